@@ -1,0 +1,3 @@
+//! What the tools can do, as a library: tests make their models with [`synth`].
+
+pub mod synth;

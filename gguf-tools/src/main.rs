@@ -1,0 +1,60 @@
+//! Tools for model files. Exit status: 0 success, 1 failure, 2 wrong usage.
+
+mod inspect;
+mod verify;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+use gguf_tools::synth::command as synth;
+
+/// Inspect, verify and synthesise GGUF model files.
+#[derive(Debug, Parser)]
+#[command(name = "gguf-tools", version)]
+struct Cli {
+    #[command(subcommand)]
+    tool: Tool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Tool {
+    /// Show architecture, experts, sizes, and what memory buys
+    Inspect(inspect::Args),
+    /// Check structure, extents, and that all numbers are finite
+    Verify(verify::Args),
+    /// Write a model of a given shape with random weights
+    Synth(Box<synth::Args>),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().tool {
+        Tool::Inspect(args) => inspect::run(args),
+        Tool::Verify(args) => verify::run(args),
+        Tool::Synth(args) => synth::run(*args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads our output has seen enough.
+        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,183 @@
+//! The language in which architectures are described: which tensors llama.cpp asks for and which keys it reads.
+//!
+//! The descriptions themselves are in [`super::arch_table`]; source: llama.cpp `src/models/*.cpp`,
+//! `load_arch_hparams` and `load_arch_tensors`.
+
+/// A length that depends on the model's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dim {
+    /// `n_embd`.
+    Embd,
+    /// `n_vocab`.
+    Vocab,
+    /// Attention heads.
+    Heads,
+    /// Width of one head.
+    HeadWidth,
+    /// All query heads.
+    Q,
+    /// All key (or value) heads.
+    Kv,
+    /// Queries, keys and values side by side.
+    Qkv,
+    /// `n_expert`.
+    Experts,
+    /// `n_ff` of one expert.
+    FfExpert,
+    /// Gate and up of one expert, fused.
+    FfGateUp,
+    /// `n_ff` of a dense layer.
+    FfDense,
+    /// `n_ff` of all shared experts.
+    FfShared,
+    /// Rank of the compressed queries (multi-head latent attention).
+    LoraQ,
+    /// Rank of the compressed keys and values.
+    LoraKv,
+    /// Compressed keys and values with the rotated part: `kv_lora_rank + rope`.
+    LatentKv,
+    /// Width of a head's rotated part.
+    Rope,
+    /// All query heads, each with its plain and rotated part.
+    MlaQ,
+    /// One query head, plain and rotated part.
+    MlaHead,
+    /// Plain part of one head; also its value width.
+    MlaPlain,
+    /// All value heads.
+    MlaV,
+    /// Experts divided into pairs (`chexps` of Grove MoE).
+    ChunkExperts,
+}
+
+/// What a tensor does, which decides its type and the spread of its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Scale of a normalisation: F32 around 1.
+    Norm,
+    /// Added vector: F32 around 0, small.
+    Bias,
+    /// Token embeddings, spread 1.
+    Embedding,
+    /// Logits.
+    Output,
+    /// Matrix whose output keeps the spread of its input.
+    Matrix,
+    /// As `Matrix`, but F32.
+    SmallMatrix,
+    /// Matrix that writes to the residual stream.
+    Residual,
+    /// Router: F32, spread so that experts differ clearly.
+    Router,
+    /// Gate and up of the experts.
+    ExpertIn,
+    /// Down of the experts.
+    ExpertDown,
+}
+
+/// Where a tensor occurs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Once.
+    Model,
+    /// In every layer.
+    Layer,
+    /// In layers with experts.
+    Moe,
+    /// In layers with experts, when gate and up are separate.
+    MoeSplit,
+    /// In layers with experts, when gate and up are fused.
+    MoeFused,
+    /// In layers with experts, when there are shared experts.
+    MoeShared,
+    /// In layers with experts, when per-expert scales are asked for.
+    MoeScaled,
+    /// As `MoeScaled`, when gate and up are separate.
+    MoeScaledSplit,
+    /// In layers without experts.
+    Dense,
+}
+
+/// One tensor (or one per layer).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    /// Name; `blk.<layer>.` is put before it in all scopes but [`Scope::Model`].
+    pub name: &'static str,
+    /// Shape, fastest first.
+    pub dims: &'static [Dim],
+    pub role: Role,
+    pub scope: Scope,
+}
+
+pub(super) const fn row(scope: Scope, name: &'static str, dims: &'static [Dim], role: Role) -> Row {
+    Row { name, dims, role, scope }
+}
+
+/// A key's value.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum KeyValue {
+    Int(u32),
+    Float(f32),
+    Bool(bool),
+    Size(Dim),
+    /// One flag per layer: sliding window, except for every n-th layer.
+    WindowExceptEvery(u32),
+    /// Four numbers (`rope.dimension_sections`): the rotated half in three parts, then 0.
+    RopeSections,
+}
+
+/// `<architecture>.<key>`.
+pub(super) type Key = (&'static str, KeyValue);
+
+/// How many shared experts an architecture takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shared {
+    /// None, ever.
+    Never,
+    /// This many unless asked otherwise; zero is possible.
+    Optional(u32),
+    /// Exactly one.
+    One,
+    /// At least one; this many unless asked otherwise.
+    AtLeastOne,
+}
+
+/// An architecture with experts, as llama.cpp knows it.
+#[derive(Debug)]
+pub(super) struct Arch {
+    /// `general.architecture`.
+    pub name: &'static str,
+    /// Groups of tensors, in the order of the file.
+    pub tensors: &'static [&'static [Row]],
+    /// Keys beyond those that every architecture gets.
+    pub keys: &'static [Key],
+    pub shared: Shared,
+    /// Leading layers without experts, or `None` where there cannot be any.
+    pub dense_lead: Option<u32>,
+    /// Whether every n-th layer only may have experts.
+    pub interleaved: bool,
+    /// Whether `ffn_gate_up_exps` is understood.
+    pub fused: bool,
+    /// Whether every head needs its own keys and values.
+    pub multi_head: bool,
+    /// Whether `feed_forward_length` means the experts'.
+    pub ff_is_expert: bool,
+    /// Router's gate unless asked otherwise: llama.cpp's `expert_gating_func`; 0 leaves the key out.
+    pub gating: u32,
+}
+
+impl Arch {
+    /// The plainest kind, from which the table's entries differ.
+    pub(super) const PLAIN: Arch = Arch {
+        name: "",
+        tensors: &[],
+        keys: &[],
+        shared: Shared::Never,
+        dense_lead: None,
+        interleaved: false,
+        fused: false,
+        multi_head: false,
+        ff_is_expert: false,
+        gating: 0,
+    };
+}

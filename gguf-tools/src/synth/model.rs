@@ -1,0 +1,179 @@
+//! From a [`Spec`] to everything about the file but the weights: keys and tensors.
+
+use hobbit::gguf::Value;
+
+use super::SynthError;
+use super::arch::{KeyValue, Role, Row, Scope};
+use super::format::Format;
+use super::spec::{Sizes, Spec};
+use super::vocab::{CHAT_TEMPLATE, Vocab};
+
+/// A tensor to be filled.
+#[derive(Clone, Debug)]
+pub(super) struct Tensor {
+    pub name: String,
+    pub format: Format,
+    pub dims: Vec<u64>,
+    pub mean: f32,
+    pub deviation: f32,
+    pub bytes: u64,
+}
+
+/// Spread of the router's scores. Two is clear enough that tokens differ in their experts, and soft enough that
+/// more than one expert counts.
+const ROUTER_SPREAD: f32 = 2.0;
+/// Spread of the logits: a few likely tokens, none certain.
+const LOGIT_SPREAD: f32 = 3.0;
+/// How strongly all layers together change the residual stream, against an embedding of spread 1.
+const RESIDUAL_GAIN: f32 = 3.0;
+
+/// All tensors, in the order of the file.
+pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> Result<Vec<Tensor>, SynthError> {
+    let rows = || spec.arch().map(|arch| arch.tensors.iter().copied().flatten());
+    let mut tensors = Vec::new();
+    for row in rows()?.filter(|row| row.scope == Scope::Model) {
+        tensors.push(tensor(spec, sizes, row, row.name.to_owned(), 0)?);
+    }
+    let mut moe_index = 0;
+    for layer in 0..spec.layers {
+        let moe = spec.is_moe_layer(layer, sizes);
+        for row in rows()?.filter(|row| occurs(row.scope, moe, spec, sizes)) {
+            tensors.push(tensor(spec, sizes, row, format!("blk.{layer}.{}", row.name), moe_index)?);
+        }
+        moe_index += usize::from(moe);
+    }
+    Ok(tensors)
+}
+
+fn occurs(scope: Scope, moe: bool, spec: &Spec, sizes: &Sizes) -> bool {
+    match scope {
+        Scope::Model => false,
+        Scope::Layer => true,
+        Scope::Dense => !moe,
+        Scope::Moe => moe,
+        Scope::MoeSplit => moe && !spec.fused,
+        Scope::MoeFused => moe && spec.fused,
+        Scope::MoeShared => moe && sizes.shared > 0,
+        Scope::MoeScaled => moe && spec.expert_scales,
+        Scope::MoeScaledSplit => moe && spec.expert_scales && !spec.fused,
+    }
+}
+
+fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize) -> Result<Tensor, SynthError> {
+    let dims: Vec<u64> = row.dims.iter().map(|dim| sizes.of(*dim)).collect();
+    let keep = 1.0 / (dims[0] as f32).sqrt();
+    let residual = RESIDUAL_GAIN * keep / (spec.layers as f32).sqrt();
+    let down_types = if spec.down_types.is_empty() { &spec.types } else { &spec.down_types };
+    let dense_type = spec.dense_type.unwrap_or(spec.types[0]);
+    let (wanted, mean, deviation) = match row.role {
+        Role::Norm => (Format::F32, 1.0, 0.05),
+        Role::Bias => (Format::F32, 0.0, 0.05),
+        Role::Router => (Format::F32, 0.0, ROUTER_SPREAD * keep),
+        Role::SmallMatrix => (Format::F32, 0.0, keep),
+        Role::Embedding => (dense_type, 0.0, 1.0),
+        Role::Output => (dense_type, 0.0, LOGIT_SPREAD * keep),
+        Role::Matrix => (dense_type, 0.0, keep),
+        Role::Residual => (dense_type, 0.0, residual),
+        Role::ExpertIn => (spec.types[moe_index % spec.types.len()], 0.0, keep),
+        Role::ExpertDown => (down_types[moe_index % down_types.len()], 0.0, residual),
+    };
+    let expert = matches!(row.role, Role::ExpertIn | Role::ExpertDown);
+    if expert && !dims[0].is_multiple_of(wanted.block_weights()) {
+        return Err(SynthError::RowLength { tensor: name, format: wanted, found: dims[0] });
+    }
+    // As llama-quantize does: a row that does not divide into the wanted blocks takes the next simpler format.
+    let format = [wanted, Format::Q8_0, Format::F16]
+        .into_iter()
+        .find(|format| dims[0].is_multiple_of(format.block_weights()))
+        .expect("F16 takes any row");
+    let bytes = dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim)).and_then(|n| format.bytes_of(n));
+    let bytes = bytes.ok_or_else(|| SynthError::TooLarge { tensor: name.clone() })?;
+    Ok(Tensor { name, format, dims, mean, deviation, bytes })
+}
+
+/// All keys, in the order of the file, without those of a split model.
+pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Result<Vec<(String, Value)>, SynthError> {
+    let arch = spec.arch()?;
+    let mut own: Vec<(&str, Value)> = vec![
+        ("vocab_size", spec.vocab.into()),
+        ("context_length", spec.ctx.into()),
+        ("embedding_length", spec.embd.into()),
+        ("block_count", spec.layers.into()),
+        ("feed_forward_length", (sizes.ff_dense as u32).into()),
+        ("attention.head_count", spec.heads.into()),
+        ("attention.head_count_kv", (sizes.kv_heads as u32).into()),
+        ("attention.key_length", (sizes.head_dim as u32).into()),
+        ("attention.value_length", (sizes.head_dim as u32).into()),
+        ("attention.layer_norm_rms_epsilon", 1e-5f32.into()),
+        ("attention.layer_norm_epsilon", 1e-5f32.into()),
+        ("rope.freq_base", 10_000f32.into()),
+        ("expert_count", spec.experts.into()),
+        ("expert_used_count", spec.topk.into()),
+        ("expert_feed_forward_length", spec.ff.into()),
+    ];
+    if sizes.shared > 0 {
+        own.push(("expert_shared_count", (sizes.shared as u32).into()));
+        own.push(("expert_shared_feed_forward_length", ((sizes.ff * sizes.shared) as u32).into()));
+    }
+    if arch.dense_lead.is_some() {
+        own.push(("leading_dense_block_count", sizes.dense_lead.into()));
+    }
+    if arch.interleaved {
+        own.push(("interleave_moe_layer_step", spec.moe_step.into()));
+    }
+    let gating = spec.gating.map_or(arch.gating, |gating| gating as u32);
+    if gating > 0 {
+        own.push(("expert_gating_func", gating.into()));
+    }
+    if let Some(groups) = spec.groups {
+        own.push(("expert_group_count", groups.count.into()));
+        own.push(("expert_group_used_count", groups.used.into()));
+    }
+    for (key, value) in arch.keys {
+        own.retain(|(known, _)| known != key);
+        own.push((key, key_value(*value, spec, sizes)));
+    }
+    let mut keys: Vec<(String, Value)> = vec![
+        ("general.architecture".to_owned(), arch.name.into()),
+        ("general.type".to_owned(), "model".into()),
+        ("general.name".to_owned(), format!("synth {} {}x{}", arch.name, spec.experts, spec.types[0]).into()),
+        ("general.quantization_version".to_owned(), 2u32.into()),
+        ("general.file_type".to_owned(), spec.types[0].file_type().into()),
+    ];
+    keys.extend(own.into_iter().map(|(key, value)| (format!("{}.{key}", arch.name), value)));
+    keys.extend(vocab_keys(spec.vocab));
+    Ok(keys)
+}
+
+fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
+    match value {
+        KeyValue::Int(number) => number.into(),
+        KeyValue::Float(number) => number.into(),
+        KeyValue::Bool(flag) => flag.into(),
+        KeyValue::Size(dim) => (sizes.of(dim) as u32).into(),
+        KeyValue::WindowExceptEvery(n) => Value::array((1..=spec.layers).map(|layer| layer % n != 0)),
+        KeyValue::RopeSections => {
+            let half = sizes.head_dim as i32 / 2;
+            let part = half / 3;
+            Value::array([half - 2 * part, part, part, 0])
+        }
+    }
+}
+
+fn vocab_keys(size: u32) -> Vec<(String, Value)> {
+    let vocab = Vocab::new(size);
+    let pairs: Vec<(&str, Value)> = vec![
+        ("model", "gpt2".into()),
+        ("pre", "gpt-2".into()),
+        ("tokens", Value::array(vocab.tokens)),
+        ("token_type", Value::array(vocab.types)),
+        ("merges", Value::array(vocab.merges)),
+        ("bos_token_id", vocab.end_of_text.into()),
+        ("eos_token_id", vocab.im_end.into()),
+        ("padding_token_id", vocab.pad.into()),
+        ("add_bos_token", false.into()),
+    ];
+    let mut keys: Vec<_> = pairs.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect();
+    keys.push(("tokenizer.chat_template".to_owned(), CHAT_TEMPLATE.into()));
+    keys
+}

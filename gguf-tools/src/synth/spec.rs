@@ -1,0 +1,289 @@
+//! What to generate: the public builder, its limits, and the sizes that follow from it.
+
+use super::SynthError;
+use super::arch::{Arch, Dim, Shared};
+use super::arch_table::ARCHS;
+use super::format::Format;
+
+/// How a router turns scores into weights; llama.cpp's `expert_gating_func`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gating {
+    /// Softmax over all experts.
+    Softmax = 1,
+    /// Sigmoid of each score.
+    Sigmoid = 2,
+    /// Softmax over the chosen experts.
+    SoftmaxAfterTopK = 3,
+}
+
+/// Groups of experts: the router first chooses `used` of `count` groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups; divides the number of experts.
+    pub count: u32,
+    /// Groups that may be chosen from, fewer than `count`.
+    pub used: u32,
+}
+
+/// A model to generate. Start from [`Spec::tiny`] or [`Spec::preset`] and change fields; [`super::write`] checks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// `general.architecture`, one of [`architectures`].
+    pub arch: String,
+    /// Layers.
+    pub layers: u32,
+    /// Width of the residual stream.
+    pub embd: u32,
+    /// Width of one expert's hidden layer.
+    pub ff: u32,
+    /// Width of a dense layer's hidden layer; `None`: that of all experts used together.
+    pub ff_dense: Option<u32>,
+    /// Experts per layer.
+    pub experts: u32,
+    /// Experts per token.
+    pub topk: u32,
+    /// Shared experts; `None`: as usual for the architecture.
+    pub shared: Option<u32>,
+    /// Leading layers without experts; `None`: as usual for the architecture.
+    pub dense_lead: Option<u32>,
+    /// Only every n-th layer has experts (Llama 4).
+    pub moe_step: u32,
+    /// Router's gate; `None`: as usual for the architecture.
+    pub gating: Option<Gating>,
+    /// Expert groups (DeepSeek-V2/V3, Ling).
+    pub groups: Option<ExpertGroups>,
+    /// One `ffn_gate_up_exps` in place of gate and up.
+    pub fused: bool,
+    /// A scale per expert (`ffn_*_exps.scale`).
+    pub expert_scales: bool,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads; `None`: half of `heads`, or all where that is odd or the architecture wants it.
+    pub kv_heads: Option<u32>,
+    /// Width of a head; `None`: `embd / heads`.
+    pub head_dim: Option<u32>,
+    /// Tokens in the vocabulary, at least [`super::vocab::TOKENS_MIN`].
+    pub vocab: u32,
+    /// Context length in tokens that the model claims.
+    pub ctx: u32,
+    /// Format of the experts' gate and up; several are taken in turn by the MoE layers.
+    pub types: Vec<Format>,
+    /// Format of the experts' down; empty: as `types`.
+    pub down_types: Vec<Format>,
+    /// Format of all other matrices; `None`: the first of `types`.
+    pub dense_type: Option<Format>,
+    /// The same seed gives the same bytes.
+    pub seed: u64,
+    /// Files to divide the model into.
+    pub shards: u32,
+}
+
+/// Names for [`Spec::arch`].
+pub fn architectures() -> impl Iterator<Item = &'static str> {
+    ARCHS.iter().map(|arch| arch.name)
+}
+
+/// Names for [`Spec::preset`].
+pub const PRESETS: [&str; 2] = ["qwen3moe-bench", "mixtral-bench"];
+
+impl Spec {
+    /// A model of a few MB: 4 layers of 8 experts of 256 x 256, two used per token, Q8_0 (gpt-oss: MXFP4).
+    pub fn tiny(arch: &str) -> Spec {
+        let gpt_oss = arch == "gpt-oss";
+        Spec {
+            arch: arch.to_owned(),
+            layers: 4,
+            embd: 256,
+            ff: 256,
+            ff_dense: None,
+            experts: 8,
+            topk: 2,
+            shared: None,
+            dense_lead: None,
+            moe_step: 1,
+            gating: None,
+            groups: None,
+            fused: false,
+            expert_scales: false,
+            heads: 4,
+            kv_heads: None,
+            head_dim: None,
+            vocab: 512,
+            ctx: 4096,
+            types: vec![if gpt_oss { Format::Mxfp4 } else { Format::Q8_0 }],
+            down_types: Vec::new(),
+            dense_type: gpt_oss.then_some(Format::Q8_0),
+            seed: 0,
+            shards: 1,
+        }
+    }
+
+    /// The shapes of the benchmarks: `qwen3moe-bench` (4.96 GiB) and `mixtral-bench` (5.75 GiB), Q8_0.
+    ///
+    /// # Errors
+    /// [`SynthError::UnknownPreset`].
+    pub fn preset(name: &str) -> Result<Spec, SynthError> {
+        let bench = |arch: &str, ff, experts, topk| Spec {
+            layers: 16,
+            embd: 2048,
+            ff,
+            experts,
+            topk,
+            heads: 16,
+            kv_heads: Some(4),
+            vocab: 4096,
+            ctx: 32_768,
+            ..Spec::tiny(arch)
+        };
+        match name {
+            "qwen3moe-bench" => Ok(bench("qwen3moe", 768, 64, 8)),
+            "mixtral-bench" => Ok(bench("llama", 7168, 8, 2)),
+            _ => Err(SynthError::UnknownPreset { found: name.to_owned() }),
+        }
+    }
+
+    pub(super) fn arch(&self) -> Result<&'static Arch, SynthError> {
+        ARCHS
+            .iter()
+            .find(|arch| arch.name == self.arch)
+            .ok_or_else(|| SynthError::UnknownArch { found: self.arch.clone() })
+    }
+
+    /// Checks everything and works out the sizes that are left open.
+    pub(super) fn sizes(&self) -> Result<Sizes, SynthError> {
+        let arch = self.arch()?;
+        let fault = |flag: &'static str, found: String, expected: String| {
+            Err(SynthError::Flag { flag, found, expected: format!("{expected} ({})", arch.name) })
+        };
+        // llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; the others keep every product inside 64 bits.
+        let limits = [
+            ("--layers", self.layers, 1, 512),
+            ("--embd", self.embd, 32, 1 << 17),
+            ("--ff", self.ff, 32, 1 << 18),
+            ("--experts", self.experts, 2, 512),
+            ("--topk", self.topk, 1, self.experts),
+            ("--heads", self.heads, 1, 1024),
+            ("--vocab", self.vocab, super::vocab::TOKENS_MIN, super::vocab::TOKENS_MAX),
+            ("--ctx", self.ctx, 1, 1 << 24),
+            ("--moe-step", self.moe_step, 1, if arch.interleaved { self.layers } else { 1 }),
+            ("--split", self.shards, 1, 9999),
+        ];
+        for (flag, found, least, most) in limits {
+            if !(least..=most).contains(&found) {
+                return fault(flag, found.to_string(), format!("{least} to {most}"));
+            }
+        }
+        for (flag, width) in [("--embd", self.embd), ("--ff", self.ff)] {
+            if !width.is_multiple_of(32) {
+                return fault(flag, width.to_string(), "a multiple of 32".to_owned());
+            }
+        }
+        let halved = !arch.multi_head && self.heads.is_multiple_of(2);
+        let kv_heads = self.kv_heads.unwrap_or(if halved { self.heads / 2 } else { self.heads });
+        if kv_heads == 0 || !self.heads.is_multiple_of(kv_heads) || arch.multi_head && kv_heads != self.heads {
+            let wanted = if arch.multi_head { "as many as --heads" } else { "a divisor of --heads" };
+            return fault("--kv-heads", kv_heads.to_string(), wanted.to_owned());
+        }
+        let head_dim = self.head_dim.unwrap_or(self.embd / self.heads);
+        if head_dim == 0 || !head_dim.is_multiple_of(32) || head_dim > 1024 {
+            return fault("--head-dim", head_dim.to_string(), "a multiple of 32 up to 1024".to_owned());
+        }
+        let dense_lead = self.dense_lead.unwrap_or(arch.dense_lead.unwrap_or(0)).min(self.layers);
+        if dense_lead > 0 && arch.dense_lead.is_none() {
+            return fault("--dense-lead", dense_lead.to_string(), "0".to_owned());
+        }
+        let (least, usual, most) = match arch.shared {
+            Shared::Never => (0, 0, 0),
+            Shared::Optional(usual) => (0, usual, 64),
+            Shared::One => (1, 1, 1),
+            Shared::AtLeastOne => (1, 1, 64),
+        };
+        let shared = self.shared.unwrap_or(usual);
+        if !(least..=most).contains(&shared) {
+            return fault("--shared", shared.to_string(), format!("{least} to {most}"));
+        }
+        if self.fused && !arch.fused {
+            let able: Vec<_> = ARCHS.iter().filter(|arch| arch.fused).map(|arch| arch.name).collect();
+            return fault("--fused", "given".to_owned(), format!("one of {}", able.join(", ")));
+        }
+        if let Some(ExpertGroups { count, used }) = self.groups
+            && (count < 2 || !self.experts.is_multiple_of(count) || count >= self.experts || used == 0 || used >= count)
+        {
+            let wanted = "N/K: N groups that divide --experts, 0 < K < N".to_owned();
+            return fault("--groups", format!("{count}/{used}"), wanted);
+        }
+        if arch.name == "deepseek2" && matches!(self.layers, 26 | 27) {
+            // llama.cpp takes such models for DeepSeek-V2-Lite, whose queries are not compressed.
+            return fault("--layers", self.layers.to_string(), "not 26 or 27".to_owned());
+        }
+        if self.types.is_empty() {
+            return fault("--type", "none".to_owned(), "at least one type".to_owned());
+        }
+        let ff_dense = match self.ff_dense {
+            _ if arch.ff_is_expert => self.ff,
+            Some(width) => width,
+            None => self.ff.saturating_mul(self.topk),
+        };
+        if ff_dense == 0 || !ff_dense.is_multiple_of(32) || ff_dense > 1 << 22 {
+            return fault("--ff-dense", ff_dense.to_string(), "a multiple of 32 up to 4194304".to_owned());
+        }
+        Ok(Sizes {
+            embd: self.embd.into(),
+            ff: self.ff.into(),
+            ff_dense: ff_dense.into(),
+            experts: self.experts.into(),
+            heads: self.heads.into(),
+            vocab: self.vocab.into(),
+            kv_heads: kv_heads.into(),
+            head_dim: head_dim.into(),
+            shared: shared.into(),
+            dense_lead,
+        })
+    }
+
+    pub(super) fn is_moe_layer(&self, layer: u32, sizes: &Sizes) -> bool {
+        layer >= sizes.dense_lead && (layer + 1).is_multiple_of(self.moe_step)
+    }
+}
+
+/// A checked model's lengths.
+#[derive(Clone, Debug)]
+pub(super) struct Sizes {
+    pub embd: u64,
+    pub ff: u64,
+    pub ff_dense: u64,
+    pub experts: u64,
+    pub heads: u64,
+    pub vocab: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    pub shared: u64,
+    pub dense_lead: u32,
+}
+
+impl Sizes {
+    pub(super) fn of(&self, dim: Dim) -> u64 {
+        let rope = self.head_dim / 2;
+        let rank = (self.embd / 2).next_multiple_of(32);
+        match dim {
+            Dim::Embd => self.embd,
+            Dim::Vocab => self.vocab,
+            Dim::Heads => self.heads,
+            Dim::HeadWidth | Dim::MlaPlain => self.head_dim,
+            Dim::Q | Dim::MlaV => self.heads * self.head_dim,
+            Dim::Kv => self.kv_heads * self.head_dim,
+            Dim::Qkv => (self.heads + 2 * self.kv_heads) * self.head_dim,
+            Dim::Experts => self.experts,
+            Dim::FfExpert => self.ff,
+            Dim::FfGateUp => 2 * self.ff,
+            Dim::FfDense => self.ff_dense,
+            Dim::FfShared => self.ff * self.shared,
+            Dim::LoraQ | Dim::LoraKv => rank,
+            Dim::LatentKv => rank + rope,
+            Dim::Rope => rope,
+            Dim::MlaHead => self.head_dim + rope,
+            Dim::MlaQ => self.heads * (self.head_dim + rope),
+            Dim::ChunkExperts => self.experts / 2,
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Structure is checked with hobbit's own reader. That the files load and run in llama.cpp is for the engine's tests.
+
+use std::fs;
+use std::path::PathBuf;
+
+use hobbit::expert::SliceKind::{self, Down, Gate, GateUp, Up};
+use hobbit::gguf::{GgmlType, Gguf};
+
+use super::format::Format;
+use super::random::Random;
+use super::vocab::{TOKENS_MIN, Vocab};
+use super::*;
+
+fn make(spec: &Spec) -> (tempfile::TempDir, Written, Gguf) {
+    let dir = tempfile::tempdir().unwrap();
+    let written = write(&dir.path().join("model.gguf"), spec).unwrap();
+    let gguf = Gguf::open(&written.files[0]).unwrap();
+    (dir, written, gguf)
+}
+
+/// Small enough that all architectures together take a second.
+fn small(arch: &str) -> Spec {
+    Spec { embd: 128, ff: 64, ff_dense: Some(96), vocab: 300, dense_type: Some(Format::Q8_0), ..Spec::tiny(arch) }
+}
+
+#[test]
+fn every_architecture_has_the_experts_that_were_asked_for() {
+    for arch in architectures() {
+        let spec = Spec { experts: 6, topk: 3, types: vec![Format::Q8_0], ..small(arch) };
+        let (_dir, written, gguf) = make(&spec);
+        assert_eq!(gguf.architecture(), arch);
+        assert_eq!(gguf.file_bytes(), written.bytes, "{arch}");
+        assert_eq!(gguf.get_u64(&format!("{arch}.expert_used_count")), Some(3), "{arch}");
+        let lead = gguf.get_u64(&format!("{arch}.leading_dense_block_count")).unwrap_or(0) as u16;
+        let map = gguf.experts().unwrap();
+        let layers: Vec<u16> = map.layers.iter().map(|layer| layer.layer).collect();
+        assert_eq!(layers, (lead..4).collect::<Vec<_>>(), "{arch}");
+        for layer in &map.layers {
+            assert_eq!(layer.n_expert, 6, "{arch}");
+            let found: Vec<_> = layer.tensors.iter().map(|t| (t.kind, t.ne0, t.ne1, t.dtype)).collect();
+            let q8_0 = GgmlType::Q8_0;
+            assert_eq!(found, [(Gate, 128, 64, q8_0), (Up, 128, 64, q8_0), (Down, 64, 128, q8_0)], "{arch}");
+        }
+    }
+}
+
+#[test]
+fn types_take_turns() {
+    let spec = Spec {
+        types: vec![Format::Q4_K, Format::Q5_K],
+        down_types: vec![Format::Q6_K, Format::Q8_0, Format::Q4_K],
+        ..Spec::tiny("qwen3moe")
+    };
+    let (_dir, _, gguf) = make(&spec);
+    let types_of = |kind: SliceKind| -> Vec<&str> {
+        let map = gguf.experts().unwrap();
+        map.layers.iter().map(|layer| layer.tensor(kind).unwrap().dtype.name()).collect()
+    };
+    assert_eq!(types_of(Gate), ["q4_K", "q5_K", "q4_K", "q5_K"]);
+    assert_eq!(types_of(Up), types_of(Gate));
+    assert_eq!(types_of(Down), ["q6_K", "q8_0", "q4_K", "q6_K"]);
+    assert_eq!(gguf.tensor("output.weight").unwrap().dtype.name(), "q4_K");
+}
+
+#[test]
+fn gate_and_up_may_be_fused_and_scaled() {
+    let (_dir, _, gguf) = make(&Spec { fused: true, expert_scales: true, ..small("deepseek2") });
+    for layer in &gguf.experts().unwrap().layers {
+        let found: Vec<_> = layer.tensors.iter().map(|t| (t.kind, t.ne1)).collect();
+        assert_eq!(found, [(GateUp, 128), (Down, 128)]);
+    }
+    assert_eq!(gguf.tensor("blk.1.ffn_down_exps.scale").unwrap().dims, [8]);
+    assert!(gguf.tensor("blk.1.ffn_gate_exps.scale").is_none());
+}
+
+#[test]
+fn every_other_layer_has_experts() {
+    let (_dir, _, gguf) = make(&Spec { moe_step: 2, ..small("llama4") });
+    let layers: Vec<_> = gguf.experts().unwrap().layers.iter().map(|layer| layer.layer).collect();
+    assert_eq!(layers, [1, 3]);
+    assert!(gguf.tensor("blk.0.ffn_down.weight").is_some());
+}
+
+#[test]
+fn a_seed_decides_every_byte() {
+    let bytes = |seed| {
+        let (_dir, written, _) = make(&Spec { seed, ..small("llama") });
+        fs::read(&written.files[0]).unwrap()
+    };
+    assert_eq!(bytes(1), bytes(1));
+    assert_ne!(bytes(1), bytes(2));
+}
+
+#[test]
+fn shards_hold_the_same_model() {
+    let whole = small("qwen3moe");
+    let (_dir, _, one) = make(&whole);
+    let (_dir, written, many) = make(&Spec { shards: 7, ..whole });
+    let names: Vec<_> = written.files.iter().map(|file| file.file_name().unwrap().to_str().unwrap()).collect();
+    assert_eq!(names[0], "model-00001-of-00007.gguf");
+    assert_eq!(names.len(), 7);
+    assert_eq!(many.tensors.len(), one.tensors.len());
+    for (a, b) in one.tensors.iter().zip(&many.tensors) {
+        assert_eq!((&a.name, a.dtype, &a.dims, a.extent.len), (&b.name, b.dtype, &b.dims, b.extent.len));
+        let read = |gguf: &Gguf, at: hobbit::expert::Extent| {
+            let file = fs::read(&gguf.files[at.file as usize].path).unwrap();
+            file[at.offset as usize..at.end() as usize].to_vec()
+        };
+        assert_eq!(read(&one, a.extent), read(&many, b.extent), "{}", a.name);
+    }
+}
+
+#[test]
+fn a_shard_for_every_tensor_and_no_more() {
+    let spec = small("llama");
+    let (_dir, _, gguf) = make(&spec);
+    let tensors = gguf.tensors.len() as u32;
+    let (_dir, written, _) = make(&Spec { shards: tensors, ..spec.clone() });
+    assert_eq!(written.files.len() as u32, tensors);
+    let fault = write(&PathBuf::from("unused.gguf"), &Spec { shards: tensors + 1, ..spec }).unwrap_err();
+    assert!(fault.to_string().starts_with("--split"), "{fault}");
+}
+
+#[test]
+fn nothing_is_left_of_a_failed_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("missing").join("model.gguf");
+    assert!(matches!(write(&path, &small("llama")), Err(SynthError::Io { .. })));
+    // A directory in the way: found only when everything is written.
+    let taken = dir.path().join("taken.gguf");
+    fs::create_dir(&taken).unwrap();
+    assert!(write(&taken, &small("llama")).is_err());
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["taken.gguf"]);
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let refused = |spec: Spec, beginning: &str| {
+        let fault = write(&PathBuf::from("unused.gguf"), &spec).unwrap_err().to_string();
+        assert!(fault.starts_with(beginning), "{fault}");
+    };
+    refused(Spec::tiny("nope"), "--arch 'nope': expected one of llama,");
+    refused(Spec { topk: 9, ..Spec::tiny("llama") }, "--topk 9: expected 1 to 8");
+    refused(Spec { ff: 100, ..Spec::tiny("llama") }, "--ff 100: expected a multiple of 32");
+    refused(Spec { kv_heads: Some(3), ..Spec::tiny("llama") }, "--kv-heads 3");
+    refused(Spec { kv_heads: Some(2), ..Spec::tiny("olmoe") }, "--kv-heads 2: expected as many as --heads");
+    refused(Spec { head_dim: Some(20), ..Spec::tiny("llama") }, "--head-dim 20");
+    refused(Spec { fused: true, ..Spec::tiny("llama") }, "--fused given: expected one of deepseek2");
+    refused(Spec { dense_lead: Some(1), ..Spec::tiny("llama") }, "--dense-lead 1");
+    refused(Spec { shared: Some(0), ..Spec::tiny("deepseek2") }, "--shared 0");
+    refused(Spec { groups: Some(ExpertGroups { count: 3, used: 1 }), ..Spec::tiny("deepseek2") }, "--groups 3/1");
+    refused(Spec { vocab: 10, ..Spec::tiny("llama") }, "--vocab 10");
+    refused(Spec { types: vec![Format::Q4_K], ff: 288, ..Spec::tiny("llama") }, "tensor 'blk.0.ffn_down_exps.weight'");
+    refused(Spec { experts: 512, embd: 1 << 17, ff: 1 << 18, layers: 512, heads: 256, ..Spec::tiny("llama") }, ".: ");
+}
+
+#[test]
+fn layouts_agree_with_the_reader() {
+    for format in Format::all() {
+        let dtype = format.ggml_type();
+        assert_eq!(dtype.name().to_ascii_lowercase(), format.name());
+        assert_eq!(dtype.block_size(), format.block_weights(), "{format}");
+        assert_eq!(dtype.type_size(), format.block_bytes() as u64, "{format}");
+        assert_eq!(format.name().parse::<Format>().unwrap(), format);
+    }
+    assert!("q9_9".parse::<Format>().is_err());
+}
+
+#[test]
+fn weights_have_the_wanted_spread() {
+    // Decoders of the simple formats; the K-quants' constants were checked against ggml's own.
+    fn scale(block: &[u8]) -> f32 {
+        half::f16::from_le_bytes([block[0], block[1]]).to_f32()
+    }
+    fn f32s(block: &[u8]) -> Vec<f32> {
+        vec![f32::from_le_bytes(block.try_into().unwrap())]
+    }
+    fn q8_0(block: &[u8]) -> Vec<f32> {
+        block[2..].iter().map(|quant| scale(block) * f32::from(*quant as i8)).collect()
+    }
+    fn q4_0(block: &[u8]) -> Vec<f32> {
+        let quants = block[2..].iter().flat_map(|byte| [byte & 15, byte >> 4]);
+        quants.map(|quant| scale(block) * (f32::from(quant) - 8.0)).collect()
+    }
+    type Decode = fn(&[u8]) -> Vec<f32>;
+    let decoders: [(Format, Decode); 3] = [(Format::F32, f32s), (Format::Q8_0, q8_0), (Format::Q4_0, q4_0)];
+    for (format, decode) in decoders {
+        let mut bytes = vec![0; format.block_bytes() * 4096];
+        format.fill(&mut bytes, &mut Random::new(7, "spread"), 0.0, 0.25);
+        let weights: Vec<f32> = bytes.chunks(format.block_bytes()).flat_map(decode).collect();
+        let mean = weights.iter().sum::<f32>() / weights.len() as f32;
+        let square = weights.iter().map(|w| w * w).sum::<f32>() / weights.len() as f32;
+        assert!(mean.abs() < 0.01 && (square.sqrt() - 0.25).abs() < 0.01, "{format}: {mean} {}", square.sqrt());
+    }
+}
+
+#[test]
+fn the_vocabulary_merges_only_what_it_has() {
+    for size in [TOKENS_MIN, 400, 4096, 40_000] {
+        let vocab = Vocab::new(size);
+        assert_eq!((vocab.tokens.len(), vocab.types.len()), (size as usize, size as usize));
+        let known: std::collections::HashSet<_> = vocab.tokens.iter().collect();
+        assert_eq!(known.len(), size as usize, "no token twice");
+        assert_eq!(vocab.merges.len(), size as usize - TOKENS_MIN as usize);
+        for merge in &vocab.merges {
+            let (left, right) = merge.split_once(' ').unwrap();
+            for token in [left, right, &format!("{left}{right}")] {
+                assert!(known.contains(&token.to_owned()), "{merge}");
+            }
+        }
+        assert_eq!(vocab.tokens[vocab.im_end as usize], "<|im_end|>");
+    }
+    assert_eq!(Vocab::new(super::vocab::TOKENS_MAX).tokens.len(), super::vocab::TOKENS_MAX as usize);
+}
+
+#[test]
+fn presets_are_valid() {
+    for name in PRESETS {
+        let spec = Spec::preset(name).unwrap();
+        assert!(spec.sizes().is_ok(), "{name}");
+    }
+    assert!(Spec::preset("nope").is_err());
+}

@@ -1,0 +1,248 @@
+//! llama.cpp's command line in clap's spelling.
+//!
+//! llama.cpp has flags such as `-ngl` and `-no-cnv`, takes the word after a flag as its value whatever it looks like,
+//! and reads `--top_k` as `--top-k`. Here each flag becomes `--long=value`, so that clap cannot mistake a value for a
+//! flag. Values are never rewritten.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::iter::Peekable;
+
+use clap::error::ErrorKind;
+
+use super::args::{Switch, Tri, is_tri_word};
+use super::foreign::{self, Verdict};
+
+/// Spellings beyond a flag's long name, its letter and `--no-` before a switch.
+const SPELLINGS: &[(&str, &str)] = &[
+    ("-ngl", "n-gpu-layers"),
+    ("--gpu-layers", "n-gpu-layers"),
+    ("-dev", "device"),
+    ("-bf", "binary-file"),
+    ("--n-predict", "predict"),
+    ("-cnv", "conversation"),
+    ("-sys", "system-prompt"),
+    ("-sysf", "system-prompt-file"),
+    ("-st", "single-turn"),
+    ("-if", "interactive-first"),
+    ("-mli", "multiline-input"),
+    ("-ub", "ubatch-size"),
+    ("-tb", "threads-batch"),
+    ("-fa", "flash-attn"),
+    ("-ctk", "cache-type-k"),
+    ("-ctv", "cache-type-v"),
+    ("-kvo", "kv-offload"),
+    ("--sampler-seq", "sampling-seq"),
+    ("--temperature", "temp"),
+    ("--top-n-sigma", "top-nsigma"),
+    ("--typical-p", "typical"),
+    ("-jf", "json-schema-file"),
+    ("-co", "color"),
+    ("-sp", "special"),
+    ("--log-verbose", "verbose"),
+    ("-lv", "verbosity"),
+    ("--log-verbosity", "verbosity"),
+    ("--show-timings", "perf"),
+    ("--log-disable", "quiet"),
+    ("--usage", "help"),
+];
+
+/// Spellings that switch off.
+const NEGATIONS: &[(&str, &str)] =
+    &[("-no-cnv", "conversation"), ("-nkvo", "kv-offload"), ("--no-show-timings", "perf")];
+
+/// The spellings of `--long` that clap's help would not show.
+pub fn other_spellings(long: &str) -> String {
+    let names = SPELLINGS.iter().chain(NEGATIONS).filter(|(_, target)| *target == long);
+    names.map(|(spelling, _)| *spelling).collect::<Vec<_>>().join(", ")
+}
+
+/// What follows a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    /// The next word, always.
+    Value,
+    /// The next word if it is on, off or auto.
+    TriWord,
+    /// Nothing; the flag switches this way.
+    Switch(bool),
+    /// Nothing.
+    Nothing,
+}
+
+/// Every spelling that is understood.
+#[derive(Debug)]
+pub struct Grammar {
+    flags: HashMap<String, (String, Takes)>,
+}
+
+impl Grammar {
+    /// The flags of `command`, with llama.cpp's spellings.
+    pub fn of(command: &clap::Command) -> Self {
+        let mut flags = HashMap::new();
+        for arg in command.get_arguments() {
+            let Some(long) = arg.get_long() else { continue };
+            let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
+            let takes = if is_named(Switch::NAME) {
+                Takes::Switch(true)
+            } else if is_named(Tri::NAME) {
+                Takes::TriWord
+            } else if arg.get_action().takes_values() {
+                Takes::Value
+            } else {
+                Takes::Nothing
+            };
+            let mut add = |spelling: String, takes| flags.insert(spelling, (long.to_owned(), takes));
+            add(format!("--{long}"), takes);
+            if let Some(letter) = arg.get_short() {
+                add(format!("-{letter}"), takes);
+            }
+            if let Takes::Switch(_) = takes {
+                add(format!("--no-{long}"), Takes::Switch(false));
+            }
+            for (spelling, _) in SPELLINGS.iter().filter(|(_, target)| *target == long) {
+                add(spelling.to_string(), takes);
+            }
+            for (spelling, _) in NEGATIONS.iter().filter(|(_, target)| *target == long) {
+                add(spelling.to_string(), Takes::Switch(false));
+            }
+        }
+        Self { flags }
+    }
+}
+
+/// A command line that clap reads as llama.cpp would have read the original.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    /// Words without the program's name.
+    pub words: Vec<OsString>,
+    /// What the user should know about flags that were dropped.
+    pub notes: Vec<Note>,
+}
+
+/// A llama.cpp flag that was accepted and changes nothing.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{flag} has no effect: {why}")]
+pub struct Note {
+    /// As typed.
+    pub flag: String,
+    /// Why nothing happens.
+    pub why: &'static str,
+}
+
+/// Wrong usage that clap would not see, or would explain badly.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UsageError {
+    #[error("a value is required after '{flag}' but none was given")]
+    ValueMissing { flag: String },
+    #[error("'{flag}' takes no value")]
+    ValueUnexpected { flag: String },
+    #[error("'{flag}' is a llama.cpp flag that hobbit-cli does not have: {why}")]
+    Foreign { flag: String, why: &'static str },
+    #[error("unknown flag '{flag}'{hint}")]
+    Unknown { flag: String, hint: String },
+}
+
+impl UsageError {
+    /// clap's name for it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::ValueMissing { .. } => ErrorKind::InvalidValue,
+            Self::ValueUnexpected { .. } => ErrorKind::TooManyValues,
+            Self::Foreign { .. } | Self::Unknown { .. } => ErrorKind::UnknownArgument,
+        }
+    }
+}
+
+/// Rewrites the words after the program's name.
+///
+/// # Errors
+/// For flags that nobody knows, flags of llama.cpp's that are not here, and missing values.
+pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) -> Result<Line, UsageError> {
+    let mut line = Line::default();
+    let mut rest = args.into_iter().peekable();
+    while let Some(word) = rest.next() {
+        // A word that is not text can only be a stray value: clap says so.
+        let Some(typed) = word.to_str().filter(|text| text.len() > 1 && text.starts_with('-')) else {
+            line.words.push(word);
+            continue;
+        };
+        let (name, inline) = split(typed);
+        if let Some((long, takes)) = grammar.flags.get(&name) {
+            line.words.push(join(&name, long, *takes, inline, &mut rest)?);
+        } else if let Some(flag) = foreign::find(&name) {
+            let values = if inline.is_some() { 0 } else { flag.values };
+            for _ in 0..values {
+                rest.next().ok_or_else(|| UsageError::ValueMissing { flag: name.clone() })?;
+            }
+            match flag.verdict {
+                Verdict::Refused(why) => return Err(UsageError::Foreign { flag: name, why }),
+                Verdict::NoEffect(why) => line.notes.push(Note { flag: name, why }),
+                Verdict::Implied => {}
+            }
+        } else if name.starts_with("--") {
+            // clap knows what it resembles.
+            line.words.push(word);
+        } else {
+            return Err(UsageError::Unknown { hint: hint(&name, grammar), flag: name });
+        }
+    }
+    Ok(line)
+}
+
+/// `--top_k=5` into `--top-k` and `5`. Flags with one dash have no such form.
+fn split(typed: &str) -> (String, Option<&str>) {
+    if !typed.starts_with("--") {
+        return (typed.to_owned(), None);
+    }
+    let (name, inline) = match typed.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (typed, None),
+    };
+    (name.replace('_', "-"), inline)
+}
+
+/// The flag as one word for clap, with a value taken from `rest` where it belongs to the flag.
+fn join(
+    name: &str,
+    long: &str,
+    takes: Takes,
+    inline: Option<&str>,
+    rest: &mut Peekable<impl Iterator<Item = OsString>>,
+) -> Result<OsString, UsageError> {
+    let value: OsString = match (takes, inline) {
+        (Takes::Switch(false) | Takes::Nothing, Some(_)) => {
+            return Err(UsageError::ValueUnexpected { flag: name.to_owned() });
+        }
+        (Takes::Nothing, None) => return Ok(format!("--{long}").into()),
+        (_, Some(inline)) => inline.into(),
+        (Takes::Value, None) => rest.next().ok_or_else(|| UsageError::ValueMissing { flag: name.to_owned() })?,
+        (Takes::TriWord, None) => {
+            rest.next_if(|next| next.to_str().is_some_and(is_tri_word)).unwrap_or_else(|| "on".into())
+        }
+        (Takes::Switch(on), None) => if on { "on" } else { "off" }.into(),
+    };
+    let mut word = OsString::from(format!("--{long}="));
+    word.push(OsStr::new(&value));
+    Ok(word)
+}
+
+/// What an unknown flag with one dash was probably meant to be.
+fn hint(name: &str, grammar: &Grammar) -> String {
+    let known = |flag: &str| grammar.flags.contains_key(flag);
+    if let Some((flag, value)) = name.split_once('=').filter(|(flag, _)| known(flag)) {
+        return format!("; write '{flag} {value}'");
+    }
+    if known(&format!("-{name}")) {
+        return format!("; did you mean '-{name}'?");
+    }
+    let letter: String = name.chars().take(2).collect();
+    let value = &name[letter.len()..];
+    if known(&letter) && value.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
+        return format!("; write '{letter} {value}'");
+    }
+    String::new()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! Conversation: messages in the words of the model's chat template.
+
+use anyhow::{Context, Result};
+
+use super::console::{Answer, Keyboard, Voice};
+use super::lines::{COMMANDS, Input};
+use super::log::Level;
+use super::stream::{Desk, End};
+use crate::{ChatMessage, ChatOptions, Error, Token};
+
+const PROMPT: &str = "> ";
+
+struct Conversation {
+    messages: Vec<ChatMessage>,
+    /// What the context holds, unless it was shifted.
+    in_context: Vec<Token>,
+    options: ChatOptions,
+}
+
+/// Talks until the user ends it, or for one turn with `-st`.
+///
+/// # Errors
+/// A template that fails, failed evaluation, failed output.
+pub fn run(desk: &mut Desk) -> Result<End> {
+    let args = desk.args;
+    let mut talk = Conversation {
+        messages: Vec::new(),
+        in_context: Vec::new(),
+        options: ChatOptions { template: args.template.clone(), jinja: args.jinja, add_generation_prompt: true },
+    };
+    talk.clear(desk);
+    if args.template.is_none() && desk.model.info().chat_template.is_none() {
+        desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
+    }
+    let mut keyboard = Keyboard::new(args.simple_io, args.multiline_input);
+    let mut given = args.prompt.clone();
+    if given.is_none() || !args.single_turn {
+        desk.log.line(Level::Info, format!("hobbit: conversation\n{COMMANDS}"));
+    }
+    // Files of /read wait here for the message they belong to.
+    let mut attached = String::new();
+    loop {
+        let message = match given.take() {
+            Some(message) => {
+                if args.display_prompt {
+                    desk.screen.print(Voice::User, &format!("{PROMPT}{message}\n"))?;
+                }
+                Input::Message(message)
+            }
+            None => match keyboard.ask(PROMPT, &mut desk.screen)? {
+                Answer::Text(text) => Input::of(text),
+                Answer::End => return Ok(End::Stopped),
+                Answer::Interrupted => return Err(super::run::Interrupted.into()),
+            },
+        };
+        let has_answer = talk.messages.last().is_some_and(|last| last.role == "assistant");
+        match message {
+            Input::Exit => return Ok(End::Stopped),
+            Input::Help => desk.log.line(Level::Error, COMMANDS),
+            Input::Clear => {
+                talk.clear(desk);
+                attached.clear();
+                desk.log.line(Level::Info, "hobbit: the conversation is forgotten");
+            }
+            Input::Read(path) => match read(&path) {
+                Ok(text) => attached.push_str(&text),
+                Err(error) => desk.log.line(Level::Error, format!("error: {error:#}")),
+            },
+            Input::Regenerate if !has_answer => desk.log.line(Level::Error, "error: there is no answer to replace"),
+            Input::Message(text) if text.is_empty() && attached.is_empty() => {}
+            message => {
+                match message {
+                    Input::Message(text) => {
+                        let text = std::mem::take(&mut attached) + &text;
+                        talk.messages.push(ChatMessage::new("user", text));
+                    }
+                    _ => drop(talk.messages.pop()),
+                }
+                let end = talk.answer(desk)?;
+                if args.single_turn {
+                    return Ok(end);
+                }
+            }
+        }
+    }
+}
+
+impl Conversation {
+    fn clear(&mut self, desk: &mut Desk) {
+        desk.session.reset();
+        self.in_context.clear();
+        self.messages.clear();
+        if let Some(system) = &desk.args.system_prompt {
+            self.messages.push(ChatMessage::new("system", system.as_str()));
+        }
+    }
+
+    /// Prints the model's next message and keeps it.
+    fn answer(&mut self, desk: &mut Desk) -> Result<End> {
+        let wanted = self.tokens(desk)?;
+        desk.explain(&wanted);
+        let common = self.keep_common(&wanted, desk)?;
+        desk.sampler.reset();
+        let spoken = match desk.speak(&wanted[common..], desk.args.predict) {
+            Ok(spoken) => spoken,
+            Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {
+                desk.log.line(Level::Error, format!("error: {error:#}; /clear forgets the conversation"));
+                self.withdraw(desk);
+                return Ok(End::ContextFull);
+            }
+            Err(error) => return Err(error),
+        };
+        desk.screen.end_line()?;
+        if spoken.tokens.is_empty() && spoken.end == End::Interrupted {
+            self.withdraw(desk);
+            return Ok(spoken.end);
+        }
+        self.in_context = wanted;
+        self.in_context.extend(&spoken.tokens);
+        if !desk.args.single_turn {
+            desk.screen.print(Voice::Model, "\n")?;
+        }
+        self.messages.push(ChatMessage::new("assistant", spoken.text));
+        Ok(spoken.end)
+    }
+
+    /// Takes back a message that got no answer. How far it was read is unknown: the next one starts from nothing.
+    fn withdraw(&mut self, desk: &mut Desk) {
+        self.messages.pop();
+        self.in_context.clear();
+        desk.session.reset();
+    }
+
+    /// The whole conversation in tokens, up to the opening of the model's turn.
+    fn tokens(&self, desk: &Desk) -> Result<Vec<Token>> {
+        let text = desk.model.render_chat(&self.messages, &self.options)?;
+        let mut tokens = desk.model.tokenize(&text, true, true)?;
+        // Some templates write the BOS token that tokenizing adds as well.
+        if desk.model.adds_bos() && tokens.len() > 1 && tokens[0] == tokens[1] {
+            tokens.remove(0);
+        }
+        Ok(tokens)
+    }
+
+    /// Makes the context a prefix of `wanted`, as long as possible but shorter than it; its length in tokens. A
+    /// template may rewrite what was said before, and text does not always tokenize as it was generated.
+    fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> Result<usize> {
+        let shifted = desk.session.n_past() != self.in_context.len();
+        let same = self.in_context.iter().zip(wanted).take_while(|(have, want)| have == want).count();
+        let common = same.min(wanted.len().saturating_sub(1));
+        if common == self.in_context.len() {
+            return Ok(common);
+        }
+        if !shifted && desk.session.truncate(common).is_ok() {
+            return Ok(common);
+        }
+        desk.session.reset();
+        Ok(0)
+    }
+}
+
+fn read(path: &str) -> Result<String> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{path}: cannot read this file"))?;
+    Ok(text + "\n")
+}

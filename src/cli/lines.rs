@@ -1,0 +1,124 @@
+//! Lines of the user's input: which belong together, and which are commands.
+
+/// Joins lines to one input. Normally a line that ends in a backslash goes on; in multi-line mode it is the last.
+#[derive(Debug)]
+pub struct Joiner {
+    multiline: bool,
+    text: String,
+}
+
+impl Joiner {
+    /// An empty input.
+    pub fn new(multiline: bool) -> Self {
+        Self { multiline, text: String::new() }
+    }
+
+    /// Takes a line without its end; the whole input when it is complete.
+    pub fn push(&mut self, line: &str) -> Option<String> {
+        let (line, marked) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
+        self.text.push_str(line);
+        if marked == self.multiline {
+            return Some(std::mem::take(&mut self.text));
+        }
+        self.text.push('\n');
+        None
+    }
+
+    /// What there is when input ends; `None` if nothing.
+    pub fn finish(self) -> Option<String> {
+        let text = self.text.strip_suffix('\n').unwrap_or(&self.text);
+        (!self.text.is_empty()).then(|| text.to_owned())
+    }
+}
+
+/// What an input asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A message to the model.
+    Message(String),
+    /// `/exit`
+    Exit,
+    /// `/clear`
+    Clear,
+    /// `/regen`
+    Regenerate,
+    /// `/read FILE`
+    Read(String),
+    /// `/help`
+    Help,
+}
+
+/// Explains the commands.
+pub const COMMANDS: &str = "\
+  Ctrl-C       stop the answer; end when there is none
+  /exit        end
+  /clear       forget the conversation
+  /regen       answer again
+  /read FILE   add a text file to the next message
+  /help        this list";
+
+impl Input {
+    /// Text that is no command is a message, also with a slash in front.
+    pub fn of(text: String) -> Self {
+        let trimmed = text.trim();
+        match trimmed.split_once(char::is_whitespace) {
+            None => match trimmed {
+                "/exit" | "/quit" => Self::Exit,
+                "/clear" => Self::Clear,
+                "/regen" => Self::Regenerate,
+                "/help" => Self::Help,
+                _ => Self::Message(text),
+            },
+            Some(("/read", file)) => Self::Read(file.trim().to_owned()),
+            Some(_) => Self::Message(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn join(multiline: bool, lines: &[&str]) -> Vec<Option<String>> {
+        let mut joiner = Joiner::new(multiline);
+        lines.iter().map(|line| joiner.push(line)).collect()
+    }
+
+    #[test]
+    fn a_backslash_goes_on() {
+        assert_eq!(join(false, &["one"]), [Some("one".into())]);
+        assert_eq!(join(false, &["one\\", "two"]), [None, Some("one\ntwo".into())]);
+        assert_eq!(join(false, &["one\\", ""]), [None, Some("one\n".into())]);
+    }
+
+    #[test]
+    fn a_backslash_ends_multiline_input() {
+        assert_eq!(join(true, &["one", "two\\", "three\\"]), [None, Some("one\ntwo".into()), Some("three".into())]);
+    }
+
+    #[test]
+    fn the_end_of_input_ends_the_text() {
+        let mut joiner = Joiner::new(true);
+        joiner.push("one");
+        assert_eq!(joiner.finish(), Some("one".into()));
+        assert_eq!(Joiner::new(false).finish(), None);
+    }
+
+    #[test]
+    fn commands() {
+        for (text, input) in [
+            ("/exit", Input::Exit),
+            (" /quit \n", Input::Exit),
+            ("/clear", Input::Clear),
+            ("/regen", Input::Regenerate),
+            ("/help", Input::Help),
+            ("/read a b.txt", Input::Read("a b.txt".into())),
+            ("/read", Input::Message("/read".into())),
+            ("/etc/passwd", Input::Message("/etc/passwd".into())),
+            ("/exit now", Input::Message("/exit now".into())),
+            ("", Input::Message("".into())),
+        ] {
+            assert_eq!(Input::of(text.into()), input, "{text}");
+        }
+    }
+}

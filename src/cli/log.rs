@@ -1,0 +1,69 @@
+//! Lines for people: stderr, and the log file if there is one.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+
+use crate::LogLevel;
+
+/// How much a line matters; the number of `--verbosity` from which it shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    Error = 1,
+    Warning = 2,
+    Info = 3,
+    More = 4,
+    Debug = 5,
+}
+
+/// A cheap handle on the log.
+#[derive(Clone)]
+pub struct Log {
+    verbosity: u8,
+    file: Option<Arc<Mutex<File>>>,
+}
+
+impl Log {
+    /// # Errors
+    /// The log file cannot be created.
+    pub fn new(verbosity: u8, file: Option<&Path>) -> Result<Self> {
+        let open =
+            |path: &Path| File::create(path).with_context(|| format!("{}: cannot write this log", path.display()));
+        let file = file.map(open).transpose()?.map(|file| Arc::new(Mutex::new(file)));
+        Ok(Self { verbosity, file })
+    }
+
+    /// Whether lines of this level show.
+    pub fn shows(&self, level: Level) -> bool {
+        self.verbosity >= level as u8
+    }
+
+    /// Prints a line.
+    pub fn line(&self, level: Level, text: impl std::fmt::Display) {
+        self.text(level, &format!("{text}\n"));
+    }
+
+    /// Prints text that brings its own line ends.
+    pub fn text(&self, level: Level, text: &str) {
+        if !self.shows(level) {
+            return;
+        }
+        // A log that cannot be written must not end the run.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        if let Some(file) = &self.file {
+            let _ = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(text.as_bytes());
+        }
+    }
+
+    /// Takes llama.cpp's own lines. They are many, so they rank below ours.
+    pub fn take_llama_cpps(&self) {
+        let log = self.clone();
+        crate::set_log(move |level, text| {
+            let level = if level == LogLevel::Debug { Level::Debug } else { Level::More };
+            log.text(level, text);
+        });
+    }
+}

@@ -1,0 +1,38 @@
+//! The command line of `hobbit-cli`, from words to exit status.
+//!
+//! [`argv`] turns llama.cpp's spelling into clap's ([`foreign`] knows the flags that are not here), [`args`] holds what
+//! was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes processed. `run` opens the model
+//! and hands over to `complete` or `converse`; both let `stream` print a generation, through [`utf8`] and [`stop`].
+//! [`report`] puts the measurements into words. Without the feature `engine` only the pure part exists, for its tests.
+
+// The pure part has no user without the engine.
+#![cfg_attr(not(feature = "engine"), allow(dead_code))]
+
+mod args;
+mod argv;
+mod demo;
+mod escape;
+mod foreign;
+mod lines;
+mod report;
+mod resolve;
+mod stop;
+mod utf8;
+
+#[cfg(feature = "engine")]
+mod complete;
+#[cfg(feature = "engine")]
+mod console;
+#[cfg(feature = "engine")]
+mod converse;
+#[cfg(feature = "engine")]
+mod ctrl_c;
+#[cfg(feature = "engine")]
+mod log;
+#[cfg(feature = "engine")]
+mod run;
+#[cfg(feature = "engine")]
+mod stream;
+
+#[cfg(feature = "engine")]
+pub use run::main;

@@ -1,0 +1,203 @@
+//! Measurements in words: llama.cpp's timing lines, then hobbit's; the same as JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use crate::stats::{PhaseStats, Stats, Timings};
+
+/// llama.cpp's lines, as `llama_perf_sampler_print` and `llama_perf_context_print` print them.
+pub fn timing_lines(t: &Timings) -> String {
+    // llama.cpp counts at least one of each, so that nothing is divided by zero.
+    let (prompt, runs) = (t.prompt_tokens.max(1), t.eval_runs.max(1));
+    let per_token = |ms: f64, n: u64| {
+        let n = n as f64;
+        format!("({:8.2} ms per token, {:8.2} tokens per second)", ms / n, 1e3 / ms * n)
+    };
+    let name = "llama_perf_context_print";
+    format!(
+        "llama_perf_sampler_print:    samplers time = {:10.2} ms / {:5} runs\n\
+         {name}:        load time = {:10.2} ms\n\
+         {name}: prompt eval time = {:10.2} ms / {prompt:5} tokens {}\n\
+         {name}:        eval time = {:10.2} ms / {runs:5} runs   {}\n\
+         {name}:       total time = {:10.2} ms / {:5} tokens\n\
+         {name}:    graphs reused = {:10}\n",
+        t.sample_ms,
+        t.sample_count,
+        t.load_ms,
+        t.prompt_ms,
+        per_token(t.prompt_ms, prompt),
+        t.eval_ms,
+        per_token(t.eval_ms, runs),
+        t.total_ms,
+        prompt + runs,
+        t.graphs_reused,
+    )
+}
+
+/// hobbit's lines: where the experts were found and what reading them cost.
+pub fn cache_lines(stats: &Stats) -> String {
+    let mut lines = String::new();
+    for (name, phase) in [("prompt", &stats.prompt), ("decode", &stats.decode)] {
+        let Some(hit_rate) = phase.hit_rate() else { continue };
+        let _ = writeln!(
+            lines,
+            "hobbit: {name}: {} hits, {} misses (hit rate {:.1} %), {} read{}, waited {:.2} s of {:.2} s",
+            phase.hits,
+            phase.misses,
+            100.0 * hit_rate,
+            bytes(phase.bytes_read),
+            phase.read_bandwidth().map_or_else(String::new, |rate| format!(" at {}/s", bytes(rate as u64))),
+            phase.io_wait_seconds,
+            phase.seconds,
+        );
+    }
+    if let (Some(reached), Some(roofline)) = (stats.decode.tokens_per_second(), roofline(stats)) {
+        let _ = writeln!(
+            lines,
+            "hobbit: decode: {reached:.2} tokens/s, {:.0} % of the I/O roofline of {roofline:.2} tokens/s",
+            100.0 * reached / roofline,
+        );
+    }
+    if stats.peak_rss_bytes > 0 {
+        let _ = writeln!(lines, "hobbit: peak resident memory: {}", bytes(stats.peak_rss_bytes));
+    }
+    lines
+}
+
+/// What there is to know about a run besides its measurements.
+pub struct Circumstances {
+    /// The model, as its `ModelInfo` serialises.
+    pub model: Value,
+    /// The memory plan.
+    pub plan: Value,
+    /// How experts are read, and why.
+    pub io: String,
+    /// How the last generation ended.
+    pub stop: &'static str,
+    /// The sampler's seed.
+    pub seed: u32,
+}
+
+/// Everything for `--stats-json`. Rates are absent (`null`) where nothing was counted.
+pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
+    json!({
+        "hobbit": env!("CARGO_PKG_VERSION"),
+        "model": about.model,
+        "plan": about.plan,
+        "io": about.io,
+        "stop": about.stop,
+        "seed": about.seed,
+        "timings": timings,
+        "prompt": phase(&stats.prompt),
+        "decode": phase(&stats.decode),
+        "total": phase(&stats.total()),
+        "roofline_tokens_per_second": roofline(stats),
+        "peak_rss_bytes": stats.peak_rss_bytes,
+        "layers": stats.layers,
+    })
+}
+
+fn phase(phase: &PhaseStats) -> Value {
+    let mut object = json!(phase);
+    object["hit_rate"] = json!(phase.hit_rate());
+    object["read_bytes_per_second"] = json!(phase.read_bandwidth());
+    object["tokens_per_second"] = json!(phase.tokens_per_second());
+    object
+}
+
+/// Tokens per second if decoding did nothing but read, at the bandwidth that decoding itself reached.
+fn roofline(stats: &Stats) -> Option<f64> {
+    stats.decode.roofline_tokens_per_second(stats.decode.read_bandwidth()?)
+}
+
+/// Bytes for people: `1.10 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if n < 1024 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.2} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMINGS: Timings = Timings {
+        load_ms: 123.456,
+        prompt_ms: 50.0,
+        prompt_tokens: 10,
+        eval_ms: 200.0,
+        eval_runs: 20,
+        sample_ms: 1.5,
+        sample_count: 21,
+        total_ms: 400.0,
+        graphs_reused: 19,
+    };
+
+    fn stats() -> Stats {
+        let decode = PhaseStats {
+            tokens: 20,
+            seconds: 0.2,
+            hits: 75,
+            misses: 25,
+            slices_loaded: 75,
+            bytes_read: 1 << 30,
+            io_busy_seconds: 0.1,
+            io_wait_seconds: 0.05,
+        };
+        Stats { decode, peak_rss_bytes: 3 << 29, ..Stats::default() }
+    }
+
+    #[test]
+    fn timing_lines_are_llama_cpps() {
+        let expected = "\
+llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
+llama_perf_context_print:        load time =     123.46 ms
+llama_perf_context_print: prompt eval time =      50.00 ms /    10 tokens (    5.00 ms per token,   200.00 tokens per second)
+llama_perf_context_print:        eval time =     200.00 ms /    20 runs   (   10.00 ms per token,   100.00 tokens per second)
+llama_perf_context_print:       total time =     400.00 ms /    30 tokens
+llama_perf_context_print:    graphs reused =         19
+";
+        assert_eq!(timing_lines(&TIMINGS), expected);
+    }
+
+    #[test]
+    fn cache_lines_skip_what_was_not_counted() {
+        let expected = "\
+hobbit: decode: 75 hits, 25 misses (hit rate 75.0 %), 1.00 GiB read at 10.00 GiB/s, waited 0.05 s of 0.20 s
+hobbit: decode: 100.00 tokens/s, 50 % of the I/O roofline of 200.00 tokens/s
+hobbit: peak resident memory: 1.50 GiB
+";
+        assert_eq!(cache_lines(&stats()), expected);
+        assert_eq!(cache_lines(&Stats::default()), "");
+    }
+
+    #[test]
+    fn json_has_counts_and_rates() {
+        let about = Circumstances { model: json!({}), plan: json!({}), io: "direct".into(), stop: "length", seed: 7 };
+        let value = json(&about, &TIMINGS, &stats());
+        assert_eq!(value["decode"]["hit_rate"], 0.75);
+        assert_eq!(value["decode"]["misses"], 25);
+        assert_eq!(value["prompt"]["hit_rate"], Value::Null);
+        assert_eq!(value["timings"]["eval_runs"], 20);
+        assert_eq!(value["roofline_tokens_per_second"], 200.0);
+        assert_eq!(value["total"]["bytes_read"], 1u64 << 30);
+    }
+
+    #[test]
+    fn byte_units() {
+        for (n, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (3 << 29, "1.50 GiB"), (u64::MAX, "16777216.00 TiB")]
+        {
+            assert_eq!(bytes(n), text);
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! From what was typed to what is done: files read, escapes processed, schemas converted, the model found.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::args::{ChatArgs, ContextArgs, LowArgs, PromptArgs, RopeArgs, SamplingArgs, Switch, Tri};
+use super::demo;
+use super::escape::unescape;
+use crate::options::{
+    DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
+    sampler_order,
+};
+
+/// The world that settings depend on.
+pub trait Surroundings {
+    /// The bytes of a file.
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// The bundled model, or why there is none.
+    fn demo_model(&self) -> Result<PathBuf, String>;
+    /// A GBNF grammar for a JSON schema.
+    fn grammar_of_schema(&self, schema: &str) -> Result<String>;
+    /// Whether the output is a terminal that shows colours.
+    fn shows_colour(&self) -> bool;
+}
+
+/// Settings of a run, complete and checked.
+#[derive(Debug)]
+pub struct HiArgs {
+    /// The model's file.
+    pub model: PathBuf,
+    /// Whether it is the bundled one.
+    pub is_demo: bool,
+    pub model_options: ModelOptions,
+    pub session_options: SessionOptions,
+    pub sampling: SamplingOptions,
+    /// Text to continue, or the first message.
+    pub prompt: Option<String>,
+    pub system_prompt: Option<String>,
+    /// Tokens to generate at once; `None` until the model or the context ends.
+    pub predict: Option<usize>,
+    /// Texts at which generation stops.
+    pub stops: Vec<String>,
+    /// `None`: if the model has a chat template.
+    pub conversation: Option<bool>,
+    pub single_turn: bool,
+    /// Continue a text with the user.
+    pub interactive: bool,
+    /// Ask the user first.
+    pub interactive_first: bool,
+    pub affixes: Affixes,
+    pub template: Option<String>,
+    pub jinja: bool,
+    pub multiline_input: bool,
+    /// Process escapes in input, too.
+    pub escape: bool,
+    pub display_prompt: bool,
+    pub verbose_prompt: bool,
+    pub special: bool,
+    pub colour: bool,
+    pub simple_io: bool,
+    pub output: Reporting,
+}
+
+/// What surrounds the user's input when no template does.
+#[derive(Debug, Default)]
+pub struct Affixes {
+    pub prefix: String,
+    pub suffix: String,
+    pub bos: bool,
+    /// Whether any was given: the chat template is off then.
+    pub given: bool,
+}
+
+/// Where messages and measurements go.
+#[derive(Debug)]
+pub struct Reporting {
+    /// 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
+    pub verbosity: u8,
+    pub perf: bool,
+    pub log_file: Option<PathBuf>,
+    pub stats_json: Option<PathBuf>,
+}
+
+impl HiArgs {
+    /// # Errors
+    /// Files that cannot be read, text that is not UTF-8, a schema or sampler that is not understood.
+    pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
+        let is_demo = low.model.model.is_none();
+        let model = match low.model.model {
+            Some(path) => path,
+            None => around.demo_model().map_err(anyhow::Error::msg)?,
+        };
+        let conversation = low.chat.conversation.map(|switch| switch.0);
+        let interactive_first = low.chat.interactive_first.0;
+        let interactive = low.chat.interactive.0 || interactive_first;
+        let mut prompt = prompt(&low.prompt, around)?;
+        let mut predict = low.prompt.predict;
+        if is_demo && prompt.is_none() && !interactive && conversation != Some(true) {
+            prompt = Some(demo::PROMPT.to_owned());
+            predict.get_or_insert(demo::PREDICT);
+        }
+        let until_full = predict == Some(-2);
+        let escape = low.prompt.escape.0;
+        let verbosity = match (low.output.quiet, low.output.verbose) {
+            (Switch(true), _) => 1,
+            (_, Switch(true)) => 5,
+            _ => low.output.verbosity,
+        };
+        Ok(Self {
+            model,
+            is_demo,
+            model_options: ModelOptions {
+                budget: low.memory.mem_budget,
+                expert_cache: low.memory.expert_cache,
+                io: low.memory.io,
+                n_gpu_layers: low.model.n_gpu_layers,
+                devices: low.model.device,
+                check_tensors: low.model.check_tensors.0,
+                kv_overrides: low.model.override_kv,
+            },
+            session_options: session(&low.context, &low.rope, until_full),
+            sampling: sampling(low.sampling, escape, around)?,
+            prompt,
+            system_prompt: system_prompt(&low.chat, around)?,
+            predict: predict.and_then(|n| usize::try_from(n).ok()),
+            stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
+            conversation,
+            single_turn: low.chat.single_turn.0,
+            interactive,
+            interactive_first,
+            affixes: Affixes {
+                prefix: text(low.chat.in_prefix.as_deref().unwrap_or_default(), escape, "--in-prefix")?,
+                suffix: text(low.chat.in_suffix.as_deref().unwrap_or_default(), escape, "--in-suffix")?,
+                bos: low.chat.in_prefix_bos.0,
+                given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
+            },
+            template: template(&low.chat, around)?,
+            jinja: low.chat.jinja.0,
+            multiline_input: low.chat.multiline_input.0,
+            escape,
+            display_prompt: low.prompt.display_prompt.0,
+            verbose_prompt: low.prompt.verbose_prompt.0,
+            special: low.output.special.0,
+            colour: match low.output.color {
+                Tri::On => true,
+                Tri::Off => false,
+                Tri::Auto => around.shows_colour(),
+            },
+            simple_io: low.output.simple_io.0,
+            output: Reporting {
+                verbosity,
+                perf: low.output.perf.0,
+                log_file: low.output.log_file,
+                stats_json: low.output.stats_json,
+            },
+        })
+    }
+
+    /// Conversation or completion, as llama-completion decides.
+    pub fn converses(&self, model_has_template: bool) -> bool {
+        let explicit = self.interactive && !self.conversation.unwrap_or(false);
+        let has_template = model_has_template || self.template.is_some();
+        !self.affixes.given && self.conversation.unwrap_or(has_template && !explicit)
+    }
+}
+
+fn prompt(args: &PromptArgs, around: &dyn Surroundings) -> Result<Option<String>> {
+    let escape = args.escape.0;
+    if let Some(typed) = &args.prompt {
+        return text(typed, escape, "-p").map(Some);
+    }
+    if let Some(path) = &args.file {
+        return text(&file(path, around)?, escape, "-f").map(Some);
+    }
+    let Some(path) = &args.binary_file else { return Ok(None) };
+    utf8(read(path, around)?, path).map(Some)
+}
+
+fn system_prompt(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>> {
+    match (&args.system_prompt, &args.system_prompt_file) {
+        (Some(typed), _) => Ok(Some(typed.clone())),
+        (None, Some(path)) => file(path, around).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+fn template(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>> {
+    match (&args.chat_template, &args.chat_template_file) {
+        (Some(typed), _) => Ok(Some(typed.clone())),
+        (None, Some(path)) => utf8(read(path, around)?, path).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> SessionOptions {
+    let threads = |n: i32| (n > 0).then_some(n);
+    SessionOptions {
+        n_ctx: context.ctx_size,
+        n_batch: context.batch_size,
+        n_ubatch: context.ubatch_size,
+        n_seq_max: 1,
+        threads: threads(context.threads),
+        threads_batch: context.threads_batch.and_then(threads),
+        flash_attn: context.flash_attn,
+        type_k: context.cache_type_k,
+        type_v: context.cache_type_v,
+        warmup: context.warmup.0,
+        context_shift: context.context_shift.0 && !until_full,
+        n_keep: context.keep,
+        swa_full: context.swa_full.0,
+        kv_offload: context.kv_offload.0,
+        rope: RopeOptions {
+            scaling: rope.rope_scaling,
+            freq_base: rope.rope_freq_base,
+            freq_scale: rope.rope_freq_scale.or(rope.rope_scale.map(f32::recip)).unwrap_or(0.0),
+            yarn_orig_ctx: rope.yarn_orig_ctx,
+            yarn_ext_factor: rope.yarn_ext_factor,
+            yarn_attn_factor: rope.yarn_attn_factor,
+            yarn_beta_fast: rope.yarn_beta_fast,
+            yarn_beta_slow: rope.yarn_beta_slow,
+        },
+    }
+}
+
+fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Result<SamplingOptions> {
+    let defaults = SamplingOptions::default();
+    let samplers = match (&args.samplers, &args.sampling_seq) {
+        (Some(names), _) => sampler_order(names).context("--samplers")?,
+        (None, Some(letters)) => {
+            letters.chars().map(SamplerKind::from_letter).collect::<Result<_, _>>().context("--sampling-seq")?
+        }
+        (None, None) => defaults.samplers,
+    };
+    let sequence_breakers = match args.dry_sequence_breaker.as_slice() {
+        [] => defaults.dry.sequence_breakers,
+        given => {
+            // "none" forgets those before it, as in llama.cpp.
+            let after_none = given.iter().rposition(|text| text == "none").map_or(0, |none| none + 1);
+            let given = &given[after_none..];
+            given.iter().map(|breaker| text(breaker, escape, "--dry-sequence-breaker")).collect::<Result<_>>()?
+        }
+    };
+    Ok(SamplingOptions {
+        seed: args.seed,
+        samplers,
+        temp: args.temp.max(0.0),
+        dynatemp_range: args.dynatemp_range,
+        dynatemp_exponent: args.dynatemp_exp,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        typical_p: args.typical,
+        top_n_sigma: args.top_nsigma,
+        xtc: XtcOptions { probability: args.xtc_probability, threshold: args.xtc_threshold },
+        repeat_penalty: args.repeat_penalty,
+        repeat_last_n: args.repeat_last_n,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        dry: DryOptions {
+            multiplier: args.dry_multiplier,
+            base: args.dry_base,
+            allowed_length: args.dry_allowed_length,
+            penalty_last_n: args.dry_penalty_last_n,
+            sequence_breakers,
+        },
+        adaptive_target: args.adaptive_target,
+        adaptive_decay: args.adaptive_decay,
+        mirostat: MirostatOptions { version: args.mirostat, tau: args.mirostat_ent, eta: args.mirostat_lr },
+        ignore_eos: args.ignore_eos.0,
+        logit_bias: args.logit_bias,
+        grammar: match (args.grammar, args.grammar_file, args.json_schema, args.json_schema_file) {
+            (Some(grammar), ..) => Some(grammar),
+            (_, Some(path), ..) => Some(utf8(read(&path, around)?, &path)?),
+            (_, _, Some(schema), _) => Some(around.grammar_of_schema(&schema).context("--json-schema")?),
+            (.., Some(path)) => {
+                let schema = utf8(read(&path, around)?, &path)?;
+                Some(around.grammar_of_schema(&schema).with_context(|| path.display().to_string())?)
+            }
+            _ => None,
+        },
+        min_keep: defaults.min_keep,
+    })
+}
+
+/// Typed text, its escapes processed if wanted.
+fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
+    if !escape {
+        return Ok(typed.to_owned());
+    }
+    String::from_utf8(unescape(typed))
+        .with_context(|| format!("{flag}: \\x escapes that do not form UTF-8; use --no-escape to take them literally"))
+}
+
+/// A text file without the newline at its end.
+fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
+    let mut text = utf8(read(path, around)?, path)?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
+}
+
+fn read(path: &Path, around: &dyn Surroundings) -> Result<Vec<u8>> {
+    around.read(path).with_context(|| format!("{}: cannot read this file", path.display()))
+}
+
+fn utf8(bytes: Vec<u8>, path: &Path) -> Result<String> {
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) => {
+            bail!("{}: not UTF-8 text (at byte {})", path.display(), error.utf8_error().valid_up_to())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+use std::collections::HashMap;
+use std::ffi::OsString;
+
+use super::*;
+use crate::cli::args::parse;
+use crate::options::{FlashAttn, KvType};
+use crate::plan::{Budget, ExpertCache};
+use crate::store::IoMode;
+
+#[derive(Default)]
+struct Fake {
+    files: HashMap<PathBuf, Vec<u8>>,
+}
+
+impl Surroundings for Fake {
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.files.get(path).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn demo_model(&self) -> Result<PathBuf, String> {
+        Ok("demo.gguf".into())
+    }
+
+    fn grammar_of_schema(&self, schema: &str) -> Result<String> {
+        Ok(format!("grammar of {schema}"))
+    }
+
+    fn shows_colour(&self) -> bool {
+        true
+    }
+}
+
+fn with(files: &[(&str, &[u8])], words: &[&str]) -> Result<HiArgs> {
+    let files = files.iter().map(|(path, bytes)| (PathBuf::from(path), bytes.to_vec())).collect();
+    let (low, _) = parse(words.iter().map(OsString::from)).map_err(|error| anyhow::anyhow!(error.to_string()))?;
+    HiArgs::new(low, &Fake { files })
+}
+
+fn hi(words: &[&str]) -> HiArgs {
+    with(&[], words).unwrap()
+}
+
+fn wrong(words: &[&str]) -> String {
+    format!("{:#}", with(&[], words).unwrap_err())
+}
+
+#[test]
+fn defaults_are_llama_cpps() {
+    let hi = hi(&["-m", "a.gguf"]);
+    assert_eq!(hi.model, Path::new("a.gguf"));
+    assert_eq!(hi.model_options, ModelOptions::default());
+    assert_eq!(hi.session_options, SessionOptions::default());
+    assert_eq!(hi.sampling, SamplingOptions::default());
+    assert_eq!((hi.prompt, hi.predict, hi.conversation), (None, None, None));
+    assert!(hi.display_prompt && hi.escape && hi.output.perf && hi.colour);
+    assert_eq!(hi.output.verbosity, 3);
+}
+
+#[test]
+fn every_group_arrives() {
+    let hi = hi(&[
+        "-m",
+        "a.gguf",
+        "-ngl",
+        "all",
+        "--mem-budget",
+        "2GiB",
+        "--expert-cache",
+        "50%",
+        "--io",
+        "direct",
+        "-c",
+        "4096",
+        "-b",
+        "64",
+        "-ub",
+        "32",
+        "-t",
+        "3",
+        "-tb",
+        "5",
+        "-fa",
+        "off",
+        "-ctk",
+        "q8_0",
+        "-ctv",
+        "iq4_nl",
+        "--no-warmup",
+        "--context-shift",
+        "--keep",
+        "-1",
+        "-nkvo",
+        "--rope-scale",
+        "4",
+        "-s",
+        "7",
+        "--temp",
+        "-1",
+        "--top_k",
+        "5",
+        "--samplers",
+        "top-k;temp",
+        "--mirostat",
+        "2",
+        "-l",
+        "5-inf",
+        "--dry-sequence-breaker",
+        "a",
+        "--dry-sequence-breaker",
+        "none",
+        "--dry-sequence-breaker",
+        "\\n",
+        "-j",
+        "{}",
+        "--ignore-eos",
+    ]); // one line per group
+    let model = &hi.model_options;
+    assert_eq!((model.n_gpu_layers, model.budget, model.io), (-2, Budget::Bytes(2 << 30), IoMode::Direct));
+    assert_eq!(model.expert_cache, ExpertCache::Percent(50.0));
+    let session = &hi.session_options;
+    assert_eq!((session.n_ctx, session.n_batch, session.n_ubatch), (4096, 64, 32));
+    assert_eq!((session.threads, session.threads_batch), (Some(3), Some(5)));
+    assert_eq!((session.flash_attn, session.type_k, session.type_v), (FlashAttn::Off, KvType::Q8_0, KvType::Iq4Nl));
+    assert_eq!((session.warmup, session.context_shift, session.n_keep), (false, true, -1));
+    assert_eq!((session.kv_offload, session.rope.freq_scale), (false, 0.25));
+    let sampling = &hi.sampling;
+    assert_eq!((sampling.seed, sampling.temp, sampling.top_k), (7, 0.0, 5));
+    assert_eq!(sampling.samplers, [SamplerKind::TopK, SamplerKind::Temperature]);
+    assert_eq!((sampling.mirostat.version, sampling.ignore_eos), (2, true));
+    assert_eq!(sampling.logit_bias, [(5, f32::NEG_INFINITY)]);
+    assert_eq!(sampling.dry.sequence_breakers, ["\n"]);
+    assert_eq!(sampling.grammar.as_deref(), Some("grammar of {}"));
+}
+
+#[test]
+fn prompts() {
+    let files: &[(&str, &[u8])] = &[("p", b"from\\n file\n\n"), ("b", b"raw\\n\n"), ("bad", b"ok\xff")];
+    let prompt = |words: &[&str]| with(files, words).map(|hi| hi.prompt.unwrap());
+    assert_eq!(prompt(&["-p", r"a\nb"]).unwrap(), "a\nb");
+    assert_eq!(prompt(&["-p", r"a\nb", "--no-escape"]).unwrap(), r"a\nb");
+    assert_eq!(prompt(&["-p", "-ngl"]).unwrap(), "-ngl");
+    assert_eq!(prompt(&["-p", ""]).unwrap(), "");
+    assert_eq!(prompt(&["-f", "p"]).unwrap(), "from\n file\n");
+    assert_eq!(prompt(&["-bf", "b"]).unwrap(), "raw\\n\n");
+    assert_eq!(prompt(&["-p", "x", "-f", "p"]).unwrap(), "from\n file\n");
+    assert_eq!(prompt(&["-f", "p", "-p", "x"]).unwrap(), "x");
+    assert_eq!(format!("{:#}", prompt(&["-f", "bad"]).unwrap_err()), "bad: not UTF-8 text (at byte 2)");
+    assert!(format!("{:#}", prompt(&["-f", "none"]).unwrap_err()).starts_with("none: cannot read this file: "));
+    assert!(format!("{:#}", prompt(&["-p", r"\xff"]).unwrap_err()).starts_with("-p: "));
+    let hi = with(files, &["-sysf", "p", "-r", r"\nUser:", "--in-prefix", r"\t"]).unwrap();
+    assert_eq!(hi.system_prompt.as_deref(), Some("from\\n file\n"));
+    assert_eq!((hi.stops, hi.affixes.prefix), (vec!["\nUser:".to_owned()], "\t".to_owned()));
+}
+
+#[test]
+fn the_demo_model_has_a_default_prompt_and_length() {
+    let demo = hi(&[]);
+    assert!(demo.is_demo && demo.model == Path::new("demo.gguf"));
+    assert_eq!((demo.prompt.as_deref(), demo.predict), (Some(demo::PROMPT), Some(64)));
+    assert_eq!(hi(&["-n", "5"]).predict, Some(5));
+    let asked = hi(&["-p", "x"]);
+    assert_eq!((asked.prompt.as_deref(), asked.predict), (Some("x"), None));
+    assert_eq!(hi(&["-i"]).prompt, None);
+    assert_eq!(hi(&["-cnv"]).prompt, None);
+}
+
+#[test]
+fn lengths() {
+    for (n, expected) in [("-1", None), ("-2", None), ("0", Some(0)), ("9", Some(9))] {
+        assert_eq!(hi(&["-m", "a", "-n", n]).predict, expected);
+    }
+    assert!(!hi(&["-m", "a", "-n", "-2", "--context-shift"]).session_options.context_shift);
+}
+
+#[test]
+fn conversation_or_completion() {
+    for (words, without_template, with_template) in [
+        (&[][..], false, true),
+        (&["-cnv"], true, true),
+        (&["-no-cnv"], false, false),
+        (&["-i"], false, false),
+        (&["-i", "-cnv"], true, true),
+        (&["--in-prefix", "x"], false, false),
+        (&["-cnv", "--in-suffix", "x"], false, false),
+        (&["--chat-template", "chatml"], true, true),
+    ] {
+        let hi = hi(words);
+        assert_eq!((hi.converses(false), hi.converses(true)), (without_template, with_template), "{words:?}");
+    }
+}
+
+#[test]
+fn verbosity() {
+    for (words, expected) in [(&["--quiet"][..], 1), (&["-v"], 5), (&["-lv", "4"], 4), (&["-v", "--log-disable"], 1)] {
+        assert_eq!(hi(words).output.verbosity, expected, "{words:?}");
+    }
+    assert!(!hi(&["--color", "off"]).colour);
+}
+
+#[test]
+fn wrong_usage() {
+    for (words, part) in [
+        (&["--samplers", "top_k;bogus"][..], "--samplers: unknown sampler 'bogus'"),
+        (&["--sampling-seq", "kz"], "--sampling-seq: unknown sampler letter 'z'"),
+        (&["--mem-budget", "many"], "--mem-budget <SIZE|auto>"),
+        (&["--io", "mmap"], "unknown I/O mode"),
+        (&["-ctk", "q9"], "unknown KV cache type 'q9'"),
+        (&["--temp", "nan"], "finite"),
+        (&["-n", "x"], "--predict"),
+        (&["-b", "0"], "0 is not in"),
+        (&["stray"], "unexpected argument 'stray'"),
+        (&["--modle", "x"], "'--model'"),
+        (&["--grammar", "x", "-j", "{}"], "cannot be used with"),
+    ] {
+        let message = wrong(words);
+        assert!(message.contains(part), "{words:?}: {message}");
+    }
+}

@@ -1,0 +1,194 @@
+//! From the process's arguments to its exit status.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::args;
+use super::console::Screen;
+use super::ctrl_c::CtrlC;
+use super::demo;
+use super::log::{Level, Log};
+use super::report::{self, Circumstances};
+use super::resolve::{HiArgs, Surroundings};
+use super::stream::{Desk, End};
+use super::{complete, converse};
+use crate::{Error, Model, Sampler, Session};
+
+/// Exit status after wrong usage.
+const USAGE: u8 = 2;
+/// Exit status after Ctrl-C.
+pub const INTERRUPTED: u8 = 130;
+
+/// Ctrl-C where nothing was left to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Runs `hobbit-cli` with the arguments of this process.
+pub fn main() -> ExitCode {
+    match run(std::env::args_os().skip(1)) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => failure(&error),
+    }
+}
+
+fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
+    let (low, notes) = match args::parse(words) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            // Help goes to stdout, which may be closed.
+            return match error.print() {
+                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+            };
+        }
+    };
+    let args = HiArgs::new(low, &Process)?;
+    let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
+    for note in notes {
+        log.line(Level::Warning, format!("note: {note}"));
+    }
+    log.take_llama_cpps();
+    let ctrl_c = CtrlC::install()?;
+    let model = open(&args, &log, &ctrl_c)?;
+    let session = ctrl_c.during(|| model.session(&args.session_options))?;
+    describe(&model, &session, &args, &log);
+    ctrl_c.attach(session.interrupt_handle());
+    let sampler = Sampler::new(&model, &args.sampling)?;
+    let screen = Screen::new(args.colour);
+    let mut desk = Desk { args: &args, model: &model, session, sampler, screen, log: &log, ctrl_c: &ctrl_c };
+
+    let has_template = model.info().chat_template.is_some();
+    let outcome = if args.converses(has_template) { converse::run(&mut desk) } else { complete::run(&mut desk) };
+    let (end, status) = match outcome {
+        Ok(End::Interrupted) => (End::Interrupted, INTERRUPTED),
+        Ok(end) => (end, 0),
+        Err(error) if error.is::<Interrupted>() => (End::Interrupted, INTERRUPTED),
+        Err(error) => return Err(error),
+    };
+    desk.screen.end_line()?;
+    finish(&desk, &end)?;
+    Ok(status)
+}
+
+/// Prints an error with its causes on one line; its exit status.
+fn failure(error: &anyhow::Error) -> ExitCode {
+    let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    };
+    if error.chain().any(is_closed_pipe) {
+        return ExitCode::SUCCESS;
+    }
+    if error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(Error::Interrupted | Error::Cancelled)) {
+        return ExitCode::from(INTERRUPTED);
+    }
+    let text = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
+    let _ = writeln!(io::stderr(), "error: {text}");
+    ExitCode::FAILURE
+}
+
+fn open(args: &HiArgs, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
+    if args.is_demo {
+        let path = args.model.display();
+        log.line(Level::Info, format!("hobbit: no model given (-m): running the demo model {path}"));
+    }
+    // A missing file is the commonest mistake: tell it before anything else happens.
+    std::fs::metadata(&args.model).with_context(|| format!("{}: cannot open this model", args.model.display()))?;
+    let bar = if log.shows(Level::Info) { ProgressBar::new(1000) } else { ProgressBar::hidden() };
+    let style = ProgressStyle::with_template("loading {bar:40} {percent:>3} %");
+    bar.set_style(style.expect("the template is constant and valid"));
+    let model = ctrl_c.during(|| {
+        Model::open(&args.model, &args.model_options, |done| {
+            bar.set_position((done * 1000.0) as u64);
+            !ctrl_c.was_pressed()
+        })
+    });
+    bar.finish_and_clear();
+    Ok(model?)
+}
+
+/// The start-up lines.
+fn describe(model: &Model, session: &Session, args: &HiArgs, log: &Log) {
+    let info = model.info();
+    let (size, experts) = (report::bytes(info.tensor_bytes), report::bytes(info.expert_bytes));
+    let billions = info.n_params as f64 / 1e9;
+    log.line(Level::Info, format!("hobbit: {}: {}", info.path.display(), info.description));
+    log.line(
+        Level::Info,
+        format!(
+            "hobbit: {billions:.2} B parameters, {size}, {} layers, context {} of {} tokens",
+            info.n_layer,
+            session.n_ctx(),
+            info.n_ctx_train
+        ),
+    );
+    if info.is_moe() {
+        log.line(
+            Level::Info,
+            format!("hobbit: {} experts per layer, {} per token, {experts} in all", info.n_expert, info.n_expert_used),
+        );
+        log.line(Level::Info, format!("hobbit: reading experts: {}", session.io_choice()));
+    } else {
+        log.line(Level::Info, "hobbit: a dense model: no experts to cache, it runs as in llama.cpp");
+    }
+    let plan = session.plan();
+    log.line(Level::Info, plan);
+    if let Some(warning) = &plan.warning {
+        log.line(Level::Warning, format!("warning: {warning}"));
+    }
+    log.line(Level::More, crate::system_info());
+    log.line(Level::Debug, format!("{args:#?}"));
+}
+
+/// The closing lines, and the file of `--stats-json`.
+fn finish(desk: &Desk, end: &End) -> Result<()> {
+    let output = &desk.args.output;
+    let (timings, stats) = (desk.session.timings(), desk.session.stats());
+    if output.perf && desk.log.shows(Level::Info) {
+        desk.log.text(Level::Info, &format!("\n{}", report::timing_lines(&timings)));
+        desk.log.text(Level::Info, &report::cache_lines(&stats));
+    }
+    let Some(path) = &output.stats_json else { return Ok(()) };
+    let about = Circumstances {
+        model: serde_json::to_value(desk.model.info())?,
+        plan: serde_json::to_value(desk.session.plan())?,
+        io: desk.session.io_choice().to_owned(),
+        stop: end.name(),
+        seed: desk.sampler.seed(),
+    };
+    let mut text = serde_json::to_string_pretty(&report::json(&about, &timings, &stats))?;
+    text.push('\n');
+    if path == Path::new("-") {
+        let mut out = io::stdout().lock();
+        return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
+    }
+    std::fs::write(path, text).with_context(|| format!("{}: cannot write the statistics", path.display()))
+}
+
+/// This process, as settings see it.
+struct Process;
+
+impl Surroundings for Process {
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        std::fs::read(path)
+    }
+
+    fn demo_model(&self) -> Result<PathBuf, String> {
+        demo::Search::here().find(Path::is_file)
+    }
+
+    fn grammar_of_schema(&self, schema: &str) -> Result<String> {
+        Ok(crate::json_schema_to_grammar(schema)?)
+    }
+
+    fn shows_colour(&self) -> bool {
+        let refused = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        io::stdout().is_terminal() && !dumb && !refused("NO_COLOR")
+    }
+}

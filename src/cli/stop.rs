@@ -1,0 +1,122 @@
+//! Reverse prompts: the text at which generation ends, however tokens cut it.
+
+/// Finds the first of several texts in a stream and never lets a part of it out early.
+#[derive(Debug)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    /// The end of the stream that may still become a stop text; always a proper prefix of one.
+    held: String,
+}
+
+/// What a piece of the stream turned into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Text that belongs to no stop text.
+    pub text: String,
+    /// The stop text that was completed. What followed it in the piece is dropped.
+    pub stop: Option<String>,
+}
+
+impl StopMatcher {
+    /// Matches any of `stops`; empty ones are ignored.
+    pub fn new(stops: &[String]) -> Self {
+        Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
+    }
+
+    /// Takes the next piece of the stream. After a stop the matcher starts afresh.
+    pub fn push(&mut self, piece: &str) -> Step {
+        let mut text = std::mem::take(&mut self.held);
+        text.push_str(piece);
+        let earliest = self
+            .stops
+            .iter()
+            .filter_map(|stop| text.find(stop.as_str()).map(|start| (start, stop)))
+            .min_by_key(|&(start, stop)| (start + stop.len(), start));
+        if let Some((start, stop)) = earliest {
+            text.truncate(start);
+            return Step { text, stop: Some(stop.clone()) };
+        }
+        let kept = text.len() - self.undecided(&text);
+        self.held = text.split_off(kept);
+        Step { text, stop: None }
+    }
+
+    /// What was held back when the stream ended without a stop.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Length in bytes of the longest end of `text` that begins a stop text.
+    fn undecided(&self, text: &str) -> usize {
+        self.stops
+            .iter()
+            .flat_map(|stop| stop.char_indices().map(|(end, _)| &stop[..end]))
+            .filter(|start| text.ends_with(start))
+            .map(str::len)
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matcher(stops: &[&str]) -> StopMatcher {
+        StopMatcher::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>())
+    }
+
+    /// Text let out, and the stop, for a stream cut into `pieces`.
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<String>) {
+        let mut matcher = matcher(stops);
+        let mut out = String::new();
+        for piece in pieces {
+            let step = matcher.push(piece);
+            out.push_str(&step.text);
+            if step.stop.is_some() {
+                return (out, step.stop);
+            }
+        }
+        out.push_str(&matcher.finish());
+        (out, None)
+    }
+
+    #[test]
+    fn every_cut_finds_the_stop() {
+        let stream = "Bob: hi\nUser: rest";
+        for first in 0..=stream.len() {
+            for second in first..=stream.len() {
+                let pieces = [&stream[..first], &stream[first..second], &stream[second..]];
+                assert_eq!(run(&["User:"], &pieces), ("Bob: hi\n".into(), Some("User:".into())));
+            }
+        }
+    }
+
+    #[test]
+    fn table() {
+        let none = |text: &str| (text.to_owned(), None);
+        let some = |text: &str, stop: &str| (text.to_owned(), Some(stop.to_owned()));
+        for (stops, pieces, expected) in [
+            (&[][..], &["abc"][..], none("abc")),
+            (&[""], &["abc"], none("abc")),
+            (&["x"], &["abc"], none("abc")),
+            (&["aab"], &["a", "a", "a", "b"], some("a", "aab")),
+            (&["User:"], &["Use", "less"], none("Useless")),
+            (&["User:"], &["User"], none("User")),
+            (&["bc", "abcd"], &["abcd"], some("a", "bc")),
+            (&["abcd", "b"], &["abcd"], some("a", "b")),
+            (&["é!"], &["caf", "é", "!"], some("caf", "é!")),
+            (&["é!"], &["caf", "é", "?"], none("café?")),
+        ] {
+            assert_eq!(run(stops, pieces), expected, "{stops:?} {pieces:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_may_become_a_stop_is_held_back() {
+        let mut matcher = matcher(&["\nUser:"]);
+        assert_eq!(matcher.push("one\n"), Step { text: "one".into(), stop: None });
+        assert_eq!(matcher.push("two"), Step { text: "\ntwo".into(), stop: None });
+        assert_eq!(matcher.finish(), "");
+    }
+}

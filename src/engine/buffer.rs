@@ -1,0 +1,213 @@
+//! The expert buffer type: where llama.cpp believes the expert tensors to be.
+//!
+//! A buffer of this type is reserved address space without a page behind it. llama.cpp gets distinct tensor
+//! addresses, `set_tensor` drops what it is given, and `init_tensor` tags each tensor with its layer and kind so that
+//! the expert backend recognises it in a graph.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+
+use ggml_sys::backend as ffi;
+use ggml_sys::llama::{
+    GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_t, ggml_backend_buffer_type_t, ggml_status,
+    ggml_tensor,
+};
+
+use super::experts::{ExpertTag, Experts};
+
+thread_local! {
+    /// The model being loaded by this thread: whose experts the next buffer holds.
+    static LOADING: RefCell<Option<Arc<Experts>>> = const { RefCell::new(None) };
+}
+
+/// Runs `load` such that expert buffers allocated by it on this thread belong to `experts`.
+pub(super) fn while_loading<T>(experts: &Arc<Experts>, load: impl FnOnce() -> T) -> T {
+    struct Reset;
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            LOADING.with(|loading| loading.borrow_mut().take());
+        }
+    }
+    LOADING.with(|loading| *loading.borrow_mut() = Some(Arc::clone(experts)));
+    let _reset = Reset;
+    load()
+}
+
+/// What `context` of an expert buffer points to.
+struct ExpertBuffer {
+    experts: Arc<Experts>,
+    base: *mut c_void,
+    bytes: usize,
+    /// Boxed so that `ggml_tensor::extra` can point at them.
+    #[allow(clippy::vec_box)]
+    tags: Vec<Box<ExpertTag>>,
+}
+
+pub(super) fn buffer_type_interface() -> ffi::ggml_backend_buffer_type_i {
+    ffi::ggml_backend_buffer_type_i {
+        get_name: Some(get_name),
+        alloc_buffer: Some(alloc_buffer),
+        alloc_buffer_n: None,
+        get_alignment: Some(get_alignment),
+        get_max_size: None,
+        get_alloc_size: None,
+        get_alloc_size_n: None,
+        is_host: None,
+    }
+}
+
+/// The layer and kind of an expert tensor, `None` for any other tensor.
+///
+/// # Safety
+/// `tensor` is null or a live tensor; `buft` is the expert buffer type.
+pub(super) unsafe fn tag_of<'a>(tensor: *const ggml_tensor, buft: ggml_backend_buffer_type_t) -> Option<&'a ExpertTag> {
+    // SAFETY: by the caller; buffers of our type hold only tensors that `init_tensor` tagged, and tags live as long
+    // as the buffer, which lives as long as its tensors.
+    unsafe {
+        if !is_expert_tensor(tensor, buft) {
+            return None;
+        }
+        (*tensor).extra.cast::<ExpertTag>().as_ref()
+    }
+}
+
+/// Whether `tensor` lies in a buffer of the expert buffer type.
+///
+/// # Safety
+/// `tensor` is null or a live tensor; `buft` is the expert buffer type.
+pub(super) unsafe fn is_expert_tensor(tensor: *const ggml_tensor, buft: ggml_backend_buffer_type_t) -> bool {
+    // SAFETY: by the caller; a tensor's buffer is null or live.
+    unsafe {
+        match tensor.as_ref().and_then(|t| t.buffer.cast::<ffi::ggml_backend_buffer>().as_ref()) {
+            Some(buffer) => buffer.buft == buft,
+            None => false,
+        }
+    }
+}
+
+unsafe extern "C" fn get_name(_: ggml_backend_buffer_type_t) -> *const c_char {
+    c"HOBBIT".as_ptr()
+}
+
+unsafe extern "C" fn get_alignment(_: ggml_backend_buffer_type_t) -> usize {
+    64
+}
+
+unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize) -> ggml_backend_buffer_t {
+    let Some(experts) = LOADING.with(|loading| loading.borrow().clone()) else {
+        return std::ptr::null_mut();
+    };
+    let bytes = size.max(1);
+    // SAFETY: reserves address space at a place of the kernel's choice; nothing may touch it.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return std::ptr::null_mut();
+    }
+    let interface = ffi::ggml_backend_buffer_i {
+        free_buffer: Some(free_buffer),
+        get_base: Some(get_base),
+        init_tensor: Some(init_tensor),
+        memset_tensor: Some(memset_tensor),
+        set_tensor: Some(set_tensor),
+        get_tensor: Some(get_tensor),
+        set_tensor_2d: None,
+        get_tensor_2d: None,
+        cpy_tensor: None,
+        clear: Some(clear),
+        reset: None,
+    };
+    let context = Box::into_raw(Box::new(ExpertBuffer { experts, base, bytes, tags: Vec::new() }));
+    // SAFETY: the interface's functions take the context that is passed here; `free_buffer` takes it back.
+    unsafe { ffi::ggml_backend_buffer_init(buft, interface, context.cast(), size) }
+}
+
+/// # Safety
+/// `buffer` was made by `alloc_buffer` and not freed.
+unsafe fn context<'a>(buffer: ggml_backend_buffer_t) -> &'a mut ExpertBuffer {
+    // SAFETY: `alloc_buffer` put a boxed `ExpertBuffer` there; ggml calls on one buffer from one thread at a time.
+    unsafe { &mut *(*buffer.cast::<ffi::ggml_backend_buffer>()).context.cast::<ExpertBuffer>() }
+}
+
+unsafe extern "C" fn free_buffer(buffer: ggml_backend_buffer_t) {
+    // SAFETY: called once, last, by ggml; takes back what `alloc_buffer` made.
+    unsafe {
+        let context = Box::from_raw(context(buffer));
+        libc::munmap(context.base, context.bytes);
+    }
+}
+
+unsafe extern "C" fn get_base(buffer: ggml_backend_buffer_t) -> *mut c_void {
+    // SAFETY: ggml passes a live buffer of ours.
+    unsafe { context(buffer).base }
+}
+
+unsafe extern "C" fn init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggml_tensor) -> ggml_status {
+    // SAFETY: ggml passes a live buffer of ours and a live tensor in it, whose name is NUL-terminated.
+    let (context, tensor, name) =
+        unsafe { (context(buffer), &mut *tensor, CStr::from_ptr((*tensor).name.as_ptr()).to_string_lossy()) };
+    if !tensor.view_src.is_null() {
+        return GGML_STATUS_SUCCESS;
+    }
+    match context.experts.tag(&name) {
+        Some(tag) => {
+            let mut tag = Box::new(tag);
+            tensor.extra = (&raw mut *tag).cast();
+            context.tags.push(tag);
+            GGML_STATUS_SUCCESS
+        }
+        None => {
+            context.experts.fail(format!("tensor {name} was placed among the experts but is none"));
+            GGML_STATUS_FAILED
+        }
+    }
+}
+
+/// Expert bytes stay in the file: what llama.cpp wants to store here is dropped.
+unsafe extern "C" fn set_tensor(
+    _: ggml_backend_buffer_t,
+    _: *mut ggml_tensor,
+    _: *const c_void,
+    _offset: usize,
+    _size: usize,
+) {
+}
+
+unsafe extern "C" fn memset_tensor(
+    _: ggml_backend_buffer_t,
+    _: *mut ggml_tensor,
+    _value: u8,
+    _offset: usize,
+    _size: usize,
+) {
+}
+
+unsafe extern "C" fn clear(_: ggml_backend_buffer_t, _value: u8) {}
+
+/// Nobody but the expert backend may use expert tensors; whoever asks gets zeros, and the batch fails with a message.
+unsafe extern "C" fn get_tensor(
+    buffer: ggml_backend_buffer_t,
+    tensor: *const ggml_tensor,
+    data: *mut c_void,
+    _offset: usize,
+    size: usize,
+) {
+    // SAFETY: ggml passes a live buffer of ours, a live tensor and room for `size` bytes.
+    unsafe {
+        let name = CStr::from_ptr((*tensor).name.as_ptr()).to_string_lossy().into_owned();
+        context(buffer).experts.fail(format!(
+            "expert tensor {name} was asked for outside of an expert product: this architecture or option \
+             (a LoRA merge, say) uses experts in a way hobbit does not know"
+        ));
+        data.cast::<u8>().write_bytes(0, size);
+    }
+}

@@ -1,0 +1,91 @@
+//! Everything that can go wrong between a model file and a token.
+
+use std::path::PathBuf;
+
+use crate::gguf::GgufError;
+use crate::plan::PlanError;
+use crate::store::StoreError;
+
+/// Errors of the engine. Messages name the file, tensor or flag and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The model file is damaged, incomplete or of an unknown kind.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Expert bytes could not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The memory budget cannot hold the model.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// An operating system call on a file failed.
+    #[error("{}: cannot {action} this file: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// llama.cpp refused the model.
+    #[error("{}: llama.cpp cannot load this model: {reason}", path.display())]
+    Load {
+        /// The model file.
+        path: PathBuf,
+        /// What llama.cpp said.
+        reason: String,
+    },
+    /// llama.cpp could not make a context.
+    #[error("cannot create a context of {n_ctx} tokens: {reason}; try a smaller -c, -b or -ub")]
+    Context {
+        /// Requested context length in tokens.
+        n_ctx: u32,
+        /// What llama.cpp said.
+        reason: String,
+    },
+    /// The expert cache's memory was refused.
+    #[error("cannot allocate {bytes} bytes for the expert cache: {source}; give a smaller --mem-budget or --expert-cache")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// Address space (not memory) was refused.
+    #[error("cannot reserve {bytes} bytes of address space; raise the limit (ulimit -v unlimited)")]
+    AddressSpace {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// llama.cpp or the expert backend failed while computing a batch.
+    #[error("decoding failed: {0}")]
+    Decode(String),
+    /// The context is full and context shift is off or impossible.
+    #[error("the context of {n_ctx} tokens is full; give a larger -c or use --context-shift")]
+    ContextFull {
+        /// Context length in tokens.
+        n_ctx: u32,
+    },
+    /// Generation was interrupted.
+    #[error("interrupted")]
+    Interrupted,
+    /// Text that the model's vocabulary cannot encode.
+    #[error("cannot tokenize: {0}")]
+    Tokenize(String),
+    /// The chat template failed or is missing.
+    #[error("cannot apply the chat template: {0}; give another with --chat-template or use -no-cnv")]
+    ChatTemplate(String),
+    /// A grammar or JSON schema that llama.cpp refuses.
+    #[error("cannot use this grammar: {0}")]
+    Grammar(String),
+    /// Sampling settings that cannot work, or logits from which nothing can be chosen.
+    #[error("cannot sample: {0}")]
+    Sampling(String),
+    /// Loading was cancelled by the progress callback.
+    #[error("loading was cancelled")]
+    Cancelled,
+    /// The expert products did not reach hobbit's backend.
+    #[error("{0}")]
+    Seam(String),
+}

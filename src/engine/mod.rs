@@ -1,0 +1,36 @@
+//! The engine: llama.cpp builds graphs, tokenises and samples; hobbit owns the experts.
+//!
+//! A file per idea, in the order in which a model meets them:
+//! [`stream`] shows llama.cpp a file without expert bytes, [`buffer`] gives expert tensors an address but no memory,
+//! [`device`] makes ggml's scheduler send expert products here, [`memory`] divides the budget and sets up
+//! [`residency`] (cache, loader and slot memory), [`compute`] multiplies, [`session`] evaluates tokens.
+
+mod buffer;
+mod chat;
+mod compute;
+mod device;
+mod error;
+mod experts;
+mod inner;
+mod log;
+mod memory;
+mod model;
+mod residency;
+mod routing;
+mod sampling;
+mod session;
+mod staging;
+mod stream;
+
+pub use chat::{ChatMessage, ChatOptions};
+pub use error::Error;
+pub use log::{LogLevel, set_log};
+pub use model::{Model, ModelInfo};
+pub use sampling::{Sampler, json_schema_to_grammar};
+pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
+
+/// The CPU features and options llama.cpp was built with, as `llama_print_system_info` words them.
+pub fn system_info() -> String {
+    // SAFETY: returns a pointer to static text.
+    unsafe { std::ffi::CStr::from_ptr(ggml_sys::llama::llama_print_system_info()) }.to_string_lossy().into_owned()
+}

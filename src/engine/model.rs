@@ -1,0 +1,433 @@
+//! An open model: its vocabulary, its ordinary weights in memory, its experts left in the file.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+use ggml_sys::{llama, shim};
+
+use super::buffer::while_loading;
+use super::chat::{self, ChatMessage, ChatOptions};
+use super::device::Device;
+use super::error::Error;
+use super::experts::Experts;
+use super::log;
+use super::session::Session;
+use super::stream::CookieStream;
+use crate::gguf::Gguf;
+use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
+use crate::store::Store;
+
+/// Expert weights by name: neither their biases and scales nor shared experts.
+const EXPERT_PATTERN: &CStr = cr"\.ffn_(gate|up|down|gate_up)_exps\.weight$";
+
+/// Room for a message from the shim, in bytes.
+const MESSAGE_BYTES: usize = 1024;
+
+/// Wraps a store, for tests that inject faults.
+pub(super) type WrapStore = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
+
+/// What is known about an open model.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct ModelInfo {
+    /// llama.cpp's one-line description, such as `llama 8x7B Q8_0`.
+    pub description: String,
+    /// `general.architecture`.
+    pub architecture: String,
+    /// The file that was opened (the first shard of a split model).
+    pub path: PathBuf,
+    /// Context length the model was trained with, in tokens.
+    pub n_ctx_train: u32,
+    /// Number of parameters.
+    pub n_params: u64,
+    /// Bytes of all tensors.
+    pub tensor_bytes: u64,
+    /// Bytes of all expert weights.
+    pub expert_bytes: u64,
+    /// Blocks.
+    pub n_layer: u32,
+    /// Experts per MoE layer (the largest number); 0 for a dense model.
+    pub n_expert: u32,
+    /// Experts used per token.
+    pub n_expert_used: u32,
+    /// The model's own chat template, if it has one.
+    pub chat_template: Option<String>,
+}
+
+impl ModelInfo {
+    /// Whether hobbit serves the experts; a dense model runs as plain llama.cpp.
+    pub fn is_moe(&self) -> bool {
+        self.n_expert > 0
+    }
+}
+
+/// An open model. Cheap to share: sessions keep it alive.
+#[derive(Clone)]
+pub struct Model {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What sessions of a model share.
+pub(super) struct Shared {
+    raw: NonNull<llama::llama_model>,
+    pub(super) gguf: Gguf,
+    pub(super) experts: Arc<Experts>,
+    pub(super) options: ModelOptions,
+    pub(super) wrap_store: Option<WrapStore>,
+    pub(super) load_time: Duration,
+    pub(super) opened_at: Instant,
+    info: ModelInfo,
+    expert_bytes_read_at_load: u64,
+}
+
+// SAFETY: a llama_model is immutable after loading; llama.cpp shares it among contexts on several threads.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: loaded by us; every context holds an `Arc` of this value and is gone.
+        unsafe { llama::llama_model_free(self.raw.as_ptr()) };
+    }
+}
+
+impl Model {
+    /// Opens `path`, any shard of a split model included. Ordinary weights are read into memory, experts stay in the
+    /// file. `progress` is called with 0..=1 and stops loading by answering false.
+    ///
+    /// # Errors
+    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load.
+    pub fn open(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
+        Self::load(path, options, None, progress)
+    }
+
+    /// As [`Model::open`]; every read of an expert goes through the store that `wrap` makes of the real one.
+    #[doc(hidden)]
+    pub fn open_with_store(
+        path: &Path,
+        options: &ModelOptions,
+        wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
+    ) -> Result<Model, Error> {
+        Self::load(path, options, Some(Box::new(wrap)), |_| true)
+    }
+
+    fn load(
+        path: &Path,
+        options: &ModelOptions,
+        wrap_store: Option<WrapStore>,
+        mut progress: impl FnMut(f32) -> bool,
+    ) -> Result<Model, Error> {
+        let started = Instant::now();
+        let gguf = Gguf::open(path)?;
+        let experts = Arc::new(Experts::new(gguf.experts()?));
+        let device = Device::get()?;
+        log::install();
+        static INIT: Once = Once::new();
+        // SAFETY: once per process, before any other llama.cpp call of ours.
+        INIT.call_once(|| unsafe { llama::llama_backend_init() });
+
+        let overrides = KvOverrides::new(options);
+        let mut progress = Progress { callback: &mut progress, cancelled: false };
+        // SAFETY: returns a struct of plain values.
+        let mut params = unsafe { llama::llama_model_default_params() };
+        params.n_gpu_layers = options.n_gpu_layers;
+        params.check_tensors = options.check_tensors;
+        params.kv_overrides = overrides.as_ptr();
+        params.progress_callback = Some(on_progress);
+        params.progress_callback_user_data = (&raw mut progress).cast();
+
+        log::clear_errors();
+        let mut expert_bytes_read_at_load = 0;
+        let raw = if experts.map().is_empty() {
+            let name = path_to_c(&gguf.files[0].path)?;
+            // SAFETY: name and params are valid for the call.
+            let raw = unsafe { llama::llama_model_load_from_file(name.as_ptr(), params) };
+            NonNull::new(raw).ok_or_else(String::new)
+        } else {
+            params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
+            params.use_extra_bufts = false;
+            let buffer_type = device.buffer_type();
+            let placement = [
+                llama::llama_model_tensor_buft_override { pattern: EXPERT_PATTERN.as_ptr(), buft: buffer_type },
+                llama::llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() },
+            ];
+            params.tensor_buft_overrides = placement.as_ptr();
+            let mut stream = CookieStream::open(&gguf)?;
+            let file = stream.as_file();
+            let raw = while_loading(&experts, || {
+                with_message(|message, capacity| {
+                    // SAFETY: the stream outlives the call; so does everything that params point to.
+                    unsafe { shim::hobbit_model_load(file, params, message, capacity) }
+                })
+            });
+            expert_bytes_read_at_load = stream.expert_bytes_read();
+            raw.map_err(|message| stream.error().map_or(message, str::to_owned))
+        };
+        let cancelled = progress.cancelled;
+        let raw = raw.map_err(|message| {
+            if cancelled {
+                return Error::Cancelled;
+            }
+            let reasons = [message, experts.take_failure().unwrap_or_default(), log::take_errors()];
+            let reason = reasons.into_iter().find(|reason| !reason.is_empty());
+            let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
+            Error::Load { path: gguf.files[0].path.clone(), reason }
+        })?;
+
+        let info = describe(raw, &gguf, &experts);
+        let shared = Shared {
+            raw,
+            gguf,
+            experts,
+            options: options.clone(),
+            wrap_store,
+            load_time: started.elapsed(),
+            opened_at: started,
+            info,
+            expert_bytes_read_at_load,
+        };
+        Ok(Model { shared: Arc::new(shared) })
+    }
+
+    /// What is known about the model.
+    pub fn info(&self) -> &ModelInfo {
+        &self.shared.info
+    }
+
+    /// The parsed header of the model's files.
+    pub fn gguf(&self) -> &Gguf {
+        &self.shared.gguf
+    }
+
+    /// Bytes of experts that loading read from the files: 0 unless this system's stdio defeats [`CookieStream`].
+    pub fn expert_bytes_read_at_load(&self) -> u64 {
+        self.shared.expert_bytes_read_at_load
+    }
+
+    /// Plans memory and prepares to evaluate tokens.
+    ///
+    /// # Errors
+    /// A budget that is too small ([`Error::Plan`]), memory that is refused, settings llama.cpp rejects.
+    pub fn session(&self, options: &SessionOptions) -> Result<Session, Error> {
+        Session::new(self, options)
+    }
+
+    /// The tokens of `text`. `add_special` adds BOS and the like where the model wants them, `parse_special` reads
+    /// special tokens written in the text.
+    ///
+    /// # Errors
+    /// Text that the vocabulary cannot encode.
+    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, Error> {
+        let text_len = i32::try_from(text.len()).map_err(|_| Error::Tokenize("text of 2 GiB or more".into()))?;
+        let mut tokens: Vec<Token> = vec![0; text.len() + 8];
+        loop {
+            let capacity = i32::try_from(tokens.len()).unwrap_or(i32::MAX);
+            let mut message = [0u8; MESSAGE_BYTES];
+            // SAFETY: text and tokens are valid for the lengths passed.
+            let n = unsafe {
+                shim::hobbit_tokenize(
+                    self.vocab(),
+                    text.as_ptr().cast(),
+                    text_len,
+                    tokens.as_mut_ptr(),
+                    capacity,
+                    add_special,
+                    parse_special,
+                    message.as_mut_ptr().cast(),
+                    message.len(),
+                )
+            };
+            match n {
+                i32::MIN => return Err(Error::Tokenize(text_of(&message))),
+                n if n < 0 && n.unsigned_abs() as usize > tokens.len() => tokens.resize(n.unsigned_abs() as usize, 0),
+                n if n < 0 => return Err(Error::Tokenize(text_of(&message))),
+                n => {
+                    tokens.truncate(n as usize);
+                    return Ok(tokens);
+                }
+            }
+        }
+    }
+
+    /// The bytes a token stands for; they may be part of a UTF-8 character. `special` spells out control tokens.
+    pub fn piece(&self, token: Token, special: bool) -> Vec<u8> {
+        if token < 0 || token >= self.n_vocab() as Token {
+            return Vec::new();
+        }
+        let mut piece = vec![0u8; 32];
+        loop {
+            // SAFETY: the token is in the vocabulary and the buffer valid for its length.
+            let n = unsafe {
+                llama::llama_token_to_piece(
+                    self.vocab(),
+                    token,
+                    piece.as_mut_ptr().cast(),
+                    piece.len() as i32,
+                    0,
+                    special,
+                )
+            };
+            if n >= 0 {
+                piece.truncate(n as usize);
+                return piece;
+            }
+            piece.resize(n.unsigned_abs() as usize, 0);
+        }
+    }
+
+    /// Number of tokens in the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        // SAFETY: the vocabulary lives as long as the model.
+        unsafe { llama::llama_vocab_n_tokens(self.vocab()).max(0) as usize }
+    }
+
+    /// Whether generation ends at this token.
+    pub fn is_eog(&self, token: Token) -> bool {
+        // SAFETY: the vocabulary lives as long as the model; ids are compared, not used as an index.
+        unsafe { llama::llama_vocab_is_eog(self.vocab(), token) }
+    }
+
+    /// Whether the model wants a BOS token before a prompt.
+    pub fn adds_bos(&self) -> bool {
+        // SAFETY: the vocabulary lives as long as the model.
+        unsafe { llama::llama_vocab_get_add_bos(self.vocab()) }
+    }
+
+    /// A conversation as the model's chat template writes it.
+    ///
+    /// # Errors
+    /// No template, or one that fails on these messages.
+    pub fn render_chat(&self, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
+        chat::render(self.as_ptr(), messages, options)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut llama::llama_model {
+        self.shared.raw.as_ptr()
+    }
+
+    pub(super) fn vocab(&self) -> *const llama::llama_vocab {
+        // SAFETY: the model is live; its vocabulary lives as long.
+        unsafe { llama::llama_model_get_vocab(self.as_ptr()) }
+    }
+}
+
+/// Calls a function of the shim that fills a message buffer when it returns null.
+pub(super) fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -> Result<NonNull<T>, String> {
+    let mut message = [0u8; MESSAGE_BYTES];
+    NonNull::new(call(message.as_mut_ptr().cast(), message.len())).ok_or_else(|| text_of(&message))
+}
+
+/// The text of a NUL-terminated message buffer.
+pub(super) fn text_of(message: &[u8]) -> String {
+    CStr::from_bytes_until_nul(message).map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
+}
+
+fn path_to_c(path: &Path) -> Result<CString, Error> {
+    use std::os::unix::ffi::OsStrExt;
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::Load { path: path.to_owned(), reason: "its name contains a NUL byte".into() })
+}
+
+fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts) -> ModelInfo {
+    let mut text = [0u8; 256];
+    let architecture = gguf.architecture().to_owned();
+    // SAFETY: the model is live, the buffer valid for its length, the template NUL-terminated or null.
+    let (n_ctx_train, n_params, tensor_bytes, n_layer, chat_template) = unsafe {
+        let raw = raw.as_ptr();
+        llama::llama_model_desc(raw, text.as_mut_ptr().cast(), text.len());
+        let template = llama::llama_model_chat_template(raw, ptr::null());
+        (
+            llama::llama_model_n_ctx_train(raw).max(0) as u32,
+            llama::llama_model_n_params(raw),
+            llama::llama_model_size(raw),
+            llama::llama_model_n_layer(raw).max(0) as u32,
+            template.as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()),
+        )
+    };
+    let n_expert_used = gguf.get_u64(&format!("{architecture}.expert_used_count")).unwrap_or(0);
+    ModelInfo {
+        description: text_of(&text),
+        path: gguf.files[0].path.clone(),
+        n_ctx_train,
+        n_params,
+        tensor_bytes,
+        expert_bytes: experts.map().layers.iter().map(|layer| layer.bytes()).sum(),
+        n_layer,
+        n_expert: experts.map().layers.iter().map(|layer| layer.n_expert).max().unwrap_or(0),
+        n_expert_used: u32::try_from(n_expert_used).unwrap_or(u32::MAX),
+        architecture,
+        chat_template,
+    }
+}
+
+struct Progress<'a> {
+    callback: &'a mut dyn FnMut(f32) -> bool,
+    cancelled: bool,
+}
+
+unsafe extern "C" fn on_progress(progress: f32, state: *mut c_void) -> bool {
+    // SAFETY: `Model::load` passes its `Progress`, alive for the whole load, from one thread.
+    let state = unsafe { &mut *state.cast::<Progress<'_>>() };
+    let go_on = catch_unwind(AssertUnwindSafe(|| (state.callback)(progress))).unwrap_or(false);
+    state.cancelled |= !go_on;
+    go_on
+}
+
+/// `llama_model_kv_override`s, ended by an empty key.
+struct KvOverrides(Vec<llama::llama_model_kv_override>);
+
+impl KvOverrides {
+    fn new(options: &ModelOptions) -> Self {
+        // SAFETY: all-zero is a valid override: empty key, integer 0.
+        let empty = || -> llama::llama_model_kv_override { unsafe { std::mem::zeroed() } };
+        let mut list: Vec<_> = options
+            .kv_overrides
+            .iter()
+            .map(|chosen| {
+                let mut raw = empty();
+                copy_text(&chosen.key, &mut raw.key);
+                // The union's field is the one that the tag names.
+                match &chosen.value {
+                    KvValue::Int(value) => {
+                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_INT;
+                        raw.__bindgen_anon_1.val_i64 = *value;
+                    }
+                    KvValue::Float(value) => {
+                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_FLOAT;
+                        raw.__bindgen_anon_1.val_f64 = *value;
+                    }
+                    KvValue::Bool(value) => {
+                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_BOOL;
+                        raw.__bindgen_anon_1.val_bool = *value;
+                    }
+                    KvValue::Str(value) => {
+                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_STR;
+                        let mut text = [0; 128];
+                        copy_text(value, &mut text);
+                        raw.__bindgen_anon_1.val_str = text;
+                    }
+                }
+                raw
+            })
+            .collect();
+        if !list.is_empty() {
+            list.push(empty());
+        }
+        Self(list)
+    }
+
+    fn as_ptr(&self) -> *const llama::llama_model_kv_override {
+        if self.0.is_empty() { ptr::null() } else { self.0.as_ptr() }
+    }
+}
+
+/// Copies `text`, cut so that a terminating NUL remains.
+fn copy_text(text: &str, to: &mut [c_char; 128]) {
+    for (byte, place) in text.bytes().zip(&mut to[..127]) {
+        *place = byte as c_char;
+    }
+}

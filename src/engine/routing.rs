@@ -1,0 +1,108 @@
+//! Who is routed where in one batch: the router's ids, regrouped by expert.
+
+/// The (token, rank) pairs of a batch by expert.
+#[derive(Debug, Default)]
+pub(super) struct Routing {
+    /// Experts per token.
+    pub(super) n_used: usize,
+    /// Tokens in the batch.
+    pub(super) n_tokens: usize,
+    /// The router's choice, `[n_tokens][n_used]`.
+    pub(super) ids: Vec<u16>,
+    /// Needed experts, each once: in the router's order for a single token, by falling popularity for a batch.
+    pub(super) needed: Vec<u16>,
+    /// `pairs[starts[e]..starts[e + 1]]` belong to expert `e`, in token order.
+    starts: Vec<u32>,
+    pairs: Vec<Pair>,
+}
+
+/// Token `token` uses an expert as its `rank`-th.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub(super) token: u32,
+    pub(super) rank: u32,
+}
+
+impl Routing {
+    /// Regroups `ids`, `[n_tokens][n_used]`, of a layer with `n_expert` experts. Reuses the memory of `self`.
+    ///
+    /// # Errors
+    /// An id that is no expert.
+    pub(super) fn set(&mut self, ids: impl Iterator<Item = i32>, n_used: usize, n_expert: usize) -> Result<(), i32> {
+        self.ids.clear();
+        for id in ids {
+            match u16::try_from(id) {
+                Ok(index) if usize::from(index) < n_expert => self.ids.push(index),
+                _ => return Err(id),
+            }
+        }
+        self.n_used = n_used;
+        self.n_tokens = self.ids.len() / n_used.max(1);
+        self.starts.clear();
+        self.starts.resize(n_expert + 1, 0);
+        for &id in &self.ids {
+            self.starts[usize::from(id) + 1] += 1;
+        }
+        for e in 0..n_expert {
+            self.starts[e + 1] += self.starts[e];
+        }
+        self.pairs.clear();
+        self.pairs.resize(self.ids.len(), Pair::default());
+        let mut next = self.starts.clone();
+        for (position, &id) in self.ids.iter().enumerate() {
+            let place = &mut next[usize::from(id)];
+            self.pairs[*place as usize] =
+                Pair { token: (position / n_used) as u32, rank: (position % n_used) as u32 };
+            *place += 1;
+        }
+        self.needed.clear();
+        if self.n_tokens == 1 {
+            for &id in &self.ids {
+                if !self.needed.contains(&id) {
+                    self.needed.push(id);
+                }
+            }
+        } else {
+            let mut needed = std::mem::take(&mut self.needed);
+            needed.extend((0..n_expert as u16).filter(|&e| !self.pairs_of(e).is_empty()));
+            needed.sort_by_key(|&e| std::cmp::Reverse(self.pairs_of(e).len()));
+            self.needed = needed;
+        }
+        Ok(())
+    }
+
+    /// Every use of an expert.
+    pub(super) fn pairs_of(&self, expert: u16) -> &[Pair] {
+        let e = usize::from(expert);
+        &self.pairs[self.starts[e] as usize..self.starts[e + 1] as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_grouped_by_expert_and_sorted_by_popularity() {
+        let mut routing = Routing::default();
+        routing.set([3, 1, 1, 0, 1, 3].into_iter(), 2, 4).unwrap();
+        assert_eq!(routing.n_tokens, 3);
+        assert_eq!(routing.needed, [1, 3, 0]);
+        assert_eq!(routing.pairs_of(3), [Pair { token: 0, rank: 0 }, Pair { token: 2, rank: 1 }]);
+        assert_eq!(routing.pairs_of(2), []);
+    }
+
+    #[test]
+    fn a_single_token_keeps_the_routers_order() {
+        let mut routing = Routing::default();
+        routing.set([5, 2, 7].into_iter(), 3, 8).unwrap();
+        assert_eq!(routing.needed, [5, 2, 7]);
+    }
+
+    #[test]
+    fn ids_that_are_no_experts_are_refused() {
+        let mut routing = Routing::default();
+        assert_eq!(routing.set([0, 8].into_iter(), 2, 8), Err(8));
+        assert_eq!(routing.set([-1, 0].into_iter(), 2, 8), Err(-1));
+    }
+}

@@ -1,0 +1,543 @@
+//! A session: one llama.cpp context, its experts' residency, and what was measured.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use ggml_sys::{llama, shim};
+
+use super::error::Error;
+use super::log;
+use super::memory;
+use super::model::{Model, text_of, with_message};
+use super::residency::Counters;
+use super::sampling::Sampler;
+use crate::options::{FlashAttn, KvType, RopeScaling, SessionOptions, Token};
+use crate::plan::MemoryPlan;
+use crate::stats::{PhaseStats, Stats, Timings, peak_rss_bytes};
+
+/// One entry of a batch for [`Session::evaluate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchToken {
+    /// The token.
+    pub token: Token,
+    /// Its position in its sequence.
+    pub position: i32,
+    /// Its sequence, `0..n_seq_max`.
+    pub sequence: i32,
+    /// Whether [`Session::logits`] will be asked for this entry.
+    pub logits: bool,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// The model chose an end-of-generation token (which is not yielded).
+    Eog(Token),
+    /// `n_predict` tokens were generated.
+    Length,
+    /// The context is full.
+    ContextFull,
+    /// [`Interrupt::set`] was called.
+    Interrupted,
+}
+
+/// Stops a running evaluation from another thread or a signal handler.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// The running evaluation, and every later one, ends with [`Error::Interrupted`].
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Evaluation may go on.
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether [`Interrupt::set`] was called last.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// See the [module](self).
+pub struct Session {
+    // Dropped before the model, which is kept alive by the clone below.
+    context: Context,
+    model: Model,
+    options: SessionOptions,
+    plan: MemoryPlan,
+    io_choice: String,
+    interrupt: Interrupt,
+    n_past: usize,
+    n_prompt: usize,
+    /// Sampled and yielded, but not evaluated yet.
+    pending: Option<Token>,
+    stats: Stats,
+    sample_ms: f64,
+    sample_count: u64,
+    checked: bool,
+}
+
+struct Context(NonNull<llama::llama_context>);
+
+// SAFETY: a context may move between threads as long as one uses it at a time, which `&mut Session` ensures.
+unsafe impl Send for Context {}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: made by us, freed once.
+        unsafe { llama::llama_free(self.0.as_ptr()) };
+    }
+}
+
+impl Session {
+    pub(super) fn new(model: &Model, options: &SessionOptions) -> Result<Session, Error> {
+        let interrupt = Interrupt::default();
+        let params = context_params(options, &interrupt);
+        log::clear_errors();
+        let context = with_message(|message, capacity| {
+            // SAFETY: the model is live; params point at the interrupt flag, which the session keeps.
+            unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) }
+        })
+        .map_err(|message| {
+            let reason = if message.is_empty() { log::take_errors() } else { message };
+            let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
+            Error::Context { n_ctx, reason }
+        })?;
+        let context = Context(context);
+        let (plan, io_choice) = memory::set_up(model, options, context.0)?;
+        let mut session = Session {
+            context,
+            model: model.clone(),
+            options: options.clone(),
+            plan,
+            io_choice,
+            interrupt,
+            n_past: 0,
+            n_prompt: 0,
+            pending: None,
+            stats: Stats::default(),
+            sample_ms: 0.0,
+            sample_count: 0,
+            checked: false,
+        };
+        if options.warmup && !model.info().is_moe() {
+            session.warm_up()?;
+        }
+        Ok(session)
+    }
+
+    /// How the memory budget is divided.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// Which I/O engine reads the experts, and why.
+    pub fn io_choice(&self) -> &str {
+        &self.io_choice
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Context length in tokens.
+    pub fn n_ctx(&self) -> u32 {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_ctx(self.context.0.as_ptr()) }
+    }
+
+    /// Tokens in the context, a sampled token that waits for its evaluation included.
+    pub fn n_past(&self) -> usize {
+        self.n_past + usize::from(self.pending.is_some())
+    }
+
+    /// A handle that stops a running evaluation.
+    pub fn interrupt_handle(&self) -> Interrupt {
+        self.interrupt.clone()
+    }
+
+    /// Forgets the context: the next token is the first of a new sequence.
+    pub fn reset(&mut self) {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_memory_clear(self.memory(), true) };
+        self.n_past = 0;
+        self.n_prompt = 0;
+        self.pending = None;
+        if let Some(residency) = self.model.shared.experts.residency().as_mut() {
+            residency.begin_sequence();
+        }
+    }
+
+    /// Forgets everything from token `n_keep` on.
+    ///
+    /// # Errors
+    /// Models that cannot forget a part (recurrent ones): the context is then unchanged.
+    pub fn truncate(&mut self, n_keep: usize) -> Result<(), Error> {
+        self.pending = None;
+        if n_keep >= self.n_past {
+            return Ok(());
+        }
+        // SAFETY: the context is live.
+        if !unsafe { llama::llama_memory_seq_rm(self.memory(), 0, n_keep as i32, -1) } {
+            return Err(Error::Decode("this model cannot forget a part of its context".into()));
+        }
+        self.n_past = n_keep;
+        Ok(())
+    }
+
+    /// Evaluates `tokens` after what is in the context, in batches of `n_batch`. Logits of the last are kept for
+    /// [`Session::generate`].
+    ///
+    /// # Errors
+    /// A full context ([`Error::ContextFull`]), an interrupt, a failed read.
+    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
+        let waiting = self.pending.take();
+        let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
+        for piece in all.chunks(self.n_batch()) {
+            self.make_room(piece.len())?;
+            let mut piece = piece.to_vec();
+            // SAFETY: the batch borrows `piece`, which outlives its evaluation.
+            let batch = unsafe { llama::llama_batch_get_one(piece.as_mut_ptr(), piece.len() as i32) };
+            self.decode(batch)?;
+            self.n_past += piece.len();
+        }
+        self.n_prompt = self.n_past;
+        Ok(())
+    }
+
+    /// Generates after what is in the context, at most `n_predict` tokens (`None`: until the model ends).
+    /// [`Session::feed`] must have evaluated at least one token.
+    pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
+        Generation { session: self, sampler, left: n_predict, stop: None }
+    }
+
+    /// Evaluates one batch as it is, of at most `n_batch` entries. For callers that place tokens themselves
+    /// (several sequences, logits of a whole prompt); not to be mixed with [`Session::feed`] on sequence 0.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+        let mut tokens: Vec<Token> = batch.iter().map(|entry| entry.token).collect();
+        let mut positions: Vec<i32> = batch.iter().map(|entry| entry.position).collect();
+        let mut counts: Vec<i32> = vec![1; batch.len()];
+        let mut sequences: Vec<i32> = batch.iter().map(|entry| entry.sequence).collect();
+        let mut sequence_lists: Vec<*mut i32> = sequences.iter_mut().map(|sequence| &raw mut *sequence).collect();
+        let mut logits: Vec<i8> = batch.iter().map(|entry| i8::from(entry.logits)).collect();
+        self.decode(llama::llama_batch {
+            n_tokens: batch.len() as i32,
+            token: tokens.as_mut_ptr(),
+            embd: std::ptr::null_mut(),
+            pos: positions.as_mut_ptr(),
+            n_seq_id: counts.as_mut_ptr(),
+            seq_id: sequence_lists.as_mut_ptr(),
+            logits: logits.as_mut_ptr(),
+        })
+    }
+
+    /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.
+    pub fn logits(&self, index: usize) -> Option<&[f32]> {
+        let index = i32::try_from(index).ok()?;
+        // SAFETY: the context is live; a non-null answer points at one row of its output buffer, valid until the
+        // next evaluation, which needs `&mut self`.
+        unsafe {
+            let row = llama::llama_get_logits_ith(self.context.0.as_ptr(), index);
+            (!row.is_null()).then(|| std::slice::from_raw_parts(row, self.model.n_vocab()))
+        }
+    }
+
+    /// Names of expert tensors whose products have not reached hobbit yet; empty after the first evaluation.
+    pub fn unseen_experts(&self) -> Vec<String> {
+        self.model.shared.experts.residency().as_ref().map_or_else(Vec::new, |residency| residency.unseen())
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> Stats {
+        let layers = self.model.shared.experts.residency().as_ref().map_or_else(Vec::new, |r| r.layer_stats());
+        Stats { layers, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
+    }
+
+    /// Times so far, in llama.cpp's categories.
+    pub fn timings(&self) -> Timings {
+        // SAFETY: the context is live.
+        let perf = unsafe { llama::llama_perf_context(self.context.0.as_ptr()) };
+        Timings {
+            load_ms: self.model.shared.load_time.as_secs_f64() * 1e3,
+            prompt_ms: perf.t_p_eval_ms,
+            prompt_tokens: perf.n_p_eval.max(0) as u64,
+            eval_ms: perf.t_eval_ms,
+            eval_runs: perf.n_eval.max(0) as u64,
+            sample_ms: self.sample_ms,
+            sample_count: self.sample_count,
+            total_ms: self.model.shared.opened_at.elapsed().as_secs_f64() * 1e3,
+            graphs_reused: perf.n_reused.max(0) as u64,
+        }
+    }
+
+    fn n_batch(&self) -> usize {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_batch(self.context.0.as_ptr()) as usize }
+    }
+
+    fn memory(&self) -> llama::llama_memory_t {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_get_memory(self.context.0.as_ptr()) }
+    }
+
+    /// One empty evaluation, so that the first prompt does not pay for first touches. MoE models skip it: llama.cpp's
+    /// warm-up would use every expert of every layer.
+    fn warm_up(&mut self) -> Result<(), Error> {
+        // SAFETY: the context is live.
+        unsafe {
+            let bos = llama::llama_vocab_bos(self.model.vocab());
+            let mut token = [if bos >= 0 { bos } else { 0 }];
+            llama::llama_set_warmup(self.context.0.as_ptr(), true);
+            let result = self.decode(llama::llama_batch_get_one(token.as_mut_ptr(), 1));
+            llama::llama_set_warmup(self.context.0.as_ptr(), false);
+            llama::llama_memory_clear(self.memory(), true);
+            llama::llama_synchronize(self.context.0.as_ptr());
+            llama::llama_perf_context_reset(self.context.0.as_ptr());
+            self.stats = Stats::default();
+            result
+        }
+    }
+
+    /// Makes room for `n` more tokens, by a context shift where that is wanted and possible.
+    fn make_room(&mut self, n: usize) -> Result<(), Error> {
+        let n_ctx = self.n_ctx() as usize;
+        if self.n_past + n <= n_ctx {
+            return Ok(());
+        }
+        let full = Error::ContextFull { n_ctx: n_ctx as u32 };
+        // SAFETY: the context is live.
+        let can_shift = unsafe { llama::llama_memory_can_shift(self.memory()) };
+        if !self.options.context_shift || !can_shift || n > n_ctx {
+            return Err(full);
+        }
+        while self.n_past + n > n_ctx {
+            let wanted = usize::try_from(self.options.n_keep).unwrap_or(self.n_prompt);
+            let n_keep = (wanted + usize::from(self.model.adds_bos())).min(n_ctx.saturating_sub(4)).min(self.n_past);
+            let n_discard = (self.n_past - n_keep) / 2;
+            if n_discard == 0 {
+                return Err(full);
+            }
+            let (keep, past) = (n_keep as i32, self.n_past as i32);
+            let discard = n_discard as i32;
+            // SAFETY: the context is live.
+            unsafe {
+                if !llama::llama_memory_seq_rm(self.memory(), 0, keep, keep + discard) {
+                    return Err(full);
+                }
+                llama::llama_memory_seq_add(self.memory(), 0, keep + discard, past, -discard);
+            }
+            self.n_past -= n_discard;
+        }
+        Ok(())
+    }
+
+    /// Evaluates a batch and books what it cost.
+    fn decode(&mut self, batch: llama::llama_batch) -> Result<(), Error> {
+        if self.interrupt.is_set() {
+            return Err(Error::Interrupted);
+        }
+        let experts = Arc::clone(&self.model.shared.experts);
+        let (before, busy_before) = self.counters();
+        let started = Instant::now();
+        let mut message = [0u8; 1024];
+        // SAFETY: the context is live and the batch's arrays outlive the call.
+        let code = unsafe {
+            let code =
+                shim::hobbit_decode(self.context.0.as_ptr(), batch, message.as_mut_ptr().cast(), message.len());
+            llama::llama_synchronize(self.context.0.as_ptr());
+            code
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        let failure = experts.take_failure();
+        if code != 0 || failure.is_some() {
+            // What a failed batch left in the context is dropped, so that the caller may try again.
+            // SAFETY: the context is live.
+            unsafe { llama::llama_memory_seq_rm(self.memory(), 0, self.n_past as i32, -1) };
+            return Err(match (failure, code) {
+                (Some(reason), _) => Error::Decode(reason),
+                (None, 2) => Error::Interrupted,
+                (None, 1) => Error::ContextFull { n_ctx: self.n_ctx() },
+                (None, _) => {
+                    let logged = log::take_errors();
+                    let thrown = text_of(&message);
+                    Error::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
+                }
+            });
+        }
+        let (after, busy_after) = self.counters();
+        let phase = if batch.n_tokens == 1 { &mut self.stats.decode } else { &mut self.stats.prompt };
+        *phase = *phase
+            + PhaseStats {
+                tokens: batch.n_tokens as u64,
+                seconds,
+                hits: after.hits - before.hits,
+                misses: after.misses - before.misses,
+                slices_loaded: after.slices_loaded - before.slices_loaded,
+                bytes_read: after.bytes_read - before.bytes_read,
+                io_busy_seconds: busy_after - busy_before,
+                io_wait_seconds: after.wait_seconds - before.wait_seconds,
+            };
+        if let Some(residency) = experts.residency().as_mut() {
+            residency.next_token();
+            if !self.checked {
+                let unseen = residency.unseen();
+                if !unseen.is_empty() {
+                    return Err(Error::Seam(format!(
+                        "the products of {} expert tensors ({} first) did not reach hobbit: this architecture is not \
+                         supported",
+                        unseen.len(),
+                        unseen[0]
+                    )));
+                }
+            }
+        }
+        self.checked = true;
+        Ok(())
+    }
+
+    fn counters(&self) -> (Counters, f64) {
+        let residency = self.model.shared.experts.residency();
+        residency.as_ref().map_or((Counters::default(), 0.0), |r| (r.counters(), r.busy_seconds()))
+    }
+}
+
+/// The tokens of a generation. See [`Session::generate`].
+pub struct Generation<'a> {
+    session: &'a mut Session,
+    sampler: &'a mut Sampler,
+    left: Option<usize>,
+    stop: Option<StopReason>,
+}
+
+impl Generation<'_> {
+    /// Why the iterator ended; `None` before its end and after an error.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop
+    }
+
+    fn step(&mut self) -> Result<Result<Token, StopReason>, Error> {
+        if self.left == Some(0) {
+            return Ok(Err(StopReason::Length));
+        }
+        let session = &mut *self.session;
+        if let Some(mut token) = session.pending.take() {
+            let room = session.make_room(1);
+            // SAFETY: the batch borrows `token`, which outlives its evaluation.
+            let batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
+            match room.and_then(|()| session.decode(batch)) {
+                Ok(()) => session.n_past += 1,
+                Err(error) => {
+                    session.pending = Some(token);
+                    return match error {
+                        Error::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
+                        Error::Interrupted => Ok(Err(StopReason::Interrupted)),
+                        error => Err(error),
+                    };
+                }
+            }
+        }
+        let started = Instant::now();
+        let token = self.sampler.sample(session.context.0.as_ptr(), -1)?;
+        session.sample_ms += started.elapsed().as_secs_f64() * 1e3;
+        session.sample_count += 1;
+        if session.model.is_eog(token) {
+            return Ok(Err(StopReason::Eog(token)));
+        }
+        session.pending = Some(token);
+        self.left = self.left.map(|left| left - 1);
+        Ok(Ok(token))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Token, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.stop.is_some() {
+            return None;
+        }
+        match self.step() {
+            Ok(Ok(token)) => Some(Ok(token)),
+            Ok(Err(reason)) => {
+                self.stop = Some(reason);
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+fn context_params(options: &SessionOptions, interrupt: &Interrupt) -> llama::llama_context_params {
+    // SAFETY: returns a struct of plain values.
+    let mut params = unsafe { llama::llama_context_default_params() };
+    params.n_ctx = options.n_ctx;
+    params.n_batch = options.n_batch;
+    params.n_ubatch = options.n_ubatch.min(options.n_batch);
+    params.n_seq_max = options.n_seq_max.max(1);
+    let threads = options.threads.unwrap_or_else(default_threads);
+    params.n_threads = threads;
+    params.n_threads_batch = options.threads_batch.unwrap_or(threads);
+    params.flash_attn_type = match options.flash_attn {
+        FlashAttn::Auto => llama::LLAMA_FLASH_ATTN_TYPE_AUTO,
+        FlashAttn::On => llama::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        FlashAttn::Off => llama::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    };
+    params.type_k = kv_type(options.type_k);
+    params.type_v = kv_type(options.type_v);
+    params.offload_kqv = options.kv_offload;
+    params.swa_full = options.swa_full;
+    params.no_perf = false;
+    params.abort_callback = Some(is_interrupted);
+    params.abort_callback_data = Arc::as_ptr(&interrupt.0).cast_mut().cast();
+    let rope = &options.rope;
+    if let Some(scaling) = rope.scaling {
+        params.rope_scaling_type = match scaling {
+            RopeScaling::None => llama::LLAMA_ROPE_SCALING_TYPE_NONE,
+            RopeScaling::Linear => llama::LLAMA_ROPE_SCALING_TYPE_LINEAR,
+            RopeScaling::Yarn => llama::LLAMA_ROPE_SCALING_TYPE_YARN,
+        };
+    }
+    params.rope_freq_base = rope.freq_base;
+    params.rope_freq_scale = rope.freq_scale;
+    params.yarn_orig_ctx = rope.yarn_orig_ctx;
+    params.yarn_ext_factor = rope.yarn_ext_factor;
+    params.yarn_attn_factor = rope.yarn_attn_factor;
+    params.yarn_beta_fast = rope.yarn_beta_fast;
+    params.yarn_beta_slow = rope.yarn_beta_slow;
+    params
+}
+
+/// llama.cpp's threads follow the cores; so do ours.
+fn default_threads() -> i32 {
+    std::thread::available_parallelism().map_or(4, |n| n.get().min(i32::MAX as usize) as i32)
+}
+
+fn kv_type(kind: KvType) -> llama::ggml_type {
+    match kind {
+        KvType::F32 => llama::GGML_TYPE_F32,
+        KvType::F16 => llama::GGML_TYPE_F16,
+        KvType::Bf16 => llama::GGML_TYPE_BF16,
+        KvType::Q8_0 => llama::GGML_TYPE_Q8_0,
+        KvType::Q4_0 => llama::GGML_TYPE_Q4_0,
+        KvType::Q4_1 => llama::GGML_TYPE_Q4_1,
+        KvType::Iq4Nl => llama::GGML_TYPE_IQ4_NL,
+        KvType::Q5_0 => llama::GGML_TYPE_Q5_0,
+        KvType::Q5_1 => llama::GGML_TYPE_Q5_1,
+    }
+}
+
+unsafe extern "C" fn is_interrupted(flag: *mut c_void) -> bool {
+    // SAFETY: points at the flag of the session's `Interrupt`, which outlives the context.
+    unsafe { (*flag.cast::<AtomicBool>()).load(Ordering::Relaxed) }
+}

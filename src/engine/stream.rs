@@ -1,0 +1,202 @@
+//! The virtual GGUF as a C stream: llama.cpp reads headers and ordinary weights, never an expert.
+//!
+//! llama.cpp loads from a `FILE*` (`llama_model_load_from_file_ptr`). We hand it a cookie stream over
+//! [`VirtualGguf`]. A seek onto an expert tensor answers with the end of the file; llama.cpp clips every read to
+//! what is left of the file, so it reads nothing there. That needs exact seeks, and glibc rounds a seek down to a
+//! multiple of the buffer size: the buffer is therefore one byte larger than a power of two that exceeds the file
+//! (address space only; the pages behind it are touched as far as one read goes, [`READ_BYTES_MAX`]).
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::error::Error;
+use crate::gguf::{Gguf, Piece, VirtualGguf};
+
+/// Largest number of bytes that one callback delivers.
+const READ_BYTES_MAX: usize = 1 << 20;
+
+/// A `FILE*` over a virtual GGUF, closed on drop.
+pub(super) struct CookieStream {
+    file: *mut libc::FILE,
+    buffer: *mut c_void,
+    buffer_bytes: usize,
+    state: Box<State>,
+}
+
+struct State {
+    virtual_file: VirtualGguf,
+    sources: Vec<File>,
+    paths: Vec<String>,
+    position: u64,
+    expert_bytes_read: u64,
+    error: Option<String>,
+}
+
+impl CookieStream {
+    /// Opens every source file of `gguf` and a stream over their virtual union.
+    ///
+    /// # Errors
+    /// A source file that cannot be opened, or address space for the buffer that cannot be had.
+    pub(super) fn open(gguf: &Gguf) -> Result<CookieStream, Error> {
+        let virtual_file = gguf.virtual_file();
+        let mut sources = Vec::with_capacity(gguf.files.len());
+        let mut paths = Vec::with_capacity(gguf.files.len());
+        for source in &gguf.files {
+            let file = File::open(&source.path)
+                .map_err(|error| Error::Io { path: source.path.clone(), action: "open", source: error })?;
+            sources.push(file);
+            paths.push(source.path.display().to_string());
+        }
+        let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        let buffer = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                buffer_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if buffer == libc::MAP_FAILED {
+            return Err(Error::AddressSpace { bytes: buffer_bytes as u64 });
+        }
+        let mut state =
+            Box::new(State { virtual_file, sources, paths, position: 0, expert_bytes_read: 0, error: None });
+        let callbacks = cookie_io_functions_t { read: Some(read), write: None, seek: Some(seek), close: None };
+        let cookie: *mut State = &mut *state;
+        // SAFETY: `state` is boxed and outlives the stream: `Drop` closes the stream first.
+        let file = unsafe { fopencookie(cookie.cast(), c"rb".as_ptr(), callbacks) };
+        if file.is_null() {
+            // SAFETY: the mapping made above, unused so far.
+            unsafe { libc::munmap(buffer, buffer_bytes) };
+            return Err(Error::Io {
+                path: gguf.files[0].path.clone(),
+                action: "open a stream on",
+                source: std::io::Error::last_os_error(),
+            });
+        }
+        // SAFETY: the stream was just opened and no I/O happened on it; the buffer outlives it.
+        unsafe { libc::setvbuf(file, buffer.cast::<c_char>(), libc::_IOFBF, buffer_bytes) };
+        Ok(CookieStream { file, buffer, buffer_bytes, state })
+    }
+
+    /// The `FILE*` to hand to llama.cpp, valid as long as `self`.
+    pub(super) fn as_file(&mut self) -> *mut c_void {
+        self.file.cast()
+    }
+
+    /// Bytes of expert tensors that were served: zero where the seek trick holds.
+    pub(super) fn expert_bytes_read(&self) -> u64 {
+        self.state.expert_bytes_read
+    }
+
+    /// What went wrong in a callback, if anything did.
+    pub(super) fn error(&self) -> Option<&str> {
+        self.state.error.as_deref()
+    }
+}
+
+impl Drop for CookieStream {
+    fn drop(&mut self) {
+        // SAFETY: opened by us, closed once; the buffer is only unmapped after the stream let go of it.
+        unsafe {
+            libc::fclose(self.file);
+            libc::munmap(self.buffer, self.buffer_bytes);
+        }
+    }
+}
+
+impl State {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize, String> {
+        let room = out.len().min(READ_BYTES_MAX);
+        let n = match self.virtual_file.segment_at(self.position) {
+            Piece::End => return Ok(0),
+            Piece::Header(rest) => {
+                let n = rest.len().min(room);
+                out[..n].copy_from_slice(&rest[..n]);
+                n
+            }
+            Piece::Zeros(len) => {
+                let n = len.min(room as u64) as usize;
+                out[..n].fill(0);
+                n
+            }
+            Piece::Source { segment, source } => {
+                let n = source.len.min(room as u64) as usize;
+                let file = source.file as usize;
+                self.sources[file].read_exact_at(&mut out[..n], source.offset).map_err(|error| {
+                    format!("{}: reading {n} bytes at offset {}: {error}", self.paths[file], source.offset)
+                })?;
+                if segment.expert {
+                    self.expert_bytes_read += n as u64;
+                }
+                n
+            }
+        };
+        self.position += n as u64;
+        Ok(n)
+    }
+
+    fn seek(&mut self, offset: i64, whence: c_int) -> Option<u64> {
+        let len = self.virtual_file.len();
+        let base = match whence {
+            libc::SEEK_SET => 0,
+            libc::SEEK_CUR => self.position as i64,
+            libc::SEEK_END => len as i64,
+            _ => return None,
+        };
+        let target = u64::try_from(base.checked_add(offset)?).ok()?;
+        let on_expert = matches!(
+            self.virtual_file.segment_at(target),
+            Piece::Source { segment, .. } if segment.expert && segment.start == target
+        );
+        self.position = if on_expert { len } else { target };
+        Some(self.position)
+    }
+}
+
+unsafe extern "C" fn read(cookie: *mut c_void, buf: *mut c_char, size: usize) -> isize {
+    // SAFETY: the cookie is the boxed `State` of the open stream, used by one thread at a time (stdio locks), and
+    // stdio passes a buffer of at least `size` bytes. Only the part that is delivered is viewed as a slice.
+    let (state, out) = unsafe {
+        let n = size.min(READ_BYTES_MAX);
+        (&mut *cookie.cast::<State>(), std::slice::from_raw_parts_mut(buf.cast::<u8>(), n))
+    };
+    match catch_unwind(AssertUnwindSafe(|| state.read(out))) {
+        Ok(Ok(n)) => n as isize,
+        Ok(Err(message)) => {
+            state.error.get_or_insert(message);
+            -1
+        }
+        Err(_) => -1,
+    }
+}
+
+unsafe extern "C" fn seek(cookie: *mut c_void, offset: *mut i64, whence: c_int) -> c_int {
+    // SAFETY: the cookie is the boxed `State` of the open stream; stdio passes a valid offset.
+    let (state, offset) = unsafe { (&mut *cookie.cast::<State>(), &mut *offset) };
+    match catch_unwind(AssertUnwindSafe(|| state.seek(*offset, whence))) {
+        Ok(Some(position)) => {
+            *offset = position as i64;
+            0
+        }
+        _ => -1,
+    }
+}
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+struct cookie_io_functions_t {
+    read: Option<unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> isize>,
+    write: Option<unsafe extern "C" fn(*mut c_void, *const c_char, usize) -> isize>,
+    seek: Option<unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int>,
+    close: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+}
+
+unsafe extern "C" {
+    fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: cookie_io_functions_t) -> *mut libc::FILE;
+}

@@ -1,0 +1,90 @@
+//! The field's smallest nouns: which expert, which slice of it, and where its bytes lie in a file.
+
+use std::fmt;
+
+/// One expert of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ExpertId {
+    /// Block number as in `blk.<layer>.`.
+    pub layer: u16,
+    /// Row of the router's output, `0..n_expert`.
+    pub index: u16,
+}
+
+impl fmt::Display for ExpertId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "layer {} expert {}", self.layer, self.index)
+    }
+}
+
+/// One matrix of an expert's feed-forward network. The order is the order in which slices are loaded:
+/// what the graph multiplies first comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SliceKind {
+    /// `ffn_gate_exps`, `[n_embd, n_ff]`.
+    Gate = 0,
+    /// `ffn_gate_up_exps`, gate and up fused, `[n_embd, 2 * n_ff]`.
+    GateUp = 1,
+    /// `ffn_up_exps`, `[n_embd, n_ff]`.
+    Up = 2,
+    /// `ffn_down_exps`, `[n_ff, n_embd]`.
+    Down = 3,
+}
+
+impl SliceKind {
+    /// Number of kinds.
+    pub const COUNT: usize = 4;
+    /// Every kind, in load order.
+    pub const ALL: [SliceKind; Self::COUNT] = [Self::Gate, Self::GateUp, Self::Up, Self::Down];
+
+    /// Position in [`SliceKind::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The tensor name's middle part: `ffn_gate_exps` and so on.
+    pub const fn tensor_stem(self) -> &'static str {
+        match self {
+            Self::Gate => "ffn_gate_exps",
+            Self::GateUp => "ffn_gate_up_exps",
+            Self::Up => "ffn_up_exps",
+            Self::Down => "ffn_down_exps",
+        }
+    }
+}
+
+/// One slice of one expert: the unit of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SliceId {
+    /// Whose slice.
+    pub expert: ExpertId,
+    /// Which of its matrices.
+    pub kind: SliceKind,
+}
+
+impl fmt::Display for SliceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "blk.{}.{}.weight[{}]", self.expert.layer, self.kind.tensor_stem(), self.expert.index)
+    }
+}
+
+/// A range of bytes in one of a model's source files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// Index into the model's list of files.
+    pub file: u32,
+    /// First byte, counted from the start of that file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl Extent {
+    /// One past the last byte.
+    ///
+    /// # Panics
+    /// Never for extents that came from a checked header: the reader refuses overflowing ranges.
+    pub const fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}

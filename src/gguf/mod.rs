@@ -1,0 +1,278 @@
+//! Model files: headers, tensor extents, split models, which bytes are experts, and the virtual file.
+//!
+//! [`Gguf::open`] reads and checks the header(s) of a model; [`Gguf::experts`] finds the experts;
+//! [`Gguf::virtual_file`] is the model as the one GGUF file that llama.cpp is given to read. [`HeaderBuilder`] writes.
+//!
+//! Only little-endian GGUF versions 2 and 3 are read. No length or offset in a file is trusted: see [`header`].
+
+pub mod dtype;
+mod error;
+pub mod experts;
+pub mod header;
+pub mod metadata;
+mod split;
+pub mod value;
+pub mod virtual_file;
+mod window;
+pub mod writer;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+pub use dtype::GgmlType;
+pub use error::GgufError;
+pub use experts::{ExpertMap, ExpertTensor, LayerExperts};
+pub use header::Header;
+pub use metadata::Metadata;
+pub use value::{Value, ValueType};
+pub use virtual_file::{Piece, Segment, VirtualGguf};
+pub use writer::{HeaderBuilder, WriteError};
+
+use crate::expert::Extent;
+use split::ShardName;
+
+/// One of the files a model consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFile {
+    /// Path.
+    pub path: PathBuf,
+    /// Length in bytes when the header was read.
+    pub len: u64,
+}
+
+/// A tensor of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Name.
+    pub name: String,
+    /// Element type.
+    pub dtype: GgmlType,
+    /// Shape, fastest first; 1 to 4 entries.
+    pub dims: Vec<u64>,
+    /// Where its bytes lie. Checked to be inside the file.
+    pub extent: Extent,
+}
+
+/// A model: one GGUF file, or all shards of a split one.
+#[derive(Debug)]
+pub struct Gguf {
+    /// Source files; a split model's shards in order.
+    pub files: Vec<SourceFile>,
+    /// All tensors in file order. Names are unique.
+    pub tensors: Vec<TensorInfo>,
+    /// Alignment of tensor data in bytes.
+    pub alignment: u64,
+    /// Header of the first file, as stored, without padding.
+    header: Vec<u8>,
+    version: u32,
+    contiguous: bool,
+    metadata: Metadata,
+    /// Indices into `tensors`, by name.
+    by_name: Vec<u32>,
+}
+
+impl Gguf {
+    /// Reads the headers of the model at `path`; of a split model, `path` is any shard.
+    ///
+    /// # Errors
+    /// Any [`GgufError`] but [`GgufError::Experts`]. Experts are looked at by [`Gguf::experts`].
+    pub fn open(path: &Path) -> Result<Self, GgufError> {
+        let (file, header) = open_header(path)?;
+        let metadata = Metadata::decode(&header, path)?;
+        let count = metadata.get_u64("split.count").unwrap_or(1);
+        if count <= 1 {
+            return Self::assemble(vec![(file, header)], metadata);
+        }
+        drop((file, header));
+        Self::open_shards(path, count)
+    }
+
+    fn open_shards(path: &Path, count: u64) -> Result<Self, GgufError> {
+        let mismatch = |path: &Path, what, found: String, expected: String| {
+            Err(GgufError::SplitMismatch { path: path.to_owned(), what, found, expected })
+        };
+        let Some(name) = ShardName::parse(path).filter(|n| u64::from(n.count) == count) else {
+            let found = path.file_name().unwrap_or_default().display().to_string();
+            return mismatch(path, "file name of a shard", found, format!("<model>-<number>-of-{count:05}.gguf"));
+        };
+        let mut shards = Vec::new();
+        let mut metadata = None;
+        let mut n_tensors = 0;
+        for number in 1..=name.count {
+            let shard = name.path(number, path);
+            if !shard.exists() {
+                return Err(GgufError::MissingShard {
+                    path: path.to_owned(),
+                    number,
+                    count: name.count,
+                    missing: shard,
+                });
+            }
+            let (file, mut header) = open_header(&shard)?;
+            let own = Metadata::decode(&header, &shard)?;
+            for (key, expected) in [("split.no", u64::from(number) - 1), ("split.count", count)] {
+                let found = own.get_u64(key);
+                if found != Some(expected) {
+                    let found = found.map_or("none".to_owned(), |n| n.to_string());
+                    return mismatch(&shard, key, found, expected.to_string());
+                }
+            }
+            n_tensors += header.tensors.len() as u64;
+            if n_tensors > header::TENSORS_MAX {
+                return Err(GgufError::TooLarge {
+                    path: shard,
+                    what: "number of tensors in all shards up to this one".to_owned(),
+                    found: n_tensors,
+                    limit: header::TENSORS_MAX,
+                });
+            }
+            if metadata.is_some() {
+                header.bytes = Vec::new();
+                header.kv = Vec::new();
+            }
+            metadata.get_or_insert(own);
+            shards.push((file, header));
+        }
+        let metadata = metadata.expect("a shard name's count is at least 1");
+        let declared = metadata.get_u64("split.tensors.count").unwrap_or(n_tensors);
+        if declared != n_tensors {
+            return mismatch(path, "tensors in all shards", n_tensors.to_string(), declared.to_string());
+        }
+        Self::assemble(shards, metadata)
+    }
+
+    fn assemble(shards: Vec<(SourceFile, Header)>, metadata: Metadata) -> Result<Self, GgufError> {
+        let contiguous = shards.len() == 1 && shards[0].1.is_contiguous();
+        let (version, alignment) = (shards[0].1.version, shards[0].1.alignment);
+        let mut files = Vec::new();
+        let mut tensors = Vec::new();
+        let mut header_bytes = None;
+        for (index, (file, header)) in shards.into_iter().enumerate() {
+            files.push(file);
+            header_bytes.get_or_insert(header.bytes);
+            tensors.extend(header.tensors.into_iter().map(|t| TensorInfo {
+                name: t.name,
+                dtype: t.dtype,
+                dims: t.dims,
+                extent: Extent { file: index as u32, offset: t.offset, len: t.len },
+            }));
+        }
+        let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
+        by_name.sort_by_key(|i| tensors[*i as usize].name.as_str());
+        if let Some(twice) = by_name.windows(2).find(|w| tensors[w[0] as usize].name == tensors[w[1] as usize].name) {
+            let (first, second) = (&tensors[twice[0] as usize], &tensors[twice[1] as usize]);
+            return Err(GgufError::DuplicateTensor {
+                path: files[second.extent.file as usize].path.clone(),
+                tensor: second.name.clone(),
+                first: files[first.extent.file as usize].path.clone(),
+            });
+        }
+        // The virtual file's length must be a file offset too, padding included.
+        let padded =
+            tensors.iter().try_fold(1u64 << 40, |sum, t| sum.checked_add(t.extent.len)?.checked_add(alignment));
+        if padded.is_none_or(|sum| i64::try_from(sum).is_err()) {
+            return Err(GgufError::TooLarge {
+                path: files[0].path.clone(),
+                what: "length of all tensors, in bytes,".to_owned(),
+                found: padded.unwrap_or(u64::MAX),
+                limit: i64::MAX as u64,
+            });
+        }
+        let header = header_bytes.unwrap_or_default();
+        Ok(Self { files, tensors, alignment, header, version, contiguous, metadata, by_name })
+    }
+
+    /// Reads a header held in memory: `bytes` are the start of a file of `file_len` bytes, `name` is for messages.
+    /// For fuzzing and for headers that do not come from a file system.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`]; [`GgufError::Truncated`] also if `bytes` ends inside the header.
+    pub fn parse_header(bytes: &[u8], file_len: u64, name: &Path) -> Result<(Header, Metadata), GgufError> {
+        let header = Header::read(bytes, file_len, name)?;
+        let metadata = Metadata::decode(&header, name)?;
+        Ok((header, metadata))
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let found = self.by_name.binary_search_by_key(&name, |i| self.tensors[*i as usize].name.as_str());
+        found.ok().map(|i| &self.tensors[self.by_name[i] as usize])
+    }
+
+    /// Key-value pairs; of a split model, the first shard's.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// GGUF version, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// One file whose tensors follow each other as llama.cpp demands, so that it can be read as it is stored.
+    pub fn is_contiguous(&self) -> bool {
+        self.contiguous
+    }
+
+    /// `general.architecture`, or `"unknown"`.
+    pub fn architecture(&self) -> &str {
+        self.get_str("general.architecture").unwrap_or("unknown")
+    }
+
+    /// A non-negative integer of any width.
+    pub fn get_u64(&self, key: &str) -> Option<u64> {
+        self.metadata.get_u64(key)
+    }
+
+    /// A finite number of any type.
+    pub fn get_f32(&self, key: &str) -> Option<f32> {
+        self.metadata.get_f32(key)
+    }
+
+    /// A truth value.
+    pub fn get_bool(&self, key: &str) -> Option<bool> {
+        self.metadata.get_bool(key)
+    }
+
+    /// Text.
+    pub fn get_str(&self, key: &str) -> Option<&str> {
+        self.metadata.get_str(key)
+    }
+
+    /// Number of elements of an array.
+    pub fn get_arr_len(&self, key: &str) -> Option<u64> {
+        self.metadata.get_arr_len(key)
+    }
+
+    /// Bytes of all source files.
+    pub fn file_bytes(&self) -> u64 {
+        self.files.iter().map(|f| f.len).sum()
+    }
+
+    /// Bytes of all tensors, without headers and padding.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.extent.len).sum()
+    }
+}
+
+fn open_header(path: &Path) -> Result<(SourceFile, Header), GgufError> {
+    let io = |action: &str| {
+        let action = action.to_owned();
+        move |error| GgufError::Io { path: path.to_owned(), action, error }
+    };
+    // Before opening: opening a pipe would wait for a writer.
+    let kind = std::fs::metadata(path).map_err(io("open"))?;
+    if kind.is_dir() {
+        return Err(GgufError::Directory { path: path.to_owned() });
+    }
+    if !kind.is_file() {
+        return Err(GgufError::NotAFile { path: path.to_owned() });
+    }
+    let file = File::open(path).map_err(io("open"))?;
+    let len = file.metadata().map_err(io("read the length"))?.len();
+    let header = Header::read(file, len, path)?;
+    Ok((SourceFile { path: path.to_owned(), len }, header))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! The virtual file against the bytes it stands for.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::super::{Gguf, GgufError, HeaderBuilder, Piece, VirtualGguf};
+use super::{builder, data, file, model, tensors};
+
+/// Reads the whole virtual file the way a stream would, from `step` positions at a time.
+fn read_all(gguf: &Gguf, view: &VirtualGguf, step: u64) -> Vec<u8> {
+    let sources: Vec<_> = gguf.files.iter().map(|f| fs::read(&f.path).unwrap()).collect();
+    let mut out = Vec::new();
+    loop {
+        let n = |len: u64| len.min(step) as usize;
+        match view.segment_at(out.len() as u64) {
+            Piece::Header(rest) => out.extend_from_slice(&rest[..n(rest.len() as u64)]),
+            Piece::Source { source, .. } => {
+                let bytes = &sources[source.file as usize][source.offset as usize..source.end() as usize];
+                out.extend_from_slice(&bytes[..n(source.len)]);
+            }
+            Piece::Zeros(len) => out.resize(out.len() + n(len), 0),
+            Piece::End => return out,
+        }
+    }
+}
+
+fn assert_segments_are_sound(view: &VirtualGguf) {
+    let mut pos = view.header().len() as u64;
+    for s in view.segments() {
+        assert!(s.start >= pos && s.source.len > 0, "{s:?}");
+        pos = s.end();
+    }
+    assert!(pos <= view.len());
+    assert_eq!(view.segment_at(view.len()), Piece::End);
+    assert_eq!(view.segment_at(u64::MAX), Piece::End);
+}
+
+/// Writes `tensors` as shards of the given sizes; the paths in order.
+fn write_shards(dir: &tempfile::TempDir, sizes: &[usize]) -> Vec<PathBuf> {
+    let all = tensors();
+    assert_eq!(sizes.iter().sum::<usize>(), all.len());
+    let mut rest = all.as_slice();
+    let count = sizes.len() as u16;
+    let mut paths = Vec::new();
+    for (no, size) in (0..count).zip(sizes) {
+        let (own, others) = rest.split_at(*size);
+        rest = others;
+        let header = match no {
+            0 => builder(32, Some((no, count, all.len() as i32))),
+            _ => {
+                let mut header = HeaderBuilder::new(32).unwrap();
+                header.key("split.no", no).unwrap().key("split.count", count).unwrap();
+                header.key("split.tensors.count", all.len() as i32).unwrap();
+                header
+            }
+        };
+        let path = dir.path().join(format!("toy-{:05}-of-{count:05}.gguf", no + 1));
+        fs::write(&path, file(header, own)).unwrap();
+        paths.push(path);
+    }
+    paths
+}
+
+#[test]
+fn a_single_file_is_shown_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("toy.gguf");
+    for trailing in [0, 100] {
+        let mut bytes = file(builder(4096, None), &tensors());
+        bytes.resize(bytes.len() + trailing, 0xee);
+        fs::write(&path, &bytes).unwrap();
+        let gguf = Gguf::open(&path).unwrap();
+        let view = gguf.virtual_file();
+        assert_segments_are_sound(&view);
+        assert_eq!(view.len(), bytes.len() as u64);
+        assert!(read_all(&gguf, &view, 61) == bytes);
+        assert!(read_all(&gguf, &view, u64::MAX) == bytes);
+    }
+}
+
+#[test]
+fn expert_segments_are_the_expert_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("toy.gguf");
+    fs::write(&path, model()).unwrap();
+    let gguf = Gguf::open(&path).unwrap();
+    let view = gguf.virtual_file();
+    for s in view.segments() {
+        let name = s.tensor.map_or("", |i| &gguf.tensors[i as usize].name);
+        assert_eq!(s.expert, name.ends_with("_exps.weight"), "{name}");
+    }
+    let expert_bytes: u64 = view.segments().iter().filter(|s| s.expert).map(|s| s.source.len).sum();
+    assert_eq!(expert_bytes, gguf.experts().unwrap().bytes());
+}
+
+/// Merging the shards gives the file that was never split, to the last byte.
+#[test]
+fn a_split_model_is_merged() {
+    let n = tensors().len();
+    for sizes in [vec![4, n - 4], vec![0, 3, n - 3], vec![n, 0], vec![1; n]] {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = write_shards(&dir, &sizes);
+        for path in &paths {
+            let gguf = Gguf::open(path).unwrap();
+            assert_eq!(gguf.files.len(), sizes.len());
+            assert_eq!(gguf.architecture(), "toy");
+            let view = gguf.virtual_file();
+            assert_segments_are_sound(&view);
+            assert!(read_all(&gguf, &view, 977) == model(), "{sizes:?}");
+            let experts = gguf.experts().unwrap();
+            let tensor = &experts.layers[1].tensors[2];
+            let extent = tensor.extent(3);
+            let file = fs::read(&gguf.files[extent.file as usize].path).unwrap();
+            let expected = data(&tensor.name, tensor.slice_bytes * 4);
+            assert_eq!(
+                file[extent.offset as usize..extent.end() as usize],
+                expected[3 * tensor.slice_bytes as usize..]
+            );
+        }
+    }
+}
+
+#[test]
+fn a_layout_that_llama_cpp_refuses_is_laid_out_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("toy.gguf");
+    let mut bytes = model();
+    fs::write(&path, &bytes).unwrap();
+    let gguf = Gguf::open(&path).unwrap();
+    // Move the last tensor 64 bytes on, and its offset (the last field of the header) with it.
+    let last = gguf.tensors.last().unwrap().extent;
+    let moved = bytes[last.offset as usize..last.end() as usize].to_vec();
+    bytes.truncate(last.offset as usize);
+    bytes.extend([0xee; 64]);
+    bytes.extend(moved);
+    let at = gguf.virtual_file().header().len() - 8;
+    let offset = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    bytes[at..at + 8].copy_from_slice(&(offset + 64).to_le_bytes());
+    fs::write(&path, &bytes).unwrap();
+    let gguf = Gguf::open(&path).unwrap();
+    let view = gguf.virtual_file();
+    assert_segments_are_sound(&view);
+    assert!(read_all(&gguf, &view, u64::MAX) == model());
+}
+
+#[test]
+fn wrong_shards_are_refused() {
+    let n = tensors().len();
+    let dir = tempfile::tempdir().unwrap();
+    let paths = write_shards(&dir, &[4, 2, n - 6]);
+    let open = |i: usize| Gguf::open(&paths[i]).map(|_| ());
+    let message = |i: usize| open(i).unwrap_err().to_string();
+
+    let second = fs::read(&paths[1]).unwrap();
+    fs::remove_file(&paths[1]).unwrap();
+    assert!(matches!(open(0), Err(GgufError::MissingShard { number: 2, count: 3, .. })));
+    assert!(message(2).contains("toy-00002-of-00003.gguf"), "{}", message(2));
+
+    fs::copy(&paths[2], &paths[1]).unwrap();
+    assert!(message(0).contains("split.no: found 2, expected 1"), "{}", message(0));
+
+    fs::write(&paths[1], file(HeaderBuilder::new(32).unwrap(), &[])).unwrap();
+    assert!(message(0).contains("split.no: found none, expected 1"), "{}", message(0));
+
+    let mut empty = HeaderBuilder::new(32).unwrap();
+    empty.key("split.no", 1u16).unwrap().key("split.count", 3u16).unwrap();
+    fs::write(&paths[1], file(empty.clone(), &[])).unwrap();
+    assert!(message(0).contains("tensors in all shards"), "{}", message(0));
+
+    fs::write(&paths[1], file(empty, &tensors()[..2])).unwrap();
+    assert!(matches!(open(0), Err(GgufError::DuplicateTensor { .. })));
+    assert!(message(0).contains("00002-of-00003.gguf: tensor 'blk.0.ffn_up.weight' occurs twice"), "{}", message(0));
+
+    fs::write(&paths[1], second).unwrap();
+    assert!(open(0).is_ok());
+    let renamed = dir.path().join("renamed.gguf");
+    fs::copy(&paths[0], &renamed).unwrap();
+    let message = Gguf::open(&renamed).unwrap_err().to_string();
+    assert!(message.contains("renamed.gguf") && message.contains("-of-00003.gguf"), "{message}");
+}

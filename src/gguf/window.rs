@@ -1,0 +1,132 @@
+//! A bounded look at the start of a file: bytes are read as they are asked for, never beyond the file and never
+//! more than a header may have, so that no length found in a file decides an allocation.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::Path;
+
+use super::GgufError;
+
+/// A header larger than this is refused. The largest known one (vocabulary, merges, a tokenizer as JSON) has 40 MiB.
+pub(super) const HEADER_BYTES_MAX: u64 = 256 << 20;
+
+const CHUNK: u64 = 256 << 10;
+
+pub(super) struct Window<'a, R> {
+    source: R,
+    bytes: Vec<u8>,
+    pos: usize,
+    file_len: u64,
+    path: &'a Path,
+}
+
+impl<'a, R: Read> Window<'a, R> {
+    /// `source` stands at byte 0 of a file of `file_len` bytes.
+    pub(super) fn new(source: R, file_len: u64, path: &'a Path) -> Self {
+        Self { source, bytes: Vec::new(), pos: 0, file_len, path }
+    }
+
+    pub(super) fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    pub(super) fn pos(&self) -> usize {
+        self.pos
+    }
+
+    /// Bytes of the file not yet taken.
+    pub(super) fn remaining(&self) -> u64 {
+        self.file_len - self.pos as u64
+    }
+
+    pub(super) fn slice(&self, range: Range<usize>) -> &[u8] {
+        &self.bytes[range]
+    }
+
+    /// Everything taken so far.
+    pub(super) fn into_bytes(mut self) -> Vec<u8> {
+        self.bytes.truncate(self.pos);
+        self.bytes.shrink_to_fit();
+        self.bytes
+    }
+
+    /// Takes the next `n` bytes and says where they lie in the window.
+    pub(super) fn take(&mut self, n: u64, what: fmt::Arguments<'_>) -> Result<Range<usize>, GgufError> {
+        let start = self.pos as u64;
+        let end = start.saturating_add(n);
+        if end > self.file_len {
+            return Err(self.truncated(what, start, end, self.file_len));
+        }
+        if end > HEADER_BYTES_MAX {
+            return Err(GgufError::TooLarge {
+                path: self.path.to_owned(),
+                what: format!("header up to {what}, in bytes,"),
+                found: end,
+                limit: HEADER_BYTES_MAX,
+            });
+        }
+        while (self.bytes.len() as u64) < end {
+            let have = self.bytes.len();
+            let step = CHUNK.min(self.file_len - have as u64) as usize;
+            self.bytes.resize(have + step, 0);
+            let got = read_some(&mut self.source, &mut self.bytes[have..]).map_err(|error| GgufError::Io {
+                path: self.path.to_owned(),
+                action: format!("read byte {have}"),
+                error,
+            })?;
+            self.bytes.truncate(have + got);
+            if got == 0 {
+                return Err(self.truncated(what, start, end, have as u64));
+            }
+        }
+        self.pos = end as usize;
+        Ok(start as usize..self.pos)
+    }
+
+    pub(super) fn u32(&mut self, what: fmt::Arguments<'_>) -> Result<u32, GgufError> {
+        let range = self.take(4, what)?;
+        let mut le = [0; 4];
+        le.copy_from_slice(&self.bytes[range]);
+        Ok(u32::from_le_bytes(le))
+    }
+
+    pub(super) fn u64(&mut self, what: fmt::Arguments<'_>) -> Result<u64, GgufError> {
+        let range = self.take(8, what)?;
+        let mut le = [0; 8];
+        le.copy_from_slice(&self.bytes[range]);
+        Ok(u64::from_le_bytes(le))
+    }
+
+    /// A length-prefixed string of at most `limit` bytes; the range excludes the prefix.
+    pub(super) fn string(&mut self, limit: u64, what: fmt::Arguments<'_>) -> Result<Range<usize>, GgufError> {
+        let len = self.u64(format_args!("length of {what}"))?;
+        if len > limit {
+            return Err(GgufError::TooLarge {
+                path: self.path.to_owned(),
+                what: format!("length of {what}, in bytes,"),
+                found: len,
+                limit,
+            });
+        }
+        self.take(len, what)
+    }
+
+    fn truncated(&self, what: fmt::Arguments<'_>, start: u64, end: u64, len: u64) -> GgufError {
+        GgufError::Truncated { path: self.path.to_owned(), what: what.to_string(), start, end, len }
+    }
+}
+
+/// Fills as much of `buf` as the source has.
+fn read_some(source: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match source.read(&mut buf[filled..]) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
+}

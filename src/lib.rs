@@ -1,0 +1,61 @@
+//! hobbit runs Mixture-of-Experts GGUF models that do not fit in memory, on unmodified llama.cpp.
+//!
+//! # The way of a token
+//!
+//! ```text
+//! model.gguf -> gguf -> store -> load -> cache (slots) <- policy
+//!                                          |
+//! llama.cpp graph -> router -> engine::compute -> products on the inner ggml backend
+//! ```
+//!
+//! 1. [`gguf`] reads the header: which bytes of which file are whose. [`expert`] names them.
+//! 2. `engine::stream` shows llama.cpp the model without its experts; everything else it loads as usual.
+//! 3. [`plan`] divides the memory budget; [`cache`] gets slots for as many experts as remain.
+//! 4. llama.cpp evaluates a batch. At each MoE layer ggml's scheduler calls `engine::compute` with the router's ids.
+//! 5. `engine::residency` asks [`cache`] who is resident, and [`load`] to bring the others: [`store`] reads them.
+//! 6. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
+//!
+//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `store::mode`) are pure: no
+//! ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
+//!
+//! # Example
+//!
+//! ```no_run
+//! # #[cfg(feature = "engine")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use hobbit::{Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
+//! use hobbit::plan::Budget;
+//!
+//! let options = ModelOptions { budget: Budget::Bytes(2 << 30), ..ModelOptions::default() };
+//! let model = Model::open("mixtral.gguf".as_ref(), &options, |_progress| true)?;
+//! let mut session = model.session(&SessionOptions::default())?;
+//! session.feed(&model.tokenize("In the beginning", true, false)?)?;
+//! let mut sampler = Sampler::new(&model, &SamplingOptions::default())?;
+//! for token in session.generate(&mut sampler, Some(32)) {
+//!     print!("{}", String::from_utf8_lossy(&model.piece(token?, false)));
+//! }
+//! println!("{:?}", session.stats().decode.hit_rate());
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "engine"))]
+//! # fn main() {}
+//! ```
+
+#![warn(missing_docs)]
+
+pub mod cache;
+pub mod cli;
+#[cfg(feature = "engine")]
+mod engine;
+pub mod expert;
+pub mod gguf;
+pub mod load;
+mod options;
+pub mod plan;
+pub mod stats;
+pub mod store;
+
+#[cfg(feature = "engine")]
+pub use engine::*;
+pub use options::*;
+pub use stats::{LayerStats, PhaseStats, Stats, Timings};

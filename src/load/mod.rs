@@ -1,0 +1,252 @@
+//! The queue between the engine and a store: what is needed now goes before what may be needed soon.
+//!
+//! The engine's thread is the only consumer. It submits reads, computes, and takes answers with [`Loader::poll`] or
+//! [`Loader::wait`]. The next read is started wherever an answer arrives, on the store's own thread, so that the
+//! disk stays busy while the engine computes.
+
+mod queue;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use self::queue::Queue;
+use crate::store::{Completion, ReadDone, ReadRequest, Store};
+
+/// How urgent a read is. Within a class reads start in order of submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LoadClass {
+    /// A product waits for it.
+    OnDemand = 0,
+    /// A guess. Starts only when no on-demand read waits.
+    Prefetch = 1,
+}
+
+/// Bounds of what the store holds at a time. What is in flight can no longer be overtaken or withdrawn, so more
+/// than the disk needs to run at full speed only adds latency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// Reads in flight; at least 1.
+    pub max_in_flight_requests: usize,
+    /// No further read starts while this many bytes are in flight; at least 1.
+    pub max_in_flight_bytes: u64,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        Self { max_in_flight_requests: 16, max_in_flight_bytes: 16 << 20 }
+    }
+}
+
+/// What a loader has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadStats {
+    /// Reads answered, failed ones included.
+    pub reads: u64,
+    /// Of these, prefetches.
+    pub prefetches: u64,
+    /// Reads answered with an error.
+    pub failures: u64,
+    /// Reads withdrawn before they started.
+    pub withdrawn: u64,
+    /// Bytes moved, whole blocks included.
+    pub bytes: u64,
+    /// Wall time with at least one read in flight.
+    pub busy: Duration,
+    /// Wall time that the consumer spent inside [`Loader::wait`] and [`Loader::drain`].
+    pub waited: Duration,
+    /// Most reads queued and not yet started.
+    pub queue_peak: usize,
+    /// Most reads in flight.
+    pub in_flight_peak: usize,
+}
+
+/// Nothing is queued, in flight or unread: waiting would never end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("waiting for a read, but none is outstanding")]
+pub struct NothingOutstanding;
+
+/// Schedules reads on one store.
+///
+/// Dropping it withdraws what has not started and waits for what has, so the slots' memory may be freed after it.
+pub struct Loader {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    store: Arc<dyn Store>,
+    options: LoaderOptions,
+    state: Mutex<State>,
+    landed: Condvar,
+}
+
+struct State {
+    queue: Queue,
+    done: Vec<ReadDone>,
+    stats: LoadStats,
+    busy_since: Option<Instant>,
+    /// A thread is inside [`Shared::pump`]: it will see whatever is queued or landed meanwhile.
+    pumping: bool,
+}
+
+impl Loader {
+    /// A loader with nothing queued.
+    ///
+    /// # Panics
+    /// When a bound is 0.
+    pub fn new(store: Arc<dyn Store>, options: LoaderOptions) -> Self {
+        assert!(options.max_in_flight_requests > 0 && options.max_in_flight_bytes > 0);
+        let state = State {
+            queue: Queue::default(),
+            done: Vec::new(),
+            stats: LoadStats::default(),
+            busy_since: None,
+            pumping: false,
+        };
+        Self { shared: Arc::new(Shared { store, options, state: Mutex::new(state), landed: Condvar::new() }) }
+    }
+
+    /// The store's name.
+    pub fn store_name(&self) -> &'static str {
+        self.shared.store.name()
+    }
+
+    /// Queues reads. Tickets must differ from those of every read whose answer has not been taken yet.
+    pub fn submit(&self, class: LoadClass, requests: impl IntoIterator<Item = ReadRequest>) {
+        let mut state = self.shared.lock();
+        for request in requests {
+            state.queue.push(class, request);
+        }
+        // What the pump below starts at once never waited.
+        self.shared.pump(state);
+        let mut state = self.shared.lock();
+        state.stats.queue_peak = state.stats.queue_peak.max(state.queue.waiting());
+    }
+
+    /// Answers that have come, without waiting; in order of arrival.
+    pub fn poll(&self) -> Vec<ReadDone> {
+        std::mem::take(&mut self.shared.lock().done)
+    }
+
+    /// Waits for at least one answer and takes all that have come.
+    ///
+    /// # Errors
+    /// [`NothingOutstanding`] when there is none to wait for.
+    pub fn wait(&self) -> Result<Vec<ReadDone>, NothingOutstanding> {
+        let state = self.shared.lock();
+        if state.done.is_empty() && state.queue.outstanding() == 0 {
+            return Err(NothingOutstanding);
+        }
+        let mut state = self.shared.wait_while(state, |state| state.done.is_empty());
+        Ok(std::mem::take(&mut state.done))
+    }
+
+    /// Waits until every read is answered, and takes the answers.
+    pub fn drain(&self) -> Vec<ReadDone> {
+        let state = self.shared.lock();
+        let mut state = self.shared.wait_while(state, |state| state.queue.outstanding() > 0);
+        std::mem::take(&mut state.done)
+    }
+
+    /// Withdraws prefetches that have not started and whose ticket `unwanted` accepts. Their tickets are returned, in
+    /// order; they get no answer.
+    pub fn cancel_prefetch(&self, unwanted: impl FnMut(u64) -> bool) -> Vec<u64> {
+        let mut state = self.shared.lock();
+        let tickets = state.queue.withdraw(LoadClass::Prefetch, unwanted);
+        state.stats.withdrawn += tickets.len() as u64;
+        tickets
+    }
+
+    /// Makes prefetches that have not started urgent: those whose ticket `needed` accepts go behind the on-demand
+    /// reads already queued. Returns how many.
+    pub fn promote(&self, needed: impl FnMut(u64) -> bool) -> usize {
+        self.shared.lock().queue.promote(needed)
+    }
+
+    /// Reads submitted and not yet answered.
+    pub fn outstanding(&self) -> usize {
+        self.shared.lock().queue.outstanding()
+    }
+
+    /// Counts so far; `busy` includes the present busy spell.
+    pub fn stats(&self) -> LoadStats {
+        let state = self.shared.lock();
+        let mut stats = state.stats;
+        stats.busy += state.busy_since.map_or(Duration::ZERO, |since| since.elapsed());
+        stats
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        for class in [LoadClass::OnDemand, LoadClass::Prefetch] {
+            state.queue.withdraw(class, |_| true);
+        }
+        drop(self.shared.wait_while(state, |state| state.queue.outstanding() > 0));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps while `condition` holds; the time counts as waited.
+    fn wait_while<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        mut condition: impl FnMut(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        let started = Instant::now();
+        let mut state = self.landed.wait_while(state, |state| condition(state)).unwrap_or_else(PoisonError::into_inner);
+        state.stats.waited += started.elapsed();
+        state
+    }
+
+    /// Starts as many reads as the bounds allow. The store is called without the lock, since it may answer at once;
+    /// only one thread pumps, so reads start in the queue's order and an immediate answer does not recurse.
+    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>) {
+        if state.pumping {
+            return;
+        }
+        state.pumping = true;
+        loop {
+            let requests = state.queue.start(&self.options);
+            if requests.is_empty() {
+                break;
+            }
+            state.busy_since.get_or_insert_with(Instant::now);
+            state.stats.in_flight_peak = state.stats.in_flight_peak.max(state.queue.in_flight());
+            drop(state);
+            let sink: Arc<dyn Completion> = self.clone();
+            self.store.submit(requests, &sink);
+            state = self.lock();
+        }
+        state.pumping = false;
+    }
+}
+
+impl Completion for Shared {
+    fn complete(self: Arc<Self>, done: ReadDone) {
+        let mut state = self.lock();
+        let class = state.queue.finish(done.ticket);
+        state.stats.reads += 1;
+        state.stats.prefetches += u64::from(class == LoadClass::Prefetch);
+        match &done.result {
+            Ok(bytes) => state.stats.bytes += bytes,
+            Err(_) => state.stats.failures += 1,
+        }
+        state.done.push(done);
+        if state.queue.in_flight() == 0
+            && let Some(since) = state.busy_since.take()
+        {
+            state.stats.busy += since.elapsed();
+        }
+        // The disk first, then the consumer.
+        self.pump(state);
+        self.landed.notify_all();
+    }
+}

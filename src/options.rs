@@ -1,0 +1,376 @@
+//! What a caller may choose: plain data, defaults as in llama.cpp's `common_params`.
+
+mod sampling;
+
+pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::plan::{Budget, ExpertCache};
+use crate::store::IoMode;
+
+/// A token's id in the model's vocabulary.
+pub type Token = i32;
+
+/// A word that an option does not know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} '{found}' (expected one of: {expected})")]
+pub struct UnknownWord {
+    /// What the option chooses, in words.
+    pub what: &'static str,
+    /// What was given.
+    pub found: String,
+    /// What would have been understood.
+    pub expected: String,
+}
+
+impl UnknownWord {
+    fn new(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
+        Self { what, found: found.to_owned(), expected: expected.into() }
+    }
+}
+
+/// How a model is opened and how much memory it may take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelOptions {
+    /// Memory that weights, KV cache, compute buffers and experts share.
+    pub budget: Budget,
+    /// The part of the budget that holds experts.
+    pub expert_cache: ExpertCache,
+    /// How expert bytes are read.
+    pub io: IoMode,
+    /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
+    pub n_gpu_layers: i32,
+    /// Devices to offload to, comma-separated as in `--device`; `None` lets the engine choose.
+    pub devices: Option<String>,
+    /// Look for NaN and infinities while loading.
+    pub check_tensors: bool,
+    /// Metadata values that replace the file's.
+    pub kv_overrides: Vec<KvOverride>,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            budget: Budget::default(),
+            expert_cache: ExpertCache::default(),
+            io: IoMode::default(),
+            n_gpu_layers: -1,
+            devices: None,
+            check_tensors: false,
+            kv_overrides: Vec::new(),
+        }
+    }
+}
+
+/// How one sequence of tokens is evaluated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionOptions {
+    /// Context length in tokens; 0 takes the model's training context.
+    pub n_ctx: u32,
+    /// Tokens submitted at once while a prompt is read.
+    pub n_batch: u32,
+    /// Tokens computed at once, at most `n_batch`.
+    pub n_ubatch: u32,
+    /// Sequences that share the context.
+    pub n_seq_max: u32,
+    /// Threads for single tokens; `None` lets the engine choose.
+    pub threads: Option<i32>,
+    /// Threads for batches; `None` takes `threads`.
+    pub threads_batch: Option<i32>,
+    /// Fused attention.
+    pub flash_attn: FlashAttn,
+    /// Element type of the K cache.
+    pub type_k: KvType,
+    /// Element type of the V cache.
+    pub type_v: KvType,
+    /// Run one empty step before the first prompt.
+    pub warmup: bool,
+    /// When the context is full, drop the older half instead of ending.
+    pub context_shift: bool,
+    /// Tokens of the start that a context shift keeps; -1 keeps the whole prompt.
+    pub n_keep: i32,
+    /// Keep the full context for sliding-window layers.
+    pub swa_full: bool,
+    /// Keep the KV cache on the device when there is one.
+    pub kv_offload: bool,
+    /// Rotary position settings.
+    pub rope: RopeOptions,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        Self {
+            n_ctx: 0,
+            n_batch: 2048,
+            n_ubatch: 512,
+            n_seq_max: 1,
+            threads: None,
+            threads_batch: None,
+            flash_attn: FlashAttn::Auto,
+            type_k: KvType::F16,
+            type_v: KvType::F16,
+            warmup: true,
+            context_shift: false,
+            n_keep: 0,
+            swa_full: false,
+            kv_offload: true,
+            rope: RopeOptions::default(),
+        }
+    }
+}
+
+/// Rotary position settings; the defaults leave every choice to the model file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeOptions {
+    /// Scaling method; `None` takes the model's.
+    pub scaling: Option<RopeScaling>,
+    /// Base frequency; 0 takes the model's.
+    pub freq_base: f32,
+    /// Frequency scale, the inverse of the context's growth; 0 takes the model's.
+    pub freq_scale: f32,
+    /// YaRN: context the model was trained with; 0 takes the model's.
+    pub yarn_orig_ctx: u32,
+    /// YaRN: extrapolation mix; negative takes the model's.
+    pub yarn_ext_factor: f32,
+    /// YaRN: magnitude scale; negative takes the model's.
+    pub yarn_attn_factor: f32,
+    /// YaRN: low correction dimension; negative takes the model's.
+    pub yarn_beta_fast: f32,
+    /// YaRN: high correction dimension; negative takes the model's.
+    pub yarn_beta_slow: f32,
+}
+
+impl Default for RopeOptions {
+    fn default() -> Self {
+        Self {
+            scaling: None,
+            freq_base: 0.0,
+            freq_scale: 0.0,
+            yarn_orig_ctx: 0,
+            yarn_ext_factor: -1.0,
+            yarn_attn_factor: -1.0,
+            yarn_beta_fast: -1.0,
+            yarn_beta_slow: -1.0,
+        }
+    }
+}
+
+/// Rotary scaling method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeScaling {
+    /// No scaling.
+    None,
+    /// Positions divided by a factor.
+    Linear,
+    /// YaRN.
+    Yarn,
+}
+
+impl FromStr for RopeScaling {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "none" => Ok(Self::None),
+            "linear" => Ok(Self::Linear),
+            "yarn" => Ok(Self::Yarn),
+            _ => Err(UnknownWord::new("RoPE scaling method", word, "none, linear, yarn")),
+        }
+    }
+}
+
+/// Use of fused attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FlashAttn {
+    /// Where the backend supports it.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl FromStr for FlashAttn {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "auto" | "-1" => Ok(Self::Auto),
+            "on" | "enabled" | "true" | "1" => Ok(Self::On),
+            "off" | "disabled" | "false" | "0" => Ok(Self::Off),
+            _ => Err(UnknownWord::new("flash attention setting", word, "on, off, auto")),
+        }
+    }
+}
+
+impl fmt::Display for FlashAttn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
+
+/// Element type of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum KvType {
+    F32,
+    #[default]
+    F16,
+    Bf16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Iq4Nl,
+    Q5_0,
+    Q5_1,
+}
+
+impl KvType {
+    /// Every type, in llama.cpp's order.
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Iq4Nl, Self::Q5_0, Self::Q5_1];
+
+    /// ggml's name of the type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Iq4Nl => "iq4_nl",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+        }
+    }
+}
+
+impl FromStr for KvType {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == word)
+            .ok_or_else(|| UnknownWord::new("KV cache type", word, Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A metadata value that replaces the model file's: `KEY=TYPE:VALUE`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvOverride {
+    /// Metadata key, at most [`KvOverride::KEY_BYTES_MAX`] bytes.
+    pub key: String,
+    /// The value to use.
+    pub value: KvValue,
+}
+
+/// The value of a [`KvOverride`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum KvValue {
+    /// `int:`.
+    Int(i64),
+    /// `float:`.
+    Float(f64),
+    /// `bool:`.
+    Bool(bool),
+    /// `str:`, at most [`KvOverride::KEY_BYTES_MAX`] bytes.
+    Str(String),
+}
+
+impl KvOverride {
+    /// llama.cpp's limit on keys and on string values (`llama_model_kv_override`).
+    pub const KEY_BYTES_MAX: usize = 127;
+}
+
+/// Why a metadata override was not understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{found}': {why} (expected KEY=TYPE:VALUE with TYPE one of int, float, bool, str)")]
+pub struct KvOverrideError {
+    found: String,
+    why: &'static str,
+}
+
+impl FromStr for KvOverride {
+    type Err = KvOverrideError;
+
+    fn from_str(text: &str) -> Result<Self, KvOverrideError> {
+        let fail = |why| KvOverrideError { found: text.to_owned(), why };
+        let (key, rest) = text.split_once('=').ok_or_else(|| fail("no '='"))?;
+        if key.is_empty() || key.len() > Self::KEY_BYTES_MAX {
+            return Err(fail("the key must have 1 to 127 bytes"));
+        }
+        let (kind, value) = rest.split_once(':').ok_or_else(|| fail("no type"))?;
+        let value = match kind {
+            "int" => KvValue::Int(value.parse().map_err(|_| fail("not an integer"))?),
+            "float" => KvValue::Float(value.parse().map_err(|_| fail("not a number"))?),
+            "bool" => KvValue::Bool(value.parse().map_err(|_| fail("neither true nor false"))?),
+            "str" if value.len() > Self::KEY_BYTES_MAX => return Err(fail("the string is longer than 127 bytes")),
+            "str" => KvValue::Str(value.to_owned()),
+            _ => return Err(fail("unknown type")),
+        };
+        Ok(Self { key: key.to_owned(), value })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_round_trip() {
+        for kind in KvType::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        for (word, setting) in [
+            ("auto", FlashAttn::Auto),
+            ("-1", FlashAttn::Auto),
+            ("on", FlashAttn::On),
+            ("1", FlashAttn::On),
+            ("off", FlashAttn::Off),
+            ("false", FlashAttn::Off),
+        ] {
+            assert_eq!(word.parse(), Ok(setting), "{word}");
+            assert_eq!(setting.to_string().parse(), Ok(setting));
+        }
+    }
+
+    #[test]
+    fn unknown_words_name_the_choices() {
+        let error = "q9_9".parse::<KvType>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "unknown KV cache type 'q9_9' (expected one of: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1)"
+        );
+    }
+
+    #[test]
+    fn overrides() {
+        let parse = |text: &str| text.parse::<KvOverride>();
+        assert_eq!(
+            parse("llama.expert_used_count=int:4"),
+            Ok(KvOverride { key: "llama.expert_used_count".into(), value: KvValue::Int(4) })
+        );
+        assert_eq!(parse("a=bool:true").unwrap().value, KvValue::Bool(true));
+        assert_eq!(parse("a=float:0.5").unwrap().value, KvValue::Float(0.5));
+        assert_eq!(parse("a=str:x=y:z").unwrap().value, KvValue::Str("x=y:z".into()));
+        for bad in ["", "a", "=int:1", "a=int", "a=int:x", "a=bool:1", "a=u8:1"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        assert!(parse(&format!("{}=int:1", "k".repeat(128))).is_err());
+    }
+}

@@ -1,0 +1,52 @@
+//! Plans in words.
+
+use super::size::{FlagValue, Show};
+use super::{BudgetSource, MemoryPlan};
+use std::fmt;
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (budget, from) = (Show(self.budget), origin(self.budget_source));
+        write!(f, "{:<14}{budget:>9}  {from}", "memory budget")?;
+        let mut row = |name: &str, bytes: u64, note: &str| {
+            let gap = if note.is_empty() { "" } else { "  " };
+            write!(f, "\n  {name:<12}{:>9}{gap}{note}", Show(bytes))
+        };
+        row("weights", self.fixed.weights, "")?;
+        row("KV cache", self.fixed.kv, "")?;
+        row("compute", self.fixed.compute, "")?;
+        row("runtime", self.fixed.runtime, "")?;
+        row("margin", self.margin, "kept free")?;
+        if let Some(percent) = (self.n_slots * 100).checked_div(self.n_experts) {
+            let note = format!("{} of {} experts ({percent} %)", self.n_slots, self.n_experts);
+            row("expert cache", self.expert_cache, &note)?;
+            let note = match self.pools.first().map_or(0, |pool| pool.staging_slices) {
+                0 => "not needed: every expert has a slot".to_owned(),
+                1 => "1 slice of each kind".to_owned(),
+                n => format!("{n} slices of each kind"),
+            };
+            row("staging", self.staging, &note)?;
+        }
+        row("unused", self.unused(), "")
+    }
+}
+
+pub(super) fn origin(source: BudgetSource) -> &'static str {
+    match source {
+        BudgetSource::Given => "--mem-budget",
+        BudgetSource::Cgroup => "auto: limit of the control group",
+        BudgetSource::MemAvailable => "auto: available memory",
+    }
+}
+
+/// The flags of an advice.
+pub(super) fn flags(mem_budget: Option<u64>, expert_cache: Option<u64>) -> String {
+    let flag = |name: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{name} {}", FlagValue(bytes)));
+    let given = [flag("--mem-budget", mem_budget), flag("--expert-cache", expert_cache)];
+    given.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+/// Bytes for a flag, rounded down: an upper limit.
+pub(super) fn whole_mib(bytes: u64) -> String {
+    format!("{}MiB", bytes >> 20)
+}

@@ -1,0 +1,244 @@
+//! How a memory budget becomes slots: pure arithmetic, except for [`MemoryLimits::read`].
+//!
+//! The budget is what the whole process may take. Weights, KV cache, compute buffers and run time come first, a
+//! margin stays free, and experts get the rest: cached ones in pools, and unless all fit, a few *staging* slices
+//! through which experts pass that get no slot. The engine is exact with one staging slice per pool and kind and no
+//! cached expert at all: that is the minimum.
+//!
+//! The margin is for what nobody can count (page tables, allocator slack, the kernel's own): 2 % of a budget that was
+//! given, at least 32 MiB. A budget found in the system also moves with its neighbours: 5 %, at least 64 MiB.
+
+mod breakdown;
+mod limits;
+mod pools;
+mod size;
+#[cfg(test)]
+mod tests;
+
+pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
+pub use pools::{PoolPlan, PoolSpec, StagingWish};
+pub use size::{Budget, ExpertCache, SizeError};
+
+use pools::Experts;
+use serde::Serialize;
+use size::{FlagValue, Show};
+
+/// What a plan is made from. Sizes are bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanInput {
+    /// What the process may take.
+    pub budget: Budget,
+    /// What the system leaves; read only for [`Budget::Auto`].
+    pub limits: MemoryLimits,
+    /// How much of it experts may take.
+    pub expert_cache: ExpertCache,
+    /// What is needed besides experts.
+    pub fixed: FixedCosts,
+    /// What stays free; `None` takes the rule of this module.
+    pub margin: Option<u64>,
+    /// Classes of layers with equal experts; empty for a dense model.
+    pub pools: Vec<PoolSpec>,
+    /// Experts a token uses in each layer.
+    pub n_expert_used: u32,
+    /// Slices that experts without a slot pass through.
+    pub staging: StagingWish,
+}
+
+/// Memory that experts cannot have, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FixedCosts {
+    /// Weights that are not experts.
+    pub weights: u64,
+    /// KV cache at its full length.
+    pub kv: u64,
+    /// Compute buffers.
+    pub compute: u64,
+    /// What the process holds besides: code, tokenizer, thread stacks.
+    pub runtime: u64,
+}
+
+impl FixedCosts {
+    fn total(&self) -> u64 {
+        [self.weights, self.kv, self.compute, self.runtime].into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+/// Where the memory goes. `Display` prints it as aligned rows.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemoryPlan {
+    /// Bytes the process may take.
+    pub budget: u64,
+    /// Who says so.
+    pub budget_source: BudgetSource,
+    /// What is needed besides experts.
+    pub fixed: FixedCosts,
+    /// Bytes left free.
+    pub margin: u64,
+    /// Slots and staging, one entry per [`PoolSpec`].
+    pub pools: Vec<PoolPlan>,
+    /// Experts that can be resident at once.
+    pub n_slots: u64,
+    /// Experts of the model.
+    pub n_experts: u64,
+    /// Bytes of all slots.
+    pub expert_cache: u64,
+    /// Bytes of staging.
+    pub staging: u64,
+    /// Set when the slots are fewer than what one token uses.
+    pub warning: Option<BelowTokenCycle>,
+}
+
+/// The cache is smaller than one token's cycle (layers x experts per token): most uses will miss.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[error(
+    "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for every \
+     token; for one token's experts give {}",
+    breakdown::flags(*mem_budget, *expert_cache)
+)]
+pub struct BelowTokenCycle {
+    /// Experts that can be resident at once.
+    pub n_slots: u64,
+    /// Experts one token uses.
+    pub n_cycle: u64,
+    /// The budget that holds them, in bytes; `None` when the present one would.
+    pub mem_budget: Option<u64>,
+    /// The expert cache that holds them, in bytes; `None` when it follows from the budget.
+    pub expert_cache: Option<u64>,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The budget cannot hold the model even with no expert cached.
+    #[error(
+        "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached; \
+         give --mem-budget {}, or make the context smaller (-c)",
+        Show(*budget), breakdown::origin(*origin), Show(*minimum), FlagValue(*minimum)
+    )]
+    TooSmall {
+        /// Bytes.
+        budget: u64,
+        /// Who says so.
+        origin: BudgetSource,
+        /// The smallest budget that works, in bytes.
+        minimum: u64,
+    },
+    /// The expert cache asked for does not fit beside the rest.
+    #[error(
+        "an expert cache of {} does not fit into a memory budget of {}; give --expert-cache {} or less, \
+         or --mem-budget {}",
+        Show(*asked), Show(*budget), breakdown::whole_mib(*fits), FlagValue(*minimum)
+    )]
+    ExpertCacheTooLarge {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes that fit.
+        fits: u64,
+        /// Bytes.
+        budget: u64,
+        /// The smallest budget that holds what was asked for, in bytes.
+        minimum: u64,
+    },
+    /// `auto` on a system that does not tell.
+    #[error("this system does not say how much memory is available; give --mem-budget, for example --mem-budget 4GiB")]
+    NoLimitKnown,
+}
+
+/// What stays free of a budget: `percent`, at least `floor` bytes.
+#[derive(Clone, Copy)]
+struct Margin {
+    percent: u64,
+    floor: u64,
+}
+
+impl Margin {
+    const MIB: u64 = 1 << 20;
+
+    fn of(input: &PlanInput, source: BudgetSource) -> Self {
+        match (input.margin, source) {
+            (Some(floor), _) => Self { percent: 0, floor },
+            (None, BudgetSource::Given) => Self { percent: 2, floor: 32 * Self::MIB },
+            (None, _) => Self { percent: 5, floor: 64 * Self::MIB },
+        }
+    }
+
+    fn bytes(self, budget: u64) -> u64 {
+        let share = (u128::from(budget) * u128::from(self.percent)).div_ceil(100) as u64; // <= budget
+        share.max(self.floor)
+    }
+
+    /// The smallest budget that leaves `need` bytes.
+    fn budget_for(self, need: u64) -> u64 {
+        let by_share = (u128::from(need) * 100).div_ceil(u128::from(100 - self.percent));
+        u64::try_from(by_share).unwrap_or(u64::MAX).max(need.saturating_add(self.floor))
+    }
+}
+
+impl MemoryPlan {
+    /// Divides the budget.
+    ///
+    /// # Errors
+    /// [`PlanError`]: the budget is below the model's minimum, the expert cache asked for does not fit, or nothing
+    /// is known about the system's memory.
+    pub fn new(input: &PlanInput) -> Result<Self, PlanError> {
+        let (budget, source) = match input.budget {
+            Budget::Bytes(bytes) => (bytes, BudgetSource::Given),
+            Budget::Auto => input.limits.budget().ok_or(PlanError::NoLimitKnown)?,
+        };
+        let experts = Experts::new(&input.pools, input.n_expert_used, input.staging);
+        let margin = Margin::of(input, source).bytes(budget);
+        let given = Margin::of(input, BudgetSource::Given); // what the flags in our advice will be held to
+        let fixed = input.fixed.total();
+        let budget_for = |for_experts: u64| given.budget_for(fixed.saturating_add(for_experts));
+
+        let room = budget.checked_sub(fixed.saturating_add(margin)).filter(|room| *room >= experts.minimum());
+        let Some(room) = room else {
+            return Err(PlanError::TooSmall { budget, origin: source, minimum: budget_for(experts.minimum()) });
+        };
+        let asked = match input.expert_cache {
+            ExpertCache::Auto => None,
+            ExpertCache::Bytes(bytes) => Some(bytes.min(experts.bytes())),
+            // A product of whole numbers below 2^53 is exact: 29 % of 100 experts are 29.
+            ExpertCache::Percent(percent) => Some((experts.bytes() as f64 * percent / 100.0).round() as u64),
+        };
+        if let Some(asked) = asked.filter(|asked| experts.room_for(*asked) > room) {
+            let fits = experts.largest_cache(room);
+            let minimum = budget_for(experts.room_for(asked));
+            return Err(PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum });
+        }
+        let pools = experts.divide(room, asked);
+        let n_slots = pools.iter().map(|pool| u64::from(pool.n_slots)).sum();
+
+        let warning = (n_slots < experts.n_cycle()).then(|| {
+            let cache = asked.map(|_| FlagValue(experts.cache_for_cycle()).bytes());
+            let needed = match cache {
+                Some(cache) => experts.room_for(cache.min(experts.bytes())),
+                None => experts.auto_room_for_cycle(),
+            };
+            let mem_budget = (asked.is_none() || needed > room).then(|| FlagValue(budget_for(needed)).bytes());
+            BelowTokenCycle { n_slots, n_cycle: experts.n_cycle(), mem_budget, expert_cache: cache }
+        });
+        Ok(Self {
+            budget,
+            budget_source: source,
+            fixed: input.fixed,
+            margin,
+            n_slots,
+            n_experts: experts.n_experts(),
+            expert_cache: pools.iter().map(|pool| pool.expert_cache).sum(),
+            staging: pools.iter().map(|pool| pool.staging).sum(),
+            pools,
+            warning,
+        })
+    }
+
+    /// Bytes of the budget that nothing uses: everything fits, or less was asked for.
+    pub fn unused(&self) -> u64 {
+        self.budget - self.margin - self.fixed.total() - self.expert_cache - self.staging
+    }
+
+    /// Whether every expert has a slot.
+    pub fn is_fully_resident(&self) -> bool {
+        self.n_slots == self.n_experts
+    }
+}

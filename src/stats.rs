@@ -1,0 +1,196 @@
+//! What a session measured about itself.
+
+use serde::Serialize;
+
+/// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PhaseStats {
+    /// Tokens evaluated.
+    pub tokens: u64,
+    /// Wall time spent evaluating them.
+    pub seconds: f64,
+    /// Experts found resident: one for each distinct expert that a layer needed in an evaluated ubatch.
+    pub hits: u64,
+    /// Experts that were not, counted alike.
+    pub misses: u64,
+    /// Slices read.
+    pub slices_loaded: u64,
+    /// Bytes moved from the files, alignment included.
+    pub bytes_read: u64,
+    /// Wall time with at least one read in flight.
+    pub io_busy_seconds: f64,
+    /// Wall time in which the computation stood still for a read.
+    pub io_wait_seconds: f64,
+}
+
+impl PhaseStats {
+    /// Share of needed experts found resident, 0..=1; `None` when none was needed.
+    pub fn hit_rate(&self) -> Option<f64> {
+        ratio(self.hits as f64, (self.hits + self.misses) as f64)
+    }
+
+    /// Bytes per second while reading; `None` when nothing was read.
+    pub fn read_bandwidth(&self) -> Option<f64> {
+        if self.bytes_read == 0 {
+            return None;
+        }
+        ratio(self.bytes_read as f64, self.io_busy_seconds)
+    }
+
+    /// Tokens per second; `None` when no token was evaluated.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        if self.tokens == 0 {
+            return None;
+        }
+        ratio(self.tokens as f64, self.seconds)
+    }
+
+    /// Tokens per second if nothing but reading took time: tokens / (bytes read / bandwidth), in bytes per second.
+    /// `None` when nothing was read.
+    pub fn roofline_tokens_per_second(&self, bandwidth: f64) -> Option<f64> {
+        if self.tokens == 0 || self.bytes_read == 0 || bandwidth <= 0.0 {
+            return None;
+        }
+        ratio(self.tokens as f64, self.bytes_read as f64 / bandwidth)
+    }
+}
+
+impl std::ops::Add for PhaseStats {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens + other.tokens,
+            seconds: self.seconds + other.seconds,
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            slices_loaded: self.slices_loaded + other.slices_loaded,
+            bytes_read: self.bytes_read + other.bytes_read,
+            io_busy_seconds: self.io_busy_seconds + other.io_busy_seconds,
+            io_wait_seconds: self.io_wait_seconds + other.io_wait_seconds,
+        }
+    }
+}
+
+/// Traffic of one layer, both phases together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LayerStats {
+    /// Block number.
+    pub layer: u16,
+    /// Experts that fit in the layer's share of its pool.
+    pub slots: u32,
+    /// As in [`PhaseStats::hits`].
+    pub hits: u64,
+    /// As in [`PhaseStats::misses`].
+    pub misses: u64,
+}
+
+/// Everything a session counted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Stats {
+    /// Batches of prompt tokens.
+    pub prompt: PhaseStats,
+    /// Single generated tokens.
+    pub decode: PhaseStats,
+    /// MoE layers, ascending; empty for a dense model.
+    pub layers: Vec<LayerStats>,
+    /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.
+    pub peak_rss_bytes: u64,
+}
+
+impl Stats {
+    /// Both phases together.
+    pub fn total(&self) -> PhaseStats {
+        self.prompt + self.decode
+    }
+}
+
+/// Times of a session in llama.cpp's categories (`llama_perf_context_data`, `llama_perf_sampler_data`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// Opening the model and preparing the session, in milliseconds.
+    pub load_ms: f64,
+    /// Prompt processing, in milliseconds.
+    pub prompt_ms: f64,
+    /// Prompt tokens evaluated.
+    pub prompt_tokens: u64,
+    /// Single-token evaluation, in milliseconds.
+    pub eval_ms: f64,
+    /// Single-token evaluations.
+    pub eval_runs: u64,
+    /// Sampling, in milliseconds.
+    pub sample_ms: f64,
+    /// Tokens sampled.
+    pub sample_count: u64,
+    /// From the start of loading until now, in milliseconds.
+    pub total_ms: f64,
+    /// Evaluations that reused the previous compute graph.
+    pub graphs_reused: u64,
+}
+
+/// Largest resident set of this process so far, in bytes; 0 where the system does not tell.
+pub fn peak_rss_bytes() -> u64 {
+    own_status("VmHWM:")
+}
+
+/// Resident set of this process now, in bytes; 0 where the system does not tell.
+pub fn rss_bytes() -> u64 {
+    own_status("VmRSS:")
+}
+
+fn own_status(key: &str) -> u64 {
+    std::fs::read_to_string("/proc/self/status").ok().and_then(|text| status_bytes(&text, key)).unwrap_or(0)
+}
+
+/// A size such as `VmHWM:   1234 kB` in the text of `/proc/<pid>/status`, in bytes.
+fn status_bytes(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+fn ratio(part: f64, whole: f64) -> Option<f64> {
+    (whole > 0.0).then(|| part / whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_of_nothing_are_absent() {
+        let none = PhaseStats::default();
+        assert_eq!(none.hit_rate(), None);
+        assert_eq!(none.read_bandwidth(), None);
+        assert_eq!(none.tokens_per_second(), None);
+        assert_eq!(none.roofline_tokens_per_second(1e9), None);
+    }
+
+    #[test]
+    fn rates() {
+        let decode = PhaseStats {
+            tokens: 10,
+            seconds: 4.0,
+            hits: 3,
+            misses: 1,
+            slices_loaded: 3,
+            bytes_read: 2_000_000_000,
+            io_busy_seconds: 2.0,
+            io_wait_seconds: 1.0,
+        };
+        assert_eq!(decode.hit_rate(), Some(0.75));
+        assert_eq!(decode.read_bandwidth(), Some(1e9));
+        assert_eq!(decode.tokens_per_second(), Some(2.5));
+        assert_eq!(decode.roofline_tokens_per_second(1e9), Some(5.0));
+        let stats = Stats { prompt: decode, decode, ..Stats::default() };
+        assert_eq!(stats.total().bytes_read, 4_000_000_000);
+        assert_eq!(stats.total().hit_rate(), Some(0.75));
+    }
+
+    #[test]
+    fn peak_rss_is_read_from_proc() {
+        assert_eq!(status_bytes("VmPeak:\t9 kB\nVmHWM:\t    2048 kB\nVmRSS: 1 kB\n", "VmHWM:"), Some(2 << 20));
+        assert_eq!(status_bytes("VmHWM:\t lots\n", "VmHWM:"), None);
+        assert_eq!(status_bytes("", "VmHWM:"), None);
+    }
+}

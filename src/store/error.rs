@@ -1,0 +1,96 @@
+//! What can go wrong while reading experts, with the file, the place and the remedy.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a store could not be opened or a read failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file could not be opened.
+    #[error("cannot open {path} for {engine} reads: {source}")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Name of the engine.
+        engine: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The system reported an error for a read (`EIO` and its like).
+    #[error("reading {len} bytes at offset {offset} of {path} failed: {source}; check the disk and its connection")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// First byte wanted.
+        offset: u64,
+        /// Bytes wanted.
+        len: u64,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The file ended before the bytes that its header promised.
+    #[error(
+        "file shrank while running: {path} now has {file_len} bytes, but {len} bytes at offset {offset} are needed; \
+         restore the file"
+    )]
+    Shrank {
+        /// The file.
+        path: PathBuf,
+        /// First byte wanted.
+        offset: u64,
+        /// Bytes wanted.
+        len: u64,
+        /// Length of the file when the end was met, in bytes.
+        file_len: u64,
+    },
+    /// A request names a file that the store was not opened with.
+    #[error("a read names source file {file}, but the model has {files} (expected 0..{files})")]
+    NoSuchFile {
+        /// Index asked for.
+        file: u32,
+        /// Files open.
+        files: usize,
+    },
+    /// A request does not fit its slot, or its range overflows.
+    #[error("a slot of {capacity} bytes cannot take {len} bytes from offset {offset} at lead {lead}")]
+    SlotTooSmall {
+        /// First byte wanted.
+        offset: u64,
+        /// Bytes wanted.
+        len: u64,
+        /// Where the first byte should land in the slot.
+        lead: usize,
+        /// Bytes in the slot.
+        capacity: usize,
+    },
+    /// The engine cannot run on this machine or file system.
+    #[error("the {engine} engine is not available: {reason}; use buffered reads instead")]
+    Unavailable {
+        /// Name of the engine.
+        engine: &'static str,
+        /// Why not.
+        reason: String,
+    },
+    /// Memory for a read was refused.
+    #[error("cannot allocate {bytes} bytes for reads: {source}; give a smaller --mem-budget or --expert-cache")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A worker thread could not be started.
+    #[error("cannot start an I/O thread for {engine} reads: {source}")]
+    Thread {
+        /// Name of the engine.
+        engine: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The request was given to a store that has ended.
+    #[error("the {engine} store has stopped and takes no more reads")]
+    Stopped {
+        /// Name of the engine.
+        engine: &'static str,
+    },
+}

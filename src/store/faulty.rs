@@ -1,0 +1,151 @@
+//! Any store, with faults: for tests of whatever must survive a failing disk. Deterministic, no sleeping.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Store;
+use super::error::StoreError;
+use super::request::{Completion, ReadDone, ReadRequest};
+use crate::expert::Extent;
+
+/// What goes wrong, and when. Requests are counted from 0 in order of submission.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// These requests fail with `EIO` and read nothing.
+    pub io_error: Vec<u64>,
+    /// These requests read half of their bytes and then meet the end of the file.
+    pub short_read: Vec<u64>,
+    /// The length that each file has shrunk to, in bytes: reads past it fill the slot up to there and fail.
+    pub shrunk: HashMap<u32, u64>,
+    /// Answers are held back until this many are there or nothing else is in flight, then given out of order.
+    pub hold: Option<Hold>,
+}
+
+/// Reordering of answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Hold {
+    /// Answers held back at most.
+    pub answers_max: usize,
+    /// Picks the permutation.
+    pub seed: u64,
+}
+
+/// A store that fails as told.
+pub struct FaultyStore {
+    inner: Arc<dyn Store>,
+    faults: Faults,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    submitted: u64,
+    /// Requests whose answer has not reached us.
+    in_flight: usize,
+    held: Vec<(Arc<dyn Completion>, ReadDone)>,
+    random: u64,
+}
+
+impl FaultyStore {
+    /// Puts `faults` over `inner`.
+    pub fn new(inner: Arc<dyn Store>, faults: Faults) -> Self {
+        let random = faults.hold.map_or(0, |hold| hold.seed);
+        Self { inner, faults, state: Arc::new(Mutex::new(State { random, ..State::default() })) }
+    }
+
+    /// What the `number`th request may read, and the error that then takes the place of its answer.
+    fn verdict(&self, number: u64, request: &ReadRequest) -> Option<(u64, StoreError)> {
+        let Extent { file, offset, len } = request.extent;
+        let path = || PathBuf::from(format!("(file {file})"));
+        if self.faults.io_error.contains(&number) {
+            let source = io::Error::from_raw_os_error(EIO);
+            return Some((0, StoreError::Read { path: path(), offset, len, source }));
+        }
+        let file_len = if self.faults.short_read.contains(&number) {
+            offset + len / 2
+        } else {
+            *self.faults.shrunk.get(&file).filter(|&&file_len| file_len < offset + len)?
+        };
+        Some((file_len.saturating_sub(offset), StoreError::Shrank { path: path(), offset, len, file_len }))
+    }
+}
+
+/// "Input/output error" on every Unix.
+const EIO: i32 = 5;
+
+impl Store for FaultyStore {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
+        // All of the batch counts as in flight before the first answer can come.
+        let first = {
+            let mut state = lock(&self.state);
+            state.in_flight += requests.len();
+            let first = state.submitted;
+            state.submitted += requests.len() as u64;
+            first
+        };
+        for (mut request, number) in requests.into_iter().zip(first..) {
+            let verdict = self.verdict(number, &request);
+            let error = verdict.map(|(len, error)| {
+                request.extent.len = len;
+                error
+            });
+            let hold = self.faults.hold;
+            let filter: Arc<dyn Completion> = Arc::new(Filter {
+                sink: Arc::clone(sink),
+                error: Mutex::new(error),
+                hold,
+                state: Arc::clone(&self.state),
+            });
+            self.inner.submit(vec![request], &filter);
+        }
+    }
+}
+
+/// Stands between the inner store and the real sink, for one request.
+struct Filter {
+    sink: Arc<dyn Completion>,
+    error: Mutex<Option<StoreError>>,
+    hold: Option<Hold>,
+    state: Arc<Mutex<State>>,
+}
+
+impl Completion for Filter {
+    fn complete(self: Arc<Self>, mut done: ReadDone) {
+        if let Some(error) = self.error.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            done.result = Err(error);
+        }
+        let released = {
+            let mut state = lock(&self.state);
+            state.in_flight -= 1;
+            state.held.push((Arc::clone(&self.sink), done));
+            let held_max = self.hold.map_or(0, |hold| hold.answers_max);
+            if state.held.len() < held_max && state.in_flight > 0 { Vec::new() } else { state.release() }
+        };
+        // Outside the lock: an answer may submit the next request.
+        for (sink, done) in released {
+            sink.complete(done);
+        }
+    }
+}
+
+impl State {
+    /// Everything held, permuted (Fisher-Yates over an LCG).
+    fn release(&mut self) -> Vec<(Arc<dyn Completion>, ReadDone)> {
+        for last in (1..self.held.len()).rev() {
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let other = (self.random >> 33) as usize % (last + 1);
+            self.held.swap(last, other);
+        }
+        std::mem::take(&mut self.held)
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

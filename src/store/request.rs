@@ -1,0 +1,110 @@
+//! One read: where from, where to, and its answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::error::StoreError;
+use crate::expert::Extent;
+
+/// Start of a slot's memory. Page-aligned (4096) where it is to be filled by direct reads without a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotPtr(*mut u8);
+
+impl SlotPtr {
+    /// Names memory that reads may fill.
+    ///
+    /// # Safety
+    /// For every [`ReadRequest`] made with this pointer, from its submission to its [`ReadDone`] (or to its
+    /// withdrawal), the `capacity` bytes at `ptr` must be mapped, initialised, writable from any thread, and
+    /// neither read nor written by anyone else.
+    pub const unsafe fn new(ptr: *mut u8) -> Self {
+        Self(ptr)
+    }
+
+    /// The address.
+    pub const fn as_ptr(self) -> *mut u8 {
+        self.0
+    }
+}
+
+// SAFETY: the pointer is only dereferenced for a request in flight, and `SlotPtr::new` makes its caller promise
+// that the memory may then be written from any thread.
+unsafe impl Send for SlotPtr {}
+// SAFETY: a shared `SlotPtr` gives away nothing but the address.
+unsafe impl Sync for SlotPtr {}
+
+/// Asks for the bytes of `extent` at `dst + lead`.
+///
+/// The bytes of the slot outside `[lead, lead + extent.len)` may be overwritten too: a direct read covers whole
+/// blocks. With `lead ==` [`super::lead_of`]`(extent)`, `dst` page-aligned and `capacity >=`
+/// [`super::slot_stride`]`(extent.len)`, no engine copies a byte; any other lead costs a copy.
+#[derive(Debug)]
+pub struct ReadRequest {
+    /// The caller's name for the read; comes back in [`ReadDone`].
+    pub ticket: u64,
+    /// What to read.
+    pub extent: Extent,
+    /// Start of the slot.
+    pub dst: SlotPtr,
+    /// Bytes at `dst`.
+    pub capacity: usize,
+    /// Where the extent's first byte lands, in bytes from `dst`.
+    pub lead: usize,
+}
+
+impl ReadRequest {
+    /// Refuses requests that no engine may start: after this check `lead + extent.len <= capacity`, the range does
+    /// not overflow, and the file exists.
+    pub(super) fn check(&self, files: usize) -> Result<(), StoreError> {
+        let Extent { file, offset, len } = self.extent;
+        if file as usize >= files {
+            return Err(StoreError::NoSuchFile { file, files });
+        }
+        let fits = usize::try_from(len)
+            .ok()
+            .and_then(|len| len.checked_add(self.lead))
+            .is_some_and(|end| end <= self.capacity);
+        // The end is rounded up to a block later on, and file offsets are signed.
+        let in_range = offset.checked_add(len).is_some_and(|end| end < i64::MAX as u64 - super::BLOCK_BYTES);
+        if fits && in_range {
+            Ok(())
+        } else {
+            Err(StoreError::SlotTooSmall { offset, len, lead: self.lead, capacity: self.capacity })
+        }
+    }
+}
+
+/// The answer to a [`ReadRequest`].
+#[derive(Debug)]
+pub struct ReadDone {
+    /// The request's ticket.
+    pub ticket: u64,
+    /// Bytes moved from the device, page cache or memory: at least `extent.len`, more where whole blocks were read.
+    pub result: Result<u64, StoreError>,
+    /// Time from the store's acceptance to this answer, in microseconds.
+    pub elapsed_us: u64,
+}
+
+impl ReadDone {
+    pub(super) fn new(ticket: u64, result: Result<u64, StoreError>, started: Instant) -> Self {
+        Self { ticket, result, elapsed_us: micros(started.elapsed()) }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Where answers go. Called on the store's threads, so it must be short and must not wait for I/O; it may call
+/// [`super::Store::submit`].
+pub trait Completion: Send + Sync {
+    /// Takes one answer.
+    fn complete(self: Arc<Self>, done: ReadDone);
+}
+
+impl Completion for crossbeam_channel::Sender<ReadDone> {
+    fn complete(self: Arc<Self>, done: ReadDone) {
+        // A receiver that has gone away no longer wants the answer.
+        let _ = self.send(done);
+    }
+}

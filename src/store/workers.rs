@@ -1,0 +1,248 @@
+//! Threads that copy from a synchronous source: the body of the buffered and memory stores.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::error::StoreError;
+use super::request::{Completion, ReadDone, ReadRequest};
+
+/// Something that can be read at an offset.
+pub(super) trait Source: Send + Sync + 'static {
+    /// The engine's name.
+    fn name(&self) -> &'static str;
+    /// Number of files.
+    fn files(&self) -> usize;
+    /// What to call a file in messages.
+    fn path(&self, file: usize) -> &Path;
+    /// Present length in bytes.
+    fn len(&self, file: usize) -> u64;
+    /// Reads up to `dst.len()` bytes; 0 only at the end of the file.
+    fn read_at(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<usize>;
+}
+
+/// A fixed number of threads fed by one queue. Slices are split, so that one big slice occupies all of them.
+pub(super) struct Workers<S: Source> {
+    source: Arc<S>,
+    chunk_bytes: u64,
+    jobs: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Job {
+    slice: Arc<Slice>,
+    /// First byte, counted from the start of the extent.
+    start: u64,
+    len: u64,
+}
+
+struct Slice {
+    request: ReadRequest,
+    sink: Arc<dyn Completion>,
+    started: Instant,
+    /// Chunks not yet done.
+    pending: AtomicUsize,
+    /// The first error; later chunks of the slice are then skipped.
+    error: Mutex<Option<StoreError>>,
+}
+
+impl<S: Source> Workers<S> {
+    pub fn start(source: S, threads: usize, chunk_bytes: u64) -> Result<Self, StoreError> {
+        assert!(threads > 0 && chunk_bytes > 0);
+        let engine = source.name();
+        let source = Arc::new(source);
+        let (jobs, queue) = unbounded();
+        let threads = (0..threads)
+            .map(|number| {
+                let (source, queue) = (Arc::clone(&source), queue.clone());
+                thread::Builder::new()
+                    .name(format!("hobbit-{engine}-{number}"))
+                    .spawn(move || work(&*source, &queue))
+                    .map_err(|source| StoreError::Thread { engine, source })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { source, chunk_bytes, jobs: Some(jobs), threads })
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.source.name()
+    }
+
+    pub fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
+        let started = Instant::now();
+        for request in requests {
+            if let Err(error) = request.check(self.source.files()) {
+                Arc::clone(sink).complete(ReadDone::new(request.ticket, Err(error), started));
+                continue;
+            }
+            let len = request.extent.len;
+            let chunks = len.div_ceil(self.chunk_bytes).max(1);
+            let slice = Arc::new(Slice {
+                request,
+                sink: Arc::clone(sink),
+                started,
+                pending: AtomicUsize::new(chunks as usize),
+                error: Mutex::new(None),
+            });
+            for chunk in 0..chunks {
+                let start = chunk * self.chunk_bytes;
+                let job = Job { slice: Arc::clone(&slice), start, len: (len - start).min(self.chunk_bytes) };
+                let jobs = self.jobs.as_ref().expect("taken on drop only");
+                if jobs.send(job).is_err() {
+                    slice.fail(StoreError::Stopped { engine: self.source.name() });
+                    slice.chunk_done();
+                }
+            }
+        }
+    }
+}
+
+impl<S: Source> Drop for Workers<S> {
+    fn drop(&mut self) {
+        // With the sender gone the threads finish what is queued and end.
+        self.jobs = None;
+        let me = thread::current().id();
+        for thread in self.threads.drain(..) {
+            // The last owner may be a completion on one of the threads: it cannot wait for itself.
+            if thread.thread().id() != me {
+                // A worker that panicked has already said so on stderr.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Slice {
+    fn fail(&self, error: StoreError) {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    fn failed(&self) -> bool {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    fn chunk_done(&self) {
+        // AcqRel: the last one must see the bytes and the error that the others wrote.
+        if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let result = error.map_or(Ok(self.request.extent.len), Err);
+            Arc::clone(&self.sink).complete(ReadDone::new(self.request.ticket, result, self.started));
+        }
+    }
+}
+
+fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
+    for Job { slice, start, len } in queue {
+        if !slice.failed()
+            && let Err(error) = read_chunk(source, &slice.request, start, len)
+        {
+            slice.fail(error);
+        }
+        slice.chunk_done();
+    }
+}
+
+fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64) -> Result<(), StoreError> {
+    let file = request.extent.file as usize;
+    // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. The maker of
+    // the `SlotPtr` promised `capacity` initialised bytes that nobody else uses until the answer, and the chunks of
+    // one slice do not overlap.
+    let dst = unsafe {
+        std::slice::from_raw_parts_mut(request.dst.as_ptr().add(request.lead + start as usize), len as usize)
+    };
+    let mut offset = request.extent.offset + start;
+    let mut rest = dst;
+    while !rest.is_empty() {
+        match source.read_at(file, offset, rest) {
+            Ok(0) => {
+                return Err(StoreError::Shrank {
+                    path: source.path(file).to_owned(),
+                    offset: request.extent.offset,
+                    len: request.extent.len,
+                    file_len: source.len(file),
+                });
+            }
+            Ok(got) => {
+                offset += got as u64;
+                rest = &mut rest[got..];
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(source_error) => {
+                return Err(StoreError::Read {
+                    path: source.path(file).to_owned(),
+                    offset: request.extent.offset,
+                    len: request.extent.len,
+                    source: source_error,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{SlotMemory, read_one};
+    use super::*;
+    use crate::expert::Extent;
+
+    /// Gives out at most `most` bytes a call and is interrupted every other time.
+    struct Stutter {
+        bytes: Vec<u8>,
+        most: usize,
+        calls: AtomicUsize,
+    }
+
+    impl Source for Stutter {
+        fn name(&self) -> &'static str {
+            "stutter"
+        }
+        fn files(&self) -> usize {
+            1
+        }
+        fn path(&self, _: usize) -> &Path {
+            Path::new("stutter")
+        }
+        fn len(&self, _: usize) -> u64 {
+            self.bytes.len() as u64
+        }
+        fn read_at(&self, _: usize, offset: u64, dst: &mut [u8]) -> io::Result<usize> {
+            if self.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let rest = &self.bytes[(offset as usize).min(self.bytes.len())..];
+            let got = rest.len().min(dst.len()).min(self.most);
+            dst[..got].copy_from_slice(&rest[..got]);
+            Ok(got)
+        }
+    }
+
+    #[test]
+    fn short_and_interrupted_reads_are_resumed() {
+        let bytes: Vec<u8> = (0..10_000u32).map(|at| (at % 251) as u8).collect();
+        let source = Stutter { bytes: bytes.clone(), most: 7, calls: AtomicUsize::new(0) };
+        let workers = Workers::start(source, 2, 1000).unwrap();
+        let extent = Extent { file: 0, offset: 33, len: 9_900 };
+        let memory = SlotMemory::new(1, 16384);
+        let done = read_one(|requests, sink| workers.submit(requests, sink), memory.request(1, extent, 0, 5));
+        assert_eq!(done.result.unwrap(), 9_900);
+        assert_eq!(memory.bytes(0, 5, 9_900), &bytes[33..9_933]);
+    }
+
+    #[test]
+    fn the_end_of_the_file_is_an_error_not_a_loop() {
+        let source = Stutter { bytes: vec![1; 500], most: 100, calls: AtomicUsize::new(0) };
+        let workers = Workers::start(source, 1, 64).unwrap();
+        let extent = Extent { file: 0, offset: 400, len: 101 };
+        let memory = SlotMemory::new(1, 4096);
+        let done = read_one(|requests, sink| workers.submit(requests, sink), memory.request(1, extent, 0, 0));
+        let error = done.result.unwrap_err();
+        assert!(matches!(error, StoreError::Shrank { file_len: 500, offset: 400, len: 101, .. }), "{error}");
+        assert!(error.to_string().contains("restore the file"));
+    }
+}

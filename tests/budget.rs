@@ -1,0 +1,116 @@
+//! `--mem-budget` is kept: the real binary's largest resident set stays within what it was given.
+
+#[path = "fixture/mod.rs"]
+mod fixture;
+#[path = "fixture/cli.rs"]
+mod cli;
+
+use std::path::Path;
+
+use gguf_tools::synth::Spec;
+use hobbit::gguf::Gguf;
+use hobbit::store::slot_stride;
+use serde_json::Value;
+
+/// 102 MiB of experts: 8 layers of 32, each of three slices of 136 KiB.
+fn spec() -> Spec {
+    Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3moe") }
+}
+
+/// About 250 tokens.
+const PROMPT: &str = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of \
+    foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the \
+    season of Darkness, it was the spring of hope, it was the winter of despair, we had everything before us.";
+
+struct Measured {
+    peak_rss_bytes: u64,
+    /// Experts that can be resident at once.
+    n_slots: u64,
+    hits: u64,
+    misses: u64,
+}
+
+/// Runs to the end and reads the statistics.
+fn measure(model: &Path, args: &[&str]) -> Measured {
+    let stats = model.with_extension("json");
+    let stats_path = stats.to_str().expect("a UTF-8 temporary directory");
+    let usual = ["-p", PROMPT, "-n", "16", "--ignore-eos", "-c", "1024", "--stats-json", stats_path];
+    let run = cli::run(model, &[&usual, args].concat());
+    assert_eq!(run.code, Some(0), "{args:?}:\n{}", run.stderr);
+    let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number in {json:#}"));
+    let stats = json.get("stats").unwrap_or(&json);
+    let layers = stats["layers"].as_array().unwrap_or_else(|| panic!("no layers in {json:#}"));
+    Measured {
+        peak_rss_bytes: number(&stats["peak_rss_bytes"]),
+        n_slots: layers.iter().map(|layer| number(&layer["slots"])).sum(),
+        hits: layers.iter().map(|layer| number(&layer["hits"])).sum(),
+        misses: layers.iter().map(|layer| number(&layer["misses"])).sum(),
+    }
+}
+
+/// The smallest budget, as the message for a budget that is too small states it.
+fn stated_minimum(model: &Path) -> String {
+    let run = cli::run(model, &["-p", PROMPT, "-c", "1024", "--mem-budget", "1M"]);
+    run.is_refused(&["too small", "at least", "give --mem-budget"]).unwrap();
+    let (_, rest) = run.stderr.split_once("give --mem-budget ").expect("checked above");
+    rest.chars().take_while(char::is_ascii_alphanumeric).collect()
+}
+
+fn bytes(size: &str) -> u64 {
+    let mib = size.strip_suffix("MiB").unwrap_or_else(|| panic!("'{size}' is no number of MiB"));
+    mib.parse::<u64>().unwrap() << 20
+}
+
+/// Bytes of memory that all experts would take, and their number.
+fn experts(model: &Path) -> (u64, u64) {
+    let map = Gguf::open(model).unwrap().experts().unwrap();
+    let memory = |layer: &hobbit::gguf::LayerExperts| -> u64 {
+        layer.tensors.iter().map(|tensor| slot_stride(tensor.slice_bytes)).sum::<u64>() * u64::from(layer.n_expert)
+    };
+    (map.layers.iter().map(memory).sum(), map.layers.iter().map(|layer| u64::from(layer.n_expert)).sum())
+}
+
+#[test]
+fn the_stated_minimum_works_and_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture::write(dir.path(), &spec());
+    let minimum = stated_minimum(&model);
+    let measured = measure(&model, &["--mem-budget", &minimum]);
+    let allowed = bytes(&minimum);
+    assert!(measured.peak_rss_bytes > 0, "this system does not tell the resident set");
+    assert!(measured.peak_rss_bytes <= allowed, "{} bytes resident, {allowed} allowed", measured.peak_rss_bytes);
+    assert!(measured.misses > measured.hits, "{} hits, {} misses", measured.hits, measured.misses);
+}
+
+#[test]
+fn a_budget_for_a_quarter_of_the_experts_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture::write(dir.path(), &spec());
+    let (expert_bytes, n_experts) = experts(&model);
+    let budget = bytes(&stated_minimum(&model)) + expert_bytes / 4;
+    let measured = measure(&model, &["--mem-budget", &budget.to_string()]);
+    assert!(measured.peak_rss_bytes <= budget, "{} bytes resident, {budget} allowed", measured.peak_rss_bytes);
+    let share = measured.n_slots * 100 / n_experts;
+    assert!((15..=30).contains(&share), "{} slots for {n_experts} experts, expected about a quarter", measured.n_slots);
+    assert!(measured.hits > 0 && measured.misses > 0, "{} hits, {} misses", measured.hits, measured.misses);
+}
+
+#[test]
+fn half_of_the_experts_when_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture::write(dir.path(), &spec());
+    let (_, n_experts) = experts(&model);
+    let measured = measure(&model, &["--expert-cache", "50%"]);
+    let share = measured.n_slots * 100 / n_experts;
+    assert!((45..=50).contains(&share), "{} slots for {n_experts} experts, expected half", measured.n_slots);
+}
+
+#[test]
+fn an_expert_cache_that_does_not_fit_its_budget_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture::write(dir.path(), &spec());
+    let minimum = stated_minimum(&model);
+    let run = cli::run(&model, &["-c", "1024", "--mem-budget", &minimum, "--expert-cache", "100%"]);
+    run.is_refused(&["does not fit", "--expert-cache", "--mem-budget"]).unwrap();
+}

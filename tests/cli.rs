@@ -1,0 +1,290 @@
+//! `hobbit-cli` as its users meet it: the real binary, in a fresh directory, with a clean environment.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+struct Cli {
+    dir: tempfile::TempDir,
+    command: Command,
+}
+
+/// The binary with these arguments. Nothing of the caller's environment can change what it does.
+fn cli(args: &[&str]) -> Cli {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-cli"));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("LLAMA_ARG_") || text.starts_with("HOBBIT_") {
+            command.env_remove(&name);
+        }
+    }
+    command.current_dir(dir.path()).args(args).stdin(Stdio::null());
+    Cli { dir, command }
+}
+
+/// The same on the demo model: greedy, and on one thread, since tests run side by side.
+fn demo(args: &[&str]) -> Cli {
+    let mut cli = cli(&["--temp", "0", "-t", "1", "-c", "256"]);
+    cli.command.arg("-m").arg(demo_model()).args(args);
+    cli
+}
+
+fn demo_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf")
+}
+
+struct Ran {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Cli {
+    fn run(mut self) -> Ran {
+        let output = self.command.output().unwrap();
+        ran(output)
+    }
+
+    fn spawn(mut self) -> (Child, tempfile::TempDir) {
+        let child = self.command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        (child, self.dir)
+    }
+
+    fn type_in(mut self, text: &str) -> Ran {
+        self.command.stdin(Stdio::piped());
+        let (mut child, _dir) = self.spawn();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        ran(child.wait_with_output().unwrap())
+    }
+}
+
+fn ran(output: Output) -> Ran {
+    let text = |bytes| String::from_utf8(bytes).expect("everything printed is UTF-8");
+    Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+impl Ran {
+    fn expect(self, status: i32) -> Self {
+        assert_eq!(self.status, Some(status), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+}
+
+#[test]
+fn help_names_every_spelling_and_shows_examples() {
+    let help = cli(&["--help"]).run().expect(0).stdout;
+    for part in ["-m, --model", "-ngl", "-no-cnv", "--mem-budget", "--expert-cache", "LLAMA_ARG_MODEL", "Examples:"] {
+        assert!(help.contains(part), "{part} is missing in:\n{help}");
+    }
+    for headline in ["Model:", "Sampling:", "Conversation:", "Memory and I/O"] {
+        assert!(help.contains(headline), "{headline}");
+    }
+    assert_eq!(cli(&["-h"]).run().expect(0).stdout, help);
+}
+
+#[test]
+fn version() {
+    let printed = cli(&["--version"]).run().expect(0).stdout;
+    assert_eq!(printed, format!("hobbit-cli {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
+    for (args, part) in [
+        (&["--frobnicate"][..], "'--frobnicate'"),
+        (&["-frob"], "unknown flag '-frob'"),
+        (&["-ngl=99"], "write '-ngl 99'"),
+        (&["--lora", "x"], "'--lora' is a llama.cpp flag"),
+        (&["--prompt-cache", "x"], "'--prompt-cache' is a llama.cpp flag"),
+        (&["-n"], "a value is required after '-n'"),
+        (&["-n", "many"], "invalid value 'many'"),
+        (&["--mem-budget", "lots"], "'lots'"),
+        (&["stray"], "'stray'"),
+    ] {
+        let ran = cli(args).run().expect(2);
+        assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "");
+    }
+}
+
+#[test]
+fn a_missing_model_is_named() {
+    let ran = cli(&["-m", "nowhere.gguf", "-p", "x"]).run().expect(1);
+    assert!(ran.stderr.starts_with("error: nowhere.gguf: "), "{}", ran.stderr);
+    let mut absent = cli(&[]);
+    absent.command.env("HOBBIT_DEMO_MODEL", "absent.gguf");
+    assert!(absent.run().expect(1).stderr.starts_with("error: absent.gguf: "));
+}
+
+#[test]
+fn a_file_that_is_no_model_is_named() {
+    let other = cli(&["-m", "text.gguf", "-p", "x"]);
+    std::fs::write(other.dir.path().join("text.gguf"), "this is not a model").unwrap();
+    let ran = other.run().expect(1);
+    assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains("text.gguf"), "{}", ran.stderr);
+}
+
+#[test]
+fn missing_prompt_files_and_bad_settings_fail_before_the_model_loads() {
+    let ran = demo(&["-f", "none.txt"]).run().expect(1);
+    assert!(ran.stderr.starts_with("error: none.txt: cannot read this file"), "{}", ran.stderr);
+    let ran = demo(&["-p", "x", "--samplers", "bogus"]).run().expect(1);
+    assert!(ran.stderr.contains("unknown sampler 'bogus'"), "{}", ran.stderr);
+    let ran = demo(&["-p", "x", "-j", "{not json"]).run().expect(1);
+    assert!(ran.stderr.starts_with("error: --json-schema: "), "{}", ran.stderr);
+}
+
+#[test]
+fn without_a_model_the_demo_speaks() {
+    let ran = cli(&["--temp", "0", "-t", "1", "-n", "8"]).run().expect(0);
+    assert!(ran.stderr.contains("running the demo model"), "{}", ran.stderr);
+    assert!(ran.stdout.trim_start().starts_with("In the beginning God created the"), "{}", ran.stdout);
+}
+
+#[test]
+fn greedy_completion_is_deterministic() {
+    let run = |extra: &[&str]| demo(&[&["-p", "In the beginning", "-n", "16"], extra].concat()).run().expect(0);
+    let first = run(&[]);
+    assert!(first.stdout.trim_start().starts_with("In the beginning"), "{}", first.stdout);
+    assert_eq!(run(&["-s", "5"]).stdout, first.stdout);
+    assert!(first.stderr.contains("llama_perf_context_print:        eval time = "), "{}", first.stderr);
+    assert!(first.stderr.contains("hobbit: "));
+    // Only the continuation.
+    let alone = run(&["--no-display-prompt"]).stdout;
+    assert!(first.stdout.ends_with(&alone) && alone.len() < first.stdout.len(), "{alone:?}");
+}
+
+#[test]
+fn quiet_runs_print_nothing_but_the_text() {
+    let ran = demo(&["-p", "In the beginning", "-n", "4", "--quiet"]).run().expect(0);
+    assert_eq!(ran.stderr, "");
+    let ran = demo(&["-p", "In the beginning", "-n", "4", "--no-perf"]).run().expect(0);
+    assert!(!ran.stderr.contains("llama_perf"), "{}", ran.stderr);
+}
+
+#[test]
+fn prompts_from_files_and_environment_are_the_same_prompt() {
+    let typed = demo(&["-p", "a\\tb", "-n", "4"]).run().expect(0).stdout;
+    let from_file = demo(&["-f", "prompt.txt", "-n", "4"]);
+    std::fs::write(from_file.dir.path().join("prompt.txt"), "a\tb\n").unwrap();
+    assert_eq!(from_file.run().expect(0).stdout, typed);
+    let mut by_environment = cli(&["--temp", "0", "-c", "256", "-p", "a\tb"]);
+    by_environment.command.env("LLAMA_ARG_MODEL", demo_model());
+    by_environment.command.env("LLAMA_ARG_N_PREDICT", "4").env("LLAMA_ARG_THREADS", "1");
+    assert_eq!(by_environment.run().expect(0).stdout, typed);
+}
+
+#[test]
+fn text_that_looks_like_flags_is_a_prompt() {
+    let ran = demo(&["-p", "-ngl --help", "-n", "1"]).run().expect(0);
+    assert!(ran.stdout.trim_start().starts_with("-ngl --help"), "{}", ran.stdout);
+}
+
+#[test]
+fn utf_8_goes_through_whole() {
+    let ran = demo(&["-p", "Grüße, 世界 😀", "-n", "24", "--temp", "2", "-s", "1"]).run().expect(0);
+    assert!(ran.stdout.trim_start().starts_with("Grüße, 世界 😀"), "{}", ran.stdout);
+}
+
+#[test]
+fn stats_json_has_counts_and_rates() {
+    let cli = demo(&["-p", "In the beginning", "-n", "8", "--ignore-eos", "--stats-json", "stats.json"]);
+    let path = cli.dir.path().join("stats.json");
+    let Cli { dir, mut command } = cli;
+    ran(command.output().unwrap()).expect(0);
+    let stats: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    drop(dir);
+    assert_eq!(stats["stop"], "length");
+    assert_eq!(stats["timings"]["sample_count"], 8);
+    assert!(stats["model"]["n_expert"].as_u64().unwrap() > 0);
+    for phase in ["prompt", "decode", "total"] {
+        let phase = &stats[phase];
+        let needed = phase["hits"].as_u64().unwrap() + phase["misses"].as_u64().unwrap();
+        assert!(phase["tokens"].as_u64().unwrap() > 0 && needed > 0, "{stats:#}");
+        assert!((0.0..=1.0).contains(&phase["hit_rate"].as_f64().unwrap()));
+    }
+    assert!(stats["peak_rss_bytes"].as_u64().unwrap() > 0);
+    assert!(stats["plan"]["budget"].as_u64().unwrap() > 0);
+    // On the standard output nothing else follows the text.
+    let printed = demo(&["-p", "a", "-n", "1", "--no-display-prompt", "--stats-json", "-"]).run().expect(0).stdout;
+    let json = &printed[printed.find('{').unwrap()..];
+    assert!(serde_json::from_str::<Value>(json).is_ok(), "{printed}");
+}
+
+#[test]
+fn reverse_prompts_stop_and_are_shown() {
+    let whole = demo(&["-p", "In the beginning", "-n", "24", "--no-display-prompt"]).run().expect(0).stdout;
+    // The last two words cut across tokens, wherever those end.
+    let words: Vec<&str> = whole.split_whitespace().collect();
+    let stop = words.windows(2).map(|pair| pair.join(" ")).find(|stop| whole.contains(stop)).unwrap();
+    let args = ["-p", "In the beginning", "-n", "24", "--no-display-prompt", "-r", &stop];
+    let stopped = demo(&args).run().expect(0).stdout;
+    let end = whole.find(&stop).unwrap() + stop.len();
+    assert_eq!(stopped.trim_end_matches('\n'), &whole[..end]);
+}
+
+#[test]
+fn conversations_read_turns_from_a_pipe() {
+    let talk = demo(&["-cnv", "--chat-template", "chatml", "-n", "4", "-sys", "Be brief."]);
+    let ran = talk.type_in("hello\n/regen\nsecond \\\nline\n/clear\n/regen\n/exit\nnever read\n").expect(0);
+    assert!(ran.stderr.contains("there is no answer to replace"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the conversation is forgotten"), "{}", ran.stderr);
+    let once = demo(&["-cnv", "--chat-template", "chatml", "-n", "4", "-st", "-p", "hello"]).run().expect(0);
+    assert!(once.stdout.starts_with("> hello\n"), "{}", once.stdout);
+}
+
+#[test]
+fn interactive_completion_takes_turns() {
+    let ran = demo(&["-i", "-p", "In the", "-n", "2", "--in-prefix", " "]).type_in("beginning\n").expect(0);
+    assert!(ran.stdout.trim_start().starts_with("In the"), "{}", ran.stdout);
+    let ran = demo(&["-if", "-n", "2"]).type_in("").expect(0);
+    assert_eq!(ran.stdout, "");
+}
+
+#[test]
+fn the_log_file_holds_what_stderr_shows() {
+    let cli = demo(&["-p", "a", "-n", "1", "--log-file", "log.txt"]);
+    let path = cli.dir.path().join("log.txt");
+    let Cli { dir, mut command } = cli;
+    let ran = ran(command.output().unwrap()).expect(0);
+    assert_eq!(std::fs::read_to_string(path).unwrap(), ran.stderr);
+    drop(dir);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_completion_with_130_and_its_timings() {
+    // Without end: context shift, no EOS.
+    let (mut child, _dir) = demo(&["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift"]).spawn();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut first = [0u8; 32];
+    stdout.read_exact(&mut first).unwrap();
+    let reader = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "INT", &id]).status().unwrap().success());
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{stderr}");
+    reader.join().unwrap().unwrap();
+    assert!(stderr.contains("llama_perf_context_print"), "{stderr}");
+}
+
+#[test]
+fn a_closed_pipe_is_not_an_error() {
+    let args = ["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift"];
+    let (mut child, _dir) = demo(&args).spawn();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut byte = [0u8; 1];
+    stdout.read_exact(&mut byte).unwrap();
+    drop(stdout);
+    let mut stderr = String::new();
+    for line in BufReader::new(child.stderr.take().unwrap()).lines() {
+        stderr.push_str(&line.unwrap());
+        stderr.push('\n');
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("error"), "{stderr}");
+}

@@ -1,0 +1,145 @@
+//! Runs a case on both sides and says where they differ.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hobbit::gguf::Gguf;
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::store::faulty::{Faults, FaultyStore, Hold};
+use hobbit::{BatchToken, Model, ModelOptions, Session};
+
+use super::cases::{Case, Source, Variant};
+use super::fixture;
+use super::script::{Evaluate, Row};
+use super::stock::Stock;
+
+/// More than any of these models takes.
+const BUDGET: Budget = Budget::Bytes(4 << 30);
+
+/// What is wrong with a case, one message per variant; empty when every logit is llama.cpp's.
+pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = match &case.model {
+        Source::Synth(spec) => fixture::write(dir.path(), spec),
+        Source::File(path) => path.clone(),
+    };
+    let n_batch = case.options.n_batch as usize;
+    let stock = Stock::open(&path, &case.options).and_then(|mut stock| case.script.run(&mut stock, n_batch));
+    let expected = match stock.and_then(|rows| sound(&rows).map(|()| rows)) {
+        Ok(rows) => rows,
+        Err(error) => return vec![format!("{}: {error}", case.name)],
+    };
+    let variants = variants.iter();
+    variants
+        .filter_map(|variant| {
+            let error = check_variant(case, &path, variant, &expected).err()?;
+            Some(format!("{}, {variant:?}: {error}", case.name))
+        })
+        .collect()
+}
+
+/// A reference of infinities or of equal numbers would prove nothing.
+fn sound(rows: &[Row]) -> Result<(), String> {
+    for row in rows {
+        if !row.logits.iter().all(|logit| logit.is_finite()) {
+            return Err(format!("{}: stock's logits are not finite", row.what));
+        }
+        if row.logits.iter().all(|logit| *logit == row.logits[0]) {
+            return Err(format!("{}: stock's logits are all equal", row.what));
+        }
+    }
+    Ok(())
+}
+
+fn check_variant(case: &Case, path: &Path, variant: &Variant, expected: &[Row]) -> Result<(), String> {
+    let options =
+        ModelOptions { budget: BUDGET, expert_cache: variant.expert_cache, io: variant.io, ..ModelOptions::default() };
+    let model = match variant.shuffle {
+        None => Model::open(path, &options, |_| true),
+        Some(seed) => Model::open_with_store(path, &options, move |inner| {
+            let hold = Some(Hold { answers_max: 5, seed });
+            Arc::new(FaultyStore::new(inner, Faults { hold, ..Faults::default() }))
+        }),
+    };
+    let model = model.map_err(|error| error.to_string())?;
+    if model.expert_bytes_read_at_load() != 0 {
+        return Err(format!("loading read {} bytes of experts, expected none", model.expert_bytes_read_at_load()));
+    }
+    let session = model.session(&case.options).map_err(|error| error.to_string())?;
+    let mut hobbit = Hobbit { n_vocab: model.n_vocab(), session };
+    let found = case.script.run(&mut hobbit, case.options.n_batch as usize)?;
+    same(expected, &found)?;
+    check_traffic(&hobbit.session, path, variant)
+}
+
+/// Where the two first differ.
+fn same(expected: &[Row], found: &[Row]) -> Result<(), String> {
+    if expected.len() != found.len() {
+        return Err(format!("{} rows of logits, expected {}", found.len(), expected.len()));
+    }
+    let n_rows = expected.iter().zip(found).filter(|(a, b)| first_difference(a, b).is_some()).count();
+    for (stock, ours) in expected.iter().zip(found) {
+        if let Some(at) = first_difference(stock, ours) {
+            let n = stock.logits.iter().zip(&ours.logits).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+            return Err(format!(
+                "{}, logit {at}: {} expected, {} found; {n} of its {} logits differ, and so do {n_rows} of {} rows",
+                stock.what,
+                stock.logits[at],
+                ours.logits[at],
+                stock.logits.len(),
+                expected.len()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn first_difference(a: &Row, b: &Row) -> Option<usize> {
+    a.logits.iter().zip(&b.logits).position(|(a, b)| a.to_bits() != b.to_bits())
+}
+
+/// The run went the way its cache size suggests.
+fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<(), String> {
+    let unseen = session.unseen_experts();
+    if !unseen.is_empty() {
+        return Err(format!("products that never reached hobbit: {}", unseen.join(", ")));
+    }
+    let experts = Gguf::open(path).and_then(|gguf| gguf.experts()).map_err(|error| error.to_string())?;
+    let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
+    let n_slots: u64 = session.stats().layers.iter().map(|layer| u64::from(layer.slots)).sum();
+    let total = session.stats().total();
+    let (plausible, expected) = match variant.expert_cache {
+        ExpertCache::Bytes(0) => (n_slots == 0 && total.hits < total.misses, "no slots, mostly misses"),
+        ExpertCache::Percent(100.0) => {
+            (n_slots == n_experts && total.misses <= n_experts && total.hits > 0, "a slot and at most one miss per expert")
+        }
+        _ => (
+            n_slots > 0 && n_slots <= n_experts / 4 && total.misses > 0,
+            "a quarter of the slots and some misses",
+        ),
+    };
+    if plausible && total.hits + total.misses > 0 && total.bytes_read > 0 {
+        return Ok(());
+    }
+    Err(format!(
+        "{n_slots} slots for {n_experts} experts, {} hits, {} misses, {} bytes read; expected {expected}",
+        total.hits, total.misses, total.bytes_read
+    ))
+}
+
+struct Hobbit {
+    session: Session,
+    n_vocab: usize,
+}
+
+impl Evaluate for Hobbit {
+    fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    fn evaluate(&mut self, batch: &[BatchToken]) -> Result<Vec<Vec<f32>>, String> {
+        self.session.evaluate(batch).map_err(|error| error.to_string())?;
+        let row = |index| self.session.logits(index).map(<[f32]>::to_vec).ok_or(format!("no logits for entry {index}"));
+        (0..batch.len()).map(row).collect()
+    }
+}

@@ -1,0 +1,72 @@
+//! Every logit hobbit computes is, bit for bit, llama.cpp's.
+//!
+//! A model is evaluated twice in this process: by llama.cpp as it is (`stock`), which holds all experts in memory, and
+//! by hobbit, with all experts cached, a quarter of them, and none (every product streams through one staging slot).
+//! Both get the same batches, and every row of logits is compared: bit-identity holds only at equal batch width and
+//! equal kernels, so like is compared with like (`use_extra_bufts` off, one thread, same context settings).
+
+mod cases;
+mod compare;
+mod script;
+mod stock;
+
+#[path = "../fixture/mod.rs"]
+mod fixture;
+
+use cases::{Case, Variant};
+use compare::check;
+use hobbit::store::IoMode;
+
+fn check_all(cases: Vec<Case>, variants: &[Variant]) {
+    fixture::quiet_llama_cpp();
+    let failures: Vec<String> = cases.iter().flat_map(|case| check(case, variants)).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+// Two halves, so that two cores share them.
+#[test]
+fn architectures_of_the_first_half() {
+    let cases = cases::all_architectures();
+    check_all(cases.into_iter().step_by(2).collect(), &Variant::SIZES);
+}
+
+#[test]
+fn architectures_of_the_second_half() {
+    let cases = cases::all_architectures();
+    check_all(cases.into_iter().skip(1).step_by(2).collect(), &Variant::SIZES);
+}
+
+#[test]
+fn expert_types() {
+    check_all(cases::expert_types(), &Variant::SIZES);
+}
+
+#[test]
+fn router_and_tensor_layouts() {
+    check_all(cases::layouts(), &Variant::SIZES);
+}
+
+#[test]
+fn context_settings() {
+    check_all(cases::settings(), &Variant::SIZES);
+}
+
+#[test]
+fn several_sequences_in_one_batch() {
+    check_all(cases::two_sequences(), &Variant::SIZES);
+}
+
+#[test]
+fn the_bundled_model() {
+    check_all(cases::bundled(), &Variant::SIZES);
+}
+
+/// Reads may be answered in any order, by either engine.
+#[test]
+fn any_order_of_answers() {
+    let variants: Vec<Variant> = [IoMode::Buffered, IoMode::Direct]
+        .into_iter()
+        .flat_map(|io| (0..2).flat_map(move |seed| Variant::SIZES.map(|v| Variant { io, shuffle: Some(seed), ..v })))
+        .collect();
+    check_all(cases::plain(), &variants);
+}

@@ -1,0 +1,140 @@
+//! Disks that fail while tokens are evaluated.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gguf_tools::synth::Spec;
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::store::faulty::{Faults, FaultyStore};
+use hobbit::store::IoMode;
+use hobbit::{BatchToken, Error, Model, ModelOptions, Session, SessionOptions, Token};
+
+use super::fixture;
+
+const CACHES: [ExpertCache; 3] = [ExpertCache::Percent(100.0), ExpertCache::Percent(25.0), ExpertCache::Bytes(0)];
+
+fn spec() -> Spec {
+    Spec { embd: 64, ff: 64, heads: 2, experts: 8, layers: 3, ..Spec::tiny("qwen3moe") }
+}
+
+fn options(expert_cache: ExpertCache, io: IoMode) -> ModelOptions {
+    ModelOptions { budget: Budget::Bytes(4 << 30), expert_cache, io, ..ModelOptions::default() }
+}
+
+fn session(model: &Model) -> Session {
+    model.session(&SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() }).unwrap()
+}
+
+/// Evaluates a prompt and a few single tokens; all logits of the last token.
+fn evaluate(session: &mut Session) -> Result<Vec<f32>, Error> {
+    let entry = |position: i32| BatchToken { token: (position * 37 % 500) as Token, position, sequence: 0, logits: true };
+    session.evaluate(&(0..40).map(entry).collect::<Vec<_>>())?;
+    for position in 40..48 {
+        session.evaluate(&[entry(position)])?;
+    }
+    Ok(session.logits(0).expect("the last batch asked for logits").to_vec())
+}
+
+fn expected(path: &Path) -> Vec<f32> {
+    let model = Model::open(path, &options(CACHES[0], IoMode::Auto), |_| true).unwrap();
+    evaluate(&mut session(&model)).unwrap()
+}
+
+/// One failed read fails one evaluation, with the reason. The next evaluation succeeds, and what the first left behind
+/// does not show in its logits.
+#[test]
+fn a_failed_read_is_reported_and_survived() {
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &spec());
+    let expected = expected(&path);
+    let io_error = |n| Faults { io_error: vec![n], ..Faults::default() };
+    let short_read = |n| Faults { short_read: vec![n], ..Faults::default() };
+    for cache in CACHES {
+        for n in [0, 1, 5, 17] {
+            for (faults, reason) in [(io_error(n), "Input/output error"), (short_read(n), "shrank")] {
+                let what = format!("{cache:?}, {faults:?}");
+                let wrap = move |inner| -> Arc<dyn hobbit::store::Store> { Arc::new(FaultyStore::new(inner, faults.clone())) };
+                let model = Model::open_with_store(&path, &options(cache, IoMode::Auto), wrap).unwrap();
+                let mut session = session(&model);
+                let error = evaluate(&mut session).expect_err(&what).to_string();
+                assert!(error.contains(reason), "{what}: {error}");
+                session.reset();
+                let found = evaluate(&mut session).unwrap_or_else(|error| panic!("{what}, second evaluation: {error}"));
+                assert_eq!(found, expected, "{what}, second evaluation");
+            }
+        }
+    }
+}
+
+/// Every read fails until the disk is back.
+#[test]
+fn a_disk_that_comes_back() {
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &spec());
+    let expected = expected(&path);
+    for cache in CACHES {
+        let gone = Arc::new(AtomicBool::new(true));
+        let faults = Faults { io_error: (0..10_000).collect(), ..Faults::default() };
+        let wrap = {
+            let gone = Arc::clone(&gone);
+            move |inner: Arc<dyn hobbit::store::Store>| -> Arc<dyn hobbit::store::Store> {
+                let broken = Arc::new(FaultyStore::new(Arc::clone(&inner), faults.clone()));
+                Arc::new(Either { gone: Arc::clone(&gone), broken, sound: inner })
+            }
+        };
+        let model = Model::open_with_store(&path, &options(cache, IoMode::Auto), wrap).unwrap();
+        let mut session = session(&model);
+        for _ in 0..3 {
+            evaluate(&mut session).expect_err("every read fails");
+            session.reset();
+        }
+        gone.store(false, Ordering::Relaxed);
+        assert_eq!(evaluate(&mut session).unwrap(), expected, "{cache:?}");
+    }
+}
+
+struct Either {
+    gone: Arc<AtomicBool>,
+    broken: Arc<FaultyStore>,
+    sound: Arc<dyn hobbit::store::Store>,
+}
+
+impl hobbit::store::Store for Either {
+    fn name(&self) -> &'static str {
+        self.sound.name()
+    }
+
+    fn submit(&self, requests: Vec<hobbit::store::ReadRequest>, sink: &Arc<dyn hobbit::store::Completion>) {
+        match self.gone.load(Ordering::Relaxed) {
+            true => self.broken.submit(requests, sink),
+            false => self.sound.submit(requests, sink),
+        }
+    }
+}
+
+/// A file cut short after it was opened (a download started again, say) is an error with its name, not a `SIGBUS`.
+#[test]
+fn a_file_that_shrinks_while_running() {
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().unwrap();
+    for (io, cache) in [IoMode::Buffered, IoMode::Direct].into_iter().flat_map(|io| CACHES.map(|cache| (io, cache))) {
+        let path = fixture::write(dir.path(), &spec());
+        let whole = fs::read(&path).unwrap();
+        let model = Model::open(&path, &options(cache, io), |_| true).unwrap();
+        let mut session = session(&model);
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(whole.len() as u64 / 3).unwrap();
+        let error = evaluate(&mut session).expect_err("most of the experts are gone").to_string();
+        for part in [path.to_str().unwrap(), "shrank", "restore"] {
+            assert!(error.contains(part), "{io}, {cache:?}: {error}");
+        }
+        fs::write(&path, &whole).unwrap();
+        session.reset();
+        let found = evaluate(&mut session).unwrap_or_else(|error| panic!("{io}, {cache:?}, restored: {error}"));
+        assert!(found.iter().all(|logit| logit.is_finite()));
+    }
+}

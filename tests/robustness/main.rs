@@ -1,0 +1,10 @@
+//! What goes wrong is reported, with the file and the remedy, and exit code 1: no crash, no abort, no wrong answer.
+
+mod damage;
+mod disk;
+mod limits;
+
+#[path = "../fixture/mod.rs"]
+mod fixture;
+#[path = "../fixture/cli.rs"]
+mod cli;

@@ -1,0 +1,284 @@
+//! Samplers, grammars and chat templates on the demo model.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use hobbit::{
+    ChatMessage, ChatOptions, DryOptions, Error, MirostatOptions, Model, ModelOptions, Sampler, SamplerKind,
+    SamplingOptions, Session, SessionOptions, StopReason, Token, XtcOptions, json_schema_to_grammar,
+};
+
+const PROMPT: &str = "And the LORD said unto";
+
+fn model() -> &'static Model {
+    static MODEL: OnceLock<Model> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
+        Model::open(&path, &ModelOptions::default(), |_| true).unwrap()
+    })
+}
+
+/// A session that has read `prompt`.
+fn session(prompt: &str) -> Session {
+    let options = SessionOptions { n_ctx: 256, warmup: false, ..SessionOptions::default() };
+    let mut session = model().session(&options).unwrap();
+    session.feed(&model().tokenize(prompt, true, false).unwrap()).unwrap();
+    session
+}
+
+struct Output {
+    tokens: Vec<Token>,
+    text: String,
+    stop: StopReason,
+}
+
+fn generate_with(sampler: &mut Sampler, n_predict: usize) -> Result<Output, Error> {
+    let mut session = session(PROMPT);
+    let mut generation = session.generate(sampler, Some(n_predict));
+    let tokens = generation.by_ref().collect::<Result<Vec<_>, _>>()?;
+    let stop = generation.stop_reason().expect("the iterator has ended");
+    let bytes: Vec<u8> = tokens.iter().flat_map(|&token| model().piece(token, false)).collect();
+    Ok(Output { tokens, text: String::from_utf8_lossy(&bytes).into_owned(), stop })
+}
+
+fn generate(options: &SamplingOptions, n_predict: usize) -> Output {
+    generate_with(&mut Sampler::new(model(), options).unwrap(), n_predict).unwrap()
+}
+
+fn seeded(seed: u32) -> SamplingOptions {
+    SamplingOptions { seed, ..SamplingOptions::default() }
+}
+
+fn one_token(token: &str) -> Token {
+    let tokens = model().tokenize(token, false, false).unwrap();
+    assert_eq!(tokens.len(), 1, "{token:?} is one token of the demo model");
+    tokens[0]
+}
+
+#[test]
+fn the_chain_is_llama_cpps() {
+    let describe = |options: &SamplingOptions| Sampler::new(model(), options).unwrap().describe();
+    // As llama-completion prints it for its defaults.
+    assert_eq!(
+        describe(&SamplingOptions::default()),
+        "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc -> temp-ext -> dist"
+    );
+    let everything = SamplingOptions {
+        repeat_penalty: 1.1,
+        typical_p: 0.9,
+        top_n_sigma: 1.0,
+        dry: DryOptions { multiplier: 0.8, ..DryOptions::default() },
+        xtc: XtcOptions { probability: 0.5, threshold: 0.1 },
+        logit_bias: vec![(0, -1.0)],
+        ..seeded(1)
+    };
+    assert_eq!(
+        describe(&everything),
+        "logits -> logit-bias -> penalties -> dry -> top-n-sigma -> top-k -> typical -> top-p -> min-p -> xtc -> \
+         temp-ext -> dist"
+    );
+    let mirostat = |version| MirostatOptions { version, ..MirostatOptions::default() };
+    assert_eq!(describe(&SamplingOptions { mirostat: mirostat(1), ..seeded(1) }), "logits -> temp -> mirostat");
+    assert_eq!(describe(&SamplingOptions { mirostat: mirostat(2), ..seeded(1) }), "logits -> temp -> mirostat-v2");
+    let adaptive = SamplingOptions {
+        samplers: vec![SamplerKind::AdaptiveP, SamplerKind::MinP],
+        adaptive_target: 0.5,
+        ..seeded(1)
+    };
+    assert_eq!(describe(&adaptive), "logits -> min-p -> adaptive-p");
+
+    // Every one of them generates.
+    for options in [
+        everything,
+        adaptive,
+        SamplingOptions { mirostat: mirostat(1), ..seeded(1) },
+        SamplingOptions { mirostat: mirostat(2), ..seeded(1) },
+    ] {
+        assert_eq!(generate(&options, 8).tokens, generate(&options, 8).tokens, "{options:?}");
+    }
+}
+
+#[test]
+fn greedy_needs_no_seed() {
+    let first = generate(&SamplingOptions::greedy(), 24);
+    assert_eq!(first.tokens.len(), 24);
+    assert_eq!(first.stop, StopReason::Length);
+    for seed in 0..3 {
+        let options = SamplingOptions { seed, ..SamplingOptions::greedy() };
+        assert_eq!(generate(&options, 24).tokens, first.tokens);
+        // Temperature 0 is greedy whatever else is in the chain.
+        assert_eq!(generate(&SamplingOptions { temp: 0.0, ..seeded(seed) }, 24).tokens, first.tokens);
+    }
+}
+
+#[test]
+fn seeds_decide() {
+    let texts: HashSet<String> = (1..=6)
+        .map(|seed| {
+            let once = generate(&seeded(seed), 24);
+            assert_eq!(generate(&seeded(seed), 24).tokens, once.tokens, "seed {seed}");
+            once.text
+        })
+        .collect();
+    assert!(texts.len() >= 5, "six seeds gave {} texts", texts.len());
+
+    let sampler = Sampler::new(model(), &seeded(42)).unwrap();
+    assert_eq!(sampler.seed(), 42);
+    // An undetermined seed is drawn and told, and tells the text.
+    let mut drawn = Sampler::new(model(), &SamplingOptions::default()).unwrap();
+    let seed = drawn.seed();
+    let text = generate_with(&mut drawn, 24).unwrap().text;
+    assert_eq!(generate(&seeded(seed), 24).text, text);
+    let (ms, tokens) = drawn.perf();
+    assert!(ms >= 0.0 && tokens == 24, "{tokens} tokens");
+}
+
+#[test]
+fn reset_starts_anew() {
+    let grammar = Some(r#"root ::= ("yes" | "no") "!"+"#.to_owned());
+    let mut sampler = Sampler::new(model(), &SamplingOptions { grammar, ..seeded(5) }).unwrap();
+    let first = generate_with(&mut sampler, 12).unwrap();
+    sampler.reset();
+    assert_eq!(generate_with(&mut sampler, 12).unwrap().tokens, first.tokens);
+}
+
+#[test]
+fn a_grammar_is_obeyed() {
+    let yes_or_no = Some(r#"root ::= "yes" | "no""#.to_owned());
+    let mut seen = HashSet::new();
+    for seed in 1..=8 {
+        // Without truncation both words have a chance.
+        let samplers = vec![SamplerKind::Temperature];
+        let options = SamplingOptions { grammar: yes_or_no.clone(), samplers, temp: 5.0, ..seeded(seed) };
+        let output = generate(&options, 16);
+        assert!(output.text == "yes" || output.text == "no", "{:?}", output.text);
+        assert!(matches!(output.stop, StopReason::Eog(_)), "{:?}", output.stop);
+        seen.insert(output.text);
+    }
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    let greedy = SamplingOptions { grammar: yes_or_no, ..SamplingOptions::greedy() };
+    assert!(seen.contains(&generate(&greedy, 16).text));
+
+    // A grammar that has ended while generation must not: an error, not an abort.
+    let endless = SamplingOptions { ignore_eos: true, ..greedy };
+    let mut sampler = Sampler::new(model(), &endless).unwrap();
+    let error = generate_with(&mut sampler, 16).err().expect("no token can follow");
+    assert!(matches!(error, Error::Grammar(_)), "{error}");
+    // The sampler is as good as new after a reset.
+    sampler.reset();
+    assert!(matches!(generate_with(&mut sampler, 16), Err(Error::Grammar(_))));
+
+    for bad in ["root ::= (", "start ::= \"a\"", "root ::= root \"a\"", "%llguidance {}", "root ::= \"a\0\""] {
+        let options = SamplingOptions { grammar: Some(bad.into()), ..seeded(1) };
+        let error = Sampler::new(model(), &options).err().expect("a broken grammar");
+        assert!(matches!(error, Error::Grammar(_)), "{bad:?}: {error}");
+    }
+}
+
+#[test]
+fn a_json_schema_is_obeyed() {
+    let schema = r#"{
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "kind": {"enum": ["king", "prophet"]},
+            "years": {"type": "integer", "minimum": 1, "maximum": 969}
+        },
+        "required": ["name", "kind", "years"],
+        "additionalProperties": false
+    }"#;
+    let grammar = json_schema_to_grammar(schema).unwrap();
+    for seed in 1..=3 {
+        let output = generate(&SamplingOptions { grammar: Some(grammar.clone()), ..seeded(seed) }, 200);
+        assert!(matches!(output.stop, StopReason::Eog(_)), "{:?} after {:?}", output.stop, output.text);
+        let value: serde_json::Value = serde_json::from_str(&output.text).expect(&output.text);
+        assert!(value["name"].is_string(), "{value}");
+        assert!(value["kind"] == "king" || value["kind"] == "prophet", "{value}");
+        assert!((1..=969).contains(&value["years"].as_i64().unwrap()), "{value}");
+        assert_eq!(value.as_object().unwrap().len(), 3, "{value}");
+    }
+}
+
+#[test]
+fn logit_bias_forces_and_excludes() {
+    let forced = one_token("Jerusalem");
+    let greedy = SamplingOptions::greedy;
+    let output = generate(&SamplingOptions { logit_bias: vec![(forced, 1e6)], ..greedy() }, 4);
+    assert_eq!(output.tokens, [forced; 4]);
+
+    let first = generate(&greedy(), 1).tokens[0];
+    let excluded = vec![(first, f32::NEG_INFINITY)];
+    assert_ne!(generate(&SamplingOptions { logit_bias: excluded, ..greedy() }, 1).tokens[0], first);
+
+    let nothing_left = (0..model().n_vocab() as Token).map(|token| (token, f32::NEG_INFINITY)).collect();
+    for options in [greedy(), seeded(1)] {
+        let options = SamplingOptions { logit_bias: Clone::clone(&nothing_left), ..options };
+        let error = generate_with(&mut Sampler::new(model(), &options).unwrap(), 1).err().expect("no token is left");
+        assert!(matches!(error, Error::Sampling(_)), "{error}");
+    }
+}
+
+#[test]
+fn ignore_eos_goes_on() {
+    let eog: Vec<Token> = (0..model().n_vocab() as Token).filter(|&token| model().is_eog(token)).collect();
+    assert!(!eog.is_empty());
+    let logit_bias: Vec<_> = eog.iter().map(|&token| (token, 1e6)).collect();
+    let ends = SamplingOptions { logit_bias, ..SamplingOptions::greedy() };
+    let output = generate(&ends, 8);
+    assert!(output.tokens.is_empty());
+    assert!(matches!(output.stop, StopReason::Eog(token) if eog.contains(&token)), "{:?}", output.stop);
+
+    let output = generate(&SamplingOptions { ignore_eos: true, ..ends }, 8);
+    assert_eq!((output.tokens.len(), output.stop), (8, StopReason::Length));
+}
+
+#[test]
+fn penalties_see_the_prompt() {
+    let first = generate(&SamplingOptions::greedy(), 1).tokens[0];
+    let options = SamplingOptions {
+        samplers: vec![SamplerKind::Penalties, SamplerKind::Temperature],
+        presence_penalty: 1e6,
+        ..SamplingOptions::greedy()
+    };
+    assert_eq!(generate(&options, 1).tokens, [first]);
+    let mut sampler = Sampler::new(model(), &options).unwrap();
+    sampler.accept(first);
+    assert_ne!(generate_with(&mut sampler, 1).unwrap().tokens, [first]);
+    let output = generate(&options, 32);
+    let distinct: HashSet<Token> = output.tokens.iter().copied().collect();
+    assert_eq!(distinct.len(), output.tokens.len(), "no token twice: {:?}", output.text);
+}
+
+#[test]
+fn a_sampler_is_bound_to_its_model() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
+    let other = Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
+    let mut sampler = Sampler::new(&other, &SamplingOptions::greedy()).unwrap();
+    // The sampler keeps its model alive.
+    drop(other);
+    let error = generate_with(&mut sampler, 1).err().expect("another model");
+    assert!(matches!(error, Error::Sampling(_)), "{error}");
+    sampler.reset();
+}
+
+#[test]
+fn chat_templates() {
+    let messages = [ChatMessage::new("user", "Who built the ark?")];
+    let render = |template: Option<&str>, add_generation_prompt| {
+        let options =
+            ChatOptions { template: template.map(str::to_owned), add_generation_prompt, ..ChatOptions::default() };
+        model().render_chat(&messages, &options)
+    };
+    let chatml = "<|im_start|>user\nWho built the ark?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(render(Some("chatml"), true).unwrap(), chatml);
+    let jinja = "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}\
+                 {% if add_generation_prompt %}assistant>{% endif %}";
+    assert_eq!(render(Some(jinja), true).unwrap(), "user> Who built the ark?\nassistant>");
+    assert_eq!(render(Some(jinja), false).unwrap(), "user> Who built the ark?\n");
+    if model().info().chat_template.is_none() {
+        assert_eq!(render(None, true).unwrap(), chatml, "chatml is llama.cpp's fallback");
+    }
+    let error = render(Some("{% if %}"), true).unwrap_err();
+    assert!(matches!(error, Error::ChatTemplate(_)), "{error}");
+}

@@ -1,0 +1,73 @@
+//! The only door to C.
+//!
+//! * [`llama`]: llama.cpp's and ggml's public API, as `llama-cpp-sys-2` binds it, unmodified.
+//! * [`backend`]: the structs of `ggml-backend-impl.h` that a backend written outside of ggml has to fill in.
+//! * [`shim`]: what neither of them offers to C: C++ exceptions turned into codes, chat templates, memory sizes.
+//!
+//! `UPGRADE.md` says what a version bump has to re-check.
+
+/// llama.cpp's and ggml's public API.
+pub use llama_cpp_sys_2 as llama;
+
+/// ggml's backend interface (`ggml-backend-impl.h`), the parts a backend fills in.
+#[allow(non_camel_case_types, non_snake_case, non_upper_case_globals, missing_docs, clippy::all)]
+pub mod backend {
+    include!(concat!(env!("OUT_DIR"), "/backend_impl.rs"));
+}
+
+pub mod shim;
+
+// The interface this crate was written against. A bump of llama-cpp-sys-2 that changes it must not compile.
+const _: () = assert!(backend::GGML_BACKEND_API_VERSION == 3);
+
+/// Sizes in bytes of the structs shared with C, as this crate's bindings see them, in the order of
+/// `hobbit_abi_sizes` in the shim.
+const RUST_ABI_SIZES: [usize; 9] = [
+    size_of::<llama::ggml_tensor>(),
+    size_of::<backend::ggml_backend_buffer_type>(),
+    size_of::<backend::ggml_backend_buffer>(),
+    size_of::<backend::ggml_backend>(),
+    size_of::<backend::ggml_backend_device>(),
+    size_of::<backend::ggml_backend_reg>(),
+    size_of::<llama::llama_model_params>(),
+    size_of::<llama::llama_context_params>(),
+    size_of::<llama::llama_batch>(),
+];
+
+/// Checks that C and Rust agree on the size of every struct they share.
+///
+/// # Errors
+/// Names the first struct that differs; nothing may be called through the bindings then.
+pub fn check_abi() -> Result<(), String> {
+    const NAMES: [&str; 9] = [
+        "ggml_tensor",
+        "ggml_backend_buffer_type",
+        "ggml_backend_buffer",
+        "ggml_backend",
+        "ggml_backend_device",
+        "ggml_backend_reg",
+        "llama_model_params",
+        "llama_context_params",
+        "llama_batch",
+    ];
+    let mut sizes = [0usize; NAMES.len()];
+    // SAFETY: the shim writes at most `sizes.len()` values and returns how many it knows.
+    let known = unsafe { shim::hobbit_abi_sizes(sizes.as_mut_ptr(), sizes.len()) };
+    if known != NAMES.len() {
+        return Err(format!("the shim knows {known} shared structs, the bindings {}", NAMES.len()));
+    }
+    for ((name, c), rust) in NAMES.iter().zip(sizes).zip(RUST_ABI_SIZES) {
+        if c != rust {
+            return Err(format!("{name} has {c} bytes in C and {rust} in Rust: the bindings are stale"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn c_and_rust_agree_on_shared_structs() {
+        super::check_abi().unwrap();
+    }
+}

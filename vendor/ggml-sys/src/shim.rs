@@ -1,0 +1,83 @@
+//! Declarations of `shim/shim.cpp`. Strings are NUL-terminated UTF-8; `error` buffers receive a message.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::llama::{
+    ggml_backend_buffer_type_t, llama_batch, llama_context, llama_context_params, llama_model, llama_model_params,
+    llama_token, llama_vocab,
+};
+
+/// Called with text that the other side owns; `context` is what the caller passed in.
+pub type TextCallback = unsafe extern "C" fn(context: *mut c_void, text: *const c_char, len: usize);
+
+unsafe extern "C" {
+    /// Writes up to `capacity` struct sizes and returns how many there are.
+    pub fn hobbit_abi_sizes(sizes: *mut usize, capacity: usize) -> usize;
+
+    /// From now on a failed ggml assertion becomes an error of the guarded call it happened in, or, where there is
+    /// none on that thread, a message on stderr and exit code 1. Never a core dump.
+    pub fn hobbit_guard_aborts();
+
+    /// `llama_model_load_from_file_ptr` that does not throw. Null and a message in `error` on failure.
+    pub fn hobbit_model_load(
+        file: *mut c_void,
+        params: llama_model_params,
+        error: *mut c_char,
+        error_capacity: usize,
+    ) -> *mut llama_model;
+
+    /// `llama_init_from_model` that does not throw. Null and a message in `error` on failure.
+    pub fn hobbit_context_init(
+        model: *mut llama_model,
+        params: llama_context_params,
+        error: *mut c_char,
+        error_capacity: usize,
+    ) -> *mut llama_context;
+
+    /// `llama_decode` that does not throw: -100 and a message in `error` where it would have.
+    pub fn hobbit_decode(
+        ctx: *mut llama_context,
+        batch: llama_batch,
+        error: *mut c_char,
+        error_capacity: usize,
+    ) -> c_int;
+
+    /// `llama_tokenize` that does not throw: `i32::MIN` and a message in `error` where it would have.
+    pub fn hobbit_tokenize(
+        vocab: *const llama_vocab,
+        text: *const c_char,
+        text_len: i32,
+        tokens: *mut llama_token,
+        n_tokens_max: i32,
+        add_special: bool,
+        parse_special: bool,
+        error: *mut c_char,
+        error_capacity: usize,
+    ) -> i32;
+
+    /// Bytes that llama.cpp holds for a context, without buffers of type `excluded`: weights, KV cache and state,
+    /// compute buffers.
+    pub fn hobbit_memory_breakdown(
+        ctx: *const llama_context,
+        excluded: ggml_backend_buffer_type_t,
+        model_bytes: *mut usize,
+        context_bytes: *mut usize,
+        compute_bytes: *mut usize,
+    ) -> bool;
+
+    /// Renders a conversation with the model's chat template (or `template_override`) as llama-cli does.
+    /// `roles` and `contents` have `n_messages` entries. On success calls `output` once and returns true.
+    pub fn hobbit_chat_render(
+        model: *const llama_model,
+        template_override: *const c_char,
+        use_jinja: bool,
+        add_generation_prompt: bool,
+        roles: *const *const c_char,
+        contents: *const *const c_char,
+        n_messages: usize,
+        output: TextCallback,
+        output_context: *mut c_void,
+        error: *mut c_char,
+        error_capacity: usize,
+    ) -> bool;
+}
