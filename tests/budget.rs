@@ -37,6 +37,7 @@ fn measure(model: &Path, args: &[&str]) -> Measured {
     let usual = ["-p", PROMPT, "-n", "16", "--ignore-eos", "-c", "1024", "--stats-json", stats_path];
     let run = cli::run(model, &[&usual, args].concat());
     assert_eq!(run.code, Some(0), "{args:?}:\n{}", run.stderr);
+    assert!(!run.stdout.is_empty(), "{args:?}: no text");
     let json: Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
     let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number in {json:#}"));
     let stats = json.get("stats").unwrap_or(&json);

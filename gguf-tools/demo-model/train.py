@@ -20,6 +20,8 @@ def main():
     ap.add_argument("--drop", type=float, default=0.05)
     ap.add_argument("--prose", type=float, default=0.65, help="share of prose windows")
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--warmup", type=int, default=150, help="steps")
+    ap.add_argument("--init", help="go on from this checkpoint's weights (a name)")
     ap.add_argument("--name", default="demo")
     a = ap.parse_args()
     torch.manual_seed(a.seed)
@@ -32,8 +34,9 @@ def main():
     text = [load("prose").astype(np.int64), load("code").astype(np.int64)]
     held = {n: load("heldout-" + n) for n in ("prose", "code")}
     newline = load("newline")
-    # windows begin at line starts half of the time, anywhere otherwise
-    starts = [np.flatnonzero(newline[t] | (t == 0)) + 1 for t in text]
+    # windows begin at a document's start, at a line's, or anywhere
+    docs = [np.flatnonzero(t[:-1] == 0) + 1 for t in text]
+    lines = [np.flatnonzero(newline[t] | (t == 0)) + 1 for t in text]
 
     def batch(k):
         """As many tokens as ever, in windows k times as long, and what follows each."""
@@ -42,12 +45,20 @@ def main():
         for row in out:
             d = int(rng.random() >= a.prose)
             t, last = text[d], len(text[d]) - n
-            i = rng.choice(starts[d]) if rng.random() < 0.5 else rng.integers(last)
+            r = rng.random()
+            i = (rng.choice(docs[d]) if r < 0.1 else rng.choice(lines[d]) if r < 0.5
+                 else rng.integers(last))
             row[1:] = t[min(i, last):][:n]
         out = torch.from_numpy(out).to(dev)
         return out[:, :-1], out[:, 1:].reshape(-1)
 
     model = Model(CONFIG).to(dev)
+    before = dict(step=0, tokens=0, seconds=0.0)
+    if a.init:
+        before = torch.load(os.path.join(a.work, a.init + ".pt"), map_location=dev)
+        model.load_state_dict(before["model"])
+        before = {k: before[k] for k in ("step", "tokens", "seconds")}
+        print("going on after", before)
     n_par = sum(p.numel() for p in model.parameters())
     decay = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
@@ -62,8 +73,9 @@ def main():
 
     def save():
         path = os.path.join(a.work, a.name + ".pt")
-        torch.save({"model": model.state_dict(), "config": CONFIG, "step": step,
-                    "tokens": step * a.batch * a.len, "seconds": time.time() - t0,
+        torch.save({"model": model.state_dict(), "config": CONFIG, "step": before["step"] + step,
+                    "tokens": before["tokens"] + step * a.batch * a.len,
+                    "seconds": before["seconds"] + time.time() - t0,
                     "args": vars(a)}, path + ".tmp")
         os.replace(path + ".tmp", path)
 
@@ -86,7 +98,7 @@ def main():
             saved = time.time()
         if done:
             break
-        lr = a.lr * min(1.0, (step + 1) / 150) * max(0.0, 1 - used)
+        lr = a.lr * min(1.0, (step + 1) / a.warmup) * max(0.0, 1 - used)
         for g in opt.param_groups:
             g["lr"] = lr
         ids, target = batch(1 if used < 0.7 else 2)

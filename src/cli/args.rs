@@ -288,15 +288,20 @@ pub struct OutputArgs {
 /// The command as clap sees it: derived, with what the derive cannot say added.
 pub fn command() -> clap::Command {
     LowArgs::command().mut_args(|arg| {
-        let optional = arg.get_value_names().is_some_and(|names| names == [Switch::NAME] || names == [Tri::NAME]);
-        let arg = match optional {
-            true => arg.num_args(0..=1).require_equals(true).default_missing_value("on").hide_possible_values(true),
-            false => arg,
-        };
-        let also = arg.get_long().map(argv::other_spellings).unwrap_or_default();
+        let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
+        let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME));
+        let is_on = arg.get_default_values() == ["on"];
+        let mut also = arg.get_long().map(argv::other_spellings).unwrap_or_default();
+        if let Some(long) = arg.get_long().filter(|_| is_switch && is_on) {
+            also.push(format!("--no-{long}"));
+        }
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let help = if also.is_empty() { help } else { format!("{help} [also: {also}]") };
-        arg.help(help).hide_env_values(true)
+        let help = if also.is_empty() { help } else { format!("{help} [also: {}]", also.join(", ")) };
+        let arg = arg.help(help).hide_env_values(true).hide_default_value(is_switch && !is_on);
+        match is_switch || is_tri {
+            true => arg.num_args(0..=1).require_equals(true).default_missing_value("on"),
+            false => arg,
+        }
     })
 }
 

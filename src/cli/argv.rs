@@ -52,9 +52,9 @@ const NEGATIONS: &[(&str, &str)] =
     &[("-no-cnv", "conversation"), ("-nkvo", "kv-offload"), ("--no-show-timings", "perf")];
 
 /// The spellings of `--long` that clap's help would not show.
-pub fn other_spellings(long: &str) -> String {
+pub fn other_spellings(long: &str) -> Vec<String> {
     let names = SPELLINGS.iter().chain(NEGATIONS).filter(|(_, target)| *target == long);
-    names.map(|(spelling, _)| *spelling).collect::<Vec<_>>().join(", ")
+    names.map(|(spelling, _)| spelling.to_string()).collect()
 }
 
 /// What follows a flag.

@@ -1,5 +1,6 @@
 //! Ctrl-C: the first stops what is being computed, the next ends the program.
 
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,16 +23,19 @@ struct State {
 pub struct CtrlC(Arc<State>);
 
 impl CtrlC {
-    /// Installs the handler, once per process.
+    /// Installs the handler, once per process. With `colour` it ends the colour before it ends the program.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn install() -> Result<Self> {
+    pub fn install(colour: bool) -> Result<Self> {
         let state = Arc::new(State::default());
         let handler = Arc::clone(&state);
         ctrlc::set_handler(move || {
             let first = handler.busy.load(Ordering::SeqCst) && !handler.pressed.swap(true, Ordering::SeqCst);
             if !first {
+                if colour {
+                    let _ = writeln!(std::io::stdout(), "{}", anstyle::Reset);
+                }
                 std::process::exit(i32::from(INTERRUPTED));
             }
             if let Some(session) = &*handler.session.lock().unwrap_or_else(PoisonError::into_inner) {

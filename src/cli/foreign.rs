@@ -51,7 +51,7 @@ const MEDIA: &str = "only text models are supported";
 const PLACEMENT: &str = "hobbit places experts itself; see --mem-budget and --expert-cache";
 const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
-const SPLIT: &str = "one device is used at a time; choose it with --device";
+const SPLIT: &str = "models are not split over devices yet";
 const THINKING: &str = "what the model thinks is printed as it comes; see --chat-template";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 

@@ -53,10 +53,16 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
     }
+    if args.model_options.devices.as_deref().is_some_and(|devices| devices != "none") {
+        log.line(Level::Warning, "note: --device has no effect: this version computes on the CPU");
+    }
     log.take_llama_cpps();
-    let ctrl_c = CtrlC::install()?;
+    let ctrl_c = CtrlC::install(args.colour)?;
     let model = open(&args, &log, &ctrl_c)?;
     let session = ctrl_c.during(|| model.session(&args.session_options))?;
+    if ctrl_c.was_pressed() {
+        return Err(Interrupted.into());
+    }
     describe(&model, &session, &args, &log);
     ctrl_c.attach(session.interrupt_handle());
     let sampler = Sampler::new(&model, &args.sampling)?;
@@ -69,7 +75,10 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(End::Interrupted) => (End::Interrupted, INTERRUPTED),
         Ok(end) => (end, 0),
         Err(error) if error.is::<Interrupted>() => (End::Interrupted, INTERRUPTED),
-        Err(error) => return Err(error),
+        Err(error) => {
+            let _ = desk.screen.end_line();
+            return Err(error);
+        }
     };
     desk.screen.end_line()?;
     finish(&desk, &end)?;

@@ -53,7 +53,7 @@ pub(super) fn buffer_type_interface() -> ffi::ggml_backend_buffer_type_i {
         get_max_size: None,
         get_alloc_size: None,
         get_alloc_size_n: None,
-        is_host: None,
+        is_host: Some(is_host),
     }
 }
 
@@ -94,17 +94,25 @@ unsafe extern "C" fn get_alignment(_: ggml_backend_buffer_type_t) -> usize {
     64
 }
 
+/// Host memory only while a model loads: llama.cpp then reads a tensor in place, and the seek trick of
+/// [`super::stream`] leaves nothing to read. As device memory it would be staged through a zeroed buffer of the tensor's
+/// size, page fault by page fault. In graphs it must not pass for host memory: the CPU backend would take it.
+unsafe extern "C" fn is_host(_: ggml_backend_buffer_type_t) -> bool {
+    LOADING.with(|loading| loading.borrow().is_some())
+}
+
 unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize) -> ggml_backend_buffer_t {
     let Some(experts) = LOADING.with(|loading| loading.borrow().clone()) else {
         return std::ptr::null_mut();
     };
     let bytes = size.max(1);
-    // SAFETY: reserves address space at a place of the kernel's choice; nothing may touch it.
+    // SAFETY: reserves address space at a place of the kernel's choice. Writable without a page behind it: where the
+    // seek trick does not hold, loading writes here (and is counted); nothing else does.
     let base = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
             bytes,
-            libc::PROT_NONE,
+            libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
             -1,
             0,

@@ -307,6 +307,14 @@ impl Residency {
         self.failure.take()
     }
 
+    /// After a failed batch: waits for what is in flight and forgets how it ended, so that it does not fail the next.
+    pub(super) fn settle(&mut self) {
+        self.queue.clear();
+        self.ahead.clear();
+        while self.wait() {}
+        self.failure = None;
+    }
+
     /// Counters since the model was opened.
     pub(super) fn counters(&self) -> Counters {
         self.counters

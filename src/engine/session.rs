@@ -361,6 +361,9 @@ impl Session {
         let seconds = started.elapsed().as_secs_f64();
         let failure = experts.take_failure();
         if code != 0 || failure.is_some() {
+            if let Some(residency) = experts.residency().as_mut().filter(|_| failure.is_some()) {
+                residency.settle();
+            }
             // What a failed batch left in the context is dropped, so that the caller may try again.
             // SAFETY: the context is live.
             unsafe { llama::llama_memory_seq_rm(self.memory(), 0, self.n_past as i32, -1) };

@@ -149,6 +149,16 @@ pub fn bundled() -> Vec<Case> {
     vec![Case { name: "demo.gguf".to_owned(), model: Source::File(path), options: options(), script: Script::Single }]
 }
 
+/// Few tokens: on a busy machine the threads wait for each other at every node of the graph.
+pub fn two_threads() -> Vec<Case> {
+    let on_two_threads = |arch: &str| Case {
+        options: SessionOptions { threads: Some(2), ..options() },
+        script: Script::Brief,
+        ..case(format!("{arch}, two threads"), seeded(arch, 7))
+    };
+    vec![on_two_threads("qwen3moe"), on_two_threads("gpt-oss")]
+}
+
 /// One case for tests of what lies below the products.
 pub fn plain() -> Vec<Case> {
     vec![case("qwen3moe", Spec { types: vec![Format::Q4_K], down_types: vec![Format::Q6_K], ..seeded("qwen3moe", 6) })]

@@ -1,5 +1,6 @@
 //! Runs a case on both sides and says where they differ.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,16 +24,38 @@ pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
         Source::Synth(spec) => fixture::write(dir.path(), spec),
         Source::File(path) => path.clone(),
     };
+    compare(case, variants, &path, || ())
+}
+
+/// As [`check`], but hobbit reads a file in which the sign of one block of one expert is
+/// another.
+pub fn check_against_altered(case: &Case, variants: &[Variant]) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };
+    let path = fixture::write(dir.path(), spec);
+    let experts = Gguf::open(&path).and_then(|gguf| gguf.experts()).expect("the model has experts");
+    // The first block's scale, 16 bits.
+    let at = experts.layers[0].tensors[0].extent(3).offset as usize + 1;
+    compare(case, variants, &path, || {
+        let mut bytes = fs::read(&path).expect("it was just written");
+        bytes[at] ^= 0x80;
+        fs::write(&path, bytes).expect("it was just written");
+    })
+}
+
+/// `between` happens after stock llama.cpp has run and before hobbit does.
+fn compare(case: &Case, variants: &[Variant], path: &Path, between: impl FnOnce()) -> Vec<String> {
     let n_batch = case.options.n_batch as usize;
-    let stock = Stock::open(&path, &case.options).and_then(|mut stock| case.script.run(&mut stock, n_batch));
+    let stock = Stock::open(path, &case.options).and_then(|mut stock| case.script.run(&mut stock, n_batch));
     let expected = match stock.and_then(|rows| sound(&rows).map(|()| rows)) {
         Ok(rows) => rows,
         Err(error) => return vec![format!("{}: {error}", case.name)],
     };
-    let variants = variants.iter();
+    between();
     variants
+        .iter()
         .filter_map(|variant| {
-            let error = check_variant(case, &path, variant, &expected).err()?;
+            let error = check_variant(case, path, variant, &expected).err()?;
             Some(format!("{}, {variant:?}: {error}", case.name))
         })
         .collect()
@@ -82,7 +105,7 @@ fn same(expected: &[Row], found: &[Row]) -> Result<(), String> {
         if let Some(at) = first_difference(stock, ours) {
             let n = stock.logits.iter().zip(&ours.logits).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
             return Err(format!(
-                "{}, logit {at}: {} expected, {} found; {n} of its {} logits differ, and so do {n_rows} of {} rows",
+                "{}, logit {at}: {} expected, {} found; {n} of its {} logits and {n_rows} of {} rows of logits differ",
                 stock.what,
                 stock.logits[at],
                 ours.logits[at],

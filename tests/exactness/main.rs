@@ -14,7 +14,7 @@ mod stock;
 mod fixture;
 
 use cases::{Case, Variant};
-use compare::check;
+use compare::{check, check_against_altered};
 use hobbit::store::IoMode;
 
 fn check_all(cases: Vec<Case>, variants: &[Variant]) {
@@ -59,6 +59,22 @@ fn several_sequences_in_one_batch() {
 #[test]
 fn the_bundled_model() {
     check_all(cases::bundled(), &Variant::SIZES);
+}
+
+#[test]
+fn two_threads() {
+    check_all(cases::two_threads(), &Variant::SIZES);
+}
+
+/// The comparison is worth something: one altered weight shows.
+#[test]
+fn an_altered_weight_is_noticed() {
+    fixture::quiet_llama_cpp();
+    for case in cases::plain() {
+        let noticed = check_against_altered(&case, &Variant::SIZES);
+        assert_eq!(noticed.len(), Variant::SIZES.len(), "{noticed:?}");
+        assert!(noticed.iter().all(|message| message.contains("rows of logits differ")), "{noticed:?}");
+    }
 }
 
 /// Reads may be answered in any order, by either engine.

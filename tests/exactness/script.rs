@@ -16,6 +16,8 @@ pub trait Evaluate {
 pub enum Script {
     /// A prompt with all of its logits, greedy steps, and batches of a few tokens as speculative decoding makes them.
     Single,
+    /// A short prompt and two steps.
+    Brief,
     /// Two prompts of unequal length in one batch, then greedy steps of both at once.
     TwoSequences,
 }
@@ -38,6 +40,7 @@ impl Script {
         let mut run = Run { model, rows: Vec::new(), positions: [0; 2] };
         match self {
             Self::Single => run.single(n_batch)?,
+            Self::Brief => run.brief()?,
             Self::TwoSequences => run.two_sequences()?,
         }
         Ok(run.rows)
@@ -68,6 +71,14 @@ impl Run<'_> {
             let next = self.batch(&batch, |entry| format!("batch {round} of {N_GUESSES}, token {entry}"))?;
             token = self.batch(&[(0, next[N_GUESSES - 1])], |_| format!("step after batch {round}"))?[0];
         }
+        Ok(())
+    }
+
+    fn brief(&mut self) -> Result<(), String> {
+        let prompt: Vec<(usize, Token)> = text(self.model.n_vocab(), 6).take(24).map(|token| (0, token)).collect();
+        let next = self.batch(&prompt, |entry| format!("prompt token {entry}"))?;
+        let next = self.batch(&[(0, next[prompt.len() - 1])], |_| "step 0".to_owned())?;
+        self.batch(&[(0, next[0])], |_| "step 1".to_owned())?;
         Ok(())
     }
 

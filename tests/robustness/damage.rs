@@ -36,9 +36,10 @@ impl Original {
             let tensor = header.tensors.iter().find(|tensor| tensor.name == name).expect("the model has this tensor");
             (tensor.offset + tensor.len / 2) as usize
         };
+        let last = header.tensors.last().expect("the model has tensors");
         Self {
             table: place_of_string(&bytes, &header.tensors[0].name) - 8,
-            header_end: header.len() as usize,
+            header_end: place_of_string(&bytes, &last.name) + last.name.len() + 16 + 8 * last.dims.len(),
             data: header.data_start as usize,
             ordinary: middle("blk.0.attn_q.weight"),
             expert: middle("blk.1.ffn_down_exps.weight"),
