@@ -27,8 +27,7 @@ pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
     compare(case, variants, &path, || ())
 }
 
-/// As [`check`], but hobbit reads a file in which the sign of one block of one expert is
-/// another.
+/// As [`check`], but hobbit reads a file in which one block of one expert has the opposite sign.
 pub fn check_against_altered(case: &Case, variants: &[Variant]) -> Vec<String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };

@@ -116,7 +116,8 @@ fn check(table: &[(&str, &dyn Fn(&mut Bytes, &Original), &[&str])]) {
         damage(&mut bytes, &original);
         assert_ne!(bytes.0, original.bytes, "{name} changes nothing");
         fs::write(&path, &bytes.0).unwrap();
-        let refused = cli::run(&path, &[]).is_refused(parts);
+        let run = cli::run(&path, &[]); eprintln!("{name}: {}", run.stderr.trim());
+        let refused = run.is_refused(parts);
         failures.extend(refused.err().map(|error| format!("{name}: {error}")));
     }
     assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), table.len(), failures.join("\n"));
