@@ -20,21 +20,27 @@
 //!
 //! # Example
 //!
-//! ```no_run
+//! ```
 //! # #[cfg(feature = "engine")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use hobbit::{Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
-//! use hobbit::plan::Budget;
 //!
-//! let options = ModelOptions { budget: Budget::Bytes(2 << 30), ..ModelOptions::default() };
-//! let model = Model::open("mixtral.gguf".as_ref(), &options, |_progress| true)?;
-//! let mut session = model.session(&SessionOptions::default())?;
-//! session.feed(&model.tokenize("In the beginning", true, false)?)?;
-//! let mut sampler = Sampler::new(&model, &SamplingOptions::default())?;
-//! for token in session.generate(&mut sampler, Some(32)) {
-//!     print!("{}", String::from_utf8_lossy(&model.piece(token?, false)));
+//! // Any MoE GGUF; here the bundled one, with a quarter of its experts in memory.
+//! let path = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo.gguf");
+//! let options = ModelOptions { expert_cache: "25%".parse()?, ..ModelOptions::default() };
+//! let model = Model::open(path.as_ref(), &options, |_progress| true)?;
+//! let mut session = model.session(&SessionOptions { threads: Some(1), ..SessionOptions::default() })?;
+//!
+//! session.feed(&model.tokenize("In the beginning God created the", true, false)?)?;
+//! let mut sampler = Sampler::new(&model, &SamplingOptions::greedy())?;
+//! let mut text = Vec::new();
+//! for token in session.generate(&mut sampler, Some(16)) {
+//!     text.extend(model.piece(token?, false));
 //! }
-//! println!("{:?}", session.stats().decode.hit_rate());
+//! println!("{}", String::from_utf8_lossy(&text));
+//! let decode = session.stats().decode;
+//! println!("{} hits, {} misses, {} bytes read", decode.hits, decode.misses, decode.bytes_read);
+//! # assert!(!text.is_empty() && decode.misses > 0);
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "engine"))]

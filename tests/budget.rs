@@ -1,9 +1,9 @@
 //! `--mem-budget` is kept: the real binary's largest resident set stays within what it was given.
 
-#[path = "fixture/mod.rs"]
-mod fixture;
 #[path = "fixture/cli.rs"]
 mod cli;
+#[path = "fixture/mod.rs"]
+mod fixture;
 
 use std::path::Path;
 

@@ -36,7 +36,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
 #[derive(Debug, Parser)]
 #[command(
     name = "hobbit-cli",
-    version,
+    version = env!("HOBBIT_VERSION"),
     args_override_self = true,
     disable_help_flag = true,
     disable_version_flag = true,

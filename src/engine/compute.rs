@@ -368,7 +368,8 @@ impl ExpertBackend {
             };
             let rows = |len: i64| [len, 1, n as i64, 1];
             let source = plain_tensor(llama::GGML_TYPE_F32, rows(input.ne[0]), from.cast(), &product);
-            let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], self.group_ids.as_mut_ptr().cast(), &product);
+            let ids =
+                plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], self.group_ids.as_mut_ptr().cast(), &product);
             let shape = plain_tensor(llama::GGML_TYPE_F32, rows(product.ne[0]), to.cast(), &product);
             let weights = view_tensor(&*product.src[0], view, &product);
             (product.ne, product.nb, product.data) = (shape.ne, shape.nb, shape.data);
@@ -413,12 +414,7 @@ unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item = i32> + use<> {
 }
 
 /// A contiguous tensor over `data` that lies in host memory like `neighbour`.
-fn plain_tensor(
-    type_: llama::ggml_type,
-    ne: [i64; 4],
-    data: *mut c_void,
-    neighbour: &ggml_tensor,
-) -> ggml_tensor {
+fn plain_tensor(type_: llama::ggml_type, ne: [i64; 4], data: *mut c_void, neighbour: &ggml_tensor) -> ggml_tensor {
     let mut tensor = blank(type_, ne, data, neighbour);
     tensor.nb[0] = size_of::<f32>();
     for d in 1..4 {

@@ -200,11 +200,7 @@ unsafe fn is_ours(op: *const llama::ggml_tensor, buft: ggml_backend_buffer_type_
 
 /// # Safety
 /// `tensor` is null or a live tensor with live sources.
-unsafe fn is_fed_by_expert(
-    tensor: *const llama::ggml_tensor,
-    buft: ggml_backend_buffer_type_t,
-    depth: usize,
-) -> bool {
+unsafe fn is_fed_by_expert(tensor: *const llama::ggml_tensor, buft: ggml_backend_buffer_type_t, depth: usize) -> bool {
     // SAFETY: by the caller.
     let Some(node) = (unsafe { tensor.as_ref() }) else { return false };
     if depth == 0 {

@@ -29,7 +29,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// llama.cpp refused the model.
-    #[error("{}: llama.cpp cannot load this model: {reason}", path.display())]
+    #[error("{}: llama.cpp cannot load this model: {reason}; {}", path.display(), load_remedy(reason))]
     Load {
         /// The model file.
         path: PathBuf,
@@ -45,7 +45,9 @@ pub enum Error {
         reason: String,
     },
     /// The expert cache's memory was refused.
-    #[error("cannot allocate {bytes} bytes for the expert cache: {source}; give a smaller --mem-budget or --expert-cache")]
+    #[error(
+        "cannot allocate {bytes} bytes for the expert cache: {source}; give a smaller --mem-budget or --expert-cache"
+    )]
     OutOfMemory {
         /// Bytes asked for.
         bytes: u64,
@@ -88,4 +90,12 @@ pub enum Error {
     /// The expert products did not reach hobbit's backend.
     #[error("{0}")]
     Seam(String),
+}
+
+/// What the user can do about llama.cpp's refusal.
+fn load_remedy(reason: &str) -> &'static str {
+    match reason.contains("alloc") {
+        true => "free some memory, or raise the limit (ulimit -v unlimited)",
+        false => "fetch or convert the model again, or update hobbit if the model is newer",
+    }
 }

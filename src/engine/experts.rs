@@ -32,12 +32,7 @@ impl Experts {
             .iter()
             .flat_map(|layer| layer.tensors.iter().map(|tensor| (tensor.name.clone(), (layer.layer, tensor.kind))))
             .collect();
-        Self {
-            map,
-            names,
-            residency: Mutex::new(None),
-            failure: Mutex::new(None),
-        }
+        Self { map, names, residency: Mutex::new(None), failure: Mutex::new(None) }
     }
 
     /// Where the experts lie in the files.

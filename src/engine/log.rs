@@ -51,7 +51,23 @@ pub(super) fn clear_errors() {
 /// What was logged as an error since [`clear_errors`], on one line.
 pub(super) fn take_errors() -> String {
     let errors = std::mem::take(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner).errors);
-    errors.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+    let lines: Vec<String> = errors.lines().map(readable).filter(|line| !line.is_empty()).collect();
+    lines.join("; ")
+}
+
+/// A line of llama.cpp's without what only its developers read: that loading failed, once more, and the directories
+/// of the machine that compiled a failed assertion.
+fn readable(line: &str) -> String {
+    let line = line.trim();
+    if line.ends_with(": failed to load model") {
+        return String::new();
+    }
+    let line = line.strip_prefix("llama_model_load: error loading model: ").unwrap_or(line);
+    let words = line.split(' ').map(|word| match word.rsplit_once("/llama.cpp/") {
+        Some((_, file)) if word.starts_with('/') => file,
+        _ => word,
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 unsafe extern "C" fn on_log(level: llama::ggml_log_level, text: *const c_char, _: *mut c_void) {
@@ -78,4 +94,22 @@ unsafe extern "C" fn on_log(level: llama::ggml_log_level, text: *const c_char, _
             sink(level, &text);
         }
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::readable;
+
+    #[test]
+    fn errors_are_made_readable() {
+        let table = [
+            ("llama_model_load: error loading model: tensor 'x' not found\n", "tensor 'x' not found"),
+            ("llama_model_load_from_file_impl: failed to load model", ""),
+            ("/build/llama.cpp/src/llama-model.cpp:7: GGML_ASSERT(a > 0) failed", "src/llama-model.cpp:7: GGML_ASSERT(a > 0) failed"),
+            ("anything else", "anything else"),
+        ];
+        for (line, expected) in table {
+            assert_eq!(readable(line), expected);
+        }
+    }
 }

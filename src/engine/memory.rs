@@ -156,9 +156,8 @@ fn fixed_costs(
     let (mut weights, mut kv, mut compute) = (0, 0, 0);
     let excluded = Device::get()?.buffer_type();
     // SAFETY: the context is live and the places are valid.
-    let known = unsafe {
-        shim::hobbit_memory_breakdown(context.as_ptr(), excluded, &mut weights, &mut kv, &mut compute)
-    };
+    let known =
+        unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), excluded, &mut weights, &mut kv, &mut compute) };
     if !known {
         return Err(Error::Seam("llama.cpp did not say how much memory it holds".into()));
     }

@@ -11,6 +11,7 @@ mod compute;
 mod device;
 mod error;
 mod experts;
+mod hook;
 mod inner;
 mod log;
 mod memory;
@@ -24,6 +25,7 @@ mod stream;
 
 pub use chat::{ChatMessage, ChatOptions};
 pub use error::Error;
+pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use model::{Model, ModelInfo};
 pub use sampling::{Sampler, json_schema_to_grammar};

@@ -14,6 +14,7 @@ use super::chat::{self, ChatMessage, ChatOptions};
 use super::device::Device;
 use super::error::Error;
 use super::experts::Experts;
+use super::hook::RouterObserver;
 use super::log;
 use super::session::Session;
 use super::stream::CookieStream;
@@ -178,7 +179,7 @@ impl Model {
             Error::Load { path: gguf.files[0].path.clone(), reason }
         })?;
 
-        let info = describe(raw, &gguf, &experts);
+        let info = describe(raw, &gguf, &experts, options);
         let shared = Shared {
             raw,
             gguf,
@@ -213,7 +214,16 @@ impl Model {
     /// # Errors
     /// A budget that is too small ([`Error::Plan`]), memory that is refused, settings llama.cpp rejects.
     pub fn session(&self, options: &SessionOptions) -> Result<Session, Error> {
-        Session::new(self, options)
+        Session::new(self, options, None)
+    }
+
+    /// As [`Model::session`]; `observer` is shown every router's choice. Evaluation gets a little slower, results
+    /// stay the same.
+    ///
+    /// # Errors
+    /// As [`Model::session`].
+    pub fn session_observed(&self, options: &SessionOptions, observer: RouterObserver) -> Result<Session, Error> {
+        Session::new(self, options, Some(observer))
     }
 
     /// The tokens of `text`. `add_special` adds BOS and the like where the model wants them, `parse_special` reads
@@ -332,7 +342,7 @@ fn path_to_c(path: &Path) -> Result<CString, Error> {
         .map_err(|_| Error::Load { path: path.to_owned(), reason: "its name contains a NUL byte".into() })
 }
 
-fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts) -> ModelInfo {
+fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts, options: &ModelOptions) -> ModelInfo {
     let mut text = [0u8; 256];
     let architecture = gguf.architecture().to_owned();
     // SAFETY: the model is live, the buffer valid for its length, the template NUL-terminated or null.
@@ -348,7 +358,13 @@ fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts) ->
             template.as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()),
         )
     };
-    let n_expert_used = gguf.get_u64(&format!("{architecture}.expert_used_count")).unwrap_or(0);
+    let used = format!("{architecture}.expert_used_count");
+    let replaced = options.kv_overrides.iter().find(|chosen| chosen.key == used).map(|chosen| &chosen.value);
+    let n_expert_used = match replaced {
+        Some(KvValue::Int(n)) => u64::try_from(*n).ok(),
+        _ => gguf.get_u64(&used),
+    };
+    let n_expert_used = n_expert_used.unwrap_or(0);
     ModelInfo {
         description: text_of(&text),
         path: gguf.files[0].path.clone(),

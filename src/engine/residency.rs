@@ -137,7 +137,11 @@ impl Residency {
                         assert!(slots.end as usize * stride <= arena.len(), "{} has no room", source.name);
                         arena.as_ptr().wrapping_add(slots.start as usize * stride + lead)
                     });
-                    LayerTensor { source: source.clone(), view: LayerView { base, stride, n_slots: slots.len() as u32 }, lead }
+                    LayerTensor {
+                        source: source.clone(),
+                        view: LayerView { base, stride, n_slots: slots.len() as u32 },
+                        lead,
+                    }
                 })
                 .collect();
             layers[usize::from(layer.layer)] = Some(Layer {
@@ -181,7 +185,8 @@ impl Residency {
     /// slices in the order `kinds`. `dense`: the next layer will need nearly all of its experts too.
     pub(super) fn begin(&mut self, layer: u16, needed: &[u16], kinds: &[SliceKind], dense: bool) -> Step {
         self.poll();
-        let mut step = Step { layer, cached: Vec::with_capacity(needed.len()), overflow: Vec::new(), pinned: Vec::new() };
+        let mut step =
+            Step { layer, cached: Vec::with_capacity(needed.len()), overflow: Vec::new(), pinned: Vec::new() };
         let order = self.load_order(layer, kinds);
         let mut reads: Vec<(SlotId, u16)> = Vec::new();
         let mut missing = Vec::new();
@@ -215,7 +220,9 @@ impl Residency {
         self.staging.retain(wanted);
         self.queue = order
             .iter()
-            .flat_map(|&kind| step.overflow.iter().map(move |&index| SliceId { expert: ExpertId { layer, index }, kind }))
+            .flat_map(|&kind| {
+                step.overflow.iter().map(move |&index| SliceId { expert: ExpertId { layer, index }, kind })
+            })
             .filter(|slice| self.staging.get(*slice).is_none())
             .collect();
         self.ahead.clear();

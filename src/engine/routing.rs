@@ -51,8 +51,7 @@ impl Routing {
         let mut next = self.starts.clone();
         for (position, &id) in self.ids.iter().enumerate() {
             let place = &mut next[usize::from(id)];
-            self.pairs[*place as usize] =
-                Pair { token: (position / n_used) as u32, rank: (position % n_used) as u32 };
+            self.pairs[*place as usize] = Pair { token: (position / n_used) as u32, rank: (position % n_used) as u32 };
             *place += 1;
         }
         self.needed.clear();

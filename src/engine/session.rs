@@ -9,6 +9,7 @@ use std::time::Instant;
 use ggml_sys::{llama, shim};
 
 use super::error::Error;
+use super::hook::{RouterHook, RouterObserver};
 use super::log;
 use super::memory;
 use super::model::{Model, text_of, with_message};
@@ -67,8 +68,9 @@ impl Interrupt {
 
 /// See the [module](self).
 pub struct Session {
-    // Dropped before the model, which is kept alive by the clone below.
+    // Dropped before the hook, which it calls, and the model, which it reads.
     context: Context,
+    hook: Option<Box<RouterHook>>,
     model: Model,
     options: SessionOptions,
     plan: MemoryPlan,
@@ -97,9 +99,17 @@ impl Drop for Context {
 }
 
 impl Session {
-    pub(super) fn new(model: &Model, options: &SessionOptions) -> Result<Session, Error> {
+    pub(super) fn new(
+        model: &Model,
+        options: &SessionOptions,
+        observer: Option<RouterObserver>,
+    ) -> Result<Session, Error> {
         let interrupt = Interrupt::default();
-        let params = context_params(options, &interrupt);
+        let mut params = context_params(options, &interrupt);
+        let mut hook = observer.map(RouterHook::new);
+        if let Some(hook) = &mut hook {
+            hook.install(&mut params);
+        }
         log::clear_errors();
         let context = with_message(|message, capacity| {
             // SAFETY: the model is live; params point at the interrupt flag, which the session keeps.
@@ -114,6 +124,7 @@ impl Session {
         let (plan, io_choice) = memory::set_up(model, options, context.0)?;
         let mut session = Session {
             context,
+            hook,
             model: model.clone(),
             options: options.clone(),
             plan,
@@ -353,12 +364,14 @@ impl Session {
         let mut message = [0u8; 1024];
         // SAFETY: the context is live and the batch's arrays outlive the call.
         let code = unsafe {
-            let code =
-                shim::hobbit_decode(self.context.0.as_ptr(), batch, message.as_mut_ptr().cast(), message.len());
+            let code = shim::hobbit_decode(self.context.0.as_ptr(), batch, message.as_mut_ptr().cast(), message.len());
             llama::llama_synchronize(self.context.0.as_ptr());
             code
         };
         let seconds = started.elapsed().as_secs_f64();
+        if let Some(hook) = &mut self.hook {
+            hook.flush();
+        }
         let failure = experts.take_failure();
         if code != 0 || failure.is_some() {
             if let Some(residency) = experts.residency().as_mut().filter(|_| failure.is_some()) {

@@ -44,8 +44,11 @@ impl CookieStream {
         let mut sources = Vec::with_capacity(gguf.files.len());
         let mut paths = Vec::with_capacity(gguf.files.len());
         for source in &gguf.files {
-            let file = File::open(&source.path)
-                .map_err(|error| Error::Io { path: source.path.clone(), action: "open", source: error })?;
+            let file = File::open(&source.path).map_err(|error| Error::Io {
+                path: source.path.clone(),
+                action: "open",
+                source: error,
+            })?;
             sources.push(file);
             paths.push(source.path.display().to_string());
         }

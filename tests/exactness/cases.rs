@@ -95,7 +95,10 @@ pub fn layouts() -> Vec<Case> {
         case("qwen3moe, 32 experts, 6 used", Spec { experts: 32, topk: 6, ff: 64, ..seeded("qwen3moe", 3) }),
         case("llama, all experts used", Spec { topk: 8, ..seeded("llama", 3) }),
         case("llama, one expert used", Spec { topk: 1, ..seeded("llama", 3) }),
-        case("llama, slices of odd length", Spec { embd: 96, ff: 32, heads: 3, kv_heads: Some(1), ..seeded("llama", 3) }),
+        case(
+            "llama, slices of odd length",
+            Spec { embd: 96, ff: 32, heads: 3, kv_heads: Some(1), ..seeded("llama", 3) },
+        ),
         case("llama4, every second layer", Spec { moe_step: 2, ..seeded("llama4", 3) }),
         case("llama4, one expert used", Spec { topk: 1, ..seeded("llama4", 3) }),
         case("llama, in three shards", Spec { shards: 3, ..seeded("llama", 3) }),
@@ -116,8 +119,12 @@ pub fn layouts() -> Vec<Case> {
 
 /// Context settings that change graphs, kernels or batch widths.
 pub fn settings() -> Vec<Case> {
-    let with = |name: &str, arch: &str, options: SessionOptions| Case { options, ..case(format!("{arch}, {name}"), seeded(arch, 4)) };
-    let quantised = || SessionOptions { type_k: KvType::Q8_0, type_v: KvType::Q8_0, flash_attn: FlashAttn::On, ..options() };
+    let with = |name: &str, arch: &str, options: SessionOptions| Case {
+        options,
+        ..case(format!("{arch}, {name}"), seeded(arch, 4))
+    };
+    let quantised =
+        || SessionOptions { type_k: KvType::Q8_0, type_v: KvType::Q8_0, flash_attn: FlashAttn::On, ..options() };
     let mut cases = Vec::new();
     for arch in ["qwen3moe", "gpt-oss"] {
         cases.extend([

@@ -88,7 +88,7 @@ fn check_variant(case: &Case, path: &Path, variant: &Variant, expected: &[Row]) 
         return Err(format!("loading read {} bytes of experts, expected none", model.expert_bytes_read_at_load()));
     }
     let session = model.session(&case.options).map_err(|error| error.to_string())?;
-    let mut hobbit = Hobbit { n_vocab: model.n_vocab(), session };
+    let mut hobbit = Hobbit::new(session);
     let found = case.script.run(&mut hobbit, case.options.n_batch as usize)?;
     same(expected, &found)?;
     check_traffic(&hobbit.session, path, variant)
@@ -132,13 +132,11 @@ fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()
     let total = session.stats().total();
     let (plausible, expected) = match variant.expert_cache {
         ExpertCache::Bytes(0) => (n_slots == 0 && total.hits < total.misses, "no slots, mostly misses"),
-        ExpertCache::Percent(100.0) => {
-            (n_slots == n_experts && total.misses <= n_experts && total.hits > 0, "a slot and at most one miss per expert")
-        }
-        _ => (
-            n_slots > 0 && n_slots <= n_experts / 4 && total.misses > 0,
-            "a quarter of the slots and some misses",
+        ExpertCache::Percent(100.0) => (
+            n_slots == n_experts && total.misses <= n_experts && total.hits > 0,
+            "a slot and at most one miss per expert",
         ),
+        _ => (n_slots > 0 && n_slots <= n_experts / 4 && total.misses > 0, "a quarter of the slots and some misses"),
     };
     if plausible && total.hits + total.misses > 0 && total.bytes_read > 0 {
         return Ok(());
@@ -149,9 +147,16 @@ fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()
     ))
 }
 
-struct Hobbit {
+/// The side under test.
+pub struct Hobbit {
     session: Session,
     n_vocab: usize,
+}
+
+impl Hobbit {
+    pub fn new(session: Session) -> Self {
+        Self { n_vocab: session.model().n_vocab(), session }
+    }
 }
 
 impl Evaluate for Hobbit {

@@ -8,6 +8,7 @@
 mod cases;
 mod compare;
 mod script;
+mod sharing;
 mod stock;
 
 #[path = "../fixture/mod.rs"]
@@ -85,4 +86,16 @@ fn any_order_of_answers() {
         .flat_map(|io| (0..2).flat_map(move |seed| Variant::SIZES.map(|v| Variant { io, shuffle: Some(seed), ..v })))
         .collect();
     check_all(cases::plain(), &variants);
+}
+
+#[test]
+fn sessions_side_by_side() {
+    fixture::quiet_llama_cpp();
+    cases::plain().iter().for_each(sharing::sessions_side_by_side);
+}
+
+#[test]
+fn an_interrupted_batch() {
+    fixture::quiet_llama_cpp();
+    cases::plain().iter().for_each(sharing::an_interrupted_batch);
 }

@@ -56,7 +56,8 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn single(&mut self, n_batch: usize) -> Result<(), String> {
-        let prompt: Vec<(usize, Token)> = text(self.model.n_vocab(), 7).take(N_PROMPT).map(|token| (0, token)).collect();
+        let prompt: Vec<(usize, Token)> =
+            text(self.model.n_vocab(), 7).take(N_PROMPT).map(|token| (0, token)).collect();
         let mut next = Vec::new();
         for (piece, start) in prompt.chunks(n_batch).zip((0..).step_by(n_batch)) {
             next = self.batch(piece, |entry| format!("prompt token {}", start + entry))?;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gguf_tools::synth::Spec;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::store::faulty::{Faults, FaultyStore};
 use hobbit::store::IoMode;
+use hobbit::store::faulty::{Faults, FaultyStore};
 use hobbit::{BatchToken, Error, Model, ModelOptions, Session, SessionOptions, Token};
 
 use super::fixture;
@@ -29,7 +29,8 @@ fn session(model: &Model) -> Session {
 
 /// Evaluates a prompt and a few single tokens; all logits of the last token.
 fn evaluate(session: &mut Session) -> Result<Vec<f32>, Error> {
-    let entry = |position: i32| BatchToken { token: (position * 37 % 500) as Token, position, sequence: 0, logits: true };
+    let entry =
+        |position: i32| BatchToken { token: (position * 37 % 500) as Token, position, sequence: 0, logits: true };
     session.evaluate(&(0..40).map(entry).collect::<Vec<_>>())?;
     for position in 40..48 {
         session.evaluate(&[entry(position)])?;
@@ -56,7 +57,8 @@ fn a_failed_read_is_reported_and_survived() {
         for n in [0, 1, 5, 17] {
             for (faults, reason) in [(io_error(n), "Input/output error"), (short_read(n), "shrank")] {
                 let what = format!("{cache:?}, {faults:?}");
-                let wrap = move |inner| -> Arc<dyn hobbit::store::Store> { Arc::new(FaultyStore::new(inner, faults.clone())) };
+                let wrap =
+                    move |inner| -> Arc<dyn hobbit::store::Store> { Arc::new(FaultyStore::new(inner, faults.clone())) };
                 let model = Model::open_with_store(&path, &options(cache, IoMode::Auto), wrap).unwrap();
                 let mut session = session(&model);
                 let error = evaluate(&mut session).expect_err(&what).to_string();

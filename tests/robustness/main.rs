@@ -4,7 +4,7 @@ mod damage;
 mod disk;
 mod limits;
 
-#[path = "../fixture/mod.rs"]
-mod fixture;
 #[path = "../fixture/cli.rs"]
 mod cli;
+#[path = "../fixture/mod.rs"]
+mod fixture;

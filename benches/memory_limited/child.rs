@@ -1,0 +1,333 @@
+//! One run, in a process of its own: opens a model, reads a prompt, decodes, and tells what it cost.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use hobbit::gguf::Gguf;
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::stats::{PhaseStats, peak_rss_bytes};
+use hobbit::store::{self, StoreKind, measure_random_read, probe};
+use hobbit::{Model, ModelOptions, Session, SessionOptions, Token};
+use serde::{Deserialize, Serialize};
+
+use super::stock::Stock;
+
+/// `n_batch` and `n_ubatch` of both: a prompt is evaluated in pieces of this many tokens.
+pub const N_BATCH: u32 = 512;
+
+/// Real text, the same for every model: what is read first is the prompt, what follows is "decoded".
+const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
+
+/// Reads in flight that are tried for the disk's best.
+const DEPTHS: [usize; 3] = [4, 8, 16];
+
+/// Who evaluates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    Stock,
+    Hobbit,
+    /// Nobody: the disk is measured.
+    Disk,
+}
+
+/// What to run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    pub engine: Engine,
+    pub model: PathBuf,
+    pub threads: i32,
+    pub prompt_tokens: usize,
+    pub decode_tokens: usize,
+    /// hobbit's budget in bytes; `None`: everything resident, and measured in a second pass.
+    pub budget: Option<u64>,
+    /// llama.cpp's load mode, by its name; `None`: mmap.
+    pub load_mode: Option<String>,
+    /// llama.cpp's extra buffer types.
+    pub extra_bufts: bool,
+}
+
+impl Task {
+    /// Context length in tokens.
+    pub fn n_ctx(&self) -> u32 {
+        ((self.prompt_tokens + self.decode_tokens) as u32).next_multiple_of(256).max(1024)
+    }
+}
+
+/// What a phase cost.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Phase {
+    pub tokens: usize,
+    pub seconds: f64,
+    /// Of each evaluation.
+    pub step_seconds: Vec<f64>,
+    /// Bytes fetched from the disk for this process, by the kernel's count.
+    pub disk_bytes: u64,
+    pub major_faults: u64,
+    pub cpu_seconds: f64,
+    pub experts: Option<Traffic>,
+}
+
+/// hobbit's own count.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Traffic {
+    pub hits: u64,
+    pub misses: u64,
+    pub bytes_read: u64,
+    pub io_busy_seconds: f64,
+    pub io_wait_seconds: f64,
+}
+
+/// What a run answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Run(Run),
+    Disk(Vec<Disk>),
+}
+
+/// A run of an engine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Run {
+    pub engine: Engine,
+    pub threads: i32,
+    pub load_seconds: f64,
+    pub prompt: Phase,
+    pub decode: Phase,
+    /// Of the logits after the prompt, then after each decoded token: equal bits, equal hash.
+    pub logits_hash: Vec<String>,
+    pub peak_rss_bytes: u64,
+    /// hobbit: how reads are done, and why.
+    pub io_choice: Option<String>,
+    /// hobbit: the memory plan.
+    pub plan: Option<serde_json::Value>,
+}
+
+/// Random reads of expert slices, `depth` at a time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Disk {
+    pub engine: String,
+    pub depth: usize,
+    pub slice_bytes: u64,
+    pub bytes: u64,
+    pub bytes_per_second: f64,
+}
+
+/// llama.cpp and hobbit alike.
+pub trait Evaluate {
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>>;
+    /// Evaluates after what is in the context; logits of the last token are kept.
+    fn evaluate(&mut self, tokens: &[Token]) -> Result<()>;
+    fn last_logits(&self) -> Result<&[f32]>;
+    /// Empties the context.
+    fn begin_again(&mut self);
+    /// hobbit's counts so far: prompt and decode.
+    fn traffic(&self) -> Option<(PhaseStats, PhaseStats)> {
+        None
+    }
+}
+
+/// Runs the task in this process.
+pub fn run(task: &Task) -> Result<Answer> {
+    match task.engine {
+        Engine::Disk => disk(task).map(Answer::Disk),
+        Engine::Stock => {
+            let started = Instant::now();
+            let mut stock = Stock::open(task)?;
+            evaluate(task, &mut stock, started.elapsed()).map(Answer::Run)
+        }
+        Engine::Hobbit => {
+            let started = Instant::now();
+            let mut hobbit = open_hobbit(task)?;
+            let mut run = evaluate(task, &mut hobbit, started.elapsed())?;
+            let path = task.model.display().to_string();
+            run.io_choice = Some(hobbit.session.io_choice().replace(&path, "the model"));
+            run.plan = Some(serde_json::to_value(hobbit.session.plan())?);
+            Ok(Answer::Run(run))
+        }
+    }
+}
+
+fn evaluate(task: &Task, engine: &mut dyn Evaluate, load: Duration) -> Result<Run> {
+    let text = std::fs::read_to_string(TEXT).context("models/demo-heldout-prose.txt")?;
+    let tokens = engine.tokenize(&text)?;
+    let wanted = task.prompt_tokens + task.decode_tokens;
+    ensure!(tokens.len() >= wanted, "the text has {} tokens, {wanted} are wanted", tokens.len());
+    let (prompt, rest) = tokens.split_at(task.prompt_tokens);
+    let decoded: Vec<&[Token]> = rest[..task.decode_tokens].chunks(1).collect();
+    if task.budget.is_none() {
+        // Everything that the measured pass needs becomes resident, for llama.cpp in the page cache.
+        engine.evaluate(prompt)?;
+        decoded.iter().try_for_each(|token| engine.evaluate(token))?;
+        engine.begin_again();
+    }
+    let mut logits_hash = Vec::new();
+    let (before, _) = engine.traffic().unzip();
+    let mut prompt = phase(engine, &[prompt], &mut logits_hash)?;
+    prompt.experts = before.zip(engine.traffic()).map(|(before, (after, _))| traffic(&before, &after));
+    let (_, before) = engine.traffic().unzip();
+    let mut decode = phase(engine, &decoded, &mut logits_hash)?;
+    decode.experts = before.zip(engine.traffic()).map(|(before, (_, after))| traffic(&before, &after));
+    Ok(Run {
+        engine: task.engine,
+        threads: task.threads,
+        load_seconds: load.as_secs_f64(),
+        prompt,
+        decode,
+        logits_hash,
+        peak_rss_bytes: peak_rss_bytes(),
+        io_choice: None,
+        plan: None,
+    })
+}
+
+fn phase(engine: &mut dyn Evaluate, batches: &[&[Token]], logits_hash: &mut Vec<String>) -> Result<Phase> {
+    let before = Costs::now()?;
+    let mut step_seconds = Vec::with_capacity(batches.len());
+    for batch in batches {
+        let started = Instant::now();
+        engine.evaluate(batch)?;
+        step_seconds.push(started.elapsed().as_secs_f64());
+        logits_hash.push(hash(engine.last_logits()?));
+    }
+    let after = Costs::now()?;
+    Ok(Phase {
+        tokens: batches.iter().map(|batch| batch.len()).sum(),
+        seconds: step_seconds.iter().sum(),
+        step_seconds,
+        disk_bytes: after.disk_bytes - before.disk_bytes,
+        major_faults: after.major_faults - before.major_faults,
+        cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+        experts: None,
+    })
+}
+
+fn traffic(before: &PhaseStats, after: &PhaseStats) -> Traffic {
+    Traffic {
+        hits: after.hits - before.hits,
+        misses: after.misses - before.misses,
+        bytes_read: after.bytes_read - before.bytes_read,
+        io_busy_seconds: after.io_busy_seconds - before.io_busy_seconds,
+        io_wait_seconds: after.io_wait_seconds - before.io_wait_seconds,
+    }
+}
+
+/// FNV-1a over the bits, and a check that they are numbers.
+fn hash(logits: &[f32]) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in logits.iter().flat_map(|logit| logit.to_bits().to_le_bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    format!("{hash:016x}")
+}
+
+/// What this process has cost so far.
+struct Costs {
+    disk_bytes: u64,
+    major_faults: u64,
+    cpu_seconds: f64,
+}
+
+impl Costs {
+    fn now() -> Result<Self> {
+        let io = std::fs::read_to_string("/proc/self/io").context("/proc/self/io")?;
+        let disk_bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
+        // SAFETY: all zeroes is a valid rusage, which the call fills in.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            ensure!(libc::getrusage(libc::RUSAGE_SELF, &mut usage) == 0, "getrusage failed");
+            usage
+        };
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+        Ok(Self {
+            disk_bytes: disk_bytes.context("no read_bytes in /proc/self/io")?,
+            major_faults: usage.ru_majflt as u64,
+            cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        })
+    }
+}
+
+struct Hobbit {
+    session: Session,
+    /// Index of the last entry of the last batch.
+    last: usize,
+}
+
+fn open_hobbit(task: &Task) -> Result<Hobbit> {
+    let mut options = ModelOptions { n_gpu_layers: 0, ..ModelOptions::default() };
+    match task.budget {
+        Some(bytes) => options.budget = Budget::Bytes(bytes),
+        None => options.expert_cache = ExpertCache::Percent(100.0),
+    }
+    let model = Model::open(&task.model, &options, |_| true)?;
+    let session = model.session(&SessionOptions {
+        n_ctx: task.n_ctx(),
+        n_batch: N_BATCH,
+        n_ubatch: N_BATCH,
+        threads: Some(task.threads),
+        ..SessionOptions::default()
+    })?;
+    if task.budget.is_none() && model.info().is_moe() && !session.plan().is_fully_resident() {
+        bail!("not every expert fits into this machine's memory: --resident needs a smaller model");
+    }
+    Ok(Hobbit { session, last: 0 })
+}
+
+impl Evaluate for Hobbit {
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
+        Ok(self.session.model().tokenize(text, true, false)?)
+    }
+
+    fn evaluate(&mut self, tokens: &[Token]) -> Result<()> {
+        self.last = (tokens.len() - 1) % N_BATCH as usize;
+        Ok(self.session.feed(tokens)?)
+    }
+
+    fn last_logits(&self) -> Result<&[f32]> {
+        self.session.logits(self.last).context("hobbit has no logits")
+    }
+
+    fn begin_again(&mut self) {
+        self.session.reset();
+    }
+
+    fn traffic(&self) -> Option<(PhaseStats, PhaseStats)> {
+        let stats = self.session.stats();
+        Some((stats.prompt, stats.decode))
+    }
+}
+
+/// The disk's random reads, past the page cache where that is possible, at each of [`DEPTHS`].
+fn disk(task: &Task) -> Result<Vec<Disk>> {
+    let model = Gguf::open(&task.model)?;
+    let experts = model.experts()?;
+    let tensors: Vec<_> = experts.layers.iter().flat_map(|layer| &layer.tensors).collect();
+    let ranges: Vec<_> = tensors
+        .iter()
+        .map(|tensor| {
+            let mut all = tensor.extent(0);
+            all.len *= u64::from(tensor.n_expert);
+            all
+        })
+        .collect();
+    let slice_bytes = tensors.iter().map(|tensor| tensor.slice_bytes).sum::<u64>() / tensors.len().max(1) as u64;
+    ensure!(slice_bytes > 0, "a dense model has no experts to read");
+    let files: Vec<PathBuf> = model.files.iter().map(|file| file.path.clone()).collect();
+    let can_direct = probe::io_uring().is_ok() && files.iter().all(|file| probe::direct(file).is_ok());
+    let store = store::open(if can_direct { StoreKind::Direct } else { StoreKind::Buffered }, &files)?;
+    DEPTHS
+        .iter()
+        .map(|&depth| {
+            let time = Duration::from_millis(1500);
+            let measured = measure_random_read(&*store, &ranges, slice_bytes, depth, 2 << 30, time)?;
+            Ok(Disk {
+                engine: store.name().to_owned(),
+                depth,
+                slice_bytes,
+                bytes: measured.bytes,
+                bytes_per_second: measured.bytes_per_second(),
+            })
+        })
+        .collect()
+}

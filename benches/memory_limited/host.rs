@@ -1,0 +1,123 @@
+//! What a result must be read with: the machine, without its name or paths, and the code.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Machine, kernel, code.
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    /// Names the directory of results.
+    pub machine: String,
+    pub cpu: String,
+    pub cores: usize,
+    pub ram_bytes: u64,
+    pub kernel: String,
+    pub disk: DiskKind,
+    pub commit: String,
+    pub hobbit: &'static str,
+    pub llama_cpp_sys: String,
+    pub system_info: String,
+}
+
+/// The disk of the model.
+#[derive(Clone, Debug, Serialize)]
+pub struct DiskKind {
+    /// `nvme`, `virtio`, `ssd`, `hdd`, or `unknown`.
+    pub kind: String,
+    /// The kernel's read-ahead, which page faults depend on.
+    pub read_ahead_kib: Option<u64>,
+    pub scheduler: Option<String>,
+}
+
+impl Host {
+    pub fn describe(model: &Path) -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let field = |text: &str, key: &str| -> Option<String> {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned())
+        };
+        let cpu = field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let ram_kib = field(&read("/proc/meminfo"), "MemTotal").and_then(|text| text.strip_suffix(" kB")?.parse().ok());
+        let ram_bytes = ram_kib.unwrap_or(0u64) * 1024;
+        let disk = DiskKind::of(model);
+        let ram_gib = (ram_bytes as f64 / (1u64 << 30) as f64).round();
+        Self {
+            machine: sanitised(&format!("{cpu} {cores}c {ram_gib}gib {}", disk.kind)),
+            cpu,
+            cores,
+            ram_bytes,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            disk,
+            commit: commit().unwrap_or_else(|| "unknown".to_owned()),
+            hobbit: env!("CARGO_PKG_VERSION"),
+            llama_cpp_sys: llama_cpp_sys().unwrap_or_else(|| "unknown".to_owned()),
+            system_info: hobbit::system_info(),
+        }
+    }
+
+    /// Where results of this machine go.
+    pub fn results(&self) -> PathBuf {
+        Path::new(ROOT).join("benches/results").join(&self.machine)
+    }
+}
+
+impl DiskKind {
+    fn of(model: &Path) -> Self {
+        let unknown = Self { kind: "unknown".to_owned(), read_ahead_kib: None, scheduler: None };
+        let Ok(metadata) = fs::metadata(model) else { return unknown };
+        let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
+        let Ok(mut device) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return unknown };
+        if device.join("partition").exists() {
+            device.pop();
+        }
+        let name = device.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let queue = |file: &str| fs::read_to_string(device.join("queue").join(file)).unwrap_or_default();
+        let kind = match () {
+            () if name.starts_with("nvme") => "nvme",
+            () if name.starts_with("vd") => "virtio",
+            () if queue("rotational").trim() == "1" => "hdd",
+            () if queue("rotational").trim() == "0" => "ssd",
+            () => "unknown",
+        };
+        let scheduler = queue("scheduler");
+        let scheduler = scheduler.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(name, _)| name);
+        Self {
+            kind: kind.to_owned(),
+            read_ahead_kib: queue("read_ahead_kb").trim().parse().ok(),
+            scheduler: scheduler.map(str::to_owned),
+        }
+    }
+}
+
+/// Lower-case words joined by `-`: fit for a file name.
+pub fn sanitised(text: &str) -> String {
+    let lower = text.to_lowercase();
+    let words = lower.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("-")
+}
+
+/// The checked-out commit, read from the repository's files.
+fn commit() -> Option<String> {
+    let git = Path::new(ROOT).join(".git");
+    let head = fs::read_to_string(git.join("HEAD")).ok()?;
+    let Some(name) = head.trim().strip_prefix("ref: ") else { return Some(head.trim().to_owned()) };
+    let loose = fs::read_to_string(git.join(name)).ok();
+    let commit = loose.or_else(|| {
+        let packed = fs::read_to_string(git.join("packed-refs")).ok()?;
+        packed.lines().find_map(|line| Some(line.strip_suffix(name)?.to_owned()))
+    })?;
+    Some(commit.trim().to_owned())
+}
+
+/// The version of llama.cpp's bindings in the lock file.
+fn llama_cpp_sys() -> Option<String> {
+    let lock = fs::read_to_string(Path::new(ROOT).join("Cargo.lock")).ok()?;
+    let (_, rest) = lock.split_once("name = \"llama-cpp-sys-2\"\nversion = \"")?;
+    Some(rest.split_once('"')?.0.to_owned())
+}

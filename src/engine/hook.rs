@@ -1,0 +1,139 @@
+//! The router hook: shows an observer which experts each token chose, and with what weight.
+//!
+//! Exact offloading reads the ids inside the expert split and needs no hook; this one is for whoever studies routing.
+//! It uses ggml's evaluation callback, which breaks the graph after each tensor that is asked for (about 35 µs), and is
+//! therefore installed only when there is an observer. Tensors are asked for by exact name: a `(reshaped)` twin of the
+//! weights exists. Results do not change.
+
+use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ggml_sys::llama::{self, ggml_tensor};
+
+/// What the router of one layer chose for a ubatch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouterChoice {
+    /// Block number.
+    pub layer: u16,
+    /// Experts per token.
+    pub n_expert_used: usize,
+    /// Expert ids, `[n_tokens][n_expert_used]`, best first.
+    pub experts: Vec<i32>,
+    /// Their weights after llama.cpp's own normalisation, of the same shape.
+    pub weights: Vec<f32>,
+}
+
+/// Takes what was chosen, layer by layer.
+pub type RouterObserver = Box<dyn FnMut(RouterChoice) + Send>;
+
+/// The state behind the callback.
+pub(super) struct RouterHook {
+    observer: RouterObserver,
+    current: Option<RouterChoice>,
+}
+
+/// The tensors that carry weights, in the order in which a graph makes them: the last one of a layer counts.
+const WEIGHTS: [&str; 4] =
+    ["ffn_moe_weights-", "ffn_moe_weights_softmax-", "ffn_moe_weights_norm-", "ffn_moe_weights_scaled-"];
+const TOP_K: &str = "ffn_moe_topk-";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Experts(u16),
+    Weights(u16),
+}
+
+fn asked(name: &str) -> Option<Asked> {
+    if let Some(layer) = name.strip_prefix(TOP_K) {
+        return layer.parse().ok().map(Asked::Experts);
+    }
+    WEIGHTS.iter().find_map(|prefix| name.strip_prefix(prefix)?.parse().ok()).map(Asked::Weights)
+}
+
+impl RouterHook {
+    pub(super) fn new(observer: RouterObserver) -> Box<Self> {
+        Box::new(Self { observer, current: None })
+    }
+
+    /// Has `params` call back into `self`, which must outlive the context.
+    pub(super) fn install(self: &mut Box<Self>, params: &mut llama::llama_context_params) {
+        params.cb_eval = Some(on_eval);
+        params.cb_eval_user_data = (&raw mut **self).cast();
+    }
+
+    /// Hands over the last layer of a batch.
+    pub(super) fn flush(&mut self) {
+        if let Some(choice) = self.current.take() {
+            (self.observer)(choice);
+        }
+    }
+
+    /// # Safety
+    /// `tensor` is computed and in host memory.
+    unsafe fn take(&mut self, asked: Asked, tensor: &ggml_tensor) {
+        // SAFETY: by the caller.
+        unsafe {
+            match asked {
+                Asked::Experts(layer) => {
+                    self.flush();
+                    let experts = rows(tensor, tensor.ne[0], tensor.ne[1], tensor.nb[0], tensor.nb[1]);
+                    let n_expert_used = tensor.ne[0].max(0) as usize;
+                    self.current = Some(RouterChoice { layer, n_expert_used, experts, weights: Vec::new() });
+                }
+                Asked::Weights(layer) => {
+                    if let Some(choice) = self.current.as_mut().filter(|choice| choice.layer == layer) {
+                        // [1, n_used, n_tokens] or [n_used, n_tokens].
+                        let d = usize::from(tensor.ne[0] == 1 && choice.n_expert_used != 1);
+                        choice.weights = rows(tensor, tensor.ne[d], tensor.ne[d + 1], tensor.nb[d], tensor.nb[d + 1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `n1` rows of `n0` four-byte elements each, strides in bytes.
+///
+/// # Safety
+/// The tensor is computed, in host memory and has these elements.
+unsafe fn rows<T: Copy>(tensor: &ggml_tensor, n0: i64, n1: i64, nb0: usize, nb1: usize) -> Vec<T> {
+    let data = tensor.data.cast::<u8>();
+    let mut all = Vec::with_capacity((n0 * n1).max(0) as usize);
+    for row in 0..n1.max(0) as usize {
+        for column in 0..n0.max(0) as usize {
+            // SAFETY: by the caller.
+            all.push(unsafe { data.add(row * nb1 + column * nb0).cast::<T>().read_unaligned() });
+        }
+    }
+    all
+}
+
+unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
+    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the hook, which outlives the
+    // context, and one thread evaluates at a time.
+    let (tensor, hook) = unsafe { (&*tensor, &mut *state.cast::<RouterHook>()) };
+    // SAFETY: as above.
+    let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) };
+    let Some(asked) = name.to_str().ok().and_then(asked) else { return !ask };
+    if ask {
+        return true;
+    }
+    // SAFETY: the tensor was just computed by the CPU backend.
+    let _ = catch_unwind(AssertUnwindSafe(|| unsafe { hook.take(asked, tensor) }));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_asked_for_by_exact_name() {
+        assert_eq!(asked("ffn_moe_topk-3"), Some(Asked::Experts(3)));
+        assert_eq!(asked("ffn_moe_weights-12"), Some(Asked::Weights(12)));
+        assert_eq!(asked("ffn_moe_weights_norm-0"), Some(Asked::Weights(0)));
+        assert_eq!(asked("ffn_moe_weights_norm-0 (reshaped)"), None);
+        assert_eq!(asked("ffn_moe_weights_sum-0"), None);
+        assert_eq!(asked("ffn_moe_gate-1"), None);
+    }
+}

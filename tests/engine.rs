@@ -1,0 +1,189 @@
+//! What sessions promise beside exact logits: observed routers, dense models, context shift, experts that matter.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use gguf_tools::synth::{self, Spec};
+use hobbit::gguf::Gguf;
+use hobbit::plan::ExpertCache;
+use hobbit::{
+    BatchToken, Error, Model, ModelOptions, RouterChoice, Sampler, SamplingOptions, SessionOptions, StopReason, Token,
+};
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf")
+}
+
+fn open(path: &Path, cache: ExpertCache) -> Model {
+    Model::open(path, &ModelOptions { expert_cache: cache, ..ModelOptions::default() }, |_| true).unwrap()
+}
+
+fn settings() -> SessionOptions {
+    SessionOptions { n_ctx: 256, n_batch: 256, n_ubatch: 256, threads: Some(1), ..SessionOptions::default() }
+}
+
+fn heldout(model: &Model, n_tokens: usize) -> Vec<Token> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-heldout-prose.txt");
+    let mut tokens = model.tokenize(&std::fs::read_to_string(path).unwrap(), true, false).unwrap();
+    tokens.truncate(n_tokens);
+    tokens
+}
+
+/// Mean negative log-likelihood in nats of `tokens` but the first, in one batch.
+fn loss(model: &Model, tokens: &[Token]) -> f64 {
+    let mut session = model.session(&settings()).unwrap();
+    let batch: Vec<BatchToken> = tokens
+        .iter()
+        .zip(0..)
+        .map(|(&token, position)| BatchToken { token, position, sequence: 0, logits: true })
+        .collect();
+    session.evaluate(&batch).unwrap();
+    let of = |i: usize| {
+        let logits = session.logits(i).unwrap();
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
+        sum.ln() - f64::from(logits[tokens[i + 1] as usize] - max)
+    };
+    (0..tokens.len() - 1).map(of).sum::<f64>() / (tokens.len() - 1) as f64
+}
+
+#[test]
+fn an_observer_sees_every_choice_and_changes_nothing() {
+    let model = open(&demo(), ExpertCache::Percent(25.0));
+    let tokens = heldout(&model, 40);
+    let run = |observe: bool| {
+        let seen = Arc::new(Mutex::new(Vec::<RouterChoice>::new()));
+        let sink = Arc::clone(&seen);
+        let mut session = match observe {
+            false => model.session(&settings()).unwrap(),
+            true => model
+                .session_observed(&settings(), Box::new(move |choice| sink.lock().unwrap().push(choice)))
+                .unwrap(),
+        };
+        session.feed(&tokens).unwrap();
+        let logits = session.logits(tokens.len() - 1).unwrap().to_vec();
+        drop(session);
+        let choices = std::mem::take(&mut *seen.lock().unwrap());
+        (logits, choices)
+    };
+    let (plain, nothing) = run(false);
+    let (observed, choices) = run(true);
+    assert!(nothing.is_empty());
+    assert_eq!(plain, observed, "an observer must not change logits");
+    let layers: Vec<u16> = choices.iter().map(|choice| choice.layer).collect();
+    assert_eq!(layers, (0..model.info().n_layer as u16).collect::<Vec<_>>());
+    for choice in &choices {
+        // llama.cpp computes the last layer for the tokens whose logits are wanted only.
+        assert!(choice.experts.len() == 2 * tokens.len() || choice.experts.len() == 2, "{}", choice.experts.len());
+        assert_eq!(choice.experts.len(), choice.weights.len());
+        for (experts, weights) in choice.experts.chunks(2).zip(choice.weights.chunks(2)) {
+            assert!(experts.iter().all(|e| (0..8).contains(e)) && experts[0] != experts[1], "{experts:?}");
+            assert!((weights[0] + weights[1] - 1.0).abs() < 1e-5 && weights[0] >= weights[1], "{weights:?}");
+        }
+    }
+}
+
+#[test]
+fn a_dense_model_runs_as_plain_llama_cpp() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dense.gguf");
+    let tiny = Spec::tiny("deepseek");
+    synth::write(&path, &Spec { dense_lead: Some(tiny.layers), ..tiny }).unwrap();
+    let model = open(&path, ExpertCache::Auto);
+    assert!(!model.info().is_moe());
+    let mut session = model.session(&settings()).unwrap();
+    assert!(session.io_choice().contains("dense"), "{}", session.io_choice());
+    session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
+    let mut sampler = Sampler::new(&model, &SamplingOptions { ignore_eos: true, ..SamplingOptions::greedy() }).unwrap();
+    assert_eq!(session.generate(&mut sampler, Some(8)).filter(Result::is_ok).count(), 8);
+    assert_eq!(session.stats().total().misses, 0);
+}
+
+#[test]
+fn a_full_context_ends_or_shifts() {
+    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let prompt = heldout(&model, 20);
+    let greedy = SamplingOptions { ignore_eos: true, ..SamplingOptions::greedy() };
+    for context_shift in [false, true] {
+        let options = SessionOptions { n_ctx: 64, n_batch: 64, context_shift, ..settings() };
+        let mut session = model.session(&options).unwrap();
+        let n_ctx = session.n_ctx() as usize;
+        session.feed(&prompt).unwrap();
+        let mut sampler = Sampler::new(&model, &greedy).unwrap();
+        let mut generation = session.generate(&mut sampler, Some(3 * n_ctx));
+        let count = generation.by_ref().map(Result::unwrap).count();
+        let stop = generation.stop_reason();
+        match context_shift {
+            true => assert_eq!((count, stop), (3 * n_ctx, Some(StopReason::Length))),
+            false => {
+                // The last token is sampled from the last place but never evaluated.
+                assert_eq!((count, stop), (n_ctx - prompt.len() + 1, Some(StopReason::ContextFull)));
+                let too_long = vec![prompt[0]; n_ctx + 1];
+                session.reset();
+                assert!(matches!(session.feed(&too_long), Err(Error::ContextFull { .. })));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_fed_in_pieces_is_the_same_prompt() {
+    let model = open(&demo(), ExpertCache::Percent(25.0));
+    let tokens = heldout(&model, 90);
+    let run = |pieces: &[usize]| {
+        let mut session = model.session(&settings()).unwrap();
+        let mut rest = &tokens[..];
+        for &len in pieces {
+            session.feed(&rest[..len]).unwrap();
+            rest = &rest[len..];
+        }
+        assert!(rest.is_empty());
+        let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
+        session.generate(&mut sampler, Some(12)).map(Result::unwrap).collect::<Vec<_>>()
+    };
+    assert_eq!(run(&[90]), run(&[30, 60]));
+}
+
+/// The demo model with the experts `a` and `b` of a layer exchanged, the router left as it is.
+fn with_swapped_experts(dir: &Path, layer: u16, a: u16, b: u16) -> PathBuf {
+    let (a, b) = (a.min(b), a.max(b));
+    let experts = Gguf::open(&demo()).unwrap().experts().unwrap();
+    let layer = experts.layers.iter().find(|l| l.layer == layer).unwrap();
+    let mut bytes = std::fs::read(demo()).unwrap();
+    for tensor in &layer.tensors {
+        let (first, second) = (tensor.extent(a), tensor.extent(b));
+        let len = first.len as usize;
+        let (left, right) = bytes.split_at_mut(second.offset as usize);
+        left[first.offset as usize..first.offset as usize + len].swap_with_slice(&mut right[..len]);
+    }
+    let path = dir.join(format!("swapped-{}.gguf", layer.layer));
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn experts_of_the_demo_model_differ() {
+    let model = open(&demo(), ExpertCache::Auto);
+    let tokens = heldout(&model, 256);
+    let uses = Arc::new(Mutex::new(vec![[0u32; 8]; model.info().n_layer as usize]));
+    let sink = Arc::clone(&uses);
+    let count = move |choice: RouterChoice| {
+        choice.experts.iter().for_each(|&e| sink.lock().unwrap()[usize::from(choice.layer)][e as usize] += 1);
+    };
+    model.session_observed(&settings(), Box::new(count)).unwrap().feed(&tokens).unwrap();
+    let before = loss(&model, &tokens);
+    // It has learned something: a uniform guess has the perplexity of the vocabulary's size.
+    assert!(before.exp() < 100.0, "perplexity {:.3} of {} tokens", before.exp(), model.n_vocab());
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut rises = Vec::new();
+    // The last layer runs for the last token only when logits of a prompt are not wanted: leave it out.
+    for layer in 0..model.info().n_layer as u16 - 1 {
+        let mut order: Vec<u16> = (0..8).collect();
+        order.sort_by_key(|&e| std::cmp::Reverse(uses.lock().unwrap()[usize::from(layer)][usize::from(e)]));
+        let swapped = open(&with_swapped_experts(dir.path(), layer, order[0], order[1]), ExpertCache::Auto);
+        rises.push((loss(&swapped, &tokens) - before).exp());
+    }
+    assert!(rises.iter().all(|rise| *rise > 1.0), "perplexity rises by {rises:.3?} when two experts are swapped");
+    assert!(rises.iter().any(|rise| *rise > 1.1), "perplexity rises by {rises:.3?} when two experts are swapped");
+}

@@ -1,0 +1,92 @@
+//! What an evaluation leaves behind, or another one does meanwhile, does not show in the logits.
+
+use std::sync::{Arc, OnceLock};
+
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::store::{Completion, ReadRequest, Store};
+use hobbit::{Error, Interrupt, Model, ModelOptions, Session};
+
+use super::cases::{Case, Source, Variant};
+use super::compare::Hobbit;
+use super::fixture;
+use super::script::Row;
+
+/// A model file of a case, and the logits to expect.
+fn reference(case: &Case) -> (tempfile::TempDir, std::path::PathBuf, Vec<Vec<u32>>) {
+    let dir = tempfile::tempdir().unwrap();
+    let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };
+    let path = fixture::write(dir.path(), spec);
+    let model = Model::open(&path, &options(Variant::ALL.expert_cache), |_| true).unwrap();
+    let expected = run(case, model.session(&case.options).unwrap()).unwrap();
+    (dir, path, expected)
+}
+
+fn options(expert_cache: ExpertCache) -> ModelOptions {
+    ModelOptions { budget: Budget::Bytes(4 << 30), expert_cache, ..ModelOptions::default() }
+}
+
+fn run(case: &Case, session: Session) -> Result<Vec<Vec<u32>>, String> {
+    let mut hobbit = Hobbit::new(session);
+    let rows = case.script.run(&mut hobbit, case.options.n_batch as usize)?;
+    Ok(rows.iter().map(bits).collect())
+}
+
+fn bits(row: &Row) -> Vec<u32> {
+    row.logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Sessions of one model share its cache, also at the same time.
+pub fn sessions_side_by_side(case: &Case) {
+    let (_dir, path, expected) = reference(case);
+    for variant in Variant::SIZES {
+        let model = Model::open(&path, &options(variant.expert_cache), |_| true).unwrap();
+        std::thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(|| run(case, model.session(&case.options).unwrap())));
+            for thread in threads {
+                assert!(thread.join().unwrap().unwrap() == expected, "{}, {variant:?}: other logits", case.name);
+            }
+        });
+        let third = run(case, model.session(&case.options).unwrap()).unwrap();
+        assert!(third == expected, "{}, {variant:?}: other logits in a later session", case.name);
+    }
+}
+
+/// An interrupt in the middle of a batch ends it, and only it.
+pub fn an_interrupted_batch(case: &Case) {
+    let (_dir, path, expected) = reference(case);
+    for variant in Variant::SIZES {
+        let interrupt = Arc::new(OnceLock::<Interrupt>::new());
+        let wrap = {
+            let interrupt = Arc::clone(&interrupt);
+            move |inner| -> Arc<dyn Store> { Arc::new(Interrupting { inner, interrupt: Arc::clone(&interrupt) }) }
+        };
+        let model = Model::open_with_store(&path, &options(variant.expert_cache), wrap).unwrap();
+        let mut session = model.session(&case.options).unwrap();
+        interrupt.set(session.interrupt_handle()).unwrap();
+        let stopped = session.feed(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(matches!(stopped, Err(Error::Interrupted)), "{variant:?}: {stopped:?}");
+        // The handle of the session that is gone: nothing stops the next one.
+        drop(session);
+        let session = model.session(&case.options).unwrap();
+        assert!(run(case, session).unwrap() == expected, "{}, {variant:?}: other logits", case.name);
+    }
+}
+
+/// A store in which the first reads of a session interrupt it.
+struct Interrupting {
+    inner: Arc<dyn Store>,
+    interrupt: Arc<OnceLock<Interrupt>>,
+}
+
+impl Store for Interrupting {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
+        if let Some(interrupt) = self.interrupt.get() {
+            interrupt.set();
+        }
+        self.inner.submit(requests, sink);
+    }
+}
