@@ -26,7 +26,7 @@ fn main() -> Result<()> {
         ("F16", None),
         ("Q8_0", Some(llama::LLAMA_FTYPE_MOSTLY_Q8_0)),
         ("Q4_K", Some(llama::LLAMA_FTYPE_MOSTLY_Q4_K_S)),
-        ("Q2_K", Some(llama::LLAMA_FTYPE_MOSTLY_Q2_K_S)),
+        ("Q2_K", Some(llama::LLAMA_FTYPE_MOSTLY_Q2_K)),
     ];
     for text in &texts {
         println!("\n{}", text.file_name().unwrap_or_default().to_string_lossy());

@@ -43,12 +43,15 @@ impl Cgroup {
         let bytes = limit.to_string();
         if is_v1 {
             group.write("memory.limit_in_bytes", &bytes)?;
-            // Both are absent where the kernel accounts no swap: there is none to use then.
-            let _ = group.write("memory.memsw.limit_in_bytes", &bytes);
-            let _ = group.write("memory.swappiness", "0");
+            if has_swap() {
+                // Met before the limit on memory alone, whose hits are then not counted: only where it is needed.
+                group.write("memory.memsw.limit_in_bytes", &bytes)?;
+            }
         } else {
             group.write("memory.max", &bytes)?;
-            let _ = group.write("memory.swap.max", "0");
+            if has_swap() {
+                group.write("memory.swap.max", "0")?;
+            }
         }
         Ok(group)
     }
@@ -67,9 +70,7 @@ impl Cgroup {
             let hits = events.lines().find_map(|line| line.strip_prefix("max ")?.trim().parse().ok());
             (number("memory.peak"), hits)
         } else {
-            // With swap accounting the limit on memory and swap together, which is as low, is met first.
-            let hits = ["memory.failcnt", "memory.memsw.failcnt"].into_iter().filter_map(number).sum();
-            (number("memory.max_usage_in_bytes"), Some(hits))
+            (number("memory.max_usage_in_bytes"), number("memory.failcnt"))
         };
         Usage { limit: self.limit, max, limit_hits: hits.unwrap_or(0) }
     }
@@ -91,6 +92,10 @@ impl Drop for Cgroup {
         }
         eprintln!("the control group {} could not be removed", self.dir.display());
     }
+}
+
+fn has_swap() -> bool {
+    fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1)
 }
 
 /// Lets groups below the root of v2 limit memory.

@@ -105,8 +105,11 @@ fn place_of_string(bytes: &[u8], text: &str) -> usize {
     at.unwrap_or_else(|| panic!("the header has no string {text}")) + 8
 }
 
+/// What is done to the model: a name, the damage, and what the message must contain.
+type Damage<'a> = (&'a str, &'a dyn Fn(&mut Bytes, &Original), &'a [&'a str]);
+
 /// Damages the model, runs the binary on it and collects what is not as it should be.
-fn check(table: &[(&str, &dyn Fn(&mut Bytes, &Original), &[&str])]) {
+fn check(table: &[Damage<'_>]) {
     let dir = tempfile::tempdir().unwrap();
     let original = Original::new(dir.path());
     let path = dir.path().join("damaged.gguf");
@@ -196,7 +199,11 @@ fn impossible_models() {
     }
     let used = "llama.expert_used_count";
     check(&[
-        ("an architecture llama.cpp does not know", &|b, _| b.rename("llama", "lxxma"), &[FILE, CANNOT, FETCH, "lxxma"]),
+        (
+            "an architecture llama.cpp does not know",
+            &|b, _| b.rename("llama", "lxxma"),
+            &[FILE, CANNOT, FETCH, "lxxma"],
+        ),
         ("more experts used than there are", &set(used, 5), &[FILE, CANNOT, FETCH]),
         ("no expert used", &set(used, 0), &[FILE, CANNOT, FETCH]),
         ("2^32 - 1 experts used", &set(used, u32::MAX), &[FILE, CANNOT, FETCH]),

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Makes sure that what llama.cpp's build needs is there: cmake, a C++ compiler and libclang. Installs what is missing on
+# Debian-like systems when it may; otherwise names it. Changes nothing when all is there.
+set -eu
+
+missing=""
+command -v cargo >/dev/null 2>&1 || {
+  echo "setup: cargo is missing: install Rust (rustup; 1.95 is what is tested), then run this again" >&2
+  exit 1
+}
+command -v git >/dev/null 2>&1 || missing="$missing git"
+command -v cmake >/dev/null 2>&1 || missing="$missing cmake"
+command -v make >/dev/null 2>&1 || missing="$missing make"
+command -v c++ >/dev/null 2>&1 || missing="$missing g++"
+have_libclang() {
+  [ -n "${LIBCLANG_PATH:-}" ] && return 0
+  [ "$(uname)" = Linux ] || return 0 # bindgen finds the system's own
+  for library in /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* /usr/lib64/libclang*.so*; do
+    [ -e "$library" ] && return 0
+  done
+  return 1
+}
+# bindgen also needs clang's own headers, which come with clang.
+command -v clang >/dev/null 2>&1 || missing="$missing clang"
+have_libclang || missing="$missing libclang-dev"
+[ -n "$missing" ] || exit 0
+
+if command -v apt-get >/dev/null 2>&1; then
+  if [ "$(id -u)" = 0 ]; then
+    as_root=""
+  elif command -v sudo >/dev/null 2>&1; then
+    as_root="sudo"
+  else
+    echo "setup: missing packages; as root run: apt-get install$missing" >&2
+    exit 1
+  fi
+  echo "setup: installing$missing" >&2
+  $as_root apt-get update -qq >&2
+  # shellcheck disable=SC2086
+  $as_root apt-get install -y -qq --no-install-recommends $missing >&2
+else
+  echo "setup: please install (Debian names):$missing" >&2
+  exit 1
+fi
