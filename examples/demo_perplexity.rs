@@ -72,9 +72,8 @@ fn perplexity(model: &Path, text: &Path) -> Result<(f64, f64)> {
         let window = &tokens[start..start + WINDOW];
         session.reset();
         let batch = window.iter().zip(0..);
-        let batch: Vec<BatchToken> = batch
-            .map(|(&token, position)| BatchToken { token, position, sequence: 0, logits: true })
-            .collect();
+        let batch: Vec<BatchToken> =
+            batch.map(|(&token, position)| BatchToken { token, position, sequence: 0, logits: true }).collect();
         session.evaluate(&batch)?;
         let first = if start == 0 { 0 } else { WINDOW / 2 - 1 };
         for i in first..WINDOW - 1 {

@@ -56,9 +56,9 @@ fn an_observer_sees_every_choice_and_changes_nothing() {
         let sink = Arc::clone(&seen);
         let mut session = match observe {
             false => model.session(&settings()).unwrap(),
-            true => model
-                .session_observed(&settings(), Box::new(move |choice| sink.lock().unwrap().push(choice)))
-                .unwrap(),
+            true => {
+                model.session_observed(&settings(), Box::new(move |choice| sink.lock().unwrap().push(choice))).unwrap()
+            }
         };
         session.feed(&tokens).unwrap();
         let logits = session.logits(tokens.len() - 1).unwrap().to_vec();

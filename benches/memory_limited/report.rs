@@ -122,9 +122,10 @@ pub fn finish(settings: &Settings, finished: &[Finished]) -> Result<()> {
         (true, None) => "-resident",
         (true, Some(_)) => "",
     };
-    let path = settings.json.clone().unwrap_or_else(|| {
-        host.results().join(format!("memory_limited-{}{suffix}.json", settings.name))
-    });
+    let path = settings
+        .json
+        .clone()
+        .unwrap_or_else(|| host.results().join(format!("memory_limited-{}{suffix}.json", settings.name)));
     let raw = json!({
         "host": host,
         "model": { "name": settings.name, "bytes": model_bytes },
@@ -146,8 +147,20 @@ pub fn finish(settings: &Settings, finished: &[Finished]) -> Result<()> {
 fn table(finished: &[Finished]) {
     println!(
         "{:<25} {:>10} {:>10} {:>9} {:>11} {:>11} {:>10} {:>6} {:>5} {:>5} {:>5} {:>9} {:>10} {:>8}",
-        "run", "prompt t/s", "decode t/s", "ms/token", "prompt MiB", "MiB/token", "faults/tok", "hits", "busy", "wait",
-        "cpu", "peak RSS", "cgroup max", "at limit"
+        "run",
+        "prompt t/s",
+        "decode t/s",
+        "ms/token",
+        "prompt MiB",
+        "MiB/token",
+        "faults/tok",
+        "hits",
+        "busy",
+        "wait",
+        "cpu",
+        "peak RSS",
+        "cgroup max",
+        "at limit"
     );
     for finished in finished {
         let name = |run: &Run| format!("{} ({} threads)", engine_name(run.engine), run.threads);
@@ -188,7 +201,8 @@ fn table(finished: &[Finished]) {
 fn summary(settings: &Settings, host: &Host, finished: &[Finished]) -> Vec<Verdict> {
     let (stock, hobbit) = (Total::of(Engine::Stock, finished), Total::of(Engine::Hobbit, finished));
     let mut verdicts = Vec::new();
-    let mut verdict = |promise: String, found: String, is_kept: bool| verdicts.push(Verdict { promise, found, is_kept });
+    let mut verdict =
+        |promise: String, found: String, is_kept: bool| verdicts.push(Verdict { promise, found, is_kept });
 
     if let (Some(_), Some(kib)) = (settings.limit, host.disk.read_ahead_kib) {
         println!("read-ahead of the disk: {kib} KiB (page faults of llama.cpp fetch up to this much)");
@@ -206,11 +220,7 @@ fn summary(settings: &Settings, host: &Host, finished: &[Finished]) -> Vec<Verdi
             stock.decode.speed(),
             hobbit.decode.speed(),
         );
-        println!(
-            "median token: {:.1} ms and {:.1} ms",
-            1e3 * stock.decode_median(),
-            1e3 * hobbit.decode_median()
-        );
+        println!("median token: {:.1} ms and {:.1} ms", 1e3 * stock.decode_median(), 1e3 * hobbit.decode_median());
         let (n_same, n_common) = equal_logits(finished);
         verdict("exact: equal logits".into(), format!("{n_same} of {n_common} evaluations"), n_same == n_common);
         if let Some(targets) = settings.targets {

@@ -74,7 +74,9 @@ pub fn alternate(settings: &Settings) -> Result<Vec<Finished>> {
             }
         }
         let (answer, cgroup) = start(&settings.task(engine), settings.limit)?;
-        let Some(Answer::Run(run)) = answer else { bail!("{engine:?} was killed: it needs more memory than the limit") };
+        let Some(Answer::Run(run)) = answer else {
+            bail!("{engine:?} was killed: it needs more memory than the limit")
+        };
         all.push(Finished { variant: None, run: Some(run), cgroup, disk });
     }
     Ok(all)

@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use super::console::{Answer, Keyboard, Voice};
 use super::lines::{COMMANDS, Input};
 use super::log::Level;
+use super::run::in_words;
 use super::stream::{Desk, End};
 use crate::{ChatMessage, ChatOptions, Error, Token};
 
@@ -64,7 +65,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
             }
             Input::Read(path) => match read(&path) {
                 Ok(text) => attached.push_str(&text),
-                Err(error) => desk.log.line(Level::Error, format!("error: {error:#}")),
+                Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
             },
             Input::Regenerate if !has_answer => desk.log.line(Level::Error, "error: there is no answer to replace"),
             Input::Message(text) if text.is_empty() && attached.is_empty() => {}
@@ -104,7 +105,7 @@ impl Conversation {
         let spoken = match desk.speak(&wanted[common..], desk.args.predict) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {
-                desk.log.line(Level::Error, format!("error: {error:#}; /clear forgets the conversation"));
+                desk.log.line(Level::Error, format!("error: {}; /clear forgets the conversation", in_words(&error)));
                 self.withdraw(desk);
                 return Ok(End::ContextFull);
             }

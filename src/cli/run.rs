@@ -96,9 +96,32 @@ fn failure(error: &anyhow::Error) -> ExitCode {
     if error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(Error::Interrupted | Error::Cancelled)) {
         return ExitCode::from(INTERRUPTED);
     }
-    let text = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
-    let _ = writeln!(io::stderr(), "error: {text}");
+    let _ = writeln!(io::stderr(), "error: {}", in_words(error));
     ExitCode::FAILURE
+}
+
+/// An error and its causes on one line, each cause once: many of our messages quote theirs.
+pub(super) fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(|cause| cause.to_string()) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(colon);
+            text.push_str(&cause);
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words;
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let error = anyhow::anyhow!("no space").context("cannot write: no space").context("saving");
+        assert_eq!(in_words(&error), "saving: cannot write: no space");
+    }
 }
 
 fn open(args: &HiArgs, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {

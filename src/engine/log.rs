@@ -105,7 +105,10 @@ mod tests {
         let table = [
             ("llama_model_load: error loading model: tensor 'x' not found\n", "tensor 'x' not found"),
             ("llama_model_load_from_file_impl: failed to load model", ""),
-            ("/build/llama.cpp/src/llama-model.cpp:7: GGML_ASSERT(a > 0) failed", "src/llama-model.cpp:7: GGML_ASSERT(a > 0) failed"),
+            (
+                "/build/llama.cpp/src/llama-model.cpp:7: GGML_ASSERT(a > 0) failed",
+                "src/llama-model.cpp:7: GGML_ASSERT(a > 0) failed",
+            ),
             ("anything else", "anything else"),
         ];
         for (line, expected) in table {

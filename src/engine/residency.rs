@@ -185,6 +185,8 @@ impl Residency {
     /// slices in the order `kinds`. `dense`: the next layer will need nearly all of its experts too.
     pub(super) fn begin(&mut self, layer: u16, needed: &[u16], kinds: &[SliceKind], dense: bool) -> Step {
         self.poll();
+        // A read ahead that failed is tried again below, if it is needed at all.
+        self.failure = None;
         let mut step =
             Step { layer, cached: Vec::with_capacity(needed.len()), overflow: Vec::new(), pinned: Vec::new() };
         let order = self.load_order(layer, kinds);

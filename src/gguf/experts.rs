@@ -142,8 +142,8 @@ impl Gguf {
             return Err(fault("shape", "no empty dimension"));
         }
         // An expert's index has 16 bits.
-        let n_expert = u32::try_from(n_expert).ok().filter(|n| (1..=1 << 16).contains(n));
-        let n_expert = n_expert.ok_or_else(|| fault("number of experts", "1 to 65536 as third dimension"))?;
+        let n_expert = u32::try_from(n_expert).ok().filter(|n| (1..=u32::from(u16::MAX)).contains(n));
+        let n_expert = n_expert.ok_or_else(|| fault("number of experts", "1 to 65535 as third dimension"))?;
         let slice_bytes = info.extent.len / u64::from(n_expert);
         let (file, offset) = (info.extent.file, info.extent.offset);
         Ok(ExpertTensor {
