@@ -83,7 +83,7 @@ pub struct Traffic {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    Run(Run),
+    Run(Box<Run>),
     Disk(Vec<Disk>),
 }
 
@@ -135,7 +135,8 @@ pub fn run(task: &Task) -> Result<Answer> {
         Engine::Stock => {
             let started = Instant::now();
             let mut stock = Stock::open(task)?;
-            evaluate(task, &mut stock, started.elapsed()).map(Answer::Run)
+            let run = evaluate(task, &mut stock, started.elapsed())?;
+            Ok(Answer::Run(Box::new(run)))
         }
         Engine::Hobbit => {
             let started = Instant::now();
@@ -144,7 +145,7 @@ pub fn run(task: &Task) -> Result<Answer> {
             let path = task.model.display().to_string();
             run.io_choice = Some(hobbit.session.io_choice().replace(&path, "the model"));
             run.plan = Some(serde_json::to_value(hobbit.session.plan())?);
-            Ok(Answer::Run(run))
+            Ok(Answer::Run(Box::new(run)))
         }
     }
 }
@@ -213,7 +214,7 @@ fn traffic(before: &PhaseStats, after: &PhaseStats) -> Traffic {
     }
 }
 
-/// FNV-1a over the bits, and a check that they are numbers.
+/// FNV-1a over the bits.
 fn hash(logits: &[f32]) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in logits.iter().flat_map(|logit| logit.to_bits().to_le_bytes()) {

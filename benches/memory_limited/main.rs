@@ -60,10 +60,10 @@ struct Args {
     /// A is llama.cpp, B is hobbit
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = parse_order)]
     order: Order,
-    /// Threads of both [default: cores]
+    /// Threads [default: cores]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(i32).range(1..=512))]
     threads: Option<i32>,
-    /// Threads of llama.cpp, where --tune finds another number better
+    /// Threads of llama.cpp [default: twice --threads, which wait for pages; with --resident, --threads]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(i32).range(1..=512))]
     stock_threads: Option<i32>,
     /// No limit, everything resident: hobbit's overhead
@@ -176,7 +176,8 @@ fn settings(args: &Args, subject: &Subject, model: &std::path::Path) -> Result<r
         stock_decode_tokens: args.stock_decode_tokens.unwrap_or(if args.resident { decode_tokens } else { 8 }) as usize,
         order: args.order.0.repeat(args.rounds as usize),
         threads,
-        stock_threads: args.stock_threads.unwrap_or(threads),
+        // Measured with --tune: page faults of more threads are in flight together, up to a point.
+        stock_threads: args.stock_threads.unwrap_or(if args.resident { threads } else { 2 * threads }),
         json: args.json.clone(),
     })
 }

@@ -55,7 +55,7 @@ pub struct Finished {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
     /// `None` when the kernel killed it for its memory.
-    pub run: Option<Run>,
+    pub run: Option<Box<Run>>,
     pub cgroup: Option<Usage>,
     /// Measured just before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -68,10 +68,11 @@ pub fn alternate(settings: &Settings) -> Result<Vec<Finished>> {
     for (number, &engine) in settings.order.iter().enumerate() {
         eprintln!("{}: run {} of {}, {engine:?}", settings.name, number + 1, settings.order.len());
         let mut disk = Vec::new();
-        if settings.limit.is_some() && engine == Engine::Hobbit {
-            if let (Some(Answer::Disk(measured)), _) = start(&settings.task(Engine::Disk), settings.limit)? {
-                disk = measured;
-            }
+        if settings.limit.is_some()
+            && engine == Engine::Hobbit
+            && let (Some(Answer::Disk(measured)), _) = start(&settings.task(Engine::Disk), settings.limit)?
+        {
+            disk = measured;
         }
         let (answer, cgroup) = start(&settings.task(engine), settings.limit)?;
         let Some(Answer::Run(run)) = answer else {
@@ -89,7 +90,7 @@ pub fn tune(settings: &Settings) -> Result<Vec<Finished>> {
     let mut variants: Vec<(String, Task)> = [1, 2, 4]
         .into_iter()
         .map(|factor| {
-            let threads = usual.threads * factor;
+            let threads = settings.threads * factor;
             (format!("mmap, {threads} threads"), Task { threads, ..usual.clone() })
         })
         .collect();

@@ -3,6 +3,7 @@
 //! * `mmap`: every other way of loading copies the weights to memory, which the limit does not have.
 //! * No extra buffer types: they copy weights as well, to repack them (no Q8_0 on x86, so nothing is lost there), and
 //!   the kernels stay those that hobbit's results are compared with.
+//! * More threads than cores: those that wait for a page need none (`--tune` compares).
 //! * No warm-up: llama.cpp's touches every expert.
 
 use std::ffi::{CString, c_char, c_void};

@@ -113,17 +113,6 @@ pub(super) fn in_words(error: &anyhow::Error) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::in_words;
-
-    #[test]
-    fn each_cause_is_said_once() {
-        let error = anyhow::anyhow!("no space").context("cannot write: no space").context("saving");
-        assert_eq!(in_words(&error), "saving: cannot write: no space");
-    }
-}
-
 fn open(args: &HiArgs, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
     if args.is_demo {
         let path = args.model.display();
@@ -222,5 +211,16 @@ impl Surroundings for Process {
         let refused = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         io::stdout().is_terminal() && !dumb && !refused("NO_COLOR")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words;
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let error = anyhow::anyhow!("no space").context("cannot write: no space").context("saving");
+        assert_eq!(in_words(&error), "saving: cannot write: no space");
     }
 }

@@ -113,9 +113,9 @@ fn expert_tensors_must_agree() {
         ("blk.1.ffn_gate_exps.weight", &[32, 32, 4], &["[32, 32, 4]", "[32, 64, 4]"]),
         ("blk.2.ffn_down_exps.weight", &[32, 96, 4], &["[32, 96, 4]"]),
         ("blk.2.ffn_down_exps.weight", &[32, 64], &["three dimensions"]),
-        ("blk.2.ffn_down_exps.weight", &[32, 64, 0], &["1 to 65536"]),
+        ("blk.2.ffn_down_exps.weight", &[32, 64, 0], &["1 to 65535"]),
         ("blk.2.ffn_down_exps.weight", &[32, 0, 4], &["no empty dimension"]),
-        ("blk.2.ffn_down_exps.weight", &[32, 1, 65537], &["1 to 65536"]),
+        ("blk.2.ffn_down_exps.weight", &[32, 1, 65536], &["1 to 65535"]),
     ];
     for (tensor, dims, parts) in cases {
         let mut all = tensors();
