@@ -164,7 +164,7 @@ fn table(finished: &[Finished]) {
     );
     for finished in finished {
         let name = |run: &Run| format!("{} ({} threads)", engine_name(run.engine), run.threads);
-        let name = finished.variant.clone().or_else(|| finished.run.as_ref().map(name)).unwrap_or_default();
+        let name = finished.variant.clone().or_else(|| finished.run.as_deref().map(name)).unwrap_or_default();
         let Some(run) = &finished.run else {
             println!("{name:<25} killed: it needs more memory");
             continue;

@@ -18,7 +18,7 @@ const ALIGNMENT: u64 = 32;
 /// Bytes made at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What [`write`] has made.
+/// What [`write()`] has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// The files, shards in order. llama.cpp is given the first.
@@ -36,10 +36,10 @@ pub fn write(path: &Path, spec: &Spec) -> Result<Written, SynthError> {
     write_with(path, spec, |_, _| ())
 }
 
-/// As [`write`]; `progress` is told the bytes of weights written and to be written.
+/// As [`write()`]; `progress` is told the bytes of weights written and to be written.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) -> Result<Written, SynthError> {
     let sizes = spec.sizes()?;
     let tensors = model::tensors(spec, &sizes)?;
