@@ -6,7 +6,7 @@
 //! each run of hobbit the disk is measured under the same limit, for the roofline.
 //!
 //! ```text
-//! cargo bench --bench memory_limited                       # both shapes, as root; about 15 minutes and 6 GiB of disk
+//! cargo bench --bench memory_limited                       # both shapes, as root; about 10 minutes and 6 GiB of disk
 //! cargo bench --bench memory_limited -- --preset mixtral-bench --limit 3GiB
 //! cargo bench --bench memory_limited -- --resident         # no limit: what hobbit costs when all experts fit
 //! cargo bench --bench memory_limited -- --tune             # which setting of llama.cpp is its best here
