@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 use ggml_sys::llama;
 use hobbit::{BatchToken, Model, ModelOptions, SessionOptions, Token};
 
-/// Tokens evaluated at once; the first half of each window is context only.
-const WINDOW: usize = 256;
+/// Tokens evaluated at once: the model's context.
+const WINDOW: usize = 512;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1).map(PathBuf::from);
@@ -30,15 +30,15 @@ fn main() -> Result<()> {
     ];
     for text in &texts {
         println!("\n{}", text.file_name().unwrap_or_default().to_string_lossy());
-        println!("| type | file, MiB | perplexity per token | per byte |\n|---|---|---|---|");
+        println!("| type | file, MiB | perplexity a token | a word | bits a byte |\n|---|---|---|---|---|");
         for (name, kind) in kinds {
             let path = match kind {
                 None => f16.clone(),
                 Some(kind) => quantise(&f16, &dir.path().join(name), kind)?,
             };
-            let (per_token, per_byte) = perplexity(&path, text)?;
+            let Measured { per_token, per_word, bits_per_byte } = perplexity(&path, text)?;
             let size = std::fs::metadata(&path)?.len() as f64 / (1 << 20) as f64;
-            println!("| {name} | {size:.1} | {per_token:.3} | {per_byte:.4} |");
+            println!("| {name} | {size:.1} | {per_token:.2} | {per_word:.1} | {bits_per_byte:.3} |");
         }
     }
     Ok(())
@@ -58,34 +58,38 @@ fn quantise(from: &Path, to: &Path, kind: llama::llama_ftype) -> Result<PathBuf>
     Ok(to.to_owned())
 }
 
-/// Perplexity per token and per byte over windows that overlap by half, each token predicted from at least half a
-/// window (the first half window of the text from less).
-fn perplexity(model: &Path, text: &Path) -> Result<(f64, f64)> {
+/// What a model makes of a text.
+struct Measured {
+    per_token: f64,
+    per_word: f64,
+    bits_per_byte: f64,
+}
+
+/// Cuts the text into pieces of `WINDOW - 1` tokens, each preceded by the start token, and predicts every token once.
+fn perplexity(model: &Path, text: &Path) -> Result<Measured> {
     let model = Model::open(model, &ModelOptions::default(), |_| true)?;
-    let tokens = model.tokenize(&std::fs::read_to_string(text)?, false, false)?;
+    let text = std::fs::read_to_string(text)?;
+    let start = *model.tokenize("", true, false)?.first().context("the model has a start token")?;
+    let tokens = model.tokenize(&text, false, false)?;
     let n = WINDOW as u32;
     let settings = SessionOptions { n_ctx: n, n_batch: n, n_ubatch: n, ..SessionOptions::default() };
     let mut session = model.session(&settings)?;
-    let (mut nats, mut count, mut bytes) = (0.0, 0usize, 0usize);
-    let mut start = 0;
-    while start + WINDOW <= tokens.len() {
-        let window = &tokens[start..start + WINDOW];
+    let mut nats = 0.0;
+    for piece in tokens.chunks(WINDOW - 1) {
         session.reset();
-        let batch = window.iter().zip(0..);
+        let window = std::iter::once(start).chain(piece.iter().copied()).zip(0..);
         let batch: Vec<BatchToken> =
-            batch.map(|(&token, position)| BatchToken { token, position, sequence: 0, logits: true }).collect();
+            window.map(|(token, position)| BatchToken { token, position, sequence: 0, logits: true }).collect();
         session.evaluate(&batch)?;
-        let first = if start == 0 { 0 } else { WINDOW / 2 - 1 };
-        for i in first..WINDOW - 1 {
-            let logits = session.logits(i).context("logits were asked for")?;
-            nats += surprise(logits, window[i + 1]);
-            bytes += model.piece(window[i + 1], false).len();
-            count += 1;
+        for (i, &token) in piece.iter().enumerate() {
+            nats += surprise(session.logits(i).context("logits were asked for")?, token);
         }
-        start += WINDOW / 2;
     }
-    ensure!(count > 0, "{} is shorter than {WINDOW} tokens", text.display());
-    Ok(((nats / count as f64).exp(), (nats / bytes as f64).exp()))
+    Ok(Measured {
+        per_token: (nats / tokens.len() as f64).exp(),
+        per_word: (nats / text.split_whitespace().count() as f64).exp(),
+        bits_per_byte: nats / text.len() as f64 / std::f64::consts::LN_2,
+    })
 }
 
 /// Negative log-likelihood in nats.

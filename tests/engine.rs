@@ -185,5 +185,5 @@ fn experts_of_the_demo_model_differ() {
         rises.push((loss(&swapped, &tokens) - before).exp());
     }
     assert!(rises.iter().all(|rise| *rise > 1.0), "perplexity rises by {rises:.3?} when two experts are swapped");
-    assert!(rises.iter().any(|rise| *rise > 1.1), "perplexity rises by {rises:.3?} when two experts are swapped");
+    assert!(rises[0] > 2.0, "perplexity rises by {rises:.3?} when two experts are swapped");
 }
