@@ -137,11 +137,15 @@ fn a_prompt_fed_in_pieces_is_the_same_prompt() {
             session.feed(&rest[..len]).unwrap();
             rest = &rest[len..];
         }
-        assert!(rest.is_empty());
-        let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
-        session.generate(&mut sampler, Some(12)).map(Result::unwrap).collect::<Vec<_>>()
+        assert_eq!((rest.len(), session.n_past()), (0, tokens.len()));
+        session.logits(pieces[pieces.len() - 1] - 1).unwrap().to_vec()
     };
-    assert_eq!(run(&[90]), run(&[30, 60]));
+    // ggml's kernels round differently for batches of other widths, so the logits agree but are not equal.
+    let (whole, pieces) = (run(&[90]), run(&[30, 60]));
+    let worst = whole.iter().zip(&pieces).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let range = whole.iter().fold(0.0f32, |most, l| most.max(l.abs()));
+    assert!(worst < 0.02 * range, "logits differ by {worst} of {range}");
+    assert_eq!(whole, run(&[90]), "the same pieces give the same bits");
 }
 
 /// The demo model with the experts `a` and `b` of a layer exchanged, the router left as it is.
