@@ -191,3 +191,90 @@ fn experts_of_the_demo_model_differ() {
     assert!(rises.iter().all(|rise| *rise > 1.0), "perplexity rises by {rises:.3?} when two experts are swapped");
     assert!(rises[0] > 2.0, "perplexity rises by {rises:.3?} when two experts are swapped");
 }
+
+/// Evaluates `tokens[from..to]` on sequence 0, logits of the last one only where wanted.
+fn place(tokens: &[Token], from: usize, to: usize, logits: bool) -> Vec<BatchToken> {
+    (from..to)
+        .map(|i| BatchToken { token: tokens[i], position: i as i32, sequence: 0, logits: logits && i + 1 == to })
+        .collect()
+}
+
+#[test]
+fn a_refused_batch_leaves_the_context_alone() {
+    let model = open(&demo(), ExpertCache::Percent(25.0));
+    let tokens = heldout(&model, 24);
+    let run = |disturb: bool| {
+        let mut session = model.session(&settings()).unwrap();
+        session.evaluate(&place(&tokens, 0, 8, true)).unwrap();
+        if disturb {
+            session.evaluate(&[]).unwrap();
+            let impossible = BatchToken { token: Token::MAX, position: 8, sequence: 0, logits: true };
+            session.evaluate(&[impossible]).unwrap_err();
+            let interrupt = session.interrupt_handle();
+            interrupt.set();
+            assert!(matches!(session.evaluate(&place(&tokens, 8, 24, true)), Err(Error::Interrupted)));
+            interrupt.clear();
+        }
+        session.evaluate(&place(&tokens, 8, 24, true)).unwrap();
+        session.logits(15).unwrap().to_vec()
+    };
+    assert_eq!(run(false), run(true));
+}
+
+#[test]
+fn a_batch_without_logits_may_come_first() {
+    let model = open(&demo(), ExpertCache::Percent(25.0));
+    let tokens = heldout(&model, 8);
+    let mut session = model.session(&settings()).unwrap();
+    session.evaluate(&place(&tokens, 0, 8, false)).unwrap();
+    assert!(session.unseen_experts().is_empty());
+}
+
+#[test]
+fn a_sampled_token_is_not_lost() {
+    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let prompt = heldout(&model, 8);
+    let mut session = model.session(&settings()).unwrap();
+    session.feed(&prompt).unwrap();
+    let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
+    session.generate(&mut sampler, Some(1)).next().unwrap().unwrap();
+    assert_eq!(session.n_past(), 9, "the sampled token waits for its evaluation");
+    session.truncate(9).unwrap();
+    assert_eq!(session.n_past(), 9);
+    session.truncate(10).unwrap_err();
+    let interrupt = session.interrupt_handle();
+    interrupt.set();
+    assert!(matches!(session.feed(&prompt), Err(Error::Interrupted)));
+    assert_eq!(session.n_past(), 9, "a feed that failed changes nothing");
+    interrupt.clear();
+    session.feed(&prompt).unwrap();
+    assert_eq!(session.n_past(), 17);
+    session.truncate(8).unwrap();
+    assert_eq!(session.n_past(), 8);
+}
+
+#[test]
+fn sequences_share_the_context_evenly() {
+    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let options = SessionOptions { n_ctx: 512, n_seq_max: 2, context_shift: true, ..settings() };
+    let mut session = model.session(&options).unwrap();
+    let tokens = heldout(&model, 300);
+    for piece in tokens.chunks(60) {
+        session.feed(piece).unwrap();
+    }
+    assert!(session.n_past() <= 256, "{} tokens in a sequence of 256", session.n_past());
+}
+
+#[test]
+fn one_expert_per_token_has_one_weight() {
+    let mut options = ModelOptions::default();
+    options.kv_overrides.push("llama.expert_used_count=int:1".parse().unwrap());
+    let model = Model::open(&demo(), &options, |_| true).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::<RouterChoice>::new()));
+    let sink = Arc::clone(&seen);
+    let observer = Box::new(move |choice| sink.lock().unwrap().push(choice));
+    model.session_observed(&settings(), observer).unwrap().feed(&heldout(&model, 5)).unwrap();
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), model.info().n_layer as usize);
+    assert!(seen.iter().all(|choice| choice.experts.len() == choice.weights.len()), "{seen:?}");
+}

@@ -79,6 +79,8 @@ impl ExpertBackend {
             }
             slice::from_raw_parts(llama::ggml_graph_nodes(graph), n_nodes)
         };
+        // What a failed split left behind must not run with this one.
+        self.inner.discard();
         let mut at = 0;
         while at < nodes.len() {
             // SAFETY: nodes of a live graph.
@@ -139,7 +141,11 @@ impl ExpertBackend {
                 | llama::GGML_OP_RESHAPE
                 | llama::GGML_OP_PERMUTE
                 | llama::GGML_OP_TRANSPOSE => Ok(()),
-                _ => check(self.inner.add(node)),
+                _ => {
+                    check(self.inner.reserve())?;
+                    self.inner.add(node);
+                    Ok(())
+                }
             }
         }
     }
@@ -156,15 +162,6 @@ impl ExpertBackend {
         let experts = &*tag.experts;
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
-        if ids.ne[0] == 0 || ids.ne[1] == 0 {
-            return Ok(());
-        }
-        // SAFETY: the ids were computed by an earlier split into host memory.
-        let router_choice = unsafe { read_ids(ids) };
-        if let Err(id) = self.routing.set(router_choice, ids.ne[0] as usize, n_expert) {
-            experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
-            return Err(GGML_STATUS_FAILED);
-        }
         let mut guard = experts.residency();
         let Some(residency) = guard.as_mut() else {
             experts.fail("no session has set up the expert cache");
@@ -179,6 +176,16 @@ impl ExpertBackend {
                 kinds.push(product.kind);
             }
         }
+        // The last layer of a batch that wants no logits.
+        if ids.ne[0] == 0 || ids.ne[1] == 0 {
+            return Ok(());
+        }
+        // SAFETY: the ids were computed by an earlier split into host memory.
+        let router_choice = unsafe { read_ids(ids) };
+        if let Err(id) = self.routing.set(router_choice, ids.ne[0] as usize, n_expert) {
+            experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
+            return Err(GGML_STATUS_FAILED);
+        }
         let dense = self.routing.n_tokens > 1 && self.routing.needed.len() * 10 >= n_expert * 9;
         let step = residency.begin(tag.layer, &self.routing.needed, &kinds, dense);
         self.rows.clear();
@@ -188,7 +195,6 @@ impl ExpertBackend {
         }
         // SAFETY: by the caller.
         let result = unsafe { self.products(experts, residency, &step, &kinds, nodes) };
-        // What was added before a failure must not linger.
         residency.end(step);
         result
     }
@@ -239,6 +245,7 @@ impl ExpertBackend {
     /// # Safety
     /// As [`Inner::add`]; every row in `slot_ids` of the view is ready.
     unsafe fn whole(&mut self, node: *mut ggml_tensor, view: LayerView) -> Result<(), Failed> {
+        check(self.inner.reserve())?;
         // SAFETY: by the caller. The copied node writes where the original would have.
         unsafe {
             let mut product = *node;
@@ -247,8 +254,9 @@ impl ExpertBackend {
             product.src[0] = self.inner.tensor(view_tensor(&*product.src[0], view, &product));
             product.src[2] = self.inner.tensor(ids);
             let product = self.inner.tensor(product);
-            check(self.inner.add(product))
+            self.inner.add(product);
         }
+        Ok(())
     }
 
     /// Computes a product expert by expert, each as soon as its slice is there.
@@ -377,7 +385,7 @@ impl ExpertBackend {
             product.src[1] = self.inner.tensor(source);
             product.src[2] = self.inner.tensor(ids);
             let product = self.inner.tensor(product);
-            check(self.inner.add(product))?;
+            self.inner.add(product);
             check(self.inner.run())?;
             if n > 1 {
                 for (i, (_, pair)) in pairs().enumerate() {

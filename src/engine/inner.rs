@@ -59,21 +59,29 @@ impl Inner {
         &raw mut **last
     }
 
-    /// Appends a node whose sources are computed already or appended before.
+    /// Makes room for one node: runs the graph when it is full. To be called before the node's own structs are kept,
+    /// which a run forgets.
+    pub(super) fn reserve(&mut self) -> ggml_status {
+        if self.n_nodes == NODES_MAX { self.run() } else { llama::GGML_STATUS_SUCCESS }
+    }
+
+    /// Appends a node whose sources are computed already or appended before, after [`Inner::reserve`].
     ///
     /// # Safety
     /// `node` and its sources are live and have their data until [`Inner::run`] returns.
-    pub(super) unsafe fn add(&mut self, node: *mut ggml_tensor) -> ggml_status {
-        if self.n_nodes == NODES_MAX {
-            let status = self.run();
-            if status != llama::GGML_STATUS_SUCCESS {
-                return status;
-            }
-        }
+    pub(super) unsafe fn add(&mut self, node: *mut ggml_tensor) {
+        assert!(self.n_nodes < NODES_MAX, "room was reserved");
         // SAFETY: by the caller; the graph has room.
         unsafe { llama::ggml_graph_add_node(self.graph, node) };
         self.n_nodes += 1;
-        llama::GGML_STATUS_SUCCESS
+    }
+
+    /// Forgets what was added and not run.
+    pub(super) fn discard(&mut self) {
+        // SAFETY: the graph is ours; clearing reads no node.
+        unsafe { llama::ggml_graph_clear(self.graph) };
+        self.n_nodes = 0;
+        self.tensors.clear();
     }
 
     /// Computes what was added since the last run.

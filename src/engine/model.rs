@@ -145,9 +145,10 @@ impl Model {
         let mut expert_bytes_read_at_load = 0;
         let raw = if experts.map().is_empty() {
             let name = path_to_c(&gguf.files[0].path)?;
-            // SAFETY: name and params are valid for the call.
-            let raw = unsafe { llama::llama_model_load_from_file(name.as_ptr(), params) };
-            NonNull::new(raw).ok_or_else(String::new)
+            with_message(|message, capacity| {
+                // SAFETY: name and params are valid for the call.
+                unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
+            })
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
@@ -179,6 +180,7 @@ impl Model {
             Error::Load { path: gguf.files[0].path.clone(), reason }
         })?;
 
+        experts.loaded();
         let info = describe(raw, &gguf, &experts, options);
         let shared = Shared {
             raw,

@@ -220,7 +220,8 @@ impl Residency {
         }
         let wanted = |slice: SliceId| slice.expert.layer == layer && step.overflow.contains(&slice.expert.index);
         self.staging.retain(wanted);
-        self.queue = order
+        // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
+        self.queue = kinds
             .iter()
             .flat_map(|&kind| {
                 step.overflow.iter().map(move |&index| SliceId { expert: ExpertId { layer, index }, kind })

@@ -1,5 +1,6 @@
 //! A session: one llama.cpp context, its experts' residency, and what was measured.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -190,17 +191,22 @@ impl Session {
     /// Forgets everything from token `n_keep` on.
     ///
     /// # Errors
-    /// Models that cannot forget a part (recurrent ones): the context is then unchanged.
+    /// Fewer than `n_keep` tokens in the context, or a model that cannot forget a part (a recurrent one): the context
+    /// is then unchanged.
     pub fn truncate(&mut self, n_keep: usize) -> Result<(), Error> {
-        self.pending = None;
-        if n_keep >= self.n_past {
+        if n_keep > self.n_past() {
+            return Err(Error::Decode(format!("the context holds {} tokens, not {n_keep}", self.n_past())));
+        }
+        if n_keep == self.n_past() {
             return Ok(());
         }
         // SAFETY: the context is live.
-        if !unsafe { llama::llama_memory_seq_rm(self.memory(), 0, n_keep as i32, -1) } {
+        if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.memory(), 0, n_keep as i32, -1) } {
             return Err(Error::Decode("this model cannot forget a part of its context".into()));
         }
+        self.pending = None;
         self.n_past = n_keep;
+        self.n_prompt = self.n_prompt.min(n_keep);
         Ok(())
     }
 
@@ -208,26 +214,43 @@ impl Session {
     /// [`Session::generate`].
     ///
     /// # Errors
-    /// A full context ([`Error::ContextFull`]), an interrupt, a failed read.
+    /// A full context ([`Error::ContextFull`]), an interrupt, a failed read. The context is then as before, unless it
+    /// was shifted or the model cannot forget a part of it (a recurrent one: it is then empty).
     pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
         let waiting = self.pending.take();
+        let before = self.n_past;
         let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
-        for piece in all.chunks(self.n_batch()) {
+        let result = self.feed_pieces(&all);
+        if result.is_err() && self.n_past > before {
+            // SAFETY: the context is live.
+            if unsafe { llama::llama_memory_seq_rm(self.memory(), 0, before as i32, -1) } {
+                self.n_past = before;
+            }
+        }
+        if result.is_err() && self.n_past == before {
+            self.pending = waiting;
+        } else {
+            self.n_prompt = self.n_past;
+        }
+        result
+    }
+
+    fn feed_pieces(&mut self, tokens: &[Token]) -> Result<(), Error> {
+        for piece in tokens.chunks(self.n_batch()) {
             self.make_room(piece.len())?;
             let mut piece = piece.to_vec();
             // SAFETY: the batch borrows `piece`, which outlives its evaluation.
             let batch = unsafe { llama::llama_batch_get_one(piece.as_mut_ptr(), piece.len() as i32) };
-            self.decode(batch)?;
+            self.decode(batch, &[(0, self.n_past as i32)])?;
             self.n_past += piece.len();
         }
-        self.n_prompt = self.n_past;
         Ok(())
     }
 
     /// Generates after what is in the context, at most `n_predict` tokens (`None`: until the model ends).
     /// [`Session::feed`] must have evaluated at least one token.
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
-        Generation { session: self, sampler, left: n_predict, stop: None }
+        Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
 
     /// Evaluates one batch as it is, of at most `n_batch` entries. For callers that place tokens themselves
@@ -236,13 +259,22 @@ impl Session {
     /// # Errors
     /// As [`Session::feed`].
     pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut firsts: BTreeMap<i32, i32> = BTreeMap::new();
+        for entry in batch {
+            let first = firsts.entry(entry.sequence).or_insert(entry.position);
+            *first = entry.position.min(*first);
+        }
+        let firsts: Vec<(i32, i32)> = firsts.into_iter().collect();
         let mut tokens: Vec<Token> = batch.iter().map(|entry| entry.token).collect();
         let mut positions: Vec<i32> = batch.iter().map(|entry| entry.position).collect();
         let mut counts: Vec<i32> = vec![1; batch.len()];
         let mut sequences: Vec<i32> = batch.iter().map(|entry| entry.sequence).collect();
         let mut sequence_lists: Vec<*mut i32> = sequences.iter_mut().map(|sequence| &raw mut *sequence).collect();
         let mut logits: Vec<i8> = batch.iter().map(|entry| i8::from(entry.logits)).collect();
-        self.decode(llama::llama_batch {
+        let raw = llama::llama_batch {
             n_tokens: batch.len() as i32,
             token: tokens.as_mut_ptr(),
             embd: std::ptr::null_mut(),
@@ -250,7 +282,8 @@ impl Session {
             n_seq_id: counts.as_mut_ptr(),
             seq_id: sequence_lists.as_mut_ptr(),
             logits: logits.as_mut_ptr(),
-        })
+        };
+        self.decode(raw, &firsts)
     }
 
     /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.
@@ -292,6 +325,12 @@ impl Session {
         }
     }
 
+    /// Context length of one sequence in tokens.
+    fn n_ctx_seq(&self) -> u32 {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_ctx_seq(self.context.0.as_ptr()) }
+    }
+
     fn n_batch(&self) -> usize {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_batch(self.context.0.as_ptr()) as usize }
@@ -310,7 +349,7 @@ impl Session {
             let bos = llama::llama_vocab_bos(self.model.vocab());
             let mut token = [if bos >= 0 { bos } else { 0 }];
             llama::llama_set_warmup(self.context.0.as_ptr(), true);
-            let result = self.decode(llama::llama_batch_get_one(token.as_mut_ptr(), 1));
+            let result = self.decode(llama::llama_batch_get_one(token.as_mut_ptr(), 1), &[(0, 0)]);
             llama::llama_set_warmup(self.context.0.as_ptr(), false);
             llama::llama_memory_clear(self.memory(), true);
             llama::llama_synchronize(self.context.0.as_ptr());
@@ -322,7 +361,7 @@ impl Session {
 
     /// Makes room for `n` more tokens, by a context shift where that is wanted and possible.
     fn make_room(&mut self, n: usize) -> Result<(), Error> {
-        let n_ctx = self.n_ctx() as usize;
+        let n_ctx = self.n_ctx_seq() as usize;
         if self.n_past + n <= n_ctx {
             return Ok(());
         }
@@ -353,12 +392,14 @@ impl Session {
         Ok(())
     }
 
-    /// Evaluates a batch and books what it cost.
-    fn decode(&mut self, batch: llama::llama_batch) -> Result<(), Error> {
+    /// Evaluates a batch and books what it cost. `firsts` are the sequences it adds to, each with its first new
+    /// position: what a failed batch placed from there on is dropped, so that the caller may try again.
+    fn decode(&mut self, batch: llama::llama_batch, firsts: &[(i32, i32)]) -> Result<(), Error> {
         if self.interrupt.is_set() {
             return Err(Error::Interrupted);
         }
         let experts = Arc::clone(&self.model.shared.experts);
+        experts.take_failure();
         let (before, busy_before) = self.counters();
         let started = Instant::now();
         let mut message = [0u8; 1024];
@@ -377,13 +418,24 @@ impl Session {
             if let Some(residency) = experts.residency().as_mut().filter(|_| failure.is_some()) {
                 residency.settle();
             }
-            // What a failed batch left in the context is dropped, so that the caller may try again.
+            // -1: llama.cpp refused the batch and placed nothing.
             // SAFETY: the context is live.
-            unsafe { llama::llama_memory_seq_rm(self.memory(), 0, self.n_past as i32, -1) };
+            let undone = code == -1
+                || firsts.iter().all(|&(sequence, first)| unsafe {
+                    llama::llama_memory_seq_rm(self.memory(), sequence, first, -1)
+                });
+            if !undone {
+                // A recurrent state cannot be taken back by a part; half a batch must not stay in it.
+                // SAFETY: the context is live.
+                unsafe { llama::llama_memory_clear(self.memory(), true) };
+                (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
+                let reason = failure.unwrap_or_else(|| format!("llama_decode: {code}"));
+                return Err(Error::Decode(format!("{reason}; the context is lost, feed it again")));
+            }
             return Err(match (failure, code) {
                 (Some(reason), _) => Error::Decode(reason),
                 (None, 2) => Error::Interrupted,
-                (None, 1) => Error::ContextFull { n_ctx: self.n_ctx() },
+                (None, 1) => Error::ContextFull { n_ctx: self.n_ctx_seq() },
                 (None, _) => {
                     let logged = log::take_errors();
                     let thrown = text_of(&message);
@@ -434,6 +486,7 @@ pub struct Generation<'a> {
     sampler: &'a mut Sampler,
     left: Option<usize>,
     stop: Option<StopReason>,
+    failed: bool,
 }
 
 impl Generation<'_> {
@@ -451,10 +504,12 @@ impl Generation<'_> {
             let room = session.make_room(1);
             // SAFETY: the batch borrows `token`, which outlives its evaluation.
             let batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
-            match room.and_then(|()| session.decode(batch)) {
+            let before = session.n_past;
+            match room.and_then(|()| session.decode(batch, &[(0, before as i32)])) {
                 Ok(()) => session.n_past += 1,
                 Err(error) => {
-                    session.pending = Some(token);
+                    // Unless the whole context was lost, the token waits for another try.
+                    session.pending = (session.n_past == before).then_some(token);
                     return match error {
                         Error::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
                         Error::Interrupted => Ok(Err(StopReason::Interrupted)),
@@ -480,7 +535,7 @@ impl Iterator for Generation<'_> {
     type Item = Result<Token, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.stop.is_some() {
+        if self.stop.is_some() || self.failed {
             return None;
         }
         match self.step() {
@@ -489,7 +544,10 @@ impl Iterator for Generation<'_> {
                 self.stop = Some(reason);
                 None
             }
-            Err(error) => Some(Err(error)),
+            Err(error) => {
+                self.failed = true;
+                Some(Err(error))
+            }
         }
     }
 }

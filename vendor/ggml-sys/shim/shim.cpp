@@ -92,6 +92,20 @@ llama_model * hobbit_model_load(void * file, llama_model_params params, char * e
     }
 }
 
+llama_model * hobbit_model_load_path(const char * path, llama_model_params params, char * error, size_t error_capacity) {
+    try {
+        throwing_guard guard;
+        llama_model * model = llama_model_load_from_file(path, params);
+        if (model == nullptr) {
+            put_error(error, error_capacity, "");
+        }
+        return model;
+    } catch (const std::exception & e) {
+        put_error(error, error_capacity, e.what());
+        return nullptr;
+    }
+}
+
 llama_context * hobbit_context_init(llama_model * model, llama_context_params params, char * error, size_t error_capacity) {
     try {
         throwing_guard guard;

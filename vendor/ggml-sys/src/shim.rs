@@ -26,6 +26,14 @@ unsafe extern "C" {
         error_capacity: usize,
     ) -> *mut llama_model;
 
+    /// `llama_model_load_from_file` that does not throw. Null and a message in `error` on failure.
+    pub fn hobbit_model_load_path(
+        path: *const c_char,
+        params: llama_model_params,
+        error: *mut c_char,
+        error_capacity: usize,
+    ) -> *mut llama_model;
+
     /// `llama_init_from_model` that does not throw. Null and a message in `error` on failure.
     pub fn hobbit_context_init(
         model: *mut llama_model,
