@@ -278,3 +278,21 @@ fn one_expert_per_token_has_one_weight() {
     assert_eq!(seen.len(), model.info().n_layer as usize);
     assert!(seen.iter().all(|choice| choice.experts.len() == choice.weights.len()), "{seen:?}");
 }
+
+#[test]
+fn layers_that_llama_cpp_leaves_out_are_not_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mtp.gguf");
+    synth::write(&path, &Spec { layers: 5, ..Spec::tiny("glm4moe") }).unwrap();
+    let layers = |overrides: &[&str]| {
+        let kv_overrides = overrides.iter().map(|text| text.parse().unwrap()).collect();
+        let model = Model::open(&path, &ModelOptions { kv_overrides, ..ModelOptions::default() }, |_| true).unwrap();
+        let mut session = model.session(&settings()).unwrap();
+        session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
+        assert!(session.unseen_experts().is_empty());
+        session.stats().layers.len()
+    };
+    let all = layers(&[]);
+    // The last block becomes one for multi-token prediction, which plain decoding never runs.
+    assert_eq!(layers(&["glm4moe.nextn_predict_layers=int:1"]), all - 1);
+}

@@ -191,8 +191,11 @@ impl fmt::Display for Report {
         }
         let name = self.name.as_deref().unwrap_or("unnamed");
         writeln!(f, "architecture {}, \"{name}\", GGUF version {}", self.architecture, self.gguf_version)?;
-        let billions = self.n_elements as f64 / 1e9;
-        writeln!(f, "{} tensors, {billions:.2} G parameters, {}", self.n_tensors, HumanBytes(self.tensor_bytes))?;
+        let parameters = match self.n_elements {
+            n if n < 1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+            n => format!("{:.2} B", n as f64 / 1e9),
+        };
+        writeln!(f, "{} tensors, {parameters} parameters, {}", self.n_tensors, HumanBytes(self.tensor_bytes))?;
 
         writeln!(f, "\n{:<10}{:>8}{:>14}{:>14}", "type", "tensors", "bytes", "in experts")?;
         for t in &self.types {

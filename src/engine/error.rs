@@ -37,7 +37,7 @@ pub enum Error {
         reason: String,
     },
     /// llama.cpp could not make a context.
-    #[error("cannot create a context of {n_ctx} tokens: {reason}; try a smaller -c, -b or -ub")]
+    #[error("cannot create a context of {n_ctx} tokens: {reason}{}", context_remedy(reason))]
     Context {
         /// Requested context length in tokens.
         n_ctx: u32,
@@ -64,7 +64,9 @@ pub enum Error {
     #[error("decoding failed: {0}")]
     Decode(String),
     /// The context is full and context shift is off or impossible.
-    #[error("the context of {n_ctx} tokens is full; give a larger -c or use --context-shift")]
+    #[error(
+        "the context of {n_ctx} tokens is full; give a larger -c (or --context-shift, for text that goes on and on)"
+    )]
     ContextFull {
         /// Context length in tokens.
         n_ctx: u32,
@@ -97,5 +99,16 @@ fn load_remedy(reason: &str) -> &'static str {
     match reason.contains("alloc") {
         true => "free some memory, or raise the limit (ulimit -v unlimited)",
         false => "fetch or convert the model again, or update hobbit if the model is newer",
+    }
+}
+
+/// What helps against llama.cpp's reasons for refusing a context.
+fn context_remedy(reason: &str) -> &'static str {
+    match reason {
+        reason if reason.contains("flash_attn") => "; give -fa on, or an unquantised -ctv",
+        reason if reason.contains("alloc") || reason.contains("memory") || reason.is_empty() => {
+            "; try a smaller -c, -b or -ub"
+        }
+        _ => "",
     }
 }

@@ -8,6 +8,7 @@
 mod buffer;
 mod chat;
 mod compute;
+mod context;
 mod device;
 mod error;
 mod experts;

@@ -197,8 +197,7 @@ impl Sampler {
         // Checked here because llama.cpp's samplers sort: with NaN there is no order.
         if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             return Err(Error::Sampling(
-                "the model computed logits that are not finite numbers; open it with --check-tensors to look for \
-                 damaged weights"
+                "the model computed logits that are not finite numbers; look for damaged weights with gguf-tools verify"
                     .into(),
             ));
         }

@@ -113,7 +113,7 @@ pub enum PlanError {
     #[error(
         "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached; \
          give --mem-budget {}, or make the context smaller (-c)",
-        Show(*budget), breakdown::origin(*origin), Show(*minimum), FlagValue(*minimum)
+        Show(*budget), breakdown::origin(*origin), Show(FlagValue(*minimum).bytes()), FlagValue(*minimum)
     )]
     TooSmall {
         /// Bytes.

@@ -16,6 +16,9 @@ use super::{ExpertGroups, Format, Gating, PRESETS, Spec, architectures, write_wi
 pub struct Args {
     /// File to write; with --split, shards are named after it
     out: PathBuf,
+    /// Replace a file that is there already
+    #[arg(long)]
+    force: bool,
     /// Architecture [default: llama, or the preset's]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(architectures()))]
     arch: Option<String>,
@@ -106,6 +109,9 @@ enum GatingName {
 /// Those of [`super::write`].
 pub fn run(args: Args) -> anyhow::Result<()> {
     let spec = spec(&args)?;
+    if args.out.is_file() && !args.force {
+        bail!("{}: this file exists already; give another name, or --force to replace it", args.out.display());
+    }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")?);
     let written = write_with(&args.out, &spec, |done, total| {
