@@ -104,6 +104,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
         (&["-n", "many"], "invalid value 'many'"),
         (&["--mem-budget", "lots"], "'lots'"),
         (&["stray"], "'stray'"),
+        (&["-t", "513"], "expected a number up to 512"),
     ] {
         let ran = cli(args).run().expect(2);
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
@@ -238,6 +239,43 @@ fn conversations_read_turns_from_a_pipe() {
 }
 
 #[test]
+fn a_conversation_beyond_the_context_forgets_its_oldest_turns() {
+    let args = ["-cnv", "--chat-template", "chatml", "-n", "400", "--ignore-eos", "-sys", "Be brief."];
+    let shifting = demo(&[&args[..], &["--context-shift"]].concat()).type_in("hello\nsecond\nthird\n").expect(0);
+    assert!(shifting.stderr.contains("oldest messages are forgotten"), "{}", shifting.stderr);
+    assert!(!shifting.stderr.contains("error"), "{}", shifting.stderr);
+    let full = demo(&args).type_in("hello\nsecond\n").expect(1);
+    assert!(full.stderr.contains("error: the conversation has "), "{}", full.stderr);
+}
+
+#[test]
+fn what_the_context_cannot_hold_is_refused_before_it_is_shown() {
+    let long = "In the beginning God created the heaven. ".repeat(100);
+    for extra in [&[][..], &["--context-shift"]] {
+        let ran = demo(&[&["-p", &long], extra].concat()).run().expect(1);
+        assert_eq!(ran.stdout, "");
+        assert!(ran.stderr.contains("error: the prompt has ") && ran.stderr.contains("holds 256; give -c "));
+        let talk = [&["-cnv", "--chat-template", "chatml", "-n", "4", "--quiet"], extra].concat();
+        let ran = demo(&talk).type_in(&format!("{long}\nshort\n")).expect(1);
+        assert!(ran.stderr.starts_with("error: the message has ") && ran.stderr.lines().count() == 1, "{}", ran.stderr);
+        assert!(!ran.stdout.is_empty(), "the short message is answered");
+        let ran = demo(&[&talk[..], &["-st", "-p", &long]].concat()).run().expect(1);
+        assert_eq!(ran.stdout, "");
+    }
+    // The advice helps.
+    let refused = demo(&["-p", &long]).run().expect(1).stderr;
+    let advice = refused.split("give -c ").nth(1).unwrap().split(' ').next().unwrap();
+    demo(&["-p", &long, "-n", "1", "-c", advice]).run().expect(0);
+}
+
+#[test]
+fn stats_json_that_cannot_be_written_fails_at_the_start() {
+    let ran = demo(&["-p", "a", "--stats-json", "absent/stats.json"]).run().expect(1);
+    assert!(ran.stderr.starts_with("error: absent/stats.json: cannot write the statistics"), "{}", ran.stderr);
+    assert_eq!(ran.stdout, "");
+}
+
+#[test]
 fn interactive_completion_takes_turns() {
     let ran = demo(&["-i", "-p", "In the", "-n", "2", "--in-prefix", " "]).type_in("beginning\n").expect(0);
     assert!(ran.stdout.trim_start().starts_with("In the"), "{}", ran.stdout);
@@ -275,8 +313,8 @@ fn ctrl_c_ends_a_completion_with_130_and_its_timings() {
 
 #[test]
 fn a_closed_pipe_is_not_an_error() {
-    let args = ["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift"];
-    let (mut child, _dir) = demo(&args).spawn();
+    let args = ["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift", "--stats-json", "stats.json"];
+    let (mut child, dir) = demo(&args).spawn();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut byte = [0u8; 1];
     stdout.read_exact(&mut byte).unwrap();
@@ -288,4 +326,6 @@ fn a_closed_pipe_is_not_an_error() {
     }
     assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
     assert!(!stderr.contains("error"), "{stderr}");
+    let stats: Value = serde_json::from_slice(&std::fs::read(dir.path().join("stats.json")).unwrap()).unwrap();
+    assert!(stats["prompt"]["tokens"].as_u64().unwrap() > 0, "{stats:#}");
 }

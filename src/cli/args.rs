@@ -37,6 +37,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
 #[command(
     name = "hobbit-cli",
     version = env!("HOBBIT_VERSION"),
+    override_usage = "hobbit-cli [OPTIONS]",
     args_override_self = true,
     disable_help_flag = true,
     disable_version_flag = true,
@@ -105,7 +106,7 @@ pub struct PromptArgs {
     /// File with the prompt; one newline at its end is dropped
     #[arg(short, long, value_name = "FNAME", overrides_with_all = ["prompt", "binary_file"])]
     pub file: Option<PathBuf>,
-    /// File with the prompt, taken as it is
+    /// File with the prompt, taken as it is (UTF-8 text)
     #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
     pub binary_file: Option<PathBuf>,
     /// Process \n, \r, \t, \', \", \\ and \xHH in prompts and affixes
@@ -184,10 +185,11 @@ pub struct ContextArgs {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub ubatch_size: u32,
     /// Threads for generation; -1 lets hobbit choose
-    #[arg(short, long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_THREADS")]
+    #[arg(short, long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_THREADS",
+          value_parser = threads)]
     pub threads: i32,
     /// Threads for prompts (default: as --threads)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads_batch: Option<i32>,
     /// Fused attention
     #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_FLASH_ATTN")]
@@ -317,6 +319,14 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<N
     let words = [OsString::from("hobbit-cli")].into_iter().chain(negated).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
     Ok((LowArgs::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, line.notes))
+}
+
+/// At most as many as ggml runs (`GGML_MAX_N_THREADS`).
+fn threads(text: &str) -> Result<i32, String> {
+    match text.parse() {
+        Ok(n) if n <= 512 => Ok(n),
+        _ => Err("expected a number up to 512, or -1".to_owned()),
+    }
 }
 
 fn gpu_layers(text: &str) -> Result<i32, String> {

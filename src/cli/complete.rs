@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use super::console::{Answer, Keyboard, Voice};
 use super::escape::unescape;
 use super::log::Level;
-use super::stream::{Desk, End};
+use super::stream::{Desk, End, too_long};
 use crate::Token;
 
 /// Continues `--prompt`.
@@ -17,6 +17,9 @@ pub fn run(desk: &mut Desk) -> Result<End> {
     let prompt = args.prompt.as_deref().unwrap_or_default();
     let mut tokens = desk.model.tokenize(prompt, true, true)?;
     desk.explain(&tokens);
+    if let Some(error) = too_long("prompt", tokens.len(), desk.session.n_ctx()) {
+        bail!(error);
+    }
     if args.display_prompt {
         let text = desk.text_of(&tokens);
         desk.screen.print(Voice::Prompt, &text)?;

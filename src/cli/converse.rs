@@ -6,7 +6,7 @@ use super::console::{Answer, Keyboard, Voice};
 use super::lines::{COMMANDS, Input};
 use super::log::Level;
 use super::run::in_words;
-use super::stream::{Desk, End};
+use super::stream::{Desk, End, too_long};
 use crate::{ChatMessage, ChatOptions, Error, Token};
 
 const PROMPT: &str = "> ";
@@ -41,11 +41,11 @@ pub fn run(desk: &mut Desk) -> Result<End> {
     // Files of /read wait here for the message they belong to.
     let mut attached = String::new();
     loop {
+        // Printed when the message is known to fit.
+        let mut echo = None;
         let message = match given.take() {
             Some(message) => {
-                if args.display_prompt {
-                    desk.screen.print(Voice::User, &format!("{PROMPT}{message}\n"))?;
-                }
+                echo = args.display_prompt.then(|| format!("{PROMPT}{message}\n"));
                 Input::Message(message)
             }
             None => match keyboard.ask(PROMPT, &mut desk.screen)? {
@@ -77,7 +77,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                     }
                     _ => drop(talk.messages.pop()),
                 }
-                let end = talk.answer(desk)?;
+                let end = talk.answer(&echo.unwrap_or_default(), desk)?;
                 if args.single_turn {
                     return Ok(end);
                 }
@@ -96,9 +96,24 @@ impl Conversation {
         }
     }
 
-    /// Prints the model's next message and keeps it.
-    fn answer(&mut self, desk: &mut Desk) -> Result<End> {
-        let wanted = self.tokens(desk)?;
+    /// Prints the model's next message, after `echo`, and keeps it.
+    fn answer(&mut self, echo: &str, desk: &mut Desk) -> Result<End> {
+        let (wanted, n_dropped) = self.fitting(desk)?;
+        if let Some(error) = self.excess(wanted.len(), n_dropped, desk) {
+            desk.log.line(Level::Error, format!("error: {error}"));
+            desk.failed = true;
+            self.messages.pop();
+            return Ok(End::ContextFull);
+        }
+        if n_dropped > 0 {
+            let first = self.first_turn();
+            self.messages.drain(first..first + n_dropped);
+            desk.log.line(
+                Level::Warning,
+                format!("warning: the context is full: the {n_dropped} oldest messages are forgotten"),
+            );
+        }
+        desk.screen.print(Voice::User, echo)?;
         desk.explain(&wanted);
         let common = self.keep_common(&wanted, desk)?;
         desk.sampler.reset();
@@ -106,6 +121,7 @@ impl Conversation {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {
                 desk.log.line(Level::Error, format!("error: {}; /clear forgets the conversation", in_words(&error)));
+                desk.failed = true;
                 self.withdraw(desk);
                 return Ok(End::ContextFull);
             }
@@ -132,9 +148,48 @@ impl Conversation {
         desk.session.reset();
     }
 
-    /// The whole conversation in tokens, up to the opening of the model's turn.
-    fn tokens(&self, desk: &Desk) -> Result<Vec<Token>> {
-        let text = desk.model.render_chat(&self.messages, &self.options)?;
+    /// Where the oldest turn begins, after the system prompt.
+    fn first_turn(&self) -> usize {
+        self.messages.iter().take_while(|message| message.role == "system").count()
+    }
+
+    /// The conversation in tokens, and how many of its oldest messages are left out for it to fit with room for an
+    /// answer: whole turns, with `--context-shift` only, and never the last message.
+    fn fitting(&self, desk: &Desk) -> Result<(Vec<Token>, usize)> {
+        let n_ctx = desk.session.n_ctx() as usize;
+        let room = desk.args.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
+        let mut wanted = self.tokens(&self.messages, desk)?;
+        let first = self.first_turn();
+        let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == "user");
+        let mut n_dropped = 0;
+        for next in turns {
+            if !desk.args.session_options.context_shift || wanted.len() + room <= n_ctx {
+                break;
+            }
+            n_dropped = next - first;
+            let left = [&self.messages[..first], &self.messages[next..]].concat();
+            wanted = self.tokens(&left, desk)?;
+        }
+        Ok((wanted, n_dropped))
+    }
+
+    /// Why the conversation without `n_dropped` messages does not fit, if so.
+    fn excess(&self, tokens: usize, n_dropped: usize, desk: &Desk) -> Option<String> {
+        let n_ctx = desk.session.n_ctx();
+        if self.messages.len() - self.first_turn() - n_dropped <= 1 {
+            return too_long("message", tokens, n_ctx);
+        }
+        (tokens > n_ctx as usize).then(|| {
+            format!(
+                "the conversation has {tokens} tokens, but the context holds {n_ctx}; /clear forgets it, and with \
+                 --context-shift its oldest messages are forgotten"
+            )
+        })
+    }
+
+    /// Messages in tokens, up to the opening of the model's turn.
+    fn tokens(&self, messages: &[ChatMessage], desk: &Desk) -> Result<Vec<Token>> {
+        let text = desk.model.render_chat(messages, &self.options)?;
         let mut tokens = desk.model.tokenize(&text, true, true)?;
         // Some templates write the BOS token that tokenizing adds as well.
         if desk.model.adds_bos() && tokens.len() > 1 && tokens[0] == tokens[1] {

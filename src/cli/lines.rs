@@ -49,8 +49,7 @@ pub enum Input {
 }
 
 /// Explains the commands.
-pub const COMMANDS: &str = "\
-  Ctrl-C       stop the answer; end when there is none
+pub const COMMANDS: &str = "  Ctrl-C       stop the answer; end when there is none
   /exit        end
   /clear       forget the conversation
   /regen       answer again
@@ -102,6 +101,11 @@ mod tests {
         joiner.push("one");
         assert_eq!(joiner.finish(), Some("one".into()));
         assert_eq!(Joiner::new(false).finish(), None);
+    }
+
+    #[test]
+    fn commands_are_aligned() {
+        assert!(COMMANDS.lines().all(|line| line.starts_with("  ") && !line.starts_with("   ")));
     }
 
     #[test]

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use crate::stats::{PhaseStats, Stats, Timings};
 
+/// The hit rate from which reading is taken not to bound decoding.
+const RESIDENT: f64 = 0.95;
+
 /// llama.cpp's lines, as `llama_perf_sampler_print` and `llama_perf_context_print` print them.
 pub fn timing_lines(t: &Timings) -> String {
     // llama.cpp counts at least one of each, so that nothing is divided by zero.
@@ -52,12 +55,16 @@ pub fn cache_lines(stats: &Stats) -> String {
             phase.seconds,
         );
     }
-    if let (Some(reached), Some(roofline)) = (stats.decode.tokens_per_second(), roofline(stats)) {
-        let _ = writeln!(
-            lines,
-            "hobbit: decode: {reached:.2} tokens/s, {:.0} % of the I/O roofline of {roofline:.2} tokens/s",
-            100.0 * reached / roofline,
-        );
+    // A dense model has no hit rate: nothing is known about its reads.
+    if let (Some(reached), Some(_)) = (stats.decode.tokens_per_second(), stats.decode.hit_rate()) {
+        let bound = match roofline(stats) {
+            Some(roofline) => {
+                let share = 100.0 * reached / roofline;
+                format!("{share:.0} % of the I/O roofline of {roofline:.2} tokens/s")
+            }
+            None => "not bound by I/O".to_owned(),
+        };
+        let _ = writeln!(lines, "hobbit: decode: {reached:.2} tokens/s, {bound}");
     }
     if stats.peak_rss_bytes > 0 {
         let _ = writeln!(lines, "hobbit: peak resident memory: {}", bytes(stats.peak_rss_bytes));
@@ -106,9 +113,24 @@ fn phase(phase: &PhaseStats) -> Value {
     object
 }
 
-/// Tokens per second if decoding did nothing but read, at the bandwidth that decoding itself reached.
+/// Tokens per second if decoding did nothing but read, at the bandwidth that decoding itself reached. `None` when
+/// (nearly) everything was resident: the number would say nothing.
 fn roofline(stats: &Stats) -> Option<f64> {
+    stats.decode.hit_rate().filter(|&rate| rate < RESIDENT)?;
     stats.decode.roofline_tokens_per_second(stats.decode.read_bandwidth()?)
+}
+
+/// A number of parameters for people: `11.7 M`.
+pub fn parameters(n: u64) -> String {
+    match n as f64 {
+        few if n < 1_000_000_000 => format!("{:.1} M", few / 1e6),
+        many => format!("{:.2} B", many / 1e9),
+    }
+}
+
+/// llama.cpp's description of a model, without its marks for what it does not know.
+pub fn description(text: &str) -> String {
+    text.replace("?B ", "").replace(" (guessed)", "")
 }
 
 /// Bytes for people: `1.10 GiB`.
@@ -178,6 +200,25 @@ hobbit: peak resident memory: 1.50 GiB
 ";
         assert_eq!(cache_lines(&stats()), expected);
         assert_eq!(cache_lines(&Stats::default()), "");
+    }
+
+    #[test]
+    fn no_roofline_when_nearly_everything_was_resident() {
+        let mut stats = stats();
+        (stats.decode.hits, stats.decode.misses) = (95, 5);
+        assert!(cache_lines(&stats).contains("hobbit: decode: 100.00 tokens/s, not bound by I/O\n"));
+        assert_eq!(roofline(&stats), None);
+        (stats.decode.hits, stats.decode.bytes_read) = (0, 0);
+        assert!(cache_lines(&stats).contains("not bound by I/O"));
+    }
+
+    #[test]
+    fn models_in_words() {
+        for (n, text) in [(0, "0.0 M"), (11_700_000, "11.7 M"), (5_020_000_000, "5.02 B")] {
+            assert_eq!(parameters(n), text);
+        }
+        assert_eq!(description("llama ?B Q8_0 (guessed)"), "llama Q8_0");
+        assert_eq!(description("llama 8x7B Q8_0"), "llama 8x7B Q8_0");
     }
 
     #[test]

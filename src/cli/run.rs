@@ -19,6 +19,8 @@ use super::stream::{Desk, End};
 use super::{complete, converse};
 use crate::{Error, Model, Sampler, Session};
 
+/// Exit status when a message got no answer.
+const FAILED: u8 = 1;
 /// Exit status after wrong usage.
 const USAGE: u8 = 2;
 /// Exit status after Ctrl-C.
@@ -56,6 +58,13 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     if args.model_options.devices.as_deref().is_some_and(|devices| devices != "none") {
         log.line(Level::Warning, "note: --device has no effect: this version computes on the CPU");
     }
+    if !matches!(args.model_options.n_gpu_layers, -1 | 0) {
+        log.line(Level::Warning, "note: -ngl has no effect: this version computes on the CPU");
+    }
+    warn_of_threads(&args, &log);
+    if let Some(path) = &args.output.stats_json {
+        try_writing(path)?;
+    }
     log.take_llama_cpps();
     let ctrl_c = CtrlC::install(args.colour)?;
     let model = open(&args, &log, &ctrl_c)?;
@@ -67,30 +76,32 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     ctrl_c.attach(session.interrupt_handle());
     let sampler = Sampler::new(&model, &args.sampling)?;
     let screen = Screen::new(args.colour);
-    let mut desk = Desk { args: &args, model: &model, session, sampler, screen, log: &log, ctrl_c: &ctrl_c };
+    let mut desk =
+        Desk { args: &args, model: &model, session, sampler, screen, log: &log, ctrl_c: &ctrl_c, failed: false };
 
     let has_template = model.info().chat_template.is_some();
     let outcome = if args.converses(has_template) { converse::run(&mut desk) } else { complete::run(&mut desk) };
     let (end, status) = match outcome {
         Ok(End::Interrupted) => (End::Interrupted, INTERRUPTED),
+        Ok(end) if desk.failed && (args.single_turn || !io::stdin().is_terminal()) => (end, FAILED),
         Ok(end) => (end, 0),
+        // The reader went away; what was measured is still wanted.
+        Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
         Err(error) if error.is::<Interrupted>() => (End::Interrupted, INTERRUPTED),
         Err(error) => {
             let _ = desk.screen.end_line();
             return Err(error);
         }
     };
-    desk.screen.end_line()?;
+    let ended = desk.screen.end_line();
     finish(&desk, &end)?;
+    ended?;
     Ok(status)
 }
 
 /// Prints an error with its causes on one line; its exit status.
 fn failure(error: &anyhow::Error) -> ExitCode {
-    let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-    };
-    if error.chain().any(is_closed_pipe) {
+    if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
     if error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(Error::Interrupted | Error::Cancelled)) {
@@ -98,6 +109,11 @@ fn failure(error: &anyhow::Error) -> ExitCode {
     }
     let _ = writeln!(io::stderr(), "error: {}", in_words(error));
     ExitCode::FAILURE
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// An error and its causes on one line, each cause once: many of our messages quote theirs.
@@ -133,16 +149,38 @@ fn open(args: &HiArgs, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
     Ok(model?)
 }
 
+fn warn_of_threads(args: &HiArgs, log: &Log) {
+    let Ok(cpus) = std::thread::available_parallelism() else { return };
+    let options = &args.session_options;
+    for (flag, threads) in [("-t", options.threads), ("-tb", options.threads_batch)] {
+        if let Some(threads) = threads.filter(|&threads| usize::try_from(threads).is_ok_and(|n| n > cpus.get())) {
+            let warning = format!("warning: {flag} {threads} is more than the {cpus} logical CPUs: this is slow");
+            log.line(Level::Warning, warning);
+        }
+    }
+}
+
+/// Tells early that statistics could not be written in the end.
+fn try_writing(path: &Path) -> Result<()> {
+    // A pipe may be opened only once.
+    let is_special = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    if path == Path::new("-") || is_special {
+        return Ok(());
+    }
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).with_context(|| format!("{}: cannot write the statistics", path.display()))
+}
+
 /// The start-up lines.
 fn describe(model: &Model, session: &Session, args: &HiArgs, log: &Log) {
     let info = model.info();
     let (size, experts) = (report::bytes(info.tensor_bytes), report::bytes(info.expert_bytes));
-    let billions = info.n_params as f64 / 1e9;
-    log.line(Level::Info, format!("hobbit: {}: {}", info.path.display(), info.description));
+    let parameters = report::parameters(info.n_params);
+    log.line(Level::Info, format!("hobbit: {}: {}", info.path.display(), report::description(&info.description)));
     log.line(
         Level::Info,
         format!(
-            "hobbit: {billions:.2} B parameters, {size}, {} layers, context {} of {} tokens",
+            "hobbit: {parameters} parameters, {size}, {} layers, context {} of {} tokens",
             info.n_layer,
             session.n_ctx(),
             info.n_ctx_train

@@ -19,6 +19,16 @@ pub struct Desk<'a> {
     pub screen: Screen,
     pub log: &'a Log,
     pub ctrl_c: &'a CtrlC,
+    /// Whether a message got no answer.
+    pub failed: bool,
+}
+
+/// Why `tokens` tokens of `what` cannot be read; `None` if they fit in a context of `n_ctx`.
+pub fn too_long(what: &str, tokens: usize, n_ctx: u32) -> Option<String> {
+    let larger = (tokens + 1).next_multiple_of(256);
+    (tokens > n_ctx as usize).then(|| {
+        format!("the {what} has {tokens} tokens, but the context holds {n_ctx}; give -c {larger} or a shorter {what}")
+    })
 }
 
 /// Why a generation ended.

@@ -104,7 +104,7 @@ pub struct SamplingArgs {
     /// File with the grammar
     #[arg(long, value_name = "FNAME", group = "constraint")]
     pub grammar_file: Option<PathBuf>,
-    /// JSON schema that the output must follow; {} for any JSON object
+    /// JSON schema that the output must follow; {"type": "object"} for any JSON object
     #[arg(short, long, value_name = "SCHEMA", group = "constraint")]
     pub json_schema: Option<String>,
     /// File with the JSON schema
