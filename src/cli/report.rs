@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 
 use crate::stats::{PhaseStats, Stats, Timings};
 
-/// The hit rate from which reading is taken not to bound decoding.
+/// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
 const RESIDENT: f64 = 0.95;
+/// The share of decoding that such waiting has to exceed: few misses of large experts can be most of the time.
+const WAITED: f64 = 0.1;
 
 /// llama.cpp's lines, as `llama_perf_sampler_print` and `llama_perf_context_print` print them.
 pub fn timing_lines(t: &Timings) -> String {
@@ -116,7 +118,8 @@ fn phase(phase: &PhaseStats) -> Value {
 /// Tokens per second if decoding did nothing but read, at the bandwidth that decoding itself reached. `None` when
 /// (nearly) everything was resident: the number would say nothing.
 fn roofline(stats: &Stats) -> Option<f64> {
-    stats.decode.hit_rate().filter(|&rate| rate < RESIDENT)?;
+    let waited = stats.decode.io_wait_seconds > WAITED * stats.decode.seconds;
+    stats.decode.hit_rate().filter(|&rate| rate < RESIDENT || waited)?;
     stats.decode.roofline_tokens_per_second(stats.decode.read_bandwidth()?)
 }
 
@@ -206,6 +209,9 @@ hobbit: peak resident memory: 1.50 GiB
     fn no_roofline_when_nearly_everything_was_resident() {
         let mut stats = stats();
         (stats.decode.hits, stats.decode.misses) = (95, 5);
+        stats.decode.io_wait_seconds = 0.5 * stats.decode.seconds;
+        assert!(roofline(&stats).is_some(), "a few large misses may bound decoding");
+        stats.decode.io_wait_seconds = 0.0;
         assert!(cache_lines(&stats).contains("hobbit: decode: 100.00 tokens/s, not bound by I/O\n"));
         assert_eq!(roofline(&stats), None);
         (stats.decode.hits, stats.decode.bytes_read) = (0, 0);
