@@ -109,6 +109,7 @@ fn context_remedy(reason: &str) -> &'static str {
         reason if reason.contains("alloc") || reason.contains("memory") || reason.is_empty() => {
             "; try a smaller -c, -b or -ub"
         }
+        reason if reason.contains("n_ctx") => "; give a sensible context length with -c",
         _ => "",
     }
 }
