@@ -75,9 +75,10 @@ struct LayerTensor {
     lead: usize,
 }
 
+#[derive(Clone, Copy)]
 enum Target {
-    Slot { slot: SlotId, kind: SliceKind },
-    Staging(usize),
+    Slot { slot: SlotId, slice: SliceId },
+    Staging { slot: usize, slice: SliceId },
 }
 
 /// Memory for the slots of one pool, one arena per slice kind.
@@ -98,6 +99,8 @@ pub(super) struct Residency {
     queue: VecDeque<SliceId>,
     /// Slices of the next layer to stage when nothing of the running layer is left to submit.
     ahead: VecDeque<SliceId>,
+    /// The layer of the split in progress.
+    running: Option<u16>,
     failure: Option<StoreError>,
     counters: Counters,
     staging_memory: Arena,
@@ -162,6 +165,7 @@ impl Residency {
             targets: Vec::new(),
             queue: VecDeque::new(),
             ahead: VecDeque::new(),
+            running: None,
             failure: None,
             counters: Counters::default(),
             staging_memory,
@@ -185,8 +189,8 @@ impl Residency {
     /// slices in the order `kinds`. `dense`: the next layer will need nearly all of its experts too.
     pub(super) fn begin(&mut self, layer: u16, needed: &[u16], kinds: &[SliceKind], dense: bool) -> Step {
         self.poll();
-        // A read ahead that failed is tried again below, if it is needed at all.
         self.failure = None;
+        self.running = Some(layer);
         let mut step =
             Step { layer, cached: Vec::with_capacity(needed.len()), overflow: Vec::new(), pinned: Vec::new() };
         let order = self.load_order(layer, kinds);
@@ -247,6 +251,7 @@ impl Residency {
     pub(super) fn end(&mut self, step: Step) {
         step.pinned.into_iter().for_each(|slot| self.cache.unpin(slot));
         self.queue.clear();
+        self.running = None;
     }
 
     /// The slots of a layer for one kind.
@@ -460,7 +465,7 @@ impl Residency {
             if !already {
                 let Some(slot) = self.staging.take(slice) else { return };
                 let dst = self.staging_memory.as_ptr().wrapping_add(slot * self.staging_stride);
-                let request = self.request(slice, dst, self.staging_stride, Target::Staging(slot));
+                let request = self.request(slice, dst, self.staging_stride, Target::Staging { slot, slice });
                 self.loader.submit(class, vec![request]);
             }
             match class {
@@ -475,7 +480,7 @@ impl Residency {
         let tensor = self.tensor(slice.expert.layer, slice.kind);
         let stride = tensor.view.stride;
         let dst = tensor.view.base.wrapping_add((slot.index - first_slot) as usize * stride).wrapping_sub(tensor.lead);
-        self.request(slice, dst, stride, Target::Slot { slot, kind: slice.kind })
+        self.request(slice, dst, stride, Target::Slot { slot, slice })
     }
 
     fn request(&mut self, slice: SliceId, dst: *mut u8, capacity: usize, target: Target) -> ReadRequest {
@@ -498,19 +503,22 @@ impl Residency {
     fn land(&mut self, done: Vec<ReadDone>) {
         for ReadDone { ticket, result, .. } in done {
             let target = self.targets[ticket as usize].take().expect("every ticket is answered once");
-            match (&target, result.is_ok()) {
-                (Target::Slot { slot, kind }, true) => self.cache.set_ready(*slot, *kind),
-                (Target::Slot { slot, kind }, false) => self.cache.set_failed(*slot, *kind),
-                (Target::Staging(slot), complete) => self.staging.landed(*slot, complete),
+            let (Target::Slot { slice, .. } | Target::Staging { slice, .. }) = target;
+            match (target, result.is_ok()) {
+                (Target::Slot { slot, .. }, true) => self.cache.set_ready(slot, slice.kind),
+                (Target::Slot { slot, .. }, false) => self.cache.set_failed(slot, slice.kind),
+                (Target::Staging { slot, .. }, complete) => self.staging.landed(slot, complete),
             }
             match result {
                 Ok(bytes) => {
                     self.counters.slices_loaded += 1;
                     self.counters.bytes_read += bytes;
                 }
-                Err(error) => {
+                // A read ahead that failed is tried again when its layer runs, if it is needed at all.
+                Err(error) if self.running == Some(slice.expert.layer) => {
                     self.failure.get_or_insert(error);
                 }
+                Err(_) => {}
             }
         }
         self.pump();

@@ -355,7 +355,7 @@ fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Resu
                     .collect::<Result<_, _>>()
                     .map_err(|_| Error::Sampling("a DRY sequence breaker contains a NUL byte".into()))?;
                 let mut pointers: Vec<*const c_char> = breakers.iter().map(|text| text.as_ptr()).collect();
-                llama::llama_sampler_init_dry(
+                ggml_sys::shim::hobbit_sampler_init_dry(
                     model.vocab(),
                     o.dry.multiplier,
                     o.dry.base,

@@ -140,6 +140,16 @@ int32_t hobbit_tokenize(const llama_vocab * vocab, const char * text, int32_t te
     }
 }
 
+llama_sampler * hobbit_sampler_init_dry(const llama_vocab * vocab, float multiplier, float base, int32_t allowed_length,
+                                        int32_t penalty_last_n, const char ** breakers, size_t n_breakers) {
+    try {
+        throwing_guard guard;
+        return llama_sampler_init_dry(vocab, multiplier, base, allowed_length, penalty_last_n, breakers, n_breakers);
+    } catch (const std::exception &) {
+        return nullptr;
+    }
+}
+
 bool hobbit_memory_breakdown(const llama_context * ctx, ggml_backend_buffer_type_t excluded, size_t * model_bytes,
                              size_t * context_bytes, size_t * compute_bytes) {
     *model_bytes = *context_bytes = *compute_bytes = 0;

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use crate::llama::{
     ggml_backend_buffer_type_t, llama_batch, llama_context, llama_context_params, llama_model, llama_model_params,
-    llama_token, llama_vocab,
+    llama_sampler, llama_token, llama_vocab,
 };
 
 /// Called with text that the other side owns; `context` is what the caller passed in.
@@ -62,6 +62,17 @@ unsafe extern "C" {
         error: *mut c_char,
         error_capacity: usize,
     ) -> i32;
+
+    /// `llama_sampler_init_dry` that does not throw (it tokenises the breakers): null where it would have.
+    pub fn hobbit_sampler_init_dry(
+        vocab: *const llama_vocab,
+        multiplier: f32,
+        base: f32,
+        allowed_length: i32,
+        penalty_last_n: i32,
+        breakers: *mut *const c_char,
+        n_breakers: usize,
+    ) -> *mut llama_sampler;
 
     /// Bytes that llama.cpp holds for a context, without buffers of type `excluded`: weights, KV cache and state,
     /// compute buffers.
