@@ -17,6 +17,64 @@ impl fmt::Display for ExpertId {
     }
 }
 
+/// Which version of an expert's weights: the one that counts, or a smaller one that may stand in for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Precision {
+    /// The model's own weights.
+    #[default]
+    High = 0,
+    /// Fewer bits per weight.
+    Low = 1,
+}
+
+impl Precision {
+    /// Number of precisions.
+    pub const COUNT: usize = 2;
+    /// Every precision, best first.
+    pub const ALL: [Precision; Self::COUNT] = [Self::High, Self::Low];
+
+    /// Position in [`Precision::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::High => "high",
+            Self::Low => "low",
+        })
+    }
+}
+
+/// One expert at one precision: what a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version {
+    /// Whose weights.
+    pub expert: ExpertId,
+    /// Which of its versions.
+    pub precision: Precision,
+}
+
+impl Version {
+    /// The high-precision version of an expert.
+    pub const fn high(expert: ExpertId) -> Self {
+        Self { expert, precision: Precision::High }
+    }
+
+    /// The low-precision version of an expert.
+    pub const fn low(expert: ExpertId) -> Self {
+        Self { expert, precision: Precision::Low }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.expert, self.precision)
+    }
+}
+
 /// One matrix of an expert's feed-forward network. The order is the order in which slices are loaded:
 /// what the graph multiplies first comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,18 +111,23 @@ impl SliceKind {
     }
 }
 
-/// One slice of one expert: the unit of a read.
+/// One slice of one version of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceId {
     /// Whose slice.
-    pub expert: ExpertId,
+    pub version: Version,
     /// Which of its matrices.
     pub kind: SliceKind,
 }
 
 impl fmt::Display for SliceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "blk.{}.{}.weight[{}]", self.expert.layer, self.kind.tensor_stem(), self.expert.index)
+        let ExpertId { layer, index } = self.version.expert;
+        write!(f, "blk.{layer}.{}.weight[{index}]", self.kind.tensor_stem())?;
+        match self.version.precision {
+            Precision::High => Ok(()),
+            Precision::Low => f.write_str(" (low)"),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! What a caller may choose: plain data, defaults as in llama.cpp's `common_params`.
 
+mod precision;
 mod sampling;
 
+pub use precision::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
 use std::fmt;
@@ -38,6 +40,12 @@ pub struct ModelOptions {
     pub budget: Budget,
     /// The part of the budget that holds experts.
     pub expert_cache: ExpertCache,
+    /// Where low-precision versions of experts come from; a pack brings its own.
+    pub low: Option<LowSource>,
+    /// The part of the expert cache that low-precision versions get.
+    pub low_share: LowShare,
+    /// When a low-precision version may stand in.
+    pub precision: PrecisionOptions,
     /// How expert bytes are read.
     pub io: IoMode,
     /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
@@ -55,6 +63,9 @@ impl Default for ModelOptions {
         Self {
             budget: Budget::default(),
             expert_cache: ExpertCache::default(),
+            low: None,
+            low_share: LowShare::default(),
+            precision: PrecisionOptions::default(),
             io: IoMode::default(),
             n_gpu_layers: -1,
             devices: None,

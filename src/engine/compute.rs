@@ -18,7 +18,7 @@ use super::experts::{ExpertTag, Experts};
 use super::inner::Inner;
 use super::residency::{LayerView, Place, Residency, Step};
 use super::routing::{Pair, Routing};
-use crate::expert::{ExpertId, SliceId, SliceKind};
+use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -213,7 +213,7 @@ impl ExpertBackend {
         let ready = |residency: &Residency, kind: SliceKind| {
             step.overflow.is_empty()
                 && step.cached.iter().all(|&(index, row)| {
-                    let slice = SliceId { expert: ExpertId { layer, index }, kind };
+                    let slice = SliceId { version: Version::high(ExpertId { layer, index }), kind };
                     matches!(residency.locate(slice, Some(row)), Place::Cached(_))
                 })
         };
@@ -273,7 +273,7 @@ impl ExpertBackend {
     ) -> Result<(), Failed> {
         let layer = step.layer;
         let view = residency.view(layer, kind);
-        let slice_of = |index: u16| SliceId { expert: ExpertId { layer, index }, kind };
+        let slice_of = |index: u16| SliceId { version: Version::high(ExpertId { layer, index }), kind };
         let mut pending = self.routing.needed.clone();
         while !pending.is_empty() {
             residency.poll();

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::staging::{Staged, Staging};
 use crate::cache::{Cache, SliceState, SlotId, Use};
-use crate::expert::{ExpertId, SliceId, SliceKind};
+use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::gguf::ExpertTensor;
 use crate::load::{LoadClass, Loader};
 use crate::plan::MemoryPlan;
@@ -212,7 +212,8 @@ impl Residency {
         }
         for index in missing {
             let expert = ExpertId { layer, index };
-            let staged = order.iter().any(|&kind| self.staging.get(SliceId { expert, kind }).is_some());
+            let staged =
+                order.iter().any(|&kind| self.staging.get(SliceId { version: Version::high(expert), kind }).is_some());
             match if staged { None } else { self.cache.acquire(expert) } {
                 Some(acquired) => {
                     order.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
@@ -222,13 +223,16 @@ impl Residency {
                 None => step.overflow.push(index),
             }
         }
-        let wanted = |slice: SliceId| slice.expert.layer == layer && step.overflow.contains(&slice.expert.index);
+        let wanted =
+            |slice: SliceId| slice.version.expert.layer == layer && step.overflow.contains(&slice.version.expert.index);
         self.staging.retain(wanted);
         // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
         self.queue = kinds
             .iter()
             .flat_map(|&kind| {
-                step.overflow.iter().map(move |&index| SliceId { expert: ExpertId { layer, index }, kind })
+                step.overflow
+                    .iter()
+                    .map(move |&index| SliceId { version: Version::high(ExpertId { layer, index }), kind })
             })
             .filter(|slice| self.staging.get(*slice).is_none())
             .collect();
@@ -236,7 +240,8 @@ impl Residency {
         let mut requests = Vec::with_capacity(reads.len() * order.len());
         for &kind in &order {
             for &(slot, index) in &reads {
-                requests.push(self.slot_request(slot, SliceId { expert: ExpertId { layer, index }, kind }));
+                requests
+                    .push(self.slot_request(slot, SliceId { version: Version::high(ExpertId { layer, index }), kind }));
             }
         }
         self.loader.submit(LoadClass::OnDemand, requests);
@@ -263,8 +268,8 @@ impl Residency {
     pub(super) fn locate(&self, slice: SliceId, cached: Option<u32>) -> Place {
         match cached {
             Some(row) => {
-                let layer = self.layer(slice.expert.layer);
-                let slot = self.cache.lookup(slice.expert).expect("a pinned expert is resident");
+                let layer = self.layer(slice.version.expert.layer);
+                let slot = self.cache.lookup(slice.version.expert).expect("a pinned expert is resident");
                 debug_assert_eq!(slot.index, layer.first_slot + row);
                 match self.cache.state(slot, slice.kind) {
                     SliceState::Ready => Place::Cached(row),
@@ -273,7 +278,7 @@ impl Residency {
             }
             None => match self.staging.get(slice) {
                 Some(Staged::Ready(slot)) => {
-                    let lead = self.tensor(slice.expert.layer, slice.kind).lead;
+                    let lead = self.tensor(slice.version.expert.layer, slice.kind).lead;
                     Place::Staged(self.staging_memory.as_ptr().wrapping_add(slot * self.staging_stride + lead))
                 }
                 _ => Place::Pending,
@@ -415,7 +420,7 @@ impl Residency {
         for &kind in order {
             if self.cache.state(slot, kind) == SliceState::Free {
                 self.cache.set_loading(slot, kind);
-                let request = self.slot_request(slot, SliceId { expert, kind });
+                let request = self.slot_request(slot, SliceId { version: Version::high(expert), kind });
                 self.loader.submit(LoadClass::OnDemand, vec![request]);
             }
         }
@@ -445,8 +450,9 @@ impl Residency {
         }
         let mut requests = Vec::with_capacity(filled.len() * order.len());
         for &kind in &order {
-            requests.extend(filled.iter().map(|&(slot, expert)| (slot, SliceId { expert, kind })));
-            self.ahead.extend(rest.iter().map(|&expert| SliceId { expert, kind }));
+            requests
+                .extend(filled.iter().map(|&(slot, expert)| (slot, SliceId { version: Version::high(expert), kind })));
+            self.ahead.extend(rest.iter().map(|&expert| SliceId { version: Version::high(expert), kind }));
         }
         let requests: Vec<ReadRequest> =
             requests.into_iter().map(|(slot, slice)| self.slot_request(slot, slice)).collect();
@@ -476,16 +482,16 @@ impl Residency {
     }
 
     fn slot_request(&mut self, slot: SlotId, slice: SliceId) -> ReadRequest {
-        let first_slot = self.layer(slice.expert.layer).first_slot;
-        let tensor = self.tensor(slice.expert.layer, slice.kind);
+        let first_slot = self.layer(slice.version.expert.layer).first_slot;
+        let tensor = self.tensor(slice.version.expert.layer, slice.kind);
         let stride = tensor.view.stride;
         let dst = tensor.view.base.wrapping_add((slot.index - first_slot) as usize * stride).wrapping_sub(tensor.lead);
         self.request(slice, dst, stride, Target::Slot { slot, slice })
     }
 
     fn request(&mut self, slice: SliceId, dst: *mut u8, capacity: usize, target: Target) -> ReadRequest {
-        let tensor = self.tensor(slice.expert.layer, slice.kind);
-        let (extent, lead) = (tensor.source.extent(slice.expert.index), tensor.lead);
+        let tensor = self.tensor(slice.version.expert.layer, slice.kind);
+        let (extent, lead) = (tensor.source.extent(slice.version.expert.index), tensor.lead);
         let ticket = match self.targets.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
@@ -515,7 +521,7 @@ impl Residency {
                     self.counters.bytes_read += bytes;
                 }
                 // A read ahead that failed is tried again when its layer runs, if it is needed at all.
-                Err(error) if self.running == Some(slice.expert.layer) => {
+                Err(error) if self.running == Some(slice.version.expert.layer) => {
                     self.failure.get_or_insert(error);
                 }
                 Err(_) => {}

@@ -91,10 +91,10 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expert::{ExpertId, SliceKind};
+    use crate::expert::{ExpertId, SliceKind, Version};
 
     fn slice(index: u16) -> SliceId {
-        SliceId { expert: ExpertId { layer: 0, index }, kind: SliceKind::Up }
+        SliceId { version: Version::high(ExpertId { layer: 0, index }), kind: SliceKind::Up }
     }
 
     #[test]

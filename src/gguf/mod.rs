@@ -5,6 +5,7 @@
 //!
 //! Only little-endian GGUF versions 2 and 3 are read. No length or offset in a file is trusted: see [`header`].
 
+pub mod catalog;
 pub mod dtype;
 mod error;
 pub mod experts;
@@ -19,6 +20,7 @@ pub mod writer;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+pub use catalog::{Catalog, ExpertClass, LayerCatalog, LowMismatch, SliceShape, SliceSource, VersionSource};
 pub use dtype::GgmlType;
 pub use error::GgufError;
 pub use experts::{ExpertMap, ExpertTensor, LayerExperts};

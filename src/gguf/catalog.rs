@@ -1,0 +1,249 @@
+//! Where every version of every expert lies, and what a slot for it looks like.
+//!
+//! A [`Catalog`] hides where versions come from: one GGUF ([`Catalog::plain`]), a second GGUF of a smaller quant
+//! ([`Catalog::add_low`]), or an expert pack ([`crate::pack`]). Readers of it see slots: versions of one
+//! [`ExpertClass`] fit the same slots.
+
+use super::{ExpertMap, ExpertTensor, GgmlType, LayerExperts};
+use crate::expert::{ExpertId, Extent, Precision, SliceKind, Version};
+use crate::store::{BLOCK_BYTES, slot_stride};
+
+/// All versions of all experts of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Catalog {
+    /// Shapes of slots; versions name theirs by position.
+    pub classes: Vec<ExpertClass>,
+    /// Layers with experts, ascending.
+    pub layers: Vec<LayerCatalog>,
+}
+
+/// Versions with equal types and row lengths. A slot of the class is `stride` bytes: one region per slice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertClass {
+    /// In the order of [`SliceKind`].
+    pub slices: Vec<SliceShape>,
+    /// Bytes of a slot, a multiple of [`BLOCK_BYTES`].
+    pub stride: u64,
+}
+
+/// One slice of a class, and its region in the slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceShape {
+    /// Which matrix.
+    pub kind: SliceKind,
+    /// Element type.
+    pub dtype: GgmlType,
+    /// Row length in elements.
+    pub ne0: u64,
+    /// Rows.
+    pub ne1: u64,
+    /// Bytes of the slice.
+    pub bytes: u64,
+    /// Start of its region in the slot, a multiple of [`BLOCK_BYTES`].
+    pub region: u64,
+    /// Bytes of its region.
+    pub capacity: u64,
+}
+
+/// The versions of one layer's experts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerCatalog {
+    /// Block number.
+    pub layer: u16,
+    /// Number of experts.
+    pub n_expert: u16,
+    /// Every expert's high version.
+    pub high: Vec<VersionSource>,
+    /// Their low versions, where there are any; of the same length.
+    pub low: Vec<Option<VersionSource>>,
+}
+
+/// Where one version's bytes lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VersionSource {
+    /// Index into [`Catalog::classes`].
+    pub class: u16,
+    /// In the order of the class's slices. Versions of one class and layer have equal leads.
+    pub slices: Vec<SliceSource>,
+    /// The whole slot in one read, where the file lays the version out like a slot.
+    pub record: Option<Extent>,
+}
+
+/// Where one slice's bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceSource {
+    /// In the file.
+    pub extent: Extent,
+    /// Distance of the first byte from the start of the slice's region: where a direct read lands in place.
+    pub lead: u64,
+}
+
+/// Why a file cannot serve as the low-precision version of a model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("tensor '{tensor}': {found}, expected {expected}")]
+pub struct LowMismatch {
+    /// The tensor that disagrees.
+    pub tensor: String,
+    /// What the low file has.
+    pub found: String,
+    /// What the model has.
+    pub expected: String,
+}
+
+impl ExpertClass {
+    /// The slice of this kind.
+    pub fn slice(&self, kind: SliceKind) -> Option<&SliceShape> {
+        self.slices.iter().find(|slice| slice.kind == kind)
+    }
+
+    /// Bytes of weights, without what alignment adds.
+    pub fn bytes(&self) -> u64 {
+        self.slices.iter().map(|slice| slice.bytes).sum()
+    }
+
+    /// A class whose regions take any window of a slice, for files that align tensors to less than a block.
+    fn windowed<'a>(tensors: impl Iterator<Item = &'a ExpertTensor>) -> Self {
+        let mut stride = 0;
+        let slices = tensors.map(|t| {
+            let (region, capacity) = (stride, slot_stride(t.slice_bytes));
+            stride += capacity;
+            let &ExpertTensor { kind, dtype, ne0, ne1, slice_bytes: bytes, .. } = t;
+            SliceShape { kind, dtype, ne0, ne1, bytes, region, capacity }
+        });
+        Self { slices: slices.collect(), stride }
+    }
+
+    /// A class whose slices follow each other at block borders, as a pack stores them: (kind, type, row length, rows).
+    /// `None` if a row is no whole number of blocks of its type.
+    pub fn packed(slices: impl IntoIterator<Item = (SliceKind, GgmlType, u64, u64)>) -> Option<Self> {
+        let mut stride = 0u64;
+        let slices: Option<Vec<SliceShape>> = slices
+            .into_iter()
+            .map(|(kind, dtype, ne0, ne1)| {
+                let bytes = dtype.row_bytes(ne0)?.checked_mul(ne1)?;
+                let (region, capacity) = (stride, bytes.checked_next_multiple_of(BLOCK_BYTES)?);
+                stride = stride.checked_add(capacity)?;
+                Some(SliceShape { kind, dtype, ne0, ne1, bytes, region, capacity })
+            })
+            .collect();
+        Some(Self { slices: slices?, stride })
+    }
+}
+
+impl LayerCatalog {
+    /// Where a version of the layer's expert `index` lies; `None` if there is none.
+    pub fn source(&self, index: u16, precision: Precision) -> Option<&VersionSource> {
+        match precision {
+            Precision::High => self.high.get(usize::from(index)),
+            Precision::Low => self.low.get(usize::from(index))?.as_ref(),
+        }
+    }
+}
+
+impl Catalog {
+    /// The experts of `map`, at high precision.
+    pub fn plain(map: &ExpertMap) -> Self {
+        let mut catalog = Self::default();
+        for layer in &map.layers {
+            let n_expert = layer.n_expert as u16; // the reader caps it
+            let high = catalog.versions(layer, 0);
+            let low = vec![None; usize::from(n_expert)];
+            catalog.layers.push(LayerCatalog { layer: layer.layer, n_expert, high, low });
+        }
+        catalog
+    }
+
+    /// Adds the experts of `map`, another GGUF of the same model, as low versions. Its files count from `first_file`.
+    ///
+    /// # Errors
+    /// [`LowMismatch`]: a layer, a matrix or a shape that the two do not share.
+    pub fn add_low(&mut self, map: &ExpertMap, first_file: u32) -> Result<(), LowMismatch> {
+        let mut added = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let class = &self.classes[usize::from(layer.high[0].class)];
+            let name = |kind: SliceKind| format!("blk.{}.{}.weight", layer.layer, kind.tensor_stem());
+            let Some(low) = map.layer(layer.layer) else {
+                let expected = format!("{} experts", layer.n_expert);
+                return Err(LowMismatch {
+                    tensor: name(class.slices[0].kind),
+                    found: "no such tensor".into(),
+                    expected,
+                });
+            };
+            for slice in &class.slices {
+                let expected = format!("[{}, {}, {}]", slice.ne0, slice.ne1, layer.n_expert);
+                let found = low.tensor(slice.kind).map(|t| format!("[{}, {}, {}]", t.ne0, t.ne1, t.n_expert));
+                if found.as_ref() != Some(&expected) {
+                    let found = found.unwrap_or_else(|| "no such tensor".to_owned());
+                    return Err(LowMismatch { tensor: name(slice.kind), found, expected });
+                }
+            }
+            if let Some(extra) = low.tensors.iter().find(|t| class.slice(t.kind).is_none()) {
+                let expected = "no such tensor, as in the model".to_owned();
+                return Err(LowMismatch { tensor: extra.name.clone(), found: "a tensor".into(), expected });
+            }
+            added.push(low);
+        }
+        for (i, low) in added.into_iter().enumerate() {
+            let versions = self.versions(low, first_file);
+            self.layers[i].low = versions.into_iter().map(Some).collect();
+        }
+        Ok(())
+    }
+
+    /// Forgets the layers that `keep` refuses.
+    pub fn retain_layers(&mut self, keep: impl Fn(u16) -> bool) {
+        self.layers.retain(|layer| keep(layer.layer));
+    }
+
+    /// The layer's versions.
+    pub fn layer(&self, layer: u16) -> Option<&LayerCatalog> {
+        self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
+    }
+
+    /// Where a version lies; `None` if there is no such version.
+    pub fn source(&self, version: Version) -> Option<&VersionSource> {
+        let ExpertId { layer, index } = version.expert;
+        self.layer(layer)?.source(index, version.precision)
+    }
+
+    /// Whether any expert has a low version.
+    pub fn has_low(&self) -> bool {
+        self.layers.iter().any(|layer| layer.low.iter().any(Option::is_some))
+    }
+
+    /// Bytes of all versions of a precision.
+    pub fn bytes(&self, precision: Precision) -> u64 {
+        let versions = self
+            .layers
+            .iter()
+            .flat_map(|layer| (0..layer.n_expert).filter_map(move |index| layer.source(index, precision)));
+        versions.map(|version| self.classes[usize::from(version.class)].bytes()).sum()
+    }
+
+    /// The position of `class`, which is added if it is new.
+    pub fn class(&mut self, class: ExpertClass) -> u16 {
+        let known = self.classes.iter().position(|known| *known == class);
+        let index = known.unwrap_or_else(|| {
+            self.classes.push(class);
+            self.classes.len() - 1
+        });
+        u16::try_from(index).expect("fewer classes than layers and types")
+    }
+
+    fn versions(&mut self, layer: &LayerExperts, first_file: u32) -> Vec<VersionSource> {
+        let class = self.class(ExpertClass::windowed(layer.tensors.iter()));
+        let slice = |tensor: &ExpertTensor, index: u16| {
+            let extent = tensor.extent(index);
+            // Experts that are whole blocks long all begin alike: a direct read lands in place.
+            let lead = if tensor.slice_bytes % BLOCK_BYTES == 0 { extent.offset % BLOCK_BYTES } else { 0 };
+            SliceSource { extent: Extent { file: extent.file + first_file, ..extent }, lead }
+        };
+        let versions = (0..layer.n_expert as u16).map(|index| VersionSource {
+            class,
+            slices: layer.tensors.iter().map(|tensor| slice(tensor, index)).collect(),
+            record: None,
+        });
+        versions.collect()
+    }
+}

@@ -1,0 +1,117 @@
+//! When a low-precision expert may stand in for the real one.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::UnknownWord;
+
+/// Whether results may differ from llama.cpp's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrecisionMode {
+    /// Every expert at high precision: bit-identical to llama.cpp.
+    Exact,
+    /// A missing expert of little weight comes in low precision, or not at all (HOBBIT, section 4.2).
+    Dynamic,
+}
+
+impl FromStr for PrecisionMode {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "exact" => Ok(Self::Exact),
+            "dynamic" => Ok(Self::Dynamic),
+            _ => Err(UnknownWord::new("precision mode", word, "exact, dynamic")),
+        }
+    }
+}
+
+impl fmt::Display for PrecisionMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exact => "exact",
+            Self::Dynamic => "dynamic",
+        })
+    }
+}
+
+/// When a low-precision version may stand in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrecisionOptions {
+    /// `None`: dynamic where there are low versions, else exact.
+    pub mode: Option<PrecisionMode>,
+    /// Highest unimportance that is still loaded in high precision, `0.0..=1.0`; 0 loads nothing in high precision.
+    /// `None` takes the pack's calibrated value, else [`PrecisionOptions::T1`].
+    pub t1: Option<f32>,
+    /// Highest unimportance that is loaded at all, `0.0..=1.0`; `None` as for `t1`, [`PrecisionOptions::T2`].
+    pub t2: Option<f32>,
+    /// Scale a token's remaining router weights up when an expert is skipped.
+    pub renormalise: bool,
+    /// Share of a layer's active experts that may come in low precision in a batch, least popular first, `0.0..=1.0`.
+    pub prefill_low: f32,
+    /// Replace often used low versions by high ones while nothing else is read.
+    pub upgrade: bool,
+    /// Nothing depends on how fast reads are: same seed, budget and prompt give the same text.
+    pub deterministic: bool,
+}
+
+impl PrecisionOptions {
+    /// HOBBIT's T1 for Mixtral-8x7B.
+    pub const T1: f32 = 0.6;
+    /// HOBBIT's T2 for Mixtral-8x7B.
+    pub const T2: f32 = 0.9;
+}
+
+impl Default for PrecisionOptions {
+    fn default() -> Self {
+        Self {
+            mode: None,
+            t1: None,
+            t2: None,
+            renormalise: false,
+            prefill_low: 0.25,
+            upgrade: true,
+            deterministic: false,
+        }
+    }
+}
+
+/// Where low-precision versions come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LowSource {
+    /// A GGUF of the same model in a smaller quant, or a low pack.
+    File(PathBuf),
+    /// Made once from the model, in a file beside it: types as in `gguf-tools pack --low`, such as `q2_k,down=q3_k`.
+    Quantise {
+        /// The types.
+        types: String,
+        /// Where the file goes; `None` for the model's own directory.
+        directory: Option<PathBuf>,
+    },
+}
+
+/// The part of the expert cache, in bytes, that low-precision versions get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub enum LowShare {
+    /// What measured best.
+    #[default]
+    Auto,
+    /// Percent, `0.0..=100.0`.
+    Percent(f64),
+}
+
+impl FromStr for LowShare {
+    type Err = UnknownWord;
+
+    /// `auto` or a percentage (`25%`, `25`).
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+        let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+        percent.map(Self::Percent).ok_or_else(|| UnknownWord::new("low share", text, "auto, or 0% to 100%"))
+    }
+}
