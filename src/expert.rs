@@ -18,7 +18,8 @@ impl fmt::Display for ExpertId {
 }
 
 /// Which version of an expert's weights: the one that counts, or a smaller one that may stand in for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// The model's own weights.
     #[default]

@@ -12,11 +12,12 @@
 //! 2. `engine::stream` shows llama.cpp the model without its experts; everything else it loads as usual.
 //! 3. [`plan`] divides the memory budget; [`cache`] gets slots for as many experts as remain.
 //! 4. llama.cpp evaluates a batch. At each MoE layer ggml's scheduler calls `engine::compute` with the router's ids.
-//! 5. `engine::residency` asks [`cache`] who is resident, and [`load`] to bring the others: [`store`] reads them.
-//! 6. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
+//! 5. [`route`] says in which precision each expert is worth using.
+//! 6. `engine::residency` asks [`cache`] who is resident, and [`load`] to bring the others: [`store`] reads them.
+//! 7. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
 //!
-//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `store::mode`) are pure: no
-//! ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
+//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `store::mode`) are pure:
+//! no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
 //!
 //! # Example
 //!
@@ -58,10 +59,11 @@ pub mod gguf;
 pub mod load;
 mod options;
 pub mod plan;
+pub mod route;
 pub mod stats;
 pub mod store;
 
 #[cfg(feature = "engine")]
 pub use engine::*;
 pub use options::*;
-pub use stats::{LayerStats, PhaseStats, Stats, Timings};
+pub use stats::{LayerStats, PhaseStats, PrecisionCounts, PrecisionReport, PrecisionShares, Stats, Timings};

@@ -1,6 +1,10 @@
 //! What a session measured about itself.
 
+mod precision;
+
 use serde::Serialize;
+
+pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -13,6 +17,13 @@ pub struct PhaseStats {
     pub hits: u64,
     /// Experts that were not, counted alike.
     pub misses: u64,
+    /// Uses, one for each token and each expert its router chose, by the precision that was computed.
+    pub used: PrecisionCounts,
+    /// Chosen experts that were not resident in high precision, counted as [`PhaseStats::hits`], by what was done: loaded
+    /// in high precision, computed in low precision (loaded or resident), or skipped.
+    pub missed: PrecisionCounts,
+    /// Low-precision versions that a high-precision one replaced in the background.
+    pub upgrades: u64,
     /// Slices read.
     pub slices_loaded: u64,
     /// Bytes moved from the files, alignment included.
@@ -64,6 +75,9 @@ impl std::ops::Add for PhaseStats {
             seconds: self.seconds + other.seconds,
             hits: self.hits + other.hits,
             misses: self.misses + other.misses,
+            used: self.used + other.used,
+            missed: self.missed + other.missed,
+            upgrades: self.upgrades + other.upgrades,
             slices_loaded: self.slices_loaded + other.slices_loaded,
             bytes_read: self.bytes_read + other.bytes_read,
             io_busy_seconds: self.io_busy_seconds + other.io_busy_seconds,
@@ -173,6 +187,9 @@ mod tests {
             seconds: 4.0,
             hits: 3,
             misses: 1,
+            used: PrecisionCounts { high: 6, low: 1, skipped: 1 },
+            missed: PrecisionCounts { high: 1, low: 2, skipped: 3 },
+            upgrades: 4,
             slices_loaded: 3,
             bytes_read: 2_000_000_000,
             io_busy_seconds: 2.0,
@@ -185,6 +202,9 @@ mod tests {
         let stats = Stats { prompt: decode, decode, ..Stats::default() };
         assert_eq!(stats.total().bytes_read, 4_000_000_000);
         assert_eq!(stats.total().hit_rate(), Some(0.75));
+        assert_eq!(stats.total().used, PrecisionCounts { high: 12, low: 2, skipped: 2 });
+        assert_eq!(stats.total().missed, PrecisionCounts { high: 2, low: 4, skipped: 6 });
+        assert_eq!(stats.total().upgrades, 8);
     }
 
     #[test]

@@ -1,35 +1,57 @@
-//! Which experts are resident, in which slot, and who leaves when a slot is needed.
+//! Which versions of which experts are resident, in which slot, and who leaves when a slot is needed.
 //!
 //! The cache owns no memory: it hands out slot numbers, and the engine keeps the arenas behind them. It is
 //! single-threaded and deterministic: equal calls give equal answers. The life of a miss:
 //!
 //! ```text
-//! touch(expert, miss) -> acquire(expert) -> set_loading(slot, kind) for each kind -> pin(slot)
+//! touch(expert, miss) -> acquire(version) -> set_loading(slot, kind) for each kind -> pin(slot)
 //!     -> set_ready(slot, kind) as reads land -> products -> unpin(slot)
 //! ```
 //!
-//! An expert is *resident* from `acquire` until it is evicted, also while its slices load, so one expert is never
-//! loaded twice. What is pinned or loading is never evicted. After a failed read the expert stays resident with that
-//! slice free: the next use requests it again.
+//! A [`Version`] is *resident* from `acquire` until it is evicted or released, also while its slices load, so one
+//! version is never loaded twice. What is pinned or loading never leaves. After a failed read the version stays
+//! resident with that slice free: the next use requests it again.
+//!
+//! An expert's high and low version are residents of their own, and both may be there at once. Slots of equal shape
+//! form a pool, and a layer's part of a pool is a *share* ([`ShareId`]): a version competes for slots with the members
+//! of its share only. A layer has as many shares as its versions have shapes: one if all are alike, one per precision
+//! with two quants, more where experts have widths of their own.
+//!
+//! The life of an upgrade, from a low version to the high one while the link is idle:
+//!
+//! ```text
+//! upgrade(layer) -> acquire_upgrade(high) -> set_loading / set_ready -> release(low)
+//! ```
 //!
 //! Methods panic when a caller breaks this order (a bug in the engine, not bad input): each says when.
 
+mod by_expert;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod model_test;
 pub mod policy;
 mod pools;
-mod residency;
+mod recent;
+mod share;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod upgrade;
+#[cfg(test)]
+mod upgrade_tests;
 
 pub use policy::{Lru, Now, Policy, Use};
 pub use pools::{LayerLayout, PoolLayout};
+pub use share::ShareId;
 pub use slots::{SliceKinds, SliceState, SlotId};
 
-use crate::expert::{ExpertId, SliceKind};
-use residency::LayerResidency;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::expert::{ExpertId, Precision, SliceKind, Version};
+use by_expert::ByExpert;
+use recent::RecentUses;
+use share::Share;
 use slots::Slot;
 
 /// What [`Cache::acquire`] gives.
@@ -38,47 +60,74 @@ pub struct Acquired {
     /// The slot, all of its slices free.
     pub slot: SlotId,
     /// Who had the slot until now.
-    pub evicted: Option<ExpertId>,
+    pub evicted: Option<Version>,
 }
 
-/// Residency of all experts of a model.
+/// Where a version belongs, and where it is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    share: ShareId,
+    /// Index into the pool's slots while it is resident.
+    slot: Option<u32>,
+}
+
+/// Residency of all versions of all experts of a model.
 pub struct Cache {
     pools: Vec<Vec<Slot>>,
-    /// By layer number; `None` for dense layers.
-    layers: Vec<Option<LayerResidency>>,
+    shares: BTreeMap<ShareId, Share>,
+    /// By [`Precision::index`]; `None` for versions there are not.
+    places: ByExpert<[Option<Place>; Precision::COUNT]>,
     policy: Box<dyn Policy>,
+    recent: RecentUses,
     now: Now,
     /// Reused by `acquire`.
-    candidates: Vec<ExpertId>,
+    candidates: Vec<Version>,
 }
 
 impl Cache {
     /// An empty cache; slots of a pool are divided among its layers, equally to within one.
     ///
     /// # Panics
-    /// If two pools name the same layer.
+    /// If a pool names a layer twice, a version belongs to two shares, or a member is of another layer than its share.
     pub fn new(pools: Vec<PoolLayout>, policy: Box<dyn Policy>) -> Self {
-        let n_layer = pools.iter().flat_map(|pool| &pool.layers).map(|l| usize::from(l.layer) + 1).max().unwrap_or(0);
-        let mut layers = vec![None; n_layer];
+        let mut shares = BTreeMap::new();
+        let mut places = ByExpert::<[Option<Place>; Precision::COUNT]>::default();
         let mut slots = Vec::with_capacity(pools.len());
-        for (pool, number) in pools.iter().zip(0u16..) {
+        for (layouts, pool) in pools.iter().zip(0u16..) {
             let mut pool_slots = Vec::new();
-            for (layout, capacity) in pool.layers.iter().zip(pool.shares()) {
+            for (layout, capacity) in layouts.layers.iter().zip(layouts.shares()) {
+                let id = ShareId { pool, layer: layout.layer };
+                let mut holds = [false; Precision::COUNT];
+                for &member in &layout.members {
+                    assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
+                    let place = &mut places.entry(member.expert)[member.precision.index()];
+                    assert!(place.is_none(), "{member} belongs to two shares");
+                    *place = Some(Place { share: id, slot: None });
+                    holds[member.precision.index()] = true;
+                }
                 let first = pool_slots.len() as u32; // <= n_slots, a u32
-                let entry = &mut layers[usize::from(layout.layer)];
-                assert!(entry.is_none(), "layer {} belongs to two pools", layout.layer);
-                *entry = Some(LayerResidency::new(number, first, capacity, layout.n_expert));
+                let known = shares.insert(id, Share { first, capacity, n_filled: 0, holds });
+                assert!(known.is_none(), "pool {pool} names layer {} twice", layout.layer);
                 pool_slots.extend((0..capacity).map(|_| Slot::new(layout.kinds)));
             }
             slots.push(pool_slots);
         }
-        Self { pools: slots, layers, policy, now: Now { token: 0, layer: 0 }, candidates: Vec::new() }
+        let now = Now { token: 0, layer: 0 };
+        Self { pools: slots, shares, places, policy, recent: RecentUses::default(), now, candidates: Vec::new() }
     }
 
-    /// The slot of a resident expert, ready or not. `None` also for experts the model does not have.
-    pub fn lookup(&self, expert: ExpertId) -> Option<SlotId> {
-        let layer = self.layer(expert.layer)?;
-        layer.slot_of(expert.index).map(|index| SlotId { pool: layer.pool, index })
+    /// The slot of a resident version, ready or not. `None` also for versions the model does not have.
+    pub fn lookup(&self, version: Version) -> Option<SlotId> {
+        let place = self.place(version)?;
+        place.slot.map(|index| SlotId { pool: place.share.pool, index })
+    }
+
+    /// The version in the slot, ready or not; `None` if it is empty.
+    ///
+    /// # Panics
+    /// If the slot does not exist.
+    pub fn occupant(&self, slot: SlotId) -> Option<Version> {
+        self.slot(slot).version
     }
 
     /// How far a slice has come.
@@ -89,7 +138,7 @@ impl Cache {
         self.slot(slot).state(kind)
     }
 
-    /// Whether every slice of the slot's expert is ready: a *hit* if it is used now.
+    /// Whether every slice of the slot's version is ready: a *hit* if it is used now.
     ///
     /// # Panics
     /// If the slot does not exist.
@@ -97,39 +146,31 @@ impl Cache {
         self.slot(slot).is_ready()
     }
 
-    /// Makes `expert` resident: in an empty slot of its layer's share, else in place of the policy's victim.
-    /// `None` when the share is empty or everything in it is pinned or loading; the cache is then unchanged.
+    /// Makes `version` resident: in the lowest empty slot of its share, else in place of the policy's victim.
+    /// `None` when the share has no slots or everything in it is pinned or loading; the cache is then unchanged.
     ///
     /// The slot may be evicted again until a slice of it is loading.
     ///
     /// # Panics
-    /// If `expert` is resident already, or is not an expert of the pools' layers.
-    pub fn acquire(&mut self, expert: ExpertId) -> Option<Acquired> {
-        let Some(layer) = self.layers.get_mut(usize::from(expert.layer)).and_then(Option::as_mut) else {
-            panic!("{expert}: no pool has this layer");
+    /// If `version` is resident already, or no share has it.
+    pub fn acquire(&mut self, version: Version) -> Option<Acquired> {
+        let share = self.share_for(version);
+        let evicted = match self.shares[&share].has_empty() {
+            true => None,
+            false => Some(self.victim(version, share)?),
         };
-        assert!(layer.slot_of(expert.index).is_none(), "{expert} is resident already");
-        let slots = &mut self.pools[usize::from(layer.pool)];
+        Some(self.insert(version, share, evicted))
+    }
 
-        let (index, evicted) = match layer.take_empty() {
-            Some(index) => (index, None),
-            None => {
-                self.candidates.clear();
-                let filled = layer.filled().map(|index| &slots[index as usize]);
-                self.candidates.extend(filled.filter(|slot| slot.is_evictable()).filter_map(|slot| slot.expert));
-                if self.candidates.is_empty() {
-                    return None;
-                }
-                let victim = self.candidates[self.policy.victim(expert, &self.candidates, self.now)];
-                let index = layer.slot_of(victim.index)?; // candidates are resident
-                layer.remove(victim.index);
-                (index, Some(victim))
-            }
-        };
-        slots[index as usize].assign(expert);
-        layer.insert(expert.index, index);
-        self.policy.on_insert(expert, self.now);
-        Some(Acquired { slot: SlotId { pool: layer.pool, index }, evicted })
+    /// Empties the slot of `version` if it is resident and neither pinned nor loading, and says whether it did.
+    /// The policy is told.
+    pub fn release(&mut self, version: Version) -> bool {
+        let is_evictable = self.lookup(version).is_some_and(|slot| self.slot(slot).is_evictable());
+        if is_evictable {
+            self.vacate(version);
+            self.policy.on_remove(version, self.now);
+        }
+        is_evictable
     }
 
     /// A read of the slice has been requested.
@@ -156,7 +197,7 @@ impl Cache {
         self.slot_mut(slot).step(kind, SliceState::Loading, SliceState::Free);
     }
 
-    /// Keeps the slot's expert until a matching [`Cache::unpin`]. Pins count.
+    /// Keeps the slot's version until a matching [`Cache::unpin`]. Pins count.
     ///
     /// # Panics
     /// If the slot is empty or a slice of it is neither loading nor ready.
@@ -173,13 +214,18 @@ impl Cache {
     }
 
     /// The router chose `expert`: tells the policy, once per token and expert, before the `acquire` a miss leads to.
-    /// The layer of the expert is from now on the layer that runs.
+    /// The layer of the expert is from now on the layer that runs. What is not skipped counts as a recent use.
     ///
     /// # Panics
-    /// If the use is called a hit and the expert is not resident.
+    /// If the use is called a hit and the expert is not resident in that precision.
     pub fn touch(&mut self, expert: ExpertId, usage: Use) {
-        assert!(!usage.hit || self.lookup(expert).is_some(), "{expert} is not resident: not a hit");
+        let used = usage.precision.map(|precision| Version { expert, precision });
+        let is_resident = used.is_some_and(|version| self.lookup(version).is_some());
+        assert!(!usage.hit || is_resident, "{expert}, used as {:?}, is not resident: not a hit", usage.precision);
         self.now.layer = expert.layer;
+        if used.is_some() {
+            self.recent.add(expert, self.now.token);
+        }
         self.policy.on_use(expert, usage, self.now);
     }
 
@@ -188,36 +234,100 @@ impl Cache {
         self.now.token += 1;
     }
 
-    /// A new sequence begins: tokens count from 0 again. Residents stay.
+    /// A new sequence begins: tokens count from 0 again, recent uses are forgotten. Residents stay.
     pub fn begin_sequence(&mut self) {
         self.now.token = 0;
+        self.recent.clear();
         self.policy.begin_sequence();
     }
 
-    /// Slots of a layer's share: how many of its experts can be resident at once. 0 for layers without experts.
-    pub fn capacity_of_layer(&self, layer: u16) -> u32 {
-        self.layer(layer).map_or(0, |layer| layer.capacity)
+    /// The share whose slots `version` may have; `None` for versions the model does not have.
+    pub fn share_of(&self, version: Version) -> Option<ShareId> {
+        self.place(version).map(|place| place.share)
     }
 
-    /// The slots of a layer's share, as indices into its pool's arenas. Empty for layers without experts.
-    pub fn slots_of_layer(&self, layer: u16) -> std::ops::Range<u32> {
-        self.layer(layer).map_or(0..0, |layer| layer.first..layer.first + layer.capacity)
+    /// The slots of a share, as indices into its pool's arenas. Empty for shares there are not.
+    pub fn slots_of_share(&self, share: ShareId) -> Range<u32> {
+        self.shares.get(&share).map_or(0..0, Share::slots)
     }
 
-    /// Whether the layer's share has a slot that nobody has used yet: `acquire` then evicts nobody.
-    pub fn has_empty_slot(&self, layer: u16) -> bool {
-        self.layer(layer).is_some_and(LayerResidency::has_empty)
+    /// Slots of all shares of the layer that have members of this precision: at most so many of these versions are
+    /// resident at once. A share that mixes precisions counts for both. 0 for layers without experts.
+    pub fn capacity_of_layer(&self, layer: u16, precision: Precision) -> u32 {
+        let shares = self.shares.iter().filter(|(id, share)| id.layer == layer && share.holds[precision.index()]);
+        shares.map(|(_, share)| share.capacity).sum()
     }
 
-    /// Every resident expert and its slot, by pool and slot.
-    pub fn residents(&self) -> impl Iterator<Item = (ExpertId, SlotId)> {
+    /// Whether the version's share has an empty slot: `acquire` then evicts nobody. Not for versions there are not.
+    pub fn has_empty_slot(&self, version: Version) -> bool {
+        self.place(version).is_some_and(|place| self.shares[&place.share].has_empty())
+    }
+
+    /// Every resident version and its slot, by pool and slot.
+    pub fn residents(&self) -> impl Iterator<Item = (Version, SlotId)> {
         self.pools.iter().zip(0u16..).flat_map(|(slots, pool)| {
-            slots.iter().zip(0u32..).filter_map(move |(slot, index)| Some((slot.expert?, SlotId { pool, index })))
+            slots.iter().zip(0u32..).filter_map(move |(slot, index)| Some((slot.version?, SlotId { pool, index })))
         })
     }
 
-    fn layer(&self, layer: u16) -> Option<&LayerResidency> {
-        self.layers.get(usize::from(layer))?.as_ref()
+    fn place(&self, version: Version) -> Option<&Place> {
+        self.places.get(version.expert)?[version.precision.index()].as_ref()
+    }
+
+    fn place_mut(&mut self, version: Version) -> &mut Place {
+        let place = &mut self.places.entry(version.expert)[version.precision.index()];
+        place.as_mut().unwrap_or_else(|| panic!("{version}: no pool has this version"))
+    }
+
+    /// The share in which `version` may become resident now.
+    fn share_for(&self, version: Version) -> ShareId {
+        let Some(place) = self.place(version) else { panic!("{version}: no pool has this version") };
+        assert!(place.slot.is_none(), "{version} is resident already");
+        place.share
+    }
+
+    /// Residents of the share that are neither pinned nor loading, in slot order.
+    fn evictable(&self, share: ShareId) -> impl Iterator<Item = Version> {
+        let Range { start, end } = self.shares[&share].slots();
+        let slots = &self.pools[usize::from(share.pool)][start as usize..end as usize];
+        slots.iter().filter(|slot| slot.is_evictable()).filter_map(|slot| slot.version)
+    }
+
+    /// Whom the policy evicts for `incoming`.
+    fn victim(&mut self, incoming: Version, share: ShareId) -> Option<Version> {
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.extend(self.evictable(share));
+        let victim = match candidates.is_empty() {
+            true => None,
+            false => Some(candidates[self.policy.victim(incoming, &candidates, self.now)]),
+        };
+        candidates.clear();
+        self.candidates = candidates;
+        victim
+    }
+
+    /// Puts `version` into the lowest empty slot of its share, after `evicted` has left it.
+    fn insert(&mut self, version: Version, share: ShareId, evicted: Option<Version>) -> Acquired {
+        if let Some(evicted) = evicted {
+            self.vacate(evicted);
+        }
+        let entry = self.shares.get_mut(&share).expect("places name shares there are");
+        let slots = &mut self.pools[usize::from(share.pool)];
+        let empty = entry.slots().find(|&index| slots[index as usize].version.is_none());
+        let index = empty.expect("fewer filled than slots, or one just vacated");
+        slots[index as usize].assign(version);
+        entry.n_filled += 1;
+        self.place_mut(version).slot = Some(index);
+        self.policy.on_insert(version, self.now);
+        Acquired { slot: SlotId { pool: share.pool, index }, evicted }
+    }
+
+    /// Empties the slot of a resident.
+    fn vacate(&mut self, version: Version) {
+        let Place { share, slot } = self.place_mut(version);
+        let (share, index) = (*share, slot.take().unwrap_or_else(|| panic!("{version} is not resident")));
+        self.pools[usize::from(share.pool)][index as usize].vacate();
+        self.shares.get_mut(&share).expect("places name shares there are").n_filled -= 1;
     }
 
     fn slot(&self, slot: SlotId) -> &Slot {

@@ -1,6 +1,6 @@
-//! One slot: room for the slices of one expert, and what has arrived in it.
+//! One slot: room for the slices of one version of an expert, and what has arrived in it.
 
-use crate::expert::{ExpertId, SliceKind};
+use crate::expert::{SliceKind, Version};
 
 /// Names a slot: the same index in each arena (gate, up, down) of its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -11,7 +11,7 @@ pub struct SlotId {
     pub index: u32,
 }
 
-/// How far one slice of a slot's expert has come.
+/// How far one slice of a slot's version has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SliceState {
     /// Nothing there and nothing on its way.
@@ -44,13 +44,14 @@ impl FromIterator<SliceKind> for SliceKinds {
     }
 }
 
-/// A slot's life: empty, then always some expert's; per slice `Free -> Loading -> Ready`, pins on top.
+/// A slot's life: empty, then some version's until that is evicted or released; per slice
+/// `Free -> Loading -> Ready`, pins on top.
 ///
 /// Every step asserts the state it starts from, in release builds too: a slot reused under a running read or
 /// product would corrupt answers silently.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
-    pub(super) expert: Option<ExpertId>,
+    pub(super) version: Option<Version>,
     kinds: SliceKinds,
     states: [SliceState; SliceKind::COUNT],
     pins: u32,
@@ -58,15 +59,15 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn new(kinds: SliceKinds) -> Self {
-        Self { expert: None, kinds, states: [SliceState::Free; SliceKind::COUNT], pins: 0 }
+        Self { version: None, kinds, states: [SliceState::Free; SliceKind::COUNT], pins: 0 }
     }
 
     pub(super) fn is_evictable(&self) -> bool {
-        self.expert.is_some() && self.pins == 0 && !self.states.contains(&SliceState::Loading)
+        self.version.is_some() && self.pins == 0 && !self.states.contains(&SliceState::Loading)
     }
 
     pub(super) fn is_ready(&self) -> bool {
-        self.expert.is_some() && self.kinds.iter().all(|kind| self.states[kind.index()] == SliceState::Ready)
+        self.version.is_some() && self.kinds.iter().all(|kind| self.states[kind.index()] == SliceState::Ready)
     }
 
     pub(super) fn state(&self, kind: SliceKind) -> SliceState {
@@ -74,31 +75,37 @@ impl Slot {
         self.states[kind.index()]
     }
 
-    /// Hands the slot to `expert`, all slices free.
-    pub(super) fn assign(&mut self, expert: ExpertId) {
-        assert!(self.expert.is_none() || self.is_evictable(), "slot of {:?} is pinned or loading", self.expert);
-        *self = Self { expert: Some(expert), ..Self::new(self.kinds) };
+    /// Hands the empty slot to `version`, all slices free.
+    pub(super) fn assign(&mut self, version: Version) {
+        assert!(self.version.is_none(), "slot of {:?} is not empty", self.version);
+        self.version = Some(version);
+    }
+
+    /// Empties the slot.
+    pub(super) fn vacate(&mut self) {
+        assert!(self.is_evictable(), "slot of {:?} is empty, pinned or loading", self.version);
+        *self = Self::new(self.kinds);
     }
 
     pub(super) fn step(&mut self, kind: SliceKind, from: SliceState, to: SliceState) {
-        assert!(self.expert.is_some(), "the slot holds no expert");
+        assert!(self.version.is_some(), "the slot is empty");
         let found = self.state(kind);
-        assert!(found == from, "{kind:?} slice of {:?} is {found:?}, expected {from:?} before {to:?}", self.expert);
+        assert!(found == from, "{kind:?} slice of {:?} is {found:?}, expected {from:?} before {to:?}", self.version);
         self.states[kind.index()] = to;
     }
 
     pub(super) fn pin(&mut self) {
-        assert!(self.expert.is_some(), "the slot holds no expert");
+        assert!(self.version.is_some(), "the slot is empty");
         assert!(
             self.kinds.iter().all(|kind| self.states[kind.index()] != SliceState::Free),
             "a slice of {:?} is not even loading: nothing to pin",
-            self.expert
+            self.version
         );
         self.pins += 1;
     }
 
     pub(super) fn unpin(&mut self) {
-        assert!(self.pins > 0, "slot of {:?} is not pinned", self.expert);
+        assert!(self.pins > 0, "slot of {:?} is not pinned", self.version);
         self.pins -= 1;
     }
 }

@@ -1,4 +1,4 @@
-//! Scripts against the cache, and why slots are divided by layer.
+//! Scripts against the cache, versions side by side, upgrades, and why slots are divided by layer.
 
 use super::*;
 use std::sync::{Arc, Mutex};
@@ -11,8 +11,28 @@ fn kinds() -> SliceKinds {
     [SliceKind::Gate, SliceKind::Up, SliceKind::Down].into_iter().collect()
 }
 
+fn high(layer: u16, index: u16) -> Version {
+    Version::high(expert(layer, index))
+}
+
+fn low(layer: u16, index: u16) -> Version {
+    Version::low(expert(layer, index))
+}
+
+/// A use of the high version.
+fn use_high(hit: bool) -> Use {
+    Use { hit, precision: Some(Precision::High) }
+}
+
+/// A pool of the given versions of experts `0..n_expert` of each layer.
+fn pool_of(version: fn(u16, u16) -> Version, layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout {
+    let members = |layer| (0..n_expert).map(|index| version(layer, index)).collect();
+    let layers = layers.map(|layer| LayerLayout { layer, members: members(layer), kinds: kinds() });
+    PoolLayout { layers: layers.collect(), n_slots }
+}
+
 fn pool(layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout {
-    PoolLayout { layers: layers.map(|layer| LayerLayout { layer, n_expert, kinds: kinds() }).collect(), n_slots }
+    pool_of(high, layers, n_expert, n_slots)
 }
 
 fn lru(pools: Vec<PoolLayout>) -> Cache {
@@ -29,82 +49,151 @@ fn load(cache: &mut Cache, slot: SlotId) {
 #[test]
 fn a_miss_becomes_a_hit_and_is_evicted_in_its_turn() {
     let mut cache = lru(vec![pool(0..1, 4, 2)]);
-    assert_eq!(cache.lookup(expert(0, 0)), None);
-    let first = cache.acquire(expert(0, 0)).unwrap();
+    assert_eq!(cache.lookup(high(0, 0)), None);
+    let first = cache.acquire(high(0, 0)).unwrap();
     assert_eq!(first, Acquired { slot: SlotId { pool: 0, index: 0 }, evicted: None });
     assert!(!cache.is_ready(first.slot));
     load(&mut cache, first.slot);
     assert!(cache.is_ready(first.slot));
-    let second = cache.acquire(expert(0, 1)).unwrap();
+    let second = cache.acquire(high(0, 1)).unwrap();
     assert_eq!(second.slot.index, 1);
-    cache.touch(expert(0, 0), Use { hit: true });
+    cache.touch(expert(0, 0), use_high(true));
 
-    let third = cache.acquire(expert(0, 2)).unwrap();
-    assert_eq!(third, Acquired { slot: second.slot, evicted: Some(expert(0, 1)) });
-    assert_eq!(cache.lookup(expert(0, 1)), None);
+    let third = cache.acquire(high(0, 2)).unwrap();
+    assert_eq!(third, Acquired { slot: second.slot, evicted: Some(high(0, 1)) });
+    assert_eq!(cache.lookup(high(0, 1)), None);
     assert_eq!(cache.state(third.slot, SliceKind::Gate), SliceState::Free);
     let residents: Vec<_> = cache.residents().collect();
-    assert_eq!(residents, [(expert(0, 0), first.slot), (expert(0, 2), third.slot)]);
+    assert_eq!(residents, [(high(0, 0), first.slot), (high(0, 2), third.slot)]);
 }
 
 #[test]
 fn pinned_and_loading_experts_stay() {
     let mut cache = lru(vec![pool(0..1, 4, 2)]);
-    let pinned = cache.acquire(expert(0, 0)).unwrap().slot;
+    let pinned = cache.acquire(high(0, 0)).unwrap().slot;
     load(&mut cache, pinned);
     cache.pin(pinned);
     cache.pin(pinned);
-    let loading = cache.acquire(expert(0, 1)).unwrap().slot;
+    let loading = cache.acquire(high(0, 1)).unwrap().slot;
     cache.set_loading(loading, SliceKind::Down);
 
-    assert_eq!(cache.acquire(expert(0, 2)), None);
+    assert_eq!(cache.acquire(high(0, 2)), None);
     cache.unpin(pinned);
-    assert_eq!(cache.acquire(expert(0, 2)), None, "pins count");
+    assert_eq!(cache.acquire(high(0, 2)), None, "pins count");
     cache.set_failed(loading, SliceKind::Down);
-    assert_eq!(cache.acquire(expert(0, 2)).unwrap().evicted, Some(expert(0, 1)), "a failed load shields nothing");
+    assert_eq!(cache.acquire(high(0, 2)).unwrap().evicted, Some(high(0, 1)), "a failed load shields nothing");
     cache.unpin(pinned);
-    assert_eq!(cache.acquire(expert(0, 3)).unwrap().evicted, Some(expert(0, 0)));
+    assert_eq!(cache.acquire(high(0, 3)).unwrap().evicted, Some(high(0, 0)));
 }
 
 #[test]
 fn layers_and_pools_do_not_take_from_each_other() {
     let mut cache = lru(vec![pool(1..3, 4, 3), pool(3..4, 8, 1)]);
-    let capacities: Vec<u32> = (0..6).map(|layer| cache.capacity_of_layer(layer)).collect();
+    let capacities: Vec<u32> = (0..6).map(|layer| cache.capacity_of_layer(layer, Precision::High)).collect();
     assert_eq!(capacities, [0, 2, 1, 1, 0, 0]);
     for index in 0..4 {
-        cache.acquire(expert(1, index)).unwrap();
+        cache.acquire(high(1, index)).unwrap();
     }
-    assert_eq!(cache.acquire(expert(2, 0)).unwrap().slot, SlotId { pool: 0, index: 2 });
-    assert_eq!(cache.acquire(expert(3, 7)).unwrap().slot, SlotId { pool: 1, index: 0 });
-    assert_eq!(cache.acquire(expert(2, 1)).unwrap().evicted, Some(expert(2, 0)));
+    assert_eq!(cache.acquire(high(2, 0)).unwrap().slot, SlotId { pool: 0, index: 2 });
+    assert_eq!(cache.acquire(high(3, 7)).unwrap().slot, SlotId { pool: 1, index: 0 });
+    assert_eq!(cache.acquire(high(2, 1)).unwrap().evicted, Some(high(2, 0)));
     assert_eq!(cache.residents().count(), 4);
 }
 
 #[test]
 fn a_share_of_no_slots_gives_none() {
     let mut cache = lru(vec![pool(0..2, 4, 1)]);
-    assert_eq!(cache.acquire(expert(1, 0)), None);
-    assert_eq!(cache.lookup(expert(7, 0)), None);
-    assert_eq!(cache.lookup(expert(0, 900)), None);
+    assert_eq!(cache.acquire(high(1, 0)), None);
+    assert_eq!(cache.acquire_upgrade(high(1, 0)), None);
+    for stranger in [high(7, 0), high(0, 900), low(0, 0)] {
+        assert_eq!(cache.lookup(stranger), None);
+        assert_eq!(cache.share_of(stranger), None);
+        assert!(!cache.has_empty_slot(stranger) && !cache.release(stranger));
+    }
+}
+
+#[test]
+fn versions_of_an_expert_live_side_by_side() {
+    let mut cache = lru(vec![pool(0..1, 4, 2), pool_of(low, 0..1, 4, 1)]);
+    let pair = [high(0, 0), low(0, 0)].map(|version| cache.acquire(version).unwrap().slot);
+    assert_eq!(pair, [SlotId { pool: 0, index: 0 }, SlotId { pool: 1, index: 0 }]);
+    assert_eq!(pair.map(|slot| cache.occupant(slot)), [Some(high(0, 0)), Some(low(0, 0))]);
+    assert_eq!(cache.occupant(SlotId { pool: 0, index: 1 }), None);
+    assert_eq!([high(0, 3), low(0, 3)].map(|version| cache.has_empty_slot(version)), [true, false]);
+
+    assert_eq!(cache.acquire(low(0, 1)).unwrap().evicted, Some(low(0, 0)), "only its own share counts");
+    assert_eq!([high(0, 0), low(0, 0)].map(|version| cache.lookup(version)), [Some(pair[0]), None]);
+}
+
+/// Expert-wise bit widths: experts 0 and 1 of the layer are of one type, 2 and 3 of another, and all low versions are
+/// of the second one too.
+#[test]
+fn a_layer_may_have_many_shares_and_a_share_both_precisions() {
+    let layout = |members: Vec<Version>| LayerLayout { layer: 5, members, kinds: kinds() };
+    let wide = PoolLayout { layers: vec![layout(vec![high(5, 0), high(5, 1)])], n_slots: 9 };
+    let members = vec![high(5, 3), high(5, 2), low(5, 0), low(5, 1), low(5, 2)];
+    let narrow = PoolLayout { layers: vec![layout(members)], n_slots: 3 };
+    let mut cache = lru(vec![wide, narrow]);
+
+    let shares = [0, 1].map(|pool| ShareId { pool, layer: 5 });
+    assert_eq!(
+        [high(5, 1), high(5, 2), low(5, 2)].map(|v| cache.share_of(v).unwrap()),
+        [shares[0], shares[1], shares[1]]
+    );
+    assert_eq!(shares.map(|share| cache.slots_of_share(share)), [0..2, 0..3]);
+    assert_eq!(cache.slots_of_share(ShareId { pool: 2, layer: 5 }), 0..0);
+    assert_eq!(Precision::ALL.map(|precision| cache.capacity_of_layer(5, precision)), [5, 3]);
+
+    for version in [low(5, 2), high(5, 2), high(5, 3)] {
+        assert_eq!(cache.acquire(version).unwrap().slot.pool, 1);
+    }
+    assert_eq!(cache.acquire(high(5, 0)).unwrap().evicted, None);
+    assert_eq!(cache.acquire(low(5, 0)).unwrap().evicted, Some(low(5, 2)));
+}
+
+#[test]
+fn a_released_slot_is_the_next_one_used() {
+    let mut cache = lru(vec![pool(0..1, 8, 4)]);
+    let slots: Vec<SlotId> = (0..3).map(|index| cache.acquire(high(0, index)).unwrap().slot).collect();
+    cache.set_loading(slots[0], SliceKind::Gate);
+    assert!(!cache.release(high(0, 0)), "loading");
+    load(&mut cache, slots[1]);
+    cache.pin(slots[1]);
+    assert!(!cache.release(high(0, 1)), "pinned");
+    cache.unpin(slots[1]);
+    assert!(cache.release(high(0, 1)));
+
+    assert_eq!((cache.lookup(high(0, 1)), cache.occupant(slots[1])), (None, None));
+    let next = cache.acquire(high(0, 5)).unwrap();
+    assert_eq!(next, Acquired { slot: slots[1], evicted: None });
+    assert_eq!(cache.state(next.slot, SliceKind::Gate), SliceState::Free);
+    assert_eq!(cache.acquire(high(0, 6)).unwrap().slot.index, 3);
+    assert!(!cache.has_empty_slot(high(0, 7)));
 }
 
 /// Writes down what it is told.
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
 impl Policy for Recorder {
-    fn on_insert(&mut self, expert: ExpertId, now: Now) {
-        self.0.lock().unwrap().push(format!("insert {expert} at {}/{}", now.token, now.layer));
+    fn on_insert(&mut self, version: Version, now: Now) {
+        self.0.lock().unwrap().push(format!("insert {version} at {}/{}", now.token, now.layer));
     }
 
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
-        self.0.lock().unwrap().push(format!("use {expert} hit={} at {}/{}", usage.hit, now.token, now.layer));
+        let precision = usage.precision.map_or("skipped".to_owned(), |precision| precision.to_string());
+        let line = format!("use {expert} {precision} hit={} at {}/{}", usage.hit, now.token, now.layer);
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn on_remove(&mut self, version: Version, now: Now) {
+        self.0.lock().unwrap().push(format!("remove {version} at {}/{}", now.token, now.layer));
     }
 
     fn begin_sequence(&mut self) {
         self.0.lock().unwrap().push("sequence".into());
     }
 
-    fn victim(&mut self, incoming: ExpertId, candidates: &[ExpertId], now: Now) -> usize {
+    fn victim(&mut self, incoming: Version, candidates: &[Version], now: Now) -> usize {
         let line = format!("victim of {} for {incoming} at {}/{}", candidates.len(), now.token, now.layer);
         self.0.lock().unwrap().push(line);
         candidates.len() - 1
@@ -112,31 +201,37 @@ impl Policy for Recorder {
 }
 
 #[test]
-fn a_policy_hears_tokens_layers_and_prefetches() {
+fn a_policy_hears_tokens_layers_prefetches_and_removals() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let mut cache = Cache::new(vec![pool(0..2, 4, 4)], Box::new(Recorder(Arc::clone(&told))));
     cache.begin_sequence();
-    cache.touch(expert(0, 3), Use { hit: false });
-    cache.acquire(expert(0, 3)).unwrap();
-    cache.acquire(expert(1, 0)).unwrap();
+    cache.touch(expert(0, 3), use_high(false));
+    cache.acquire(high(0, 3)).unwrap();
+    cache.acquire(high(1, 0)).unwrap();
     cache.next_token();
-    cache.touch(expert(0, 3), Use { hit: true });
-    cache.touch(expert(1, 2), Use { hit: false });
-    cache.acquire(expert(1, 2)).unwrap();
-    assert_eq!(cache.acquire(expert(1, 1)).unwrap().evicted, Some(expert(1, 2)), "the policy's choice");
+    cache.touch(expert(0, 3), use_high(true));
+    cache.touch(expert(1, 2), Use { hit: false, precision: None });
+    cache.acquire(high(1, 2)).unwrap();
+    assert_eq!(cache.acquire(high(1, 1)).unwrap().evicted, Some(high(1, 2)), "the policy's choice");
+    assert_eq!(cache.acquire_upgrade(high(1, 3)).unwrap().evicted, Some(high(1, 0)), "not the policy's choice");
+    assert!(cache.release(high(0, 3)));
+    assert!(!cache.release(high(0, 3)), "released already");
     let told = told.lock().unwrap();
     assert_eq!(
         *told,
         [
             "sequence",
-            "use layer 0 expert 3 hit=false at 0/0",
-            "insert layer 0 expert 3 at 0/0",
-            "insert layer 1 expert 0 at 0/0",
-            "use layer 0 expert 3 hit=true at 1/0",
-            "use layer 1 expert 2 hit=false at 1/1",
-            "insert layer 1 expert 2 at 1/1",
-            "victim of 2 for layer 1 expert 1 at 1/1",
-            "insert layer 1 expert 1 at 1/1",
+            "use layer 0 expert 3 high hit=false at 0/0",
+            "insert layer 0 expert 3 (high) at 0/0",
+            "insert layer 1 expert 0 (high) at 0/0",
+            "use layer 0 expert 3 high hit=true at 1/0",
+            "use layer 1 expert 2 skipped hit=false at 1/1",
+            "insert layer 1 expert 2 (high) at 1/1",
+            "victim of 2 for layer 1 expert 1 (high) at 1/1",
+            "insert layer 1 expert 1 (high) at 1/1",
+            "remove layer 1 expert 0 (high) at 1/1",
+            "insert layer 1 expert 3 (high) at 1/1",
+            "remove layer 0 expert 3 (high) at 1/1",
         ]
     );
 }
@@ -150,16 +245,17 @@ fn hits_on_a_cyclic_trace(cache: &mut Cache, at_once: usize, place: fn(u16, u16)
         for layer in 0..8 {
             let chosen: Vec<ExpertId> = (0..4).map(|index| place(layer, index)).collect();
             for chosen in chosen.chunks(at_once) {
-                let mut pinned: Vec<SlotId> = chosen.iter().filter_map(|&expert| cache.lookup(expert)).collect();
+                let mut pinned: Vec<SlotId> =
+                    chosen.iter().filter_map(|&expert| cache.lookup(Version::high(expert))).collect();
                 pinned.iter().for_each(|&slot| cache.pin(slot));
                 if token > 0 {
                     hits += pinned.len();
                     uses += chosen.len();
                 }
                 for &expert in chosen {
-                    let hit = cache.lookup(expert).is_some();
-                    cache.touch(expert, Use { hit });
-                    if let Some(acquired) = (!hit).then(|| cache.acquire(expert)).flatten() {
+                    let hit = cache.lookup(Version::high(expert)).is_some();
+                    cache.touch(expert, use_high(hit));
+                    if let Some(acquired) = (!hit).then(|| cache.acquire(Version::high(expert))).flatten() {
                         load(cache, acquired.slot);
                         cache.pin(acquired.slot);
                         pinned.push(acquired.slot);
@@ -194,7 +290,7 @@ mod broken_order {
 
     fn resident() -> (Cache, SlotId) {
         let mut cache = lru(vec![pool(0..1, 4, 2)]);
-        let slot = cache.acquire(expert(0, 0)).unwrap().slot;
+        let slot = cache.acquire(high(0, 0)).unwrap().slot;
         (cache, slot)
     }
 
@@ -202,13 +298,13 @@ mod broken_order {
     #[should_panic(expected = "is resident already")]
     fn acquiring_twice() {
         let (mut cache, _) = resident();
-        cache.acquire(expert(0, 0));
+        cache.acquire(high(0, 0));
     }
 
     #[test]
-    #[should_panic(expected = "no pool has this layer")]
+    #[should_panic(expected = "no pool has this version")]
     fn acquiring_in_a_dense_layer() {
-        resident().0.acquire(expert(5, 0));
+        resident().0.acquire(high(5, 0));
     }
 
     #[test]
@@ -249,7 +345,7 @@ mod broken_order {
     }
 
     #[test]
-    #[should_panic(expected = "holds no expert")]
+    #[should_panic(expected = "slot is empty")]
     fn loading_into_an_empty_slot() {
         let (mut cache, _) = resident();
         cache.set_loading(SlotId { pool: 0, index: 1 }, SliceKind::Gate);
@@ -258,12 +354,46 @@ mod broken_order {
     #[test]
     #[should_panic(expected = "not a hit")]
     fn a_hit_on_a_stranger() {
-        resident().0.touch(expert(0, 1), Use { hit: true });
+        resident().0.touch(expert(0, 1), use_high(true));
     }
 
     #[test]
-    #[should_panic(expected = "belongs to two pools")]
-    fn a_layer_in_two_pools() {
+    #[should_panic(expected = "not a hit")]
+    fn a_hit_in_another_precision() {
+        resident().0.touch(expert(0, 0), Use { hit: true, precision: Some(Precision::Low) });
+    }
+
+    #[test]
+    #[should_panic(expected = "not a hit")]
+    fn a_hit_that_is_skipped() {
+        resident().0.touch(expert(0, 0), Use { hit: true, precision: None });
+    }
+
+    #[test]
+    #[should_panic(expected = "is resident already")]
+    fn upgrading_twice() {
+        resident().0.acquire_upgrade(high(0, 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "layer 1 expert 0 (high) belongs to two shares")]
+    fn a_version_in_two_pools() {
         lru(vec![pool(0..2, 4, 2), pool(1..3, 4, 2)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "pool 0 names layer 1 twice")]
+    fn a_layer_twice_in_a_pool() {
+        let mut layouts = pool(1..2, 4, 2);
+        layouts.layers.extend(pool_of(low, 1..2, 4, 2).layers);
+        lru(vec![layouts]);
+    }
+
+    #[test]
+    #[should_panic(expected = "cannot belong to")]
+    fn a_member_of_another_layer() {
+        let mut layouts = pool(0..2, 4, 2);
+        layouts.layers[1].members = vec![high(0, 0)];
+        lru(vec![layouts]);
     }
 }

@@ -1,13 +1,17 @@
 //! What was typed: every flag as given, unread and unresolved. Names, defaults and environment follow llama.cpp.
 
+mod precision;
 mod sampling;
 mod switch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
+pub use precision::PrecisionArgs;
 pub use sampling::SamplingArgs;
 pub use switch::{Switch, Tri, is_tri_word};
 
@@ -24,6 +28,10 @@ Examples:
       Continue a text, always with the most probable token.
   hobbit-cli -m qwen3-moe.gguf --mem-budget 8G
       Converse (Ctrl-C stops an answer, /exit ends) in 8 GiB, whatever the size of the file.
+  hobbit-cli -m mixtral.Q8_0.gguf --low mixtral.Q2_K.gguf
+      Decode faster: a missing expert that matters little comes from the second file, a smaller quant of the model.
+  hobbit-cli -m mixtral.Q8_0.gguf --low q2_k,down=q3_k
+      The same without one: it is made once, in a file beside the model.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
       Ask once.
   hobbit-cli -m model.gguf -no-cnv -f prompt.txt --expert-cache 50% --io direct --stats-json stats.json
@@ -49,6 +57,8 @@ pub struct LowArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
     #[command(flatten)]
@@ -317,8 +327,23 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<N
     let line = argv::normalise(args, &grammar).map_err(|error| command.error(error.kind(), error))?;
     let negated = switch::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
     let words = [OsString::from("hobbit-cli")].into_iter().chain(negated).chain(line.words);
-    let mut matches = command.try_get_matches_from_mut(words)?;
-    Ok((LowArgs::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, line.notes))
+    let matches = command.try_get_matches_from_mut(words)?;
+    let args = LowArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    check_precision(&args.precision, &matches, &mut command)?;
+    Ok((args, line.notes))
+}
+
+/// Refuses contradictions among the flags of dynamic precision as clap refuses wrong usage.
+///
+/// # Errors
+/// A clap error, ready to print.
+pub fn check_precision(
+    args: &PrecisionArgs,
+    matches: &clap::ArgMatches,
+    command: &mut clap::Command,
+) -> Result<(), clap::Error> {
+    let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    args.check(is_typed).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))
 }
 
 /// At most as many as ggml runs (`GGML_MAX_N_THREADS`).

@@ -233,15 +233,16 @@ fn hint(name: &str, grammar: &Grammar) -> String {
     if let Some((flag, value)) = name.split_once('=').filter(|(flag, _)| known(flag)) {
         return format!("; write '{flag} {value}'");
     }
-    if known(&format!("-{name}")) {
-        return format!("; did you mean '-{name}'?");
-    }
     let letter: String = name.chars().take(2).collect();
     let value = &name[letter.len()..];
-    if known(&letter) && value.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
-        return format!("; write '{letter} {value}'");
+    let is_glued = known(&letter) && value.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+    match (known(&format!("-{name}")), is_glued) {
+        // `-t1` is as far from `-t 1` as from `--t1`.
+        (true, true) => format!("; did you mean '{letter} {value}' or '-{name}'?"),
+        (true, false) => format!("; did you mean '-{name}'?"),
+        (false, true) => format!("; write '{letter} {value}'"),
+        (false, false) => String::new(),
     }
-    String::new()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::stats::{PhaseStats, Stats, Timings};
+use crate::stats::{PhaseStats, PrecisionReport, Stats, Timings};
 
 /// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
 const RESIDENT: f64 = 0.95;
@@ -74,12 +74,33 @@ pub fn cache_lines(stats: &Stats) -> String {
     lines
 }
 
+/// hobbit's lines about dynamic precision: what experts were computed in, and how misses were answered. Empty for an exact
+/// session.
+pub fn precision_lines(precision: &PrecisionReport, stats: &Stats) -> String {
+    let mut lines = String::new();
+    if !precision.is_dynamic() {
+        return lines;
+    }
+    for (name, phase) in [("prompt", &stats.prompt), ("decode", &stats.decode)] {
+        let Some(shares) = phase.used.shares() else { continue };
+        let _ = writeln!(lines, "hobbit: {name}: experts used: {shares}; misses answered: {}", phase.missed);
+    }
+    let upgrades = stats.total().upgrades;
+    if upgrades > 0 {
+        let experts = if upgrades == 1 { "expert" } else { "experts" };
+        let _ = writeln!(lines, "hobbit: {upgrades} {experts} upgraded from low to high precision");
+    }
+    lines
+}
+
 /// What there is to know about a run besides its measurements.
 pub struct Circumstances {
     /// The model, as its `ModelInfo` serialises.
     pub model: Value,
     /// The memory plan.
     pub plan: Value,
+    /// The session's [`PrecisionReport`].
+    pub precision: Value,
     /// How experts are read, and why.
     pub io: String,
     /// How the last generation ended.
@@ -94,6 +115,7 @@ pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
         "hobbit": env!("CARGO_PKG_VERSION"),
         "model": about.model,
         "plan": about.plan,
+        "precision": about.precision,
         "io": about.io,
         "stop": about.stop,
         "seed": about.seed,
@@ -110,6 +132,7 @@ pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
 fn phase(phase: &PhaseStats) -> Value {
     let mut object = json!(phase);
     object["hit_rate"] = json!(phase.hit_rate());
+    object["used_shares"] = json!(phase.used.shares());
     object["read_bytes_per_second"] = json!(phase.read_bandwidth());
     object["tokens_per_second"] = json!(phase.tokens_per_second());
     object
@@ -154,6 +177,8 @@ pub fn bytes(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::PrecisionMode;
+    use crate::stats::PrecisionCounts;
 
     const TIMINGS: Timings = Timings {
         load_ms: 123.456,
@@ -173,12 +198,29 @@ mod tests {
             seconds: 0.2,
             hits: 75,
             misses: 25,
+            used: PrecisionCounts { high: 134, low: 60, skipped: 6 },
+            missed: PrecisionCounts { high: 10, low: 12, skipped: 3 },
+            upgrades: 2,
             slices_loaded: 75,
             bytes_read: 1 << 30,
             io_busy_seconds: 0.1,
             io_wait_seconds: 0.05,
         };
         Stats { decode, peak_rss_bytes: 3 << 29, ..Stats::default() }
+    }
+
+    fn precision(mode: PrecisionMode) -> PrecisionReport {
+        PrecisionReport {
+            mode,
+            t1: 0.6,
+            t2: 0.9,
+            prefill_low: 0.25,
+            renormalise: false,
+            deterministic: false,
+            upgrade: true,
+            high: Default::default(),
+            low: None,
+        }
     }
 
     #[test]
@@ -206,6 +248,18 @@ hobbit: peak resident memory: 1.50 GiB
     }
 
     #[test]
+    fn precision_lines_are_for_dynamic_sessions() {
+        let expected = "\
+hobbit: decode: experts used: 67.0 % high, 30.0 % low, 3.0 % skipped; misses answered: 10 high, 12 low, 3 skipped
+hobbit: 2 experts upgraded from low to high precision
+";
+        let dynamic = precision(PrecisionMode::Dynamic);
+        assert_eq!(precision_lines(&dynamic, &stats()), expected);
+        assert_eq!(precision_lines(&dynamic, &Stats::default()), "");
+        assert_eq!(precision_lines(&precision(PrecisionMode::Exact), &stats()), "");
+    }
+
+    #[test]
     fn no_roofline_when_nearly_everything_was_resident() {
         let mut stats = stats();
         (stats.decode.hits, stats.decode.misses) = (95, 5);
@@ -229,11 +283,24 @@ hobbit: peak resident memory: 1.50 GiB
 
     #[test]
     fn json_has_counts_and_rates() {
-        let about = Circumstances { model: json!({}), plan: json!({}), io: "direct".into(), stop: "length", seed: 7 };
+        let about = Circumstances {
+            model: json!({}),
+            plan: json!({}),
+            precision: json!(precision(PrecisionMode::Dynamic)),
+            io: "direct".into(),
+            stop: "length",
+            seed: 7,
+        };
         let value = json(&about, &TIMINGS, &stats());
         assert_eq!(value["decode"]["hit_rate"], 0.75);
         assert_eq!(value["decode"]["misses"], 25);
         assert_eq!(value["prompt"]["hit_rate"], Value::Null);
+        assert_eq!(value["precision"]["mode"], "dynamic");
+        assert_eq!(value["decode"]["used"], json!({"high": 134, "low": 60, "skipped": 6}));
+        assert_eq!(value["decode"]["used_shares"]["low"], 0.3);
+        assert_eq!(value["prompt"]["used_shares"], Value::Null);
+        assert_eq!(value["total"]["missed"], json!({"high": 10, "low": 12, "skipped": 3}));
+        assert_eq!(value["total"]["upgrades"], 2);
         assert_eq!(value["timings"]["eval_runs"], 20);
         assert_eq!(value["roofline_tokens_per_second"], 200.0);
         assert_eq!(value["total"]["bytes_read"], 1u64 << 30);

@@ -9,8 +9,8 @@ use super::args::{ChatArgs, ContextArgs, LowArgs, PromptArgs, RopeArgs, Sampling
 use super::demo;
 use super::escape::unescape;
 use crate::options::{
-    DryOptions, LowShare, MirostatOptions, ModelOptions, PrecisionOptions, RopeOptions, SamplerKind, SamplingOptions,
-    SessionOptions, XtcOptions, sampler_order,
+    DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
+    sampler_order,
 };
 
 /// The world that settings depend on.
@@ -114,9 +114,9 @@ impl HiArgs {
             model_options: ModelOptions {
                 budget: low.memory.mem_budget,
                 expert_cache: low.memory.expert_cache,
-                low: None,
-                low_share: LowShare::default(),
-                precision: PrecisionOptions::default(),
+                low: low.precision.source(),
+                low_share: low.precision.low_share,
+                precision: low.precision.options(),
                 io: low.memory.io,
                 n_gpu_layers: low.model.n_gpu_layers,
                 devices: low.model.device,

@@ -197,6 +197,9 @@ fn describe(model: &Model, session: &Session, args: &HiArgs, log: &Log) {
     }
     let plan = session.plan();
     log.line(Level::Info, plan);
+    if info.is_moe() {
+        log.line(Level::Info, format!("hobbit: {}", session.precision()));
+    }
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}"));
     }
@@ -211,11 +214,13 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
     if output.perf && desk.log.shows(Level::Info) {
         desk.log.text(Level::Info, &format!("\n{}", report::timing_lines(&timings)));
         desk.log.text(Level::Info, &report::cache_lines(&stats));
+        desk.log.text(Level::Info, &report::precision_lines(desk.session.precision(), &stats));
     }
     let Some(path) = &output.stats_json else { return Ok(()) };
     let about = Circumstances {
         model: serde_json::to_value(desk.model.info())?,
         plan: serde_json::to_value(desk.session.plan())?,
+        precision: serde_json::to_value(desk.session.precision())?,
         io: desk.session.io_choice().to_owned(),
         stop: end.name(),
         seed: desk.sampler.seed(),

@@ -4,7 +4,7 @@
 //! product by product: first the experts that are there, then each as it lands. All rows of one expert stay together
 //! (ggml's tiled kernels choose by their number), so every grouping gives the bits of the whole.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::slice;
 use std::sync::Arc;
 
@@ -14,11 +14,12 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::tag_of;
-use super::experts::{ExpertTag, Experts};
+use super::experts::{ExpertTag, Experts, RouterWeights};
 use super::inner::Inner;
-use super::residency::{LayerView, Place, Residency, Step};
+use super::residency::{Need, Place, Residency, ShareView, Step, Used};
 use super::routing::{Pair, Routing};
-use crate::expert::{ExpertId, SliceId, SliceKind, Version};
+use crate::expert::{SliceId, SliceKind};
+use crate::route::Demand;
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -29,11 +30,17 @@ pub(super) struct ExpertBackend {
     inner: Inner,
     abort: (llama::ggml_abort_callback, *mut c_void),
     routing: Routing,
-    /// Layer rows by expert index, `-1` where the expert has none.
+    /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
+    weights: Vec<f32>,
+    /// By expert index.
+    demands: Vec<Demand>,
+    /// Rows of the view by expert index, `-1` where the expert has none.
     rows: Vec<i32>,
     slot_ids: Vec<i32>,
-    /// As `slot_ids`, for the rows of one group.
+    /// As `slot_ids`, for the rows of the groups of one run.
     group_ids: Vec<i32>,
+    /// Whose rows they are.
+    group_pairs: Vec<Pair>,
     gathered: Vec<f32>,
     products: Vec<f32>,
 }
@@ -49,9 +56,12 @@ impl ExpertBackend {
             inner: Inner::new()?,
             abort: (None, std::ptr::null_mut()),
             routing: Routing::default(),
+            weights: Vec::new(),
+            demands: Vec::new(),
             rows: Vec::new(),
             slot_ids: Vec::new(),
             group_ids: Vec::new(),
+            group_pairs: Vec::new(),
             gathered: Vec::new(),
             products: Vec::new(),
         })
@@ -186,17 +196,86 @@ impl ExpertBackend {
             experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
             return Err(GGML_STATUS_FAILED);
         }
-        let dense = self.routing.n_tokens > 1 && self.routing.needed.len() * 10 >= n_expert * 9;
-        let step = residency.begin(tag.layer, &self.routing.needed, &kinds, dense);
-        self.rows.clear();
-        self.rows.resize(n_expert, -1);
-        for &(index, row) in &step.cached {
-            self.rows[usize::from(index)] = row as i32;
+        let exact = residency.precisions.is_exact();
+        // SAFETY: nodes of a live graph.
+        let beside = || unsafe { nodes.iter().find_map(|&node| self.router_weights(node)) };
+        let weights = if exact { None } else { beside().or_else(|| experts.router_weights(tag.layer)) };
+        let weights = weights.filter(|w| (w.n_used, w.n_tokens) == (self.routing.n_used, self.routing.n_tokens));
+        self.weights.clear();
+        match weights {
+            // SAFETY: computed by an earlier split of this ubatch into host memory.
+            Some(weights) => self.weights.extend(unsafe { read_weights(weights) }),
+            None if !exact => {
+                experts.fail(format!(
+                    "layer {}: this architecture's router weights were not found, which dynamic precision needs; use \
+                     --precision exact",
+                    tag.layer
+                ));
+                return Err(GGML_STATUS_FAILED);
+            }
+            None => {}
+        }
+        residency.precisions.demands(&self.routing, &self.weights, n_expert, &mut self.demands);
+        let single = self.routing.n_tokens == 1;
+        let step = residency.begin(&Need {
+            layer: tag.layer,
+            experts: &self.routing.needed,
+            uses: &|expert| self.routing.pairs_of(expert).len() as u64,
+            demands: &self.demands,
+            kinds: &kinds,
+            dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
+        });
+        if let Some(weights) = weights.filter(|_| !step.skipped.is_empty()) {
+            // SAFETY: as above; only this split's last product reads the weights from here on.
+            unsafe { self.leave_out(&step.skipped, residency, weights) };
         }
         // SAFETY: by the caller.
         let result = unsafe { self.products(experts, residency, &step, &kinds, nodes) };
-        residency.end(step);
+        residency.end(step, single);
         result
+    }
+
+    /// The router's weights if `node` multiplies an expert's input or output by them.
+    ///
+    /// # Safety
+    /// `node` is live.
+    unsafe fn router_weights(&self, node: *mut ggml_tensor) -> Option<RouterWeights> {
+        // SAFETY: by the caller; sources of a live node are live.
+        unsafe {
+            let weighted = |node: *mut ggml_tensor| {
+                let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
+                let shape = (*node).op == llama::GGML_OP_MUL && name.starts_with(b"ffn_moe_weighted-");
+                (shape && (*(*node).src[1]).type_ == llama::GGML_TYPE_F32)
+                    .then(|| RouterWeights::of(&*(*node).src[1], 1))
+            };
+            let input = (*node).src[1];
+            weighted(node).or_else(|| match (*node).op {
+                llama::GGML_OP_MUL_MAT_ID if !input.is_null() => weighted(input),
+                _ => None,
+            })
+        }
+    }
+
+    /// Takes skipped experts out of the router's weights, token by token.
+    ///
+    /// # Safety
+    /// The ubatch of `weights` is being computed, and nobody else uses them meanwhile.
+    unsafe fn leave_out(&mut self, skipped: &[u16], residency: &Residency, weights: RouterWeights) {
+        let n_used = self.routing.n_used;
+        let mut left_out = vec![false; n_used];
+        for token in 0..self.routing.n_tokens {
+            let row = token * n_used..(token + 1) * n_used;
+            for (flag, id) in left_out.iter_mut().zip(&self.routing.ids[row.clone()]) {
+                *flag = skipped.contains(id);
+            }
+            if left_out.contains(&true) {
+                residency.precisions.without_skipped(&mut self.weights[row.clone()], &left_out);
+                for (rank, &weight) in self.weights[row].iter().enumerate() {
+                    // SAFETY: by the caller.
+                    unsafe { weights.at(token, rank).write_unaligned(weight) };
+                }
+            }
+        }
     }
 
     /// # Safety
@@ -210,27 +289,34 @@ impl ExpertBackend {
         nodes: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
         let layer = step.layer;
+        // One view for all of them: the product can run as it came.
+        let share = step.used.first().map(|used| used.share);
+        let one_view = share
+            .filter(|&share| step.skipped.is_empty() && step.used.iter().all(|u| u.row.is_some() && u.share == share));
         let ready = |residency: &Residency, kind: SliceKind| {
-            step.overflow.is_empty()
-                && step.cached.iter().all(|&(index, row)| {
-                    let slice = SliceId { version: Version::high(ExpertId { layer, index }), kind };
-                    matches!(residency.locate(slice, Some(row)), Place::Cached(_))
-                })
+            step.used.iter().all(|&used| {
+                matches!(residency.locate(SliceId { version: step.version(used), kind }, used), Place::Cached)
+            })
         };
-        let all_ready = kinds.iter().all(|&kind| ready(residency, kind));
+        let all_ready = one_view.is_some() && kinds.iter().all(|&kind| ready(residency, kind));
         self.slot_ids.clear();
-        if step.overflow.is_empty() {
+        if one_view.is_some() {
+            self.rows.clear();
+            self.rows.resize(self.demands.len(), -1);
+            for used in &step.used {
+                self.rows[usize::from(used.index)] = used.row.map_or(-1, |row| row as i32);
+            }
             self.slot_ids.extend(self.routing.ids.iter().map(|&id| self.rows[usize::from(id)]));
         }
         for &node in nodes {
             // SAFETY: by the caller.
             unsafe {
-                match self.product(node) {
-                    None => self.plain(node)?,
-                    Some(tag) if all_ready || ready(residency, tag.kind) => {
-                        self.whole(node, residency.view(layer, tag.kind))?;
+                match (self.product(node), one_view) {
+                    (None, _) => self.plain(node)?,
+                    (Some(tag), Some(share)) if all_ready || ready(residency, tag.kind) => {
+                        self.whole(node, residency.view(layer, share, tag.kind))?;
                     }
-                    Some(tag) => {
+                    (Some(tag), _) => {
                         self.run()?;
                         self.by_expert(experts, residency, step, tag.kind, node)?;
                     }
@@ -244,7 +330,7 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`Inner::add`]; every row in `slot_ids` of the view is ready.
-    unsafe fn whole(&mut self, node: *mut ggml_tensor, view: LayerView) -> Result<(), Failed> {
+    unsafe fn whole(&mut self, node: *mut ggml_tensor, view: ShareView) -> Result<(), Failed> {
         check(self.inner.reserve())?;
         // SAFETY: by the caller. The copied node writes where the original would have.
         unsafe {
@@ -271,10 +357,17 @@ impl ExpertBackend {
         kind: SliceKind,
         node: *mut ggml_tensor,
     ) -> Result<(), Failed> {
-        let layer = step.layer;
-        let view = residency.view(layer, kind);
-        let slice_of = |index: u16| SliceId { version: Version::high(ExpertId { layer, index }), kind };
-        let mut pending = self.routing.needed.clone();
+        // SAFETY: the product and its source are live and allocated.
+        let row_bytes = unsafe {
+            for &index in &step.skipped {
+                for &pair in self.routing.pairs_of(index) {
+                    output_row(&*node, pair).write_bytes(0, (*node).ne[0] as usize);
+                }
+            }
+            ((*(*node).src[1]).ne[0] + (*node).ne[0]) as usize * size_of::<f32>()
+        };
+        let slice_of = |used: Used| SliceId { version: step.version(used), kind };
+        let mut pending = step.used.clone();
         while !pending.is_empty() {
             residency.poll();
             if let Some(error) = residency.take_failure() {
@@ -284,21 +377,19 @@ impl ExpertBackend {
             if self.should_abort() {
                 return Err(GGML_STATUS_ABORTED);
             }
-            let row = |rows: &[i32], index: u16| u32::try_from(rows[usize::from(index)]).ok();
-            let mut cached = Vec::new();
-            let mut staged = Vec::new();
-            pending.retain(|&index| match residency.locate(slice_of(index), row(&self.rows, index)) {
-                Place::Cached(_) => {
-                    cached.push(index);
+            let mut here: Vec<(Used, Option<*mut u8>)> = Vec::new();
+            pending.retain(|&used| match residency.locate(slice_of(used), used) {
+                Place::Cached => {
+                    here.push((used, None));
                     false
                 }
                 Place::Staged(data) => {
-                    staged.push((index, data));
+                    here.push((used, Some(data)));
                     false
                 }
                 Place::Pending => true,
             });
-            if cached.is_empty() && staged.is_empty() {
+            if here.is_empty() {
                 let first = slice_of(pending[0]);
                 if !residency.wait() && !residency.insist(first) {
                     experts.fail(format!("{first}: nothing will ever load it"));
@@ -306,90 +397,113 @@ impl ExpertBackend {
                 }
                 continue;
             }
-            // SAFETY: the located slices are complete and stay: cached ones are pinned, staged ones are released
-            // only after their product.
-            unsafe {
-                // SAFETY: the product's source is live.
-                let row_bytes = ((*(*node).src[1]).ne[0] + (*node).ne[0]) as usize * size_of::<f32>();
-                let mut group = Vec::new();
-                let mut group_pairs = 0;
-                for (i, &index) in cached.iter().enumerate() {
-                    group.push(index);
-                    group_pairs += self.routing.pairs_of(index).len();
-                    let next = cached.get(i + 1).map_or(usize::MAX, |&next| self.routing.pairs_of(next).len());
-                    if (group_pairs.saturating_add(next)).saturating_mul(row_bytes) > GATHER_BYTES_MAX {
-                        self.group(node, &group, view)?;
-                        group.clear();
-                        group_pairs = 0;
-                    }
+            // Those of one view together, staged ones each by itself.
+            here.sort_by_key(|(used, data)| (data.is_some(), used.share));
+            let mut rest = here.as_slice();
+            while !rest.is_empty() {
+                let n = self.fitting(rest, row_bytes);
+                let (now, later) = rest.split_at(n);
+                // SAFETY: the located slices are complete and stay: cached ones are pinned, staged ones are released
+                // only after their product.
+                unsafe { self.groups(node, now, |used| residency.view(step.layer, used.share, kind))? };
+                for (used, _) in now.iter().filter(|(_, data)| data.is_some()) {
+                    residency.release(slice_of(*used));
                 }
-                for (index, data) in staged {
-                    self.rows[usize::from(index)] = 0;
-                    self.group(node, &[index], LayerView { base: data, stride: view.stride, n_slots: 1 })?;
-                    self.rows[usize::from(index)] = -1;
-                    residency.release(slice_of(index));
-                }
+                rest = later;
             }
         }
         Ok(())
     }
 
-    /// Multiplies all rows routed to `group`, whose slices are the rows `self.rows` of `view`: gather, product,
-    /// scatter. A single row needs neither copy.
+    /// How many of these experts may be gathered at once: at least one, and the rows of a single token always.
+    fn fitting(&self, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
+        let mut bytes = 0usize;
+        let beyond = experts.iter().position(|(used, _)| {
+            bytes = bytes.saturating_add(self.routing.pairs_of(used.index).len().saturating_mul(row_bytes));
+            bytes > GATHER_BYTES_MAX
+        });
+        beyond.map_or(experts.len(), |n| n.max(1))
+    }
+
+    /// Multiplies all rows routed to these experts in one run: per view gather, product, scatter. A single row needs
+    /// neither copy.
     ///
     /// # Safety
     /// As [`ExpertBackend::by_expert`]; the slices are complete until this returns.
-    unsafe fn group(&mut self, node: *mut ggml_tensor, group: &[u16], view: LayerView) -> Result<(), Failed> {
-        let pairs = || group.iter().flat_map(|&e| self.routing.pairs_of(e).iter().map(move |&pair| (e, pair)));
-        self.group_ids.clear();
-        self.group_ids.extend(pairs().map(|(e, _)| self.rows[usize::from(e)]));
-        let n = self.group_ids.len();
+    unsafe fn groups(
+        &mut self,
+        node: *mut ggml_tensor,
+        experts: &[(Used, Option<*mut u8>)],
+        view_of: impl Fn(Used) -> ShareView,
+    ) -> Result<(), Failed> {
         // SAFETY: by the caller: node and sources are live, allocated, rows of floats contiguous.
-        unsafe {
-            let (input, mut product) = (*(*node).src[1], *node);
-            assert!(input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>(), "ggml multiplies floats");
-            let (n_in, n_out) = (input.ne[0] as usize, product.ne[0] as usize);
-            let input_row = |pair: Pair| {
-                let rank = i64::from(pair.rank) % input.ne[1];
-                let offset = pair.token as usize * input.nb[2] + rank as usize * input.nb[1];
-                input.data.cast::<u8>().add(offset).cast::<f32>()
+        let (input, output) = unsafe { (*(*node).src[1], *node) };
+        assert!(input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>(), "ggml multiplies floats");
+        let (n_in, n_out) = (input.ne[0] as usize, output.ne[0] as usize);
+        self.group_ids.clear();
+        self.group_pairs.clear();
+        let mut bounds = Vec::new();
+        for group in experts.chunk_by(|a, b| a.1.is_none() && b.1.is_none() && a.0.share == b.0.share) {
+            let start = self.group_ids.len();
+            for (used, data) in group {
+                let pairs = self.routing.pairs_of(used.index);
+                let row = if data.is_some() { 0 } else { used.row.map_or(0, |row| row as i32) };
+                self.group_pairs.extend_from_slice(pairs);
+                self.group_ids.resize(self.group_pairs.len(), row);
+            }
+            let view = match group[0] {
+                (used, Some(data)) => ShareView { base: data, n_slots: 1, ..view_of(used) },
+                (used, None) => view_of(used),
             };
-            let output_row = |pair: Pair| {
-                let offset = pair.token as usize * (*node).nb[2] + pair.rank as usize * (*node).nb[1];
-                (*node).data.cast::<u8>().add(offset).cast::<f32>()
-            };
-            let (from, to) = if n == 1 {
-                let (_, pair) = pairs().next().expect("n is 1");
-                (input_row(pair), output_row(pair))
-            } else {
-                if self.gathered.len() < n * n_in {
-                    self.gathered.resize(n * n_in, 0.0);
-                }
-                if self.products.len() < n * n_out {
-                    self.products.resize(n * n_out, 0.0);
-                }
-                let from = self.gathered.as_mut_ptr();
-                for (i, (_, pair)) in pairs().enumerate() {
-                    from.add(i * n_in).copy_from_nonoverlapping(input_row(pair), n_in);
-                }
-                (from, self.products.as_mut_ptr())
-            };
-            let rows = |len: i64| [len, 1, n as i64, 1];
-            let source = plain_tensor(llama::GGML_TYPE_F32, rows(input.ne[0]), from.cast(), &product);
-            let ids =
-                plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], self.group_ids.as_mut_ptr().cast(), &product);
-            let shape = plain_tensor(llama::GGML_TYPE_F32, rows(product.ne[0]), to.cast(), &product);
-            let weights = view_tensor(&*product.src[0], view, &product);
-            (product.ne, product.nb, product.data) = (shape.ne, shape.nb, shape.data);
-            product.src[0] = self.inner.tensor(weights);
-            product.src[1] = self.inner.tensor(source);
-            product.src[2] = self.inner.tensor(ids);
-            let product = self.inner.tensor(product);
-            self.inner.add(product);
-            check(self.inner.run())?;
-            if n > 1 {
-                for (i, (_, pair)) in pairs().enumerate() {
-                    output_row(pair).copy_from_nonoverlapping(to.add(i * n_out), n_out);
+            bounds.push((start..self.group_ids.len(), view));
+        }
+        let n_rows = self.group_ids.len();
+        if self.gathered.len() < n_rows * n_in {
+            self.gathered.resize(n_rows * n_in, 0.0);
+        }
+        if self.products.len() < n_rows * n_out {
+            self.products.resize(n_rows * n_out, 0.0);
+        }
+        for (rows, view) in &bounds {
+            check(self.inner.reserve())?;
+            // SAFETY: as above; gathered rows, results and ids stay where they are until the run below.
+            unsafe {
+                let n = rows.len();
+                let (from, to) = match n {
+                    1 => {
+                        let pair = self.group_pairs[rows.start];
+                        (input_row(&input, pair), output_row(&output, pair))
+                    }
+                    _ => {
+                        let from = self.gathered.as_mut_ptr().add(rows.start * n_in);
+                        for (i, &pair) in self.group_pairs[rows.clone()].iter().enumerate() {
+                            from.add(i * n_in).copy_from_nonoverlapping(input_row(&input, pair), n_in);
+                        }
+                        (from, self.products.as_mut_ptr().add(rows.start * n_out))
+                    }
+                };
+                let ids = self.group_ids.as_mut_ptr().add(rows.start);
+                let shape = |len: i64| [len, 1, n as i64, 1];
+                let mut product = output;
+                let source = plain_tensor(llama::GGML_TYPE_F32, shape(input.ne[0]), from.cast(), &product);
+                let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], ids.cast(), &product);
+                let result = plain_tensor(llama::GGML_TYPE_F32, shape(output.ne[0]), to.cast(), &product);
+                let weights = view_tensor(&*product.src[0], *view, &product);
+                (product.ne, product.nb, product.data) = (result.ne, result.nb, result.data);
+                product.src[0] = self.inner.tensor(weights);
+                product.src[1] = self.inner.tensor(source);
+                product.src[2] = self.inner.tensor(ids);
+                let product = self.inner.tensor(product);
+                self.inner.add(product);
+            }
+        }
+        self.run()?;
+        for (rows, _) in bounds.iter().filter(|(rows, _)| rows.len() > 1) {
+            for position in rows.clone() {
+                // SAFETY: as above; the run is over.
+                unsafe {
+                    let from = self.products.as_ptr().add(position * n_out);
+                    output_row(&output, self.group_pairs[position]).copy_from_nonoverlapping(from, n_out);
                 }
             }
         }
@@ -421,6 +535,38 @@ unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item = i32> + use<> {
     })
 }
 
+/// The router's weights, `[n_tokens][n_used]`.
+///
+/// # Safety
+/// Their ubatch is being computed for as long as the iterator lives.
+unsafe fn read_weights(weights: RouterWeights) -> impl Iterator<Item = f32> {
+    (0..weights.n_tokens).flat_map(move |token| {
+        // SAFETY: by the caller.
+        (0..weights.n_used).map(move |rank| unsafe { weights.at(token, rank).read_unaligned() })
+    })
+}
+
+/// The input of a product, `[n_in, n_used or 1, n_tokens]`, that belongs to a pair.
+///
+/// # Safety
+/// `input` is allocated and has the pair's token.
+unsafe fn input_row(input: &ggml_tensor, pair: Pair) -> *mut f32 {
+    let rank = i64::from(pair.rank) % input.ne[1];
+    let offset = pair.token as usize * input.nb[2] + rank as usize * input.nb[1];
+    // SAFETY: by the caller.
+    unsafe { input.data.cast::<u8>().add(offset).cast() }
+}
+
+/// The row of a product's result, `[n_out, n_used, n_tokens]`, that belongs to a pair.
+///
+/// # Safety
+/// `output` is allocated and has the pair's token and rank.
+unsafe fn output_row(output: &ggml_tensor, pair: Pair) -> *mut f32 {
+    let offset = pair.token as usize * output.nb[2] + pair.rank as usize * output.nb[1];
+    // SAFETY: by the caller.
+    unsafe { output.data.cast::<u8>().add(offset).cast() }
+}
+
 /// A contiguous tensor over `data` that lies in host memory like `neighbour`.
 fn plain_tensor(type_: llama::ggml_type, ne: [i64; 4], data: *mut c_void, neighbour: &ggml_tensor) -> ggml_tensor {
     let mut tensor = blank(type_, ne, data, neighbour);
@@ -432,10 +578,11 @@ fn plain_tensor(type_: llama::ggml_type, ne: [i64; 4], data: *mut c_void, neighb
 }
 
 /// The slots of `view` as the weights of a product, in place of the expert tensor `weights`.
-fn view_tensor(weights: &ggml_tensor, view: LayerView, neighbour: &ggml_tensor) -> ggml_tensor {
+fn view_tensor(weights: &ggml_tensor, view: ShareView, neighbour: &ggml_tensor) -> ggml_tensor {
     let ne = [weights.ne[0], weights.ne[1], i64::from(view.n_slots), 1];
-    let mut tensor = blank(weights.type_, ne, view.base.cast(), neighbour);
-    tensor.nb = [weights.nb[0], weights.nb[1], view.stride, view.stride * view.n_slots as usize];
+    let mut tensor = blank(view.type_id as llama::ggml_type, ne, view.base.cast(), neighbour);
+    let (block, row) = view.row;
+    tensor.nb = [block, row, view.stride, view.stride * view.n_slots as usize];
     tensor
 }
 

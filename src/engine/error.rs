@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::gguf::GgufError;
+use crate::gguf::{GgufError, LowMismatch};
 use crate::plan::PlanError;
+use crate::route::ThresholdError;
 use crate::store::StoreError;
 
 /// Errors of the engine. Messages name the file, tensor or flag and the remedy.
@@ -18,6 +19,26 @@ pub enum Error {
     /// The memory budget cannot hold the model.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Low-precision versions for a model that has no experts.
+    #[error("{}: this model has no experts, so there is nothing to have in low precision; leave --low away", path.display())]
+    NoExperts {
+        /// The model file.
+        path: PathBuf,
+    },
+    /// The low-precision file is not the same model.
+    #[error(
+        "{}: this file cannot serve as low precision: {mismatch}; give a smaller quant of the same model, or make one \
+         with --low q2_k", path.display()
+    )]
+    LowMismatch {
+        /// The low-precision file.
+        path: PathBuf,
+        /// What disagrees.
+        mismatch: LowMismatch,
+    },
+    /// Thresholds that make no sense.
+    #[error(transparent)]
+    Thresholds(#[from] ThresholdError),
     /// An operating system call on a file failed.
     #[error("{}: cannot {action} this file: {source}", path.display())]
     Io {

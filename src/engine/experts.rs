@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 
+use ggml_sys::llama::ggml_tensor;
+
 use super::residency::Residency;
 use crate::expert::SliceKind;
 use crate::gguf::ExpertMap;
@@ -18,6 +20,43 @@ pub(super) struct ExpertTag {
     pub(super) experts: Arc<Experts>,
 }
 
+/// A layer's router weights, `[n_tokens][n_used]`, where llama.cpp keeps them until the ubatch is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RouterWeights {
+    pub(super) data: *mut u8,
+    pub(super) n_used: usize,
+    pub(super) n_tokens: usize,
+    /// Bytes from rank to rank.
+    pub(super) rank_stride: usize,
+    /// Bytes from token to token.
+    pub(super) token_stride: usize,
+}
+
+// SAFETY: only an address; whoever reads it argues that the ubatch is still being computed.
+unsafe impl Send for RouterWeights {}
+
+impl RouterWeights {
+    /// Those of a tensor whose dimension `d` counts ranks and `d + 1` tokens.
+    pub(super) fn of(tensor: &ggml_tensor, d: usize) -> Self {
+        Self {
+            data: tensor.data.cast(),
+            n_used: tensor.ne[d].max(0) as usize,
+            n_tokens: tensor.ne[d + 1].max(0) as usize,
+            rank_stride: tensor.nb[d],
+            token_stride: tensor.nb[d + 1],
+        }
+    }
+
+    /// Where a token's weight of a rank lies.
+    ///
+    /// # Safety
+    /// The ubatch is being computed, and `token` and `rank` are among its tokens and ranks.
+    pub(super) unsafe fn at(&self, token: usize, rank: usize) -> *mut f32 {
+        // SAFETY: by the caller.
+        unsafe { self.data.add(token * self.token_stride + rank * self.rank_stride).cast() }
+    }
+}
+
 /// The experts of one model.
 pub(super) struct Experts {
     map: ExpertMap,
@@ -26,6 +65,8 @@ pub(super) struct Experts {
     placed_names: Mutex<HashSet<String>>,
     names: HashMap<String, (u16, SliceKind)>,
     residency: Mutex<Option<Residency>>,
+    /// What a router hook saw last, by the thread that evaluates.
+    router_weights: Mutex<HashMap<ThreadId, (u16, RouterWeights)>>,
     /// By the thread that evaluates: sessions of one model may run side by side.
     failures: Mutex<HashMap<ThreadId, String>>,
 }
@@ -43,6 +84,7 @@ impl Experts {
             placed_names: Mutex::default(),
             names,
             residency: Mutex::new(None),
+            router_weights: Mutex::default(),
             failures: Mutex::default(),
         }
     }
@@ -74,6 +116,18 @@ impl Experts {
     /// Cache, loader and counters; `None` before the first session. Held for the length of one expert split.
     pub(super) fn residency(&self) -> MutexGuard<'_, Option<Residency>> {
         self.residency.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the weights of the layer that this thread computes.
+    pub(super) fn set_router_weights(&self, layer: u16, weights: RouterWeights) {
+        let mut all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(thread::current().id(), (layer, weights));
+    }
+
+    /// The weights of `layer`, if a router hook saw them last on this thread.
+    pub(super) fn router_weights(&self, layer: u16) -> Option<RouterWeights> {
+        let all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&thread::current().id()).filter(|(seen, _)| *seen == layer).map(|(_, weights)| *weights)
     }
 
     /// Notes why the batch that this thread evaluates cannot be right. The first reason is kept.

@@ -1,14 +1,18 @@
-//! The router hook: shows an observer which experts each token chose, and with what weight.
+//! The router hook: shows which experts each token chose, and with what weight.
 //!
-//! Exact offloading reads the ids inside the expert split and needs no hook; this one is for whoever studies routing.
-//! It uses ggml's evaluation callback, which breaks the graph after each tensor that is asked for (about 35 µs), and is
+//! The engine reads ids and weights inside the expert split and needs no hook; this one is for whoever studies routing,
+//! and for models whose layers come in several splits (those with a scale per expert), where the split of the first
+//! products does not see the weights. It uses ggml's evaluation callback, which breaks the graph after each tensor that is asked for (about 35 µs), and is
 //! therefore installed only when there is an observer. Tensors are asked for by exact name: a `(reshaped)` twin of the
 //! weights exists. Results do not change.
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
+
+use super::experts::{Experts, RouterWeights};
 
 /// What the router of one layer chose for a ubatch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,7 +32,9 @@ pub type RouterObserver = Box<dyn FnMut(RouterChoice) + Send>;
 
 /// The state behind the callback.
 pub(super) struct RouterHook {
-    observer: RouterObserver,
+    observer: Option<RouterObserver>,
+    /// Whose expert backend wants to know the weights.
+    experts: Option<Arc<Experts>>,
     current: Option<RouterChoice>,
 }
 
@@ -51,8 +57,10 @@ fn asked(name: &str) -> Option<Asked> {
 }
 
 impl RouterHook {
-    pub(super) fn new(observer: RouterObserver) -> Box<Self> {
-        Box::new(Self { observer, current: None })
+    /// `None` when nobody wants to know.
+    pub(super) fn new(observer: Option<RouterObserver>, experts: Option<Arc<Experts>>) -> Option<Box<Self>> {
+        let wanted = observer.is_some() || experts.is_some();
+        wanted.then(|| Box::new(Self { observer, experts, current: None }))
     }
 
     /// Has `params` call back into `self`, which must outlive the context.
@@ -63,8 +71,8 @@ impl RouterHook {
 
     /// Hands over the last layer of a batch.
     pub(super) fn flush(&mut self) {
-        if let Some(choice) = self.current.take() {
-            (self.observer)(choice);
+        if let (Some(choice), Some(observer)) = (self.current.take(), &mut self.observer) {
+            observer(choice);
         }
     }
 
@@ -85,6 +93,9 @@ impl RouterHook {
                         // [1, n_used, n_tokens] or [n_used, n_tokens].
                         let d = usize::from(tensor.ne[0] == 1);
                         choice.weights = rows(tensor, tensor.ne[d], tensor.ne[d + 1], tensor.nb[d], tensor.nb[d + 1]);
+                        if let Some(experts) = &self.experts {
+                            experts.set_router_weights(layer, RouterWeights::of(tensor, d));
+                        }
                     }
                 }
             }

@@ -1,7 +1,6 @@
 //! From a loaded model and a context to slots: measures what llama.cpp holds, plans the rest, allocates it and
 //! starts the loader.
 
-use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use ggml_sys::{llama, shim};
@@ -10,15 +9,16 @@ use super::compute::GATHER_BYTES_MAX;
 use super::device::Device;
 use super::error::Error;
 use super::model::Model;
-use super::residency::{PoolMemory, Residency};
-use crate::cache::{Cache, LayerLayout, Lru, PoolLayout};
-use crate::expert::SliceKind;
-use crate::gguf::{ExpertMap, LayerExperts};
+use super::precision::Precisions;
+use super::residency::{Description, Parts, Residency};
+use crate::cache::{Cache, LayerLayout, Lru, PoolLayout, SliceKinds};
+use crate::expert::{ExpertId, Precision, Version};
+use crate::gguf::{Catalog, LayerCatalog};
 use crate::load::{Loader, LoaderOptions};
-use crate::options::SessionOptions;
+use crate::options::{PrecisionMode, SessionOptions};
 use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, StagingWish};
-use crate::stats::rss_bytes;
-use crate::store::{self, Arena, Regime, choose, probe, slot_stride};
+use crate::stats::{LowReport, PrecisionReport, VersionsReport, rss_bytes};
+use crate::store::{self, Arena, BLOCK_BYTES, Regime, choose, probe};
 
 /// Staging that keeps reads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 64 << 20;
@@ -31,117 +31,189 @@ pub(super) fn set_up(
     model: &Model,
     options: &SessionOptions,
     context: NonNull<llama::llama_context>,
-) -> Result<(MemoryPlan, String), Error> {
+) -> Result<Description, Error> {
     let shared = &model.shared;
     let mut residency = shared.experts.residency();
-    if let Some(description) = residency.as_ref().and_then(Residency::description) {
-        return Ok(description.clone());
+    if let Some(residency) = residency.as_ref() {
+        return Ok(residency.description().clone());
     }
-    let map = shared.experts.map();
-    let pools = pools_of(map);
-    let strides: Vec<Vec<u64>> = pools
-        .iter()
-        .map(|layers| layers[0].tensors.iter().map(|tensor| slot_stride(tensor.slice_bytes)).collect())
-        .collect();
-    let expert_stride: u64 = strides.iter().flatten().sum::<u64>().max(1);
-    let wanted = (STAGING_BYTES_WANTED / expert_stride).clamp(1, 8) as u32;
+    let mut catalog = shared.catalog.clone();
+    if shared.precisions.is_exact() {
+        catalog.drop_low();
+    }
+    let pools = pools_of(&catalog);
+    let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
+    let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0).max(1);
+    let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0).max(1) as u32;
+    let wanted = (STAGING_BYTES_WANTED / slice_bytes).clamp(u64::from(n_kinds), 8 * u64::from(n_kinds)) as u32;
     let limits = MemoryLimits::read();
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
         expert_cache: shared.options.expert_cache,
+        low_share: shared.options.low_share,
         fixed: fixed_costs(model, options, context)?,
         margin: None,
-        pools: pools
-            .iter()
-            .zip(&strides)
-            .map(|(layers, strides)| PoolSpec {
-                n_expert: layers.iter().map(|layer| n_expert(layer)).collect(),
-                slice_strides: strides.clone(),
-            })
-            .collect(),
+        pools: specs,
         n_expert_used: model.info().n_expert_used,
         staging: StagingWish { min: 1, wanted },
     })?;
-    if map.is_empty() {
-        return Ok((plan, "none: a dense model, run as plain llama.cpp".to_owned()));
+    let mut precisions = shared.precisions.clone();
+    // Nothing is ever evicted: low precision would save one read per expert.
+    if plan.is_fully_resident() {
+        precisions.mode = PrecisionMode::Exact;
+        catalog.drop_low();
+    }
+    let precision = report(model, &precisions, &plan, &catalog);
+    if catalog.layers.is_empty() {
+        let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
+        return Ok(Description { plan, io_choice, precision });
     }
 
-    let files: Vec<PathBuf> = shared.gguf.files.iter().map(|file| file.path.clone()).collect();
     let ours = plan.budget - plan.unused();
     let regime = Regime {
-        expert_bytes: model.info().expert_bytes.saturating_sub(plan.expert_cache),
+        expert_bytes: (catalog.bytes(Precision::High) + catalog.bytes(Precision::Low))
+            .saturating_sub(plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
-        direct: files.iter().try_for_each(|path| probe::direct(path)),
+        direct: shared.files.iter().try_for_each(|path| probe::direct(path)),
         io_uring: probe::io_uring(),
     };
     let choice = choose(shared.options.io, &regime);
-    let mut store = store::open(choice.kind, &files)?;
+    let mut store = store::open(choice.kind, &shared.files)?;
     if let Some(wrap) = &shared.wrap_store {
         store = wrap(store);
     }
 
-    let layouts: Vec<PoolLayout> = pools
-        .iter()
-        .zip(&plan.pools)
-        .map(|(layers, pool)| PoolLayout {
-            layers: layers
-                .iter()
-                .map(|layer| LayerLayout {
-                    layer: layer.layer,
-                    n_expert: n_expert(layer),
-                    kinds: layer.tensors.iter().map(|tensor| tensor.kind).collect(),
-                })
-                .collect(),
-            n_slots: pool.n_slots,
-        })
-        .collect();
-    let memory = layouts.iter().zip(&pools).map(|(layout, layers)| pool_memory(layout, layers[0]));
-    let memory = memory.collect::<Result<Vec<_>, _>>()?;
-    let staging_stride = strides.iter().flatten().copied().max().unwrap_or(0) as usize;
+    let layouts: Vec<PoolLayout> =
+        pools.iter().zip(&plan.pools).map(|(pool, planned)| pool.layout(&catalog, planned.n_slots)).collect();
+    let arenas = pools.iter().zip(&plan.pools).map(|(pool, planned)| {
+        arena(planned.n_slots as usize * catalog.classes[usize::from(pool.class)].stride as usize)
+    });
+    let arenas = arenas.collect::<Result<Vec<_>, _>>()?;
+    let staging_stride = plan.staging_slot_bytes.max(BLOCK_BYTES) as usize;
     // No cache at all is asked for to see the engine at its smallest: everything through one slot.
     let n_staging = match shared.options.expert_cache {
         ExpertCache::Bytes(0) => 1,
-        _ => plan.staging as usize / staging_stride,
+        _ => plan.staging_slots as usize,
     };
-    let staging = arena(n_staging * staging_stride)?;
-    let pool_of_layer = |layer: u16| {
-        pools.iter().position(|layers| layers.iter().any(|l| l.layer == layer)).expect("every MoE layer has a pool")
+    let staging_memory = arena(n_staging * staging_stride)?;
+    let description = Description { plan, io_choice: choice.to_string(), precision };
+    let parts = Parts {
+        cache: Cache::new(layouts, Box::new(Lru::default())),
+        catalog,
+        pools: arenas,
+        staging_memory,
+        staging_stride,
+        loader: Loader::new(store, LoaderOptions::default()),
+        precisions,
     };
-    let cache = Cache::new(layouts, Box::new(Lru::default()));
-    let loader = Loader::new(store, LoaderOptions::default());
-    let mut new = Residency::new(map, cache, memory, pool_of_layer, staging, staging_stride, loader);
-    new.describe(plan.clone(), choice.to_string());
-    *residency = Some(new);
-    Ok((plan, choice.to_string()))
+    *residency = Some(Residency::new(parts, description.clone()));
+    Ok(description)
 }
 
-/// Layers whose experts have the same shape share a pool.
-fn pools_of(map: &ExpertMap) -> Vec<Vec<&LayerExperts>> {
-    let shape = |layer: &LayerExperts| -> Vec<_> {
-        layer.tensors.iter().map(|t| (t.kind, t.dtype, t.ne0, t.ne1, t.slice_bytes)).collect()
-    };
-    let mut pools: Vec<Vec<&LayerExperts>> = Vec::new();
-    for layer in &map.layers {
-        match pools.iter_mut().find(|pool| shape(pool[0]) == shape(layer)) {
-            Some(pool) => pool.push(layer),
-            None => pools.push(vec![layer]),
+/// Versions of one class and precision.
+struct Pool {
+    precision: Precision,
+    class: u16,
+    /// By layer, ascending; none empty.
+    layers: Vec<(u16, Vec<Version>)>,
+}
+
+impl Pool {
+    fn spec(&self, catalog: &Catalog) -> PoolSpec {
+        let class = &catalog.classes[usize::from(self.class)];
+        PoolSpec {
+            precision: self.precision,
+            n_versions: self.layers.iter().map(|(_, members)| members.len() as u16).collect(),
+            expert_stride: class.stride,
+            slice_stride_max: class.slices.iter().map(|slice| slice.capacity).max().unwrap_or(0),
+        }
+    }
+
+    fn layout(&self, catalog: &Catalog, n_slots: u32) -> PoolLayout {
+        let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
+        let layers =
+            self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
+        PoolLayout { layers: layers.collect(), n_slots }
+    }
+}
+
+/// Versions of equal shape and precision share a pool.
+fn pools_of(catalog: &Catalog) -> Vec<Pool> {
+    let mut pools: Vec<Pool> = Vec::new();
+    for precision in Precision::ALL {
+        for layer in &catalog.layers {
+            for index in 0..layer.n_expert {
+                let Some(class) = layer.source(index, precision).map(|source| source.class) else { continue };
+                let known = pools.iter().position(|pool| pool.precision == precision && pool.class == class);
+                let known = known.unwrap_or_else(|| {
+                    pools.push(Pool { precision, class, layers: Vec::new() });
+                    pools.len() - 1
+                });
+                let version = Version { expert: ExpertId { layer: layer.layer, index }, precision };
+                let layers = &mut pools[known].layers;
+                match layers.last_mut() {
+                    Some((last, members)) if *last == layer.layer => members.push(version),
+                    _ => layers.push((layer.layer, vec![version])),
+                }
+            }
         }
     }
     pools
 }
 
-fn n_expert(layer: &LayerExperts) -> u16 {
-    u16::try_from(layer.n_expert).expect("the reader caps the number of experts")
+/// What users are told about precision.
+fn report(model: &Model, precisions: &Precisions, plan: &MemoryPlan, catalog: &Catalog) -> PrecisionReport {
+    let shared = &model.shared;
+    let Precisions { mode, thresholds, options, .. } = precisions;
+    let n_versions = |precision: Precision| {
+        let layers = shared.catalog.layers.iter();
+        let count =
+            |layer: &LayerCatalog| (0..layer.n_expert).filter(|&i| layer.source(i, precision).is_some()).count();
+        layers.map(count).sum::<usize>() as u64
+    };
+    let low = shared.low_name.as_ref().map(|source| LowReport {
+        source: source.clone(),
+        types: types_of(&shared.catalog, Precision::Low),
+        bytes: shared.catalog.bytes(Precision::Low),
+        slots: plan.n_low_slots,
+        experts: n_versions(Precision::Low),
+        cache_bytes: plan.low_cache,
+    });
+    PrecisionReport {
+        mode: *mode,
+        t1: thresholds.t1,
+        t2: thresholds.t2,
+        prefill_low: options.prefill_low,
+        renormalise: options.renormalise,
+        deterministic: options.deterministic,
+        upgrade: options.upgrade,
+        high: VersionsReport {
+            types: types_of(catalog, Precision::High),
+            bytes: catalog.bytes(Precision::High),
+            slots: plan.n_slots,
+            experts: n_versions(Precision::High),
+        },
+        low,
+    }
 }
 
-fn pool_memory(layout: &PoolLayout, shape: &LayerExperts) -> Result<PoolMemory, Error> {
-    let mut arenas = [const { None }; SliceKind::COUNT];
-    for tensor in &shape.tensors {
-        let bytes = layout.n_slots as usize * slot_stride(tensor.slice_bytes) as usize;
-        arenas[tensor.kind.index()] = Some(arena(bytes)?);
+/// The types of a precision's versions, the most frequent first: `q4_K/q6_K`.
+fn types_of(catalog: &Catalog, precision: Precision) -> String {
+    let mut counts: Vec<(&'static str, usize)> = Vec::new();
+    for layer in &catalog.layers {
+        for source in (0..layer.n_expert).filter_map(|index| layer.source(index, precision)) {
+            for slice in &catalog.classes[usize::from(source.class)].slices {
+                let name = slice.dtype.name();
+                match counts.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, count)) => *count += 1,
+                    None => counts.push((name, 1)),
+                }
+            }
+        }
     }
-    Ok(PoolMemory { arenas })
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    counts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("/")
 }
 
 fn arena(bytes: usize) -> Result<Arena, Error> {

@@ -17,10 +17,12 @@ mod inner;
 mod log;
 mod memory;
 mod model;
+mod precision;
 mod residency;
 mod routing;
 mod sampling;
 mod session;
+mod source;
 mod staging;
 mod stream;
 

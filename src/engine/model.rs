@@ -16,10 +16,14 @@ use super::error::Error;
 use super::experts::Experts;
 use super::hook::RouterObserver;
 use super::log;
+use super::precision::Precisions;
 use super::session::Session;
+use super::source::ModelSource;
 use super::stream::CookieStream;
-use crate::gguf::Gguf;
+use crate::expert::ExpertId;
+use crate::gguf::{Catalog, Gguf};
 use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
+use crate::route::Thresholds;
 use crate::store::Store;
 
 /// Expert weights by name: neither their biases and scales nor shared experts.
@@ -74,8 +78,13 @@ pub struct Model {
 /// What sessions of a model share.
 pub(super) struct Shared {
     raw: NonNull<llama::llama_model>,
-    pub(super) gguf: Gguf,
+    gguf: Gguf,
     pub(super) experts: Arc<Experts>,
+    /// Where every version of every expert lies, in `files`.
+    pub(super) catalog: Catalog,
+    pub(super) files: Vec<PathBuf>,
+    pub(super) low_name: Option<String>,
+    pub(super) precisions: Precisions,
     pub(super) options: ModelOptions,
     pub(super) wrap_store: Option<WrapStore>,
     pub(super) load_time: Duration,
@@ -123,8 +132,9 @@ impl Model {
         mut progress: impl FnMut(f32) -> bool,
     ) -> Result<Model, Error> {
         let started = Instant::now();
-        let gguf = Gguf::open(path)?;
-        let experts = Arc::new(Experts::new(gguf.experts()?));
+        let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds } =
+            ModelSource::open(path, options)?;
+        let experts = Arc::new(Experts::new(map));
         let device = Device::get()?;
         log::install();
         static INIT: Once = Once::new();
@@ -158,7 +168,7 @@ impl Model {
                 llama::llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() },
             ];
             params.tensor_buft_overrides = placement.as_ptr();
-            let mut stream = CookieStream::open(&gguf)?;
+            let mut stream = CookieStream::open(virtual_file, &files)?;
             let file = stream.as_file();
             let raw = while_loading(&experts, || {
                 with_message(|message, capacity| {
@@ -181,11 +191,16 @@ impl Model {
         })?;
 
         experts.loaded();
+        catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(raw, &gguf, &experts, options);
         let shared = Shared {
             raw,
             gguf,
             experts,
+            catalog,
+            files,
+            low_name,
+            precisions: Precisions::new(mode, thresholds, options.precision),
             options: options.clone(),
             wrap_store,
             load_time: started.elapsed(),
@@ -199,6 +214,26 @@ impl Model {
     /// What is known about the model.
     pub fn info(&self) -> &ModelInfo {
         &self.shared.info
+    }
+
+    /// Changes T1 and T2 for every session of the model, from the next evaluation on.
+    pub fn set_thresholds(&self, thresholds: Thresholds) {
+        if let Some(residency) = self.shared.experts.residency().as_mut() {
+            residency.precisions.thresholds = thresholds;
+        }
+    }
+
+    /// Has these experts used in low precision whatever else holds, where they have a low version; replaces the last
+    /// such list. Only in dynamic mode, and once the model has a session. For measuring sensitivity.
+    pub fn force_low(&self, experts: impl IntoIterator<Item = ExpertId>) {
+        if let Some(residency) = self.shared.experts.residency().as_mut() {
+            residency.precisions.forced_low = experts.into_iter().collect();
+        }
+    }
+
+    /// Where every version of every expert lies.
+    pub fn catalog(&self) -> &Catalog {
+        &self.shared.catalog
     }
 
     /// The parsed header of the model's files.
@@ -315,6 +350,12 @@ impl Model {
     /// No template, or one that fails on these messages.
     pub fn render_chat(&self, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
         chat::render(self.as_ptr(), messages, options)
+    }
+
+    /// The experts, if their backend must be told the router's weights: a layer with scales comes in several splits.
+    pub(super) fn wants_router_weights(&self) -> Option<Arc<Experts>> {
+        let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
+        (!self.shared.precisions.is_exact() && scaled()).then(|| Arc::clone(&self.shared.experts))
     }
 
     pub(super) fn as_ptr(&self) -> *mut llama::llama_model {

@@ -1,53 +1,105 @@
 //! Cache, staging, loader and slot memory of one model, driven by one expert split at a time.
 //!
-//! A split of layer `l` goes through [`Residency::begin`] (which experts are needed: pin what is resident, submit a
-//! read for everything else), then, product by product, [`Residency::locate`] / [`Residency::wait`], and
-//! [`Residency::end`]. Experts beyond the layer's share stream through staging slots, in the order in which the
-//! products use them; while they do, the slots of the next layer are filled ahead when the batch is dense.
+//! A split of layer `l` goes through [`Residency::begin`] (in which precision each needed expert is used, what is
+//! resident is pinned, a read is submitted for everything else), then, product by product, [`Residency::locate`] /
+//! [`Residency::wait`], and [`Residency::end`]. Versions beyond their layer's share stream through staging slots, in
+//! the order in which the products use them; while they do, the slots of the next layer are filled ahead when the
+//! batch is dense.
+//!
+//! While the disk has nothing else to do, a frequently used low version is replaced by its high version
+//! ([`Residency::upgrade`]): the low one serves until the high one is complete.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::precision::Precisions;
 use super::staging::{Staged, Staging};
-use crate::cache::{Cache, SliceState, SlotId, Use};
-use crate::expert::{ExpertId, SliceId, SliceKind, Version};
-use crate::gguf::ExpertTensor;
+use crate::cache::{Cache, ShareId, SliceState, SlotId, Use};
+use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
+use crate::gguf::{Catalog, SliceShape, SliceSource, VersionSource};
 use crate::load::{LoadClass, Loader};
 use crate::plan::MemoryPlan;
-use crate::stats::LayerStats;
-use crate::store::{Arena, BLOCK_BYTES, ReadDone, ReadRequest, SlotPtr, StoreError, slot_stride};
+use crate::route::{Choice, Demand, Resident, resolve};
+use crate::stats::{LayerStats, PrecisionCounts, PrecisionReport};
+use crate::store::{Arena, ReadDone, ReadRequest, SlotPtr, StoreError};
+
+/// Records up to this many bytes are read at once; of larger ones the first product need not wait for the last slice.
+const RECORD_BYTES_MAX: u64 = 8 << 20;
+
+/// High versions on their way in the background.
+const UPGRADES_MAX: usize = 2;
 
 /// Where the bytes of a needed slice are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In the layer's share of the cache: row of the layer's view.
-    Cached(u32),
+    /// In a share of the cache, in the row that [`Used::row`] names.
+    Cached,
     /// In a staging slot: address of the first byte.
     Staged(*mut u8),
     /// On its way, or waiting for a staging slot.
     Pending,
 }
 
-/// All slots of a layer's share for one kind, as a tensor `[ne0, ne1, n_slots]`.
+/// All slots of a share for one kind, as a tensor `[ne0, ne1, n_slots]`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LayerView {
+pub(super) struct ShareView {
     /// First byte of slot 0's slice.
     pub(super) base: *mut u8,
     /// Bytes from slot to slot.
     pub(super) stride: usize,
     /// Slots in the share.
     pub(super) n_slots: u32,
+    /// Id of the element type, as ggml counts.
+    pub(super) type_id: u32,
+    /// Bytes of a block, and of a row.
+    pub(super) row: (usize, usize),
+}
+
+/// A needed expert and the version of it that is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Used {
+    /// Expert of the layer.
+    pub(super) index: u16,
+    /// Which version.
+    pub(super) precision: Precision,
+    /// The layer's share that the version belongs to.
+    pub(super) share: u16,
+    /// Its row of the share's view; `None` for one that streams through staging.
+    pub(super) row: Option<u32>,
 }
 
 /// One expert split in progress.
 pub(super) struct Step {
     /// Block number.
     pub(super) layer: u16,
-    /// Needed experts that have a cache slot: index and row of the layer's view.
-    pub(super) cached: Vec<(u16, u32)>,
-    /// Needed experts that stream through staging.
-    pub(super) overflow: Vec<u16>,
+    /// Needed experts that are multiplied, in the order of need.
+    pub(super) used: Vec<Used>,
+    /// Needed experts that are left out.
+    pub(super) skipped: Vec<u16>,
     pinned: Vec<SlotId>,
+}
+
+impl Step {
+    /// The version of an expert that this step multiplies.
+    pub(super) fn version(&self, used: Used) -> Version {
+        Version { expert: ExpertId { layer: self.layer, index: used.index }, precision: used.precision }
+    }
+}
+
+/// What a split asks of one layer.
+pub(super) struct Need<'a> {
+    /// Block number.
+    pub(super) layer: u16,
+    /// Experts, each once, most urgent first.
+    pub(super) experts: &'a [u16],
+    /// How often the batch uses each of them, by expert index.
+    pub(super) uses: &'a dyn Fn(u16) -> u64,
+    /// In which precision, by expert index.
+    pub(super) demands: &'a [Demand],
+    /// The matrices, in the order of the split's products.
+    pub(super) kinds: &'a [SliceKind],
+    /// The next layer will need nearly all of its experts too.
+    pub(super) dense: bool,
 }
 
 /// Counted since the model was opened.
@@ -58,33 +110,79 @@ pub(super) struct Counters {
     pub(super) slices_loaded: u64,
     pub(super) bytes_read: u64,
     pub(super) wait_seconds: f64,
+    pub(super) used: PrecisionCounts,
+    pub(super) missed: PrecisionCounts,
+    pub(super) upgrades: u64,
 }
 
 struct Layer {
     n_expert: u16,
-    tensors: Vec<LayerTensor>,
-    first_slot: u32,
+    kinds: Vec<SliceKind>,
+    /// Tensor names by kind, for messages.
+    names: Vec<(SliceKind, String)>,
+    shares: Vec<Share>,
+    /// By precision and expert: position in `shares`.
+    share_of: [Vec<Option<u16>>; Precision::COUNT],
     hits: u64,
     misses: u64,
     seen: [bool; SliceKind::COUNT],
 }
 
-struct LayerTensor {
-    source: ExpertTensor,
-    view: LayerView,
-    lead: usize,
+/// A layer's slots of one class.
+struct Share {
+    class: u16,
+    /// Of the pool.
+    first_slot: u32,
+    n_slots: u32,
+    /// First byte of the share's first slot.
+    base: *mut u8,
+    /// By slice of the class.
+    leads: Vec<u64>,
 }
 
 #[derive(Clone, Copy)]
 enum Target {
     Slot { slot: SlotId, slice: SliceId },
+    Record { slot: SlotId, version: Version },
     Staging { slot: usize, slice: SliceId },
 }
 
-/// Memory for the slots of one pool, one arena per slice kind.
-pub(super) struct PoolMemory {
-    /// By [`SliceKind::index`].
-    pub(super) arenas: [Option<Arena>; SliceKind::COUNT],
+impl Target {
+    fn version(&self) -> Version {
+        match *self {
+            Self::Slot { slice, .. } | Self::Staging { slice, .. } => slice.version,
+            Self::Record { version, .. } => version,
+        }
+    }
+}
+
+/// A high version that is loaded in the background.
+#[derive(Clone, Copy, Debug)]
+struct Upgrade {
+    version: Version,
+    slot: SlotId,
+    failed: bool,
+}
+
+/// What [`Residency`] is made of.
+pub(super) struct Parts {
+    pub(super) catalog: Catalog,
+    pub(super) cache: Cache,
+    /// One arena per pool of the cache.
+    pub(super) pools: Vec<Arena>,
+    pub(super) staging_memory: Arena,
+    /// Bytes of a staging slot.
+    pub(super) staging_stride: usize,
+    pub(super) loader: Loader,
+    pub(super) precisions: Precisions,
+}
+
+/// What the first session was told, for the next ones.
+#[derive(Clone)]
+pub(super) struct Description {
+    pub(super) plan: MemoryPlan,
+    pub(super) io_choice: String,
+    pub(super) precision: PrecisionReport,
 }
 
 /// See the module.
@@ -93,192 +191,212 @@ pub(super) struct Residency {
     loader: Loader,
     cache: Cache,
     staging: Staging,
+    catalog: Catalog,
     layers: Vec<Option<Layer>>,
     targets: Vec<Option<Target>>,
     /// Slices the running layer still has to stage, in the order of use.
     queue: VecDeque<SliceId>,
     /// Slices of the next layer to stage when nothing of the running layer is left to submit.
     ahead: VecDeque<SliceId>,
+    upgrades: Vec<Upgrade>,
+    /// The layer that upgrades are looked for next.
+    upgrade_layer: u16,
+    /// No upgrade has started since the last token: one per token bounds what a wrong guess can cost.
+    may_upgrade: bool,
     /// The layer of the split in progress.
     running: Option<u16>,
     failure: Option<StoreError>,
     counters: Counters,
+    pub(super) precisions: Precisions,
     staging_memory: Arena,
     staging_stride: usize,
-    _pools: Vec<PoolMemory>,
-    description: Option<(MemoryPlan, String)>,
+    _pools: Vec<Arena>,
+    description: Description,
 }
 
-// SAFETY: the pointers in `LayerView` lead into arenas owned by the same value.
+// SAFETY: the pointers in `Share` lead into arenas owned by the same value.
 unsafe impl Send for Residency {}
 
 impl Residency {
-    /// Puts cache, memory and loader together. `pools[p]` are the arenas of the cache's pool `p`, `pool_of_layer`
-    /// gives a layer's pool; staging slots have `staging_stride` bytes.
-    pub(super) fn new(
-        map: &crate::gguf::ExpertMap,
-        cache: Cache,
-        pools: Vec<PoolMemory>,
-        pool_of_layer: impl Fn(u16) -> usize,
-        staging_memory: Arena,
-        staging_stride: usize,
-        loader: Loader,
-    ) -> Self {
-        let n_layer = map.layers.last().map_or(0, |layer| usize::from(layer.layer) + 1);
+    /// Puts cache, memory and loader together.
+    pub(super) fn new(parts: Parts, description: Description) -> Self {
+        let Parts { catalog, cache, pools, staging_memory, staging_stride, loader, precisions } = parts;
+        let n_layer = catalog.layers.last().map_or(0, |layer| usize::from(layer.layer) + 1);
         let mut layers: Vec<Option<Layer>> = (0..n_layer).map(|_| None).collect();
-        for layer in &map.layers {
-            let slots = cache.slots_of_layer(layer.layer);
-            let memory = &pools[pool_of_layer(layer.layer)];
-            let tensors = layer
-                .tensors
-                .iter()
-                .map(|source| {
-                    let stride = slot_stride(source.slice_bytes) as usize;
-                    let lead = lead(source);
-                    let arena = memory.arenas[source.kind.index()].as_ref();
-                    let base = arena.map_or(std::ptr::null_mut(), |arena| {
-                        assert!(slots.end as usize * stride <= arena.len(), "{} has no room", source.name);
-                        arena.as_ptr().wrapping_add(slots.start as usize * stride + lead)
-                    });
-                    LayerTensor {
-                        source: source.clone(),
-                        view: LayerView { base, stride, n_slots: slots.len() as u32 },
-                        lead,
-                    }
-                })
-                .collect();
-            layers[usize::from(layer.layer)] = Some(Layer {
-                n_expert: u16::try_from(layer.n_expert).expect("the reader caps the number of experts"),
-                tensors,
-                first_slot: slots.start,
+        for layer in &catalog.layers {
+            let class = &catalog.classes[usize::from(layer.high[0].class)];
+            let kinds: Vec<SliceKind> = class.slices.iter().map(|slice| slice.kind).collect();
+            let name = |kind: SliceKind| format!("blk.{}.{}.weight", layer.layer, kind.tensor_stem());
+            let mut new = Layer {
+                n_expert: layer.n_expert,
+                names: kinds.iter().map(|&kind| (kind, name(kind))).collect(),
+                kinds,
+                shares: Vec::new(),
+                share_of: [const { Vec::new() }; Precision::COUNT],
                 hits: 0,
                 misses: 0,
                 seen: [false; SliceKind::COUNT],
-            });
+            };
+            let mut known: Vec<ShareId> = Vec::new();
+            for precision in Precision::ALL {
+                for index in 0..layer.n_expert {
+                    let version = Version { expert: ExpertId { layer: layer.layer, index }, precision };
+                    let source = layer.source(index, precision);
+                    let share = source.and_then(|source| Some((source, cache.share_of(version)?)));
+                    let position = share.map(|(source, id)| {
+                        let position = known.iter().position(|known| *known == id).unwrap_or_else(|| {
+                            known.push(id);
+                            new.shares.push(Share::new(source, id, &catalog, &cache, &pools));
+                            known.len() - 1
+                        });
+                        let leads = source.slices.iter().map(|slice| slice.lead);
+                        assert!(leads.eq(new.shares[position].leads.iter().copied()), "{version}: another lead");
+                        position as u16
+                    });
+                    new.share_of[precision.index()].push(position);
+                }
+            }
+            layers[usize::from(layer.layer)] = Some(new);
         }
-        let n_staging = staging_memory.len() / staging_stride;
+        let n_staging = staging_memory.len() / staging_stride.max(1);
         Self {
             loader,
             cache,
             staging: Staging::new(n_staging),
+            catalog,
             layers,
             targets: Vec::new(),
             queue: VecDeque::new(),
             ahead: VecDeque::new(),
+            upgrades: Vec::new(),
+            upgrade_layer: 0,
+            may_upgrade: false,
             running: None,
             failure: None,
             counters: Counters::default(),
+            precisions,
             staging_memory,
             staging_stride,
             _pools: pools,
-            description: None,
+            description,
         }
     }
 
-    /// Keeps what the first session was told, for the next ones.
-    pub(super) fn describe(&mut self, plan: MemoryPlan, io_choice: String) {
-        self.description = Some((plan, io_choice));
+    /// What the first session was told.
+    pub(super) fn description(&self) -> &Description {
+        &self.description
     }
 
-    /// What the first session was told: how memory is divided, and how experts are read.
-    pub(super) fn description(&self) -> Option<&(MemoryPlan, String)> {
-        self.description.as_ref()
-    }
-
-    /// Starts a split of `layer` that needs the experts `needed`, each once, most urgent first, and multiplies their
-    /// slices in the order `kinds`. `dense`: the next layer will need nearly all of its experts too.
-    pub(super) fn begin(&mut self, layer: u16, needed: &[u16], kinds: &[SliceKind], dense: bool) -> Step {
+    /// Starts a split.
+    pub(super) fn begin(&mut self, need: &Need) -> Step {
         self.poll();
         self.failure = None;
+        let layer = need.layer;
         self.running = Some(layer);
         let mut step =
-            Step { layer, cached: Vec::with_capacity(needed.len()), overflow: Vec::new(), pinned: Vec::new() };
-        let order = self.load_order(layer, kinds);
-        let mut reads: Vec<(SlotId, u16)> = Vec::new();
+            Step { layer, used: Vec::with_capacity(need.experts.len()), skipped: Vec::new(), pinned: Vec::new() };
+        let order = self.load_order(layer, need.kinds);
         let mut missing = Vec::new();
-        for &index in needed {
+        for &index in need.experts {
             let expert = ExpertId { layer, index };
-            let slot = self.cache.lookup(expert);
-            let hit = slot.is_some_and(|slot| self.cache.is_ready(slot));
-            self.cache.touch(expert, Use { hit });
-            self.count(layer, hit);
+            let n_uses = (need.uses)(index);
+            let Some(precision) = self.choose(expert, need.demands[usize::from(index)], n_uses) else {
+                step.skipped.push(index);
+                continue;
+            };
+            let version = Version { expert, precision };
+            let share = self.share_of(version);
+            let slot = self.cache.lookup(version);
+            let row = slot.map(|slot| slot.index - self.layer(layer).shares[usize::from(share)].first_slot);
+            step.used.push(Used { index, precision, share, row });
             match slot {
                 Some(slot) => {
-                    self.load_free_slices(slot, expert, &order);
-                    self.hold(&mut step, slot, index);
+                    self.load_free_slices(slot, version, &order);
+                    self.cache.pin(slot);
+                    step.pinned.push(slot);
                 }
-                None => missing.push(index),
+                None => missing.push(step.used.len() - 1),
             }
         }
-        for index in missing {
-            let expert = ExpertId { layer, index };
-            let staged =
-                order.iter().any(|&kind| self.staging.get(SliceId { version: Version::high(expert), kind }).is_some());
-            match if staged { None } else { self.cache.acquire(expert) } {
-                Some(acquired) => {
-                    order.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
-                    self.hold(&mut step, acquired.slot, index);
-                    reads.push((acquired.slot, index));
-                }
-                None => step.overflow.push(index),
+        let mut reads: Vec<(SlotId, Version)> = Vec::new();
+        for position in missing {
+            let used = step.used[position];
+            let version = step.version(used);
+            let staged = order.iter().any(|&kind| self.staging.get(SliceId { version, kind }).is_some());
+            if let Some(acquired) = if staged { None } else { self.cache.acquire(version) } {
+                let first = self.layer(layer).shares[usize::from(used.share)].first_slot;
+                step.used[position].row = Some(acquired.slot.index - first);
+                order.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
+                self.cache.pin(acquired.slot);
+                step.pinned.push(acquired.slot);
+                reads.push((acquired.slot, version));
             }
         }
-        let wanted =
-            |slice: SliceId| slice.version.expert.layer == layer && step.overflow.contains(&slice.version.expert.index);
-        self.staging.retain(wanted);
+        let overflow: Vec<Version> =
+            step.used.iter().filter(|used| used.row.is_none()).map(|&used| step.version(used)).collect();
+        self.staging.retain(|slice| overflow.contains(&slice.version));
         // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
-        self.queue = kinds
+        self.queue = need
+            .kinds
             .iter()
-            .flat_map(|&kind| {
-                step.overflow
-                    .iter()
-                    .map(move |&index| SliceId { version: Version::high(ExpertId { layer, index }), kind })
-            })
+            .flat_map(|&kind| overflow.iter().map(move |&version| SliceId { version, kind }))
             .filter(|slice| self.staging.get(*slice).is_none())
             .collect();
         self.ahead.clear();
-        let mut requests = Vec::with_capacity(reads.len() * order.len());
-        for &kind in &order {
-            for &(slot, index) in &reads {
-                requests
-                    .push(self.slot_request(slot, SliceId { version: Version::high(ExpertId { layer, index }), kind }));
-            }
+        self.hurry(&step);
+        self.drop_obsolete(layer);
+        for (class, precision) in [(LoadClass::OnDemandHigh, Precision::High), (LoadClass::OnDemandLow, Precision::Low)]
+        {
+            let wanted: Vec<_> = reads.iter().copied().filter(|(_, version)| version.precision == precision).collect();
+            self.read_slots(class, &wanted, &order);
         }
-        self.loader.submit(LoadClass::OnDemand, requests);
-        if dense {
+        if need.dense {
             self.look_ahead(layer);
         }
         self.pump();
         step
     }
 
-    /// Ends a split: its experts may be evicted again.
-    pub(super) fn end(&mut self, step: Step) {
+    /// Ends a split: its experts may be evicted again. `single`: it was one token's.
+    pub(super) fn end(&mut self, step: Step, single: bool) {
         step.pinned.into_iter().for_each(|slot| self.cache.unpin(slot));
         self.queue.clear();
         self.running = None;
+        if !self.precisions.options.deterministic {
+            self.settle_upgrades();
+            if single && self.may_upgrade && self.upgrades.len() < UPGRADES_MAX && self.loader.is_idle() {
+                self.upgrade();
+            }
+        }
     }
 
-    /// The slots of a layer for one kind.
-    pub(super) fn view(&self, layer: u16, kind: SliceKind) -> LayerView {
-        self.tensor(layer, kind).view
+    /// The slots of a layer's share for one kind.
+    pub(super) fn view(&self, layer: u16, share: u16, kind: SliceKind) -> ShareView {
+        let share = &self.layer(layer).shares[usize::from(share)];
+        let class = &self.catalog.classes[usize::from(share.class)];
+        let (position, slice) = slice_of(&class.slices, kind);
+        ShareView {
+            base: share.base.wrapping_add((slice.region + share.leads[position]) as usize),
+            stride: class.stride as usize,
+            n_slots: share.n_slots,
+            type_id: slice.dtype.id(),
+            row: (slice.dtype.type_size() as usize, (slice.bytes / slice.ne1.max(1)) as usize),
+        }
     }
 
-    /// Where the slice of a needed expert is now. `cached` is the expert's row from [`Step::cached`].
-    pub(super) fn locate(&self, slice: SliceId, cached: Option<u32>) -> Place {
-        match cached {
-            Some(row) => {
-                let layer = self.layer(slice.version.expert.layer);
-                let slot = self.cache.lookup(slice.version.expert).expect("a pinned expert is resident");
-                debug_assert_eq!(slot.index, layer.first_slot + row);
+    /// Where a slice that a step uses is now.
+    pub(super) fn locate(&self, slice: SliceId, used: Used) -> Place {
+        match used.row {
+            Some(_) => {
+                let slot = self.cache.lookup(slice.version).expect("a pinned version is resident");
                 match self.cache.state(slot, slice.kind) {
-                    SliceState::Ready => Place::Cached(row),
+                    SliceState::Ready => Place::Cached,
                     _ => Place::Pending,
                 }
             }
             None => match self.staging.get(slice) {
                 Some(Staged::Ready(slot)) => {
-                    let lead = self.tensor(slice.version.expert.layer, slice.kind).lead;
+                    let lead = self.slice(slice).1.lead as usize;
                     Place::Staged(self.staging_memory.as_ptr().wrapping_add(slot * self.staging_stride + lead))
                 }
                 _ => Place::Pending,
@@ -351,7 +469,7 @@ impl Residency {
         layers
             .filter_map(|(layer, number)| {
                 let layer = layer.as_ref()?;
-                let slots = self.cache.capacity_of_layer(number);
+                let slots = self.cache.capacity_of_layer(number, Precision::High);
                 Some(LayerStats { layer: number, slots, hits: layer.hits, misses: layer.misses })
             })
             .collect()
@@ -368,14 +486,18 @@ impl Residency {
     pub(super) fn unseen(&self) -> Vec<String> {
         let layers = self.layers.iter().flatten();
         layers
-            .flat_map(|layer| layer.tensors.iter().filter(|t| !layer.seen[t.source.kind.index()]))
-            .map(|tensor| tensor.source.name.clone())
+            .flat_map(|layer| layer.names.iter().filter(|(kind, _)| !layer.seen[kind.index()]))
+            .map(|(_, name)| name.clone())
             .collect()
     }
 
     /// The next token begins, for the policy.
     pub(super) fn next_token(&mut self) {
         self.cache.next_token();
+        self.may_upgrade = true;
+        if self.precisions.options.deterministic {
+            self.upgrade_in_step();
+        }
     }
 
     /// A new sequence begins, for the policy.
@@ -383,19 +505,59 @@ impl Residency {
         self.cache.begin_sequence();
     }
 
+    /// The precision in which a needed expert is used, and the books on it. `None`: not at all.
+    fn choose(&mut self, expert: ExpertId, demand: Demand, n_uses: u64) -> Option<Precision> {
+        let [high, low] = [Version::high(expert), Version::low(expert)];
+        let has_low = self.catalog.source(low).is_some() && !self.precisions.is_exact();
+        let high_slot = self.cache.lookup(high);
+        // A high version that arrives in the background does not count before it is complete.
+        let underway = self.upgrades.iter().any(|upgrade| upgrade.version == high);
+        let resident =
+            Resident { high: high_slot.is_some() && !underway, low: has_low && self.cache.lookup(low).is_some() };
+        let choice = match self.precisions.is_forced_low(expert) && has_low {
+            true => Choice::Low,
+            false => resolve(demand, resident, has_low),
+        };
+        let precision = match choice {
+            Choice::High => Some(Precision::High),
+            Choice::Low => Some(Precision::Low),
+            Choice::Skip => None,
+        };
+        let slot = precision.and_then(|precision| self.cache.lookup(Version { expert, precision }));
+        let hit = slot.is_some_and(|slot| self.cache.is_ready(slot));
+        self.cache.touch(expert, Use { hit, precision });
+        self.counters.used.count(precision, n_uses);
+        if !(resident.high && hit) {
+            self.counters.missed.count(precision, 1);
+        }
+        self.count(expert.layer, hit);
+        precision
+    }
+
     fn layer(&self, layer: u16) -> &Layer {
         self.layers[usize::from(layer)].as_ref().expect("only MoE layers have expert products")
     }
 
-    fn tensor(&self, layer: u16, kind: SliceKind) -> &LayerTensor {
-        let tensors = &self.layer(layer).tensors;
-        tensors.iter().find(|t| t.source.kind == kind).expect("tags are made from the same map")
+    fn share_of(&self, version: Version) -> u16 {
+        let ExpertId { layer, index } = version.expert;
+        let share = self.layer(layer).share_of[version.precision.index()][usize::from(index)];
+        share.expect("every version in use belongs to a share")
+    }
+
+    fn source(&self, version: Version) -> &VersionSource {
+        self.catalog.source(version).expect("only versions of the catalog are asked for")
+    }
+
+    fn slice(&self, slice: SliceId) -> (&SliceShape, SliceSource) {
+        let source = self.source(slice.version);
+        let (position, shape) = slice_of(&self.catalog.classes[usize::from(source.class)].slices, slice.kind);
+        (shape, source.slices[position])
     }
 
     /// All kinds of the layer: those of the split in its order, then the rest.
     fn load_order(&self, layer: u16, kinds: &[SliceKind]) -> Vec<SliceKind> {
         let mut order = kinds.to_vec();
-        order.extend(self.layer(layer).tensors.iter().map(|t| t.source.kind).filter(|kind| !kinds.contains(kind)));
+        order.extend(self.layer(layer).kinds.iter().copied().filter(|kind| !kinds.contains(kind)));
         order
     }
 
@@ -409,61 +571,155 @@ impl Residency {
         *total += 1;
     }
 
-    fn hold(&mut self, step: &mut Step, slot: SlotId, index: u16) {
-        self.cache.pin(slot);
-        step.pinned.push(slot);
-        step.cached.push((index, slot.index - self.layer(step.layer).first_slot));
+    /// Requests slices of a resident version that an earlier failure left free.
+    fn load_free_slices(&mut self, slot: SlotId, version: Version, order: &[SliceKind]) {
+        let free: Vec<SliceKind> =
+            order.iter().copied().filter(|&kind| self.cache.state(slot, kind) == SliceState::Free).collect();
+        for &kind in &free {
+            self.cache.set_loading(slot, kind);
+        }
+        let requests = free.iter().map(|&kind| self.slot_request(slot, SliceId { version, kind })).collect();
+        self.submit(class_of(version.precision), requests);
     }
 
-    /// Requests slices of a resident expert that an earlier failure left free.
-    fn load_free_slices(&mut self, slot: SlotId, expert: ExpertId, order: &[SliceKind]) {
-        for &kind in order {
-            if self.cache.state(slot, kind) == SliceState::Free {
-                self.cache.set_loading(slot, kind);
-                let request = self.slot_request(slot, SliceId { version: Version::high(expert), kind });
-                self.loader.submit(LoadClass::OnDemand, vec![request]);
-            }
+    /// What was to be read sometime is needed now.
+    fn hurry(&mut self, step: &Step) {
+        let needed = |version: Version| {
+            version.expert.layer == step.layer
+                && step
+                    .used
+                    .iter()
+                    .any(|used| used.index == version.expert.index && used.precision == version.precision)
+        };
+        // From here on its read is one like any other: if it fails, the batch does.
+        self.upgrades.retain(|upgrade| !needed(upgrade.version));
+        let targets = &self.targets;
+        let ticket_needed = |ticket: u64| targets[ticket as usize].is_some_and(|target| needed(target.version()));
+        self.loader.promote(ticket_needed, LoadClass::OnDemandHigh);
+    }
+
+    /// Drops reads ahead that have not started and that the running layer has no use for: what the router chose is
+    /// known now.
+    fn drop_obsolete(&mut self, layer: u16) {
+        // Whether a read has started is a matter of speed.
+        if self.precisions.options.deterministic {
+            return;
+        }
+        let targets = &self.targets;
+        let obsolete =
+            |ticket: u64| targets[ticket as usize].is_some_and(|target| target.version().expert.layer <= layer);
+        let withdrawn = self.loader.withdraw(LoadClass::Prefetch, obsolete);
+        for ticket in withdrawn {
+            let target = self.targets[ticket as usize].take();
+            self.unread(target.expect("a waiting read has a target"));
         }
     }
 
-    /// Fills what is free of the next layer's share, and lines the rest up for staging.
+    /// A read that never started.
+    fn unread(&mut self, target: Target) {
+        match target {
+            Target::Slot { slot, slice } => {
+                self.cache.set_failed(slot, slice.kind);
+                self.cache.release(slice.version);
+            }
+            Target::Record { slot, version } => {
+                for kind in self.layer(version.expert.layer).kinds.clone() {
+                    self.cache.set_failed(slot, kind);
+                }
+                self.cache.release(version);
+            }
+            Target::Staging { slot, .. } => self.staging.landed(slot, false),
+        }
+    }
+
+    /// Replaces one low version by its high version, if one is worth it. One layer a time: looking costs time too.
+    fn upgrade(&mut self) {
+        if self.precisions.is_exact() || !self.precisions.options.upgrade || !self.precisions.loads_high() {
+            return;
+        }
+        let layer = self.upgrade_layer;
+        self.upgrade_layer = (layer + 1) % self.layers.len() as u16;
+        let Some(expert) = self.cache.upgrade(layer).filter(|&expert| !self.precisions.is_forced_low(expert)) else {
+            return;
+        };
+        let version = Version::high(expert);
+        let Some(acquired) = self.cache.acquire_upgrade(version) else { return };
+        self.may_upgrade = false;
+        let order = self.load_order(layer, &[]);
+        order.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
+        self.upgrades.push(Upgrade { version, slot: acquired.slot, failed: false });
+        self.read_slots(LoadClass::Upgrade, &[(acquired.slot, version)], &order);
+    }
+
+    /// Looks after upgrades that have landed: the low version gives its slot back, a failed one is forgotten.
+    fn settle_upgrades(&mut self) {
+        let mut upgrades = std::mem::take(&mut self.upgrades);
+        upgrades.retain(|upgrade| {
+            let states = self.layer(upgrade.version.expert.layer).kinds.iter();
+            let loading = states.map(|&kind| self.cache.state(upgrade.slot, kind)).any(|s| s == SliceState::Loading);
+            if loading {
+                return true;
+            }
+            if upgrade.failed {
+                self.cache.release(upgrade.version);
+            } else {
+                self.counters.upgrades += 1;
+                self.cache.release(Version::low(upgrade.version.expert));
+            }
+            false
+        });
+        self.upgrades = upgrades;
+    }
+
+    /// Upgrades between tokens only, at most one at a time, complete before the next token but one: what is resident
+    /// does not depend on how fast reads are.
+    fn upgrade_in_step(&mut self) {
+        while !self.upgrades.is_empty() {
+            self.settle_upgrades();
+            if !self.upgrades.is_empty() && !self.wait() {
+                break;
+            }
+        }
+        self.upgrade();
+    }
+
+    /// Fills what is free of the next layer's high share, and lines the rest up for staging.
     fn look_ahead(&mut self, layer: u16) {
         let Some(next) = (layer + 1..self.layers.len() as u16).find(|&l| self.layers[usize::from(l)].is_some()) else {
             return;
         };
+        if !self.precisions.loads_high() {
+            return;
+        }
         let order = self.load_order(next, &[]);
-        let missing: Vec<ExpertId> = (0..self.layer(next).n_expert)
-            .map(|index| ExpertId { layer: next, index })
-            .filter(|&expert| self.cache.lookup(expert).is_none())
+        let missing: Vec<Version> = (0..self.layer(next).n_expert)
+            .map(|index| Version::high(ExpertId { layer: next, index }))
+            .filter(|&version| self.cache.lookup(version).is_none())
+            .filter(|&version| self.precisions.is_exact() || self.cache.lookup(Version::low(version.expert)).is_none())
             .collect();
         let mut filled = Vec::new();
         let mut rest = Vec::new();
-        for expert in missing {
-            let slot = if self.cache.has_empty_slot(next) { self.cache.acquire(expert) } else { None };
+        for version in missing {
+            let slot = if self.cache.has_empty_slot(version) { self.cache.acquire(version) } else { None };
             match slot {
                 Some(acquired) => {
                     order.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
-                    filled.push((acquired.slot, expert));
+                    filled.push((acquired.slot, version));
                 }
-                None => rest.push(expert),
+                None => rest.push(version),
             }
         }
-        let mut requests = Vec::with_capacity(filled.len() * order.len());
         for &kind in &order {
-            requests
-                .extend(filled.iter().map(|&(slot, expert)| (slot, SliceId { version: Version::high(expert), kind })));
-            self.ahead.extend(rest.iter().map(|&expert| SliceId { version: Version::high(expert), kind }));
+            self.ahead.extend(rest.iter().map(|&version| SliceId { version, kind }));
         }
-        let requests: Vec<ReadRequest> =
-            requests.into_iter().map(|(slot, slice)| self.slot_request(slot, slice)).collect();
-        self.loader.submit(LoadClass::Prefetch, requests);
+        self.read_slots(LoadClass::Prefetch, &filled, &order);
     }
 
     /// Submits reads as long as there are staging slots and slices to stage.
     fn pump(&mut self) {
         loop {
             let (class, slice) = match (self.queue.front(), self.ahead.front()) {
-                (Some(&slice), _) => (LoadClass::OnDemand, slice),
+                (Some(&slice), _) => (class_of(slice.version.precision), slice),
                 (None, Some(&slice)) => (LoadClass::Prefetch, slice),
                 (None, None) => return,
             };
@@ -471,27 +727,71 @@ impl Residency {
             if !already {
                 let Some(slot) = self.staging.take(slice) else { return };
                 let dst = self.staging_memory.as_ptr().wrapping_add(slot * self.staging_stride);
-                let request = self.request(slice, dst, self.staging_stride, Target::Staging { slot, slice });
-                self.loader.submit(class, vec![request]);
+                let SliceSource { extent, lead } = self.slice(slice).1;
+                let request = self.request(extent, lead, dst, self.staging_stride, Target::Staging { slot, slice });
+                self.submit(class, vec![request]);
             }
             match class {
-                LoadClass::OnDemand => self.queue.pop_front(),
                 LoadClass::Prefetch => self.ahead.pop_front(),
+                _ => self.queue.pop_front(),
             };
         }
     }
 
-    fn slot_request(&mut self, slot: SlotId, slice: SliceId) -> ReadRequest {
-        let first_slot = self.layer(slice.version.expert.layer).first_slot;
-        let tensor = self.tensor(slice.version.expert.layer, slice.kind);
-        let stride = tensor.view.stride;
-        let dst = tensor.view.base.wrapping_add((slot.index - first_slot) as usize * stride).wrapping_sub(tensor.lead);
-        self.request(slice, dst, stride, Target::Slot { slot, slice })
+    /// Reads versions into their slots, whose slices are all loading: small records at once, others slice by slice,
+    /// first the slices that are multiplied first.
+    fn read_slots(&mut self, class: LoadClass, reads: &[(SlotId, Version)], order: &[SliceKind]) {
+        let mut requests = Vec::with_capacity(reads.len() * order.len());
+        let whole = |source: &VersionSource| source.record.filter(|record| record.len <= RECORD_BYTES_MAX);
+        for &(slot, version) in reads {
+            if let Some(extent) = whole(self.source(version)) {
+                let dst = self.slot_start(slot, version);
+                let target = Target::Record { slot, version };
+                requests.push(self.request(extent, 0, dst, extent.len as usize, target));
+            }
+        }
+        for &kind in order {
+            for &(slot, version) in reads {
+                if whole(self.source(version)).is_none() {
+                    requests.push(self.slot_request(slot, SliceId { version, kind }));
+                }
+            }
+        }
+        self.submit(class, requests);
     }
 
-    fn request(&mut self, slice: SliceId, dst: *mut u8, capacity: usize, target: Target) -> ReadRequest {
-        let tensor = self.tensor(slice.version.expert.layer, slice.kind);
-        let (extent, lead) = (tensor.source.extent(slice.version.expert.index), tensor.lead);
+    fn submit(&mut self, class: LoadClass, requests: Vec<ReadRequest>) {
+        if requests.is_empty() {
+            return;
+        }
+        for refused in self.loader.submit(class, requests) {
+            let target = self.targets[refused.ticket as usize].take();
+            self.unread(target.expect("just requested"));
+        }
+    }
+
+    /// First byte of a version's slot.
+    fn slot_start(&self, slot: SlotId, version: Version) -> *mut u8 {
+        let share = &self.layer(version.expert.layer).shares[usize::from(self.share_of(version))];
+        let stride = self.catalog.classes[usize::from(share.class)].stride as usize;
+        share.base.wrapping_add((slot.index - share.first_slot) as usize * stride)
+    }
+
+    fn slot_request(&mut self, slot: SlotId, slice: SliceId) -> ReadRequest {
+        let start = self.slot_start(slot, slice.version);
+        let (shape, SliceSource { extent, lead }) = self.slice(slice);
+        let (dst, capacity) = (start.wrapping_add(shape.region as usize), shape.capacity as usize);
+        self.request(extent, lead, dst, capacity, Target::Slot { slot, slice })
+    }
+
+    fn request(
+        &mut self,
+        extent: crate::expert::Extent,
+        lead: u64,
+        dst: *mut u8,
+        capacity: usize,
+        target: Target,
+    ) -> ReadRequest {
         let ticket = match self.targets.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
@@ -500,42 +800,75 @@ impl Residency {
             }
         };
         self.targets[ticket] = Some(target);
-        // SAFETY: `dst` is a slot of `capacity` bytes in an arena of this value that outlives the loader. Its state
-        // is loading from now until `land`: nothing else reads or writes it, and it cannot be taken again.
+        // SAFETY: `dst` is a slot, or a slice's region of one, of `capacity` bytes in an arena of this value that
+        // outlives the loader. Its state is loading from now until `land`: nothing else reads or writes it, and it
+        // cannot be taken again.
         let dst = unsafe { SlotPtr::new(dst) };
-        ReadRequest { ticket: ticket as u64, extent, dst, capacity, lead }
+        ReadRequest { ticket: ticket as u64, extent, dst, capacity, lead: lead as usize }
     }
 
     fn land(&mut self, done: Vec<ReadDone>) {
         for ReadDone { ticket, result, .. } in done {
             let target = self.targets[ticket as usize].take().expect("every ticket is answered once");
-            let (Target::Slot { slice, .. } | Target::Staging { slice, .. }) = target;
-            match (target, result.is_ok()) {
-                (Target::Slot { slot, .. }, true) => self.cache.set_ready(slot, slice.kind),
-                (Target::Slot { slot, .. }, false) => self.cache.set_failed(slot, slice.kind),
-                (Target::Staging { slot, .. }, complete) => self.staging.landed(slot, complete),
+            let version = target.version();
+            let kinds: Vec<SliceKind> = match target {
+                Target::Record { .. } => self.layer(version.expert.layer).kinds.clone(),
+                Target::Slot { slice, .. } | Target::Staging { slice, .. } => vec![slice.kind],
+            };
+            match target {
+                Target::Slot { slot, .. } | Target::Record { slot, .. } => {
+                    for &kind in &kinds {
+                        match result.is_ok() {
+                            true => self.cache.set_ready(slot, kind),
+                            false => self.cache.set_failed(slot, kind),
+                        }
+                    }
+                }
+                Target::Staging { slot, .. } => self.staging.landed(slot, result.is_ok()),
             }
-            match result {
-                Ok(bytes) => {
-                    self.counters.slices_loaded += 1;
+            let upgrade = self.upgrades.iter_mut().find(|upgrade| upgrade.version == version);
+            match (result, upgrade) {
+                (Ok(bytes), _) => {
+                    self.counters.slices_loaded += kinds.len() as u64;
                     self.counters.bytes_read += bytes;
                 }
+                // The low version goes on serving.
+                (Err(_), Some(upgrade)) => upgrade.failed = true,
                 // A read ahead that failed is tried again when its layer runs, if it is needed at all.
-                Err(error) if self.running == Some(slice.version.expert.layer) => {
+                (Err(error), None) if self.running == Some(version.expert.layer) => {
                     self.failure.get_or_insert(error);
                 }
-                Err(_) => {}
+                (Err(_), None) => {}
             }
         }
         self.pump();
     }
 }
 
-/// Where in its slot a slice of this tensor begins. Experts that are whole blocks long all begin alike, and a direct
-/// read then lands in place; others are moved to the slot's start by the store.
-fn lead(tensor: &ExpertTensor) -> usize {
-    match tensor.slice_bytes % BLOCK_BYTES {
-        0 => (tensor.offset % BLOCK_BYTES) as usize,
-        _ => 0,
+impl Share {
+    fn new(source: &VersionSource, id: ShareId, catalog: &Catalog, cache: &Cache, pools: &[Arena]) -> Self {
+        let stride = catalog.classes[usize::from(source.class)].stride as usize;
+        let slots = cache.slots_of_share(id);
+        let arena = &pools[usize::from(id.pool)];
+        assert!(slots.end as usize * stride <= arena.len(), "the share's slots have no room");
+        Self {
+            class: source.class,
+            first_slot: slots.start,
+            n_slots: slots.len() as u32,
+            base: arena.as_ptr().wrapping_add(slots.start as usize * stride),
+            leads: source.slices.iter().map(|slice| slice.lead).collect(),
+        }
+    }
+}
+
+fn slice_of(slices: &[SliceShape], kind: SliceKind) -> (usize, &SliceShape) {
+    let position = slices.iter().position(|slice| slice.kind == kind).expect("tags are made from the same map");
+    (position, &slices[position])
+}
+
+fn class_of(precision: Precision) -> LoadClass {
+    match precision {
+        Precision::High => LoadClass::OnDemandHigh,
+        Precision::Low => LoadClass::OnDemandLow,
     }
 }

@@ -14,11 +14,11 @@ use super::hook::{RouterHook, RouterObserver};
 use super::log;
 use super::memory;
 use super::model::{Model, text_of, with_message};
-use super::residency::Counters;
+use super::residency::{Counters, Description};
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
 use crate::plan::MemoryPlan;
-use crate::stats::{PhaseStats, Stats, Timings, peak_rss_bytes};
+use crate::stats::{PhaseStats, PrecisionReport, Stats, Timings, peak_rss_bytes};
 
 /// One entry of a batch for [`Session::evaluate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +74,7 @@ pub struct Session {
     hook: Option<Box<RouterHook>>,
     model: Model,
     options: SessionOptions,
-    plan: MemoryPlan,
-    io_choice: String,
+    description: Description,
     interrupt: Interrupt,
     n_past: usize,
     n_prompt: usize,
@@ -107,7 +106,7 @@ impl Session {
     ) -> Result<Session, Error> {
         let interrupt = Interrupt::default();
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
-        let mut hook = observer.map(RouterHook::new);
+        let mut hook = RouterHook::new(observer, model.wants_router_weights());
         if let Some(hook) = &mut hook {
             hook.install(&mut params);
         }
@@ -122,14 +121,13 @@ impl Session {
             Error::Context { n_ctx, reason }
         })?;
         let context = Context(context);
-        let (plan, io_choice) = memory::set_up(model, options, context.0)?;
+        let description = memory::set_up(model, options, context.0)?;
         let mut session = Session {
             context,
             hook,
             model: model.clone(),
             options: options.clone(),
-            plan,
-            io_choice,
+            description,
             interrupt,
             n_past: 0,
             n_prompt: 0,
@@ -147,12 +145,17 @@ impl Session {
 
     /// How the memory budget is divided.
     pub fn plan(&self) -> &MemoryPlan {
-        &self.plan
+        &self.description.plan
     }
 
     /// Which I/O engine reads the experts, and why.
     pub fn io_choice(&self) -> &str {
-        &self.io_choice
+        &self.description.io_choice
+    }
+
+    /// In which precision experts are used, and from which files.
+    pub fn precision(&self) -> &PrecisionReport {
+        &self.description.precision
     }
 
     /// The model.
@@ -455,6 +458,9 @@ impl Session {
                 bytes_read: after.bytes_read - before.bytes_read,
                 io_busy_seconds: busy_after - busy_before,
                 io_wait_seconds: after.wait_seconds - before.wait_seconds,
+                used: after.used.since(before.used),
+                missed: after.missed.since(before.missed),
+                upgrades: after.upgrades - before.upgrades,
             };
         if let Some(residency) = experts.residency().as_mut() {
             residency.next_token();

@@ -10,9 +10,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 
 use super::error::Error;
-use crate::gguf::{Gguf, Piece, VirtualGguf};
+use crate::gguf::{Piece, VirtualGguf};
 
 /// Largest number of bytes that one callback delivers.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -35,22 +36,17 @@ struct State {
 }
 
 impl CookieStream {
-    /// Opens every source file of `gguf` and a stream over their virtual union.
+    /// Opens every source file and a stream over their virtual union.
     ///
     /// # Errors
     /// A source file that cannot be opened, or address space for the buffer that cannot be had.
-    pub(super) fn open(gguf: &Gguf) -> Result<CookieStream, Error> {
-        let virtual_file = gguf.virtual_file();
-        let mut sources = Vec::with_capacity(gguf.files.len());
-        let mut paths = Vec::with_capacity(gguf.files.len());
-        for source in &gguf.files {
-            let file = File::open(&source.path).map_err(|error| Error::Io {
-                path: source.path.clone(),
-                action: "open",
-                source: error,
-            })?;
+    pub(super) fn open(virtual_file: VirtualGguf, files: &[PathBuf]) -> Result<CookieStream, Error> {
+        let mut sources = Vec::with_capacity(files.len());
+        let mut paths = Vec::with_capacity(files.len());
+        for path in files {
+            let file = File::open(path).map_err(|source| Error::Io { path: path.clone(), action: "open", source })?;
             sources.push(file);
-            paths.push(source.path.display().to_string());
+            paths.push(path.display().to_string());
         }
         let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
@@ -77,7 +73,7 @@ impl CookieStream {
             // SAFETY: the mapping made above, unused so far.
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(Error::Io {
-                path: gguf.files[0].path.clone(),
+                path: files[0].clone(),
                 action: "open a stream on",
                 source: std::io::Error::last_os_error(),
             });

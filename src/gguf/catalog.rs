@@ -196,6 +196,11 @@ impl Catalog {
         self.layers.retain(|layer| keep(layer.layer));
     }
 
+    /// Forgets all low versions.
+    pub fn drop_low(&mut self) {
+        self.layers.iter_mut().for_each(|layer| layer.low.iter_mut().for_each(|low| *low = None));
+    }
+
     /// The layer's versions.
     pub fn layer(&self, layer: u16) -> Option<&LayerCatalog> {
         self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
@@ -236,7 +241,7 @@ impl Catalog {
         let slice = |tensor: &ExpertTensor, index: u16| {
             let extent = tensor.extent(index);
             // Experts that are whole blocks long all begin alike: a direct read lands in place.
-            let lead = if tensor.slice_bytes % BLOCK_BYTES == 0 { extent.offset % BLOCK_BYTES } else { 0 };
+            let lead = if tensor.slice_bytes.is_multiple_of(BLOCK_BYTES) { extent.offset % BLOCK_BYTES } else { 0 };
             SliceSource { extent: Extent { file: extent.file + first_file, ..extent }, lead }
         };
         let versions = (0..layer.n_expert as u16).map(|index| VersionSource {

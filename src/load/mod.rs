@@ -15,28 +15,79 @@ use std::time::{Duration, Instant};
 use self::queue::Queue;
 use crate::store::{Completion, ReadDone, ReadRequest, Store};
 
-/// How urgent a read is. Within a class reads start in order of submission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Why something is read, most urgent first. A read starts when none of a more urgent class can; within a class reads
+/// start in order of submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LoadClass {
-    /// A product waits for it.
-    OnDemand = 0,
-    /// A guess. Starts only when no on-demand read waits.
-    Prefetch = 1,
+    /// A product waits for a high-precision slice.
+    OnDemandHigh = 0,
+    /// A product waits for a low-precision slice: it may stand in because little depends on it.
+    OnDemandLow = 1,
+    /// The high version of an expert that is resident in low precision. Nobody waits for it.
+    Upgrade = 2,
+    /// A guess.
+    Prefetch = 3,
 }
 
-/// Bounds of what the store holds at a time. What is in flight can no longer be overtaken or withdrawn, so more
-/// than the disk needs to run at full speed only adds latency.
+impl LoadClass {
+    /// Number of classes.
+    pub const COUNT: usize = 4;
+    /// Every class, most urgent first.
+    pub const ALL: [LoadClass; Self::COUNT] = [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::Prefetch];
+
+    /// Position in [`LoadClass::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Whether no product waits for such reads, so that they may be withdrawn.
+    pub const fn is_background(self) -> bool {
+        matches!(self, Self::Upgrade | Self::Prefetch)
+    }
+}
+
+/// Bounds of what the store holds at a time, and of what waits for it.
+///
+/// What is in flight can no longer be overtaken or withdrawn, so more than the disk needs to run at full speed only
+/// adds latency. What waits beyond its bound is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
     /// Reads in flight; at least 1.
     pub max_in_flight_requests: usize,
     /// No further read starts while this many bytes are in flight; at least 1.
     pub max_in_flight_bytes: u64,
+    /// Upgrades among the reads in flight; at least 1. They come while the engine computes: a full queue of them would
+    /// stand before the next miss.
+    pub max_in_flight_upgrades: usize,
+    /// Reads of either on-demand class that wait; at least 1. The slots behind them bound them already: this is far
+    /// beyond, and whoever meets it has an error to report.
+    pub max_waiting_on_demand: usize,
+    /// Upgrades that wait; at least 1. Further ones are refused: by their turn others would be used more often.
+    pub max_waiting_upgrades: usize,
+    /// Prefetches that wait; at least 1.
+    pub max_waiting_prefetches: usize,
+}
+
+impl LoaderOptions {
+    fn max_waiting(&self, class: LoadClass) -> usize {
+        match class {
+            LoadClass::OnDemandHigh | LoadClass::OnDemandLow => self.max_waiting_on_demand,
+            LoadClass::Upgrade => self.max_waiting_upgrades,
+            LoadClass::Prefetch => self.max_waiting_prefetches,
+        }
+    }
 }
 
 impl Default for LoaderOptions {
     fn default() -> Self {
-        Self { max_in_flight_requests: 16, max_in_flight_bytes: 16 << 20 }
+        Self {
+            max_in_flight_requests: 16,
+            max_in_flight_bytes: 16 << 20,
+            max_in_flight_upgrades: 2,
+            max_waiting_on_demand: 1 << 16,
+            max_waiting_upgrades: 64,
+            max_waiting_prefetches: 4096,
+        }
     }
 }
 
@@ -47,10 +98,14 @@ pub struct LoadStats {
     pub reads: u64,
     /// Of these, prefetches.
     pub prefetches: u64,
+    /// Reads answered by class, in the order of [`LoadClass::ALL`]. A promoted read counts as what it became.
+    pub by_class: [u64; LoadClass::COUNT],
     /// Reads answered with an error.
     pub failures: u64,
     /// Reads withdrawn before they started.
     pub withdrawn: u64,
+    /// Reads refused because too many of their class were waiting.
+    pub refused: u64,
     /// Bytes moved, whole blocks included.
     pub bytes: u64,
     /// Wall time with at least one read in flight.
@@ -98,6 +153,8 @@ impl Loader {
     /// When a bound is 0.
     pub fn new(store: Arc<dyn Store>, options: LoaderOptions) -> Self {
         assert!(options.max_in_flight_requests > 0 && options.max_in_flight_bytes > 0);
+        assert!(options.max_in_flight_upgrades > 0);
+        assert!(LoadClass::ALL.into_iter().all(|class| options.max_waiting(class) > 0));
         let state = State {
             queue: Queue::default(),
             done: Vec::new(),
@@ -114,15 +171,21 @@ impl Loader {
     }
 
     /// Queues reads. Tickets must differ from those of every read whose answer has not been taken yet.
-    pub fn submit(&self, class: LoadClass, requests: impl IntoIterator<Item = ReadRequest>) {
+    ///
+    /// Returns those that were refused because too many of the class wait: they get no answer, and their slots are the
+    /// caller's again. Nothing is refused below the bound.
+    #[must_use = "the slots of refused reads must be freed"]
+    pub fn submit(&self, class: LoadClass, requests: impl IntoIterator<Item = ReadRequest>) -> Vec<ReadRequest> {
         let mut state = self.shared.lock();
-        for request in requests {
-            state.queue.push(class, request);
-        }
+        let max_waiting = self.shared.options.max_waiting(class);
+        let refused: Vec<_> =
+            requests.into_iter().filter_map(|request| state.queue.push(class, request, max_waiting).err()).collect();
+        state.stats.refused += refused.len() as u64;
         // What the pump below starts at once never waited.
         self.shared.pump(state);
         let mut state = self.shared.lock();
         state.stats.queue_peak = state.stats.queue_peak.max(state.queue.waiting());
+        refused
     }
 
     /// Answers that have come, without waiting; in order of arrival.
@@ -150,24 +213,38 @@ impl Loader {
         std::mem::take(&mut state.done)
     }
 
-    /// Withdraws prefetches that have not started and whose ticket `unwanted` accepts. Their tickets are returned, in
-    /// order; they get no answer.
-    pub fn cancel_prefetch(&self, unwanted: impl FnMut(u64) -> bool) -> Vec<u64> {
+    /// Withdraws upgrades or prefetches that have not started and whose ticket `unwanted` accepts. Their tickets are
+    /// returned, in order; they get no answer.
+    ///
+    /// # Panics
+    /// When `class` is an on-demand class: a product waits for its reads.
+    pub fn withdraw(&self, class: LoadClass, unwanted: impl FnMut(u64) -> bool) -> Vec<u64> {
+        assert!(class.is_background(), "a product waits for reads of class {class:?}");
         let mut state = self.shared.lock();
-        let tickets = state.queue.withdraw(LoadClass::Prefetch, unwanted);
+        let tickets = state.queue.withdraw(class, unwanted);
         state.stats.withdrawn += tickets.len() as u64;
         tickets
     }
 
-    /// Makes prefetches that have not started urgent: those whose ticket `needed` accepts go behind the on-demand
-    /// reads already queued. Returns how many.
-    pub fn promote(&self, needed: impl FnMut(u64) -> bool) -> usize {
-        self.shared.lock().queue.promote(needed)
+    /// Makes upgrades and prefetches that have not started more urgent: those whose ticket `needed` accepts go behind
+    /// the reads of class `to` already queued, upgrades first. What is of class `to` or more urgent stays, and so does
+    /// what would exceed the bound of `to`. Returns how many moved.
+    pub fn promote(&self, needed: impl FnMut(u64) -> bool, to: LoadClass) -> usize {
+        let mut state = self.shared.lock();
+        let n_moved = state.queue.promote(needed, to, self.shared.options.max_waiting(to));
+        // An upgrade may have waited for other upgrades only.
+        self.shared.pump(state);
+        n_moved
     }
 
     /// Reads submitted and not yet answered.
     pub fn outstanding(&self) -> usize {
         self.shared.lock().queue.outstanding()
+    }
+
+    /// Whether no read waits or is in flight. Answers may be left to take.
+    pub fn is_idle(&self) -> bool {
+        self.outstanding() == 0
     }
 
     /// Counts so far; `busy` includes the present busy spell.
@@ -182,7 +259,7 @@ impl Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        for class in [LoadClass::OnDemand, LoadClass::Prefetch] {
+        for class in LoadClass::ALL {
             state.queue.withdraw(class, |_| true);
         }
         drop(self.shared.wait_while(state, |state| state.queue.outstanding() > 0));
@@ -234,6 +311,7 @@ impl Completion for Shared {
         let mut state = self.lock();
         let class = state.queue.finish(done.ticket);
         state.stats.reads += 1;
+        state.stats.by_class[class.index()] += 1;
         state.stats.prefetches += u64::from(class == LoadClass::Prefetch);
         match &done.result {
             Ok(bytes) => state.stats.bytes += bytes,

@@ -8,7 +8,7 @@ use crate::store::ReadRequest;
 /// Reads waiting by class, and what is in flight.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    waiting: [VecDeque<ReadRequest>; 2],
+    waiting: [VecDeque<ReadRequest>; LoadClass::COUNT],
     in_flight: Vec<InFlight>,
     bytes_in_flight: u64,
 }
@@ -21,19 +21,28 @@ struct InFlight {
 }
 
 impl Queue {
-    pub fn push(&mut self, class: LoadClass, request: ReadRequest) {
-        self.waiting[class as usize].push_back(request);
+    /// Lets a read wait; gives it back when `max_waiting` of its class do already.
+    pub fn push(&mut self, class: LoadClass, request: ReadRequest, max_waiting: usize) -> Result<(), ReadRequest> {
+        let waiting = &mut self.waiting[class.index()];
+        if waiting.len() >= max_waiting {
+            return Err(request);
+        }
+        waiting.push_back(request);
+        Ok(())
     }
 
-    /// Moves the reads that may start now from waiting to in flight: at least one when nothing is in flight.
+    /// Moves the reads that may start now from waiting to in flight: at least one when nothing is in flight, so that
+    /// what waits is always followed by an answer that starts it.
     pub fn start(&mut self, options: &LoaderOptions) -> Vec<ReadRequest> {
         let mut started = Vec::new();
         while self.in_flight.len() < options.max_in_flight_requests
             && self.bytes_in_flight < options.max_in_flight_bytes
         {
-            let next = [LoadClass::OnDemand, LoadClass::Prefetch]
+            let may_upgrade = self.in_flight_of(LoadClass::Upgrade) < options.max_in_flight_upgrades;
+            let next = LoadClass::ALL
                 .into_iter()
-                .find_map(|class| Some((class, self.waiting[class as usize].pop_front()?)));
+                .filter(|class| may_upgrade || *class != LoadClass::Upgrade)
+                .find_map(|class| Some((class, self.waiting[class.index()].pop_front()?)));
             let Some((class, request)) = next else { break };
             let bytes = request.extent.len;
             self.in_flight.push(InFlight { ticket: request.ticket, class, bytes });
@@ -57,7 +66,7 @@ impl Queue {
     /// Takes out waiting reads of a class; returns their tickets in order.
     pub fn withdraw(&mut self, class: LoadClass, mut unwanted: impl FnMut(u64) -> bool) -> Vec<u64> {
         let mut tickets = Vec::new();
-        self.waiting[class as usize].retain(|request| {
+        self.waiting[class.index()].retain(|request| {
             let withdraw = unwanted(request.ticket);
             if withdraw {
                 tickets.push(request.ticket);
@@ -67,15 +76,24 @@ impl Queue {
         tickets
     }
 
-    /// Moves waiting prefetches behind the on-demand reads, in order; returns how many.
-    pub fn promote(&mut self, mut needed: impl FnMut(u64) -> bool) -> usize {
-        let [on_demand, prefetch] = &mut self.waiting;
-        let before = on_demand.len();
-        for request in std::mem::take(prefetch) {
-            let class = if needed(request.ticket) { &mut *on_demand } else { &mut *prefetch };
-            class.push_back(request);
+    /// Moves waiting background reads that are less urgent than `to` behind its own, in order, as long as fewer than
+    /// `max_waiting` wait there; returns how many.
+    pub fn promote(&mut self, mut needed: impl FnMut(u64) -> bool, to: LoadClass, max_waiting: usize) -> usize {
+        let mut moved = Vec::new();
+        let mut room = max_waiting.saturating_sub(self.waiting[to.index()].len());
+        for from in LoadClass::ALL.into_iter().filter(|from| from.is_background() && *from > to) {
+            for request in std::mem::take(&mut self.waiting[from.index()]) {
+                if room > 0 && needed(request.ticket) {
+                    room -= 1;
+                    moved.push(request);
+                } else {
+                    self.waiting[from.index()].push_back(request);
+                }
+            }
         }
-        on_demand.len() - before
+        let n_moved = moved.len();
+        self.waiting[to.index()].extend(moved);
+        n_moved
     }
 
     pub fn waiting(&self) -> usize {
@@ -84,6 +102,10 @@ impl Queue {
 
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
+    }
+
+    fn in_flight_of(&self, class: LoadClass) -> usize {
+        self.in_flight.iter().filter(|read| read.class == class).count()
     }
 
     pub fn outstanding(&self) -> usize {

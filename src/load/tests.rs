@@ -67,8 +67,27 @@ fn requests(tickets: impl IntoIterator<Item = u64>) -> Vec<ReadRequest> {
 
 fn manual(max_in_flight_requests: usize, max_in_flight_bytes: u64) -> (Arc<ManualStore>, Loader) {
     let store = Arc::new(ManualStore::default());
-    let loader = Loader::new(store.clone(), LoaderOptions { max_in_flight_requests, max_in_flight_bytes });
+    let loader = Loader::new(store.clone(), options(max_in_flight_requests, max_in_flight_bytes));
     (store, loader)
+}
+
+fn options(max_in_flight_requests: usize, max_in_flight_bytes: u64) -> LoaderOptions {
+    LoaderOptions { max_in_flight_requests, max_in_flight_bytes, ..LoaderOptions::default() }
+}
+
+/// Submits reads of which none may be refused.
+fn submit(loader: &Loader, class: LoadClass, requests: impl IntoIterator<Item = ReadRequest>) {
+    assert!(loader.submit(class, requests).is_empty(), "within the bounds");
+}
+
+/// Answers one read after the other, until none is in flight; the order in which they started.
+fn answer_all(store: &ManualStore) -> Vec<u64> {
+    let mut order = Vec::new();
+    while let Some(&ticket) = store.started().first() {
+        order.push(ticket);
+        store.answer(ticket, Ok(100));
+    }
+    order
 }
 
 fn tickets(done: Vec<ReadDone>) -> Vec<u64> {
@@ -76,37 +95,87 @@ fn tickets(done: Vec<ReadDone>) -> Vec<u64> {
 }
 
 #[test]
-fn on_demand_goes_before_prefetch_and_each_class_in_order() {
+fn classes_start_by_urgency_and_each_in_order() {
     let (store, loader) = manual(1, u64::MAX);
-    loader.submit(LoadClass::Prefetch, requests([10, 11, 12]));
-    loader.submit(LoadClass::OnDemand, requests([20, 21]));
-    loader.submit(LoadClass::Prefetch, requests([13]));
-    loader.submit(LoadClass::OnDemand, requests([22]));
-    let mut order = Vec::new();
-    while let [ticket] = store.started()[..] {
-        order.push(ticket);
-        store.answer(ticket, Ok(100));
-    }
-    assert_eq!(order, [10, 20, 21, 22, 11, 12, 13]);
+    submit(&loader, LoadClass::Prefetch, requests([30, 31, 32]));
+    submit(&loader, LoadClass::Upgrade, requests([20, 21]));
+    submit(&loader, LoadClass::OnDemandLow, requests([10, 11]));
+    submit(&loader, LoadClass::OnDemandHigh, requests([0, 1]));
+    submit(&loader, LoadClass::Prefetch, requests([33]));
+    submit(&loader, LoadClass::OnDemandLow, requests([12]));
+    submit(&loader, LoadClass::OnDemandHigh, requests([2]));
+    assert!(!loader.is_idle());
+    let order = answer_all(&store);
+    assert!(loader.is_idle());
+    assert_eq!(order, [30, 0, 1, 2, 10, 11, 12, 20, 21, 31, 32, 33]);
     assert_eq!(tickets(loader.wait().unwrap()), order);
     let stats = loader.stats();
-    assert_eq!((stats.reads, stats.prefetches, stats.bytes, stats.failures), (7, 4, 700, 0));
-    assert_eq!((stats.queue_peak, stats.in_flight_peak), (6, 1));
+    assert_eq!((stats.reads, stats.prefetches, stats.bytes, stats.failures), (12, 4, 1200, 0));
+    assert_eq!(stats.by_class, [3, 3, 2, 4]);
+    assert_eq!((stats.queue_peak, stats.in_flight_peak), (11, 1));
+}
+
+#[test]
+fn few_upgrades_are_in_flight_and_prefetches_fill_the_rest() {
+    let (store, loader) = manual(5, u64::MAX);
+    submit(&loader, LoadClass::Upgrade, requests(20..24));
+    assert_eq!(store.started(), [20, 21]);
+    submit(&loader, LoadClass::Prefetch, requests(30..34));
+    assert_eq!(store.started(), [20, 21, 30, 31, 32]);
+    // An upgrade's answer starts the next upgrade, a prefetch's the next prefetch.
+    store.answer(20, Ok(100));
+    assert_eq!(store.started(), [21, 30, 31, 32, 22]);
+    store.answer(30, Ok(100));
+    assert_eq!(store.started(), [21, 31, 32, 22, 33]);
+    answer_all(&store);
+    assert_eq!(loader.drain().len(), 8);
+    assert_eq!(loader.stats().in_flight_peak, 5);
+}
+
+#[test]
+fn what_waits_is_bounded_and_the_rest_is_refused() {
+    let store = Arc::new(ManualStore::default());
+    let options = LoaderOptions {
+        max_in_flight_requests: 1,
+        max_waiting_on_demand: 3,
+        max_waiting_upgrades: 2,
+        max_waiting_prefetches: 1,
+        ..LoaderOptions::default()
+    };
+    let loader = Loader::new(store.clone(), options);
+    submit(&loader, LoadClass::OnDemandHigh, requests([0]));
+    for (class, n_waiting) in LoadClass::ALL.into_iter().zip([3, 3, 2, 1]) {
+        let first = 10 * (class.index() as u64 + 1);
+        let refused = loader.submit(class, requests(first..first + 5));
+        let refused: Vec<u64> = refused.iter().map(|request| request.ticket).collect();
+        assert_eq!(refused, (first + n_waiting..first + 5).collect::<Vec<_>>(), "{class:?}");
+    }
+    assert_eq!(loader.stats().refused, 2 + 2 + 3 + 4);
+    assert_eq!(loader.outstanding(), 10);
+    // A promotion does not go beyond the bound either: what has no room keeps its place.
+    assert_eq!(loader.promote(|_| true, LoadClass::OnDemandHigh), 0);
+    store.answer(0, Ok(100));
+    assert_eq!(loader.promote(|_| true, LoadClass::OnDemandHigh), 1);
+    assert_eq!(answer_all(&store), [10, 11, 12, 30, 20, 21, 22, 31, 40]);
+    // Refused reads may come again.
+    submit(&loader, LoadClass::Prefetch, requests([41]));
+    assert_eq!(answer_all(&store), [41]);
+    loader.drain();
 }
 
 #[test]
 fn requests_and_bytes_in_flight_are_bounded() {
     let (store, loader) = manual(3, u64::MAX);
-    loader.submit(LoadClass::OnDemand, requests(0..5));
+    submit(&loader, LoadClass::OnDemandHigh, requests(0..5));
     assert_eq!(store.started(), [0, 1, 2]);
     store.answer(1, Ok(100));
     assert_eq!(store.started(), [0, 2, 3]);
-    loader.shared.lock().queue.withdraw(LoadClass::OnDemand, |_| true);
+    loader.shared.lock().queue.withdraw(LoadClass::OnDemandHigh, |_| true);
     store.started().into_iter().for_each(|ticket| store.answer(ticket, Ok(100)));
 
     // A further read starts below the bound, and one that is larger than the bound still starts.
     let (store, loader) = manual(9, 150);
-    loader.submit(LoadClass::OnDemand, [request(0, 100), request(1, 1000), request(2, 1), request(3, 1)]);
+    submit(&loader, LoadClass::OnDemandHigh, [request(0, 100), request(1, 1000), request(2, 1), request(3, 1)]);
     assert_eq!(store.started(), [0, 1]);
     store.answer(0, Ok(100));
     assert_eq!(store.started(), [1]);
@@ -118,35 +187,67 @@ fn requests_and_bytes_in_flight_are_bounded() {
 }
 
 #[test]
-fn prefetches_that_have_not_started_can_be_withdrawn_or_promoted() {
+fn what_has_not_started_can_be_withdrawn() {
     let (store, loader) = manual(1, u64::MAX);
-    loader.submit(LoadClass::Prefetch, requests(0..8));
-    loader.submit(LoadClass::OnDemand, requests([100]));
-    // 0 is in flight: too late for it. 100 is no prefetch.
-    assert_eq!(loader.cancel_prefetch(|ticket| ticket.is_multiple_of(2) || ticket == 100), [2, 4, 6]);
-    assert_eq!(loader.promote(|ticket| ticket == 5 || ticket == 7), 2);
-    assert_eq!(loader.outstanding(), 6);
-    let mut order = Vec::new();
-    while let [ticket] = store.started()[..] {
-        order.push(ticket);
-        store.answer(ticket, Ok(1));
-    }
-    assert_eq!(order, [0, 100, 5, 7, 1, 3]);
-    assert_eq!(loader.stats().withdrawn, 3);
-    assert_eq!(loader.drain().len(), 6);
+    submit(&loader, LoadClass::Prefetch, requests(0..8));
+    submit(&loader, LoadClass::Upgrade, requests(20..24));
+    submit(&loader, LoadClass::OnDemandHigh, requests([100]));
+    // 0 is in flight: too late for it. 20 and 100 are no prefetches.
+    assert_eq!(loader.withdraw(LoadClass::Prefetch, |ticket| ticket.is_multiple_of(2)), [2, 4, 6]);
+    assert_eq!(loader.withdraw(LoadClass::Upgrade, |ticket| ticket != 21), [20, 22, 23]);
+    assert_eq!(loader.outstanding(), 7);
+    assert_eq!(loader.stats().withdrawn, 6);
+    assert_eq!(answer_all(&store), [0, 100, 21, 1, 3, 5, 7]);
+    assert_eq!(loader.drain().len(), 7);
+}
+
+#[test]
+#[should_panic = "a product waits"]
+fn what_a_product_waits_for_cannot_be_withdrawn() {
+    let (_store, loader) = manual(1, u64::MAX);
+    loader.withdraw(LoadClass::OnDemandLow, |_| true);
+}
+
+#[test]
+fn what_has_not_started_can_become_urgent() {
+    let (store, loader) = manual(1, u64::MAX);
+    submit(&loader, LoadClass::Prefetch, requests(0..8));
+    submit(&loader, LoadClass::Upgrade, requests(20..24));
+    submit(&loader, LoadClass::OnDemandLow, requests([110]));
+    submit(&loader, LoadClass::OnDemandHigh, requests([100]));
+    assert_eq!(loader.promote(|ticket| matches!(ticket, 5 | 7 | 22), LoadClass::OnDemandHigh), 3);
+    // 110 is on demand already, and 0 in flight.
+    assert_eq!(loader.promote(|ticket| matches!(ticket, 0 | 3 | 110), LoadClass::OnDemandLow), 1);
+    assert_eq!(loader.promote(|ticket| ticket == 1 || ticket == 23, LoadClass::Upgrade), 1);
+    assert_eq!(loader.promote(|_| true, LoadClass::Prefetch), 0);
+    assert_eq!(answer_all(&store), [0, 100, 22, 5, 7, 110, 3, 20, 21, 23, 1, 2, 4, 6]);
+    // They count as what they became.
+    assert_eq!(loader.stats().by_class, [4, 2, 4, 4]);
+    assert_eq!(loader.drain().len(), 14);
+}
+
+#[test]
+fn a_promoted_upgrade_starts_at_once_where_there_is_room() {
+    let (store, loader) = manual(4, u64::MAX);
+    submit(&loader, LoadClass::Upgrade, requests(20..24));
+    assert_eq!(store.started(), [20, 21]);
+    assert_eq!(loader.promote(|ticket| ticket == 23, LoadClass::OnDemandHigh), 1);
+    assert_eq!(store.started(), [20, 21, 23]);
+    answer_all(&store);
+    loader.drain();
 }
 
 #[test]
 fn the_store_pumps_the_queue_while_the_consumer_is_away() {
     // Nobody polls, and still everything is read: the answer of one starts the next.
     let memory = Arc::new(MemoryStore::new(vec![vec![5; 1000].into()]).unwrap());
-    let loader = Loader::new(memory, LoaderOptions { max_in_flight_requests: 1, max_in_flight_bytes: 1 });
+    let loader = Loader::new(memory, options(1, 1));
     let arena = Arena::new(1000).unwrap();
     let extent = Extent { file: 0, offset: 0, len: 1000 };
     for ticket in 0..100 {
         // SAFETY: the arena outlives the drain below, and reads follow one another.
         let dst = unsafe { SlotPtr::new(arena.as_ptr()) };
-        loader.submit(LoadClass::OnDemand, [ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0 }]);
+        submit(&loader, LoadClass::OnDemandHigh, [ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0 }]);
     }
     assert_eq!(tickets(loader.drain()), (0..100).collect::<Vec<_>>());
     assert_eq!(loader.stats().in_flight_peak, 1);
@@ -154,12 +255,11 @@ fn the_store_pumps_the_queue_while_the_consumer_is_away() {
 
 #[test]
 fn a_store_that_answers_at_once_does_not_recurse() {
-    let loader = Loader::new(
-        Arc::new(ImmediateStore),
-        LoaderOptions { max_in_flight_requests: 1, max_in_flight_bytes: u64::MAX },
-    );
-    loader.submit(LoadClass::Prefetch, requests(0..200_000));
-    assert_eq!(loader.poll().len(), 200_000);
+    /// As many as may wait: enough to exhaust a stack.
+    const LOTS: u64 = 1 << 16;
+    let loader = Loader::new(Arc::new(ImmediateStore), options(1, u64::MAX));
+    submit(&loader, LoadClass::OnDemandHigh, requests(0..LOTS));
+    assert_eq!(loader.poll().len() as u64, LOTS);
     assert_eq!(loader.outstanding(), 0);
 }
 
@@ -167,7 +267,7 @@ fn a_store_that_answers_at_once_does_not_recurse() {
 fn waiting_for_nothing_is_an_error_not_a_hang() {
     let (store, loader) = manual(1, u64::MAX);
     assert_eq!(loader.wait().unwrap_err(), NothingOutstanding);
-    loader.submit(LoadClass::OnDemand, requests([1]));
+    submit(&loader, LoadClass::OnDemandHigh, requests([1]));
     assert!(loader.poll().is_empty());
     store.answer(1, Ok(1));
     assert_eq!(tickets(loader.poll()), [1]);
@@ -180,7 +280,7 @@ fn busy_time_runs_only_while_reads_are_in_flight() {
     let (store, loader) = manual(2, u64::MAX);
     let runs = || loader.shared.lock().busy_since.is_some();
     assert_eq!((runs(), loader.stats().busy), (false, Duration::ZERO));
-    loader.submit(LoadClass::OnDemand, requests([1, 2]));
+    submit(&loader, LoadClass::OnDemandHigh, requests([1, 2]));
     store.answer(1, Ok(1));
     assert!(runs(), "one read is in flight");
     store.answer(2, Ok(1));
@@ -199,10 +299,7 @@ fn failing_reads_are_answered_and_the_rest_goes_on() {
         shrunk: HashMap::from([(0, 60_500)]),
         hold: Some(Hold { answers_max: 3, seed: 9 }),
     };
-    let loader = Loader::new(
-        Arc::new(FaultyStore::new(memory, faults)),
-        LoaderOptions { max_in_flight_requests: 4, max_in_flight_bytes: u64::MAX },
-    );
+    let loader = Loader::new(Arc::new(FaultyStore::new(memory, faults)), options(4, u64::MAX));
     let arena = Arena::new(64_000).unwrap();
     let requests = (0..64).map(|ticket| {
         let extent = Extent { file: 0, offset: ticket * 1000, len: 1000 };
@@ -210,7 +307,7 @@ fn failing_reads_are_answered_and_the_rest_goes_on() {
         let dst = unsafe { SlotPtr::new(arena.as_ptr().add(ticket as usize * 1000)) };
         ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0 }
     });
-    loader.submit(LoadClass::OnDemand, requests);
+    submit(&loader, LoadClass::OnDemandHigh, requests);
     let mut failed = Vec::new();
     let mut seen = 0;
     while let Ok(answers) = loader.wait() {
@@ -237,7 +334,7 @@ fn dropping_a_loader_withdraws_the_queue_and_waits_for_the_rest() {
             let dst = unsafe { SlotPtr::new(arena.as_ptr().add(ticket as usize * (1 << 20))) };
             ReadRequest { ticket, extent, dst, capacity: 1 << 20, lead: 0 }
         });
-        loader.submit(LoadClass::Prefetch, requests);
+        submit(&loader, LoadClass::Prefetch, requests);
         drop(loader);
         drop(arena);
     }

@@ -62,6 +62,18 @@ impl PrecisionOptions {
     pub const T1: f32 = 0.6;
     /// HOBBIT's T2 for Mixtral-8x7B.
     pub const T2: f32 = 0.9;
+
+    /// T1 and T2 as they apply: what was given, else `calibrated`, else HOBBIT's. One that was given pulls along one that
+    /// was not, so that T1 is never above T2 unless both were given so.
+    pub fn thresholds(&self, calibrated: Option<(f32, f32)>) -> (f32, f32) {
+        let (t1, t2) = calibrated.unwrap_or((Self::T1, Self::T2));
+        match (self.t1, self.t2) {
+            (None, None) => (t1, t2),
+            (Some(given), None) => (given, t2.max(given)),
+            (None, Some(given)) => (t1.min(given), given),
+            (Some(t1), Some(t2)) => (t1, t2),
+        }
+    }
 }
 
 impl Default for PrecisionOptions {
@@ -113,5 +125,41 @@ impl FromStr for LowShare {
         let number = text.strip_suffix('%').unwrap_or(text).trim_end();
         let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
         percent.map(Self::Percent).ok_or_else(|| UnknownWord::new("low share", text, "auto, or 0% to 100%"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words() {
+        for mode in [PrecisionMode::Exact, PrecisionMode::Dynamic] {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        assert!("Exact".parse::<PrecisionMode>().is_err());
+        for (text, share) in
+            [("auto", LowShare::Auto), ("25%", LowShare::Percent(25.0)), ("12.5 %", LowShare::Percent(12.5))]
+        {
+            assert_eq!(text.parse(), Ok(share));
+        }
+        for bad in ["", "%", "-1%", "101", "nan", "2G"] {
+            assert!(bad.parse::<LowShare>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn thresholds_stay_in_order() {
+        let of = |t1, t2, calibrated| PrecisionOptions { t1, t2, ..Default::default() }.thresholds(calibrated);
+        for (t1, t2, calibrated, expected) in [
+            (None, None, None, (0.6, 0.9)),
+            (None, None, Some((0.4, 0.7)), (0.4, 0.7)),
+            (Some(0.5), None, Some((0.4, 0.7)), (0.5, 0.7)),
+            (Some(1.0), None, None, (1.0, 1.0)),
+            (None, Some(0.5), None, (0.5, 0.5)),
+            (Some(0.0), Some(1.0), Some((0.4, 0.7)), (0.0, 1.0)),
+        ] {
+            assert_eq!(of(t1, t2, calibrated), expected, "{t1:?} {t2:?} {calibrated:?}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::size::{FlagValue, Show};
 use super::{BudgetSource, MemoryPlan};
+use crate::expert::Precision;
 use std::fmt;
 
 impl fmt::Display for MemoryPlan {
@@ -17,18 +18,27 @@ impl fmt::Display for MemoryPlan {
         row("compute", self.fixed.compute, "")?;
         row("runtime", self.fixed.runtime, "")?;
         row("margin", self.margin, "kept free")?;
-        if let Some(percent) = (self.n_slots * 100).checked_div(self.n_experts) {
-            let note = format!("{} of {} experts ({percent} %)", self.n_slots, self.n_experts);
-            row("expert cache", self.expert_cache, &note)?;
-            let note = match self.pools.first().map_or(0, |pool| pool.staging_slices) {
+        if let Some(note) = share(self.n_slots, self.n_experts) {
+            row("expert cache", self.expert_cache - self.low_cache, &note)?;
+            let low = self.pools.iter().filter(|pool| pool.precision == Precision::Low);
+            if let Some(note) = share(self.n_low_slots, low.map(|pool| u64::from(pool.n_versions)).sum()) {
+                row("low cache", self.low_cache, &format!("{note} in low precision"))?;
+            }
+            let note = match self.staging_slots {
                 0 => "not needed: every expert has a slot".to_owned(),
-                1 => "1 slice of each kind".to_owned(),
-                n => format!("{n} slices of each kind"),
+                1 => format!("1 slice of {}", Show(self.staging_slot_bytes)),
+                n => format!("{n} slices of {}", Show(self.staging_slot_bytes)),
             };
             row("staging", self.staging, &note)?;
         }
         row("unused", self.unused(), "")
     }
+}
+
+/// None without experts.
+fn share(n_slots: u64, n_experts: u64) -> Option<String> {
+    let percent = (n_slots * 100).checked_div(n_experts)?;
+    Some(format!("{n_slots} of {n_experts} experts ({percent} %)"))
 }
 
 pub(super) fn origin(source: BudgetSource) -> &'static str {

@@ -1,9 +1,12 @@
 //! How a memory budget becomes slots: pure arithmetic, except for [`MemoryLimits::read`].
 //!
 //! The budget is what the whole process may take. Weights, KV cache, compute buffers and run time come first, a
-//! margin stays free, and experts get the rest: cached ones in pools, and unless all fit, a few *staging* slices
-//! through which experts pass that get no slot. The engine is exact with one staging slice per pool and kind and no
-//! cached expert at all: that is the minimum.
+//! margin stays free, and experts get the rest: cached ones in pools, and unless all fit, a few *staging* slots of one
+//! slice each, through which experts pass that get no slot. The engine is exact with one staging slot and no cached
+//! expert at all: that is the minimum.
+//!
+//! Where experts have low-precision versions, these get a share of the cache ([`PlanInput::low_share`]), though no more
+//! than all of them need; and none where all high versions fit.
 //!
 //! The margin is for what nobody can count (page tables, allocator slack, the kernel's own): 2 % of a budget that was
 //! given, at least 32 MiB. A budget found in the system also moves with its neighbours: 5 %, at least 64 MiB.
@@ -16,12 +19,15 @@ mod size;
 mod tests;
 
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
-pub use pools::{PoolPlan, PoolSpec, StagingWish};
+pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use size::{Budget, ExpertCache, SizeError};
 
-use pools::Experts;
+use crate::expert::Precision;
+use crate::options::LowShare;
+use pools::{Division, Experts};
 use serde::Serialize;
-use size::{FlagValue, Show};
+use size::FlagValue;
+pub(crate) use size::Show;
 
 /// What a plan is made from. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,17 +36,19 @@ pub struct PlanInput {
     pub budget: Budget,
     /// What the system leaves; read only for [`Budget::Auto`].
     pub limits: MemoryLimits,
-    /// How much of it experts may take.
+    /// How much of it experts may take; a percentage is of all high versions.
     pub expert_cache: ExpertCache,
+    /// How much of the expert cache low versions may take.
+    pub low_share: LowShare,
     /// What is needed besides experts.
     pub fixed: FixedCosts,
     /// What stays free; `None` takes the rule of this module.
     pub margin: Option<u64>,
-    /// Classes of layers with equal experts; empty for a dense model.
+    /// Classes of versions with equal shapes; empty for a dense model. Every expert has a high version.
     pub pools: Vec<PoolSpec>,
     /// Experts a token uses in each layer.
     pub n_expert_used: u32,
-    /// Slices that experts without a slot pass through.
+    /// Slots that slices of experts without a slot pass through.
     pub staging: StagingWish,
 }
 
@@ -74,14 +82,22 @@ pub struct MemoryPlan {
     pub fixed: FixedCosts,
     /// Bytes left free.
     pub margin: u64,
-    /// Slots and staging, one entry per [`PoolSpec`].
+    /// Slots, one entry per [`PoolSpec`].
     pub pools: Vec<PoolPlan>,
-    /// Experts that can be resident at once.
+    /// High versions that can be resident at once.
     pub n_slots: u64,
     /// Experts of the model.
     pub n_experts: u64,
-    /// Bytes of all slots.
+    /// Low versions that can be resident at once.
+    pub n_low_slots: u64,
+    /// Bytes of all slots, high and low.
     pub expert_cache: u64,
+    /// Of these, bytes of low slots.
+    pub low_cache: u64,
+    /// Slots for slices that pass through; 0 when every high version has a slot.
+    pub staging_slots: u32,
+    /// Bytes of a staging slot: the largest slice of the model.
+    pub staging_slot_bytes: u64,
     /// Bytes of staging.
     pub staging: u64,
     /// Set when the slots are fewer than what one token uses.
@@ -96,7 +112,7 @@ pub struct MemoryPlan {
     breakdown::flags(*mem_budget, *expert_cache)
 )]
 pub struct BelowTokenCycle {
-    /// Experts that can be resident at once.
+    /// Experts that can be resident at once, in either precision.
     pub n_slots: u64,
     /// Experts one token uses.
     pub n_cycle: u64,
@@ -185,7 +201,7 @@ impl MemoryPlan {
             Budget::Bytes(bytes) => (bytes, BudgetSource::Given),
             Budget::Auto => input.limits.budget().ok_or(PlanError::NoLimitKnown)?,
         };
-        let experts = Experts::new(&input.pools, input.n_expert_used, input.staging);
+        let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
         let margin = Margin::of(input, source).bytes(budget);
         let given = Margin::of(input, BudgetSource::Given); // what the flags in our advice will be held to
         let fixed = input.fixed.total();
@@ -206,16 +222,21 @@ impl MemoryPlan {
             let minimum = budget_for(experts.room_for(asked));
             return Err(PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum });
         }
-        let pools = experts.divide(room, asked);
-        let n_slots = pools.iter().map(|pool| u64::from(pool.n_slots)).sum();
+        let Division { pools, staging_slots } = experts.divide(room, asked);
+        let of = |precision| pools.iter().filter(move |pool| pool.precision == precision);
+        let n_slots_of = |precision| of(precision).map(|pool| u64::from(pool.n_slots)).sum::<u64>();
+        let bytes_of = |precision| of(precision).map(|pool| pool.expert_cache).sum::<u64>();
+        let (n_slots, n_low_slots) = (n_slots_of(Precision::High), n_slots_of(Precision::Low));
+        let low_cache = bytes_of(Precision::Low);
 
-        let warning = (n_slots < experts.n_cycle()).then(|| {
+        let warning = (n_slots + n_low_slots < experts.n_cycle()).then(|| {
             let cache = asked.map(|_| FlagValue(experts.cache_for_cycle()).bytes());
             let needed = match cache {
                 Some(cache) => experts.room_for(cache.min(experts.bytes())),
                 None => experts.auto_room_for_cycle(),
             };
             let mem_budget = (asked.is_none() || needed > room).then(|| FlagValue(budget_for(needed)).bytes());
+            let n_slots = n_slots + n_low_slots;
             BelowTokenCycle { n_slots, n_cycle: experts.n_cycle(), mem_budget, expert_cache: cache }
         });
         Ok(Self {
@@ -225,8 +246,12 @@ impl MemoryPlan {
             margin,
             n_slots,
             n_experts: experts.n_experts(),
-            expert_cache: pools.iter().map(|pool| pool.expert_cache).sum(),
-            staging: pools.iter().map(|pool| pool.staging).sum(),
+            n_low_slots,
+            expert_cache: bytes_of(Precision::High) + low_cache,
+            low_cache,
+            staging_slots,
+            staging_slot_bytes: experts.staging_slot_bytes(),
+            staging: experts.staging_bytes(staging_slots),
             pools,
             warning,
         })
@@ -237,7 +262,7 @@ impl MemoryPlan {
         self.budget - self.margin - self.fixed.total() - self.expert_cache - self.staging
     }
 
-    /// Whether every expert has a slot.
+    /// Whether every high version has a slot: nothing is read after it was read once, and low versions have none.
     pub fn is_fully_resident(&self) -> bool {
         self.n_slots == self.n_experts
     }

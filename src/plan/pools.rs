@@ -1,32 +1,37 @@
-//! Dividing the experts' room among pools, and between cache and staging.
+//! Dividing the experts' room: between cache and staging, high and low precision, and among pools.
 
 use serde::Serialize;
 
-/// Layers whose experts have the same shape, as the plan sees them.
+use crate::expert::Precision;
+use crate::options::LowShare;
+
+/// What [`LowShare::Auto`] stands for, in percent of the expert cache.
+pub const LOW_SHARE_AUTO_PERCENT: f64 = 25.0;
+
+/// Versions of experts that have the same shape, as the plan sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// Experts of each layer of the pool.
-    pub n_expert: Vec<u16>,
-    /// Bytes between slots, for each kind of slice: gate, up, down; or gate-up fused, down.
-    pub slice_strides: Vec<u64>,
+    /// Which versions these are.
+    pub precision: Precision,
+    /// Versions of this shape in each layer of the pool.
+    pub n_versions: Vec<u16>,
+    /// Bytes of one slot, all its slices together.
+    pub expert_stride: u64,
+    /// Bytes of a slot's largest slice: what a staging slot must hold.
+    pub slice_stride_max: u64,
 }
 
 impl PoolSpec {
-    /// Bytes of one slot over all kinds.
-    pub fn expert_stride(&self) -> u64 {
-        self.slice_strides.iter().sum()
-    }
-
-    fn n_experts(&self) -> u64 {
-        self.n_expert.iter().map(|n| u64::from(*n)).sum()
+    fn n_versions(&self) -> u64 {
+        self.n_versions.iter().map(|n| u64::from(*n)).sum()
     }
 
     fn bytes(&self) -> u64 {
-        self.n_experts() * self.expert_stride()
+        self.n_versions() * self.expert_stride
     }
 }
 
-/// How many staging slices to keep for each pool and kind.
+/// How many staging slots to keep. One holds any slice of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingWish {
     /// Without them there is no plan.
@@ -37,26 +42,32 @@ pub struct StagingWish {
 }
 
 impl Default for StagingWish {
+    /// One slice is enough to be right, the slices of eight experts to be fast.
     fn default() -> Self {
-        Self { min: 1, wanted: 8 }
+        Self { min: 1, wanted: 24 }
     }
 }
 
 /// What one pool gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolPlan {
-    /// Slots: experts that can be resident at once.
+    /// Which versions it holds.
+    pub precision: Precision,
+    /// Slots: versions that can be resident at once.
     pub n_slots: u32,
-    /// Experts of the pool's layers.
-    pub n_experts: u32,
-    /// Staging slices of each kind; 0 when every expert of the model has a slot.
-    pub staging_slices: u32,
-    /// Bytes of one slot over all kinds.
+    /// Versions of the pool's shape.
+    pub n_versions: u32,
+    /// Bytes of one slot, all its slices together.
     pub expert_stride: u64,
     /// Bytes of the slots.
     pub expert_cache: u64,
-    /// Bytes of the staging slices.
-    pub staging: u64,
+}
+
+/// How the experts' room is divided.
+pub(super) struct Division {
+    /// In the order of the specs.
+    pub(super) pools: Vec<PoolPlan>,
+    pub(super) staging_slots: u32,
 }
 
 /// All experts of a model, and what their room must hold.
@@ -64,19 +75,47 @@ pub(super) struct Experts<'a> {
     pools: &'a [PoolSpec],
     n_expert_used: u32,
     staging: StagingWish,
+    /// Parts of [`LOW_SHARE_WHOLE`]. Whole numbers keep the division monotone in the bytes divided.
+    low_share: u64,
 }
 
+const LOW_SHARE_WHOLE: u64 = 1_000_000;
+
 impl<'a> Experts<'a> {
-    pub(super) fn new(pools: &'a [PoolSpec], n_expert_used: u32, staging: StagingWish) -> Self {
-        Self { pools, n_expert_used, staging }
+    pub(super) fn new(pools: &'a [PoolSpec], n_expert_used: u32, staging: StagingWish, low_share: LowShare) -> Self {
+        let percent = match low_share {
+            LowShare::Auto => LOW_SHARE_AUTO_PERCENT,
+            LowShare::Percent(percent) => percent,
+        };
+        let low_share = (percent * (LOW_SHARE_WHOLE / 100) as f64).round() as u64;
+        Self { pools, n_expert_used, staging, low_share: low_share.min(LOW_SHARE_WHOLE) }
     }
 
+    fn pools_of(&self, precision: Precision) -> impl Iterator<Item = &PoolSpec> {
+        self.pools.iter().filter(move |pool| pool.precision == precision)
+    }
+
+    fn bytes_of(&self, precision: Precision) -> u64 {
+        self.pools_of(precision).map(PoolSpec::bytes).sum()
+    }
+
+    /// Experts of the model: every one has a high version.
     pub(super) fn n_experts(&self) -> u64 {
-        self.pools.iter().map(PoolSpec::n_experts).sum()
+        self.pools_of(Precision::High).map(PoolSpec::n_versions).sum()
     }
 
+    /// Bytes of all high versions.
     pub(super) fn bytes(&self) -> u64 {
-        self.pools.iter().map(PoolSpec::bytes).sum()
+        self.bytes_of(Precision::High)
+    }
+
+    /// Bytes of a staging slot: room for any slice.
+    pub(super) fn staging_slot_bytes(&self) -> u64 {
+        self.pools.iter().map(|pool| pool.slice_stride_max).max().unwrap_or(0)
+    }
+
+    pub(super) fn staging_bytes(&self, n_slots: u32) -> u64 {
+        self.staging_slot_bytes() * u64::from(n_slots)
     }
 
     /// Bytes without which the model cannot run.
@@ -84,7 +123,7 @@ impl<'a> Experts<'a> {
         self.room_for(0)
     }
 
-    /// Bytes needed to cache `cache` bytes of experts: with staging, but no more than all of them without it.
+    /// Bytes needed to cache `cache` bytes of experts: with staging, but no more than all high versions without it.
     pub(super) fn room_for(&self, cache: u64) -> u64 {
         cache.saturating_add(self.staging_bytes(self.staging.min)).min(self.bytes())
     }
@@ -96,17 +135,39 @@ impl<'a> Experts<'a> {
 
     /// Experts one token uses, over all layers.
     pub(super) fn n_cycle(&self) -> u64 {
-        self.pools.iter().map(|pool| self.cycle_of(pool)).sum()
+        self.pools_of(Precision::High).map(|pool| self.cycle_of(pool)).sum()
     }
 
     fn cycle_of(&self, pool: &PoolSpec) -> u64 {
-        pool.n_expert.iter().map(|n| u64::from(*n).min(u64::from(self.n_expert_used))).sum()
+        pool.n_versions.iter().map(|n| u64::from(*n).min(u64::from(self.n_expert_used))).sum()
     }
 
-    /// Bytes of cache that, once divided, give every pool the slots of one token's cycle.
+    /// The least bytes of cache that, once divided, have a slot for every expert of one token's cycle: in each high
+    /// pool, less what the low slots take off it.
     pub(super) fn cache_for_cycle(&self) -> u64 {
-        let pools = self.pools.iter().filter(|pool| pool.n_experts() > 0);
-        pools.map(|pool| portion(self.bytes(), self.cycle_of(pool), pool.n_experts(), true)).max().unwrap_or(0)
+        let (mut too_little, mut enough) = (0, self.bytes());
+        while too_little < enough {
+            let cache = too_little + (enough - too_little) / 2;
+            match self.holds_cycle(cache) {
+                true => enough = cache,
+                false => too_little = cache + 1,
+            }
+        }
+        enough
+    }
+
+    /// Monotone, and at most what [`Experts::slots_within`] makes of it.
+    fn holds_cycle(&self, cache: u64) -> bool {
+        let low = self.low_part(cache);
+        let slots_at_least = |pool: &PoolSpec, bytes: u64| {
+            portion(pool.n_versions(), bytes, self.bytes_of(pool.precision).max(1), false)
+        };
+        let n_low: u64 = self.pools_of(Precision::Low).map(|pool| slots_at_least(pool, low)).sum();
+        self.pools_of(Precision::High).all(|pool| {
+            let cycle = self.cycle_of(pool);
+            let taken_off = portion(cycle, n_low, self.n_cycle().max(1), false);
+            slots_at_least(pool, cache - low) >= cycle.saturating_sub(taken_off)
+        })
     }
 
     /// Room whose automatic division holds one token's cycle: staging takes its minimum or a tenth, not more.
@@ -115,59 +176,69 @@ impl<'a> Experts<'a> {
         self.room_for(cache).max(portion(cache, 10, 9, true)).min(self.bytes())
     }
 
-    fn staging_bytes(&self, n_slices: u32) -> u64 {
-        self.pools.iter().map(|pool| pool.expert_stride() * u64::from(n_slices)).sum()
-    }
-
-    /// Slots and staging of every pool within `room` bytes; `cache` is what the slots may take, `None` for as much as
-    /// possible. The caller has checked `room_for(cache) <= room` and `minimum() <= room`.
-    pub(super) fn divide(&self, room: u64, cache: Option<u64>) -> Vec<PoolPlan> {
+    /// Slots and staging within `room` bytes; `cache` is what the slots may take, `None` for as much as possible. The
+    /// caller has checked `room_for(cache) <= room` and `minimum() <= room`.
+    pub(super) fn divide(&self, room: u64, cache: Option<u64>) -> Division {
         let all = self.bytes();
         // All of them without staging may be less than almost all of them with it.
         let everything_fits = room >= all && cache.is_none_or(|cache| self.room_for(cache) >= all);
-        let (n_staging, cache) = match cache {
+        let (staging_slots, cache) = match cache {
             _ if everything_fits => (0, all),
             Some(cache) => (self.staging_within(room - cache.min(room)), cache),
             None => {
-                let n_staging = self.staging_within(room / 10);
-                (n_staging, room - self.staging_bytes(n_staging))
+                let staging_slots = self.staging_within(room / 10);
+                (staging_slots, room - self.staging_bytes(staging_slots))
             }
         };
-        let slots = self.slots_within(cache);
-        let plans = self.pools.iter().zip(slots).map(|(pool, n_slots)| PoolPlan {
-            n_slots,
-            n_experts: pool.n_experts() as u32, // layers and experts are u16
-            staging_slices: n_staging,
-            expert_stride: pool.expert_stride(),
-            expert_cache: pool.expert_stride() * u64::from(n_slots),
-            staging: pool.expert_stride() * u64::from(n_staging),
+        // Where no high version is ever missing, nothing has to stand in for one.
+        let low = if everything_fits { 0 } else { self.low_part(cache) };
+        let low_slots = self.slots_within(Precision::Low, low);
+        let high_slots = self.slots_within(Precision::High, cache - self.bytes_of_slots(&low_slots));
+        let slots = self.pools.iter().zip(low_slots.iter().zip(&high_slots));
+        let pools = slots.map(|(pool, (low, high))| PoolPlan {
+            precision: pool.precision,
+            n_slots: (low + high) as u32,         // at most the versions
+            n_versions: pool.n_versions() as u32, // layers and experts are u16
+            expert_stride: pool.expert_stride,
+            expert_cache: pool.expert_stride * (low + high),
         });
-        plans.collect()
+        Division { pools: pools.collect(), staging_slots }
     }
 
-    /// The most staging slices of `bytes` bytes, between the minimum and what is wanted.
+    /// Bytes of a cache that low versions get: their share, but no more than all of them.
+    fn low_part(&self, cache: u64) -> u64 {
+        portion(cache, self.low_share, LOW_SHARE_WHOLE, false).min(self.bytes_of(Precision::Low))
+    }
+
+    /// The most staging slots of `bytes` bytes, between the minimum and what is wanted.
     fn staging_within(&self, bytes: u64) -> u32 {
-        let fitting = bytes.checked_div(self.staging_bytes(1)).unwrap_or(0);
+        let fitting = bytes.checked_div(self.staging_slot_bytes()).unwrap_or(0);
         let wanted = self.staging.wanted.max(self.staging.min);
         u32::try_from(fitting).unwrap_or(u32::MAX).clamp(self.staging.min, wanted)
     }
 
-    /// The same fraction of every pool's experts; what rounding leaves goes to the pools that have the least.
-    fn slots_within(&self, cache: u64) -> Vec<u32> {
-        let all = self.bytes().max(1);
-        let counts: Vec<u64> = self.pools.iter().map(PoolSpec::n_experts).collect();
-        let mut slots: Vec<u64> = counts.iter().map(|n| portion(*n, cache, all, false)).collect();
-        let used = |slots: &[u64]| -> u64 { self.pools.iter().zip(slots).map(|(p, n)| p.expert_stride() * n).sum() };
-        let mut left = cache - used(&slots);
+    fn bytes_of_slots(&self, slots: &[u64]) -> u64 {
+        self.pools.iter().zip(slots).map(|(pool, n)| pool.expert_stride * n).sum()
+    }
+
+    /// Slots of every pool, 0 in those of the other precision: the same fraction of every pool's versions; what
+    /// rounding leaves goes to the pools that have the least.
+    fn slots_within(&self, precision: Precision, cache: u64) -> Vec<u64> {
+        let all = self.bytes_of(precision).max(1);
+        let is_ours = |pool: &PoolSpec| pool.precision == precision;
+        let count = |pool: &PoolSpec| if is_ours(pool) { pool.n_versions() } else { 0 };
+        let counts: Vec<u64> = self.pools.iter().map(count).collect();
+        let mut slots: Vec<u64> = counts.iter().map(|n| portion(*n, cache, all, false).min(*n)).collect();
+        let mut left = cache - self.bytes_of_slots(&slots);
         let fill = |n: u64, count: u64| n as f64 / count as f64;
         while let Some(pool) = (0..slots.len())
-            .filter(|&i| slots[i] < counts[i] && self.pools[i].expert_stride() <= left)
+            .filter(|&i| slots[i] < counts[i] && self.pools[i].expert_stride <= left)
             .min_by(|&a, &b| fill(slots[a], counts[a]).total_cmp(&fill(slots[b], counts[b])))
         {
             slots[pool] += 1;
-            left -= self.pools[pool].expert_stride();
+            left -= self.pools[pool].expert_stride;
         }
-        slots.into_iter().map(|n| n as u32).collect()
+        slots
     }
 }
 

@@ -78,7 +78,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
 }
 
 /// Bytes for people: `1.10 GiB`, `412 MiB`, `1.5 MiB`, `300 B`.
-pub(super) struct Show(pub(super) u64);
+pub(crate) struct Show(pub(crate) u64);
 
 impl fmt::Display for Show {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,9 +1,14 @@
 //! Plans as tables, and what must hold for any of them.
 
 use super::*;
+use Precision::{High, Low};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
+
+fn pool(precision: Precision, n_versions: &[u16], expert_stride: u64, slice_stride_max: u64) -> PoolSpec {
+    PoolSpec { precision, n_versions: n_versions.to_vec(), expert_stride, slice_stride_max }
+}
 
 /// 32 layers of 32 experts of 4 MiB: 4 GiB of experts, 512 MiB for a token of 4.
 fn input() -> PlanInput {
@@ -13,7 +18,8 @@ fn input() -> PlanInput {
         expert_cache: ExpertCache::Auto,
         fixed: FixedCosts { weights: 412 * MIB, kv: 96 * MIB, compute: 301 * MIB, runtime: 60 * MIB },
         margin: Some(40 * MIB),
-        pools: vec![PoolSpec { n_expert: vec![32; 32], slice_strides: vec![MIB, MIB, 2 * MIB] }],
+        low_share: LowShare::Auto,
+        pools: vec![pool(High, &[32; 32], 4 * MIB, 2 * MIB)],
         n_expert_used: 4,
         staging: StagingWish::default(),
     }
@@ -28,10 +34,10 @@ fn plan(change: impl FnOnce(&mut PlanInput)) -> Result<MemoryPlan, PlanError> {
 #[test]
 fn experts_get_what_the_rest_leaves() {
     let plan = plan(|_| ()).unwrap();
-    // 2048 - 869 - 40 = 1139 MiB of room; 8 staging slices of each kind are 32 MiB.
-    assert_eq!((plan.n_slots, plan.n_experts), (276, 1024));
-    assert_eq!(plan.pools[0].staging_slices, 8);
-    assert_eq!(plan.staging, 32 * MIB);
+    // 2048 - 869 - 40 = 1139 MiB of room; 24 staging slots are 48 MiB.
+    assert_eq!((plan.n_slots, plan.n_experts), (272, 1024));
+    assert_eq!((plan.n_low_slots, plan.low_cache), (0, 0));
+    assert_eq!((plan.staging_slots, plan.staging_slot_bytes, plan.staging), (24, 2 * MIB, 48 * MIB));
     assert_eq!(plan.unused(), 3 * MIB);
     assert_eq!(plan.warning, None);
     assert_eq!(
@@ -42,8 +48,8 @@ fn experts_get_what_the_rest_leaves() {
            compute       301 MiB\n  \
            runtime        60 MiB\n  \
            margin         40 MiB  kept free\n  \
-           expert cache 1.08 GiB  276 of 1024 experts (26 %)\n  \
-           staging        32 MiB  8 slices of each kind\n  \
+           expert cache 1.06 GiB  272 of 1024 experts (26 %)\n  \
+           staging        48 MiB  24 slices of 2.0 MiB\n  \
            unused        3.0 MiB"
     );
 }
@@ -52,13 +58,13 @@ fn experts_get_what_the_rest_leaves() {
 fn staging_is_a_tenth_at_most_but_one_at_least() {
     let staging_at = |room_mib: u64| {
         let plan = plan(|input| input.budget = Budget::Bytes((869 + 40 + room_mib) * MIB)).unwrap();
-        (plan.pools[0].staging_slices, plan.n_slots)
+        (plan.staging_slots, plan.n_slots)
     };
-    assert_eq!(staging_at(4), (1, 0));
-    assert_eq!(staging_at(79), (1, 18));
-    assert_eq!(staging_at(80), (2, 18));
-    assert_eq!(staging_at(320), (8, 72));
-    assert_eq!(staging_at(4095), (8, 1015));
+    assert_eq!(staging_at(2), (1, 0));
+    assert_eq!(staging_at(39), (1, 9));
+    assert_eq!(staging_at(40), (2, 9));
+    assert_eq!(staging_at(480), (24, 108));
+    assert_eq!(staging_at(4095), (24, 1011));
     assert_eq!(staging_at(4096), (0, 1024));
 }
 
@@ -90,13 +96,13 @@ fn a_dense_model_needs_no_cache() {
 
 #[test]
 fn below_the_minimum_the_error_names_it() {
-    let minimum = (869 + 40 + 4) * MIB;
+    let minimum = (869 + 40 + 2) * MIB;
     let error = plan(|input| input.budget = Budget::Bytes(minimum - 1)).unwrap_err();
     assert_eq!(error, PlanError::TooSmall { budget: minimum - 1, origin: BudgetSource::Given, minimum });
     assert_eq!(
         error.to_string(),
-        "a memory budget of 913 MiB (--mem-budget) is too small: this model needs at least 913 MiB, with no expert \
-         cached; give --mem-budget 913MiB, or make the context smaller (-c)"
+        "a memory budget of 911 MiB (--mem-budget) is too small: this model needs at least 911 MiB, with no expert \
+         cached; give --mem-budget 911MiB, or make the context smaller (-c)"
     );
     assert_eq!(plan(|input| input.budget = Budget::Bytes(minimum)).unwrap().n_slots, 0);
     assert!(plan(|input| input.budget = Budget::Bytes(0)).is_err());
@@ -131,21 +137,21 @@ fn auto_asks_the_system() {
 fn the_expert_cache_can_be_given() {
     let with = |cache: &str| plan(|input| input.expert_cache = cache.parse().unwrap());
     assert_eq!(with("600M").unwrap().n_slots, 150);
-    assert_eq!(with("600M").unwrap().pools[0].staging_slices, 8);
+    assert_eq!(with("600M").unwrap().staging_slots, 24);
     assert_eq!(with("0").unwrap().n_slots, 0);
     assert_eq!(with("25%").unwrap().n_slots, 256);
     let error = with("1200M").unwrap_err();
     let ExpertCacheTooLarge { asked, fits, minimum, .. } = error.clone() else { panic!("{error}") };
-    assert_eq!((asked, fits, minimum), (1200 * MIB, 1135 * MIB, (869 + 40 + 1204) * MIB));
+    assert_eq!((asked, fits, minimum), (1200 * MIB, 1137 * MIB, (869 + 40 + 1202) * MIB));
     assert_eq!(
         error.to_string(),
-        "an expert cache of 1.17 GiB does not fit into a memory budget of 2.00 GiB; give --expert-cache 1135MiB or \
-         less, or --mem-budget 2113MiB"
+        "an expert cache of 1.17 GiB does not fit into a memory budget of 2.00 GiB; give --expert-cache 1137MiB or \
+         less, or --mem-budget 2111MiB"
     );
-    assert_eq!(with("1135MiB").unwrap().pools[0].staging_slices, 1);
-    // 32 MiB beside the cache are 8 staging slices of each kind.
-    assert_eq!(with("1107MiB").unwrap().pools[0].staging_slices, 8);
-    assert_eq!(with(&(1107 * MIB + 1).to_string()).unwrap().pools[0].staging_slices, 7);
+    assert_eq!(with("1137MiB").unwrap().staging_slots, 1);
+    // 48 MiB beside the cache are 24 staging slots.
+    assert_eq!(with("1091MiB").unwrap().staging_slots, 24);
+    assert_eq!(with(&(1091 * MIB + 1).to_string()).unwrap().staging_slots, 23);
     let all = plan(|input| {
         input.budget = Budget::Bytes(8192 * MIB);
         input.expert_cache = ExpertCache::Bytes(u64::MAX);
@@ -160,10 +166,10 @@ fn below_one_tokens_cycle_the_plan_says_what_to_give() {
     let small = plan(|input| input.budget = Budget::Bytes(1300 * MIB)).unwrap();
     let warning = small.warning.unwrap();
     // 128 experts are 512 MiB; a tenth of 569 MiB of room would be staging.
-    assert_eq!((warning.n_slots, warning.n_cycle, warning.mem_budget), (89, 128, Some((869 + 40 + 569) * MIB)));
+    assert_eq!((warning.n_slots, warning.n_cycle, warning.mem_budget), (88, 128, Some((869 + 40 + 569) * MIB)));
     assert_eq!(
         warning.to_string(),
-        "the expert cache holds 89 experts, but one token uses 128: most of them will be read again for every token; \
+        "the expert cache holds 88 experts, but one token uses 128: most of them will be read again for every token; \
          for one token's experts give --mem-budget 1478MiB"
     );
     let small = plan(|input| input.expert_cache = ExpertCache::Percent(5.0)).unwrap();
@@ -173,22 +179,105 @@ fn below_one_tokens_cycle_the_plan_says_what_to_give() {
         input.expert_cache = ExpertCache::Bytes(0);
     });
     let advice = small.unwrap().warning.unwrap().to_string();
-    assert!(advice.ends_with("give --mem-budget 1425MiB --expert-cache 512MiB"), "{advice}");
+    assert!(advice.ends_with("give --mem-budget 1423MiB --expert-cache 512MiB"), "{advice}");
 }
 
 #[test]
 fn pools_get_the_same_fraction() {
     let plan = plan(|input| {
-        input.pools = vec![
-            PoolSpec { n_expert: vec![64; 10], slice_strides: vec![MIB, MIB, MIB] },
-            PoolSpec { n_expert: vec![64; 2], slice_strides: vec![MIB, MIB, 2 * MIB] },
-        ];
+        input.pools = vec![pool(High, &[64; 10], 3 * MIB, MIB), pool(High, &[64; 2], 4 * MIB, 2 * MIB)];
     })
     .unwrap();
-    // 1139 MiB of room; staging 8 * (3 + 4) MiB; 1083 of 2432 MiB are 44.5 %.
+    // 1139 MiB of room, 48 of them staging; 1091 of 2432 MiB are 44.9 %.
     let slots: Vec<u32> = plan.pools.iter().map(|pool| pool.n_slots).collect();
-    assert_eq!(slots, [285, 57]);
-    assert_eq!(plan.unused(), 0);
+    assert_eq!(slots, [287, 57]);
+    assert_eq!(plan.unused(), 2 * MIB);
+}
+
+/// As [`input`], with a low version of a quarter of the size for every expert.
+fn plan_with_low(change: impl FnOnce(&mut PlanInput)) -> MemoryPlan {
+    let with_low = |input: &mut PlanInput| {
+        input.pools.push(pool(Low, &[32; 32], MIB, MIB / 2));
+        change(input);
+    };
+    plan(with_low).unwrap()
+}
+
+#[test]
+fn low_versions_get_a_quarter_of_the_cache() {
+    let plan = plan_with_low(|_| ());
+    // 1091 MiB of cache: 272 of low versions, and 819 for high ones.
+    assert_eq!((plan.n_slots, plan.n_experts, plan.n_low_slots), (204, 1024, 272));
+    assert_eq!((plan.expert_cache, plan.low_cache), ((816 + 272) * MIB, 272 * MIB));
+    assert_eq!((plan.staging_slots, plan.unused()), (24, 3 * MIB));
+    let pools: Vec<_> = plan.pools.iter().map(|pool| (pool.precision, pool.n_slots, pool.n_versions)).collect();
+    assert_eq!(pools, [(High, 204, 1024), (Low, 272, 1024)]);
+    let rows = plan.to_string();
+    let rows = rows.split_once("kept free\n").unwrap().1;
+    assert_eq!(
+        rows,
+        "  expert cache  816 MiB  204 of 1024 experts (19 %)\n  \
+           low cache     272 MiB  272 of 1024 experts (26 %) in low precision\n  \
+           staging        48 MiB  24 slices of 2.0 MiB\n  \
+           unused        3.0 MiB"
+    );
+}
+
+#[test]
+fn the_low_share_can_be_given() {
+    let slots = |share: &str| {
+        let plan = plan_with_low(|input| input.low_share = share.parse().unwrap());
+        (plan.n_slots, plan.n_low_slots)
+    };
+    assert_eq!(slots("auto"), slots(&format!("{LOW_SHARE_AUTO_PERCENT}%")));
+    assert_eq!(slots("0%"), (272, 0));
+    assert_eq!(slots("50%"), (136, 545));
+    // All low versions are 1024 MiB: what they do not need goes to high ones.
+    assert_eq!(slots("100%"), (16, 1024));
+    let few = plan_with_low(|input| {
+        input.pools[1].n_versions = vec![1; 32];
+        input.low_share = LowShare::Percent(50.0);
+    });
+    assert_eq!((few.n_slots, few.n_low_slots), (264, 32));
+    for nonsense in [f64::NAN, -7.0, f64::INFINITY] {
+        let plan = plan_with_low(|input| input.low_share = LowShare::Percent(nonsense));
+        assert!(plan.expert_cache + plan.staging <= 1139 * MIB, "{nonsense}");
+    }
+}
+
+#[test]
+fn a_given_cache_is_a_share_of_the_high_versions_and_divided_likewise() {
+    let plan = plan_with_low(|input| input.expert_cache = "25%".parse().unwrap());
+    assert_eq!((plan.expert_cache, plan.n_slots, plan.n_low_slots), (1024 * MIB, 192, 256));
+}
+
+#[test]
+fn where_every_high_version_fits_low_ones_get_nothing() {
+    let plan = plan_with_low(|input| input.budget = Budget::Bytes((869 + 40 + 4096) * MIB));
+    assert_eq!((plan.n_slots, plan.n_low_slots, plan.low_cache, plan.staging), (1024, 0, 0, 0));
+    assert!(plan.is_fully_resident());
+    assert!(plan.to_string().contains("0 of 1024 experts (0 %) in low precision"));
+    let almost = plan_with_low(|input| input.budget = Budget::Bytes((869 + 40 + 4095) * MIB));
+    assert!(!almost.is_fully_resident() && almost.n_low_slots > 0);
+}
+
+#[test]
+fn a_staging_slot_holds_the_largest_slice_of_either_precision() {
+    let plan = plan_with_low(|input| input.pools[1].slice_stride_max = 3 * MIB);
+    assert_eq!((plan.staging_slot_bytes, plan.staging), (3 * MIB, 72 * MIB));
+}
+
+#[test]
+fn low_slots_count_for_a_tokens_cycle() {
+    // With high versions only, 1300 MiB hold less than a cycle.
+    let plan = plan_with_low(|input| input.budget = Budget::Bytes(1300 * MIB));
+    assert_eq!((plan.n_slots, plan.n_low_slots, plan.warning), (66, 88, None));
+    let small = plan_with_low(|input| input.budget = Budget::Bytes(1100 * MIB));
+    assert_eq!((small.n_slots, small.n_low_slots), (32, 43));
+    let warning = small.warning.unwrap();
+    // 73 low and 55 high versions need 294 MiB of cache, a tenth of the room beside it.
+    assert_eq!((warning.n_slots, warning.n_cycle, warning.mem_budget), (75, 128, Some(1235 * MIB)));
+    assert_eq!(plan_with_low(|input| input.budget = Budget::Bytes(1235 * MIB)).warning, None);
 }
 
 #[test]
@@ -196,13 +285,20 @@ fn a_plan_is_written_as_json() {
     let json = serde_json::to_value(plan(|_| ()).unwrap()).unwrap();
     assert_eq!(json["fixed"]["weights"], 412 * MIB);
     assert_eq!(json["budget_source"], "Given");
-    assert_eq!(json["pools"][0]["n_slots"], 276);
+    assert_eq!(json["pools"][0]["n_slots"], 272);
+    assert_eq!(json["pools"][0]["precision"], "high");
+    assert_eq!(json["staging_slots"], 24);
 }
 
 fn pool_spec() -> impl Strategy<Value = PoolSpec> {
-    let strides = prop::collection::vec((1..600u64).prop_map(|pages| pages * 4096), 1..4);
-    (prop::collection::vec(1..80u16, 1..8), strides)
-        .prop_map(|(n_expert, slice_strides)| PoolSpec { n_expert, slice_strides })
+    let precision = prop_oneof![2 => Just(High), 1 => Just(Low)];
+    let pages = prop::collection::vec(1..600u64, 1..4);
+    (precision, prop::collection::vec(1..80u16, 1..8), pages).prop_map(|(precision, n_versions, pages)| PoolSpec {
+        precision,
+        n_versions,
+        expert_stride: 4096 * pages.iter().sum::<u64>(),
+        slice_stride_max: 4096 * pages.iter().max().expect("at least one slice"),
+    })
 }
 
 fn any_input() -> impl Strategy<Value = PlanInput> {
@@ -211,13 +307,16 @@ fn any_input() -> impl Strategy<Value = PlanInput> {
         (0..200 * MIB).prop_map(ExpertCache::Bytes),
         (0..=100u8).prop_map(|percent| ExpertCache::Percent(percent.into())),
     ];
-    let pools = prop::collection::vec(pool_spec(), 0..4);
+    let low_share =
+        prop_oneof![Just(LowShare::Auto), (0..=100u8).prop_map(|percent| LowShare::Percent(percent.into()))];
+    let pools = prop::collection::vec(pool_spec(), 0..5);
     let margin = prop_oneof![Just(None), (0..9 * MIB).prop_map(Some)];
-    (0..2000 * MIB, cache, 0..300 * MIB, margin, pools, 1..10u32, 1..20u32).prop_map(
-        |(budget, expert_cache, weights, margin, pools, n_expert_used, wanted)| PlanInput {
+    (0..2000 * MIB, cache, low_share, 0..300 * MIB, margin, pools, 1..10u32, 1..40u32).prop_map(
+        |(budget, expert_cache, low_share, weights, margin, pools, n_expert_used, wanted)| PlanInput {
             budget: Budget::Bytes(budget),
             limits: MemoryLimits::default(),
             expert_cache,
+            low_share,
             fixed: FixedCosts { weights, ..FixedCosts::default() },
             margin,
             pools,
@@ -225,6 +324,20 @@ fn any_input() -> impl Strategy<Value = PlanInput> {
             staging: StagingWish { min: 1, wanted },
         },
     )
+}
+
+/// Low versions take their share at most, and nothing where there are none.
+fn check_low_share(input: &PlanInput, plan: &MemoryPlan) {
+    let percent = match input.low_share {
+        LowShare::Auto => LOW_SHARE_AUTO_PERCENT,
+        LowShare::Percent(percent) => percent,
+    };
+    let cache = (plan.expert_cache + plan.unused()) as f64;
+    assert!(plan.low_cache as f64 <= cache * percent / 100.0);
+    if !input.pools.iter().any(|pool| pool.precision == Low) {
+        let other = PlanInput { low_share: LowShare::Percent(100.0 - percent), ..input.clone() };
+        assert_eq!(MemoryPlan::new(&other).as_ref(), Ok(plan));
+    }
 }
 
 fn plan_at(input: &PlanInput, budget: u64) -> Result<MemoryPlan, PlanError> {
@@ -237,11 +350,22 @@ fn check(input: &PlanInput) {
         Ok(plan) => {
             let spent = plan.fixed.total() + plan.margin + plan.expert_cache + plan.staging;
             assert_eq!(spent + plan.unused(), plan.budget);
+            assert_eq!(plan.pools.len(), input.pools.len());
             for (pool, spec) in plan.pools.iter().zip(&input.pools) {
-                assert!(pool.n_slots <= pool.n_experts);
-                assert_eq!(pool.expert_cache, spec.expert_stride() * u64::from(pool.n_slots));
-                assert!(plan.is_fully_resident() || pool.staging_slices >= input.staging.min);
+                assert!(pool.n_slots <= pool.n_versions);
+                assert_eq!((pool.precision, pool.expert_stride), (spec.precision, spec.expert_stride));
+                assert_eq!(pool.expert_cache, spec.expert_stride * u64::from(pool.n_slots));
+                let full = pool.n_slots == pool.n_versions;
+                let would_fit = pool.precision == High && plan.unused() >= pool.expert_stride;
+                assert!(full || !would_fit || input.expert_cache != ExpertCache::Auto, "room for a high version");
             }
+            assert_eq!(plan.staging, plan.staging_slot_bytes * u64::from(plan.staging_slots));
+            assert!(input.pools.iter().all(|pool| pool.slice_stride_max <= plan.staging_slot_bytes));
+            match plan.is_fully_resident() {
+                true => assert_eq!((plan.low_cache, plan.staging), (0, 0)),
+                false => assert!(plan.staging_slots >= input.staging.min),
+            }
+            check_low_share(input, &plan);
             if let Some(warning) = plan.warning {
                 let advised = PlanInput {
                     budget: warning.mem_budget.map_or(input.budget, Budget::Bytes),

@@ -15,7 +15,7 @@ use super::script::{Evaluate, Row};
 use super::stock::Stock;
 
 /// More than any of these models takes.
-const BUDGET: Budget = Budget::Bytes(4 << 30);
+pub const BUDGET: Budget = Budget::Bytes(4 << 30);
 
 /// What is wrong with a case, one message per variant; empty when every logit is llama.cpp's.
 pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
@@ -95,7 +95,7 @@ fn check_variant(case: &Case, path: &Path, variant: &Variant, expected: &[Row]) 
 }
 
 /// Where the two first differ.
-fn same(expected: &[Row], found: &[Row]) -> Result<(), String> {
+pub fn same(expected: &[Row], found: &[Row]) -> Result<(), String> {
     if expected.len() != found.len() {
         return Err(format!("{} rows of logits, expected {}", found.len(), expected.len()));
     }
@@ -156,6 +156,10 @@ pub struct Hobbit {
 impl Hobbit {
     pub fn new(session: Session) -> Self {
         Self { n_vocab: session.model().n_vocab(), session }
+    }
+
+    pub fn stats(&self) -> hobbit::stats::Stats {
+        self.session.stats()
     }
 }
 

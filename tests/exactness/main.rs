@@ -7,6 +7,7 @@
 
 mod cases;
 mod compare;
+mod dynamic;
 mod script;
 mod sharing;
 mod stock;
@@ -16,6 +17,7 @@ mod fixture;
 
 use cases::{Case, Variant};
 use compare::{check, check_against_altered};
+use hobbit::plan::ExpertCache;
 use hobbit::store::IoMode;
 
 fn check_all(cases: Vec<Case>, variants: &[Variant]) {
@@ -35,6 +37,31 @@ fn architectures_of_the_first_half() {
 fn architectures_of_the_second_half() {
     let cases = cases::all_architectures();
     check_all(cases.into_iter().skip(1).step_by(2).collect(), &Variant::SIZES);
+}
+
+fn check_ends(cases: &[Case]) {
+    fixture::quiet_llama_cpp();
+    let sizes = [ExpertCache::Percent(60.0), ExpertCache::Percent(25.0), ExpertCache::Bytes(0)];
+    let ends = [dynamic::End::AllHigh, dynamic::End::AllLow];
+    let failures: Vec<String> =
+        cases.iter().flat_map(|case| ends.iter().flat_map(|&end| dynamic::check(case, end, &sizes))).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+#[test]
+fn dynamic_precision_at_its_ends_in_the_first_half_of_architectures() {
+    check_ends(&cases::all_architectures().into_iter().step_by(2).collect::<Vec<_>>());
+}
+
+#[test]
+fn dynamic_precision_at_its_ends_in_the_second_half_of_architectures() {
+    check_ends(&cases::all_architectures().into_iter().skip(1).step_by(2).collect::<Vec<_>>());
+}
+
+#[test]
+fn dynamic_precision_at_its_ends_with_other_layouts() {
+    let brief = |case: Case| Case { script: script::Script::Brief, ..case };
+    check_ends(&cases::layouts().into_iter().map(brief).collect::<Vec<_>>());
 }
 
 #[test]

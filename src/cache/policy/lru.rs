@@ -1,45 +1,39 @@
-//! Least recently used, layer by layer because candidates are of one layer.
+//! Least recently used, share by share because candidates are of one share.
 
 use super::{Now, Policy, Use};
-use crate::expert::ExpertId;
+use crate::cache::by_expert::ByExpert;
+use crate::expert::{ExpertId, Precision, Version};
 
-/// Evicts the expert whose last use or insertion is longest ago. Sequences do not matter to it.
+/// Evicts the version whose last use or insertion is longest ago. Only the version that is used counts as used: a low
+/// version beside a high one ages. Sequences do not matter to it.
 #[derive(Clone, Debug, Default)]
 pub struct Lru {
     events: u64,
-    /// Event number of the last use, by layer and expert; 0 for never.
-    last_use: Vec<Vec<u64>>,
+    /// Event number of the last use, by [`Precision::index`]; 0 for never.
+    last_use: ByExpert<[u64; Precision::COUNT]>,
 }
 
 impl Lru {
-    fn mark(&mut self, expert: ExpertId) {
-        let (layer, index) = (usize::from(expert.layer), usize::from(expert.index));
-        if self.last_use.len() <= layer {
-            self.last_use.resize(layer + 1, Vec::new());
-        }
-        let experts = &mut self.last_use[layer];
-        if experts.len() <= index {
-            experts.resize(index + 1, 0);
-        }
+    fn mark(&mut self, version: Version) {
         self.events += 1;
-        experts[index] = self.events;
+        self.last_use.entry(version.expert)[version.precision.index()] = self.events;
     }
 }
 
 impl Policy for Lru {
-    fn on_insert(&mut self, expert: ExpertId, _now: Now) {
-        self.mark(expert);
+    fn on_insert(&mut self, version: Version, _now: Now) {
+        self.mark(version);
     }
 
-    fn on_use(&mut self, expert: ExpertId, _usage: Use, _now: Now) {
-        self.mark(expert);
+    fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
+        if let Some(precision) = usage.precision {
+            self.mark(Version { expert, precision });
+        }
     }
 
-    fn victim(&mut self, incoming: ExpertId, candidates: &[ExpertId], _now: Now) -> usize {
-        // Candidates were inserted, so the layer and the experts have entries.
-        let last_use = &self.last_use[usize::from(incoming.layer)];
-        let oldest = (0..candidates.len()).min_by_key(|&i| last_use[usize::from(candidates[i].index)]);
-        oldest.unwrap_or(0)
+    fn victim(&mut self, _incoming: Version, candidates: &[Version], _now: Now) -> usize {
+        let last_use = |version: Version| self.last_use.get(version.expert).map(|uses| uses[version.precision.index()]);
+        (0..candidates.len()).min_by_key(|&i| last_use(candidates[i])).unwrap_or(0)
     }
 }
 
@@ -49,17 +43,17 @@ mod tests {
 
     const NOW: Now = Now { token: 0, layer: 3 };
 
-    fn expert(index: u16) -> ExpertId {
-        ExpertId { layer: 3, index }
+    fn high(index: u16) -> Version {
+        Version::high(ExpertId { layer: 3, index })
     }
 
     fn victim_of(script: &[u16], candidates: &[u16]) -> u16 {
         let mut lru = Lru::default();
         for &index in script {
-            lru.on_insert(expert(index), NOW);
+            lru.on_insert(high(index), NOW);
         }
-        let candidates: Vec<_> = candidates.iter().copied().map(expert).collect();
-        candidates[lru.victim(expert(99), &candidates, NOW)].index
+        let candidates: Vec<_> = candidates.iter().copied().map(high).collect();
+        candidates[lru.victim(high(99), &candidates, NOW)].expert.index
     }
 
     #[test]
@@ -72,12 +66,19 @@ mod tests {
     }
 
     #[test]
-    fn a_use_counts_like_an_insertion() {
+    fn a_use_counts_like_an_insertion_for_the_version_used() {
         let mut lru = Lru::default();
-        lru.on_insert(expert(0), NOW);
-        lru.on_insert(expert(1), NOW);
-        lru.on_use(expert(0), Use { hit: true }, NOW);
+        let low = Version::low(high(0).expert);
+        for version in [high(0), low, high(1)] {
+            lru.on_insert(version, NOW);
+        }
+        lru.on_use(low.expert, Use { hit: true, precision: Some(Precision::High) }, NOW);
         lru.begin_sequence();
-        assert_eq!(lru.victim(expert(2), &[expert(0), expert(1)], NOW), 1);
+        assert_eq!(lru.victim(high(2), &[high(0), high(1)], NOW), 1);
+        assert_eq!(lru.victim(high(2), &[high(0), high(1), low], NOW), 2);
+        lru.on_use(low.expert, Use { hit: false, precision: None }, NOW);
+        assert_eq!(lru.victim(high(2), &[high(0), low], NOW), 1, "skipped is not used");
+        lru.on_use(low.expert, Use { hit: true, precision: Some(Precision::Low) }, NOW);
+        assert_eq!(lru.victim(high(2), &[high(0), high(1), low], NOW), 1);
     }
 }

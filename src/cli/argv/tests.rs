@@ -25,6 +25,12 @@ fn spellings() {
         (&["-h"], &["--help"]),
         (&["-e", "--no-escape"], &["--escape=on", "--escape=off"]),
         (&["--no-perf", "--show-timings"], &["--perf=off", "--perf=on"]),
+        (&["--low", "q2_k,down=q3_k", "--low_dir", "d"], &["--low=q2_k,down=q3_k", "--low-dir=d"]),
+        (&["--low_share", "25%", "--t1", "1", "--t2=1"], &["--low-share=25%", "--t1=1", "--t2=1"]),
+        (
+            &["--no-upgrade", "--renormalise", "--deterministic"],
+            &["--upgrade=off", "--renormalise=on", "--deterministic=on"],
+        ),
     ] {
         assert_eq!(words(typed), expected, "{typed:?}");
     }
@@ -82,6 +88,7 @@ fn errors_tell_what_to_write() {
         (&["--no-warmup=on"], "'--no-warmup' takes no value"),
         (&["-ngl=99"], "unknown flag '-ngl=99'; write '-ngl 99'"),
         (&["-n64"], "unknown flag '-n64'; write '-n 64'"),
+        (&["-t1"], "unknown flag '-t1'; did you mean '-t 1' or '--t1'?"),
         (&["-temp", "1"], "unknown flag '-temp'; did you mean '--temp'?"),
         (&["-zzz"], "unknown flag '-zzz'"),
         (&["-é"], "unknown flag '-é'"),

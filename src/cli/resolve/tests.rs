@@ -3,7 +3,7 @@ use std::ffi::OsString;
 
 use super::*;
 use crate::cli::args::parse;
-use crate::options::{FlashAttn, KvType};
+use crate::options::{FlashAttn, KvType, LowShare, LowSource, PrecisionMode, PrecisionOptions};
 use crate::plan::{Budget, ExpertCache};
 use crate::store::IoMode;
 
@@ -133,6 +133,61 @@ fn every_group_arrives() {
 }
 
 #[test]
+fn dynamic_precision() {
+    let options = hi(&["--low", "q2_k,down=Q3_K", "--low-dir", "cache", "--low-share", "20%"]).model_options;
+    let directory = Some(PathBuf::from("cache"));
+    assert_eq!(options.low, Some(LowSource::Quantise { types: "q2_k,down=q3_k".into(), directory }));
+    assert_eq!((options.low_share, options.precision), (LowShare::Percent(20.0), PrecisionOptions::default()));
+    let options = hi(&[
+        "--low",
+        "small.gguf",
+        "--precision",
+        "dynamic",
+        "--t1",
+        "0.5",
+        "--t2",
+        "0.5",
+        "--prefill-low",
+        "50%",
+        "--renormalise",
+        "--no-upgrade",
+        "--deterministic",
+    ])
+    .model_options;
+    assert_eq!(options.low, Some(LowSource::File("small.gguf".into())));
+    let expected = PrecisionOptions {
+        mode: Some(PrecisionMode::Dynamic),
+        t1: Some(0.5),
+        t2: Some(0.5),
+        renormalise: true,
+        prefill_low: 0.5,
+        upgrade: false,
+        deterministic: true,
+    };
+    assert_eq!(options.precision, expected);
+    // No contradiction: the start-up line says that the source is not used.
+    assert_eq!(hi(&["--low", "q2_k", "--precision", "exact"]).model_options.precision.mode, Some(PrecisionMode::Exact));
+    // The last of a flag counts.
+    assert_eq!(hi(&["--t1", "1", "--t1", "0.7", "--t2", "0.8"]).model_options.precision.t1, Some(0.7));
+}
+
+#[test]
+fn contradictions_of_dynamic_precision_are_wrong_usage() {
+    for (words, parts) in [
+        (&["--precision", "exact", "--t1", "0.5"][..], &["'--t1 0.5'", "'--precision exact'"][..]),
+        (&["--t2", "1", "--precision=exact"], &["'--t2 1'", "'--precision exact'"]),
+        (&["--t1", "0.95", "--t2", "0.9"], &["'--t1 0.95' is above '--t2 0.9'"]),
+        (&["--low-dir", "d"], &["'--low-dir'", "there is no --low;"]),
+        (&["--low-dir", "d", "--low", "a.gguf"], &["'--low-dir'", "--low names the file a.gguf;"]),
+    ] {
+        let error = parse(words.iter().map(OsString::from)).unwrap_err();
+        assert_eq!((error.exit_code(), error.kind()), (2, clap::error::ErrorKind::ArgumentConflict), "{words:?}");
+        let message = error.to_string();
+        assert!(parts.iter().all(|part| message.contains(part)), "{words:?}: {message}");
+    }
+}
+
+#[test]
 fn prompts() {
     let files: &[(&str, &[u8])] = &[("p", b"from\\n file\n\n"), ("b", b"raw\\n\n"), ("bad", b"ok\xff")];
     let prompt = |words: &[&str]| with(files, words).map(|hi| hi.prompt.unwrap());
@@ -204,6 +259,13 @@ fn wrong_usage() {
         (&["--sampling-seq", "kz"], "--sampling-seq: unknown sampler letter 'z'"),
         (&["--mem-budget", "many"], "--mem-budget <SIZE|auto>"),
         (&["--io", "mmap"], "unknown I/O mode"),
+        (&["--low", "q9"], "--low <FILE.gguf|TYPES>"),
+        (&["--low", "q9"], "there is no such file"),
+        (&["--low", "q9"], "unknown type 'q9' (known: "),
+        (&["--low-share", "2G"], "unknown low share '2G'"),
+        (&["--precision", "fast"], "unknown precision mode 'fast'"),
+        (&["--t1", "1.5"], "expected a number from 0 to 1"),
+        (&["--prefill-low", "101%"], "expected 0% to 100%"),
         (&["-ctk", "q9"], "unknown KV cache type 'q9'"),
         (&["--temp", "nan"], "finite"),
         (&["-n", "x"], "--predict"),

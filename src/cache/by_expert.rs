@@ -1,0 +1,62 @@
+//! A table by layer and expert that grows with what is put in.
+
+use crate::expert::ExpertId;
+
+/// One `T` per expert; those never written are `T::default()`.
+#[derive(Clone, Debug)]
+pub(super) struct ByExpert<T> {
+    layers: Vec<Vec<T>>,
+}
+
+impl<T> Default for ByExpert<T> {
+    fn default() -> Self {
+        Self { layers: Vec::new() }
+    }
+}
+
+impl<T: Clone + Default> ByExpert<T> {
+    /// The expert's entry; `None` if it lies beyond all that were written.
+    pub(super) fn get(&self, expert: ExpertId) -> Option<&T> {
+        self.layer(expert.layer).get(usize::from(expert.index))
+    }
+
+    /// The expert's entry, to write.
+    pub(super) fn entry(&mut self, expert: ExpertId) -> &mut T {
+        let (layer, index) = (usize::from(expert.layer), usize::from(expert.index));
+        if self.layers.len() <= layer {
+            self.layers.resize(layer + 1, Vec::new());
+        }
+        let experts = &mut self.layers[layer];
+        if experts.len() <= index {
+            experts.resize(index + 1, T::default());
+        }
+        &mut experts[index]
+    }
+
+    /// The entries of a layer by expert index, as far as they were written.
+    pub(super) fn layer(&self, layer: u16) -> &[T] {
+        self.layers.get(usize::from(layer)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Every entry is the default again.
+    pub(super) fn clear(&mut self) {
+        self.layers.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_never_written_is_default_or_absent() {
+        let mut table = ByExpert::<u8>::default();
+        let (expert, stranger) = (ExpertId { layer: 2, index: 1 }, ExpertId { layer: 2, index: 2 });
+        assert_eq!(table.get(expert), None);
+        *table.entry(expert) = 7;
+        assert_eq!((table.get(expert), table.get(stranger)), (Some(&7), None));
+        assert_eq!((table.layer(0), table.layer(2), table.layer(9)), (&[][..], &[0, 7][..], &[][..]));
+        table.clear();
+        assert_eq!(table.get(expert), None);
+    }
+}

@@ -1,0 +1,77 @@
+//! Several tokens at once: one version of an expert serves all that chose it.
+
+use super::Demand;
+
+/// What each expert of a layer is asked for: the highest demand of the tokens that chose it. `chosen` are the experts'
+/// indices with the tokens' demands; `by_expert` `[n_expert]` is overwritten, with [`Demand::Skip`] for experts that
+/// nobody chose. An index beyond it is no expert and counts for nothing.
+pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [Demand]) {
+    by_expert.fill(Demand::Skip);
+    for (index, demand) in chosen {
+        if let Some(highest) = by_expert.get_mut(usize::from(index)) {
+            *highest = demand.max(*highest);
+        }
+    }
+}
+
+/// Fate's popularity rule ("popularity-aware hybrid quantization"): the least popular `share` of a batch's active
+/// experts, rounded down, get at most [`Demand::Low`].
+///
+/// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by
+/// expert index. For batches of more than one token: a single token's experts are all equally popular.
+pub fn lower_least_popular(needed_by_popularity: &[u16], share: f32, demands: &mut [Demand]) {
+    let n_active = needed_by_popularity.len();
+    // 0.7 is less than seven tenths as f32; a last bit must not take an expert away.
+    let n_lowered = f64::from(share) * n_active as f64 * (1.0 + f64::from(f32::EPSILON));
+    let n_lowered = (n_lowered as usize).min(n_active);
+    for &index in &needed_by_popularity[n_active - n_lowered..] {
+        if let Some(demand) = demands.get_mut(usize::from(index)) {
+            *demand = Demand::Low.min(*demand);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Demand::{High, Low, Skip};
+    use super::*;
+
+    #[test]
+    fn the_highest_demand_wins() {
+        let mut by_expert = [High; 5];
+        let chosen = [(0, Low), (1, High), (1, Skip), (0, Skip), (3, Skip), (0, Low), (9, High)];
+        merge(chosen, &mut by_expert);
+        assert_eq!(by_expert, [Low, High, Skip, Skip, Skip]);
+    }
+
+    fn lowered(share: f32, needed: &[u16], mut demands: [Demand; 6]) -> [Demand; 6] {
+        lower_least_popular(needed, share, &mut demands);
+        demands
+    }
+
+    #[test]
+    fn the_least_popular_quarter_comes_in_low_precision() {
+        let all = [5, 3, 0, 1];
+        assert_eq!(lowered(0.25, &all, [High; 6]), [High, Low, High, High, High, High]);
+        assert_eq!(lowered(0.5, &all, [High; 6]), [Low, Low, High, High, High, High]);
+        assert_eq!(lowered(0.0, &all, [High; 6]), [High; 6]);
+        assert_eq!(lowered(1.0, &all, [High; 6]), [Low, Low, High, Low, High, Low]);
+        // Rounded down, and never raised.
+        assert_eq!(lowered(0.25, &all[..3], [High; 6]), [High; 6]);
+        assert_eq!(lowered(0.5, &all, [Skip; 6]), [Skip; 6]);
+        assert_eq!(lowered(0.25, &[], [High; 6]), [High; 6]);
+    }
+
+    #[test]
+    fn a_share_of_tenths_is_exact_and_nonsense_is_harmless() {
+        let needed: Vec<u16> = (0..10).collect();
+        for tenths in 0..=10u8 {
+            let mut demands = [High; 10];
+            lower_least_popular(&needed, f32::from(tenths) / 10.0, &mut demands);
+            assert_eq!(demands.iter().filter(|demand| **demand == Low).count(), usize::from(tenths));
+        }
+        assert_eq!(lowered(7.0, &[1, 77], [High; 6]), [High, Low, High, High, High, High]);
+        assert_eq!(lowered(f32::NAN, &[1], [High; 6]), [High; 6]);
+        assert_eq!(lowered(-1.0, &[1], [High; 6]), [High; 6]);
+    }
+}

@@ -1,0 +1,214 @@
+//! How much an expert matters to a token (HOBBIT, section 4.2).
+
+use crate::options::PrecisionOptions;
+
+/// What a token asks for when an expert is missing. Ordered: `Skip < Low < High`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Demand {
+    /// It does without.
+    Skip,
+    /// The low-precision version is good enough.
+    Low,
+    /// The high-precision version.
+    High,
+}
+
+/// HOBBIT's T1 and T2: up to which unimportance an expert is worth which version.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Thresholds {
+    /// Highest unimportance that asks for high precision, `0.0..=1.0`. At 1 everything does. At 0 nothing does, not
+    /// even a token's first expert: "all low" is a setting too.
+    pub t1: f32,
+    /// Highest unimportance that asks for any version, `t1..=1.0`. At 1 nothing is skipped.
+    pub t2: f32,
+}
+
+/// Thresholds that do not make sense.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum ThresholdError {
+    /// Not a number between 0 and 1.
+    #[error("{flag} {found} is not a threshold; give a number from 0 to 1, for example {flag} {example}")]
+    OutOfRange {
+        /// `--t1` or `--t2`.
+        flag: &'static str,
+        /// What was given.
+        found: f32,
+        /// The default.
+        example: f32,
+    },
+    /// What is worth high precision would be skipped.
+    #[error("--t1 {t1} is above --t2 {t2}; give --t2 {t1} or more, or a smaller --t1")]
+    Crossed {
+        /// What was given for `--t1`, or its default.
+        t1: f32,
+        /// What was given for `--t2`, or its default.
+        t2: f32,
+    },
+}
+
+impl Default for Thresholds {
+    /// The paper's, for Mixtral-8x7B.
+    fn default() -> Self {
+        Self { t1: PrecisionOptions::T1, t2: PrecisionOptions::T2 }
+    }
+}
+
+impl Thresholds {
+    /// Checked thresholds.
+    ///
+    /// # Errors
+    /// [`ThresholdError`] unless `0 <= t1 <= t2 <= 1`.
+    pub fn new(t1: f32, t2: f32) -> Result<Self, ThresholdError> {
+        let Self { t1: default_t1, t2: default_t2 } = Self::default();
+        for (flag, found, example) in [("--t1", t1, default_t1), ("--t2", t2, default_t2)] {
+            if !(0.0..=1.0).contains(&found) {
+                return Err(ThresholdError::OutOfRange { flag, found, example });
+            }
+        }
+        if t1 > t2 {
+            return Err(ThresholdError::Crossed { t1, t2 });
+        }
+        Ok(Self { t1, t2 })
+    }
+
+    /// What an expert of this unimportance is worth. A token's first expert, at 0, is never skipped.
+    pub fn demand(&self, unimportance: f32) -> Demand {
+        if self.t1 > 0.0 && unimportance <= self.t1 {
+            Demand::High
+        } else if unimportance <= self.t2 {
+            Demand::Low
+        } else {
+            Demand::Skip
+        }
+    }
+
+    /// What one token asks of the experts it chose. `weights` are its router weights `[n_expert_used]`, in any order;
+    /// `out` is replaced by the answers in the same order.
+    ///
+    /// Weights that rank nothing (all zero, or one of them no number) make every expert a first one.
+    pub fn demands(&self, weights: &[f32], out: &mut Vec<Demand>) {
+        out.clear();
+        out.extend(each_unimportance(weights).map(|s| self.demand(s)));
+    }
+}
+
+/// The unimportance of each expert a token chose, `0.0..=1.0`: the share of the router weights, as magnitudes, of the
+/// experts that rank before it. Equal weights rank in the order given. `weights` `[n_expert_used]` may be in any order;
+/// `out` is replaced by the answers in the same order.
+///
+/// Weights that rank nothing (all zero, or one of them no number) make every unimportance 0.
+pub fn unimportance(weights: &[f32], out: &mut Vec<f32>) {
+    out.clear();
+    out.extend(each_unimportance(weights));
+}
+
+/// Compares every pair instead of sorting: a token has few experts, and nothing is allocated.
+fn each_unimportance(weights: &[f32]) -> impl Iterator<Item = f32> {
+    let magnitude = |weight: &f32| f64::from(weight.abs());
+    let total: f64 = weights.iter().map(magnitude).sum();
+    let ranks = total > 0.0 && total.is_finite();
+    weights.iter().enumerate().map(move |(i, weight)| {
+        if !ranks {
+            return 0.0;
+        }
+        let mine = magnitude(weight);
+        let before = |(j, other): (usize, f64)| (other > mine || (other == mine && j < i)).then_some(other);
+        let before: f64 = weights.iter().map(magnitude).enumerate().filter_map(before).sum();
+        ((before / total) as f32).min(1.0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Demand::{High, Low, Skip};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn demands(t1: f32, t2: f32, weights: &[f32]) -> Vec<Demand> {
+        let mut out = vec![Skip; 9];
+        Thresholds::new(t1, t2).unwrap().demands(weights, &mut out);
+        out
+    }
+
+    fn unimportance_of(weights: &[f32]) -> Vec<f32> {
+        let mut out = Vec::new();
+        unimportance(weights, &mut out);
+        out
+    }
+
+    #[test]
+    fn mixtrals_top_two_with_the_papers_thresholds() {
+        assert_eq!(Thresholds::default(), Thresholds { t1: 0.6, t2: 0.9 });
+        assert_eq!(unimportance_of(&[0.7, 0.3]), [0.0, 0.7]);
+        assert_eq!(demands(0.6, 0.9, &[0.7, 0.3]), [High, Low]);
+        assert_eq!(demands(0.6, 0.9, &[0.55, 0.45]), [High, High]);
+        assert_eq!(demands(0.6, 0.9, &[0.95, 0.05]), [High, Skip]);
+        // On the border: up to and including.
+        assert_eq!(demands(0.6, 0.9, &[0.6, 0.4]), [High, High]);
+        assert_eq!(demands(0.6, 0.9, &[0.9, 0.1]), [High, Low]);
+    }
+
+    #[test]
+    fn order_sign_and_scale_of_the_weights_do_not_matter() {
+        assert_eq!(unimportance_of(&[1.0, 4.0, 2.0, 1.0]), [0.75, 0.0, 0.5, 0.875]);
+        assert_eq!(unimportance_of(&[-0.125, 0.5, -0.25, 0.125]), [0.75, 0.0, 0.5, 0.875]);
+        assert_eq!(demands(0.5, 0.75, &[1.0, 4.0, 2.0, 1.0]), [Low, High, High, Skip]);
+        assert_eq!(unimportance_of(&[f32::MAX, f32::MAX]), [0.0, 0.5]);
+        assert_eq!(unimportance_of(&[2.5]), [0.0]);
+        assert!(unimportance_of(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_ends_of_the_thresholds_are_all_high_and_all_low() {
+        let weights = [0.97, 0.02, 0.01, 0.0];
+        assert_eq!(demands(1.0, 1.0, &weights), [High; 4]);
+        assert_eq!(demands(0.0, 1.0, &weights), [Low; 4]);
+        assert_eq!(demands(0.0, 0.0, &weights), [Low, Skip, Skip, Skip]);
+        assert_eq!(demands(0.5, 1.0, &weights), [High, Low, Low, Low]);
+        assert_eq!(demands(0.5, 0.5, &weights), [High, Skip, Skip, Skip]);
+    }
+
+    #[test]
+    fn weights_that_rank_nothing_make_every_expert_a_first_one() {
+        for weights in [[0.0, 0.0], [f32::NAN, 0.5], [0.5, f32::INFINITY], [f32::NEG_INFINITY, f32::NAN], [-0.0, 0.0]] {
+            assert_eq!(unimportance_of(&weights), [0.0, 0.0]);
+            assert_eq!(demands(0.6, 0.9, &weights), [High, High], "{weights:?}");
+            assert_eq!(demands(0.0, 0.9, &weights), [Low, Low], "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn senseless_thresholds_are_refused_with_the_flag() {
+        let message = |t1, t2| Thresholds::new(t1, t2).unwrap_err().to_string();
+        assert_eq!(message(-0.1, 0.9), "--t1 -0.1 is not a threshold; give a number from 0 to 1, for example --t1 0.6");
+        assert_eq!(message(0.5, 1.5), "--t2 1.5 is not a threshold; give a number from 0 to 1, for example --t2 0.9");
+        assert_eq!(message(0.95, 0.9), "--t1 0.95 is above --t2 0.9; give --t2 0.95 or more, or a smaller --t1");
+        assert!(message(f32::NAN, 0.9).starts_with("--t1 NaN is not"));
+        assert!(Thresholds::new(0.5, 0.5).is_ok());
+    }
+
+    /// The paper's words: sort, sum up what comes before.
+    fn by_sorting(weights: &[f32]) -> Vec<f32> {
+        let mut order: Vec<usize> = (0..weights.len()).collect();
+        order.sort_by(|&a, &b| weights[b].abs().total_cmp(&weights[a].abs()));
+        let total: f64 = weights.iter().map(|weight| f64::from(weight.abs())).sum();
+        let mut s = vec![0.0; weights.len()];
+        let mut before = 0.0;
+        for i in order {
+            s[i] = (before / total) as f32;
+            before += f64::from(weights[i].abs());
+        }
+        s
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn pairs_rank_as_sorting_does(weights in prop::collection::vec(-8..=8i8, 1..12)) {
+            let weights: Vec<f32> = weights.into_iter().map(|weight| f32::from(weight) / 8.0).collect();
+            prop_assume!(weights.iter().any(|weight| *weight != 0.0));
+            prop_assert_eq!(unimportance_of(&weights), by_sorting(&weights));
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Which precision experts were computed in, and what a session arranged for it.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use crate::expert::Precision;
+use crate::options::PrecisionMode;
+use crate::plan::Show;
+
+/// Experts by precision; what is counted depends on the place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PrecisionCounts {
+    /// High-precision versions.
+    pub high: u64,
+    /// Low-precision versions.
+    pub low: u64,
+    /// Left out of the sum.
+    pub skipped: u64,
+}
+
+impl PrecisionCounts {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.high + self.low + self.skipped
+    }
+
+    /// Counts `n` more in a precision; `None` is skipped.
+    pub fn count(&mut self, precision: Option<Precision>, n: u64) {
+        *match precision {
+            Some(Precision::High) => &mut self.high,
+            Some(Precision::Low) => &mut self.low,
+            None => &mut self.skipped,
+        } += n;
+    }
+
+    /// What was counted since `before`.
+    pub fn since(&self, before: Self) -> Self {
+        let Self { high, low, skipped } = before;
+        Self { high: self.high - high, low: self.low - low, skipped: self.skipped - skipped }
+    }
+
+    /// Each as a share of the total; `None` when nothing was counted.
+    pub fn shares(&self) -> Option<PrecisionShares> {
+        let share = |count: u64| super::ratio(count as f64, self.total() as f64);
+        Some(PrecisionShares { high: share(self.high)?, low: share(self.low)?, skipped: share(self.skipped)? })
+    }
+}
+
+impl std::ops::Add for PrecisionCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { high: self.high + other.high, low: self.low + other.low, skipped: self.skipped + other.skipped }
+    }
+}
+
+impl fmt::Display for PrecisionCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} high, {} low, {} skipped", self.high, self.low, self.skipped)
+    }
+}
+
+/// [`PrecisionCounts`] as shares of their total, `0.0..=1.0`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PrecisionShares {
+    /// High-precision versions.
+    pub high: f64,
+    /// Low-precision versions.
+    pub low: f64,
+    /// Left out of the sum.
+    pub skipped: f64,
+}
+
+impl fmt::Display for PrecisionShares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { high, low, skipped } = self;
+        write!(f, "{:.1} % high, {:.1} % low, {:.1} % skipped", 100.0 * high, 100.0 * low, 100.0 * skipped)
+    }
+}
+
+/// The precision that a session computes in, and from what. Displays as the start-up line, without a line end.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PrecisionReport {
+    /// Whether results may differ from llama.cpp's.
+    pub mode: PrecisionMode,
+    /// Highest unimportance that is still loaded in high precision, `0.0..=1.0`.
+    #[serde(serialize_with = "decimal")]
+    pub t1: f32,
+    /// Highest unimportance that is loaded at all, `0.0..=1.0`.
+    #[serde(serialize_with = "decimal")]
+    pub t2: f32,
+    /// Share of a layer's active experts that may come in low precision in a batch, `0.0..=1.0`.
+    #[serde(serialize_with = "decimal")]
+    pub prefill_low: f32,
+    /// Whether a token's remaining router weights are scaled up when an expert is skipped.
+    pub renormalise: bool,
+    /// Whether nothing depends on how fast reads are.
+    pub deterministic: bool,
+    /// Whether often used low versions are replaced by high ones.
+    pub upgrade: bool,
+    /// The high-precision versions.
+    pub high: VersionsReport,
+    /// The low-precision versions, if there are any.
+    pub low: Option<LowReport>,
+}
+
+/// All versions of one precision.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct VersionsReport {
+    /// ggml's names of their types, such as `q8_0`, or `q4_K, q6_K` where they differ.
+    pub types: String,
+    /// Bytes of all of them in the files.
+    pub bytes: u64,
+    /// How many the cache has room for.
+    pub slots: u64,
+    /// How many there are, over all layers.
+    pub experts: u64,
+}
+
+/// The low-precision versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LowReport {
+    /// Name of the file they come from.
+    pub source: String,
+    /// As in [`VersionsReport::types`].
+    pub types: String,
+    /// As in [`VersionsReport::bytes`].
+    pub bytes: u64,
+    /// As in [`VersionsReport::slots`].
+    pub slots: u64,
+    /// As in [`VersionsReport::experts`].
+    pub experts: u64,
+    /// Bytes of the expert cache that are theirs.
+    pub cache_bytes: u64,
+}
+
+impl PrecisionReport {
+    /// Whether experts may be computed in low precision or skipped.
+    pub fn is_dynamic(&self) -> bool {
+        self.mode == PrecisionMode::Dynamic
+    }
+}
+
+impl fmt::Display for PrecisionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.is_dynamic() {
+            f.write_str("precision: exact (bit-identical to llama.cpp)")?;
+            return match &self.low {
+                Some(low) => write!(f, "; low {} from {} is not used", low.types, low.source),
+                None => Ok(()),
+            };
+        }
+        let percent = f64::from(self.prefill_low) * 100.0;
+        write!(f, "precision: dynamic (T1 {:.2}, T2 {:.2}, prompt {percent:.0} % low", self.t1, self.t2)?;
+        for (holds, words) in
+            [(self.renormalise, "renormalised"), (!self.upgrade, "no upgrades"), (self.deterministic, "deterministic")]
+        {
+            if holds {
+                write!(f, ", {words}")?;
+            }
+        }
+        let VersionsReport { types, bytes, slots, experts } = &self.high;
+        write!(f, "), high {types} {} ({slots} of {experts} resident)", Show(*bytes))?;
+        match &self.low {
+            Some(LowReport { source, types, bytes, slots, experts, .. }) => {
+                write!(f, ", low {types} {} from {source} ({slots} of {experts} resident)", Show(*bytes))?;
+            }
+            None => f.write_str(", no low")?,
+        }
+        f.write_str("; results are approximate")
+    }
+}
+
+/// The number that a person would write: 0.6, not the 0.6000000238418579 that the nearest `f32` stands for.
+fn decimal<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(value.to_string().parse().unwrap_or(f64::from(*value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dynamic() -> PrecisionReport {
+        PrecisionReport {
+            mode: PrecisionMode::Dynamic,
+            t1: 0.6,
+            t2: 0.9,
+            prefill_low: 0.25,
+            renormalise: false,
+            deterministic: false,
+            upgrade: true,
+            high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
+            low: Some(LowReport {
+                source: "mixtral.low-q2_k.hobbit.gguf".into(),
+                types: "q2_K".into(),
+                bytes: 1_793_148_846,
+                slots: 96,
+                experts: 768,
+                cache_bytes: 224_143_605,
+            }),
+        }
+    }
+
+    #[test]
+    fn the_line_of_a_dynamic_session() {
+        assert_eq!(
+            dynamic().to_string(),
+            "precision: dynamic (T1 0.60, T2 0.90, prompt 25 % low), high q8_0 5.40 GiB (210 of 768 resident), \
+             low q2_K 1.67 GiB from mixtral.low-q2_k.hobbit.gguf (96 of 768 resident); results are approximate"
+        );
+        let unusual = PrecisionReport { renormalise: true, deterministic: true, upgrade: false, ..dynamic() };
+        let words = "(T1 0.60, T2 0.90, prompt 25 % low, renormalised, no upgrades, deterministic), high";
+        assert!(unusual.to_string().contains(words), "{unusual}");
+        let skipping = PrecisionReport { low: None, ..dynamic() }.to_string();
+        assert!(skipping.ends_with("(210 of 768 resident), no low; results are approximate"), "{skipping}");
+    }
+
+    #[test]
+    fn the_line_of_an_exact_session() {
+        let unused = PrecisionReport { mode: PrecisionMode::Exact, ..dynamic() };
+        assert_eq!(
+            unused.to_string(),
+            "precision: exact (bit-identical to llama.cpp); low q2_K from mixtral.low-q2_k.hobbit.gguf is not used"
+        );
+        let plain = PrecisionReport { low: None, ..unused };
+        assert_eq!(plain.to_string(), "precision: exact (bit-identical to llama.cpp)");
+    }
+
+    #[test]
+    fn json_has_the_numbers_that_were_given() {
+        let value = serde_json::to_value(dynamic()).unwrap();
+        assert_eq!((&value["t1"], &value["t2"]), (&serde_json::json!(0.6), &serde_json::json!(0.9)));
+        assert_eq!(value["mode"], "dynamic");
+        assert_eq!(value["high"]["slots"], 210);
+        assert_eq!(value["low"]["cache_bytes"], 224_143_605);
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!(PrecisionCounts::default().shares(), None);
+        let counts =
+            PrecisionCounts { high: 66, low: 30, skipped: 4 } + PrecisionCounts { high: 1, low: 0, skipped: 0 };
+        assert_eq!(counts, PrecisionCounts { high: 67, low: 30, skipped: 4 });
+        assert_eq!(counts.total(), 101);
+        assert_eq!(counts.to_string(), "67 high, 30 low, 4 skipped");
+        let shares = PrecisionCounts { high: 5, low: 2, skipped: 1 }.shares().unwrap();
+        assert_eq!(shares, PrecisionShares { high: 0.625, low: 0.25, skipped: 0.125 });
+        assert_eq!(shares.to_string(), "62.5 % high, 25.0 % low, 12.5 % skipped");
+    }
+}
