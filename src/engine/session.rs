@@ -412,6 +412,9 @@ impl Session {
             llama::llama_synchronize(self.context.0.as_ptr());
             code
         };
+        if let Some(residency) = experts.residency().as_mut().filter(|_| code == 0) {
+            residency.next_token();
+        }
         let seconds = started.elapsed().as_secs_f64();
         if let Some(hook) = &mut self.hook {
             hook.flush();
@@ -463,7 +466,6 @@ impl Session {
                 upgrades: after.upgrades - before.upgrades,
             };
         if let Some(residency) = experts.residency().as_mut() {
-            residency.next_token();
             if !self.checked {
                 let unseen = residency.unseen();
                 if !unseen.is_empty() {
