@@ -56,6 +56,7 @@ pub mod cli;
 mod engine;
 pub mod expert;
 pub mod gguf;
+pub mod imatrix;
 pub mod load;
 mod options;
 pub mod plan;

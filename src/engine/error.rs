@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::low::LowError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::plan::PlanError;
 use crate::route::ThresholdError;
@@ -26,6 +27,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// The low-precision file is not the same model.
+    #[error(transparent)]
+    Low(#[from] LowError),
+    /// The low-precision file's experts have other shapes.
     #[error(
         "{}: this file cannot serve as low precision: {mismatch}; give a smaller quant of the same model, or make one \
          with --low q2_k", path.display()

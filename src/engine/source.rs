@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::error::Error;
+use super::low::check_low;
 use crate::gguf::{Catalog, ExpertMap, Gguf, VirtualGguf};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
 use crate::route::Thresholds;
@@ -44,6 +45,7 @@ impl ModelSource {
         };
         if let Some(low_path) = low_path {
             let low = Gguf::open(&low_path)?;
+            check_low(&gguf, &low)?;
             let mismatch = |mismatch| Error::LowMismatch { path: low_path.clone(), mismatch };
             catalog.add_low(&low.experts()?, files.len() as u32).map_err(mismatch)?;
             files.extend(low.files.iter().map(|file| file.path.clone()));

@@ -1,0 +1,372 @@
+//! Is a second GGUF the same model in a smaller quant? And where a low-precision file made by us goes.
+//!
+//! Shapes say little: every fine-tune of a model has them. Routers say more: llama-quantize leaves them as they are, so
+//! two quants of one model have equal ones, and experts are only interchangeable where routers agree.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::Ggml;
+use crate::gguf::{Catalog, GgmlType, Gguf, GgufError, LowMismatch, RecodeError, TensorInfo};
+
+/// Bytes of a tensor read at a time, if a row is not longer.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Rows of a router are `n_embd` elements long; no model is near this.
+const ROW_ELEMENTS_MAX: u64 = 1 << 24;
+/// Between f32, f16 and bf16: distance of two elements, in parts of the tensor's root mean square ...
+const FLOAT_TOLERANCE: f64 = 1e-2;
+/// ... beyond what rounding to bf16 explains, in parts of the element.
+const BF16_ROUNDING: f64 = 1.0 / 256.0;
+/// Of a quantised router: root mean square of all distances, in parts of the tensor's.
+const QUANTISED_TOLERANCE: f64 = 0.1;
+
+/// Why a file cannot serve as the low-precision version of a model.
+#[derive(Debug, thiserror::Error)]
+pub enum LowError {
+    /// One of the two is damaged.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Another kind or size of model.
+    #[error("{}: {key} is {found}, expected {expected} as in {}; give --low a smaller quant of the same model", low.display(), model.display())]
+    Key {
+        /// The low file.
+        low: Box<Path>,
+        /// The model.
+        model: Box<Path>,
+        /// What disagrees, a metadata key where there is one.
+        key: String,
+        /// What the low file has.
+        found: String,
+        /// What the model has.
+        expected: String,
+    },
+    /// Experts of another shape.
+    #[error("{}: {mismatch} as in {}; give --low a smaller quant of the same model", low.display(), model.display())]
+    Shape {
+        /// The low file.
+        low: Box<Path>,
+        /// The model.
+        model: Box<Path>,
+        /// The tensor and its shapes.
+        mismatch: LowMismatch,
+    },
+    /// A router with other weights.
+    #[error("{}: tensor '{tensor}': {found}, expected {expected} as in {}; this is another model or fine-tune of the same shape, give --low a smaller quant of this one", low.display(), model.display())]
+    Router {
+        /// The low file.
+        low: Box<Path>,
+        /// The model.
+        model: Box<Path>,
+        /// The router's tensor.
+        tensor: String,
+        /// What the low file has.
+        found: String,
+        /// What would be accepted.
+        expected: String,
+    },
+    /// A router of a type that has no values to compare.
+    #[error("{}: tensor '{tensor}': {source}", path.display())]
+    Values {
+        /// File.
+        path: PathBuf,
+        /// The router's tensor.
+        tensor: String,
+        /// What is wrong with it.
+        source: RecodeError,
+    },
+}
+
+/// Checks that `low` is the same model as `model` in another quant: architecture, sizes, vocabulary, the shapes of all
+/// experts, and the weights of all routers. Reads the routers of both, at most a few MiB at a time.
+///
+/// # Errors
+/// [`LowError`], naming the file, what disagrees and both values; [`GgufError::Io`] if a router cannot be read.
+pub fn check_low(model: &Gguf, low: &Gguf) -> Result<(), LowError> {
+    let pair = Pair { model, low };
+    pair.check_keys()?;
+    let experts = model.experts()?;
+    let added = Catalog::plain(&experts).add_low(&low.experts()?, model.files.len() as u32);
+    added.map_err(|mismatch| LowError::Shape { low: path(low), model: path(model), mismatch })?;
+    for tensor in model.tensors.iter().filter(|tensor| is_router(&tensor.name)) {
+        pair.check_router(tensor)?;
+    }
+    match low.tensors.iter().find(|tensor| is_router(&tensor.name) && model.tensor(&tensor.name).is_none()) {
+        Some(extra) => Err(pair.router(&extra.name, "a tensor".to_owned(), "no such tensor".to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// Where the low-precision experts made from `model` go: beside it or in `directory`, named after the model (of a split
+/// one, without the shard's number) and the types: `mixtral.gguf` and `q2_k,down=q3_k` give
+/// `mixtral.low-q2_k+down-q3_k.hobbit.gguf`. Other types give another name.
+pub fn low_cache_path(model: &Path, types: &str, directory: Option<&Path>) -> PathBuf {
+    let name = model.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+    let types: String = types
+        .chars()
+        .map(|c| match c.to_ascii_lowercase() {
+            ',' => '+',
+            '=' => '-',
+            c if c.is_ascii_alphanumeric() || c == '.' => c,
+            _ => '_',
+        })
+        .collect();
+    let file = format!("{}.low-{types}.hobbit.gguf", without_shard(stem));
+    match directory {
+        Some(directory) => directory.join(file),
+        None => model.with_file_name(file),
+    }
+}
+
+/// `big-00002-of-00003` is `big`.
+fn without_shard(stem: &str) -> &str {
+    let digits = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let prefix = || {
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (prefix, number) = rest.rsplit_once('-')?;
+        (digits(count) && digits(number) && !prefix.is_empty()).then_some(prefix)
+    };
+    prefix().unwrap_or(stem)
+}
+
+/// Weights, biases and scales of `blk.<l>.ffn_gate_inp`, and `blk.<l>.exp_probs_b`; not the gate of shared experts.
+fn is_router(name: &str) -> bool {
+    let part = || name.strip_prefix("blk.")?.split('.').nth(1);
+    matches!(part(), Some("ffn_gate_inp" | "exp_probs_b"))
+}
+
+fn path(gguf: &Gguf) -> Box<Path> {
+    gguf.files[0].path.as_path().into()
+}
+
+struct Pair<'a> {
+    model: &'a Gguf,
+    low: &'a Gguf,
+}
+
+impl Pair<'_> {
+    fn check_keys(&self) -> Result<(), LowError> {
+        let architecture = self.model.architecture();
+        let own = |gguf: &Gguf, key: &str| gguf.get_u64(&format!("{architecture}.{key}"));
+        self.same("general.architecture", |gguf| Some(gguf.architecture().to_owned()))?;
+        for key in ["block_count", "embedding_length", "expert_count", "expert_used_count"] {
+            self.same(&format!("{architecture}.{key}"), |gguf| own(gguf, key).map(|n| n.to_string()))?;
+        }
+        self.same("number of tokens in tokenizer.ggml.tokens", |gguf| {
+            gguf.get_arr_len("tokenizer.ggml.tokens").map(|n| n.to_string())
+        })
+    }
+
+    fn same(&self, key: &str, value: impl Fn(&Gguf) -> Option<String>) -> Result<(), LowError> {
+        let (found, expected) = (value(self.low), value(self.model));
+        if found == expected {
+            return Ok(());
+        }
+        let word = |value: Option<String>| value.unwrap_or_else(|| "missing".to_owned());
+        let (found, expected, key) = (word(found), word(expected), key.to_owned());
+        Err(LowError::Key { low: path(self.low), model: path(self.model), key, found, expected })
+    }
+
+    fn router(&self, tensor: &str, found: String, expected: String) -> LowError {
+        LowError::Router { low: path(self.low), model: path(self.model), tensor: tensor.to_owned(), found, expected }
+    }
+
+    fn check_router(&self, ours: &TensorInfo) -> Result<(), LowError> {
+        let shape = |tensor: &TensorInfo| format!("shape {:?}", tensor.dims);
+        let Some(theirs) = self.low.tensor(&ours.name).filter(|theirs| theirs.dims == ours.dims) else {
+            let found = self.low.tensor(&ours.name).map_or("no such tensor".to_owned(), shape);
+            return Err(self.router(&ours.name, found, shape(ours)));
+        };
+        let (mut ours_rows, mut theirs_rows) = (Rows::open(self.model, ours)?, Rows::open(self.low, theirs)?);
+        let rule = Rule::between(ours.dtype, theirs.dtype);
+        let mut distance = Distance::default();
+        while ours_rows.left > 0 {
+            // The same number of rows of both, whatever their types.
+            let n = ours_rows.batch.min(theirs_rows.batch).min(ours_rows.left);
+            ours_rows.next(n)?;
+            theirs_rows.next(n)?;
+            if rule == Rule::Bytes && ours_rows.bytes != theirs_rows.bytes {
+                let expected = format!("the same bytes, both being {}", ours.dtype);
+                return Err(self.router(&ours.name, "other weights".to_owned(), expected));
+            }
+            distance.add(&ours_rows.values, &theirs_rows.values);
+        }
+        match rule {
+            _ if distance.satisfies(rule) => Ok(()),
+            Rule::Bytes | Rule::Floats => Err(self.router(
+                &ours.name,
+                format!("{} weights up to {:.2} root mean squares apart", theirs.dtype, distance.largest_in_rms()),
+                format!("at most {FLOAT_TOLERANCE} between {} and {}", theirs.dtype, ours.dtype),
+            )),
+            Rule::Quantised => Err(self.router(
+                &ours.name,
+                format!("{} weights {:.0} % apart", theirs.dtype, distance.relative() * 100.0),
+                format!("less than {} % between {} and {}", QUANTISED_TOLERANCE * 100.0, theirs.dtype, ours.dtype),
+            )),
+        }
+    }
+}
+
+/// What two routers have to have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rule {
+    Bytes,
+    Floats,
+    Quantised,
+}
+
+impl Rule {
+    fn between(a: GgmlType, b: GgmlType) -> Self {
+        // Quantisers differ between versions and with an importance matrix, so equal quantised types need not agree.
+        match (a.is_quantized() || b.is_quantized(), a == b) {
+            (true, _) => Self::Quantised,
+            (false, true) => Self::Bytes,
+            (false, false) => Self::Floats,
+        }
+    }
+}
+
+/// How far two tensors are apart.
+#[derive(Default)]
+struct Distance {
+    squares: f64,
+    square_errors: f64,
+    n: u64,
+    /// Largest distance of two elements beyond rounding.
+    largest: f64,
+}
+
+impl Distance {
+    fn add(&mut self, ours: &[f32], theirs: &[f32]) {
+        for (a, b) in ours.iter().zip(theirs) {
+            let (a, b) = (f64::from(*a), f64::from(*b));
+            let error = (a - b).abs();
+            self.squares += a * a;
+            self.square_errors += error * error;
+            let excess = error - BF16_ROUNDING * a.abs();
+            // Not `max`, which passes over NaN.
+            if !(excess <= self.largest || self.largest.is_nan()) {
+                self.largest = excess;
+            }
+        }
+        self.n += ours.len() as u64;
+    }
+
+    /// Whether the tensors are close enough. NaN never is; [`Rule::Bytes`] is judged by the bytes.
+    fn satisfies(&self, rule: Rule) -> bool {
+        match rule {
+            Rule::Bytes => true,
+            Rule::Floats => self.largest_in_rms() <= FLOAT_TOLERANCE,
+            Rule::Quantised => self.relative() < QUANTISED_TOLERANCE,
+        }
+    }
+
+    /// The largest distance in root mean squares of the first tensor.
+    fn largest_in_rms(&self) -> f64 {
+        match self.largest == 0.0 {
+            true => 0.0,
+            false => self.largest / (self.squares / self.n as f64).sqrt(),
+        }
+    }
+
+    fn relative(&self) -> f64 {
+        match self.square_errors == 0.0 {
+            true => 0.0,
+            false => (self.square_errors / self.squares).sqrt(),
+        }
+    }
+}
+
+/// A tensor's values, some rows at a time.
+struct Rows<'a> {
+    file: File,
+    path: &'a Path,
+    tensor: &'a TensorInfo,
+    row_bytes: u64,
+    at: u64,
+    /// Rows not yet read.
+    left: u64,
+    /// Rows to be read at a time at most.
+    batch: u64,
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+}
+
+impl<'a> Rows<'a> {
+    fn open(gguf: &'a Gguf, tensor: &'a TensorInfo) -> Result<Self, LowError> {
+        let path = gguf.files[tensor.extent.file as usize].path.as_path();
+        let file = File::open(path).map_err(|error| io(path, "open".to_owned(), error))?;
+        let ne0 = tensor.dims[0];
+        if ne0 > ROW_ELEMENTS_MAX {
+            let what = format!("row length of tensor '{}'", tensor.name);
+            return Err(GgufError::TooLarge { path: path.to_owned(), what, found: ne0, limit: ROW_ELEMENTS_MAX }.into());
+        }
+        // The reader has checked that rows are whole blocks; an empty tensor has no rows.
+        let row_bytes = tensor.dtype.row_bytes(ne0).unwrap_or(0);
+        let left = tensor.extent.len.checked_div(row_bytes).unwrap_or(0);
+        let batch = (BATCH_BYTES / row_bytes.max(1)).max(1);
+        let (bytes, values) = (Vec::new(), Vec::new());
+        Ok(Self { file, path, tensor, row_bytes, at: tensor.extent.offset, left, batch, bytes, values })
+    }
+
+    fn next(&mut self, n: u64) -> Result<(), LowError> {
+        self.bytes.resize((n * self.row_bytes) as usize, 0);
+        let read = self.file.read_exact_at(&mut self.bytes, self.at);
+        read.map_err(|error| io(self.path, format!("read tensor '{}'", self.tensor.name), error))?;
+        let decoded = Ggml::new().dequantise(self.tensor.dtype, self.tensor.dims[0], &self.bytes, &mut self.values);
+        let (path, tensor) = (self.path, &self.tensor.name);
+        decoded.map_err(|source| LowError::Values { path: path.to_owned(), tensor: tensor.clone(), source })?;
+        self.at += self.bytes.len() as u64;
+        self.left -= n;
+        Ok(())
+    }
+}
+
+fn io(path: &Path, action: String, error: std::io::Error) -> LowError {
+    GgufError::Io { path: path.to_owned(), action, error }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routers_are_known_by_name() {
+        for name in
+            ["blk.0.ffn_gate_inp.weight", "blk.11.ffn_gate_inp.bias", "blk.3.exp_probs_b.bias", "blk.3.exp_probs_b"]
+        {
+            assert!(is_router(name), "{name}");
+        }
+        for name in ["blk.0.ffn_gate_inp_shexp.weight", "ffn_gate_inp.weight", "blk.0.ffn_gate.weight", "blk.0"] {
+            assert!(!is_router(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn cache_files_are_named_after_model_and_types() {
+        let name = |model: &str, types| low_cache_path(Path::new(model), types, None);
+        assert_eq!(name("/m/mixtral.gguf", "q2_K"), Path::new("/m/mixtral.low-q2_k.hobbit.gguf"));
+        assert_eq!(name("mixtral.gguf", "q2_k,down=q3_k"), Path::new("mixtral.low-q2_k+down-q3_k.hobbit.gguf"));
+        assert_eq!(name("/m/big-00002-of-00003.gguf", "q2_k"), Path::new("/m/big.low-q2_k.hobbit.gguf"));
+        assert_eq!(name("/m/big-0002-of-00003.gguf", "q2_k"), Path::new("/m/big-0002-of-00003.low-q2_k.hobbit.gguf"));
+        assert_eq!(name("/m/model", "../x"), Path::new("/m/model.low-.._x.hobbit.gguf"));
+        let elsewhere = low_cache_path(Path::new("/m/mixtral.gguf"), "q2_k", Some(Path::new("/fast")));
+        assert_eq!(elsewhere, Path::new("/fast/mixtral.low-q2_k.hobbit.gguf"));
+    }
+
+    #[test]
+    fn distances_do_not_overlook_nan() {
+        let satisfied = |ours: &[f32], theirs: &[f32]| {
+            let mut distance = Distance::default();
+            distance.add(ours, theirs);
+            [Rule::Floats, Rule::Quantised].map(|rule| distance.satisfies(rule))
+        };
+        assert_eq!(satisfied(&[1.0, 2.0, 3.0], &[1.0, f32::NAN, 3.5]), [false, false]);
+        assert_eq!(satisfied(&[1.0, f32::NAN, 3.0], &[1.0, 2.0, 3.0]), [false, false]);
+        assert_eq!(satisfied(&[0.0; 4], &[0.0; 4]), [true, true]);
+        assert_eq!(satisfied(&[0.0; 4], &[0.0, 0.0, 0.1, 0.0]), [false, false]);
+        assert_eq!(satisfied(&[1.0; 4], &[1.0, 1.0, 1.05, 1.0]), [false, true]);
+        assert_eq!(satisfied(&[1.0; 4], &[1.01; 4]), [true, true]);
+    }
+}

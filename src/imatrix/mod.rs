@@ -1,0 +1,251 @@
+//! Importance matrices: how much each column of a weight counts, as llama.cpp's `llama-imatrix` measures it.
+//!
+//! For every matrix, the mean square of each input that it was multiplied by; for expert tensors, of each expert. Read
+//! are the GGUF form (`<tensor>.in_sum2` `[n_per_row, n_expert]` and `<tensor>.counts` `[1, n_expert]`, f32) and the
+//! older `.dat` form, as llama-quantize reads them. Only the index is kept in memory: those of the
+//! largest models have a gigabyte of values.
+
+mod legacy;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::gguf::{GgmlType, Gguf, GgufError, TensorInfo};
+
+const SUMS: &str = ".in_sum2";
+const COUNTS: &str = ".counts";
+
+/// An importance matrix file. Reads may come from any thread.
+#[derive(Debug)]
+pub struct Imatrix {
+    path: PathBuf,
+    file: Mutex<File>,
+    entries: HashMap<String, Entry>,
+    chunks: Option<u64>,
+}
+
+/// Where one tensor's values lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Entry {
+    /// First byte of the sums of squares.
+    offset: u64,
+    /// Number of sums, `n_per_row * n_expert`.
+    n_values: u64,
+    divisor: Divisor,
+}
+
+/// What turns a sum into a mean.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Divisor {
+    /// The legacy form: a number of calls for all experts, 0 if the values are means already.
+    Calls(u32),
+    /// `n` f32 in the file: a number of rows per expert, or one for all.
+    Counts { offset: u64, n: u64 },
+}
+
+/// Why an importance matrix cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImatrixError {
+    /// The operating system refused.
+    #[error("{}: cannot {action}: {error}", path.display())]
+    Io {
+        /// File.
+        path: PathBuf,
+        /// What was attempted.
+        action: &'static str,
+        /// The operating system's reason.
+        error: io::Error,
+    },
+    /// A damaged GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Neither form, or damaged.
+    #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch it again", path.display())]
+    Malformed {
+        /// File.
+        path: PathBuf,
+        /// Entry or field.
+        what: String,
+        /// What was there.
+        found: String,
+        /// What should have been there.
+        expected: String,
+    },
+    /// Values for a tensor of another shape.
+    #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from another model, give --imatrix one that fits", path.display())]
+    Shape {
+        /// File.
+        path: PathBuf,
+        /// Tensor.
+        tensor: String,
+        /// Numbers of sums and of counts.
+        found: String,
+        /// As the model's shape asks for.
+        expected: String,
+    },
+    /// A value that is no mean of squares.
+    #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the importance matrix again", path.display())]
+    Value {
+        /// File.
+        path: PathBuf,
+        /// Tensor.
+        tensor: String,
+        /// Expert.
+        expert: u16,
+        /// Which of its numbers.
+        what: String,
+        /// What is there.
+        value: f32,
+    },
+}
+
+impl Imatrix {
+    /// Opens an importance matrix of either form and reads its index.
+    ///
+    /// # Errors
+    /// [`ImatrixError::Io`], [`ImatrixError::Gguf`] or [`ImatrixError::Malformed`].
+    pub fn open(path: &Path) -> Result<Self, ImatrixError> {
+        let io = |action| move |error| ImatrixError::Io { path: path.to_owned(), action, error };
+        // Before opening: opening a pipe would wait for a writer.
+        if !std::fs::metadata(path).map_err(io("open"))?.is_file() {
+            return Err(malformed(path, "file".into(), "a directory or device".into(), "a regular file"));
+        }
+        let mut file = File::open(path).map_err(io("open"))?;
+        let mut magic = Vec::new();
+        (&mut file).take(4).read_to_end(&mut magic).map_err(io("read"))?;
+        let (entries, chunks) = match magic == *b"GGUF" {
+            true => gguf_index(path)?,
+            false => legacy::index(&file, path)?,
+        };
+        Ok(Self { path: path.to_owned(), file: Mutex::new(file), entries, chunks })
+    }
+
+    /// Number of tensors with values.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// No tensor has values. Never so for a file that was opened.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Chunks of text that the values were computed from, if the file says so.
+    pub fn chunks(&self) -> Option<u64> {
+        self.chunks
+    }
+
+    /// Importance of the columns of one expert's matrix (`n_per_row` values): the mean square of its inputs, or ones
+    /// for an expert that no token was routed to. `None` if the file says nothing about the tensor. `tensor` is the
+    /// weight's name in the model, of shape `[n_per_row, rows, n_expert]`; `n_expert` is 1 for ordinary matrices.
+    ///
+    /// # Errors
+    /// [`ImatrixError::Shape`], [`ImatrixError::Value`] or [`ImatrixError::Io`].
+    ///
+    /// # Panics
+    /// If `expert` is not below `n_expert`.
+    pub fn importance(
+        &self,
+        tensor: &str,
+        n_per_row: u64,
+        n_expert: u32,
+        expert: u16,
+    ) -> Result<Option<Vec<f32>>, ImatrixError> {
+        assert!(u32::from(expert) < n_expert, "expert {expert} of {n_expert} in {tensor}");
+        let Some(entry) = self.entries.get(tensor) else { return Ok(None) };
+        let (expert_at, n_expert) = (u64::from(expert), u64::from(n_expert));
+        let n_counts = match entry.divisor {
+            Divisor::Calls(_) => 1,
+            Divisor::Counts { n, .. } => n,
+        };
+        if n_per_row.checked_mul(n_expert) != Some(entry.n_values) || ![1, n_expert].contains(&n_counts) {
+            return Err(ImatrixError::Shape {
+                path: self.path.clone(),
+                tensor: tensor.to_owned(),
+                found: format!("{} (counts: {n_counts})", entry.n_values),
+                expected: format!("{n_per_row} for each of {n_expert} experts"),
+            });
+        }
+        let fault = |what: String, value| ImatrixError::Value {
+            path: self.path.clone(),
+            tensor: tensor.to_owned(),
+            expert,
+            what,
+            value,
+        };
+        let divisor = match entry.divisor {
+            Divisor::Calls(0) => 1.0,
+            Divisor::Calls(n) => n as f32,
+            Divisor::Counts { offset, n } => {
+                let at = if n == 1 { 0 } else { expert_at };
+                let count = self.read(offset + 4 * at, 1)?[0];
+                if !(count.is_finite() && count >= 0.0) {
+                    return Err(fault("count".to_owned(), count));
+                }
+                match count.round() {
+                    0.0 => return Ok(Some(vec![1.0; n_per_row as usize])),
+                    count => count,
+                }
+            }
+        };
+        let mut values = self.read(entry.offset + 4 * n_per_row * expert_at, n_per_row as usize)?;
+        for (column, value) in values.iter_mut().enumerate() {
+            if !(value.is_finite() && *value >= 0.0) {
+                return Err(fault(format!("column {column}"), *value));
+            }
+            *value /= divisor;
+        }
+        Ok(Some(values))
+    }
+
+    /// `n` f32 at `offset`; the index has checked that they lie in the file.
+    fn read(&self, offset: u64, n: usize) -> Result<Vec<f32>, ImatrixError> {
+        let mut bytes = vec![0; n * 4];
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut bytes));
+        read.map_err(|error| ImatrixError::Io { path: self.path.clone(), action: "read values", error })?;
+        Ok(bytes.chunks_exact(4).map(|le| f32::from_le_bytes([le[0], le[1], le[2], le[3]])).collect())
+    }
+}
+
+/// Entries by tensor name, and the number of chunks.
+type Index = (HashMap<String, Entry>, Option<u64>);
+
+fn gguf_index(path: &Path) -> Result<Index, ImatrixError> {
+    let gguf = Gguf::open(path)?;
+    if let Some(kind) = gguf.get_str("general.type").filter(|kind| *kind != "imatrix") {
+        return Err(malformed(path, "general.type".into(), format!("'{kind}'"), "'imatrix'"));
+    }
+    let mut entries = HashMap::new();
+    for sums in &gguf.tensors {
+        let Some(tensor) = sums.name.strip_suffix(SUMS) else { continue };
+        let Some(counts) = gguf.tensor(&format!("{tensor}{COUNTS}")) else {
+            return Err(malformed(path, format!("tensor '{tensor}{COUNTS}'"), "none".into(), "one beside the sums"));
+        };
+        for part in [sums, counts] {
+            // Split files are none of llama-imatrix's; their offsets would be of another file.
+            if part.dtype != GgmlType::F32 || part.extent.file != 0 || part.extent.len == 0 {
+                let found = format!("{} bytes of type {}", part.extent.len, part.dtype);
+                return Err(malformed(path, format!("tensor '{}'", part.name), found, "f32 values in this file"));
+            }
+        }
+        let n = |part: &TensorInfo| part.extent.len / 4;
+        let divisor = Divisor::Counts { offset: counts.extent.offset, n: n(counts) };
+        let entry = Entry { offset: sums.extent.offset, n_values: n(sums), divisor };
+        entries.insert(tensor.to_owned(), entry);
+    }
+    if entries.is_empty() {
+        let what = format!("tensors named '<weight>{SUMS}'");
+        return Err(malformed(path, what, "none".into(), "at least one"));
+    }
+    Ok((entries, gguf.get_u64("imatrix.chunk_count")))
+}
+
+fn malformed(path: &Path, what: String, found: String, expected: &str) -> ImatrixError {
+    ImatrixError::Malformed { path: path.to_owned(), what, found, expected: expected.to_owned() }
+}
