@@ -65,10 +65,32 @@ fn requests(tickets: impl IntoIterator<Item = u64>) -> Vec<ReadRequest> {
     tickets.into_iter().map(|ticket| request(ticket, 100)).collect()
 }
 
-fn manual(max_in_flight_requests: usize, max_in_flight_bytes: u64) -> (Arc<ManualStore>, Loader) {
-    let store = Arc::new(ManualStore::default());
-    let loader = Loader::new(store.clone(), options(max_in_flight_requests, max_in_flight_bytes));
-    (store, loader)
+/// A loader and its store. The store comes last, so that it is dropped first: a failing test leaves nothing in flight
+/// for the loader to wait for.
+fn manual_with(options: LoaderOptions) -> (Loader, AnswersAtLast) {
+    let store = AnswersAtLast::default();
+    (Loader::new(store.0.clone(), options), store)
+}
+
+fn manual(max_in_flight_requests: usize, max_in_flight_bytes: u64) -> (Loader, AnswersAtLast) {
+    manual_with(options(max_in_flight_requests, max_in_flight_bytes))
+}
+
+#[derive(Default)]
+struct AnswersAtLast(Arc<ManualStore>);
+
+impl std::ops::Deref for AnswersAtLast {
+    type Target = ManualStore;
+
+    fn deref(&self) -> &ManualStore {
+        &self.0
+    }
+}
+
+impl Drop for AnswersAtLast {
+    fn drop(&mut self) {
+        answer_all(self);
+    }
 }
 
 fn options(max_in_flight_requests: usize, max_in_flight_bytes: u64) -> LoaderOptions {
@@ -96,7 +118,7 @@ fn tickets(done: Vec<ReadDone>) -> Vec<u64> {
 
 #[test]
 fn classes_start_by_urgency_and_each_in_order() {
-    let (store, loader) = manual(1, u64::MAX);
+    let (loader, store) = manual(1, u64::MAX);
     submit(&loader, LoadClass::Prefetch, requests([30, 31, 32]));
     submit(&loader, LoadClass::Upgrade, requests([20, 21]));
     submit(&loader, LoadClass::OnDemandLow, requests([10, 11]));
@@ -117,7 +139,7 @@ fn classes_start_by_urgency_and_each_in_order() {
 
 #[test]
 fn few_upgrades_are_in_flight_and_prefetches_fill_the_rest() {
-    let (store, loader) = manual(5, u64::MAX);
+    let (loader, store) = manual(5, u64::MAX);
     submit(&loader, LoadClass::Upgrade, requests(20..24));
     assert_eq!(store.started(), [20, 21]);
     submit(&loader, LoadClass::Prefetch, requests(30..34));
@@ -134,7 +156,6 @@ fn few_upgrades_are_in_flight_and_prefetches_fill_the_rest() {
 
 #[test]
 fn what_waits_is_bounded_and_the_rest_is_refused() {
-    let store = Arc::new(ManualStore::default());
     let options = LoaderOptions {
         max_in_flight_requests: 1,
         max_waiting_on_demand: 3,
@@ -142,7 +163,7 @@ fn what_waits_is_bounded_and_the_rest_is_refused() {
         max_waiting_prefetches: 1,
         ..LoaderOptions::default()
     };
-    let loader = Loader::new(store.clone(), options);
+    let (loader, store) = manual_with(options);
     submit(&loader, LoadClass::OnDemandHigh, requests([0]));
     for (class, n_waiting) in LoadClass::ALL.into_iter().zip([3, 3, 2, 1]) {
         let first = 10 * (class.index() as u64 + 1);
@@ -165,7 +186,7 @@ fn what_waits_is_bounded_and_the_rest_is_refused() {
 
 #[test]
 fn requests_and_bytes_in_flight_are_bounded() {
-    let (store, loader) = manual(3, u64::MAX);
+    let (loader, store) = manual(3, u64::MAX);
     submit(&loader, LoadClass::OnDemandHigh, requests(0..5));
     assert_eq!(store.started(), [0, 1, 2]);
     store.answer(1, Ok(100));
@@ -174,7 +195,7 @@ fn requests_and_bytes_in_flight_are_bounded() {
     store.started().into_iter().for_each(|ticket| store.answer(ticket, Ok(100)));
 
     // A further read starts below the bound, and one that is larger than the bound still starts.
-    let (store, loader) = manual(9, 150);
+    let (loader, store) = manual(9, 150);
     submit(&loader, LoadClass::OnDemandHigh, [request(0, 100), request(1, 1000), request(2, 1), request(3, 1)]);
     assert_eq!(store.started(), [0, 1]);
     store.answer(0, Ok(100));
@@ -188,7 +209,7 @@ fn requests_and_bytes_in_flight_are_bounded() {
 
 #[test]
 fn what_has_not_started_can_be_withdrawn() {
-    let (store, loader) = manual(1, u64::MAX);
+    let (loader, store) = manual(1, u64::MAX);
     submit(&loader, LoadClass::Prefetch, requests(0..8));
     submit(&loader, LoadClass::Upgrade, requests(20..24));
     submit(&loader, LoadClass::OnDemandHigh, requests([100]));
@@ -204,13 +225,13 @@ fn what_has_not_started_can_be_withdrawn() {
 #[test]
 #[should_panic = "a product waits"]
 fn what_a_product_waits_for_cannot_be_withdrawn() {
-    let (_store, loader) = manual(1, u64::MAX);
+    let (loader, _store) = manual(1, u64::MAX);
     loader.withdraw(LoadClass::OnDemandLow, |_| true);
 }
 
 #[test]
 fn what_has_not_started_can_become_urgent() {
-    let (store, loader) = manual(1, u64::MAX);
+    let (loader, store) = manual(1, u64::MAX);
     submit(&loader, LoadClass::Prefetch, requests(0..8));
     submit(&loader, LoadClass::Upgrade, requests(20..24));
     submit(&loader, LoadClass::OnDemandLow, requests([110]));
@@ -228,7 +249,7 @@ fn what_has_not_started_can_become_urgent() {
 
 #[test]
 fn a_promoted_upgrade_starts_at_once_where_there_is_room() {
-    let (store, loader) = manual(4, u64::MAX);
+    let (loader, store) = manual(4, u64::MAX);
     submit(&loader, LoadClass::Upgrade, requests(20..24));
     assert_eq!(store.started(), [20, 21]);
     assert_eq!(loader.promote(|ticket| ticket == 23, LoadClass::OnDemandHigh), 1);
@@ -265,7 +286,7 @@ fn a_store_that_answers_at_once_does_not_recurse() {
 
 #[test]
 fn waiting_for_nothing_is_an_error_not_a_hang() {
-    let (store, loader) = manual(1, u64::MAX);
+    let (loader, store) = manual(1, u64::MAX);
     assert_eq!(loader.wait().unwrap_err(), NothingOutstanding);
     submit(&loader, LoadClass::OnDemandHigh, requests([1]));
     assert!(loader.poll().is_empty());
@@ -277,7 +298,7 @@ fn waiting_for_nothing_is_an_error_not_a_hang() {
 
 #[test]
 fn busy_time_runs_only_while_reads_are_in_flight() {
-    let (store, loader) = manual(2, u64::MAX);
+    let (loader, store) = manual(2, u64::MAX);
     let runs = || loader.shared.lock().busy_since.is_some();
     assert_eq!((runs(), loader.stats().busy), (false, Duration::ZERO));
     submit(&loader, LoadClass::OnDemandHigh, requests([1, 2]));
