@@ -465,17 +465,15 @@ impl Session {
                 missed: after.missed.since(before.missed),
                 upgrades: after.upgrades - before.upgrades,
             };
-        if let Some(residency) = experts.residency().as_mut() {
-            if !self.checked {
-                let unseen = residency.unseen();
-                if !unseen.is_empty() {
-                    return Err(Error::Seam(format!(
-                        "the products of {} expert tensors ({} first) did not reach hobbit: this architecture is not \
-                         supported",
-                        unseen.len(),
-                        unseen[0]
-                    )));
-                }
+        if let Some(residency) = experts.residency().as_mut().filter(|_| !self.checked) {
+            let unseen = residency.unseen();
+            if !unseen.is_empty() {
+                return Err(Error::Seam(format!(
+                    "the products of {} expert tensors ({} first) did not reach hobbit: this architecture is not \
+                     supported",
+                    unseen.len(),
+                    unseen[0]
+                )));
             }
         }
         self.checked = true;
