@@ -59,6 +59,7 @@ pub mod gguf;
 pub mod imatrix;
 pub mod load;
 mod options;
+pub mod perplexity;
 pub mod plan;
 pub mod route;
 pub mod stats;

@@ -299,7 +299,12 @@ pub struct OutputArgs {
 
 /// The command as clap sees it: derived, with what the derive cannot say added.
 pub fn command() -> clap::Command {
-    LowArgs::command().mut_args(|arg| {
+    with_spellings(LowArgs::command())
+}
+
+/// Adds to a derived command what the derive cannot say: how switches are given, and llama.cpp's other spellings.
+pub fn with_spellings(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| {
         let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
         let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME));
         let is_on = arg.get_default_values() == ["on"];
@@ -322,27 +327,31 @@ pub fn command() -> clap::Command {
 /// # Errors
 /// A clap error, ready to print, for wrong usage; also for `--help` and `--version`.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<Note>), clap::Error> {
-    let mut command = command();
+    parse_as(command(), args)
+}
+
+/// As [`parse`], for a program with a command of its own ([`with_spellings`]).
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_as<A: FromArgMatches>(
+    mut command: clap::Command,
+    args: impl IntoIterator<Item = OsString>,
+) -> Result<(A, Vec<Note>), clap::Error> {
     let grammar = Grammar::of(&command);
     let line = argv::normalise(args, &grammar).map_err(|error| command.error(error.kind(), error))?;
     let negated = switch::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
-    let words = [OsString::from("hobbit-cli")].into_iter().chain(negated).chain(line.words);
-    let matches = command.try_get_matches_from_mut(words)?;
-    let args = LowArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    check_precision(&args.precision, &matches, &mut command)?;
-    Ok((args, line.notes))
+    let name = OsString::from(command.get_name());
+    let words = [name].into_iter().chain(negated).chain(line.words);
+    let mut matches = command.try_get_matches_from_mut(words)?;
+    check_precision(&matches, &mut command)?;
+    Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, line.notes))
 }
 
 /// Refuses contradictions among the flags of dynamic precision as clap refuses wrong usage.
-///
-/// # Errors
-/// A clap error, ready to print.
-pub fn check_precision(
-    args: &PrecisionArgs,
-    matches: &clap::ArgMatches,
-    command: &mut clap::Command,
-) -> Result<(), clap::Error> {
+fn check_precision(matches: &clap::ArgMatches, command: &mut clap::Command) -> Result<(), clap::Error> {
     let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let args = PrecisionArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
     args.check(is_typed).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))
 }
 

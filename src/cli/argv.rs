@@ -19,6 +19,8 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("--gpu-layers", "n-gpu-layers"),
     ("-dev", "device"),
     ("-bf", "binary-file"),
+    ("--save-all-logits", "kl-divergence-base"),
+    ("-np", "parallel"),
     ("--n-predict", "predict"),
     ("-cnv", "conversation"),
     ("-sys", "system-prompt"),
@@ -137,7 +139,7 @@ pub enum UsageError {
     ValueMissing { flag: String },
     #[error("'{flag}' takes no value")]
     ValueUnexpected { flag: String },
-    #[error("'{flag}' is a llama.cpp flag that hobbit-cli does not have: {why}")]
+    #[error("'{flag}' is a llama.cpp flag that hobbit does not have: {why}")]
     Foreign { flag: String, why: &'static str },
     #[error("unknown flag '{flag}'{hint}")]
     Unknown { flag: String, hint: String },

@@ -9,6 +9,9 @@ pub const PROMPT: &str = "In the beginning God created the";
 /// Tokens it generates when no number is given.
 pub const PREDICT: i32 = 64;
 
+/// A text beside the demo model that it has never seen.
+pub const TEXT: &str = "demo-heldout-prose.txt";
+
 const FILE: &str = "models/demo.gguf";
 
 /// Where to look, best first.

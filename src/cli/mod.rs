@@ -1,4 +1,4 @@
-//! The command line of `hobbit-cli`, from words to exit status.
+//! The command lines of `hobbit-cli` and, in [`perplexity`], of `hobbit-perplexity`, from words to exit status.
 //!
 //! [`argv`] turns llama.cpp's spelling into clap's ([`foreign`] knows the flags that are not here), [`args`] holds what
 //! was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes processed. `run` opens the model
@@ -14,6 +14,7 @@ mod demo;
 mod escape;
 mod foreign;
 mod lines;
+mod perplexity;
 mod report;
 mod resolve;
 mod stop;
@@ -34,5 +35,7 @@ mod run;
 #[cfg(feature = "engine")]
 mod stream;
 
+#[cfg(feature = "engine")]
+pub use perplexity::main as perplexity_main;
 #[cfg(feature = "engine")]
 pub use run::main;

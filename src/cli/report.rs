@@ -83,7 +83,11 @@ pub fn precision_lines(precision: &PrecisionReport, stats: &Stats) -> String {
     }
     for (name, phase) in [("prompt", &stats.prompt), ("decode", &stats.decode)] {
         let Some(shares) = phase.used.shares() else { continue };
-        let _ = writeln!(lines, "hobbit: {name}: experts used: {shares}; misses answered: {}", phase.missed);
+        let _ = writeln!(
+            lines,
+            "hobbit: {name}: experts used: {shares}; where no high version was resident: {}",
+            phase.missed
+        );
     }
     let upgrades = stats.total().upgrades;
     if upgrades > 0 {
@@ -250,7 +254,7 @@ hobbit: peak resident memory: 1.50 GiB
     #[test]
     fn precision_lines_are_for_dynamic_sessions() {
         let expected = "\
-hobbit: decode: experts used: 67.0 % high, 30.0 % low, 3.0 % skipped; misses answered: 10 high, 12 low, 3 skipped
+hobbit: decode: experts used: 67.0 % high, 30.0 % low, 3.0 % skipped; where no high version was resident: 10 high, 12 low, 3 skipped
 hobbit: 2 experts upgraded from low to high precision
 ";
         let dynamic = precision(PrecisionMode::Dynamic);

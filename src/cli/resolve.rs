@@ -103,11 +103,7 @@ impl HiArgs {
         }
         let until_full = predict == Some(-2);
         let escape = low.prompt.escape.0;
-        let verbosity = match (low.output.quiet, low.output.verbose) {
-            (Switch(true), _) => 1,
-            (_, Switch(true)) => 5,
-            _ => low.output.verbosity,
-        };
+        let verbosity = verbosity(low.output.quiet, low.output.verbose, low.output.verbosity);
         Ok(Self {
             model,
             is_demo,
@@ -197,7 +193,17 @@ fn template(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>
     }
 }
 
-fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> SessionOptions {
+/// How much the log shows: `--quiet` wins over `--verbose`, and both over a number.
+pub fn verbosity(quiet: Switch, verbose: Switch, number: u8) -> u8 {
+    match (quiet, verbose) {
+        (Switch(true), _) => 1,
+        (_, Switch(true)) => 5,
+        _ => number,
+    }
+}
+
+/// Settings of a session.
+pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> SessionOptions {
     let threads = |n: i32| (n > 0).then_some(n);
     SessionOptions {
         n_ctx: context.ctx_size,
@@ -288,7 +294,10 @@ fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Resu
 }
 
 /// Typed text, its escapes processed if wanted.
-fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
+///
+/// # Errors
+/// Escapes that do not form UTF-8.
+pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
     if !escape {
         return Ok(typed.to_owned());
     }
@@ -305,11 +314,19 @@ fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
     Ok(text)
 }
 
-fn read(path: &Path, around: &dyn Surroundings) -> Result<Vec<u8>> {
+/// A file's bytes.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn read(path: &Path, around: &dyn Surroundings) -> Result<Vec<u8>> {
     around.read(path).with_context(|| format!("{}: cannot read this file", path.display()))
 }
 
-fn utf8(bytes: Vec<u8>, path: &Path) -> Result<String> {
+/// A file's text.
+///
+/// # Errors
+/// Bytes that are no UTF-8.
+pub fn utf8(bytes: Vec<u8>, path: &Path) -> Result<String> {
     match String::from_utf8(bytes) {
         Ok(text) => Ok(text),
         Err(error) => {

@@ -17,12 +17,12 @@ use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::stream::{Desk, End};
 use super::{complete, converse};
-use crate::{Error, Model, Sampler, Session};
+use crate::{Error, Model, ModelOptions, Sampler, Session, SessionOptions};
 
 /// Exit status when a message got no answer.
 const FAILED: u8 = 1;
 /// Exit status after wrong usage.
-const USAGE: u8 = 2;
+pub const USAGE: u8 = 2;
 /// Exit status after Ctrl-C.
 pub const INTERRUPTED: u8 = 130;
 
@@ -55,24 +55,20 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
     }
-    if args.model_options.devices.as_deref().is_some_and(|devices| devices != "none") {
-        log.line(Level::Warning, "note: --device has no effect: this version computes on the CPU");
-    }
-    if !matches!(args.model_options.n_gpu_layers, -1 | 0) {
-        log.line(Level::Warning, "note: -ngl has no effect: this version computes on the CPU");
-    }
-    warn_of_threads(&args, &log);
+    warn_of_devices(&args.model_options, &log);
+    warn_of_threads(&args.session_options, &log);
     if let Some(path) = &args.output.stats_json {
         try_writing(path)?;
     }
     log.take_llama_cpps();
     let ctrl_c = CtrlC::install(args.colour)?;
-    let model = open(&args, &log, &ctrl_c)?;
+    let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
     let session = ctrl_c.during(|| model.session(&args.session_options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, &args, &log);
+    describe(&model, &session, &log);
+    log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let sampler = Sampler::new(&model, &args.sampling)?;
     let screen = Screen::new(args.colour);
@@ -100,7 +96,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 }
 
 /// Prints an error with its causes on one line; its exit status.
-fn failure(error: &anyhow::Error) -> ExitCode {
+pub fn failure(error: &anyhow::Error) -> ExitCode {
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
@@ -111,7 +107,8 @@ fn failure(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
+/// Whether an error comes from a reader that went away.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
     causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -129,18 +126,21 @@ pub(super) fn in_words(error: &anyhow::Error) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn open(args: &HiArgs, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
-    if args.is_demo {
-        let path = args.model.display();
-        log.line(Level::Info, format!("hobbit: no model given (-m): running the demo model {path}"));
+/// Opens a model with a progress bar.
+///
+/// # Errors
+/// As [`Model::open`]; Ctrl-C.
+pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
+    if is_demo {
+        log.line(Level::Info, format!("hobbit: no model given (-m): running the demo model {}", path.display()));
     }
     // A missing file is the commonest mistake: tell it before anything else happens.
-    std::fs::metadata(&args.model).with_context(|| format!("{}: cannot open this model", args.model.display()))?;
+    std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
     let bar = if log.shows(Level::Info) { ProgressBar::new(1000) } else { ProgressBar::hidden() };
     let style = ProgressStyle::with_template("loading {bar:40} {percent:>3} %");
     bar.set_style(style.expect("the template is constant and valid"));
     let model = ctrl_c.during(|| {
-        Model::open(&args.model, &args.model_options, |done| {
+        Model::open(path, options, |done| {
             bar.set_position((done * 1000.0) as u64);
             !ctrl_c.was_pressed()
         })
@@ -149,9 +149,19 @@ fn open(args: &HiArgs, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
     Ok(model?)
 }
 
-fn warn_of_threads(args: &HiArgs, log: &Log) {
+/// Notes that devices cannot be used.
+pub fn warn_of_devices(options: &ModelOptions, log: &Log) {
+    if options.devices.as_deref().is_some_and(|devices| devices != "none") {
+        log.line(Level::Warning, "note: --device has no effect: this version computes on the CPU");
+    }
+    if !matches!(options.n_gpu_layers, -1 | 0) {
+        log.line(Level::Warning, "note: -ngl has no effect: this version computes on the CPU");
+    }
+}
+
+/// Warns of more threads than there are CPUs.
+pub fn warn_of_threads(options: &SessionOptions, log: &Log) {
     let Ok(cpus) = std::thread::available_parallelism() else { return };
-    let options = &args.session_options;
     for (flag, threads) in [("-t", options.threads), ("-tb", options.threads_batch)] {
         if let Some(threads) = threads.filter(|&threads| usize::try_from(threads).is_ok_and(|n| n > cpus.get())) {
             let warning = format!("warning: {flag} {threads} is more than the {cpus} logical CPUs: this is slow");
@@ -161,7 +171,10 @@ fn warn_of_threads(args: &HiArgs, log: &Log) {
 }
 
 /// Tells early that statistics could not be written in the end.
-fn try_writing(path: &Path) -> Result<()> {
+///
+/// # Errors
+/// Why not.
+pub fn try_writing(path: &Path) -> Result<()> {
     // A pipe may be opened only once.
     let is_special = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
     if path == Path::new("-") || is_special {
@@ -172,7 +185,7 @@ fn try_writing(path: &Path) -> Result<()> {
 }
 
 /// The start-up lines.
-fn describe(model: &Model, session: &Session, args: &HiArgs, log: &Log) {
+pub fn describe(model: &Model, session: &Session, log: &Log) {
     let info = model.info();
     let (size, experts) = (report::bytes(info.tensor_bytes), report::bytes(info.expert_bytes));
     let parameters = report::parameters(info.n_params);
@@ -204,7 +217,6 @@ fn describe(model: &Model, session: &Session, args: &HiArgs, log: &Log) {
         log.line(Level::Warning, format!("warning: {warning}"));
     }
     log.line(Level::More, crate::system_info());
-    log.line(Level::Debug, format!("{args:#?}"));
 }
 
 /// The closing lines, and the file of `--stats-json`.
@@ -235,7 +247,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
 }
 
 /// This process, as settings see it.
-struct Process;
+pub struct Process;
 
 impl Surroundings for Process {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {

@@ -289,6 +289,23 @@ impl Session {
         self.decode(raw, &firsts)
     }
 
+    /// Makes sequence `to` begin with all that sequence `from` holds, in place of what it held: texts that begin alike share
+    /// the evaluation of their beginning. Both are below `n_seq_max`. For callers of [`Session::evaluate`].
+    ///
+    /// # Errors
+    /// A sequence that the session does not have.
+    pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), Error> {
+        let n_seq_max = self.options.n_seq_max.max(1);
+        for sequence in [from, to] {
+            if u32::try_from(sequence).map_or(true, |sequence| sequence >= n_seq_max) {
+                return Err(Error::Decode(format!("sequence {sequence} of a session with {n_seq_max}")));
+            }
+        }
+        // SAFETY: the context is live and has both sequences.
+        unsafe { llama::llama_memory_seq_cp(self.memory(), from, to, -1, -1) };
+        Ok(())
+    }
+
     /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;

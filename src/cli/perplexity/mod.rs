@@ -1,0 +1,30 @@
+//! The command line of `hobbit-perplexity`.
+//!
+//! [`args`] holds what was typed, [`resolve`] makes settings of it. A [`Measurement`] is prepared with the model, says
+//! what context it needs and runs in it: `text`, `strided` and `divergence` on chunks of a text, `benchmarks` on tasks
+//! (through `choices`). `evaluate` turns tokens into rows of logits; what is made of these is [`crate::perplexity`]'s.
+//! [`lines`] are `llama-perplexity`'s, on the streams that it prints them to.
+
+pub mod args;
+mod lines;
+mod resolve;
+
+#[cfg(feature = "engine")]
+mod benchmarks;
+#[cfg(feature = "engine")]
+mod choices;
+#[cfg(feature = "engine")]
+mod divergence;
+#[cfg(feature = "engine")]
+mod evaluate;
+#[cfg(feature = "engine")]
+mod run;
+#[cfg(feature = "engine")]
+mod strided;
+#[cfg(feature = "engine")]
+mod text;
+
+#[cfg(feature = "engine")]
+pub use run::main;
+#[cfg(feature = "engine")]
+use run::{Desk, Measurement, Shape};
