@@ -16,6 +16,9 @@
 //! 6. `engine::residency` asks [`cache`] who is resident, and [`load`] to bring the others: [`store`] reads them.
 //! 7. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
 //!
+//! [`pack`] beside them is a file format: a model with every expert as one record, in two precisions. To the others it
+//! is one more [`gguf::Gguf`] with a [`gguf::Catalog`].
+//!
 //! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `store::mode`) are pure:
 //! no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
 //!
@@ -59,6 +62,7 @@ pub mod gguf;
 pub mod imatrix;
 pub mod load;
 mod options;
+pub mod pack;
 pub mod perplexity;
 pub mod plan;
 pub mod route;

@@ -1,11 +1,14 @@
 //! `gguf-tools inspect`: what a model is made of, and what memory buys.
 
+mod pack;
+
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use hobbit::gguf::{ExpertMap, Gguf, LayerExperts};
+use hobbit::pack::Pack;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
@@ -24,10 +27,17 @@ pub struct Args {
 /// # Errors
 /// The model cannot be read, its experts are inconsistent, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let report = Report::of(&Gguf::open(&args.file)?)?;
-    let text = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.to_string() };
+    let gguf = Gguf::open(&args.file)?;
+    let text = match Pack::is_pack(&gguf) {
+        true => text(&pack::Report::of(&Pack::open(&args.file)?), args.json)?,
+        false => text(&Report::of(&gguf)?, args.json)?,
+    };
     io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+fn text(report: &(impl Serialize + fmt::Display), json: bool) -> anyhow::Result<String> {
+    Ok(if json { serde_json::to_string_pretty(report)? + "\n" } else { report.to_string() })
 }
 
 #[derive(Debug, Serialize)]

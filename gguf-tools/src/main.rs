@@ -1,6 +1,10 @@
 //! Tools for model files. Exit status: 0 success, 1 failure, 2 wrong usage.
 
+mod bar;
 mod inspect;
+mod pack;
+mod recoder;
+mod unpack;
 mod verify;
 
 use std::io;
@@ -9,7 +13,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use gguf_tools::synth::command as synth;
 
-/// Inspect, verify and synthesise GGUF model files.
+/// Inspect, verify, pack and synthesise GGUF model files.
 #[derive(Debug, Parser)]
 #[command(name = "gguf-tools", version)]
 struct Cli {
@@ -19,10 +23,14 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Tool {
-    /// Show architecture, experts, sizes, and what memory buys
+    /// Show architecture, experts, sizes, and what memory buys; of an expert pack, its layout
     Inspect(inspect::Args),
-    /// Check structure, extents, and that all numbers are finite
+    /// Check structure, extents, and that all numbers are finite; of an expert pack, all checksums
     Verify(verify::Args),
+    /// Make an expert pack: each expert one aligned record, at high and low precision
+    Pack(pack::Args),
+    /// Make a plain model of an expert pack
+    Unpack(unpack::Args),
     /// Write a model of a given shape with random weights
     Synth(Box<synth::Args>),
 }
@@ -31,6 +39,8 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().tool {
         Tool::Inspect(args) => inspect::run(args),
         Tool::Verify(args) => verify::run(args),
+        Tool::Pack(args) => pack::run(args),
+        Tool::Unpack(args) => unpack::run(args),
         Tool::Synth(args) => synth::run(*args),
     };
     match outcome {

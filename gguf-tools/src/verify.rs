@@ -1,9 +1,10 @@
 //! `gguf-tools verify`: is the file whole, and are its numbers numbers?
 //!
 //! Structure and extents are checked by opening; then every block of every tensor is read and its floating-point
-//! fields (values of F32, F16, BF16; scales of quantised types) must be finite.
+//! fields (values of F32, F16, BF16; scales of quantised types) must be finite. Expert packs have checksums instead.
 
 mod floats;
+mod pack;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write as _};
@@ -14,6 +15,7 @@ use std::thread;
 
 use anyhow::Context;
 use hobbit::gguf::{Gguf, TensorInfo};
+use hobbit::pack::Pack;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -67,9 +69,16 @@ struct Fault {
 /// # Errors
 /// The model is damaged (after printing what is wrong), cannot be read, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let outcome = verify(&args);
+    let outcome = Gguf::open(&args.file).map_err(anyhow::Error::from).and_then(|gguf| match Pack::is_pack(&gguf) {
+        true => Ok(Found::Pack(pack::Report::of(&Pack::open(&args.file)?)?)),
+        false => Ok(Found::Plain(verify(&args, &gguf)?)),
+    });
     let report = match outcome {
-        Ok(report) => report,
+        Ok(Found::Plain(report)) => report,
+        Ok(Found::Pack(report)) => {
+            print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.lines() })?;
+            return report.outcome();
+        }
         Err(e) if args.json => {
             let report = Report { error: Some(format!("{e:#}")), ..Report::default() };
             print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
@@ -86,6 +95,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         report.tensors
     );
     Ok(())
+}
+
+enum Found {
+    Plain(Report),
+    Pack(pack::Report),
 }
 
 fn print(text: &str) -> io::Result<()> {
@@ -110,8 +124,7 @@ fn lines(report: &Report) -> String {
     text
 }
 
-fn verify(args: &Args) -> anyhow::Result<Report> {
-    let gguf = Gguf::open(&args.file)?;
+fn verify(args: &Args, gguf: &Gguf) -> anyhow::Result<Report> {
     let experts = gguf.experts()?;
     let mut report = Report {
         files: gguf.files.iter().map(|f| f.path.clone()).collect(),
@@ -124,7 +137,7 @@ fn verify(args: &Args) -> anyhow::Result<Report> {
         report.notes.push("tensors do not follow each other; llama.cpp itself refuses this file".to_owned());
     }
     let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
-    report.faults = scan(&gguf, threads.unwrap_or(1))?;
+    report.faults = scan(gguf, threads.unwrap_or(1))?;
     report.ok = report.faults.is_empty();
     Ok(report)
 }
@@ -247,7 +260,8 @@ mod tests {
             })
             .unwrap();
         drop(file);
-        verify(&Args { file: path, json: false, threads: Some(3) }).unwrap()
+        let gguf = Gguf::open(&path).unwrap();
+        verify(&Args { file: path, json: false, threads: Some(3) }, &gguf).unwrap()
     }
 
     #[test]

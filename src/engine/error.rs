@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::low::LowError;
 use crate::gguf::{GgufError, LowMismatch};
+use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
 use crate::route::ThresholdError;
 use crate::store::StoreError;
@@ -68,6 +69,24 @@ pub enum Error {
         n_ctx: u32,
         /// What llama.cpp said.
         reason: String,
+    },
+    /// A pack that is damaged, or of the wrong kind.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// Low-precision versions could not be written.
+    #[error(transparent)]
+    PackWrite(#[from] crate::pack::WriteError),
+    /// Types for low-precision versions that do not exist.
+    #[error("--low: {0}")]
+    LowTypes(TypeChoiceError),
+    /// Low-precision versions are made from plain models.
+    #[error(
+        "{}: this is a pack; --low TYPES makes low-precision versions of a plain GGUF. Leave --low away if the pack has \
+         its own, or make it again with gguf-tools pack --low", path.display()
+    )]
+    LowOfPack {
+        /// The pack.
+        path: PathBuf,
     },
     /// The expert cache's memory was refused.
     #[error(

@@ -37,6 +37,7 @@ pub use model::{Model, ModelInfo};
 pub use quantise::Ggml;
 pub use sampling::{Sampler, json_schema_to_grammar};
 pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
+pub use source::quantise_low;
 
 /// The CPU features and options llama.cpp was built with, as `llama_print_system_info` words them.
 pub fn system_info() -> String {

@@ -133,7 +133,7 @@ impl Model {
     ) -> Result<Model, Error> {
         let started = Instant::now();
         let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds } =
-            ModelSource::open(path, options)?;
+            ModelSource::open(path, options, &mut progress)?;
         let experts = Arc::new(Experts::new(map));
         let device = Device::get()?;
         log::install();

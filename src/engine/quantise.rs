@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use ggml_sys::llama;
 
 use crate::gguf::GgmlType;
-use crate::gguf::recode::{RecodeError, check_importance, count_rows};
+use crate::gguf::recode::{Recode, RecodeError, check_importance, count_rows};
 
 /// Elements recoded at a time, if a row is not longer: the scratch memory of a call is a few times this.
 const BATCH_ELEMENTS: u64 = 1 << 16;
@@ -123,6 +123,32 @@ impl Ggml {
     pub fn needs_importance(&self, to: GgmlType) -> bool {
         // SAFETY: a pure function of a type id that ggml knows.
         unsafe { llama::ggml_quantize_requires_imatrix(to.id()) }
+    }
+}
+
+impl Recode for Ggml {
+    fn recode(
+        &self,
+        from: GgmlType,
+        to: GgmlType,
+        n_per_row: u64,
+        bytes: &[u8],
+        importance: Option<&[f32]>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RecodeError> {
+        Ggml::recode(self, from, to, n_per_row, bytes, importance, out)
+    }
+
+    fn dequantise(&self, from: GgmlType, n_per_row: u64, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), RecodeError> {
+        Ggml::dequantise(self, from, n_per_row, bytes, out)
+    }
+
+    fn supports(&self, to: GgmlType) -> Result<(), RecodeError> {
+        Ggml::supports(self, to)
+    }
+
+    fn needs_importance(&self, to: GgmlType) -> bool {
+        Ggml::needs_importance(self, to)
     }
 }
 

@@ -1,11 +1,15 @@
 //! What a model is made of on disk: the file llama.cpp is shown, and where every version of every expert lies.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::error::Error;
-use super::low::check_low;
-use crate::gguf::{Catalog, ExpertMap, Gguf, VirtualGguf};
+use super::low::{check_low, low_cache_path};
+use super::quantise::Ggml;
+use crate::gguf::{Catalog, ExpertMap, Gguf, LowMismatch, VirtualGguf};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
+use crate::pack::{Pack, PackKind, PackSpec, TypeChoice};
 use crate::route::Thresholds;
 
 /// A model's files, opened and checked.
@@ -29,34 +33,120 @@ pub(super) struct ModelSource {
 }
 
 impl ModelSource {
-    /// Opens the model at `path` and the low versions that `options` name.
-    pub(super) fn open(path: &Path, options: &ModelOptions) -> Result<Self, Error> {
-        let gguf = Gguf::open(path)?;
-        let map = gguf.experts()?;
-        let mut catalog = Catalog::plain(&map);
-        let mut files: Vec<PathBuf> = gguf.files.iter().map(|file| file.path.clone()).collect();
-        let virtual_file = gguf.virtual_file();
+    /// Opens the model at `path` and the low versions that `options` name. `progress` is called with 0..=1 while low
+    /// versions are made, and stops that by answering false.
+    pub(super) fn open(
+        path: &Path,
+        options: &ModelOptions,
+        progress: &mut dyn FnMut(f32) -> bool,
+    ) -> Result<Self, Error> {
+        let file = Gguf::open(path)?;
+        let mut calibrated = None;
         let mut low_name = None;
+        let (gguf, map, mut catalog) = if Pack::is_pack(&file) {
+            let pack = Pack::open(path)?;
+            pack.require_full()?;
+            calibrated = pack.info.t1.zip(pack.info.t2);
+            low_name = pack.has_low().then(|| "the pack".to_owned());
+            let (map, catalog) = (pack.experts(), pack.catalog());
+            (pack.into_plain(), map, catalog)
+        } else {
+            let map = file.experts()?;
+            let catalog = Catalog::plain(&map);
+            (file, map, catalog)
+        };
+        let virtual_file = gguf.virtual_file();
+        let mut files: Vec<PathBuf> = gguf.files.iter().map(|file| file.path.clone()).collect();
         let low_path = match &options.low {
             None => None,
             Some(_) if map.is_empty() => return Err(Error::NoExperts { path: path.to_owned() }),
             Some(LowSource::File(path)) => Some(path.clone()),
-            Some(LowSource::Quantise { .. }) => None,
+            Some(LowSource::Quantise { .. }) if options.precision.mode == Some(PrecisionMode::Exact) => None,
+            Some(LowSource::Quantise { types, directory }) => {
+                Some(quantise_low(path, types, directory.as_deref(), progress)?)
+            }
         };
         if let Some(low_path) = low_path {
-            let low = Gguf::open(&low_path)?;
-            check_low(&gguf, &low)?;
-            let mismatch = |mismatch| Error::LowMismatch { path: low_path.clone(), mismatch };
-            catalog.add_low(&low.experts()?, files.len() as u32).map_err(mismatch)?;
-            files.extend(low.files.iter().map(|file| file.path.clone()));
+            catalog.drop_low();
+            add_low(&mut catalog, &gguf, &low_path, &mut files)?;
             low_name = Some(low_path.file_name().unwrap_or_default().display().to_string());
         }
         let mode = options.precision.mode.unwrap_or(match catalog.has_low() {
             true => PrecisionMode::Dynamic,
             false => PrecisionMode::Exact,
         });
-        let (t1, t2) = options.precision.thresholds(None);
+        let (t1, t2) = options.precision.thresholds(calibrated);
         let thresholds = Thresholds::new(t1, t2)?;
         Ok(Self { gguf, virtual_file, map, catalog, files, low_name, mode, thresholds })
     }
+}
+
+/// Adds the versions in `low_path`, a smaller quant of the same model or a pack of low versions made from it.
+fn add_low(catalog: &mut Catalog, model: &Gguf, low_path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+    let mismatch = |mismatch| Error::LowMismatch { path: low_path.to_owned(), mismatch };
+    let low = Gguf::open(low_path)?;
+    let first_file = files.len() as u32; // shards are capped
+    if !Pack::is_pack(&low) {
+        check_low(model, &low)?;
+        catalog.add_low(&low.experts()?, first_file).map_err(mismatch)?;
+        files.extend(low.files.into_iter().map(|file| file.path));
+        return Ok(());
+    }
+    let pack = Pack::open(low_path)?;
+    if !pack.is_made_from(model) {
+        return Err(mismatch(LowMismatch {
+            tensor: "hobbit.header".to_owned(),
+            found: format!("a pack made from {}", pack.info.source_name),
+            expected: format!("one made from {}", model.files[0].path.display()),
+        }));
+    }
+    catalog.add_low_pack(&pack, first_file).map_err(mismatch)?;
+    files.push(low_path.to_owned());
+    Ok(())
+}
+
+/// Makes the low-precision versions of a model's experts, once: the file is kept beside the model (or in `directory`)
+/// and used again until the model changes. `types` as in `gguf-tools pack --low`. `progress` is called with 0..=1 if
+/// there is something to do, and stops it by answering false; the next call then goes on.
+///
+/// # Errors
+/// A model that cannot be read or is a pack, types that cannot be made of it, a directory that cannot be written, a
+/// full disk; [`Error::Cancelled`].
+pub fn quantise_low(
+    model: &Path,
+    types: &str,
+    directory: Option<&Path>,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<PathBuf, Error> {
+    let source = Gguf::open(model)?;
+    if Pack::is_pack(&source) {
+        return Err(Error::LowOfPack { path: model.to_owned() });
+    }
+    let low: TypeChoice = types.parse().map_err(Error::LowTypes)?;
+    let path = low_cache_path(model, types, directory);
+    if is_current(&path, &source) {
+        return Ok(path);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    // Ours by its name: of a model that was replaced, or of another version of hobbit.
+    let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
+    let written = crate::pack::write(&source, &path, &spec, &Ggml::new(), &mut |now| match progress(
+        now.done as f32 / now.total.max(1) as f32,
+    ) {
+        true => ControlFlow::Continue(()),
+        false => ControlFlow::Break(()),
+    });
+    match written {
+        Ok(_) => Ok(path),
+        Err(crate::pack::WriteError::Stopped { .. }) => Err(Error::Cancelled),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the file holds low versions of this very model. A model file newer than it has been replaced.
+fn is_current(path: &Path, model: &Gguf) -> bool {
+    let age = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    let made: Option<SystemTime> = age(path);
+    let newer = |file: &PathBuf| age(file).is_none_or(|changed| made.is_none_or(|made| changed > made));
+    !model.files.iter().any(|file| newer(&file.path)) && Pack::open(path).is_ok_and(|pack| pack.is_made_from(model))
 }

@@ -124,6 +124,12 @@ impl State {
                 out[..n].fill(0);
                 n
             }
+            Piece::Absent { len, .. } => {
+                let n = len.min(room as u64) as usize;
+                out[..n].fill(0);
+                self.expert_bytes_read += n as u64;
+                n
+            }
             Piece::Source { segment, source } => {
                 let n = source.len.min(room as u64) as usize;
                 let file = source.file as usize;
@@ -151,7 +157,8 @@ impl State {
         let target = u64::try_from(base.checked_add(offset)?).ok()?;
         let on_expert = matches!(
             self.virtual_file.segment_at(target),
-            Piece::Source { segment, .. } if segment.expert && segment.start == target
+            Piece::Source { segment, .. } | Piece::Absent { segment, .. }
+                if segment.expert && segment.start == target
         );
         self.position = if on_expert { len } else { target };
         Some(self.position)

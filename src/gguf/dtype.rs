@@ -63,6 +63,10 @@ impl GgmlType {
     pub const F16: Self = Self(1);
     /// 8 bits, one f16 scale per 32 elements.
     pub const Q8_0: Self = Self(8);
+    /// Signed bytes; packs keep records in it.
+    pub const I8: Self = Self(24);
+    /// 64-bit integers.
+    pub const I64: Self = Self(27);
     /// 16-bit brain float.
     pub const BF16: Self = Self(30);
 

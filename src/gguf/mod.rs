@@ -73,6 +73,17 @@ pub struct Gguf {
     metadata: Metadata,
     /// Indices into `tensors`, by name.
     by_name: Vec<u32>,
+    /// Set where tensors lie elsewhere than the header says: in a pack.
+    views: Option<Box<Views>>,
+}
+
+/// What cannot be told from header and extents.
+#[derive(Debug)]
+struct Views {
+    /// The file that the header describes.
+    stored: VirtualGguf,
+    /// The same as llama.cpp accepts it.
+    shown: VirtualGguf,
 }
 
 impl Gguf {
@@ -183,7 +194,37 @@ impl Gguf {
             });
         }
         let header = header_bytes.unwrap_or_default();
-        Ok(Self { files, tensors, alignment, header, version, contiguous, metadata, by_name })
+        Ok(Self { files, tensors, alignment, header, version, contiguous, metadata, by_name, views: None })
+    }
+
+    /// A model whose tensors lie elsewhere than its header says, all in `file`: `place` gives each its first byte,
+    /// `stored` is the file that the header describes.
+    pub(crate) fn relocated(
+        file: SourceFile,
+        mut header: Header,
+        metadata: Metadata,
+        stored: VirtualGguf,
+        mut place: impl FnMut(&header::TensorEntry) -> u64,
+    ) -> Result<Self, GgufError> {
+        let contiguous = header.is_contiguous();
+        for tensor in &mut header.tensors {
+            tensor.offset = place(tensor);
+        }
+        let mut gguf = Self::assemble(vec![(file, header)], metadata)?;
+        let shown = if contiguous { stored.clone() } else { gguf.merged().without_experts() };
+        gguf.views = Some(Box::new(Views { stored, shown }));
+        Ok(gguf)
+    }
+
+    /// Copies the keys that `keep` wants, values as stored. `general.alignment` is passed over, it is `header`'s own.
+    pub(crate) fn copy_keys(&self, header: &mut HeaderBuilder, keep: impl Fn(&str) -> bool) -> Result<(), WriteError> {
+        let mut kept = self.metadata.entries().iter().filter(|entry| keep(&entry.key));
+        kept.try_for_each(|entry| header.raw_pair(&entry.key, &self.header[entry.pair.clone()]))
+    }
+
+    /// The header of the first file, as stored, without the padding before the data.
+    pub fn header_bytes(&self) -> &[u8] {
+        &self.header
     }
 
     /// Reads a header held in memory: `bytes` are the start of a file of `file_len` bytes, `name` is for messages.

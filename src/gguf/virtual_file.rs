@@ -8,13 +8,15 @@ use super::experts::parse_name;
 use super::{Gguf, HeaderBuilder};
 use crate::expert::Extent;
 
-/// A run of the virtual file whose bytes lie in a source file.
+/// A run of the virtual file that belongs to one tensor, or to none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// First byte in the virtual file.
     pub start: u64,
-    /// The same bytes in the source; never empty.
-    pub source: Extent,
+    /// Length in bytes; never 0.
+    pub len: u64,
+    /// The same bytes in a source file; `None` where no file has them in one piece: the experts of a pack.
+    pub source: Option<Extent>,
     /// The bytes are an expert weight tensor's.
     pub expert: bool,
     /// Index into [`Gguf::tensors`]; `None` for what lies between tensors of a file shown as it is.
@@ -24,7 +26,7 @@ pub struct Segment {
 impl Segment {
     /// One past the last byte in the virtual file.
     pub const fn end(&self) -> u64 {
-        self.start + self.source.len
+        self.start + self.len
     }
 }
 
@@ -39,6 +41,13 @@ pub enum Piece<'a> {
         segment: &'a Segment,
         /// Its bytes from the position on.
         source: Extent,
+    },
+    /// The rest of a segment without source. Reads as zeros.
+    Absent {
+        /// The segment.
+        segment: &'a Segment,
+        /// Bytes from the position on.
+        len: u64,
     },
     /// So many zero bytes.
     Zeros(u64),
@@ -55,6 +64,12 @@ pub struct VirtualGguf {
 }
 
 impl VirtualGguf {
+    /// A file of `len` bytes: `header`, then `segments`, ascending and disjoint.
+    pub(crate) fn new(header: Vec<u8>, segments: Vec<Segment>, len: u64) -> Self {
+        debug_assert!(segments.is_sorted_by(|a, b| a.end() <= b.start));
+        Self { header, segments, len }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -87,8 +102,13 @@ impl VirtualGguf {
         match self.segments.get(next) {
             Some(segment) if segment.start <= pos => {
                 let skip = pos - segment.start;
-                let Extent { file, offset, len } = segment.source;
-                Piece::Source { segment, source: Extent { file, offset: offset + skip, len: len - skip } }
+                let len = segment.len - skip;
+                match segment.source {
+                    Some(source) => {
+                        Piece::Source { segment, source: Extent { offset: source.offset + skip, len, ..source } }
+                    }
+                    None => Piece::Absent { segment, len },
+                }
             }
             Some(segment) => Piece::Zeros(segment.start - pos),
             None => Piece::Zeros(self.len - pos),
@@ -97,23 +117,39 @@ impl VirtualGguf {
 }
 
 impl Gguf {
-    /// The model as one file.
+    /// The model as one file that llama.cpp accepts.
     pub fn virtual_file(&self) -> VirtualGguf {
-        if self.contiguous { self.as_stored() } else { self.merged() }
+        match &self.views {
+            Some(views) => views.shown.clone(),
+            None if self.contiguous => self.as_stored(),
+            None => self.merged(),
+        }
+    }
+
+    /// The model as one file: a single file exactly as stored, even where llama.cpp would refuse it, shards merged.
+    pub fn one_file(&self) -> VirtualGguf {
+        match &self.views {
+            Some(views) => views.stored.clone(),
+            None if self.files.len() == 1 => self.as_stored(),
+            None => self.merged(),
+        }
     }
 
     fn segment(&self, tensor: usize, start: u64) -> Option<Segment> {
         let info = &self.tensors[tensor];
         let expert = parse_name(&info.name).is_some();
-        (info.extent.len > 0).then_some(Segment { start, source: info.extent, expert, tensor: Some(tensor as u32) })
+        let (len, source, tensor) = (info.extent.len, Some(info.extent), Some(tensor as u32));
+        (len > 0).then_some(Segment { start, len, source, expert, tensor })
     }
 
     fn as_stored(&self) -> VirtualGguf {
         let len = self.files[0].len;
         let mut segments = Vec::new();
         let mut pos = self.header.len() as u64;
-        // Contiguous: the order of tensors is the order of their data.
+        // The reader checked that none overlap; only in a contiguous file are they in the order of their data.
         let tensors = (0..self.tensors.len()).filter_map(|i| self.segment(i, self.tensors[i].extent.offset));
+        let mut tensors: Vec<Segment> = tensors.collect();
+        tensors.sort_unstable_by_key(|segment| segment.start);
         for segment in tensors {
             segments.extend(between(pos, segment.start));
             pos = segment.end();
@@ -123,12 +159,10 @@ impl Gguf {
         VirtualGguf { header: self.header.clone(), segments, len }
     }
 
-    fn merged(&self) -> VirtualGguf {
+    pub(super) fn merged(&self) -> VirtualGguf {
         const SOUND: &str = "keys and tensors come from checked headers, names and shapes included";
         let mut header = HeaderBuilder::new(self.alignment).expect(SOUND);
-        for entry in self.metadata.entries().iter().filter(|e| !e.key.starts_with("split.")) {
-            header.raw_pair(&entry.key, &self.header[entry.pair.clone()]).expect(SOUND);
-        }
+        self.copy_keys(&mut header, |key| !key.starts_with("split.")).expect(SOUND);
         for t in &self.tensors {
             header.tensor(&t.name, t.dtype, &t.dims).expect(SOUND);
         }
@@ -139,8 +173,17 @@ impl Gguf {
     }
 }
 
+impl VirtualGguf {
+    /// The same file with its experts absent.
+    pub(super) fn without_experts(mut self) -> Self {
+        self.segments.iter_mut().filter(|s| s.expert).for_each(|s| s.source = None);
+        self
+    }
+}
+
 /// Bytes of the only file that belong to no tensor.
 fn between(start: u64, end: u64) -> Option<Segment> {
-    let source = Extent { file: 0, offset: start, len: end.checked_sub(start)? };
-    (source.len > 0).then_some(Segment { start, source, expert: false, tensor: None })
+    let len = end.checked_sub(start)?;
+    let source = Some(Extent { file: 0, offset: start, len });
+    (len > 0).then_some(Segment { start, len, source, expert: false, tensor: None })
 }

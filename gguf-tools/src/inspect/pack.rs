@@ -1,0 +1,230 @@
+//! `gguf-tools inspect` of an expert pack: what lies where, and what alignment costs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use hobbit::expert::Precision;
+use hobbit::pack::{Pack, PackKind, SliceTypes, VERSION, slice_name};
+use indicatif::HumanBytes;
+use serde::Serialize;
+
+/// The report; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    file: PathBuf,
+    bytes: u64,
+    pack_version: u32,
+    pack: PackKind,
+    architecture: String,
+    name: Option<String>,
+    high: Option<String>,
+    low: Option<String>,
+    source: Source,
+    /// SHA-256 of what `unpack` writes, where there is a plain form.
+    plain_sha256: Option<String>,
+    t1: Option<f32>,
+    t2: Option<f32>,
+    /// The file from its first byte to its last.
+    layout: Vec<Region>,
+    layers: Vec<Layer>,
+    ordinary_bytes: u64,
+    high_bytes: u64,
+    low_bytes: u64,
+    /// Between tensors and inside records.
+    padding_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Source {
+    name: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// Tensors of one purpose that follow each other.
+#[derive(Debug, Serialize)]
+struct Region {
+    what: String,
+    offset: u64,
+    bytes: u64,
+    tensors: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Layer {
+    layer: u16,
+    n_expert: u16,
+    high: Option<Records>,
+    low: Option<Records>,
+}
+
+/// A layer's records of one precision.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Records {
+    n: usize,
+    /// Of the smallest and the largest record.
+    record_bytes: (u64, u64),
+    /// Without padding.
+    weight_bytes: u64,
+    bytes: u64,
+    /// How many records have which types.
+    types: BTreeMap<String, usize>,
+}
+
+impl Report {
+    /// Of an open pack.
+    pub fn of(pack: &Pack) -> Self {
+        let raw = pack.raw();
+        let bytes = raw.file_bytes();
+        let layers: Vec<Layer> = layers(pack);
+        let (high, low): (Vec<_>, Vec<_>) = layers.iter().map(|l| (l.high.as_ref(), l.low.as_ref())).unzip();
+        let sum = |records: &[Option<&Records>], of: fn(&Records) -> u64| -> u64 {
+            records.iter().flatten().map(|records| of(records)).sum()
+        };
+        let (high_bytes, low_bytes) = (sum(&high, |r| r.bytes), sum(&low, |r| r.bytes));
+        let in_records = high_bytes + low_bytes - sum(&high, |r| r.weight_bytes) - sum(&low, |r| r.weight_bytes);
+        let tensor_bytes = raw.tensor_bytes();
+        let between = bytes - raw.header_bytes().len() as u64 - tensor_bytes;
+        let own: u64 = raw.tensors.iter().filter(|t| t.name.starts_with("hobbit.")).map(|t| t.extent.len).sum();
+        let info = pack.info.clone();
+        let source = Source { name: info.source_name, bytes: info.source_size, sha256: info.source_sha256.to_string() };
+        Self {
+            file: pack.path.clone(),
+            bytes,
+            pack_version: VERSION,
+            pack: pack.kind,
+            architecture: raw.architecture().to_owned(),
+            name: raw.get_str("general.name").map(str::to_owned),
+            high: info.high,
+            low: info.low,
+            source,
+            plain_sha256: info.plain_sha256.map(|digest| digest.to_string()),
+            t1: info.t1,
+            t2: info.t2,
+            layout: regions(pack),
+            layers,
+            ordinary_bytes: tensor_bytes - own - high_bytes - low_bytes,
+            high_bytes,
+            low_bytes,
+            padding_bytes: between + in_records,
+        }
+    }
+}
+
+fn regions(pack: &Pack) -> Vec<Region> {
+    let raw = pack.raw();
+    let header = Region { what: "header".to_owned(), offset: 0, bytes: raw.header_bytes().len() as u64, tensors: 0 };
+    let mut regions = vec![header];
+    let mut tensors: Vec<_> = raw.tensors.iter().collect();
+    tensors.sort_by_key(|tensor| tensor.extent.offset);
+    for tensor in tensors {
+        let what = match tensor.name.rsplit_once(".ffn_exps.") {
+            Some((block, precision)) => format!("{block} {precision}"),
+            None if tensor.name.starts_with("hobbit.") => tensor.name.clone(),
+            None => "ordinary tensors".to_owned(),
+        };
+        match regions.last_mut() {
+            Some(last) if last.what == what => {
+                last.bytes = tensor.extent.end() - last.offset;
+                last.tensors += 1;
+            }
+            _ => regions.push(Region { what, offset: tensor.extent.offset, bytes: tensor.extent.len, tensors: 1 }),
+        }
+    }
+    regions
+}
+
+fn layers(pack: &Pack) -> Vec<Layer> {
+    let catalog = pack.catalog();
+    let mut all: BTreeMap<(u16, Precision), Records> = BTreeMap::new();
+    for packed in pack.versions() {
+        let key = (packed.version.expert.layer, packed.version.precision);
+        let weights: u64 = catalog
+            .source(packed.version)
+            .map_or(0, |version| version.slices.iter().map(|slice| slice.extent.len).sum());
+        let len = packed.record.len;
+        let empty = Records { n: 0, record_bytes: (len, len), weight_bytes: 0, bytes: 0, types: BTreeMap::new() };
+        let records = all.entry(key).or_insert(empty);
+        records.n += 1;
+        records.record_bytes = (records.record_bytes.0.min(len), records.record_bytes.1.max(len));
+        records.weight_bytes += weights;
+        records.bytes += len;
+        *records.types.entry(words(&packed.types)).or_default() += 1;
+    }
+    let layer = |layer: &hobbit::gguf::LayerCatalog| Layer {
+        layer: layer.layer,
+        n_expert: layer.n_expert,
+        high: all.get(&(layer.layer, Precision::High)).cloned(),
+        low: all.get(&(layer.layer, Precision::Low)).cloned(),
+    };
+    catalog.layers.iter().map(layer).collect()
+}
+
+fn words(types: &SliceTypes) -> String {
+    types.iter().map(|(kind, dtype)| format!("{}:{dtype}", slice_name(kind))).collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}  {}", self.file.display(), HumanBytes(self.bytes))?;
+        writeln!(f, "expert pack ({}), format version {}", self.pack.name(), self.pack_version)?;
+        let name = self.name.as_deref().unwrap_or("unnamed");
+        writeln!(f, "architecture {}, \"{name}\"", self.architecture)?;
+        let Source { name, bytes, sha256 } = &self.source;
+        writeln!(f, "made from {name}, {}, SHA-256 {sha256}", HumanBytes(*bytes))?;
+        match &self.plain_sha256 {
+            Some(digest) if digest == sha256 => writeln!(f, "unpacks to the same file")?,
+            Some(digest) => writeln!(f, "unpacks to a plain model of SHA-256 {digest}")?,
+            None => writeln!(f, "has no plain form")?,
+        }
+        for (what, types) in [("high", &self.high), ("low", &self.low)] {
+            if let Some(types) = types {
+                writeln!(f, "{what}: {types}")?;
+            }
+        }
+        if let (Some(t1), Some(t2)) = (self.t1, self.t2) {
+            writeln!(f, "calibrated thresholds: T1 {t1}, T2 {t2}")?;
+        }
+
+        writeln!(f, "\n{:>16}{:>16}  content", "offset", "bytes")?;
+        for region in &self.layout {
+            let count = if region.tensors > 1 { format!("{} ", region.tensors) } else { String::new() };
+            writeln!(f, "{:>16}{:>16}  {count}{}", region.offset, region.bytes, region.what)?;
+        }
+
+        writeln!(f, "\n{:<10}{:<6}{:>8}{:>14}{:>14}  types", "layers", "", "records", "per record", "all")?;
+        for run in self.layers.chunk_by(|a, b| a.clone() == Layer { layer: a.layer, ..b.clone() }) {
+            let (first, last) = (&run[0], &run[run.len() - 1]);
+            let range =
+                if run.len() == 1 { first.layer.to_string() } else { format!("{}-{}", first.layer, last.layer) };
+            let both = [("high", &first.high), ("low", &first.low)];
+            for (i, (what, records)) in both.iter().filter_map(|(w, r)| Some((*w, r.as_ref()?))).enumerate() {
+                let range = if i == 0 { range.as_str() } else { "" };
+                let (least, most) = records.record_bytes;
+                let each = match least == most {
+                    true => HumanBytes(least).to_string(),
+                    false => format!("{}-{}", HumanBytes(least), HumanBytes(most)),
+                };
+                let types: Vec<_> = match records.types.len() {
+                    1 => records.types.keys().cloned().collect(),
+                    _ => records.types.iter().map(|(types, n)| format!("{n} x ({types})")).collect(),
+                };
+                let all = HumanBytes(records.bytes).to_string();
+                writeln!(f, "{range:<10}{what:<6}{:>8}{each:>14}{all:>14}  {}", records.n, types.join(", "))?;
+            }
+        }
+
+        let share = |bytes: u64| 100.0 * bytes as f64 / self.bytes as f64;
+        writeln!(f)?;
+        for (what, bytes) in [
+            ("ordinary tensors", self.ordinary_bytes),
+            ("high records", self.high_bytes),
+            ("low records", self.low_bytes),
+            ("of all, padding", self.padding_bytes),
+        ] {
+            writeln!(f, "{what:<18}{:>14}{:>7.2} %", HumanBytes(bytes).to_string(), share(bytes))?;
+        }
+        Ok(())
+    }
+}

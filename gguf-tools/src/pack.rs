@@ -1,0 +1,125 @@
+//! `gguf-tools pack`: a plain model becomes an expert pack.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::thread;
+
+use anyhow::Context;
+use hobbit::gguf::Gguf;
+use hobbit::imatrix::Imatrix;
+use hobbit::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
+use indicatif::HumanBytes;
+
+use crate::bar::Bar;
+use crate::recoder::{QUANTISES, recoder};
+
+/// Arguments of `pack`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Types are ggml's: q2_k, q3_k, q4_k, q8_0, f16 and so on. \
+    A run that was stopped or killed is taken up by the same command.")]
+pub struct Args {
+    /// Model; of a split model, any shard
+    file: PathBuf,
+    /// Pack to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Types of the low-precision versions: q2_k, or q2_k,down=q3_k (slices: gate, up, gate_up, down)
+    #[arg(long, value_name = "TYPES")]
+    low: Option<TypeChoice>,
+    /// Types of the high-precision versions [default: the model's own]
+    #[arg(long, value_name = "TYPES")]
+    high: Option<TypeChoice>,
+    /// Importance matrix made by llama-imatrix
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Number of threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Only low-precision versions, to be used beside the model: hobbit-cli --low FILE
+    #[arg(long, requires = "low", conflicts_with = "high")]
+    only_low: bool,
+    /// Calibrated T1: highest unimportance that is loaded in high precision
+    #[arg(long, value_name = "X", requires = "t2", value_parser = threshold)]
+    t1: Option<f32>,
+    /// Calibrated T2: highest unimportance that is loaded at all
+    #[arg(long, value_name = "X", requires = "t1", value_parser = threshold)]
+    t2: Option<f32>,
+    /// Replace what is in the way: the pack, or unfinished work of another run
+    #[arg(long)]
+    force: bool,
+    /// End as if killed once N tensors and records are finished
+    #[arg(long, value_name = "N", hide = true)]
+    stop_after: Option<usize>,
+}
+
+/// Writes the pack.
+///
+/// # Errors
+/// The model cannot be read or packed, or the pack cannot be written.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        QUANTISES || (args.low.is_none() && args.high.is_none()),
+        "--low, --high: this build cannot quantise, it was made without the feature 'engine'; build gguf-tools with it"
+    );
+    let source = Gguf::open(&args.file)?;
+    let imatrix = match &args.imatrix {
+        Some(path) => Some(Imatrix::open(path)?),
+        None => None,
+    };
+    let spec = spec(&args, imatrix.as_ref())?;
+    let mut bar = Bar::new()?;
+    let mut progress = |progress: Progress| {
+        if args.stop_after.is_some_and(|n| progress.finished >= n) {
+            std::process::abort();
+        }
+        show(&mut bar, progress)
+    };
+    let written = pack::write(&source, &args.output, &spec, recoder()?.as_ref(), &mut progress);
+    drop(bar);
+    let written = written?;
+    for pack::Fallback { tensor, ne0, wanted, taken } in &written.fallbacks {
+        eprintln!("note: {tensor}: rows of {ne0} are no whole blocks of {wanted}, took {taken}");
+    }
+    if written.resumed > 0 {
+        eprintln!("note: {} tensors and records were there from an earlier run", written.resumed);
+    }
+    let info = Pack::open(&written.path)?.info;
+    let types = [("high", info.high), ("low", info.low)];
+    let types: Vec<_> = types.iter().filter_map(|(what, types)| Some(format!("{what} {}", types.as_ref()?))).collect();
+    println!("{}", written.path.display());
+    eprintln!("{}, {} records, {}", HumanBytes(written.bytes), written.versions, types.join(", "));
+    Ok(())
+}
+
+fn show(bar: &mut Bar, progress: Progress) -> ControlFlow<()> {
+    let stage = match progress.stage {
+        Stage::Checking => "checking",
+        Stage::Writing => "packing",
+        Stage::Hashing => "hashing",
+    };
+    bar.show(stage, progress.done, progress.total)
+}
+
+fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpec<'a>> {
+    let thresholds = args.t1.zip(args.t2);
+    if let Some((t1, t2)) = thresholds {
+        anyhow::ensure!(t1 <= t2, "--t1 {t1} --t2 {t2}: expected T1 to be at most T2");
+    }
+    let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
+    Ok(PackSpec {
+        kind: if args.only_low { PackKind::Low } else { PackKind::Full },
+        low: args.low.clone(),
+        high: args.high.clone(),
+        widths: None,
+        thresholds,
+        importance: imatrix,
+        threads: threads.unwrap_or(1),
+        force: args.force,
+    })
+}
+
+fn threshold(text: &str) -> anyhow::Result<f32> {
+    let value: f32 = text.parse().context("expected a number from 0 to 1")?;
+    anyhow::ensure!((0.0..=1.0).contains(&value), "expected a number from 0 to 1");
+    Ok(value)
+}

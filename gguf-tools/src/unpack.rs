@@ -1,0 +1,42 @@
+//! `gguf-tools unpack`: an expert pack becomes a plain model again.
+
+use std::path::PathBuf;
+
+use hobbit::pack::{Pack, unpack};
+use indicatif::HumanBytes;
+
+use crate::bar::Bar;
+
+/// Arguments of `unpack`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Pack
+    file: PathBuf,
+    /// Model to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Replace a file that is there already
+    #[arg(long)]
+    force: bool,
+}
+
+/// Writes the model.
+///
+/// # Errors
+/// The pack is damaged or has no plain form, or the model cannot be written.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let pack = Pack::open(&args.file)?;
+    let mut bar = Bar::new()?;
+    let written = unpack(&pack, &args.output, args.force, &mut |done, total| bar.show("unpacking", done, total));
+    drop(bar);
+    let bytes = written?;
+    println!("{}", args.output.display());
+    let whose = match pack.info.plain_sha256 {
+        Some(digest) if digest == pack.info.source_sha256 => format!("bit for bit {}", pack.info.source_name),
+        _ => {
+            format!("{} with experts of {}", pack.info.source_name, pack.info.high.as_deref().unwrap_or("other types"))
+        }
+    };
+    eprintln!("{}, {whose}", HumanBytes(bytes));
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! The format's names and its index row. docs/PACK.md draws it byte by byte.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::SliceTypes;
+use crate::expert::{ExpertId, Precision, Version};
+
+/// Version of the format, `hobbit.pack.version`.
+pub const VERSION: u32 = 1;
+
+/// Most experts, over all layers, and most versions of them.
+pub(super) const VERSIONS_MAX: u64 = 1 << 20;
+
+/// Keys.
+pub(super) mod key {
+    pub const VERSION: &str = "hobbit.pack.version";
+    pub const KIND: &str = "hobbit.pack.kind";
+    pub const HIGH: &str = "hobbit.pack.high";
+    pub const LOW: &str = "hobbit.pack.low";
+    pub const SOURCE_NAME: &str = "hobbit.source.name";
+    pub const SOURCE_SIZE: &str = "hobbit.source.size";
+    pub const SOURCE_SHA256: &str = "hobbit.source.sha256";
+    pub const PLAIN_SHA256: &str = "hobbit.plain.sha256";
+    pub const T1: &str = "hobbit.t1";
+    pub const T2: &str = "hobbit.t2";
+}
+
+/// What begins with this is the format's own, keys and tensors alike.
+pub(super) const PREFIX: &str = "hobbit.";
+/// The plain source's header, as stored, without padding.
+pub(super) const HEADER: &str = "hobbit.header";
+/// One [`Row`] per version.
+pub(super) const INDEX: &str = "hobbit.index";
+/// xxh3-64 of each ordinary tensor, then of [`HEADER`], [`INDEX`], [`GAPS`] and the pack's own header.
+pub(super) const CHECKSUMS: &str = "hobbit.checksums";
+/// What the plain source holds between and after its tensors, where that is not zero.
+pub(super) const GAPS: &str = "hobbit.gaps";
+
+/// Checksums after those of the ordinary tensors.
+pub(super) const OWN_CHECKSUMS: usize = 4;
+
+/// The tensor that holds a layer's records.
+pub(super) fn records_name(layer: u16, precision: Precision) -> String {
+    format!("blk.{layer}.ffn_exps.{precision}")
+}
+
+/// Whether a plain model's tensor of this name would be taken for one of the format's own.
+pub(super) fn is_reserved(name: &str) -> bool {
+    name.starts_with(PREFIX) || name.ends_with(".ffn_exps.high") || name.ends_with(".ffn_exps.low")
+}
+
+/// Whether a pack can do without a plain model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PackKind {
+    /// The whole model.
+    Full,
+    /// Only low-precision experts, to be used beside the model.
+    Low,
+}
+
+impl PackKind {
+    /// As stored.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Low => "low",
+        }
+    }
+}
+
+/// A SHA-256 digest; written in lower-case hexadecimal.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Sha256(pub [u8; 32]);
+
+impl fmt::Display for Sha256 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Sha256 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Sha256 {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 {
+            return Err(());
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let nibble = |c: u8| char::from(c).to_digit(16).ok_or(());
+            *byte = (nibble(pair[0])? << 4 | nibble(pair[1])?) as u8;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// One version in the index: 8 little-endian 64-bit words.
+///
+/// | word | content |
+/// |---|---|
+/// | 0 | layer |
+/// | 1 | expert |
+/// | 2 | precision: 0 high, 1 low |
+/// | 3 | first byte of the record, from the start of the file |
+/// | 4 | bytes of the record |
+/// | 5 | types, 8 bits per slice kind, 255 for none |
+/// | 6 | xxh3-64 of the record |
+/// | 7 | 0 |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub version: Version,
+    pub offset: u64,
+    pub len: u64,
+    pub types: SliceTypes,
+    pub checksum: u64,
+}
+
+/// Bytes of a [`Row`].
+pub(super) const ROW_BYTES: usize = 64;
+
+impl Row {
+    /// `None` if a type's id does not fit into 8 bits.
+    pub fn encode(&self) -> Option<[u8; ROW_BYTES]> {
+        let ExpertId { layer, index } = self.version.expert;
+        let words = [
+            u64::from(layer),
+            u64::from(index),
+            self.version.precision.index() as u64,
+            self.offset,
+            self.len,
+            self.types.to_word()?,
+            self.checksum,
+            0,
+        ];
+        let mut bytes = [0; ROW_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        Some(bytes)
+    }
+
+    /// # Errors
+    /// The field that no row has, its value, and what was expected.
+    pub fn decode(bytes: &[u8]) -> Result<Self, (&'static str, u64, &'static str)> {
+        let mut words = [0; 8];
+        for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut le = [0; 8];
+            le.copy_from_slice(from);
+            *word = u64::from_le_bytes(le);
+        }
+        let [layer, index, precision, offset, len, types, checksum, rest] = words;
+        let short = |value, what| u16::try_from(value).map_err(|_| (what, value, "fewer than 65536"));
+        let expert = ExpertId { layer: short(layer, "layer")?, index: short(index, "expert")? };
+        let precision = usize::try_from(precision).ok().and_then(|p| Precision::ALL.get(p).copied());
+        let precision = precision.ok_or(("precision", words[2], "0 or 1"))?;
+        let types = SliceTypes::from_word(types).ok_or(("types", types, "ids of known ggml types"))?;
+        if rest != 0 {
+            return Err(("last word", rest, "0"));
+        }
+        Ok(Self { version: Version { expert, precision }, offset, len, types, checksum })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expert::SliceKind;
+    use crate::gguf::GgmlType;
+
+    #[test]
+    fn rows_survive() {
+        let row = Row {
+            version: Version::low(ExpertId { layer: 3, index: 65535 }),
+            offset: 1 << 40,
+            len: 8192,
+            types: SliceTypes::from_iter([(SliceKind::Up, GgmlType::Q8_0), (SliceKind::Down, GgmlType::F16)]),
+            checksum: u64::MAX,
+        };
+        let bytes = row.encode().unwrap();
+        assert_eq!(Row::decode(&bytes), Ok(row));
+        for (word, what) in [(0, "layer"), (1, "expert"), (2, "precision"), (5, "types"), (7, "last word")] {
+            let mut wild = bytes;
+            wild[8 * word + 7] = 1;
+            assert_eq!(Row::decode(&wild).unwrap_err().0, what);
+        }
+    }
+
+    #[test]
+    fn digests_are_read_and_written() {
+        let digest = Sha256(std::array::from_fn(|i| (i * 37) as u8));
+        assert_eq!(digest.to_string().parse(), Ok(digest));
+        for bad in ["", "00", &"g".repeat(64), &"0".repeat(63), &"é".repeat(32)] {
+            assert!(bad.parse::<Sha256>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! One job of a writer: copying a tensor, or making a record of an expert's slices. Streaming: whatever the size of an
+//! expert, a thread holds a few megabytes.
+
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::plan::{Job, Plan, importance_of};
+use super::positioned::{read_exact_at, write_all_at};
+use super::read::class_of;
+use super::write_error::WriteError;
+use crate::expert::Extent;
+use crate::gguf::{ExpertTensor, GgmlType, Recode};
+use crate::imatrix::Imatrix;
+
+/// Bytes read at a time; of a recoded slice, bytes of its rows as 32-bit floats.
+const CHUNK: u64 = 4 << 20;
+
+/// What all jobs share.
+pub(super) struct Jobs<'a> {
+    pub plan: &'a Plan<'a>,
+    pub recode: &'a dyn Recode,
+    pub imatrix: Option<&'a Imatrix>,
+    /// Of the source.
+    pub files: &'a [File],
+    pub out: &'a File,
+    /// Told the bytes written; answers whether to go on.
+    pub wrote: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
+}
+
+/// Why a job has no result.
+pub(super) enum JobError {
+    /// Somebody asked for an end.
+    Stopped,
+    /// The partial file cannot be written.
+    Output(io::Error),
+    /// All else.
+    Other(WriteError),
+}
+
+/// A thread's buffers.
+#[derive(Default)]
+pub(super) struct Scratch {
+    read: Vec<u8>,
+    made: Vec<u8>,
+}
+
+/// Writes at the target's next byte and hashes what it writes.
+struct Target<'a> {
+    jobs: &'a Jobs<'a>,
+    at: u64,
+    hash: Xxh3,
+}
+
+impl Target<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<(), JobError> {
+        write_all_at(self.jobs.out, bytes, self.at).map_err(JobError::Output)?;
+        self.hash.update(bytes);
+        self.at += bytes.len() as u64;
+        match (self.jobs.wrote)(bytes.len() as u64) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(JobError::Stopped),
+        }
+    }
+}
+
+impl Jobs<'_> {
+    /// Does the job and answers the xxh3-64 of what it wrote.
+    pub fn run(&self, job: usize, scratch: &mut Scratch) -> Result<u64, JobError> {
+        let start = self.plan.targets[job].offset;
+        let mut target = Target { jobs: self, at: start, hash: Xxh3::new() };
+        match self.plan.jobs[job] {
+            Job::Tensor(i) => self.copy(&self.plan.source.tensors[i].extent, &mut target, scratch)?,
+            Job::Record(row) => {
+                let row = &self.plan.rows[row];
+                let layer = self.plan.layer(row);
+                let class = class_of(layer, &row.types).expect("the plan chose types that fit the rows");
+                for (tensor, slice) in layer.tensors.iter().zip(&class.slices) {
+                    let extent = tensor.extent(row.version.expert.index);
+                    match slice.dtype == tensor.dtype {
+                        true => self.copy(&extent, &mut target, scratch)?,
+                        false => {
+                            self.slice(tensor, row.version.expert.index, slice.dtype, &extent, &mut target, scratch)?
+                        }
+                    }
+                    let padding = start + slice.region + slice.capacity - target.at;
+                    target.put(&vec![0; padding as usize])?; // less than a block
+                }
+            }
+        }
+        Ok(target.hash.digest())
+    }
+
+    fn copy(&self, source: &Extent, target: &mut Target<'_>, scratch: &mut Scratch) -> Result<(), JobError> {
+        let mut done = 0;
+        while done < source.len {
+            scratch.read.resize((source.len - done).min(CHUNK) as usize, 0);
+            self.read(&Extent { offset: source.offset + done, ..*source }, &mut scratch.read)?;
+            target.put(&scratch.read)?;
+            done += scratch.read.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn slice(
+        &self,
+        tensor: &ExpertTensor,
+        index: u16,
+        to: GgmlType,
+        source: &Extent,
+        target: &mut Target<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), JobError> {
+        let row_bytes = source.len / tensor.ne1;
+        let rows_max = (CHUNK / (4 * tensor.ne0)).max(1);
+        let importance = importance_of(self.imatrix, tensor, index).map_err(JobError::Other)?;
+        let fault = |error| JobError::Other(WriteError::Recode { tensor: format!("{}[{index}]", tensor.name), error });
+        let mut row = 0;
+        while row < tensor.ne1 {
+            let n = rows_max.min(tensor.ne1 - row);
+            scratch.read.resize((n * row_bytes) as usize, 0);
+            self.read(&Extent { offset: source.offset + row * row_bytes, ..*source }, &mut scratch.read)?;
+            scratch.made.clear();
+            let (columns, made) = (importance.as_deref(), &mut scratch.made);
+            self.recode.recode(tensor.dtype, to, tensor.ne0, &scratch.read, columns, made).map_err(fault)?;
+            let (found, expected) = (scratch.made.len() as u64, to.row_bytes(tensor.ne0).map_or(0, |bytes| bytes * n));
+            if found != expected {
+                let tensor = format!("{}[{index}]", tensor.name);
+                return Err(JobError::Other(WriteError::RecodedLength { tensor, found, expected }));
+            }
+            target.put(&scratch.made)?;
+            row += n;
+        }
+        Ok(())
+    }
+
+    fn read(&self, from: &Extent, out: &mut [u8]) -> Result<(), JobError> {
+        read_exact_at(&self.files[from.file as usize], out, from.offset).map_err(|error| {
+            let path = self.plan.source.files[from.file as usize].path.clone();
+            JobError::Other(WriteError::Source { path, error })
+        })
+    }
+}

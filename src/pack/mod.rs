@@ -1,0 +1,40 @@
+//! Expert packs: one GGUF with a whole model in which every expert, at each precision, is one record that a single
+//! direct read brings into its slot.
+//!
+//! [`Pack::open`] reads one; [`write()`] makes one from a plain model, [`unpack()`] goes back, [`verify()`] reads all
+//! checksums. The format is drawn in docs/PACK.md.
+//!
+//! [`Pack::plain`] is what the rest of hobbit works with: an ordinary [`crate::gguf::Gguf`] whose expert tensors have
+//! no bytes, beside a [`crate::gguf::Catalog`] that says where the records are.
+
+mod copy_only;
+mod error;
+mod format;
+mod gaps;
+mod job;
+mod journal;
+mod low;
+mod plain;
+mod plan;
+mod positioned;
+mod read;
+mod sequence;
+#[cfg(test)]
+mod tests;
+mod types;
+mod unpack;
+mod verify;
+mod write;
+mod write_error;
+mod writer;
+
+pub use copy_only::CopyOnly;
+pub use error::PackError;
+pub use format::{PackKind, Sha256, VERSION};
+pub use plan::{Fallback, PackSpec, Widths};
+pub use read::{Pack, PackInfo, PackedVersion};
+pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
+pub use unpack::{UnpackError, unpack};
+pub use verify::{Fault, Verified, verify};
+pub use write::{OnProgress, Progress, Stage, Written, partial_path, write};
+pub use write_error::WriteError;

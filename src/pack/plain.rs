@@ -1,0 +1,66 @@
+//! The model that a pack stands for: the source's header over the pack's bytes.
+
+use std::path::Path;
+
+use super::error::PackError;
+use super::format::PackKind;
+use crate::expert::{Extent, SliceKind};
+use crate::gguf::experts::parse_name;
+use crate::gguf::{Gguf, Segment, SourceFile, VirtualGguf};
+
+/// Layer and kind of an expert weight tensor; `None` for an ordinary tensor.
+pub(super) fn expert_of(name: &str) -> Option<(u16, SliceKind)> {
+    parse_name(name)
+}
+
+/// Builds the plain model of `header`, the source's header of a file of `source_size` bytes; `gaps` as (position in
+/// the source, length, position in the pack).
+pub(super) fn model(
+    raw: &Gguf,
+    path: &Path,
+    kind: PackKind,
+    header: Vec<u8>,
+    gaps: &[(u64, u64, u64)],
+    source_size: u64,
+) -> Result<Gguf, PackError> {
+    let (parsed, metadata) = Gguf::parse_header(&header, source_size, path)?;
+    let in_pack = |name: &str| raw.tensor(name).map(|t| t.extent);
+    let mut segments = Vec::new();
+    for (i, tensor) in parsed.tensors.iter().enumerate() {
+        let expert = expert_of(&tensor.name).is_some();
+        let source = match raw.tensor(&tensor.name) {
+            _ if expert || kind == PackKind::Low => None,
+            Some(t) if t.dtype == tensor.dtype && t.dims == tensor.dims => Some(t.extent),
+            found => {
+                let found = found.map_or("no such tensor".to_owned(), |t| format!("{} {:?}", t.dtype, t.dims));
+                let expected = format!("{} {:?} as in the plain header", tensor.dtype, tensor.dims);
+                return Err(PackError::malformed(path, format!("tensor '{}'", tensor.name), found, expected));
+            }
+        };
+        if tensor.len > 0 {
+            let (start, len) = (tensor.offset, tensor.len);
+            segments.push(Segment { start, len, source, expert, tensor: Some(i as u32) });
+        }
+    }
+    segments.extend(gaps.iter().map(|&(start, len, offset)| {
+        let source = Some(Extent { file: 0, offset, len });
+        Segment { start, len, source, expert: false, tensor: None }
+    }));
+    segments.sort_unstable_by_key(|segment| segment.start);
+    let mut end = header.len() as u64;
+    for segment in &segments {
+        if segment.start < end || segment.end() > source_size {
+            let found = format!("bytes {}..{}", segment.start, segment.end());
+            let expected = format!("bytes between tensors, in {end}..{source_size}");
+            return Err(PackError::malformed(path, "plain layout", found, expected));
+        }
+        end = segment.end();
+    }
+    let stored = VirtualGguf::new(header, segments, source_size);
+    let place = |tensor: &crate::gguf::header::TensorEntry| match in_pack(&tensor.name) {
+        Some(extent) if kind == PackKind::Full && expert_of(&tensor.name).is_none() => extent.offset,
+        _ => i64::MAX as u64 - tensor.len,
+    };
+    let file = raw.files.first().cloned().unwrap_or(SourceFile { path: path.to_owned(), len: 0 });
+    Ok(Gguf::relocated(file, parsed, metadata, stored, place)?)
+}

@@ -1,0 +1,369 @@
+//! What goes into a pack and where: decided before a byte is written.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::format::{self, PackKind, Row, Sha256, VERSIONS_MAX, key};
+use super::read::class_of;
+use super::types::{SliceTypes, TypeChoice, describe, fitting};
+use super::write_error::WriteError;
+use super::{gaps, plain};
+use crate::expert::{ExpertId, Extent, Precision, Version};
+use crate::gguf::writer::Layout;
+use crate::gguf::{
+    ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, LayerExperts, Recode, WriteError as HeaderError,
+};
+use crate::imatrix::Imatrix;
+use crate::store::BLOCK_BYTES;
+
+/// High types of experts that differ from the others; slices that are not named keep the layer's type.
+pub type Widths = HashMap<ExpertId, SliceTypes>;
+
+/// What to make.
+pub struct PackSpec<'a> {
+    /// A whole model, or low versions only.
+    pub kind: PackKind,
+    /// Types of the low versions; `None` for none.
+    pub low: Option<TypeChoice>,
+    /// Types of the high versions; `None` for the source's own.
+    pub high: Option<TypeChoice>,
+    /// Exceptions from `high`, by expert.
+    pub widths: Option<Widths>,
+    /// Calibrated T1 and T2, `0.0..=1.0`.
+    pub thresholds: Option<(f32, f32)>,
+    /// Importance matrix.
+    pub importance: Option<&'a Imatrix>,
+    /// Threads that recode, at least 1.
+    pub threads: usize,
+    /// Replace what is in the way.
+    pub force: bool,
+}
+
+impl PackSpec<'_> {
+    /// The source's experts as they are, one thread.
+    pub fn new(kind: PackKind) -> Self {
+        let (low, high, widths, thresholds, importance) = (None, None, None, None, None);
+        Self { kind, low, high, widths, thresholds, importance, threads: 1, force: false }
+    }
+}
+
+/// A type that did not fit a tensor's rows, and the one taken in its place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fallback {
+    /// Tensor of the plain model.
+    pub tensor: String,
+    /// Elements per row.
+    pub ne0: u64,
+    /// Type asked for.
+    pub wanted: GgmlType,
+    /// Type taken.
+    pub taken: GgmlType,
+}
+
+/// One piece of work whose result the journal remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    /// Copy an ordinary tensor: index into the source's tensors.
+    Tensor(usize),
+    /// Make a record: index into [`Plan::rows`].
+    Record(usize),
+}
+
+/// Everything but the bytes.
+pub(super) struct Plan<'a> {
+    pub source: &'a Gguf,
+    pub experts: ExpertMap,
+    pub kind: PackKind,
+    pub rows: Vec<Row>,
+    pub jobs: Vec<Job>,
+    /// Where each job's result goes; file 0 is the pack.
+    pub targets: Vec<Extent>,
+    /// `hobbit.header`.
+    pub source_header: Vec<u8>,
+    /// `hobbit.gaps`; empty if there are none.
+    pub gaps: Vec<u8>,
+    pub source_size: u64,
+    pub fallbacks: Vec<Fallback>,
+    /// Whether a plain GGUF can express the high versions, and whether it is the source itself.
+    pub plain: PlainForm,
+    /// xxh3-64 of the importance of all columns that will be recoded.
+    pub importance: u64,
+    thresholds: Option<(f32, f32)>,
+}
+
+/// What unpacking gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PlainForm {
+    /// The source, bit for bit.
+    Source,
+    /// A plain GGUF with other expert types.
+    Changed,
+    /// Nothing: experts of a layer differ in type, or there are no high versions.
+    None,
+}
+
+impl<'a> Plan<'a> {
+    /// Plans the pack of `source` that `spec` describes; `gaps` are `source`'s.
+    pub fn new(source: &'a Gguf, spec: &PackSpec<'_>, recode: &dyn Recode, gaps: Vec<u8>) -> Result<Self, WriteError> {
+        let path = &source.files[0].path;
+        if super::Pack::is_pack(source) {
+            return Err(WriteError::AlreadyPack { path: path.clone() });
+        }
+        let experts = source.experts()?;
+        let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
+        if n_experts == 0 || n_experts * Precision::COUNT as u64 > VERSIONS_MAX {
+            return Err(WriteError::Experts { path: path.clone(), found: n_experts, limit: VERSIONS_MAX / 2 });
+        }
+        if let Some(tensor) = source.tensors.iter().find(|t| format::is_reserved(&t.name)) {
+            return Err(WriteError::ReservedName { path: path.clone(), tensor: tensor.name.clone() });
+        }
+        let mut fallbacks = BTreeSet::new();
+        let rows = rows(&experts, spec, &mut fallbacks);
+        if spec.low.is_some() && !rows.iter().any(|row| row.version.precision == Precision::Low) {
+            let wanted = spec.low.as_ref().map(TypeChoice::to_string).unwrap_or_default();
+            return Err(WriteError::NotSmaller { path: path.clone(), wanted });
+        }
+        if rows.is_empty() {
+            return Err(WriteError::NothingLow { path: path.clone() });
+        }
+        let importance = check_recoding(&experts, &rows, spec.importance, recode)?;
+
+        let view = source.one_file();
+        let plain = plain_form(spec.kind, &experts, &rows);
+        let fallbacks = fallbacks.into_iter().collect();
+        let (source_header, source_size) = (view.header().to_vec(), view.len());
+        let (kind, thresholds) = (spec.kind, spec.thresholds);
+        let (jobs, targets) = (Vec::new(), Vec::new());
+        let mut plan = Self {
+            source,
+            experts,
+            kind,
+            rows,
+            jobs,
+            targets,
+            source_header,
+            gaps,
+            source_size,
+            fallbacks,
+            plain,
+            importance,
+            thresholds,
+        };
+        plan.place()?;
+        Ok(plan)
+    }
+
+    /// The file's layout with these digests. They change nothing about where things lie.
+    pub fn layout(&self, source: Sha256, plain: Option<Sha256>) -> Result<Layout, HeaderError> {
+        let mut header = HeaderBuilder::new(BLOCK_BYTES)?;
+        let copied = |key: &str| !key.starts_with("split.") && !key.starts_with(format::PREFIX);
+        self.source.copy_keys(&mut header, copied)?;
+        header.key(key::VERSION, format::VERSION)?.key(key::KIND, self.kind.name())?;
+        for (precision, key) in [(Precision::High, key::HIGH), (Precision::Low, key::LOW)] {
+            let types: Vec<_> =
+                self.rows.iter().filter(|row| row.version.precision == precision).map(|row| row.types).collect();
+            if !types.is_empty() {
+                header.key(key, describe(types.iter()))?;
+            }
+        }
+        let name = self.source.files[0].path.file_name().unwrap_or_default();
+        header.key(key::SOURCE_NAME, name.to_string_lossy().into_owned())?;
+        header.key(key::SOURCE_SIZE, self.source_size)?.key(key::SOURCE_SHA256, source.to_string())?;
+        if self.plain != PlainForm::None {
+            header.key(key::PLAIN_SHA256, plain.unwrap_or(source).to_string())?;
+        }
+        if let Some((t1, t2)) = self.thresholds {
+            header.key(key::T1, t1)?.key(key::T2, t2)?;
+        }
+        for i in self.ordinary() {
+            let tensor = &self.source.tensors[i];
+            header.tensor(&tensor.name, tensor.dtype, &tensor.dims)?;
+        }
+        for run in self.runs() {
+            let bytes = run.iter().map(|row| row.len).sum();
+            let Version { expert, precision } = run[0].version;
+            header.tensor(&format::records_name(expert.layer, precision), GgmlType::I8, &[bytes])?;
+        }
+        header.tensor(format::HEADER, GgmlType::I8, &[self.source_header.len() as u64])?;
+        if !self.gaps.is_empty() {
+            header.tensor(format::GAPS, GgmlType::I8, &[self.gaps.len() as u64])?;
+        }
+        header.tensor(format::INDEX, GgmlType::I64, &[8, self.rows.len() as u64])?;
+        let n_checksums = self.ordinary().count() + format::OWN_CHECKSUMS;
+        header.tensor(format::CHECKSUMS, GgmlType::I64, &[n_checksums as u64])?;
+        Ok(header.finish())
+    }
+
+    /// The source's ordinary tensors that the pack holds, by index.
+    pub fn ordinary(&self) -> impl Iterator<Item = usize> {
+        let full = self.kind == PackKind::Full;
+        let all = self.source.tensors.iter().enumerate().filter(move |_| full);
+        all.filter(|(_, t)| plain::expert_of(&t.name).is_none()).map(|(i, _)| i)
+    }
+
+    /// The layer of a row.
+    pub fn layer(&self, row: &Row) -> &LayerExperts {
+        self.experts.layer(row.version.expert.layer).expect("rows are made of the map's layers")
+    }
+
+    /// Rows of one tensor each.
+    fn runs(&self) -> impl Iterator<Item = &[Row]> {
+        let home = |row: &Row| (row.version.expert.layer, row.version.precision);
+        self.rows.chunk_by(move |a, b| home(a) == home(b))
+    }
+
+    /// Gives every row and every ordinary tensor its place.
+    fn place(&mut self) -> Result<(), WriteError> {
+        let path = &self.source.files[0].path;
+        let nothing = Sha256([0; 32]);
+        let layout = self.layout(nothing, None).map_err(|error| WriteError::Header { path: path.clone(), error })?;
+        let at: BTreeMap<&str, u64> =
+            layout.tensors.iter().map(|t| (t.name.as_str(), layout.data_start + t.offset)).collect();
+        for i in self.ordinary().collect::<Vec<_>>() {
+            let tensor = &self.source.tensors[i];
+            self.jobs.push(Job::Tensor(i));
+            self.targets.push(Extent { file: 0, offset: at[tensor.name.as_str()], len: tensor.extent.len });
+        }
+        let mut next: Option<((u16, Precision), u64)> = None;
+        for (i, row) in self.rows.iter_mut().enumerate() {
+            let home = (row.version.expert.layer, row.version.precision);
+            let offset = match next {
+                Some((same, offset)) if same == home => offset,
+                _ => at[format::records_name(home.0, home.1).as_str()],
+            };
+            row.offset = offset;
+            next = Some((home, offset + row.len));
+            self.jobs.push(Job::Record(i));
+            self.targets.push(Extent { file: 0, offset, len: row.len });
+        }
+        Ok(())
+    }
+}
+
+/// One row per version, by layer, precision, expert; without offsets and checksums.
+fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallback>) -> Vec<Row> {
+    let mut fit = |tensor: &ExpertTensor, wanted: GgmlType| {
+        let taken = if wanted == tensor.dtype { wanted } else { fitting(wanted, tensor.ne0) };
+        if taken != wanted {
+            fallbacks.insert(Fallback { tensor: tensor.name.clone(), ne0: tensor.ne0, wanted, taken });
+        }
+        taken
+    };
+    let mut rows = Vec::new();
+    for layer in &experts.layers {
+        let mut low = Vec::new();
+        for index in 0..layer.n_expert as u16 {
+            let expert = ExpertId { layer: layer.layer, index };
+            let own = spec.widths.as_ref().and_then(|widths| widths.get(&expert));
+            let high: SliceTypes = (layer.tensors.iter())
+                .map(|t| {
+                    let general = spec.high.as_ref().map(|choice| choice.of(t.kind));
+                    let wanted = own.and_then(|own| own.get(t.kind)).or(general).unwrap_or(t.dtype);
+                    (t.kind, fit(t, wanted))
+                })
+                .collect();
+            let lower: Option<SliceTypes> = spec.low.as_ref().map(|choice| {
+                let mut smaller = |t: &ExpertTensor| {
+                    let high = high.get(t.kind).unwrap_or(t.dtype);
+                    let low = fit(t, choice.of(t.kind));
+                    // A "low" slice that is no smaller would cost room and quality and save nothing.
+                    if low.row_bytes(t.ne0) < high.row_bytes(t.ne0) { low } else { high }
+                };
+                layer.tensors.iter().map(|t| (t.kind, smaller(t))).collect()
+            });
+            let row = |precision, types| {
+                let class = class_of(layer, &types).expect("types were chosen to fit the rows");
+                Row { version: Version { expert, precision }, offset: 0, len: class.stride, types, checksum: 0 }
+            };
+            if spec.kind == PackKind::Full {
+                rows.push(row(Precision::High, high));
+            }
+            low.extend(lower.filter(|types| *types != high).map(|types| row(Precision::Low, types)));
+        }
+        rows.append(&mut low);
+    }
+    rows
+}
+
+/// That every slice can be brought to its type; answers a digest of the importance of their columns.
+fn check_recoding(
+    experts: &ExpertMap,
+    rows: &[Row],
+    imatrix: Option<&Imatrix>,
+    recode: &dyn Recode,
+) -> Result<u64, WriteError> {
+    let mut supported = BTreeSet::new();
+    let mut digest = Xxh3::new();
+    for row in rows {
+        let Some(layer) = experts.layer(row.version.expert.layer) else { continue };
+        for t in &layer.tensors {
+            let Some(to) = row.types.get(t.kind).filter(|to| *to != t.dtype) else { continue };
+            if supported.insert(to) {
+                recode.supports(to).map_err(|error| WriteError::Recode { tensor: t.name.clone(), error })?;
+            }
+            match importance_of(imatrix, t, row.version.expert.index)? {
+                Some(columns) => columns.iter().for_each(|value| digest.update(&value.to_le_bytes())),
+                None if recode.needs_importance(to) => {
+                    return Err(WriteError::NeedsImportance { tensor: t.name.clone(), dtype: to });
+                }
+                None => {}
+            }
+        }
+    }
+    Ok(digest.digest())
+}
+
+/// Importance of the columns of one expert's slice, if there is any.
+pub(super) fn importance_of(
+    imatrix: Option<&Imatrix>,
+    tensor: &ExpertTensor,
+    index: u16,
+) -> Result<Option<Vec<f32>>, WriteError> {
+    match imatrix {
+        Some(imatrix) => Ok(imatrix.importance(&tensor.name, tensor.ne0, tensor.n_expert, index)?),
+        None => Ok(None),
+    }
+}
+
+fn plain_form(kind: PackKind, experts: &ExpertMap, rows: &[Row]) -> PlainForm {
+    if kind == PackKind::Low {
+        return PlainForm::None;
+    }
+    let high: Vec<&Row> = rows.iter().filter(|row| row.version.precision == Precision::High).collect();
+    if high
+        .chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer)
+        .any(|run| run.iter().any(|row| row.types != run[0].types))
+    {
+        return PlainForm::None;
+    }
+    let unchanged = high.iter().all(|row| {
+        let layer = experts.layer(row.version.expert.layer);
+        layer.is_some_and(|layer| layer.tensors.iter().all(|t| row.types.get(t.kind) == Some(t.dtype)))
+    });
+    if unchanged { PlainForm::Source } else { PlainForm::Changed }
+}
+
+/// The non-zero bytes of `source` between and after its tensors, as `hobbit.gaps` holds them.
+pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
+    const CHUNK: u64 = 1 << 20;
+    let path = &source.files[0].path;
+    let io = |error| WriteError::Source { path: path.clone(), error };
+    let file = std::fs::File::open(path).map_err(io)?;
+    let mut found = Vec::new();
+    let mut buffer = Vec::new();
+    for segment in source.one_file().segments().iter().filter(|segment| segment.tensor.is_none()) {
+        let Some(extent) = segment.source else { continue };
+        let mut done = 0;
+        while done < extent.len {
+            buffer.resize((extent.len - done).min(CHUNK) as usize, 0);
+            super::positioned::read_exact_at(&file, &mut buffer, extent.offset + done).map_err(io)?;
+            gaps::push(&mut found, segment.start + done, &buffer);
+            done += buffer.len() as u64;
+            if found.len() as u64 > gaps::GAP_BYTES_MAX {
+                return Err(WriteError::Trailing { path: path.clone(), limit: gaps::GAP_BYTES_MAX });
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,412 @@
+//! Opening a pack. Nothing in the file is believed: every count has a limit, every record must be where its tensor is
+//! and as long as its types say.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use super::error::PackError;
+use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
+use super::positioned::read_exact_at;
+use super::{SliceTypes, gaps, plain};
+use crate::expert::{Extent, Precision, Version};
+use crate::gguf::{
+    Catalog, ExpertClass, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, TensorInfo,
+    VersionSource, VirtualGguf,
+};
+use crate::store::BLOCK_BYTES;
+
+/// Most shapes of slots: types times shapes. Real packs have a handful.
+const CLASSES_MAX: usize = 1024;
+/// Longest header of a plain model, in bytes; the GGUF reader's own limit.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+
+/// What a pack says about itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PackInfo {
+    /// Types of the high versions, for people: `q8_0`, `q4_K,down=q6_K`. `None` in a low pack.
+    pub high: Option<String>,
+    /// Types of the low versions; `None` if there are none.
+    pub low: Option<String>,
+    /// File name of the model it was made from.
+    pub source_name: String,
+    /// Its size in bytes; of a split model, that of its shards merged.
+    pub source_size: u64,
+    /// Its digest, counted likewise.
+    pub source_sha256: Sha256,
+    /// Digest of what [`super::unpack`] writes; `None` where no plain GGUF can express the pack.
+    pub plain_sha256: Option<Sha256>,
+    /// Highest unimportance that is loaded in high precision, calibrated on the model.
+    pub t1: Option<f32>,
+    /// Highest unimportance that is loaded at all.
+    pub t2: Option<f32>,
+}
+
+/// One version of an expert in a pack: one record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedVersion {
+    /// Whose weights, and which of its versions.
+    pub version: Version,
+    /// Types of its slices.
+    pub types: SliceTypes,
+    /// Where the record lies; file 0 is the pack.
+    pub record: Extent,
+    /// xxh3-64 of the record.
+    pub checksum: u64,
+}
+
+/// An expert pack: a GGUF in which every expert is one record, at one or two precisions.
+#[derive(Debug)]
+pub struct Pack {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether it holds a whole model.
+    pub kind: PackKind,
+    /// What it says about itself.
+    pub info: PackInfo,
+    raw: Gguf,
+    plain: Gguf,
+    experts: ExpertMap,
+    catalog: Catalog,
+    versions: Vec<PackedVersion>,
+    checksums: Vec<u64>,
+}
+
+impl Pack {
+    /// Whether a GGUF claims to be a pack.
+    pub fn is_pack(gguf: &Gguf) -> bool {
+        gguf.metadata().value_type(key::VERSION).is_some()
+    }
+
+    /// Reads and checks header and index of the pack at `path`. Records and tensors are not read: see
+    /// [`super::verify`].
+    ///
+    /// # Errors
+    /// Any [`PackError`] but [`PackError::LowOnly`].
+    pub fn open(path: &Path) -> Result<Self, PackError> {
+        let raw = Gguf::open(path)?;
+        if !Self::is_pack(&raw) {
+            return Err(PackError::NotAPack { path: path.to_owned() });
+        }
+        let (kind, info) = metadata(&raw, path)?;
+        let file = File::open(path).map_err(PackError::io(path, "open"))?;
+
+        let header = own_tensor(&raw, path, format::HEADER, GgmlType::I8, HEADER_BYTES_MAX)?;
+        let header = read(&file, path, header)?;
+        let gaps = match raw.tensor(format::GAPS) {
+            Some(_) => Some(own_tensor(&raw, path, format::GAPS, GgmlType::I8, gaps::GAP_BYTES_MAX)?),
+            None => None,
+        };
+        let gaps = match gaps {
+            Some(tensor) => {
+                let found = gaps::parse(&read(&file, path, tensor)?).ok_or_else(|| {
+                    PackError::malformed(path, format!("tensor '{}'", format::GAPS), "a wild length", "runs of bytes")
+                })?;
+                found.into_iter().map(|gap| (gap.start, gap.len, tensor.extent.offset + gap.at)).collect()
+            }
+            None => Vec::new(),
+        };
+        let plain = plain::model(&raw, path, kind, header, &gaps, info.source_size)?;
+        let experts = plain.experts()?;
+        let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
+        if n_experts == 0 || n_experts > VERSIONS_MAX {
+            let expected = format!("1 to {VERSIONS_MAX}");
+            return Err(PackError::malformed(path, "number of experts in the plain header", n_experts, expected));
+        }
+
+        let index = own_tensor(&raw, path, format::INDEX, GgmlType::I64, VERSIONS_MAX * ROW_BYTES as u64)?;
+        let versions = rows(&read(&file, path, index)?, path)?;
+        let catalog =
+            Builder { raw: &raw, path, experts: &experts, classes: HashMap::new() }.catalog(kind, &versions)?;
+
+        let n_ordinary = match kind {
+            PackKind::Full => plain.tensors.iter().filter(|t| plain::expert_of(&t.name).is_none()).count(),
+            PackKind::Low => 0,
+        };
+        let n_checksums = n_ordinary + format::OWN_CHECKSUMS;
+        let checksums = own_tensor(&raw, path, format::CHECKSUMS, GgmlType::I64, 8 * n_checksums as u64)?;
+        if checksums.extent.len != 8 * n_checksums as u64 {
+            let what = format!("number of words in tensor '{}'", format::CHECKSUMS);
+            return Err(PackError::malformed(path, what, checksums.extent.len / 8, n_checksums));
+        }
+        let checksums = read(&file, path, checksums)?;
+        let checksums = checksums.chunks_exact(8).filter_map(|word| word.first_chunk().copied());
+        let checksums = checksums.map(u64::from_le_bytes).collect();
+        Ok(Self { path: path.to_owned(), kind, info, raw, plain, experts, catalog, versions, checksums })
+    }
+
+    /// The pack itself, as any GGUF reader sees it.
+    pub fn raw(&self) -> &Gguf {
+        &self.raw
+    }
+
+    /// The model that the pack stands for, with the source's keys and tensors; its only file is the pack.
+    ///
+    /// Ordinary tensors' extents lie in the pack. Expert tensors have name, type and shape, but their extents lie
+    /// beyond every file: reading them by mistake fails. In a low pack this holds for all tensors.
+    pub fn plain(&self) -> &Gguf {
+        &self.plain
+    }
+
+    /// As [`Pack::plain`], without the rest.
+    pub fn into_plain(self) -> Gguf {
+        self.plain
+    }
+
+    /// Shapes, names and types of the plain model's expert tensors. Where they lie means nothing: ask
+    /// [`Pack::catalog`]. Types are the source's; the pack's high versions may have others.
+    pub fn experts(&self) -> ExpertMap {
+        self.experts.clone()
+    }
+
+    /// Where every version lies; file 0 is the pack. In a low pack no layer has high versions ([`LayerCatalog::high`]
+    /// is empty): it serves [`Catalog::add_low_pack`].
+    pub fn catalog(&self) -> Catalog {
+        self.catalog.clone()
+    }
+
+    pub(super) fn catalog_ref(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// Whether any expert has a low version.
+    pub fn has_low(&self) -> bool {
+        self.catalog.has_low()
+    }
+
+    /// Every version in the order of the index.
+    pub fn versions(&self) -> &[PackedVersion] {
+        &self.versions
+    }
+
+    /// What llama.cpp is shown: the plain model as one file, its header unchanged (laid out anew if llama.cpp would
+    /// refuse the source's layout), its experts absent.
+    pub fn virtual_file(&self) -> VirtualGguf {
+        self.plain.virtual_file()
+    }
+
+    /// That the pack can be run without a plain model.
+    ///
+    /// # Errors
+    /// [`PackError::LowOnly`].
+    pub fn require_full(&self) -> Result<(), PackError> {
+        match self.kind {
+            PackKind::Full => Ok(()),
+            PackKind::Low => {
+                let (path, model) = (self.path.clone(), self.info.source_name.clone());
+                Err(PackError::LowOnly { path, model })
+            }
+        }
+    }
+
+    /// Whether `model` is, to judge by its header and size, the plain model that this pack was made from.
+    pub fn is_made_from(&self, model: &Gguf) -> bool {
+        let (theirs, own) = (model.one_file(), self.plain.one_file());
+        theirs.len() == own.len() && theirs.header() == own.header()
+    }
+
+    /// Checksums as stored; see [`format::CHECKSUMS`].
+    pub(super) fn checksums(&self) -> &[u64] {
+        &self.checksums
+    }
+
+    /// The plain model's ordinary tensors, in file order.
+    pub(super) fn ordinary(&self) -> impl Iterator<Item = &TensorInfo> {
+        let all = self.plain.tensors.iter().filter(|t| plain::expert_of(&t.name).is_none());
+        all.filter(|_| self.kind == PackKind::Full)
+    }
+}
+
+fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> {
+    let found = |name: &str| match raw.metadata().value_type(name) {
+        Some(_) => raw.get_str(name).map_or("another type".to_owned(), |text| format!("'{text}'")),
+        None => "nothing".to_owned(),
+    };
+    let fault = |name: &str, expected: &str| PackError::malformed(path, format!("key '{name}'"), found(name), expected);
+    match raw.get_u64(key::VERSION) {
+        Some(version) if version == u64::from(format::VERSION) => {}
+        Some(found) => return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION }),
+        None => return Err(fault(key::VERSION, "a number")),
+    }
+    let kind = match raw.get_str(key::KIND) {
+        Some("full") => PackKind::Full,
+        Some("low") => PackKind::Low,
+        _ => return Err(fault(key::KIND, "'full' or 'low'")),
+    };
+    let digest = |name: &str| match raw.get_str(name) {
+        Some(text) => text.parse().map(Some).map_err(|()| fault(name, "64 hexadecimal digits")),
+        None => Ok(None),
+    };
+    let threshold = |name: &str| match raw.metadata().value_type(name) {
+        None => Ok(None),
+        Some(_) => {
+            let value = raw.get_f32(name).filter(|value| (0.0..=1.0).contains(value));
+            value.map(Some).ok_or_else(|| fault(name, "a number from 0 to 1"))
+        }
+    };
+    let text = |name: &str| raw.get_str(name).map(str::to_owned);
+    let info = PackInfo {
+        high: text(key::HIGH),
+        low: text(key::LOW),
+        source_name: text(key::SOURCE_NAME).ok_or_else(|| fault(key::SOURCE_NAME, "a file name"))?,
+        source_size: raw.get_u64(key::SOURCE_SIZE).ok_or_else(|| fault(key::SOURCE_SIZE, "a number of bytes"))?,
+        source_sha256: digest(key::SOURCE_SHA256)?.ok_or_else(|| fault(key::SOURCE_SHA256, "a digest"))?,
+        plain_sha256: digest(key::PLAIN_SHA256)?,
+        t1: threshold(key::T1)?,
+        t2: threshold(key::T2)?,
+    };
+    Ok((kind, info))
+}
+
+/// A tensor of the format's own: there, of this type, and not longer than `len_max` bytes.
+fn own_tensor<'a>(
+    raw: &'a Gguf,
+    path: &Path,
+    name: &str,
+    dtype: GgmlType,
+    len_max: u64,
+) -> Result<&'a TensorInfo, PackError> {
+    let fault = |found: String| {
+        let expected = format!("{dtype}, at most {len_max} bytes");
+        PackError::malformed(path, format!("tensor '{name}'"), found, expected)
+    };
+    match raw.tensor(name) {
+        Some(tensor) if tensor.dtype == dtype && tensor.extent.len <= len_max => Ok(tensor),
+        Some(tensor) => Err(fault(format!("{}, {} bytes", tensor.dtype, tensor.extent.len))),
+        None => Err(fault("no such tensor".to_owned())),
+    }
+}
+
+fn read(file: &File, path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, PackError> {
+    let mut bytes = vec![0; tensor.extent.len as usize]; // the caller has limited it
+    let action = || format!("read tensor '{}' at byte {}", tensor.name, tensor.extent.offset);
+    read_exact_at(file, &mut bytes, tensor.extent.offset).map_err(PackError::io(path, action()))?;
+    Ok(bytes)
+}
+
+fn rows(bytes: &[u8], path: &Path) -> Result<Vec<PackedVersion>, PackError> {
+    if !bytes.len().is_multiple_of(ROW_BYTES) {
+        let what = format!("tensor '{}'", format::INDEX);
+        return Err(PackError::malformed(path, what, format!("{} bytes", bytes.len()), "rows of 64 bytes"));
+    }
+    let row = |(i, bytes): (usize, &[u8])| {
+        let row = Row::decode(bytes).map_err(|(what, found, expected)| {
+            PackError::malformed(path, format!("row {i} of '{}': {what}", format::INDEX), found, expected)
+        })?;
+        let Row { version, offset, len, types, checksum } = row;
+        Ok(PackedVersion { version, types, record: Extent { file: 0, offset, len }, checksum })
+    };
+    bytes.chunks_exact(ROW_BYTES).enumerate().map(row).collect()
+}
+
+/// Makes the catalog of checked rows.
+struct Builder<'a> {
+    raw: &'a Gguf,
+    path: &'a Path,
+    experts: &'a ExpertMap,
+    /// By layer and types: rows of a layer mostly agree.
+    classes: HashMap<(u16, SliceTypes), u16>,
+}
+
+impl Builder<'_> {
+    fn catalog(mut self, kind: PackKind, versions: &[PackedVersion]) -> Result<Catalog, PackError> {
+        let mut catalog = Catalog::default();
+        let empty = |layer: &LayerExperts| vec![None; layer.n_expert as usize];
+        let mut found: Vec<[Vec<Option<VersionSource>>; Precision::COUNT]> =
+            self.experts.layers.iter().map(|layer| [empty(layer), empty(layer)]).collect();
+        for packed in versions {
+            let Version { expert, precision } = packed.version;
+            let fault = |found: &str, expected: &str| {
+                PackError::malformed(self.path, format!("index row of {}", packed.version), found, expected)
+            };
+            let Ok(i) = self.experts.layers.binary_search_by_key(&expert.layer, |layer| layer.layer) else {
+                return Err(fault("a layer without experts", "one of the plain header's"));
+            };
+            if kind == PackKind::Low && precision == Precision::High {
+                return Err(fault("a high version", "low versions only, as in every low pack"));
+            }
+            let place = match found[i][precision.index()].get(usize::from(expert.index)) {
+                None => return Err(fault("no such expert", "one of the plain header's")),
+                Some(Some(_)) => return Err(fault("two of them", "one")),
+                Some(None) => usize::from(expert.index),
+            };
+            let source = self.source(&mut catalog, &self.experts.layers[i].clone(), packed)?;
+            found[i][precision.index()][place] = Some(source);
+        }
+        for (layer, [high, low]) in self.experts.layers.iter().zip(found) {
+            let high: Vec<_> = match kind {
+                PackKind::Full => {
+                    let missing = high.iter().position(Option::is_none);
+                    if let Some(index) = missing {
+                        let what = format!("index row of layer {} expert {index} (high)", layer.layer);
+                        return Err(PackError::malformed(self.path, what, "none", "one for every expert"));
+                    }
+                    high.into_iter().flatten().collect()
+                }
+                PackKind::Low => Vec::new(),
+            };
+            let n_expert = layer.n_expert as u16; // the GGUF reader caps it
+            catalog.layers.push(LayerCatalog { layer: layer.layer, n_expert, high, low });
+        }
+        Ok(catalog)
+    }
+
+    fn source(
+        &mut self,
+        catalog: &mut Catalog,
+        layer: &LayerExperts,
+        packed: &PackedVersion,
+    ) -> Result<VersionSource, PackError> {
+        let fault = |what: &str, found: String, expected: String| {
+            PackError::malformed(self.path, format!("index row of {}: {what}", packed.version), found, expected)
+        };
+        let class = match self.classes.get(&(layer.layer, packed.types)) {
+            Some(class) => *class,
+            None => {
+                let class = class_of(layer, &packed.types).ok_or_else(|| {
+                    let kinds: Vec<_> = layer.tensors.iter().map(|t| t.kind.tensor_stem()).collect();
+                    let found = format!("{:?}", packed.types.iter().collect::<Vec<_>>());
+                    fault("types", found, format!("types for {} whose blocks fit the rows", kinds.join(", ")))
+                })?;
+                if catalog.classes.len() >= CLASSES_MAX && !catalog.classes.contains(&class) {
+                    let found = (CLASSES_MAX + 1).to_string();
+                    return Err(fault("shapes of records so far", found, format!("at most {CLASSES_MAX}")));
+                }
+                let class = catalog.class(class);
+                self.classes.insert((layer.layer, packed.types), class);
+                class
+            }
+        };
+        let shape = &catalog.classes[usize::from(class)];
+        let Extent { offset, len, .. } = packed.record;
+        if len != shape.stride {
+            return Err(fault("bytes of the record", len.to_string(), shape.stride.to_string()));
+        }
+        if !offset.is_multiple_of(BLOCK_BYTES) {
+            return Err(fault("offset", offset.to_string(), format!("a multiple of {BLOCK_BYTES}")));
+        }
+        let name = format::records_name(layer.layer, packed.version.precision);
+        let home = self.raw.tensor(&name).filter(|tensor| tensor.dtype == GgmlType::I8);
+        let home = home.ok_or_else(|| fault("tensor", format!("no i8 tensor '{name}'"), "one".to_owned()))?.extent;
+        if offset < home.offset || offset.checked_add(len).is_none_or(|end| end > home.end()) {
+            let expected = format!("inside tensor '{name}', {}..{}", home.offset, home.end());
+            return Err(fault("record", format!("{len} bytes at {offset}"), expected));
+        }
+        let slice = |slice: &crate::gguf::SliceShape| SliceSource {
+            extent: Extent { file: 0, offset: offset + slice.region, len: slice.bytes },
+            lead: 0,
+        };
+        let slices = shape.slices.iter().map(slice).collect();
+        Ok(VersionSource { class, slices, record: Some(packed.record) })
+    }
+}
+
+/// The shape of a record with these types; `None` if a kind is missing or too many, or rows are no whole blocks.
+pub(super) fn class_of(layer: &LayerExperts, types: &SliceTypes) -> Option<ExpertClass> {
+    if types.iter().count() != layer.tensors.len() {
+        return None;
+    }
+    let slices: Option<Vec<_>> =
+        layer.tensors.iter().map(|t| Some((t.kind, types.get(t.kind)?, t.ne0, t.ne1))).collect();
+    ExpertClass::packed(slices?).filter(|class| i64::try_from(class.stride).is_ok())
+}

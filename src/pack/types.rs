@@ -1,0 +1,259 @@
+//! Which types an expert's slices have, and which they shall have.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::expert::SliceKind;
+use crate::gguf::GgmlType;
+
+/// The type of each slice of one version of an expert; `None` for kinds that the layer has not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SliceTypes([Option<GgmlType>; SliceKind::COUNT]);
+
+/// Stands for "no such slice" in an index row; no ggml type will ever have this id.
+const ABSENT: u8 = 0xff;
+
+impl SliceTypes {
+    /// The type of this slice.
+    pub fn get(&self, kind: SliceKind) -> Option<GgmlType> {
+        self.0[kind.index()]
+    }
+
+    /// Sets the type of a slice.
+    pub fn set(&mut self, kind: SliceKind, dtype: GgmlType) {
+        self.0[kind.index()] = Some(dtype);
+    }
+
+    /// The kinds that are there, with their types, in load order.
+    pub fn iter(&self) -> impl Iterator<Item = (SliceKind, GgmlType)> {
+        SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, self.get(kind)?)))
+    }
+
+    /// As in an index row: 8 bits per kind, the first in the lowest. `None` if an id has more bits.
+    pub(super) fn to_word(self) -> Option<u64> {
+        SliceKind::ALL.into_iter().try_fold(0, |word, kind| {
+            let id = match self.get(kind) {
+                Some(dtype) => u8::try_from(dtype.id()).ok().filter(|id| *id != ABSENT)?,
+                None => ABSENT,
+            };
+            Some(word | u64::from(id) << (8 * kind.index()))
+        })
+    }
+
+    /// Reads [`SliceTypes::to_word`]; `None` if a type is unknown or there are more bits than kinds.
+    pub(super) fn from_word(word: u64) -> Option<Self> {
+        let bytes = word.to_le_bytes();
+        let mut types = Self::default();
+        for kind in SliceKind::ALL {
+            match bytes[kind.index()] {
+                ABSENT => {}
+                id => types.set(kind, GgmlType::from_id(u32::from(id))?),
+            }
+        }
+        bytes[SliceKind::COUNT..].iter().all(|byte| *byte == 0).then_some(types)
+    }
+}
+
+impl FromIterator<(SliceKind, GgmlType)> for SliceTypes {
+    fn from_iter<I: IntoIterator<Item = (SliceKind, GgmlType)>>(iter: I) -> Self {
+        let mut types = Self::default();
+        iter.into_iter().for_each(|(kind, dtype)| types.set(kind, dtype));
+        types
+    }
+}
+
+/// Types asked for: one for all slices, and exceptions. Written `q2_k,down=q3_k`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeChoice {
+    /// For slices without a type of their own.
+    pub default: GgmlType,
+    /// Exceptions.
+    pub slices: SliceTypes,
+}
+
+/// Why a text is no [`TypeChoice`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TypeChoiceError {
+    /// Not the name of a ggml type.
+    #[error("unknown type '{found}', expected a ggml type such as q2_k, q4_k, q8_0 or f16")]
+    Type {
+        /// The word.
+        found: String,
+    },
+    /// Not the name of a slice.
+    #[error("unknown slice '{found}', expected gate, gate_up, up or down, as in q2_k,down=q3_k")]
+    Slice {
+        /// The word.
+        found: String,
+    },
+    /// Not `TYPE` first and then `slice=TYPE`.
+    #[error("'{found}': expected TYPE, or TYPE,SLICE=TYPE as in q2_k,down=q3_k, each slice at most once")]
+    Form {
+        /// The text.
+        found: String,
+    },
+}
+
+impl TypeChoice {
+    /// The type for slices of this kind.
+    pub fn of(&self, kind: SliceKind) -> GgmlType {
+        self.slices.get(kind).unwrap_or(self.default)
+    }
+}
+
+impl From<GgmlType> for TypeChoice {
+    fn from(default: GgmlType) -> Self {
+        Self { default, slices: SliceTypes::default() }
+    }
+}
+
+/// `gate`, `gate_up`, `up` or `down`.
+pub fn slice_name(kind: SliceKind) -> &'static str {
+    match kind {
+        SliceKind::Gate => "gate",
+        SliceKind::GateUp => "gate_up",
+        SliceKind::Up => "up",
+        SliceKind::Down => "down",
+    }
+}
+
+impl FromStr for TypeChoice {
+    type Err = TypeChoiceError;
+
+    fn from_str(text: &str) -> Result<Self, TypeChoiceError> {
+        let dtype =
+            |word: &str| GgmlType::from_name(word).ok_or_else(|| TypeChoiceError::Type { found: word.to_owned() });
+        let form = || TypeChoiceError::Form { found: text.to_owned() };
+        let mut parts = text.split(',').map(str::trim);
+        let mut choice = match parts.next() {
+            Some(first) if !first.is_empty() && !first.contains('=') => Self::from(dtype(first)?),
+            _ => return Err(form()),
+        };
+        for part in parts {
+            let (slice, word) = part.split_once('=').ok_or_else(form)?;
+            let kind = SliceKind::ALL.into_iter().find(|kind| slice_name(*kind) == slice.trim());
+            let kind = kind.ok_or_else(|| TypeChoiceError::Slice { found: slice.trim().to_owned() })?;
+            if choice.slices.get(kind).is_some() {
+                return Err(form());
+            }
+            choice.slices.set(kind, dtype(word.trim())?);
+        }
+        Ok(choice)
+    }
+}
+
+impl fmt::Display for TypeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.default.name())?;
+        self.slices.iter().try_for_each(|(kind, dtype)| write!(f, ",{}={dtype}", slice_name(kind)))
+    }
+}
+
+/// `wanted`, or what llama-quantize takes in its place where rows of `ne0` elements are no whole blocks of it
+/// (`tensor_type_fallback` in llama-quant.cpp).
+pub fn fitting(wanted: GgmlType, ne0: u64) -> GgmlType {
+    if wanted.row_bytes(ne0).is_some() {
+        return wanted;
+    }
+    let smaller_blocks = match wanted.name() {
+        "tq1_0" | "tq2_0" => "q4_0",
+        "iq2_xxs" | "iq2_xs" | "iq2_s" | "iq3_xxs" | "iq3_s" | "iq1_s" | "iq1_m" | "q2_K" | "q3_K" | "iq4_xs" => {
+            "iq4_nl"
+        }
+        "q4_K" => "q5_0",
+        "q5_K" => "q5_1",
+        "q6_K" | "q8_K" => "q8_0",
+        _ => "f16",
+    };
+    GgmlType::from_name(smaller_blocks).filter(|dtype| dtype.row_bytes(ne0).is_some()).unwrap_or(GgmlType::F16)
+}
+
+/// Types of many versions in a word or two: `q8_0`, `q4_K,down=q6_K`, `q2_K/q4_K` where versions differ.
+pub(super) fn describe<'a>(versions: impl Iterator<Item = &'a SliceTypes>) -> String {
+    let mut counts: BTreeMap<SliceKind, BTreeMap<GgmlType, u64>> = BTreeMap::new();
+    for (kind, dtype) in versions.flat_map(|types| types.iter().collect::<Vec<_>>()) {
+        *counts.entry(kind).or_default().entry(dtype).or_default() += 1;
+    }
+    let words: Vec<(SliceKind, String)> = counts
+        .into_iter()
+        .map(|(kind, types)| {
+            let mut types: Vec<_> = types.into_iter().collect();
+            types.sort_by_key(|(dtype, n)| (std::cmp::Reverse(*n), *dtype));
+            (kind, types.iter().map(|(dtype, _)| dtype.name()).collect::<Vec<_>>().join("/"))
+        })
+        .collect();
+    let Some((_, first)) = words.first() else { return String::new() };
+    let others = words.iter().filter(|(_, word)| word != first);
+    others.fold(first.clone(), |text, (kind, word)| format!("{text},{}={word}", slice_name(*kind)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dtype(name: &str) -> GgmlType {
+        GgmlType::from_name(name).unwrap()
+    }
+
+    #[test]
+    fn choices_are_read_and_written() {
+        let choice: TypeChoice = "q2_k, down=Q3_K".parse().unwrap();
+        assert_eq!((choice.of(SliceKind::Gate), choice.of(SliceKind::Down)), (dtype("q2_K"), dtype("q3_K")));
+        assert_eq!(choice.to_string(), "q2_K,down=q3_K");
+        assert_eq!(choice.to_string().parse(), Ok(choice));
+        for (text, part) in [
+            ("", "expected TYPE"),
+            ("q9_x", "unknown type 'q9_x'"),
+            ("q2_k,q3_k", "SLICE=TYPE"),
+            ("down=q3_k", "expected TYPE"),
+            ("q2_k,side=q3_k", "unknown slice 'side'"),
+            ("q2_k,up=q3_k,up=q4_k", "at most once"),
+        ] {
+            let message = text.parse::<TypeChoice>().unwrap_err().to_string();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn words_survive_and_wild_ones_are_refused() {
+        let types = SliceTypes::from_iter([(SliceKind::Gate, GgmlType::F32), (SliceKind::Down, dtype("q2_K"))]);
+        let word = types.to_word().unwrap();
+        assert_eq!(word, 0x0aff_ff00);
+        assert_eq!(SliceTypes::from_word(word), Some(types));
+        for wild in [word | 1 << 32, word & !0xff | 4, word & !0xff | 0xfe, u64::MAX] {
+            assert_eq!(SliceTypes::from_word(wild), None, "{wild:x}");
+        }
+        for dtype in GgmlType::all() {
+            let types = SliceTypes::from_iter(SliceKind::ALL.map(|kind| (kind, dtype)));
+            assert_eq!(types.to_word().and_then(SliceTypes::from_word), Some(types));
+        }
+    }
+
+    #[test]
+    fn short_rows_fall_back_as_in_llama_quantize() {
+        for (wanted, ne0, expected) in [
+            ("q2_K", 512, "q2_K"),
+            ("q2_K", 96, "iq4_nl"),
+            ("q4_K", 96, "q5_0"),
+            ("q5_K", 96, "q5_1"),
+            ("q6_K", 96, "q8_0"),
+            ("q8_0", 96, "q8_0"),
+            ("tq1_0", 32, "q4_0"),
+            ("q2_K", 24, "f16"),
+            ("q8_0", 24, "f16"),
+        ] {
+            assert_eq!(fitting(dtype(wanted), ne0).name(), expected, "{wanted} {ne0}");
+        }
+    }
+
+    #[test]
+    fn descriptions_are_short() {
+        let types =
+            |gate, down| SliceTypes::from_iter([(SliceKind::Gate, dtype(gate)), (SliceKind::Down, dtype(down))]);
+        assert_eq!(describe([types("q8_0", "q8_0")].iter()), "q8_0");
+        let mixed = [types("q4_K", "q6_K"), types("q4_K", "q6_K"), types("q2_K", "q6_K")];
+        assert_eq!(describe(mixed.iter()), "q4_K/q2_K,down=q6_K");
+        assert_eq!(describe([].iter()), "");
+    }
+}

@@ -1,0 +1,256 @@
+//! From a pack back to a plain GGUF.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use sha2::Digest;
+
+use super::format::Sha256;
+use super::positioned::read_exact_at;
+use super::sequence::{self, Interrupted};
+use super::{Pack, PackError, SliceTypes, plain};
+use crate::expert::Extent;
+use crate::gguf::{Gguf, HeaderBuilder, LayerCatalog, Segment, VirtualGguf};
+
+/// Why a pack was not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// The pack is damaged, or holds no model.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// A tensor of a plain GGUF has one type for all experts.
+    #[error("{}: layer {layer}: expert {expert} has types {found}, expert 0 has {expected}; a plain GGUF has one type for all experts of a tensor, use the pack as it is", path.display())]
+    MixedTypes {
+        /// Pack.
+        path: PathBuf,
+        /// Block.
+        layer: u16,
+        /// First expert that differs.
+        expert: u16,
+        /// Its types.
+        found: String,
+        /// The first expert's types.
+        expected: String,
+    },
+    /// The header could not be made.
+    #[error("{}: the plain header cannot be made: {error}", path.display())]
+    Header {
+        /// Pack.
+        path: PathBuf,
+        /// Why.
+        error: crate::gguf::WriteError,
+    },
+    /// The output is there already.
+    #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
+    Exists {
+        /// Output.
+        path: PathBuf,
+    },
+    /// Not enough room.
+    #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
+    Space {
+        /// Directory.
+        path: PathBuf,
+        /// Bytes to be written.
+        needed: u64,
+        /// Bytes free.
+        available: u64,
+    },
+    /// The output could not be written. Nothing is left of it.
+    #[error("{}: cannot {action}: {error}", path.display())]
+    Output {
+        /// Partial output.
+        path: PathBuf,
+        /// What was attempted.
+        action: &'static str,
+        /// The operating system's reason.
+        error: io::Error,
+    },
+    /// The progress callback asked for an end. Nothing is left of the output.
+    #[error("{}: stopped, nothing was written", path.display())]
+    Stopped {
+        /// Output.
+        path: PathBuf,
+    },
+    /// The plain model is not the one that the pack was made to give.
+    #[error("{}: unpacks to SHA-256 {found}, expected {expected}; the pack is damaged, `gguf-tools verify` says where", path.display())]
+    Digest {
+        /// Pack.
+        path: PathBuf,
+        /// Digest of what came out.
+        found: Sha256,
+        /// `hobbit.plain.sha256`.
+        expected: Sha256,
+    },
+}
+
+/// Writes the plain model of `pack` to `out`: the source bit for bit, or where the pack's high versions have other
+/// types, a plain GGUF with these. `out` appears when it is complete and its digest is right. `progress` is told bytes
+/// done and to do, and answers whether to go on.
+///
+/// # Errors
+/// [`UnpackError`]; nothing is left of the output then.
+pub fn unpack(
+    pack: &Pack,
+    out: &Path,
+    force: bool,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<u64, UnpackError> {
+    if out.exists() && !force {
+        return Err(UnpackError::Exists { path: out.to_owned() });
+    }
+    let view = plain_file(pack)?;
+    let directory = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let failed = |path: &Path, action: &'static str| {
+        let path = path.to_owned();
+        move |error| UnpackError::Output { path, action, error }
+    };
+    let available = fs4::available_space(directory).map_err(failed(directory, "ask for the free space of"))?;
+    if available < view.len() {
+        return Err(UnpackError::Space { path: directory.to_owned(), needed: view.len(), available });
+    }
+    let partial = super::partial_path(out);
+    let mut file = File::create(&partial).map_err(failed(&partial, "create"))?;
+    let written = stream(pack, &view, out, progress, |bytes| file.write_all(bytes).map_err(failed(&partial, "write")));
+    let finished = written.and_then(|found| {
+        if let Some(expected) = pack.info.plain_sha256.filter(|expected| *expected != found) {
+            return Err(UnpackError::Digest { path: pack.path.clone(), found, expected });
+        }
+        file.sync_all().map_err(failed(&partial, "flush"))?;
+        fs::rename(&partial, out).map_err(failed(&partial, "rename"))
+    });
+    if finished.is_err() {
+        let _ = fs::remove_file(&partial); // the reason why is the error to report
+    }
+    finished.map(|()| view.len())
+}
+
+/// Digest of what [`unpack`] would write.
+pub(super) fn digest(
+    pack: &Pack,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Sha256, UnpackError> {
+    stream(pack, &plain_file(pack)?, &pack.path, progress, |_| Ok(()))
+}
+
+/// Hands the plain model to `sink` and answers its digest.
+fn stream(
+    pack: &Pack,
+    view: &VirtualGguf,
+    out: &Path,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    mut sink: impl FnMut(&[u8]) -> Result<(), UnpackError>,
+) -> Result<Sha256, UnpackError> {
+    let io = |error| UnpackError::Pack(PackError::io(&pack.path, "read")(error));
+    let files = [File::open(&pack.path).map_err(io)?];
+    let (mut hash, mut done) = (sha2::Sha256::new(), 0);
+    let mut buffer = Vec::new();
+    let experts = |segment: &Segment, put: &mut sequence::Put<'_, UnpackError>| {
+        for slice in slices_of(pack, segment) {
+            let mut at = 0;
+            while at < slice.len {
+                buffer.resize((slice.len - at).min(sequence::CHUNK) as usize, 0);
+                read_exact_at(&files[0], &mut buffer, slice.offset + at)
+                    .map_err(|error| Interrupted::Read(slice.file, error))?;
+                put(&buffer)?;
+                at += buffer.len() as u64;
+            }
+        }
+        Ok(())
+    };
+    let walked = sequence::walk(view, &files, experts, |bytes| {
+        hash.update(bytes);
+        sink(bytes)?;
+        done += bytes.len() as u64;
+        match progress(done, view.len()) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(UnpackError::Stopped { path: out.to_owned() }),
+        }
+    });
+    match walked {
+        Ok(()) => Ok(Sha256(hash.finalize().into())),
+        Err(Interrupted::Sink(error)) => Err(error),
+        Err(Interrupted::Read(_, error)) => Err(io(error)),
+    }
+}
+
+/// Where the slices of an expert tensor lie, expert by expert.
+fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Extent> {
+    let tensor = segment.tensor.and_then(|i| pack.plain().tensors.get(i as usize));
+    let Some((layer, kind)) = tensor.and_then(|tensor| plain::expert_of(&tensor.name)) else { return Vec::new() };
+    let catalog = pack.catalog_ref();
+    let high = catalog.layer(layer).map_or(&[][..], |layer| &layer.high);
+    let slice = |version: &crate::gguf::VersionSource| {
+        let class = &catalog.classes[usize::from(version.class)];
+        let position = class.slices.iter().position(|slice| slice.kind == kind)?;
+        Some(version.slices[position].extent)
+    };
+    high.iter().filter_map(slice).collect()
+}
+
+/// The plain model as one file; expert tensors without source.
+fn plain_file(pack: &Pack) -> Result<VirtualGguf, UnpackError> {
+    pack.require_full()?;
+    let plain = pack.plain();
+    let changed = changed_types(pack)?;
+    if changed.is_empty() {
+        return Ok(plain.one_file());
+    }
+    let mut header = HeaderBuilder::new(plain.alignment).map_err(header_error(pack))?;
+    plain.copy_keys(&mut header, |_| true).map_err(header_error(pack))?;
+    for tensor in &plain.tensors {
+        let types = plain::expert_of(&tensor.name).and_then(|(layer, kind)| {
+            let types = changed.iter().find(|(changed, _)| *changed == layer).map(|(_, types)| types);
+            types.and_then(|types| types.get(kind))
+        });
+        header.tensor(&tensor.name, types.unwrap_or(tensor.dtype), &tensor.dims).map_err(header_error(pack))?;
+    }
+    let layout = header.finish();
+    let segment = |(i, planned): (usize, &crate::gguf::writer::TensorPlan)| {
+        let expert = plain::expert_of(&planned.name).is_some();
+        let source = Some(plain.tensors[i].extent).filter(|_| !expert);
+        let (start, len) = (layout.data_start + planned.offset, planned.len);
+        (len > 0).then_some(Segment { start, len, source, expert, tensor: Some(i as u32) })
+    };
+    let segments = layout.tensors.iter().enumerate().filter_map(segment).collect();
+    Ok(VirtualGguf::new(layout.header, segments, layout.len))
+}
+
+fn header_error(pack: &Pack) -> impl Fn(crate::gguf::WriteError) -> UnpackError {
+    let path = pack.path.clone();
+    move |error| UnpackError::Header { path: path.clone(), error }
+}
+
+/// The layers whose high versions have other types than the source, with these types.
+fn changed_types(pack: &Pack) -> Result<Vec<(u16, SliceTypes)>, UnpackError> {
+    let catalog = pack.catalog_ref();
+    let types_of = |layer: &LayerCatalog, index: usize| -> SliceTypes {
+        let class = &catalog.classes[usize::from(layer.high[index].class)];
+        class.slices.iter().map(|slice| (slice.kind, slice.dtype)).collect()
+    };
+    let words = |types: &SliceTypes| super::types::describe([*types].iter());
+    let mut changed = Vec::new();
+    for layer in catalog.layers.iter().filter(|layer| !layer.high.is_empty()) {
+        let types = types_of(layer, 0);
+        if let Some(index) = (1..layer.high.len()).find(|index| types_of(layer, *index) != types) {
+            return Err(UnpackError::MixedTypes {
+                path: pack.path.clone(),
+                layer: layer.layer,
+                expert: index as u16,
+                found: words(&types_of(layer, index)),
+                expected: words(&types),
+            });
+        }
+        if source_types(pack.plain(), layer.layer) != types {
+            changed.push((layer.layer, types));
+        }
+    }
+    Ok(changed)
+}
+
+fn source_types(plain: &Gguf, layer: u16) -> SliceTypes {
+    let own = plain.tensors.iter().filter_map(|tensor| Some((plain::expert_of(&tensor.name)?, tensor.dtype)));
+    own.filter(|((of, _), _)| *of == layer).map(|((_, kind), dtype)| (kind, dtype)).collect()
+}

@@ -1,0 +1,145 @@
+//! Every byte of a pack against its checksum.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+
+use serde::Serialize;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::positioned::read_exact_at;
+use super::{Pack, PackError, format, sequence};
+use crate::expert::{Extent, Precision};
+
+/// What [`verify()`] has found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Verified {
+    /// Ordinary tensors checked.
+    pub tensors: usize,
+    /// Records checked.
+    pub versions: usize,
+    /// Bytes checked.
+    pub bytes: u64,
+    /// Everything that is not as it should be, in file order.
+    pub faults: Vec<Fault>,
+}
+
+/// A part of a pack that is damaged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Fault {
+    /// Tensor, or record as `blk.3.ffn_exps.low`.
+    pub tensor: String,
+    /// Block number, where the part is a record.
+    pub layer: Option<u16>,
+    /// Expert, likewise.
+    pub expert: Option<u16>,
+    /// `high` or `low`, likewise.
+    pub precision: Option<&'static str>,
+    /// First byte, from the start of the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tensor '{}'", self.tensor)?;
+        if let (Some(layer), Some(expert), Some(precision)) = (self.layer, self.expert, self.precision) {
+            write!(f, ", layer {layer} expert {expert} ({precision})")?;
+        }
+        write!(f, ": {}, in {} bytes at {}", self.reason, self.len, self.offset)
+    }
+}
+
+/// Reads everything in `pack` and compares checksums. `progress` is told bytes done and to do, and answers whether to
+/// go on; `None` is returned if it does not.
+///
+/// # Errors
+/// [`PackError::Io`] if the file cannot be opened. What cannot be read is a [`Fault`].
+pub fn verify(
+    pack: &Pack,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Option<Verified>, PackError> {
+    let file = File::open(&pack.path).map_err(PackError::io(&pack.path, "open"))?;
+    let checksums = pack.checksums();
+    let fault = |tensor: &str, extent: &Extent, reason: &str| Fault {
+        tensor: tensor.to_owned(),
+        layer: None,
+        expert: None,
+        precision: None,
+        offset: extent.offset,
+        len: extent.len,
+        reason: reason.to_owned(),
+    };
+    let mut parts: Vec<(Fault, Extent, u64)> = Vec::new();
+    let mut part = |tensor: &str, extent: Extent, checksum: u64| {
+        parts.push((fault(tensor, &extent, DIFFERS), extent, checksum));
+    };
+    for (tensor, checksum) in pack.ordinary().zip(checksums) {
+        part(&tensor.name, tensor.extent, *checksum);
+    }
+    let own = &checksums[checksums.len() - format::OWN_CHECKSUMS..];
+    for (name, checksum) in [format::HEADER, format::INDEX, format::GAPS].iter().zip(own) {
+        if let Some(tensor) = pack.raw().tensor(name) {
+            part(name, tensor.extent, *checksum);
+        }
+    }
+    for packed in pack.versions() {
+        let (expert, precision) = (packed.version.expert, packed.version.precision);
+        let name = format::records_name(expert.layer, precision);
+        let precision = Some(if precision == Precision::High { "high" } else { "low" });
+        let general = fault(&name, &packed.record, DIFFERS);
+        let named = Fault { layer: Some(expert.layer), expert: Some(expert.index), precision, ..general };
+        parts.push((named, packed.record, packed.checksum));
+    }
+    parts.sort_by_key(|(_, extent, _)| extent.offset);
+
+    let mut faults = Vec::new();
+    let header = pack.raw().header_bytes();
+    if own.last() != Some(&xxh3_64(header)) {
+        let extent = Extent { file: 0, offset: 0, len: header.len() as u64 };
+        faults.push(fault("(header)", &extent, DIFFERS));
+    }
+    let bytes: u64 = parts.iter().map(|(_, extent, _)| extent.len).sum();
+    let n_tensors = pack.ordinary().count();
+    let (mut done, mut end) = (0, 0);
+    for (mut fault, extent, checksum) in parts {
+        match hash(&file, &extent, &mut |n| progress(done + n, bytes)) {
+            Ok(None) => return Ok(None),
+            Ok(Some(found)) if found == checksum => {}
+            Ok(Some(_)) => faults.push(fault.clone()),
+            Err(error) => {
+                fault.reason = format!("cannot be read ({error})");
+                faults.push(fault.clone());
+            }
+        }
+        if extent.len > 0 && extent.offset < end {
+            fault.reason = "shares bytes with what lies before it".to_owned();
+            faults.push(fault);
+        }
+        end = end.max(extent.end());
+        done += extent.len;
+    }
+    Ok(Some(Verified { tensors: n_tensors, versions: pack.versions().len(), bytes, faults }))
+}
+
+const DIFFERS: &str = "its checksum differs";
+
+fn hash(file: &File, extent: &Extent, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<Option<u64>> {
+    let mut hash = Xxh3::new();
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    while at < extent.len {
+        buffer.resize((extent.len - at).min(sequence::CHUNK) as usize, 0);
+        read_exact_at(file, &mut buffer, extent.offset + at)?;
+        hash.update(&buffer);
+        at += buffer.len() as u64;
+        if progress(at).is_break() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(hash.digest()))
+}

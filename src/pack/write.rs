@@ -1,0 +1,209 @@
+//! Writing a pack: streaming, on several threads, resumable after a kill.
+//!
+//! Everything is written to `OUT.partial` at its final place; `OUT.partial.journal` remembers what is finished. The
+//! header comes last, then the file gets its name. Memory: a few megabytes per thread, whatever the size of an expert.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use sha2::Digest;
+
+use super::format::Sha256;
+use super::journal::{Finished, Journal, JournalError};
+use super::plan::{Fallback, PackSpec, PlainForm, Plan, gaps_of};
+use super::write_error::WriteError;
+use super::writer::Writer;
+use crate::gguf::writer::Layout;
+use crate::gguf::{Gguf, Recode};
+
+/// How far a writer has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub stage: Stage,
+    /// Bytes done in this stage.
+    pub done: u64,
+    /// Bytes of this stage.
+    pub total: u64,
+    /// Records and tensors that the journal has, of this call and earlier ones.
+    pub finished: usize,
+}
+
+/// What a writer is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Checking what an earlier call has left.
+    Checking,
+    /// Writing tensors and records.
+    Writing,
+    /// Reading the source, or the plain model that the pack stands for, for its digest.
+    Hashing,
+}
+
+/// Told often; answers whether to go on.
+pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+
+/// What [`write()`] has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The pack.
+    pub path: PathBuf,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Records in it.
+    pub versions: usize,
+    /// Records and tensors taken over from an earlier call that was interrupted.
+    pub resumed: usize,
+    /// Types that did not fit and what was taken in their place.
+    pub fallbacks: Vec<Fallback>,
+    /// Digest of the source.
+    pub source_sha256: Sha256,
+    /// Digest of what [`super::unpack()`] writes, where a plain GGUF can express the pack.
+    pub plain_sha256: Option<Sha256>,
+}
+
+/// `OUT.partial`.
+pub fn partial_path(out: &Path) -> PathBuf {
+    with_suffix(out, ".partial")
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Writes the pack of `source` that `spec` describes to `out`. A call that was interrupted, even by a kill, is taken up
+/// by the next call with the same arguments.
+///
+/// # Errors
+/// [`WriteError`]. After [`WriteError::Output`] and [`WriteError::Stopped`] what is finished is kept.
+pub fn write(
+    source: &Gguf,
+    out: &Path,
+    spec: &PackSpec<'_>,
+    recode: &dyn Recode,
+    progress: OnProgress<'_>,
+) -> Result<Written, WriteError> {
+    if out.exists() && !spec.force {
+        return Err(WriteError::Exists { path: out.to_owned() });
+    }
+    let before = states(source)?;
+    let plan = Plan::new(source, spec, recode, gaps_of(source)?)?;
+    let header_error = |error| WriteError::Header { path: source.files[0].path.clone(), error };
+    let empty = plan.layout(Sha256([0; 32]), None).map_err(header_error)?;
+    let fingerprint = fingerprint(&plan, &empty, &before);
+
+    let partial = partial_path(out);
+    let (mut journal, finished) = open_journal(&partial, &fingerprint, spec.force)?;
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(&partial);
+    let file = file.map_err(output(&partial, "open"))?;
+    check_space(&partial, &file, empty.len)?;
+
+    let mut writer =
+        Writer { plan: &plan, partial: &partial, file: &file, progress, checksums: Vec::new(), finished: 0 };
+    writer.take_over(&finished)?;
+    let resumed = writer.finished;
+    let digest = writer.work(spec, recode, &mut journal, finished.source)?;
+    if states(source)? != before {
+        return Err(WriteError::SourceChanged { path: source.files[0].path.clone() });
+    }
+
+    writer.finish_file(&plan.layout(digest, None).map_err(header_error)?)?;
+    let plain = match plan.plain {
+        PlainForm::Source => Some(digest),
+        PlainForm::None => None,
+        PlainForm::Changed => {
+            let digest_of_plain = writer.plain_digest()?;
+            writer.finish_file(&plan.layout(digest, Some(digest_of_plain)).map_err(header_error)?)?;
+            Some(digest_of_plain)
+        }
+    };
+    file.sync_all().map_err(output(&partial, "flush"))?;
+    fs::rename(&partial, out).map_err(output(&partial, "rename"))?;
+    sync_directory(out).map_err(output(out, "flush the directory of"))?;
+    let _ = fs::remove_file(&journal.path); // a journal without its partial file is ignored
+    Ok(Written {
+        path: out.to_owned(),
+        bytes: empty.len,
+        versions: plan.rows.len(),
+        resumed,
+        fallbacks: plan.fallbacks.clone(),
+        source_sha256: digest,
+        plain_sha256: plain,
+    })
+}
+
+pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
+    let path = path.to_owned();
+    move |error| WriteError::Output { path, action, error }
+}
+
+/// Length and time of the last change of every source file.
+fn states(source: &Gguf) -> Result<Vec<(u64, u128)>, WriteError> {
+    let state = |path: &PathBuf| {
+        let metadata = fs::metadata(path).map_err(|error| WriteError::Source { path: path.clone(), error })?;
+        let changed = metadata.modified().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+        Ok((metadata.len(), changed.map_or(0, |t| t.as_nanos())))
+    };
+    source.files.iter().map(|file| state(&file.path)).collect()
+}
+
+/// Differs wherever the bytes of the pack may differ.
+fn fingerprint(plan: &Plan<'_>, layout: &Layout, states: &[(u64, u128)]) -> Sha256 {
+    let mut hash = sha2::Sha256::new();
+    hash.update(env!("CARGO_PKG_VERSION"));
+    for part in [&layout.header, &plan.source_header, &plan.gaps] {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    for (len, changed) in states {
+        hash.update(len.to_le_bytes());
+        hash.update(changed.to_le_bytes());
+    }
+    plan.rows.iter().filter_map(|row| row.encode()).for_each(|row| hash.update(row));
+    hash.update(plan.importance.to_le_bytes());
+    Sha256(hash.finalize().into())
+}
+
+fn open_journal(partial: &Path, plan: &Sha256, force: bool) -> Result<(Journal, Finished), WriteError> {
+    let path = with_suffix(partial, ".journal");
+    let fresh = !partial.exists();
+    let opened = match Journal::open(&path, plan, fresh) {
+        Err(JournalError::OtherPlan) if force => Journal::open(&path, plan, true),
+        opened => opened,
+    };
+    opened.map_err(|error| match error {
+        JournalError::Busy => WriteError::Busy { path },
+        JournalError::OtherPlan => WriteError::OtherWork { path: partial.to_owned() },
+        JournalError::Io(error) => output(&path, "open")(error),
+    })
+}
+
+fn check_space(partial: &Path, file: &File, len: u64) -> Result<(), WriteError> {
+    let directory = directory_of(partial);
+    let available = fs4::available_space(directory).map_err(output(directory, "ask for the free space of"))?;
+    #[cfg(unix)]
+    let present = {
+        let metadata = file.metadata().map_err(output(partial, "read the length of"))?;
+        std::os::unix::fs::MetadataExt::blocks(&metadata).saturating_mul(512)
+    };
+    #[cfg(not(unix))]
+    let present = file.metadata().map_err(output(partial, "read the length of"))?.len();
+    let needed = len.saturating_sub(present);
+    if needed > available {
+        return Err(WriteError::Space { path: directory.to_owned(), needed, available });
+    }
+    Ok(())
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    // Windows has no such thing, and needs none.
+    if cfg!(unix) { File::open(directory_of(path))?.sync_all() } else { Ok(()) }
+}

@@ -1,0 +1,162 @@
+//! Why a pack was not written.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::PackError;
+use crate::gguf::{GgmlType, GgufError, RecodeError};
+use crate::imatrix::ImatrixError;
+
+/// Why [`super::write()`] gave up. Where work had begun, it is kept: the same call goes on from there.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The source's experts are inconsistent.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The source is a pack itself.
+    #[error("{}: is an expert pack already, expected a plain GGUF; unpack it first: `gguf-tools unpack`", path.display())]
+    AlreadyPack {
+        /// Source.
+        path: PathBuf,
+    },
+    /// A dense model, or more experts than any model has.
+    #[error("{}: has {found} experts, expected 1 to {limit}; only Mixture-of-Experts models can be packed", path.display())]
+    Experts {
+        /// Source.
+        path: PathBuf,
+        /// Experts over all layers.
+        found: u64,
+        /// Most that are accepted.
+        limit: u64,
+    },
+    /// A tensor's name is one of the format's own.
+    #[error("{}: tensor '{tensor}' has a name that packs use themselves; such a model cannot be packed", path.display())]
+    ReservedName {
+        /// Source.
+        path: PathBuf,
+        /// Tensor.
+        tensor: String,
+    },
+    /// The low types save nothing.
+    #[error("{}: --low {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose a smaller type", path.display())]
+    NotSmaller {
+        /// Source.
+        path: PathBuf,
+        /// Types asked for.
+        wanted: String,
+    },
+    /// A low pack without low types.
+    #[error("{}: a low pack needs the types of its low versions; give --low, for example --low q2_k", path.display())]
+    NothingLow {
+        /// Source.
+        path: PathBuf,
+    },
+    /// Bytes beyond the tensors that are more than a few.
+    #[error("{}: more than {limit} bytes that belong to no tensor and are not zero; this is not a model alone, cut off what was appended", path.display())]
+    Trailing {
+        /// Source.
+        path: PathBuf,
+        /// Most that a pack keeps.
+        limit: u64,
+    },
+    /// The header could not be made.
+    #[error("{}: the pack's header cannot be made: {error}", path.display())]
+    Header {
+        /// Source.
+        path: PathBuf,
+        /// Why.
+        error: crate::gguf::WriteError,
+    },
+    /// Weights could not be brought to another type.
+    #[error("tensor '{tensor}': {error}")]
+    Recode {
+        /// Tensor.
+        tensor: String,
+        /// Why.
+        error: RecodeError,
+    },
+    /// A type that is useless without an importance matrix.
+    #[error(
+        "tensor '{tensor}': type {dtype} needs an importance matrix, which has no entry for it; give --imatrix with one, or choose another type"
+    )]
+    NeedsImportance {
+        /// Tensor.
+        tensor: String,
+        /// Type.
+        dtype: GgmlType,
+    },
+    /// The importance matrix is damaged, or another model's.
+    #[error(transparent)]
+    Imatrix(#[from] ImatrixError),
+    /// The quantiser broke its promise: a defect of ours.
+    #[error("tensor '{tensor}': recoding gave {found} bytes, expected {expected}; please report this")]
+    RecodedLength {
+        /// Tensor.
+        tensor: String,
+        /// Bytes that came of some rows.
+        found: u64,
+        /// Bytes that these rows have.
+        expected: u64,
+    },
+    /// The source could not be read.
+    #[error("{}: cannot read: {error}", path.display())]
+    Source {
+        /// Source file.
+        path: PathBuf,
+        /// The operating system's reason.
+        error: io::Error,
+    },
+    /// The source was written to while it was packed.
+    #[error("{}: was changed while it was being packed; pack it again with --force", path.display())]
+    SourceChanged {
+        /// Source file.
+        path: PathBuf,
+    },
+    /// The output is there already.
+    #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
+    Exists {
+        /// Output.
+        path: PathBuf,
+    },
+    /// Unfinished work of another call is in the way.
+    #[error("{}: holds unfinished work of another model or with other options; finish that, delete the file, or start over with --force", path.display())]
+    OtherWork {
+        /// Partial output.
+        path: PathBuf,
+    },
+    /// Another process is writing the same pack.
+    #[error("{}: another process is writing this pack; wait for it, or give another name", path.display())]
+    Busy {
+        /// Journal.
+        path: PathBuf,
+    },
+    /// Not enough room.
+    #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
+    Space {
+        /// Directory.
+        path: PathBuf,
+        /// Bytes still to be written.
+        needed: u64,
+        /// Bytes free.
+        available: u64,
+    },
+    /// The output could not be written: disk full, or worse.
+    #[error("{}: cannot {action}: {error}; what is finished is kept there, the same command goes on from it", path.display())]
+    Output {
+        /// Partial output or journal.
+        path: PathBuf,
+        /// What was attempted.
+        action: &'static str,
+        /// The operating system's reason.
+        error: io::Error,
+    },
+    /// The progress callback asked for an end.
+    #[error("{}: stopped; what is finished is kept there, the same command goes on from it", path.display())]
+    Stopped {
+        /// Partial output.
+        path: PathBuf,
+    },
+    /// What was written cannot be read: a defect of ours, or of the disk.
+    #[error("the finished pack cannot be read: {0}; delete the partial file, and report this if it happens again")]
+    ReadBack(#[source] PackError),
+}

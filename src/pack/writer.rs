@@ -1,0 +1,272 @@
+//! The jobs of a plan, on several threads; one thread keeps the journal and tells the progress.
+
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use sha2::Digest;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::format::{ROW_BYTES, Sha256};
+use super::job::{JobError, Jobs, Scratch};
+use super::journal::{Finished, Journal};
+use super::plan::{Job, PackSpec, Plan};
+use super::positioned::{read_exact_at, write_all_at};
+use super::sequence::{self, Interrupted};
+use super::write::{OnProgress, Progress, Stage, output};
+use super::write_error::WriteError;
+use super::{Pack, format, unpack};
+use crate::gguf::writer::Layout;
+use crate::gguf::{Recode, WriteError as HeaderError};
+
+/// What a thread tells the one that keeps the journal.
+enum Message {
+    Done(usize, u64),
+    Digest(Sha256),
+    Failed(WriteError),
+}
+
+/// A writer at work.
+pub(super) struct Writer<'a> {
+    pub plan: &'a Plan<'a>,
+    pub partial: &'a Path,
+    pub file: &'a File,
+    pub progress: OnProgress<'a>,
+    /// Of each job that is finished.
+    pub checksums: Vec<Option<u64>>,
+    /// How many these are.
+    pub finished: usize,
+}
+
+impl Writer<'_> {
+    fn tell(&mut self, stage: Stage, done: u64, total: u64) -> Result<(), WriteError> {
+        match (self.progress)(Progress { stage, done, total, finished: self.finished }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(WriteError::Stopped { path: self.partial.to_owned() }),
+        }
+    }
+
+    /// Believes those of an earlier call's results that are in the partial file.
+    pub fn take_over(&mut self, finished: &Finished) -> Result<(), WriteError> {
+        self.checksums = vec![None; self.plan.jobs.len()];
+        let claims = finished.jobs.iter().filter(|(job, _)| *job < self.plan.jobs.len());
+        let total = claims.clone().map(|(job, _)| self.plan.targets[*job].len).sum();
+        let mut done = 0;
+        let mut buffer = Vec::new();
+        for &(job, checksum) in claims {
+            let target = self.plan.targets[job];
+            let mut hash = Xxh3::new();
+            let mut at = 0;
+            let mut whole = true;
+            while whole && at < target.len {
+                buffer.resize((target.len - at).min(sequence::CHUNK) as usize, 0);
+                match read_exact_at(self.file, &mut buffer, target.offset + at) {
+                    Ok(()) => hash.update(&buffer),
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => whole = false,
+                    Err(error) => return Err(output(self.partial, "read")(error)),
+                }
+                at += buffer.len() as u64;
+                self.tell(Stage::Checking, done + at, total)?;
+            }
+            done += target.len;
+            if whole && hash.digest() == checksum {
+                self.finished += usize::from(self.checksums[job].is_none());
+                self.checksums[job] = Some(checksum);
+            } else {
+                self.finished -= usize::from(self.checksums[job].take().is_some());
+            }
+        }
+        self.tell(Stage::Checking, total, total)
+    }
+
+    /// Does the jobs that are left, and hashes the source if `digest` is not known; answers the digest.
+    pub fn work(
+        &mut self,
+        spec: &PackSpec<'_>,
+        recode: &dyn Recode,
+        journal: &mut Journal,
+        mut digest: Option<Sha256>,
+    ) -> Result<Sha256, WriteError> {
+        let plan = self.plan;
+        let files: Result<Vec<File>, WriteError> = plan
+            .source
+            .files
+            .iter()
+            .map(|f| File::open(&f.path).map_err(|error| WriteError::Source { path: f.path.clone(), error }))
+            .collect();
+        let files = files?;
+        let pending: Vec<usize> = (0..plan.jobs.len()).filter(|job| self.checksums[*job].is_none()).collect();
+        let total: u64 = plan.targets.iter().map(|target| target.len).sum();
+        let taken: u64 =
+            plan.targets.iter().zip(&self.checksums).filter(|(_, c)| c.is_some()).map(|(t, _)| t.len).sum();
+        let (written, hashed) = (AtomicU64::new(taken), AtomicU64::new(0));
+        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let go_on = || match stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let wrote = |n: u64| {
+            written.fetch_add(n, Ordering::Relaxed);
+            go_on()
+        };
+        let jobs = Jobs { plan, recode, imatrix: spec.importance, files: &files, out: self.file, wrote: &wrote };
+        let mut failure = None;
+        std::thread::scope(|scope| {
+            let (send, receive) = bounded(2 * spec.threads.max(1));
+            for _ in 0..spec.threads.max(1).min(pending.len()) {
+                let send = send.clone();
+                scope.spawn(|| worker(&jobs, &pending, &next, &stop, self.partial, send));
+            }
+            if digest.is_none() {
+                let send = send.clone();
+                scope.spawn(|| hasher(plan, &files, &hashed, &go_on, send));
+            }
+            drop(send);
+            loop {
+                let told = match receive.recv_timeout(Duration::from_millis(100)) {
+                    Ok(Message::Done(job, checksum)) => {
+                        self.checksums[job] = Some(checksum);
+                        self.finished += 1;
+                        journal.job(job, checksum).map_err(output(&journal.path, "write"))
+                    }
+                    Ok(Message::Digest(found)) => {
+                        digest = Some(found);
+                        journal.source(&found).map_err(output(&journal.path, "write"))
+                    }
+                    Ok(Message::Failed(error)) => Err(error),
+                    Err(RecvTimeoutError::Timeout) => Ok(()),
+                    Err(RecvTimeoutError::Disconnected) => break,
+                };
+                let (done, read) = (written.load(Ordering::Relaxed), hashed.load(Ordering::Relaxed));
+                let told = told.and_then(|()| match self.finished < plan.jobs.len() {
+                    _ if failure.is_some() => Ok(()),
+                    true => self.tell(Stage::Writing, done.min(total), total),
+                    false => self.tell(Stage::Hashing, read, plan.source_size),
+                });
+                if let Err(error) = told {
+                    stop.store(true, Ordering::Relaxed);
+                    failure.get_or_insert(error);
+                }
+            }
+        });
+        match (failure, digest) {
+            (Some(error), _) => Err(error),
+            (None, Some(digest)) => Ok(digest),
+            (None, None) => Err(WriteError::Stopped { path: self.partial.to_owned() }),
+        }
+    }
+
+    /// Writes all that is not a tensor of the model or a record.
+    pub fn finish_file(&mut self, layout: &Layout) -> Result<(), WriteError> {
+        let plan = self.plan;
+        let mut index = Vec::with_capacity(plan.rows.len() * ROW_BYTES);
+        let mut checksums = Vec::new();
+        for (job, checksum) in plan.jobs.iter().zip(&self.checksums) {
+            let checksum = checksum.expect("every job is finished");
+            match job {
+                Job::Tensor(_) => checksums.extend(checksum.to_le_bytes()),
+                Job::Record(row) => {
+                    let row = format::Row { checksum, ..plan.rows[*row] };
+                    let bytes = row.encode().ok_or_else(|| {
+                        let dtype = row.types.iter().map(|(_, dtype)| dtype).max_by_key(|dtype| dtype.id());
+                        let error = HeaderError::Name {
+                            what: "type",
+                            name: dtype.map_or_else(String::new, |dtype| dtype.to_string()),
+                            fault: "has an id of more than 8 bits",
+                        };
+                        WriteError::Header { path: plan.source.files[0].path.clone(), error }
+                    })?;
+                    index.extend(bytes);
+                }
+            }
+        }
+        for part in [&plan.source_header, &index, &plan.gaps, &layout.header] {
+            checksums.extend(xxh3_64(part).to_le_bytes());
+        }
+        let parts = [
+            (format::HEADER, &plan.source_header),
+            (format::GAPS, &plan.gaps),
+            (format::INDEX, &index),
+            (format::CHECKSUMS, &checksums),
+        ];
+        let write = |bytes: &[u8], at| write_all_at(self.file, bytes, at).map_err(output(self.partial, "write"));
+        for (name, bytes) in parts {
+            let Some(tensor) = layout.tensors.iter().find(|tensor| tensor.name == name) else { continue };
+            debug_assert_eq!(tensor.len, bytes.len() as u64);
+            write(bytes, layout.data_start + tensor.offset)?;
+        }
+        write(&layout.header, 0)?;
+        self.file.set_len(layout.len).map_err(output(self.partial, "set the length of"))
+    }
+
+    /// Digest of the plain model with the high versions' types.
+    pub fn plain_digest(&mut self) -> Result<Sha256, WriteError> {
+        let pack = Pack::open(self.partial).map_err(WriteError::ReadBack)?;
+        let (partial, finished) = (self.partial, self.finished);
+        let progress = &mut *self.progress;
+        let mut tell = |done, total| progress(Progress { stage: Stage::Hashing, done, total, finished });
+        unpack::digest(&pack, &mut tell).map_err(|error| match error {
+            unpack::UnpackError::Stopped { .. } => WriteError::Stopped { path: partial.to_owned() },
+            unpack::UnpackError::Pack(error) => WriteError::ReadBack(error),
+            other => WriteError::ReadBack(super::PackError::malformed(partial, "plain model", other, "one digest")),
+        })
+    }
+}
+
+fn worker(
+    jobs: &Jobs<'_>,
+    pending: &[usize],
+    next: &AtomicUsize,
+    stop: &AtomicBool,
+    partial: &Path,
+    send: Sender<Message>,
+) {
+    let mut scratch = Scratch::default();
+    while !stop.load(Ordering::Relaxed) {
+        let Some(&job) = pending.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
+        let message = match jobs.run(job, &mut scratch) {
+            Ok(checksum) => Message::Done(job, checksum),
+            Err(JobError::Stopped) => return,
+            Err(JobError::Output(error)) => Message::Failed(output(partial, "write")(error)),
+            Err(JobError::Other(error)) => Message::Failed(error),
+        };
+        // Fails only if the receiver is gone, and it stays until all senders are.
+        let _ = send.send(message);
+    }
+}
+
+fn hasher(
+    plan: &Plan<'_>,
+    files: &[File],
+    hashed: &AtomicU64,
+    go_on: &dyn Fn() -> ControlFlow<()>,
+    send: Sender<Message>,
+) {
+    let mut hash = sha2::Sha256::new();
+    let walked = sequence::walk(
+        &plan.source.one_file(),
+        files,
+        |_, _| Ok(()), // a plain model's segments all have a source
+        |bytes| {
+            hash.update(bytes);
+            hashed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            match go_on() {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(()),
+            }
+        },
+    );
+    let message = match walked {
+        Ok(()) => Message::Digest(Sha256(hash.finalize().into())),
+        Err(Interrupted::Sink(())) => return,
+        Err(Interrupted::Read(file, error)) => {
+            let path = plan.source.files[file as usize].path.clone();
+            Message::Failed(WriteError::Source { path, error })
+        }
+    };
+    let _ = send.send(message);
+}
