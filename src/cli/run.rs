@@ -17,7 +17,10 @@ use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::stream::{Desk, End};
 use super::{complete, converse};
-use crate::{Error, Model, ModelOptions, Sampler, Session, SessionOptions};
+use crate::{
+    Error, LowSource, Model, ModelOptions, PrecisionMode, Sampler, Session, SessionOptions, low_cache_path,
+    quantise_low,
+};
 
 /// Exit status when a message got no answer.
 const FAILED: u8 = 1;
@@ -136,17 +139,45 @@ pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_
     }
     // A missing file is the commonest mistake: tell it before anything else happens.
     std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
-    let bar = if log.shows(Level::Info) { ProgressBar::new(1000) } else { ProgressBar::hidden() };
-    let style = ProgressStyle::with_template("loading {bar:40} {percent:>3} %");
-    bar.set_style(style.expect("the template is constant and valid"));
+    let options = ModelOptions { low: low_source(path, options, log, ctrl_c)?, ..options.clone() };
+    let bar = bar(log, "loading {bar:40} {percent:>3} %");
     let model = ctrl_c.during(|| {
-        Model::open(path, options, |done| {
+        Model::open(path, &options, |done| {
             bar.set_position((done * 1000.0) as u64);
             !ctrl_c.was_pressed()
         })
     });
     bar.finish_and_clear();
     Ok(model?)
+}
+
+/// Where low versions come from once those that were to be made exist.
+fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Option<LowSource>> {
+    let is_exact = options.precision.mode == Some(PrecisionMode::Exact);
+    let (types, directory) = match &options.low {
+        Some(LowSource::Quantise { types, directory }) if !is_exact => (types, directory.as_deref()),
+        other => return Ok(other.clone()),
+    };
+    let bar = bar(log, "making low-precision experts {bar:40} {percent:>3} % {eta}");
+    let mut has_begun = false;
+    let made = ctrl_c.during(|| {
+        quantise_low(path, types, directory, &mut |done| {
+            if !std::mem::replace(&mut has_begun, true) {
+                let file = low_cache_path(path, types, directory);
+                let line = format!("hobbit: making low-precision experts ({types}) once: {}", file.display());
+                bar.suspend(|| log.line(Level::Info, line));
+            }
+            bar.set_position((done * 1000.0) as u64);
+            !ctrl_c.was_pressed()
+        })
+    });
+    bar.finish_and_clear();
+    Ok(Some(LowSource::File(made?)))
+}
+
+fn bar(log: &Log, template: &'static str) -> ProgressBar {
+    let bar = if log.shows(Level::Info) { ProgressBar::new(1000) } else { ProgressBar::hidden() };
+    bar.with_style(ProgressStyle::with_template(template).expect("the template is constant and valid"))
 }
 
 /// Notes that devices cannot be used.

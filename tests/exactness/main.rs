@@ -8,6 +8,7 @@
 mod cases;
 mod compare;
 mod dynamic;
+mod packs;
 mod script;
 mod sharing;
 mod stock;
@@ -62,6 +63,25 @@ fn dynamic_precision_at_its_ends_in_the_second_half_of_architectures() {
 fn dynamic_precision_at_its_ends_with_other_layouts() {
     let brief = |case: Case| Case { script: script::Script::Brief, ..case };
     check_ends(&cases::layouts().into_iter().map(brief).collect::<Vec<_>>());
+}
+
+#[test]
+fn packs() {
+    fixture::quiet_llama_cpp();
+    let brief = |case: Case| Case { script: script::Script::Brief, ..case };
+    let mut cases: Vec<Case> = cases::all_architectures().into_iter().step_by(4).map(brief).collect();
+    cases.extend(cases::layouts().into_iter().map(brief));
+    cases.extend(cases::plain());
+    let failures: Vec<String> = cases.iter().flat_map(packs::check).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+#[test]
+fn packs_of_experts_of_unequal_types() {
+    fixture::quiet_llama_cpp();
+    let failures: Vec<String> =
+        cases::plain().iter().chain(&cases::two_sequences()).flat_map(packs::check_widths).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[test]

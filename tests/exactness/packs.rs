@@ -1,0 +1,111 @@
+//! Packs: the same bits from one file in which every expert is one record, and from experts of unequal types.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use hobbit::expert::ExpertId;
+use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
+use hobbit::plan::ExpertCache;
+use hobbit::{Ggml, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+
+use super::cases::{Case, Source};
+use super::compare::{BUDGET, Hobbit, same};
+use super::fixture;
+use super::script::Row;
+use super::stock::Stock;
+
+const SIZES: [ExpertCache; 3] = [ExpertCache::Percent(100.0), ExpertCache::Percent(25.0), ExpertCache::Bytes(0)];
+
+/// A pack gives llama.cpp's bits on the plain file, in exact mode and at T1 = 1; so does one with other high types on
+/// what it unpacks to.
+pub fn check(case: &Case) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let plain = plain(case, dir.path());
+    let mut failures = Vec::new();
+    for high in [None, Some("q5_0,down=q4_1")] {
+        let path = dir.path().join(format!("{}.pack.gguf", high.map_or("kept", |_| "other")));
+        // gpt-oss experts have four bits already.
+        let low = (!case.name.contains("gpt-oss")).then(|| "q4_0".parse().expect("a type of ggml's"));
+        let high_types = high.map(|types| types.parse().expect("types of ggml's"));
+        let spec = PackSpec { low, high: high_types, ..PackSpec::new(PackKind::Full) };
+        pack(&plain, &path, &spec);
+        let back = dir.path().join("unpacked.gguf");
+        let opened = Pack::open(&path).expect("it was just written");
+        unpack(&opened, &back, true, &mut |_, _| ControlFlow::Continue(())).expect("a pack of equal types unpacks");
+        let reference = stock(case, if high.is_some() { &back } else { &plain });
+        for mode in [PrecisionMode::Exact, PrecisionMode::Dynamic] {
+            for size in SIZES {
+                let found = run(case, &path, mode, size);
+                if let Err(error) = found.and_then(|found| same(&reference, &found)) {
+                    failures.push(format!("{}, high {high:?}, {mode:?}, {size:?}: {error}", case.name));
+                }
+            }
+        }
+    }
+    failures
+}
+
+/// Experts of one layer in three types: the same bits at any cache size.
+pub fn check_widths(case: &Case) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let plain = plain(case, dir.path());
+    let experts = Gguf::open(&plain).and_then(|gguf| gguf.experts()).expect("the model has experts");
+    let types = ["q4_0", "q5_0", "q4_1"].map(|name| GgmlType::from_name(name).expect("a type of ggml's"));
+    let mut widths = Widths::default();
+    for layer in &experts.layers {
+        for index in 0..layer.n_expert as u16 {
+            let expert = ExpertId { layer: layer.layer, index };
+            let chosen = types[usize::from(index + layer.layer) % types.len()];
+            let mut slices = SliceTypes::default();
+            layer.tensors.iter().for_each(|tensor| slices.set(tensor.kind, chosen));
+            widths.insert(expert, slices);
+        }
+    }
+    let path = dir.path().join("widths.pack.gguf");
+    pack(&plain, &path, &PackSpec { widths: Some(widths), ..PackSpec::new(PackKind::Full) });
+    let reference = match run(case, &path, PrecisionMode::Exact, SIZES[0]) {
+        Ok(rows) => rows,
+        Err(error) => return vec![format!("{}: {error}", case.name)],
+    };
+    let differs = |&size: &ExpertCache| {
+        let found = run(case, &path, PrecisionMode::Exact, size);
+        let error = found.and_then(|found| same(&reference, &found)).err()?;
+        Some(format!("{}, unequal widths, {size:?}: {error}", case.name))
+    };
+    SIZES[1..].iter().filter_map(differs).collect()
+}
+
+fn plain(case: &Case, dir: &Path) -> PathBuf {
+    let Source::Synth(spec) = &case.model else { panic!("{}: not a model of our own", case.name) };
+    fixture::write(dir, spec)
+}
+
+fn pack(plain: &Path, path: &Path, spec: &PackSpec) {
+    let source = Gguf::open(plain).expect("it was just written");
+    let go_on = &mut |_| ControlFlow::Continue(());
+    write(&source, path, spec, &Ggml::new(), go_on).expect("there is room, and the types are known");
+}
+
+fn stock(case: &Case, path: &Path) -> Vec<Row> {
+    let n_batch = case.options.n_batch as usize;
+    let mut stock = Stock::open(path, &case.options).expect("llama.cpp opens it");
+    case.script.run(&mut stock, n_batch).expect("llama.cpp evaluates it")
+}
+
+fn run(case: &Case, path: &Path, mode: PrecisionMode, expert_cache: ExpertCache) -> Result<Vec<Row>, String> {
+    let precision = PrecisionOptions {
+        mode: Some(mode),
+        t1: Some(1.0),
+        t2: Some(1.0),
+        prefill_low: 0.0,
+        ..PrecisionOptions::default()
+    };
+    let options = ModelOptions { budget: BUDGET, expert_cache, precision, ..ModelOptions::default() };
+    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    if model.expert_bytes_read_at_load() != 0 {
+        return Err(format!("loading read {} bytes of experts", model.expert_bytes_read_at_load()));
+    }
+    let session = model.session(&case.options).map_err(|error| error.to_string())?;
+    case.script.run(&mut Hobbit::new(session), case.options.n_batch as usize)
+}
