@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use hobbit::gguf::Gguf;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::stats::{PhaseStats, peak_rss_bytes};
+use hobbit::stats::{PhaseStats, PrecisionCounts, peak_rss_bytes};
 use hobbit::store::{self, StoreKind, measure_random_read, probe};
-use hobbit::{Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit::{LowShare, Model, ModelOptions, Session, SessionOptions, Token};
 use serde::{Deserialize, Serialize};
 
+use super::contestant::{Contestant, Files};
 use super::stock::Stock;
 
 /// `n_batch` and `n_ubatch` of both: a prompt is evaluated in pieces of this many tokens.
@@ -22,26 +23,28 @@ const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-pro
 /// Reads in flight that are tried for the disk's best.
 const DEPTHS: [usize; 3] = [4, 8, 16];
 
-/// Who evaluates.
+/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
-    Stock,
-    Hobbit,
-    /// Nobody: the disk is measured.
+pub enum Work {
+    /// A text is evaluated.
+    Run(Contestant),
+    /// The disk is read.
     Disk,
 }
 
 /// What to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
-    pub engine: Engine,
-    pub model: PathBuf,
+    pub work: Work,
+    pub files: Files,
     pub threads: i32,
     pub prompt_tokens: usize,
     pub decode_tokens: usize,
     /// hobbit's budget in bytes; `None`: everything resident, and measured in a second pass.
     pub budget: Option<u64>,
+    /// The part of the expert cache that low versions get, in words.
+    pub low_share: String,
     /// llama.cpp's load mode, by its name; `None`: mmap.
     pub load_mode: Option<String>,
     /// llama.cpp's extra buffer types.
@@ -69,6 +72,13 @@ pub struct Phase {
     pub experts: Option<Traffic>,
 }
 
+impl Phase {
+    /// Tokens per second.
+    pub fn speed(&self) -> f64 {
+        self.tokens as f64 / self.seconds
+    }
+}
+
 /// hobbit's own count.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Traffic {
@@ -77,6 +87,26 @@ pub struct Traffic {
     pub bytes_read: u64,
     pub io_busy_seconds: f64,
     pub io_wait_seconds: f64,
+    /// Uses of experts by a token, as they were computed.
+    pub used: Counts,
+    /// Experts that were not resident in high precision, by what was done.
+    pub missed: Counts,
+    /// Low versions that a high one replaced.
+    pub upgrades: u64,
+}
+
+/// Experts by precision.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    pub high: u64,
+    pub low: u64,
+    pub skipped: u64,
+}
+
+impl From<PrecisionCounts> for Counts {
+    fn from(counts: PrecisionCounts) -> Self {
+        Self { high: counts.high, low: counts.low, skipped: counts.skipped }
+    }
 }
 
 /// What a run answers.
@@ -90,7 +120,7 @@ pub enum Answer {
 /// A run of an engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    pub engine: Engine,
+    pub contestant: Contestant,
     pub threads: i32,
     pub load_seconds: f64,
     pub prompt: Phase,
@@ -102,6 +132,8 @@ pub struct Run {
     pub io_choice: Option<String>,
     /// hobbit: the memory plan.
     pub plan: Option<serde_json::Value>,
+    /// hobbit: thresholds, types, sizes.
+    pub precision: Option<serde_json::Value>,
 }
 
 /// Random reads of expert slices, `depth` at a time.
@@ -130,27 +162,31 @@ pub trait Evaluate {
 
 /// Runs the task in this process.
 pub fn run(task: &Task) -> Result<Answer> {
-    match task.engine {
-        Engine::Disk => disk(task).map(Answer::Disk),
-        Engine::Stock => {
+    match task.work {
+        Work::Disk => disk(task).map(Answer::Disk),
+        Work::Run(Contestant::Stock) => {
             let started = Instant::now();
             let mut stock = Stock::open(task)?;
-            let run = evaluate(task, &mut stock, started.elapsed())?;
+            let run = evaluate(task, Contestant::Stock, &mut stock, started.elapsed())?;
             Ok(Answer::Run(Box::new(run)))
         }
-        Engine::Hobbit => {
+        Work::Run(contestant) => {
             let started = Instant::now();
-            let mut hobbit = open_hobbit(task)?;
-            let mut run = evaluate(task, &mut hobbit, started.elapsed())?;
-            let path = task.model.display().to_string();
-            run.io_choice = Some(hobbit.session.io_choice().replace(&path, "the model"));
+            let mut hobbit = open_hobbit(task, contestant)?;
+            let mut run = evaluate(task, contestant, &mut hobbit, started.elapsed())?;
+            let mut io_choice = hobbit.session.io_choice().to_owned();
+            for path in contestant.reads(&task.files) {
+                io_choice = io_choice.replace(&path.display().to_string(), "the model");
+            }
+            run.io_choice = Some(io_choice);
             run.plan = Some(serde_json::to_value(hobbit.session.plan())?);
+            run.precision = Some(serde_json::to_value(hobbit.session.precision())?);
             Ok(Answer::Run(Box::new(run)))
         }
     }
 }
 
-fn evaluate(task: &Task, engine: &mut dyn Evaluate, load: Duration) -> Result<Run> {
+fn evaluate(task: &Task, contestant: Contestant, engine: &mut dyn Evaluate, load: Duration) -> Result<Run> {
     let text = std::fs::read_to_string(TEXT).context("models/demo-heldout-prose.txt")?;
     let tokens = engine.tokenize(&text)?;
     let wanted = task.prompt_tokens + task.decode_tokens;
@@ -171,7 +207,7 @@ fn evaluate(task: &Task, engine: &mut dyn Evaluate, load: Duration) -> Result<Ru
     let mut decode = phase(engine, &decoded, &mut logits_hash)?;
     decode.experts = before.zip(engine.traffic()).map(|(before, (_, after))| traffic(&before, &after));
     Ok(Run {
-        engine: task.engine,
+        contestant,
         threads: task.threads,
         load_seconds: load.as_secs_f64(),
         prompt,
@@ -180,6 +216,7 @@ fn evaluate(task: &Task, engine: &mut dyn Evaluate, load: Duration) -> Result<Ru
         peak_rss_bytes: peak_rss_bytes(),
         io_choice: None,
         plan: None,
+        precision: None,
     })
 }
 
@@ -211,6 +248,9 @@ fn traffic(before: &PhaseStats, after: &PhaseStats) -> Traffic {
         bytes_read: after.bytes_read - before.bytes_read,
         io_busy_seconds: after.io_busy_seconds - before.io_busy_seconds,
         io_wait_seconds: after.io_wait_seconds - before.io_wait_seconds,
+        used: after.used.since(before.used).into(),
+        missed: after.missed.since(before.missed).into(),
+        upgrades: after.upgrades - before.upgrades,
     }
 }
 
@@ -255,13 +295,16 @@ struct Hobbit {
     last: usize,
 }
 
-fn open_hobbit(task: &Task) -> Result<Hobbit> {
-    let mut options = ModelOptions { n_gpu_layers: 0, ..ModelOptions::default() };
+fn open_hobbit(task: &Task, contestant: Contestant) -> Result<Hobbit> {
+    let (path, low) = contestant.sources(&task.files)?;
+    let low_share: LowShare = task.low_share.parse()?;
+    let precision = contestant.precision();
+    let mut options = ModelOptions { n_gpu_layers: 0, low, low_share, precision, ..ModelOptions::default() };
     match task.budget {
         Some(bytes) => options.budget = Budget::Bytes(bytes),
         None => options.expert_cache = ExpertCache::Percent(100.0),
     }
-    let model = Model::open(&task.model, &options, |_| true)?;
+    let model = Model::open(path, &options, |_| true)?;
     let session = model.session(&SessionOptions {
         n_ctx: task.n_ctx(),
         n_batch: N_BATCH,
@@ -301,7 +344,8 @@ impl Evaluate for Hobbit {
 
 /// The disk's random reads, past the page cache where that is possible, at each of [`DEPTHS`].
 fn disk(task: &Task) -> Result<Vec<Disk>> {
-    let model = Gguf::open(&task.model)?;
+    // The plain model's slices, whoever runs next: one roofline for all.
+    let model = Gguf::open(&task.files.model)?;
     let experts = model.experts()?;
     let tensors: Vec<_> = experts.layers.iter().flat_map(|layer| &layer.tensors).collect();
     let ranges: Vec<_> = tensors

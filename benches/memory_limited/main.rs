@@ -1,36 +1,47 @@
-//! hobbit against plain llama.cpp in memory that does not hold the model.
+//! hobbit against plain llama.cpp in memory that does not hold the model, exact and in dynamic precision.
 //!
-//! Both evaluate the same real text, a prompt in one batch and then single tokens, alternately, each in a process of
+//! All evaluate the same real text, a prompt in one batch and then single tokens, alternately, each in a process of
 //! its own ([`child`]) under the same memory control group ([`cgroup`]), from a cold page cache. Decoding is
 //! teacher-forced: greedy loops of a model with random weights would use the same few experts again and again. Before
 //! each run of hobbit the disk is measured under the same limit, for the roofline.
 //!
 //! ```text
 //! cargo bench --bench memory_limited                       # both shapes, as root; about 10 minutes and 6 GiB of disk
+//! cargo bench --bench memory_limited -- --order ABCDEEDCBA --pack mixtral.hobbit.gguf --preset mixtral-bench
+//! cargo bench --bench memory_limited -- --order BCFGGFCB   # ablation: skipping off, upgrades off; 2 GiB more
 //! cargo bench --bench memory_limited -- --preset mixtral-bench --limit 3GiB
 //! cargo bench --bench memory_limited -- --resident         # no limit: what hobbit costs when all experts fit
 //! cargo bench --bench memory_limited -- --tune             # which setting of llama.cpp is its best here
 //! ```
 //!
 //! The table goes to stdout, raw numbers to `benches/results/<machine>/`. A bench reports: a missed target is printed,
-//! the exit code stays 0.
+//! the exit code stays 0. What `C` needs (the model with its experts in `--low-type`) is made beside the generated model:
+//! minutes, once with `--keep-model`.
 
 mod cgroup;
 mod child;
-mod host;
+mod contestant;
 mod page_cache;
 mod report;
+mod roofline;
 mod runs;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod stock;
 mod subject;
+mod total;
+mod verdict;
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
-use child::{Engine, Task};
-use subject::Subject;
+use child::Task;
+use contestant::Contestant;
+use hobbit::LowShare;
+use hobbit::gguf::GgmlType;
+use subject::{ModelFile, Subject};
 
 /// hobbit against plain llama.cpp under a memory limit
 #[derive(Debug, Parser)]
@@ -57,9 +68,22 @@ struct Args {
     /// Repetitions of --order
     #[arg(long, value_name = "R", default_value_t = 1)]
     rounds: u32,
-    /// A is llama.cpp, B is hobbit
+    /// A llama.cpp, B hobbit exact, C dynamic with a low file, D dynamic on a pack, E exact on a pack, F as C without
+    /// skipping, G as C without upgrades
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = parse_order)]
     order: Order,
+    /// The model with experts of fewer bits, for C, F and G [default: made in --dir]
+    #[arg(long, value_name = "FILE")]
+    low_model: Option<PathBuf>,
+    /// Type of the experts in a low file that is made
+    #[arg(long, value_name = "TYPE", default_value = "q2_k", value_parser = parse_type)]
+    low_type: GgmlType,
+    /// The part of the expert cache that low versions get
+    #[arg(long, value_name = "N%|auto", default_value = "auto", value_parser = parse_low_share)]
+    low_share: String,
+    /// Pack of the model, for D and E
+    #[arg(long, value_name = "FILE")]
+    pack: Option<PathBuf>,
     /// Threads [default: cores]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(i32).range(1..=512))]
     threads: Option<i32>,
@@ -95,20 +119,28 @@ enum Hidden {
     Child { task: String },
 }
 
-/// The engines of one round.
+/// Who runs in one round.
 #[derive(Clone, Debug)]
-struct Order(Vec<Engine>);
+struct Order(Vec<Contestant>);
 
 fn parse_order(text: &str) -> Result<Order, String> {
-    let engine = |letter| match letter {
-        'A' | 'a' => Ok(Engine::Stock),
-        'B' | 'b' => Ok(Engine::Hobbit),
-        other => Err(format!("'{other}': expected A (llama.cpp) and B (hobbit), as in ABBA")),
+    let who = || Contestant::ALL.map(|one| format!("{} ({})", one.letter(), one.name())).join(", ");
+    let contestant = |letter| {
+        Contestant::from_letter(letter).ok_or_else(|| format!("'{letter}': expected letters of {}, as in ABBA", who()))
     };
     if text.is_empty() {
-        return Err("expected A (llama.cpp) and B (hobbit), as in ABBA".to_owned());
+        return Err(format!("expected letters of {}, as in ABBA", who()));
     }
-    text.chars().map(engine).collect::<Result<_, _>>().map(Order)
+    text.chars().map(contestant).collect::<Result<_, _>>().map(Order)
+}
+
+fn parse_type(text: &str) -> Result<GgmlType, String> {
+    GgmlType::from_name(text).ok_or_else(|| format!("'{text}': expected a ggml type such as q2_k"))
+}
+
+/// Checked here, used where the model is opened.
+fn parse_low_share(text: &str) -> Result<String, String> {
+    text.parse::<LowShare>().map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 fn parse_bytes(text: &str) -> Result<u64, String> {
@@ -136,17 +168,42 @@ fn main() -> Result<()> {
     }
     for subject in subjects(&args)? {
         let model = subject.model(&args.dir)?;
-        let settings = settings(&args, &subject, model.path())?;
+        let low = low_model(&args, &subject, &model)?;
+        let files = contestant::Files {
+            model: model.path().to_owned(),
+            low: low.as_ref().map(|low| low.path().to_owned()),
+            pack: args.pack.clone(),
+        };
+        let settings = settings(&args, &subject, files)?;
         let finished = if args.tune { runs::tune(&settings)? } else { runs::alternate(&settings)? };
         report::finish(&settings, &finished)?;
         if !args.keep_model {
+            low.map_or(Ok(()), |low| low.delete_if_generated())?;
             model.delete_if_generated()?;
         }
     }
     Ok(())
 }
 
+/// What C, F and G need, where they take part.
+fn low_model(args: &Args, subject: &Subject, model: &ModelFile) -> Result<Option<ModelFile>> {
+    if args.tune || !args.order.0.iter().any(|one| one.needs_low()) {
+        return Ok(None);
+    }
+    subject.low_model(model, args.low_model.as_deref(), args.low_type, &args.dir).map(Some)
+}
+
 fn subjects(args: &Args) -> Result<Vec<Subject>> {
+    let order = &args.order.0;
+    if args.pack.is_none() && order.iter().any(|one| one.needs_pack()) && !args.tune {
+        bail!("--order: D and E need --pack FILE; make it with gguf-tools pack MODEL -o FILE --low {}", args.low_type);
+    }
+    if (args.pack.is_some() || args.low_model.is_some()) && args.preset.is_none() && args.model.is_none() {
+        bail!("--pack and --low-model belong to one model: give --preset or --model with them");
+    }
+    if args.resident && !order.iter().all(|one| one.is_exact()) {
+        bail!("--resident: expected only A, B and E in --order, with everything resident the others are exact too");
+    }
     if args.json.is_some() && args.preset.is_none() && args.model.is_none() {
         bail!("--json names one file: give --preset or --model with it");
     }
@@ -157,7 +214,7 @@ fn subjects(args: &Args) -> Result<Vec<Subject>> {
     })
 }
 
-fn settings(args: &Args, subject: &Subject, model: &std::path::Path) -> Result<runs::Settings> {
+fn settings(args: &Args, subject: &Subject, files: contestant::Files) -> Result<runs::Settings> {
     let limit = match (args.resident, args.limit.or(subject.limit)) {
         (true, _) => None,
         (false, Some(limit)) => Some(limit),
@@ -169,12 +226,13 @@ fn settings(args: &Args, subject: &Subject, model: &std::path::Path) -> Result<r
     Ok(runs::Settings {
         name: subject.name.clone(),
         targets: subject.targets,
-        model: model.to_owned(),
+        files,
         limit,
         prompt_tokens: args.prompt_tokens as usize,
         decode_tokens: decode_tokens as usize,
         stock_decode_tokens: args.stock_decode_tokens.unwrap_or(if args.resident { decode_tokens } else { 8 }) as usize,
         order: args.order.0.repeat(args.rounds as usize),
+        low_share: args.low_share.clone(),
         threads,
         // Measured with --tune: page faults of more threads are in flight together, up to a point.
         stock_threads: args.stock_threads.unwrap_or(if args.resident { threads } else { 2 * threads }),

@@ -11,7 +11,8 @@ use hobbit::gguf::Gguf;
 use serde::Serialize;
 
 use super::cgroup::{Cgroup, Usage};
-use super::child::{Answer, Disk, Engine, Run, Task};
+use super::child::{Answer, Disk, Run, Task, Work};
+use super::contestant::{Contestant, Files};
 use super::page_cache;
 use super::subject::Targets;
 
@@ -20,28 +21,31 @@ use super::subject::Targets;
 pub struct Settings {
     pub name: String,
     pub targets: Option<Targets>,
-    pub model: PathBuf,
+    pub files: Files,
     /// Memory of each process in bytes; `None`: all there is.
     pub limit: Option<u64>,
     pub prompt_tokens: usize,
     pub decode_tokens: usize,
     pub stock_decode_tokens: usize,
-    pub order: Vec<Engine>,
+    pub order: Vec<Contestant>,
+    /// As in `--low-share`.
+    pub low_share: String,
     pub threads: i32,
     pub stock_threads: i32,
     pub json: Option<PathBuf>,
 }
 
 impl Settings {
-    fn task(&self, engine: Engine) -> Task {
-        let is_stock = engine == Engine::Stock;
+    fn task(&self, work: Work) -> Task {
+        let is_stock = work == Work::Run(Contestant::Stock);
         Task {
-            engine,
-            model: self.model.clone(),
+            work,
+            files: self.files.clone(),
             threads: if is_stock { self.stock_threads } else { self.threads },
             prompt_tokens: self.prompt_tokens,
             decode_tokens: if is_stock { self.stock_decode_tokens } else { self.decode_tokens },
             budget: self.limit,
+            low_share: self.low_share.clone(),
             load_mode: None,
             extra_bufts: false,
         }
@@ -62,21 +66,21 @@ pub struct Finished {
     pub disk: Vec<Disk>,
 }
 
-/// Both engines in the order asked for.
+/// Everyone in the order asked for.
 pub fn alternate(settings: &Settings) -> Result<Vec<Finished>> {
     let mut all = Vec::new();
-    for (number, &engine) in settings.order.iter().enumerate() {
-        eprintln!("{}: run {} of {}, {engine:?}", settings.name, number + 1, settings.order.len());
+    for (number, &contestant) in settings.order.iter().enumerate() {
+        eprintln!("{}: run {} of {}, {}", settings.name, number + 1, settings.order.len(), contestant.name());
         let mut disk = Vec::new();
         if settings.limit.is_some()
-            && engine == Engine::Hobbit
-            && let (Some(Answer::Disk(measured)), _) = start(&settings.task(Engine::Disk), settings.limit)?
+            && contestant.is_hobbit()
+            && let (Some(Answer::Disk(measured)), _) = start(&settings.task(Work::Disk), settings.limit)?
         {
             disk = measured;
         }
-        let (answer, cgroup) = start(&settings.task(engine), settings.limit)?;
+        let (answer, cgroup) = start(&settings.task(Work::Run(contestant)), settings.limit)?;
         let Some(Answer::Run(run)) = answer else {
-            bail!("{engine:?} was killed: it needs more memory than the limit")
+            bail!("{} was killed: it needs more memory than the limit", contestant.name())
         };
         all.push(Finished { variant: None, run: Some(run), cgroup, disk });
     }
@@ -86,7 +90,7 @@ pub fn alternate(settings: &Settings) -> Result<Vec<Finished>> {
 /// llama.cpp alone, in every setting that could be its best: threads that wait for pages cost nothing, so more of them
 /// than cores may help; other load modes and repacking need the weights in memory.
 pub fn tune(settings: &Settings) -> Result<Vec<Finished>> {
-    let usual = settings.task(Engine::Stock);
+    let usual = settings.task(Work::Run(Contestant::Stock));
     let mut variants: Vec<(String, Task)> = [1, 2, 4]
         .into_iter()
         .map(|factor| {
@@ -115,8 +119,14 @@ pub fn tune(settings: &Settings) -> Result<Vec<Finished>> {
 /// answer when the kernel killed it.
 fn start(task: &Task, limit: Option<u64>) -> Result<(Option<Answer>, Option<Usage>)> {
     if limit.is_some() {
-        for file in Gguf::open(&task.model)?.files {
-            page_cache::drop_file(&file.path)?;
+        let files = match task.work {
+            Work::Run(contestant) => contestant.reads(&task.files),
+            Work::Disk => vec![task.files.model.as_path()],
+        };
+        for path in files {
+            for file in Gguf::open(path)?.files {
+                page_cache::drop_file(&file.path)?;
+            }
         }
     }
     let group = limit.map(Cgroup::new).transpose()?;
@@ -149,7 +159,7 @@ fn start(task: &Task, limit: Option<u64>) -> Result<(Option<Answer>, Option<Usag
         return Ok((None, usage));
     }
     if !status.success() {
-        bail!("a run of {:?} failed: {status}", task.engine);
+        bail!("{:?} failed: {status}", task.work);
     }
     Ok((Some(serde_json::from_str(text.trim()).context("the answer of a run")?), usage))
 }

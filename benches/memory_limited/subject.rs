@@ -4,8 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use gguf_tools::synth::{Spec, write};
-use hobbit::gguf::Gguf;
+use hobbit::check_low;
+use hobbit::gguf::{GgmlType, Gguf};
 use serde::Serialize;
+
+use crate::shared::host::sanitised;
+use crate::shared::requantise::requantise_experts;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -18,6 +22,10 @@ pub struct Targets {
     pub prompt_ratio: f64,
     /// Decode speed, of what the disk allows.
     pub roofline_share: f64,
+    /// Decode speed in dynamic precision, times exact hobbit's.
+    pub dynamic_ratio: f64,
+    /// Decode speed in dynamic precision, times llama.cpp's.
+    pub dynamic_stock_ratio: Option<f64>,
     /// Decode time beyond llama.cpp's when everything is resident, of llama.cpp's.
     pub resident_overhead: f64,
 }
@@ -43,15 +51,24 @@ pub struct ModelFile {
 impl Subject {
     /// One of [`gguf_tools::synth::PRESETS`]; `file` holds it already.
     pub fn preset(name: &str, file: Option<PathBuf>) -> Self {
-        let (limit_gib, decode_ratio) = if name == "mixtral-bench" { (2.5, 5.0) } else { (1.8, 12.0) };
-        let targets = Targets { decode_ratio, prompt_ratio: 1.0, roofline_share: 0.8, resident_overhead: 0.03 };
+        let (limit_gib, decode_ratio, dynamic_ratio, dynamic_stock_ratio) =
+            if name == "mixtral-bench" { (2.5, 5.0, 1.5, Some(10.0)) } else { (1.8, 12.0, 1.2, None) };
+        let (prompt_ratio, roofline_share, resident_overhead) = (1.0, 0.8, 0.03);
+        let targets = Targets {
+            decode_ratio,
+            prompt_ratio,
+            roofline_share,
+            dynamic_ratio,
+            dynamic_stock_ratio,
+            resident_overhead,
+        };
         Self { name: name.to_owned(), limit: Some((limit_gib * GIB) as u64), targets: Some(targets), file }
     }
 
     /// A model file of the user's.
     pub fn file(path: &Path) -> Result<Self> {
         let stem = path.file_stem().context("--model: expected a file")?;
-        let name = super::host::sanitised(&stem.to_string_lossy());
+        let name = sanitised(&stem.to_string_lossy());
         Ok(Self { name, limit: None, targets: None, file: Some(path.to_owned()) })
     }
 
@@ -71,6 +88,24 @@ impl Subject {
         std::fs::create_dir_all(dir).with_context(|| format!("--dir {}", dir.display()))?;
         eprintln!("{}: generating the model", self.name);
         write(&path, &spec)?; // checks the room on the disk first
+        Ok(ModelFile { path, is_generated: true })
+    }
+
+    /// `model` with its experts in `dtype`: `file` where there is one, else made in `dir` unless it is there.
+    pub fn low_model(&self, model: &ModelFile, file: Option<&Path>, dtype: GgmlType, dir: &Path) -> Result<ModelFile> {
+        if let Some(file) = file {
+            return Ok(ModelFile { path: file.to_owned(), is_generated: false });
+        }
+        let path = dir.join(format!("{}-{}.gguf", self.name, sanitised(dtype.name())));
+        if path.exists() {
+            let is_ours = check_low(&Gguf::open(model.path())?, &Gguf::open(&path)?);
+            is_ours.context("delete it, or give another --dir")?;
+            return Ok(ModelFile { path, is_generated: false });
+        }
+        std::fs::create_dir_all(dir).with_context(|| format!("--dir {}", dir.display()))?;
+        eprintln!("{}: quantising the experts to {dtype}", self.name);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        requantise_experts(model.path(), dtype, &path, threads)?;
         Ok(ModelFile { path, is_generated: true })
     }
 }

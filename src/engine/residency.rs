@@ -592,7 +592,14 @@ impl Residency {
                     .any(|used| used.index == version.expert.index && used.precision == version.precision)
         };
         // From here on its read is one like any other: if it fails, the batch does.
-        self.upgrades.retain(|upgrade| !needed(upgrade.version));
+        let cache = &mut self.cache;
+        self.upgrades.retain(|upgrade| {
+            let needed = needed(upgrade.version);
+            if needed {
+                cache.unpin(upgrade.slot);
+            }
+            !needed
+        });
         let targets = &self.targets;
         let ticket_needed = |ticket: u64| targets[ticket as usize].is_some_and(|target| needed(target.version()));
         self.loader.promote(ticket_needed, LoadClass::OnDemandHigh);
@@ -617,6 +624,9 @@ impl Residency {
 
     /// A read that never started.
     fn unread(&mut self, target: Target) {
+        if let Some(upgrade) = self.upgrades.iter_mut().find(|upgrade| upgrade.version == target.version()) {
+            upgrade.failed = true;
+        }
         match target {
             Target::Slot { slot, slice } => {
                 self.cache.set_failed(slot, slice.kind);
@@ -647,6 +657,8 @@ impl Residency {
         self.may_upgrade = false;
         let order = self.load_order(layer, &[]);
         order.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
+        // Nobody may evict it between its landing and `settle_upgrades`.
+        self.cache.pin(acquired.slot);
         self.upgrades.push(Upgrade { version, slot: acquired.slot, failed: false });
         self.read_slots(LoadClass::Upgrade, &[(acquired.slot, version)], &order);
     }
@@ -660,6 +672,7 @@ impl Residency {
             if loading {
                 return true;
             }
+            self.cache.unpin(upgrade.slot);
             if upgrade.failed {
                 self.cache.release(upgrade.version);
             } else {
@@ -688,7 +701,8 @@ impl Residency {
         let Some(next) = (layer + 1..self.layers.len() as u16).find(|&l| self.layers[usize::from(l)].is_some()) else {
             return;
         };
-        if !self.precisions.loads_high() {
+        // How far a read ahead has come decides what may be evicted for the next: a matter of speed.
+        if !self.precisions.loads_high() || (self.precisions.options.deterministic && !self.precisions.is_exact()) {
             return;
         }
         let order = self.load_order(next, &[]);

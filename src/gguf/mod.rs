@@ -216,15 +216,18 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Copies the keys that `keep` wants, values as stored. `general.alignment` is passed over, it is `header`'s own.
-    pub(crate) fn copy_keys(&self, header: &mut HeaderBuilder, keep: impl Fn(&str) -> bool) -> Result<(), WriteError> {
-        let mut kept = self.metadata.entries().iter().filter(|entry| keep(&entry.key));
-        kept.try_for_each(|entry| header.raw_pair(&entry.key, &self.header[entry.pair.clone()]))
-    }
-
     /// The header of the first file, as stored, without the padding before the data.
     pub fn header_bytes(&self) -> &[u8] {
         &self.header
+    }
+
+    /// Copies the keys that `keep` wants, values as stored. `general.alignment` is passed over, it is `header`'s own.
+    ///
+    /// # Errors
+    /// [`WriteError::Name`] if `header` has one of the keys already.
+    pub fn copy_keys(&self, header: &mut HeaderBuilder, keep: impl Fn(&str) -> bool) -> Result<(), WriteError> {
+        let mut kept = self.metadata.entries().iter().filter(|entry| keep(&entry.key));
+        kept.try_for_each(|entry| header.raw_pair(&entry.key, &self.header[entry.pair.clone()]))
     }
 
     /// Reads a header held in memory: `bytes` are the start of a file of `file_len` bytes, `name` is for messages.

@@ -58,6 +58,10 @@ pub struct Args {
     /// N groups of experts, of which the router first chooses K
     #[arg(long, value_name = "N/K", value_parser = parse_groups)]
     groups: Option<ExpertGroups>,
+    /// Standard deviation of a router's scores: the greater, the more a token's first experts weigh [default: 2, or the
+    /// preset's]
+    #[arg(long, value_name = "X")]
+    router_spread: Option<f32>,
     /// Gate and up of the experts in one tensor
     #[arg(long)]
     fused: bool,
@@ -154,6 +158,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
         GatingName::SoftmaxAfterTopk => Gating::SoftmaxAfterTopK,
     });
     spec.groups = args.groups;
+    spec.router_spread = args.router_spread.unwrap_or(spec.router_spread);
     spec.fused = args.fused;
     spec.expert_scales = args.expert_scales;
     if !args.types.is_empty() {

@@ -19,9 +19,6 @@ pub(super) struct Tensor {
     pub bytes: u64,
 }
 
-/// Spread of the router's scores. Two is clear enough that tokens differ in their experts, and soft enough that
-/// more than one expert counts.
-const ROUTER_SPREAD: f32 = 2.0;
 /// Spread of the logits: a few likely tokens, none certain.
 const LOGIT_SPREAD: f32 = 3.0;
 /// How strongly all layers together change the residual stream, against an embedding of spread 1.
@@ -68,7 +65,7 @@ fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize)
     let (wanted, mean, deviation) = match row.role {
         Role::Norm => (Format::F32, 1.0, 0.05),
         Role::Bias => (Format::F32, 0.0, 0.05),
-        Role::Router => (Format::F32, 0.0, ROUTER_SPREAD * keep),
+        Role::Router => (Format::F32, 0.0, spec.router_spread * keep),
         Role::SmallMatrix => (Format::F32, 0.0, keep),
         Role::Embedding => (dense_type, 0.0, 1.0),
         Role::Output => (dense_type, 0.0, LOGIT_SPREAD * keep),

@@ -146,6 +146,7 @@ fn what_does_not_fit_together_is_refused() {
     refused(Spec { kv_heads: Some(3), ..Spec::tiny("llama") }, "--kv-heads 3");
     refused(Spec { kv_heads: Some(2), ..Spec::tiny("olmoe") }, "--kv-heads 2: expected as many as --heads");
     refused(Spec { head_dim: Some(20), ..Spec::tiny("llama") }, "--head-dim 20");
+    refused(Spec { router_spread: f32::NAN, ..Spec::tiny("llama") }, "--router-spread NaN: expected a number above 0");
     refused(Spec { fused: true, ..Spec::tiny("llama") }, "--fused given: expected one of deepseek2");
     refused(Spec { dense_lead: Some(1), ..Spec::tiny("llama") }, "--dense-lead 1");
     refused(Spec { shared: Some(0), ..Spec::tiny("deepseek2") }, "--shared 0");

@@ -1,0 +1,109 @@
+//! Who takes part: llama.cpp, and hobbit in six ways.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use hobbit::{LowSource, PrecisionMode, PrecisionOptions};
+use serde::{Deserialize, Serialize};
+
+/// A way to run the model; the letter names it in `--order`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Contestant {
+    /// A: plain llama.cpp.
+    Stock,
+    /// B: every expert in high precision.
+    Exact,
+    /// C: low-precision versions in a second plain GGUF.
+    Dynamic,
+    /// D: high and low versions in a pack.
+    PackDynamic,
+    /// E: the pack, every expert in high precision.
+    PackExact,
+    /// F: as C, nothing is skipped.
+    NoSkip,
+    /// G: as C, no low version is replaced in the background.
+    NoUpgrade,
+}
+
+use Contestant::{Dynamic, Exact, NoSkip, NoUpgrade, PackDynamic, PackExact, Stock};
+
+/// The files there are.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Files {
+    pub model: PathBuf,
+    /// The same with experts of fewer bits.
+    pub low: Option<PathBuf>,
+    /// Both in one.
+    pub pack: Option<PathBuf>,
+}
+
+impl Contestant {
+    pub const ALL: [Self; 7] = [Stock, Exact, Dynamic, PackDynamic, PackExact, NoSkip, NoUpgrade];
+
+    pub fn letter(self) -> char {
+        char::from(b'A' + Self::ALL.iter().position(|one| *one == self).unwrap_or_default() as u8)
+    }
+
+    pub fn from_letter(letter: char) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.letter() == letter.to_ascii_uppercase())
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Stock => "llama.cpp",
+            Exact => "hobbit exact",
+            Dynamic => "hobbit dynamic",
+            PackDynamic => "dynamic, pack",
+            PackExact => "exact, pack",
+            NoSkip => "dynamic, no skip",
+            NoUpgrade => "dynamic, no upgrade",
+        }
+    }
+
+    pub fn is_hobbit(self) -> bool {
+        self != Stock
+    }
+
+    /// Whether logits are llama.cpp's, bit for bit.
+    pub fn is_exact(self) -> bool {
+        matches!(self, Stock | Exact | PackExact)
+    }
+
+    pub fn needs_low(self) -> bool {
+        matches!(self, Dynamic | NoSkip | NoUpgrade)
+    }
+
+    pub fn needs_pack(self) -> bool {
+        matches!(self, PackDynamic | PackExact)
+    }
+
+    /// What is opened, and where low versions come from.
+    pub fn sources(self, files: &Files) -> Result<(&Path, Option<LowSource>)> {
+        if self.needs_pack() {
+            return Ok((files.pack.as_deref().context("no pack was given")?, None));
+        }
+        let low = || Ok::<_, anyhow::Error>(LowSource::File(files.low.clone().context("no low file was given")?));
+        Ok((&files.model, self.needs_low().then(low).transpose()?))
+    }
+
+    /// Every file that is read.
+    pub fn reads(self, files: &Files) -> Vec<&Path> {
+        let (model, low) = (Some(files.model.as_path()), files.low.as_deref().filter(|_| self.needs_low()));
+        let pack = files.pack.as_deref().filter(|_| self.needs_pack());
+        pack.map_or_else(|| model.into_iter().chain(low).collect(), |pack| vec![pack])
+    }
+
+    /// As the engine is told.
+    pub fn precision(self) -> PrecisionOptions {
+        let defaults = PrecisionOptions {
+            mode: Some(if self.is_exact() { PrecisionMode::Exact } else { PrecisionMode::Dynamic }),
+            ..PrecisionOptions::default()
+        };
+        match self {
+            NoSkip => PrecisionOptions { t2: Some(1.0), ..defaults },
+            NoUpgrade => PrecisionOptions { upgrade: false, ..defaults },
+            _ => defaults,
+        }
+    }
+}

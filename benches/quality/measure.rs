@@ -1,0 +1,194 @@
+//! One run: a text, window by window, and how far it is from the exact model.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::stats::PhaseStats;
+use hobbit::{BatchToken, LowSource, Model, ModelOptions, Session, SessionOptions, Token};
+
+use super::case::{Case, Quant};
+use crate::shared::requantise::requantise_experts;
+
+/// Tokens of a window. The second half is scored, as llama-perplexity does: every scored token has context.
+pub const WINDOW: usize = 512;
+/// First position whose successor is scored.
+const SCORED: usize = WINDOW / 2;
+/// Budget beyond the model's size, in bytes: the cache is what is limited here.
+const ROOM: u64 = 16 << 30;
+
+/// The model, and the same with other experts.
+pub struct Files {
+    model: PathBuf,
+    other: HashMap<GgmlType, PathBuf>,
+    expert_bytes: u64,
+    file_bytes: u64,
+}
+
+impl Files {
+    /// Requantises into `dir` what `cases` need.
+    pub fn new(model: &Path, cases: &[Case], dir: &Path, threads: usize) -> Result<Self> {
+        let gguf = Gguf::open(model)?;
+        let experts = gguf.experts()?;
+        ensure!(!experts.is_empty(), "{}: expected a model with experts", model.display());
+        let mut other = HashMap::new();
+        for dtype in cases.iter().flat_map(|case| [case.high, case.low]).flatten() {
+            if let Entry::Vacant(entry) = other.entry(dtype) {
+                let path = dir.join(format!("{dtype}.gguf"));
+                requantise_experts(model, dtype, &path, threads)?;
+                entry.insert(path);
+            }
+        }
+        Ok(Self { model: model.to_owned(), other, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
+    }
+
+    fn of(&self, quant: Quant) -> Result<&Path> {
+        let Some(dtype) = quant else { return Ok(&self.model) };
+        Ok(self.other.get(&dtype).with_context(|| format!("no file with experts in {dtype}"))?.as_path())
+    }
+}
+
+/// Type of the first expert tensor.
+pub fn own_type(model: &Gguf) -> Result<GgmlType> {
+    let experts = model.experts()?;
+    let tensor = experts.layers.first().and_then(|layer| layer.tensors.first());
+    Ok(tensor.with_context(|| format!("{}: no experts", model.files[0].path.display()))?.dtype)
+}
+
+/// A text as windows of tokens, each beginning with the start token where the model has one.
+pub struct Text {
+    pub name: String,
+    windows: Vec<Vec<Token>>,
+}
+
+impl Text {
+    pub fn new(path: &Path, model: &Model, windows_max: usize) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let tokens = model.tokenize(&text, true, false)?;
+        let start = if model.adds_bos() { model.tokenize("", true, false)?.first().copied() } else { None };
+        let mut windows: Vec<Vec<Token>> =
+            tokens.chunks_exact(WINDOW).take(windows_max).map(<[Token]>::to_vec).collect();
+        ensure!(!windows.is_empty(), "{}: {} tokens, expected at least {WINDOW}", path.display(), tokens.len());
+        for window in &mut windows {
+            window[0] = start.unwrap_or(window[0]);
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        Ok(Self { name: name.trim_start_matches("demo-heldout-").to_owned(), windows })
+    }
+
+    /// Tokens that are scored.
+    pub fn n_scored(&self) -> usize {
+        self.windows.len() * (WINDOW - 1 - SCORED)
+    }
+}
+
+/// What a run found, for each scored token in nats.
+pub struct Measured {
+    /// Negative log-likelihoods.
+    pub nll: Vec<f64>,
+    /// Kullback-Leibler divergences from the reference; empty for the reference itself.
+    pub kl: Vec<f64>,
+    pub stats: PhaseStats,
+}
+
+/// Log-probabilities of the exact model, `[n_scored][n_vocab]`.
+pub struct Reference {
+    rows: Vec<f32>,
+    n_vocab: usize,
+    pub nll: Vec<f64>,
+}
+
+/// Runs the exact model with everything resident.
+pub fn reference(files: &Files, text: &Text) -> Result<Reference> {
+    let mut session = open(files, &Case::exact(100.0))?;
+    let n_vocab = session.model().n_vocab();
+    let mut rows = Vec::with_capacity(text.n_scored() * n_vocab);
+    let mut nll = Vec::new();
+    run(&mut session, text, false, |log_probs, next| {
+        nll.push(-f64::from(log_probs[next as usize]));
+        rows.extend_from_slice(log_probs);
+    })?;
+    Ok(Reference { rows, n_vocab, nll })
+}
+
+/// Runs the case and compares with the reference.
+pub fn measure(files: &Files, text: &Text, case: &Case, reference: &Reference) -> Result<Measured> {
+    let mut session = open(files, case).with_context(|| case.label.clone())?;
+    let (mut nll, mut kl) = (Vec::new(), Vec::new());
+    let mut exact = reference.rows.chunks_exact(reference.n_vocab);
+    run(&mut session, text, case.prefill_low.is_some(), |log_probs, next| {
+        nll.push(-f64::from(log_probs[next as usize]));
+        let exact = exact.next().expect("the reference saw the same windows");
+        let divergence: f64 = exact.iter().zip(log_probs).map(|(p, q)| f64::from(p.exp()) * f64::from(p - q)).sum();
+        kl.push(divergence.max(0.0)); // rounding
+    })?;
+    Ok(Measured { nll, kl, stats: session.stats().total() })
+}
+
+fn open(files: &Files, case: &Case) -> Result<Session> {
+    let bytes = (files.expert_bytes as f64 * case.cache_percent / 100.0) as u64;
+    let low = case.low.map(|dtype| files.of(Some(dtype))).transpose()?;
+    let options = ModelOptions {
+        budget: Budget::Bytes(ROOM + 2 * files.file_bytes),
+        expert_cache: ExpertCache::Bytes(bytes),
+        low: low.map(|path| LowSource::File(path.to_owned())),
+        low_share: case.low_share,
+        precision: case.precision(),
+        n_gpu_layers: 0,
+        ..ModelOptions::default()
+    };
+    let model = Model::open(files.of(case.high)?, &options, |_| true)?;
+    let n = WINDOW as u32;
+    // One thread: the rows are evaluated side by side instead.
+    let settings = SessionOptions {
+        n_ctx: n,
+        n_batch: n,
+        n_ubatch: n,
+        threads: Some(1),
+        warmup: false,
+        ..SessionOptions::default()
+    };
+    Ok(model.session(&settings)?)
+}
+
+/// Shows `score` the log-probabilities after each scored position, and the token that came.
+fn run(session: &mut Session, text: &Text, in_batches: bool, mut score: impl FnMut(&[f32], Token)) -> Result<()> {
+    let mut log_probs = Vec::new();
+    for window in &text.windows {
+        session.reset();
+        let entry = |position: usize| BatchToken {
+            token: window[position],
+            position: position as i32,
+            sequence: 0,
+            logits: (SCORED..WINDOW - 1).contains(&position),
+        };
+        let mut look = |session: &Session, index: usize, position: usize| -> Result<()> {
+            log_softmax(session.logits(index).context("logits were asked for")?, &mut log_probs);
+            score(&log_probs, window[position + 1]);
+            Ok(())
+        };
+        if in_batches {
+            session.evaluate(&(0..WINDOW).map(entry).collect::<Vec<_>>())?;
+            (SCORED..WINDOW - 1).try_for_each(|position| look(session, position, position))?;
+            continue;
+        }
+        for position in 0..WINDOW - 1 {
+            session.evaluate(&[entry(position)])?;
+            if position >= SCORED {
+                look(session, 0, position)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn log_softmax(logits: &[f32], out: &mut Vec<f32>) {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from((logit - max).exp())).sum();
+    let shift = max + sum.ln() as f32;
+    out.clear();
+    out.extend(logits.iter().map(|logit| logit - shift));
+}

@@ -1,0 +1,141 @@
+//! The tables, the verdicts, and the raw numbers.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use hobbit::PrecisionOptions;
+use serde::Serialize;
+use serde_json::json;
+
+use super::case::Kind;
+use super::compare::Row;
+use super::measure::WINDOW;
+use crate::shared::host::Host;
+
+/// What default thresholds may cost, of the exact model's perplexity.
+const COST_MAX: f64 = 0.01;
+
+/// What was promised and what came.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    promise: String,
+    found: String,
+    is_kept: bool,
+}
+
+/// What was measured, and of what.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    pub model: &'a Path,
+    pub sweep: Option<&'a str>,
+    pub seconds: f64,
+}
+
+/// Prints the tables and verdicts, and writes the raw numbers.
+pub fn finish(subject: Subject<'_>, rows: &[Row], json: Option<&Path>) -> Result<()> {
+    for (i, first) in rows.iter().enumerate() {
+        if rows[..i].iter().any(|row| row.is_comparable(first)) {
+            continue;
+        }
+        let how = if first.case.prefill_low.is_some() { "one batch a window" } else { "token by token" };
+        println!("\n**{}, expert cache {}%, {how}**\n", first.text, first.case.cache_percent);
+        table(rows.iter().filter(|row| row.is_comparable(first)));
+    }
+    let verdicts = if subject.sweep.is_none() { verdicts(rows) } else { Vec::new() };
+    println!();
+    for verdict in &verdicts {
+        let word = if verdict.is_kept { "OK    " } else { "MISSED" };
+        println!("{word} {}: {}", verdict.promise, verdict.found);
+    }
+    let host = Host::describe(subject.model);
+    let stem = subject.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let suffix = subject.sweep.map_or(String::new(), |sweep| format!("-{sweep}"));
+    let path = json.map_or_else(|| host.results().join(format!("quality-{stem}{suffix}.json")), Path::to_owned);
+    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    let raw = json!({
+        "host": host,
+        "model": stem,
+        "window": WINDOW,
+        "seconds": subject.seconds,
+        "verdicts": verdicts,
+        "rows": rows,
+    });
+    let text = serde_json::to_string_pretty(&raw)? + "\n";
+    fs::write(&path, text).with_context(|| path.display().to_string())?;
+    eprintln!("raw numbers: {}", path.display());
+    Ok(())
+}
+
+fn table<'a>(rows: impl Iterator<Item = &'a Row>) {
+    println!(
+        "| experts | perplexity | against exact | KL, millinats | KiB/token | hits | high / low / skipped | uniform of \
+         equal bytes: perplexity, KL | better |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for row in rows {
+        let hits = row.stats.hit_rate().map_or("-".to_owned(), |rate| format!("{:.1}%", 100.0 * rate));
+        let used = row.stats.used.shares().map_or("-".to_owned(), |shares| {
+            format!("{:.1} / {:.1} / {:.1} %", 100.0 * shares.high, 100.0 * shares.low, 100.0 * shares.skipped)
+        });
+        let uniform = row.uniform.as_ref().map_or("".to_owned(), |uniform| {
+            format!("{:.3}, {:.2} ({})", uniform.perplexity, 1e3 * uniform.kl, uniform.between.join(" to "))
+        });
+        let better = row.beats_uniform().map_or("", |better| match better {
+            (true, true) => "yes",
+            (true, false) => "perplexity only",
+            (false, true) => "KL only",
+            (false, false) => "no",
+        });
+        println!(
+            "| {} | {:.3} | {:+.2} ± {:.2} % | {:.2} ± {:.2} | {:.0} | {hits} | {used} | {uniform} | {better} |",
+            row.case.label,
+            row.perplexity,
+            100.0 * row.cost,
+            100.0 * row.cost_error,
+            1e3 * row.kl,
+            1e3 * row.kl_error,
+            row.bytes_per_token / 1024.0,
+        );
+    }
+}
+
+/// On the pairs whose high version is the exact one; a smaller high version costs more for reasons of its own.
+fn verdicts(rows: &[Row]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    let is_judged = |row: &&Row| row.case.kind == Kind::Dynamic && row.case.prefill_low.is_none();
+    for row in rows.iter().filter(is_judged).filter(|row| row.case.high.is_none()) {
+        let of = format!("{}, cache {}%, {}", row.text, row.case.cache_percent, row.case.label);
+        let mut verdict = |promise: String, found: String, is_kept| verdicts.push(Verdict { promise, found, is_kept });
+        if (row.case.t1, row.case.t2) == (PrecisionOptions::T1, PrecisionOptions::T2) {
+            let promise = format!("{of}: costs at most {:.0}% perplexity", 100.0 * COST_MAX);
+            let found = format!("{:+.2} ± {:.2} %", 100.0 * row.cost, 100.0 * row.cost_error);
+            verdict(promise, found, row.cost <= COST_MAX);
+        }
+        let dropped = rows.iter().filter(|other| other.case.kind == Kind::ColdDrop && other.is_comparable(row));
+        if let Some(best) = dropped.min_by(|a, b| a.perplexity.total_cmp(&b.perplexity)) {
+            let found = format!(
+                "perplexity {:.3} against {:.3}, KL {:.2} against {:.2} millinats",
+                row.perplexity,
+                best.perplexity,
+                1e3 * row.kl,
+                1e3 * best.kl
+            );
+            let is_kept = row.perplexity < best.perplexity && row.kl < best.kl;
+            verdict(format!("{of}: better than cold-drop"), found, is_kept);
+        }
+        if let (Some(uniform), Some((perplexity, kl))) = (&row.uniform, row.beats_uniform()) {
+            let found = format!(
+                "perplexity {:.3} against {:.3}, KL {:.2} against {:.2} millinats",
+                row.perplexity,
+                uniform.perplexity,
+                1e3 * row.kl,
+                1e3 * uniform.kl
+            );
+            verdict(format!("{of}: better than a uniform quant of equal bytes"), found, perplexity && kl);
+        }
+    }
+    verdicts
+}

@@ -1,0 +1,4 @@
+//! What the benches have in common.
+
+pub mod host;
+pub mod requantise;
