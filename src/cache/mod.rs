@@ -205,6 +205,14 @@ impl Cache {
         self.slot_mut(slot).pin();
     }
 
+    /// Whether somebody keeps the slot's version.
+    ///
+    /// # Panics
+    /// If the slot does not exist.
+    pub fn is_pinned(&self, slot: SlotId) -> bool {
+        self.slot(slot).is_pinned()
+    }
+
     /// Undoes one [`Cache::pin`].
     ///
     /// # Panics

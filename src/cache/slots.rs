@@ -66,6 +66,10 @@ impl Slot {
         self.version.is_some() && self.pins == 0 && !self.states.contains(&SliceState::Loading)
     }
 
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pins > 0
+    }
+
     pub(super) fn is_ready(&self) -> bool {
         self.version.is_some() && self.kinds.iter().all(|kind| self.states[kind.index()] == SliceState::Ready)
     }

@@ -34,6 +34,7 @@ pub(super) struct ExpertBackend {
     weights: Vec<f32>,
     /// By expert index.
     demands: Vec<Demand>,
+    decided: Decided,
     /// Rows of the view by expert index, `-1` where the expert has none.
     rows: Vec<i32>,
     slot_ids: Vec<i32>,
@@ -43,6 +44,19 @@ pub(super) struct ExpertBackend {
     group_pairs: Vec<Pair>,
     gathered: Vec<f32>,
     products: Vec<f32>,
+}
+
+/// The layer whose demands stand, and what of it has been multiplied: a layer may come in several splits.
+struct Decided {
+    /// Layer, and where the graph keeps the router's choice.
+    key: (u16, *const ggml_tensor),
+    kinds: Vec<SliceKind>,
+}
+
+impl Default for Decided {
+    fn default() -> Self {
+        Self { key: (0, std::ptr::null()), kinds: Vec::new() }
+    }
 }
 
 /// A step that did not succeed: ggml's status for it.
@@ -58,6 +72,7 @@ impl ExpertBackend {
             routing: Routing::default(),
             weights: Vec::new(),
             demands: Vec::new(),
+            decided: Decided::default(),
             rows: Vec::new(),
             slot_ids: Vec::new(),
             group_ids: Vec::new(),
@@ -196,26 +211,16 @@ impl ExpertBackend {
             experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
             return Err(GGML_STATUS_FAILED);
         }
-        let exact = residency.precisions.is_exact();
-        // SAFETY: nodes of a live graph.
-        let beside = || unsafe { nodes.iter().find_map(|&node| self.router_weights(node)) };
-        let weights = if exact { None } else { beside().or_else(|| experts.router_weights(tag.layer)) };
-        let weights = weights.filter(|w| (w.n_used, w.n_tokens) == (self.routing.n_used, self.routing.n_tokens));
-        self.weights.clear();
-        match weights {
-            // SAFETY: computed by an earlier split of this ubatch into host memory.
-            Some(weights) => self.weights.extend(unsafe { read_weights(weights) }),
-            None if !exact => {
-                experts.fail(format!(
-                    "layer {}: this architecture's router weights were not found, which dynamic precision needs; use \
-                     --precision exact",
-                    tag.layer
-                ));
-                return Err(GGML_STATUS_FAILED);
-            }
-            None => {}
+        let key = (tag.layer, std::ptr::from_ref(ids));
+        let again = self.decided.key == key && kinds.iter().all(|kind| !self.decided.kinds.contains(kind));
+        let mut weights = None;
+        if again {
+            self.decided.kinds.extend_from_slice(&kinds);
+        } else {
+            self.decided = Decided { key, kinds: kinds.clone() };
+            // SAFETY: by the caller.
+            weights = unsafe { self.decide(experts, residency, tag.layer, n_expert, nodes)? };
         }
-        residency.precisions.demands(&self.routing, &self.weights, n_expert, &mut self.demands);
         let single = self.routing.n_tokens == 1;
         let step = residency.begin(&Need {
             layer: tag.layer,
@@ -224,6 +229,7 @@ impl ExpertBackend {
             demands: &self.demands,
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
+            again,
         });
         if let Some(weights) = weights.filter(|_| !step.skipped.is_empty()) {
             // SAFETY: as above; only this split's last product reads the weights from here on.
@@ -231,8 +237,43 @@ impl ExpertBackend {
         }
         // SAFETY: by the caller.
         let result = unsafe { self.products(experts, residency, &step, &kinds, nodes) };
-        residency.end(step, single);
+        residency.end(step, single && self.decided.kinds.len() >= residency.n_kinds(tag.layer));
         result
+    }
+
+    /// Asks for a precision for each expert of the layer (`self.demands`); returns the router's weights unless the mode
+    /// is exact.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`].
+    unsafe fn decide(
+        &mut self,
+        experts: &Experts,
+        residency: &mut Residency,
+        layer: u16,
+        n_expert: usize,
+        nodes: &[*mut ggml_tensor],
+    ) -> Result<Option<RouterWeights>, Failed> {
+        let exact = residency.precisions.is_exact();
+        // SAFETY: nodes of a live graph.
+        let beside = || unsafe { nodes.iter().find_map(|&node| self.router_weights(node)) };
+        let weights = if exact { None } else { beside().or_else(|| experts.router_weights(layer)) };
+        let weights = weights.filter(|w| (w.n_used, w.n_tokens) == (self.routing.n_used, self.routing.n_tokens));
+        self.weights.clear();
+        match weights {
+            // SAFETY: computed by an earlier split of this ubatch into host memory.
+            Some(weights) => self.weights.extend(unsafe { read_weights(weights) }),
+            None if !exact => {
+                experts.fail(format!(
+                    "layer {layer}: this architecture's router weights were not found, which dynamic precision needs; \
+                     use --precision exact"
+                ));
+                return Err(GGML_STATUS_FAILED);
+            }
+            None => {}
+        }
+        residency.precisions.demands(&self.routing, &self.weights, n_expert, &mut self.demands);
+        Ok(weights)
     }
 
     /// The router's weights if `node` multiplies an expert's input or output by them.
@@ -391,7 +432,7 @@ impl ExpertBackend {
             });
             if here.is_empty() {
                 let first = slice_of(pending[0]);
-                if !residency.wait() && !residency.insist(first) {
+                if !residency.wait() && !residency.insist(first, pending[0]) {
                     experts.fail(format!("{first}: nothing will ever load it"));
                     return Err(GGML_STATUS_FAILED);
                 }
@@ -415,8 +456,12 @@ impl ExpertBackend {
         Ok(())
     }
 
-    /// How many of these experts may be gathered at once: at least one, and the rows of a single token always.
+    /// How many of these experts may be gathered at once: at least one. Of a batch, staged ones go one by one: the
+    /// staging slot of each takes the next read as soon as its product is done.
     fn fitting(&self, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
+        if self.routing.n_tokens > 1 && experts[0].1.is_some() {
+            return 1;
+        }
         let mut bytes = 0usize;
         let beyond = experts.iter().position(|(used, _)| {
             bytes = bytes.saturating_add(self.routing.pairs_of(used.index).len().saturating_mul(row_bytes));

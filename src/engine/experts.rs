@@ -130,6 +130,12 @@ impl Experts {
         all.get(&thread::current().id()).filter(|(seen, _)| *seen == layer).map(|(_, weights)| *weights)
     }
 
+    /// A ubatch is over: its weights are gone.
+    pub(super) fn forget_router_weights(&self) {
+        let mut all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&thread::current().id());
+    }
+
     /// Notes why the batch that this thread evaluates cannot be right. The first reason is kept.
     pub(super) fn fail(&self, reason: impl Into<String>) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);

@@ -91,7 +91,7 @@ impl RouterHook {
                 Asked::Weights(layer) => {
                     if let Some(choice) = self.current.as_mut().filter(|choice| choice.layer == layer) {
                         // [1, n_used, n_tokens] or [n_used, n_tokens].
-                        let d = usize::from(tensor.ne[0] == 1);
+                        let d = usize::from(tensor.ne[0] != choice.n_expert_used as i64 || tensor.ne[2] > 1);
                         choice.weights = rows(tensor, tensor.ne[d], tensor.ne[d + 1], tensor.nb[d], tensor.nb[d + 1]);
                         if let Some(experts) = &self.experts {
                             experts.set_router_weights(layer, RouterWeights::of(tensor, d));

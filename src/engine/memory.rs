@@ -23,6 +23,9 @@ use crate::store::{self, Arena, BLOCK_BYTES, Regime, choose, probe};
 /// Staging that keeps reads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 64 << 20;
 
+/// To what the same is rounded up where a run must be repeatable, in bytes.
+const RUNTIME_BYTES_STEP: u64 = 64 << 20;
+
 /// What the process needs beside weights, KV cache and compute buffers, at the least, in bytes.
 const RUNTIME_BYTES_MIN: u64 = 24 << 20;
 
@@ -236,6 +239,11 @@ fn fixed_costs(
     let (weights, kv, compute) = (weights as u64, kv as u64, compute as u64);
     // A dense model is mapped: what of it is resident already is among the weights.
     let resident = rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN);
+    // The last pages differ from run to run, and a slot more or less may change a text.
+    let resident = match model.shared.precisions.options.deterministic {
+        true => resident.next_multiple_of(RUNTIME_BYTES_STEP),
+        false => resident,
+    };
     Ok(FixedCosts { weights, kv, compute, runtime: resident + scratch_bytes(model, options) })
 }
 

@@ -49,8 +49,16 @@ impl Precisions {
                 *place = demand.max(*place);
             }
         }
-        if routing.n_tokens > 1 {
+        if routing.n_tokens > 1 && self.thresholds.t1 < 1.0 {
             lower_least_popular(&routing.needed, self.options.prefill_low, out);
+        }
+    }
+
+    /// How many of a layer's `n_expert` experts a prompt will want in high precision, at the most.
+    pub(super) fn at_most_high(&self, n_expert: usize) -> usize {
+        match self.is_exact() || self.thresholds.t1 >= 1.0 {
+            true => n_expert,
+            false => ((1.0 - self.options.prefill_low) * n_expert as f32).ceil() as usize,
         }
     }
 

@@ -100,6 +100,8 @@ pub(super) struct Need<'a> {
     pub(super) kinds: &'a [SliceKind],
     /// The next layer will need nearly all of its experts too.
     pub(super) dense: bool,
+    /// A later split of a layer that comes in several: what was decided stands, and is not counted again.
+    pub(super) again: bool,
 }
 
 /// Counted since the model was opened.
@@ -198,6 +200,10 @@ pub(super) struct Residency {
     queue: VecDeque<SliceId>,
     /// Slices of the next layer to stage when nothing of the running layer is left to submit.
     ahead: VecDeque<SliceId>,
+    /// What was chosen for the experts of the running layer, by expert index.
+    choices: Vec<Option<Precision>>,
+    /// Reads ahead may be waiting or in flight.
+    is_reading_ahead: bool,
     upgrades: Vec<Upgrade>,
     /// The layer that upgrades are looked for next.
     upgrade_layer: u16,
@@ -268,6 +274,8 @@ impl Residency {
             targets: Vec::new(),
             queue: VecDeque::new(),
             ahead: VecDeque::new(),
+            choices: Vec::new(),
+            is_reading_ahead: false,
             upgrades: Vec::new(),
             upgrade_layer: 0,
             may_upgrade: false,
@@ -290,6 +298,9 @@ impl Residency {
     /// Starts a split.
     pub(super) fn begin(&mut self, need: &Need) -> Step {
         self.poll();
+        if !self.precisions.options.deterministic {
+            self.settle_upgrades();
+        }
         self.failure = None;
         let layer = need.layer;
         self.running = Some(layer);
@@ -299,8 +310,12 @@ impl Residency {
         let mut missing = Vec::new();
         for &index in need.experts {
             let expert = ExpertId { layer, index };
-            let n_uses = (need.uses)(index);
-            let Some(precision) = self.choose(expert, need.demands[usize::from(index)], n_uses) else {
+            if !need.again {
+                let choice = self.choose(expert, need.demands[usize::from(index)], (need.uses)(index));
+                self.choices.resize(need.demands.len().max(self.choices.len()), None);
+                self.choices[usize::from(index)] = choice;
+            }
+            let Some(precision) = self.choices[usize::from(index)] else {
                 step.skipped.push(index);
                 continue;
             };
@@ -312,12 +327,13 @@ impl Residency {
             match slot {
                 Some(slot) => {
                     self.load_free_slices(slot, version, &order);
-                    self.cache.pin(slot);
                     step.pinned.push(slot);
                 }
                 None => missing.push(step.used.len() - 1),
             }
         }
+        self.hurry(&step);
+        self.drop_obsolete(layer);
         let mut reads: Vec<(SlotId, Version)> = Vec::new();
         for position in missing {
             let used = step.used[position];
@@ -343,8 +359,6 @@ impl Residency {
             .filter(|slice| self.staging.get(*slice).is_none())
             .collect();
         self.ahead.clear();
-        self.hurry(&step);
-        self.drop_obsolete(layer);
         for (class, precision) in [(LoadClass::OnDemandHigh, Precision::High), (LoadClass::OnDemandLow, Precision::Low)]
         {
             let wanted: Vec<_> = reads.iter().copied().filter(|(_, version)| version.precision == precision).collect();
@@ -357,17 +371,22 @@ impl Residency {
         step
     }
 
-    /// Ends a split: its experts may be evicted again. `single`: it was one token's.
-    pub(super) fn end(&mut self, step: Step, single: bool) {
+    /// Ends a split: its experts may be evicted again. `may_upgrade`: it was one token's, and its layer's last.
+    pub(super) fn end(&mut self, step: Step, may_upgrade: bool) {
         step.pinned.into_iter().for_each(|slot| self.cache.unpin(slot));
         self.queue.clear();
         self.running = None;
         if !self.precisions.options.deterministic {
             self.settle_upgrades();
-            if single && self.may_upgrade && self.upgrades.len() < UPGRADES_MAX && self.loader.is_idle() {
+            if may_upgrade && self.may_upgrade && self.upgrades.len() < UPGRADES_MAX && self.loader.is_idle() {
                 self.upgrade();
             }
         }
+    }
+
+    /// Matrices of the layer's experts.
+    pub(super) fn n_kinds(&self, layer: u16) -> usize {
+        self.layer(layer).kinds.len()
     }
 
     /// The slots of a layer's share for one kind.
@@ -429,7 +448,11 @@ impl Residency {
 
     /// Makes the staging slots free for `slice`, which nothing in flight will bring: what else is staged is dropped.
     /// False when that is impossible (there are no staging slots).
-    pub(super) fn insist(&mut self, slice: SliceId) -> bool {
+    pub(super) fn insist(&mut self, slice: SliceId, used: Used) -> bool {
+        // A slice that has a slot is read into it or not at all.
+        if used.row.is_some() {
+            return false;
+        }
         if self.staging.get(slice).is_none() {
             self.staging.retain(|_| false);
             self.ahead.clear();
@@ -527,7 +550,7 @@ impl Residency {
         let hit = slot.is_some_and(|slot| self.cache.is_ready(slot));
         self.cache.touch(expert, Use { hit, precision });
         self.counters.used.count(precision, n_uses);
-        if !(resident.high && hit) {
+        if high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
             self.counters.missed.count(precision, 1);
         }
         self.count(expert.layer, hit);
@@ -571,19 +594,23 @@ impl Residency {
         *total += 1;
     }
 
-    /// Requests slices of a resident version that an earlier failure left free.
+    /// Pins a resident version and requests slices of it that an earlier failure left free.
     fn load_free_slices(&mut self, slot: SlotId, version: Version, order: &[SliceKind]) {
         let free: Vec<SliceKind> =
             order.iter().copied().filter(|&kind| self.cache.state(slot, kind) == SliceState::Free).collect();
         for &kind in &free {
             self.cache.set_loading(slot, kind);
         }
+        self.cache.pin(slot);
         let requests = free.iter().map(|&kind| self.slot_request(slot, SliceId { version, kind })).collect();
         self.submit(class_of(version.precision), requests);
     }
 
     /// What was to be read sometime is needed now.
     fn hurry(&mut self, step: &Step) {
+        if self.upgrades.is_empty() && !self.is_reading_ahead {
+            return;
+        }
         let needed = |version: Version| {
             version.expert.layer == step.layer
                 && step
@@ -608,18 +635,18 @@ impl Residency {
     /// Drops reads ahead that have not started and that the running layer has no use for: what the router chose is
     /// known now.
     fn drop_obsolete(&mut self, layer: u16) {
-        // Whether a read has started is a matter of speed.
-        if self.precisions.options.deterministic {
+        if !self.is_reading_ahead {
             return;
         }
         let targets = &self.targets;
         let obsolete =
-            |ticket: u64| targets[ticket as usize].is_some_and(|target| target.version().expert.layer <= layer);
+            |ticket: u64| targets[ticket as usize].is_some_and(|target| target.version().expert.layer == layer);
         let withdrawn = self.loader.withdraw(LoadClass::Prefetch, obsolete);
         for ticket in withdrawn {
             let target = self.targets[ticket as usize].take();
             self.unread(target.expect("a waiting read has a target"));
         }
+        self.is_reading_ahead = !self.loader.is_idle();
     }
 
     /// A read that never started.
@@ -710,6 +737,7 @@ impl Residency {
             .map(|index| Version::high(ExpertId { layer: next, index }))
             .filter(|&version| self.cache.lookup(version).is_none())
             .filter(|&version| self.precisions.is_exact() || self.cache.lookup(Version::low(version.expert)).is_none())
+            .take(self.precisions.at_most_high(usize::from(self.layer(next).n_expert)))
             .collect();
         let mut filled = Vec::new();
         let mut rest = Vec::new();
@@ -778,9 +806,14 @@ impl Residency {
         if requests.is_empty() {
             return;
         }
+        self.is_reading_ahead |= class == LoadClass::Prefetch;
         for refused in self.loader.submit(class, requests) {
-            let target = self.targets[refused.ticket as usize].take();
-            self.unread(target.expect("just requested"));
+            let target = self.targets[refused.ticket as usize].take().expect("just requested");
+            if !class.is_background() {
+                let extent = refused.extent;
+                self.failure.get_or_insert(StoreError::TooManyReads { offset: extent.offset, len: extent.len });
+            }
+            self.unread(target);
         }
     }
 
@@ -821,10 +854,20 @@ impl Residency {
         ReadRequest { ticket: ticket as u64, extent, dst, capacity, lead: lead as usize }
     }
 
+    /// Whether the running split waits for this read.
+    fn is_wanted(&self, target: Target) -> bool {
+        self.running == Some(target.version().expert.layer)
+            && match target {
+                Target::Slot { slot, .. } | Target::Record { slot, .. } => self.cache.is_pinned(slot),
+                Target::Staging { slice, .. } => self.staging.get(slice).is_some(),
+            }
+    }
+
     fn land(&mut self, done: Vec<ReadDone>) {
         for ReadDone { ticket, result, .. } in done {
             let target = self.targets[ticket as usize].take().expect("every ticket is answered once");
             let version = target.version();
+            let is_wanted = self.is_wanted(target);
             let kinds: Vec<SliceKind> = match target {
                 Target::Record { .. } => self.layer(version.expert.layer).kinds.clone(),
                 Target::Slot { slice, .. } | Target::Staging { slice, .. } => vec![slice.kind],
@@ -840,7 +883,8 @@ impl Residency {
                 }
                 Target::Staging { slot, .. } => self.staging.landed(slot, result.is_ok()),
             }
-            let upgrade = self.upgrades.iter_mut().find(|upgrade| upgrade.version == version);
+            let is_staged = matches!(target, Target::Staging { .. });
+            let upgrade = self.upgrades.iter_mut().find(|upgrade| upgrade.version == version && !is_staged);
             match (result, upgrade) {
                 (Ok(bytes), _) => {
                     self.counters.slices_loaded += kinds.len() as u64;
@@ -849,7 +893,7 @@ impl Residency {
                 // The low version goes on serving.
                 (Err(_), Some(upgrade)) => upgrade.failed = true,
                 // A read ahead that failed is tried again when its layer runs, if it is needed at all.
-                (Err(error), None) if self.running == Some(version.expert.layer) => {
+                (Err(error), None) if is_wanted => {
                     self.failure.get_or_insert(error);
                 }
                 (Err(_), None) => {}

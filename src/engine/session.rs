@@ -436,6 +436,7 @@ impl Session {
         if let Some(hook) = &mut self.hook {
             hook.flush();
         }
+        experts.forget_router_weights();
         let failure = experts.take_failure();
         if code != 0 || failure.is_some() {
             if let Some(residency) = experts.residency().as_mut().filter(|_| failure.is_some()) {

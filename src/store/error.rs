@@ -6,6 +6,14 @@ use std::path::PathBuf;
 /// Why a store could not be opened or a read failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
+    /// More reads wait than the loader's bound.
+    #[error("too many reads wait to start (the next is of {len} bytes at offset {offset}); give a smaller -ub")]
+    TooManyReads {
+        /// File offset in bytes.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// The file could not be opened.
     #[error("cannot open {path} for {engine} reads: {source}")]
     Open {
