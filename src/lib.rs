@@ -65,6 +65,7 @@ mod options;
 pub mod pack;
 pub mod perplexity;
 pub mod plan;
+pub mod profile;
 pub mod route;
 pub mod stats;
 pub mod store;

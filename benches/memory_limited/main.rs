@@ -169,16 +169,18 @@ fn main() -> Result<()> {
     for subject in subjects(&args)? {
         let model = subject.model(&args.dir)?;
         let low = low_model(&args, &subject, &model)?;
+        let pack = pack(&args, &subject, &model)?;
         let files = contestant::Files {
             model: model.path().to_owned(),
             low: low.as_ref().map(|low| low.path().to_owned()),
-            pack: args.pack.clone(),
+            pack: pack.as_ref().map(|pack| pack.path().to_owned()),
         };
         let settings = settings(&args, &subject, files)?;
         let finished = if args.tune { runs::tune(&settings)? } else { runs::alternate(&settings)? };
         report::finish(&settings, &finished)?;
         if !args.keep_model {
             low.map_or(Ok(()), |low| low.delete_if_generated())?;
+            pack.map_or(Ok(()), |pack| pack.delete_if_generated())?;
             model.delete_if_generated()?;
         }
     }
@@ -193,11 +195,16 @@ fn low_model(args: &Args, subject: &Subject, model: &ModelFile) -> Result<Option
     subject.low_model(model, args.low_model.as_deref(), args.low_type, &args.dir).map(Some)
 }
 
+/// What D and E need, where they take part.
+fn pack(args: &Args, subject: &Subject, model: &ModelFile) -> Result<Option<ModelFile>> {
+    if args.tune || !args.order.0.iter().any(|one| one.needs_pack()) {
+        return Ok(None);
+    }
+    subject.pack(model, args.pack.as_deref(), args.low_type, &args.dir).map(Some)
+}
+
 fn subjects(args: &Args) -> Result<Vec<Subject>> {
     let order = &args.order.0;
-    if args.pack.is_none() && order.iter().any(|one| one.needs_pack()) && !args.tune {
-        bail!("--order: D and E need --pack FILE; make it with gguf-tools pack MODEL -o FILE --low {}", args.low_type);
-    }
     if (args.pack.is_some() || args.low_model.is_some()) && args.preset.is_none() && args.model.is_none() {
         bail!("--pack and --low-model belong to one model: give --preset or --model with them");
     }

@@ -1,11 +1,13 @@
 //! What is measured: two synthetic shapes with their limits and targets, or a model file of the user's.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use gguf_tools::synth::{Spec, write};
-use hobbit::check_low;
 use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::pack::{self, Pack, PackKind, PackSpec};
+use hobbit::{Ggml, check_low};
 use serde::Serialize;
 
 use crate::shared::host::sanitised;
@@ -106,6 +108,26 @@ impl Subject {
         eprintln!("{}: quantising the experts to {dtype}", self.name);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         requantise_experts(model.path(), dtype, &path, threads)?;
+        Ok(ModelFile { path, is_generated: true })
+    }
+
+    /// A pack of the model with low versions of type `dtype`: `file`, or generated into `dir` unless it is there.
+    pub fn pack(&self, model: &ModelFile, file: Option<&Path>, dtype: GgmlType, dir: &Path) -> Result<ModelFile> {
+        if let Some(file) = file {
+            return Ok(ModelFile { path: file.to_owned(), is_generated: false });
+        }
+        let path = dir.join(format!("{}-{}.pack.gguf", self.name, sanitised(dtype.name())));
+        let source = Gguf::open(model.path())?;
+        if path.exists() {
+            let is_ours = Pack::open(&path)?.is_made_from(&source);
+            anyhow::ensure!(is_ours, "{} is of another model: delete it, or give another --dir", path.display());
+            return Ok(ModelFile { path, is_generated: false });
+        }
+        eprintln!("{}: packing, low versions in {dtype}", self.name);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let low = Some(dtype.name().parse().context("--low-type")?);
+        let spec = PackSpec { low, threads, ..PackSpec::new(PackKind::Full) };
+        pack::write(&source, &path, &spec, &Ggml::new(), &mut |_| ControlFlow::Continue(()))?;
         Ok(ModelFile { path, is_generated: true })
     }
 }

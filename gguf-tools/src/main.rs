@@ -3,6 +3,8 @@
 mod bar;
 mod inspect;
 mod pack;
+#[cfg(feature = "engine")]
+mod profile;
 mod recoder;
 mod unpack;
 mod verify;
@@ -31,6 +33,9 @@ enum Tool {
     Pack(pack::Args),
     /// Make a plain model of an expert pack
     Unpack(unpack::Args),
+    /// Measure on a text: thresholds for dynamic precision, each expert's sensitivity to fewer bits
+    #[cfg(feature = "engine")]
+    Profile(Box<profile::Args>),
     /// Write a model of a given shape with random weights
     Synth(Box<synth::Args>),
 }
@@ -41,6 +46,8 @@ fn main() -> ExitCode {
         Tool::Verify(args) => verify::run(args),
         Tool::Pack(args) => pack::run(args),
         Tool::Unpack(args) => unpack::run(args),
+        #[cfg(feature = "engine")]
+        Tool::Profile(args) => profile::run(*args),
         Tool::Synth(args) => synth::run(*args),
     };
     match outcome {

@@ -1,5 +1,7 @@
 //! `gguf-tools pack`: a plain model becomes an expert pack.
 
+mod widths;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::thread;
@@ -38,12 +40,14 @@ pub struct Args {
     /// Only low-precision versions, to be used beside the model: hobbit-cli --low FILE
     #[arg(long, requires = "low", conflicts_with = "high")]
     only_low: bool,
-    /// Calibrated T1: highest unimportance that is loaded in high precision
+    /// Calibrated T1: highest unimportance that is loaded in high precision [default: the profile's]
     #[arg(long, value_name = "X", requires = "t2", value_parser = threshold)]
     t1: Option<f32>,
-    /// Calibrated T2: highest unimportance that is loaded at all
+    /// Calibrated T2: highest unimportance that is loaded at all [default: the profile's]
     #[arg(long, value_name = "X", requires = "t1", value_parser = threshold)]
     t2: Option<f32>,
+    #[command(flatten)]
+    widths: widths::Args,
     /// Replace what is in the way: the pack, or unfinished work of another run
     #[arg(long)]
     force: bool,
@@ -58,15 +62,18 @@ pub struct Args {
 /// The model cannot be read or packed, or the pack cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
     anyhow::ensure!(
-        QUANTISES || (args.low.is_none() && args.high.is_none()),
-        "--low, --high: this build cannot quantise, it was made without the feature 'engine'; build gguf-tools with it"
+        QUANTISES || (args.low.is_none() && args.high.is_none() && !args.widths.lower()),
+        "--low, --high, --max-loss, --target-size: this build cannot quantise, it was made without the feature 'engine'; build gguf-tools with it"
     );
     let source = Gguf::open(&args.file)?;
     let imatrix = match &args.imatrix {
         Some(path) => Some(Imatrix::open(path)?),
         None => None,
     };
-    let spec = spec(&args, imatrix.as_ref())?;
+    let mut spec = spec(&args, imatrix.as_ref())?;
+    let chosen = args.widths.choose(&source, args.low.as_ref())?;
+    spec.widths = chosen.widths;
+    spec.thresholds = spec.thresholds.or(chosen.thresholds);
     let mut bar = Bar::new()?;
     let mut progress = |progress: Progress| {
         if args.stop_after.is_some_and(|n| progress.finished >= n) {

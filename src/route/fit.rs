@@ -3,7 +3,7 @@
 use super::{Demand, Thresholds};
 
 /// How the uses of experts divide into what they ask for. Adds up to 1.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Shares {
     /// Share that asks for high precision.
     pub high: f64,

@@ -1,0 +1,107 @@
+//! Each expert's own width, from a profile.
+
+use std::path::PathBuf;
+
+use hobbit::expert::SliceKind;
+use hobbit::gguf::{ExpertClass, ExpertMap, Gguf};
+use hobbit::pack::{SliceTypes, TypeChoice, Widths, fitting};
+use hobbit::plan::Budget;
+use hobbit::profile::{self, Goal, Profile};
+use hobbit::store::BLOCK_BYTES;
+use indicatif::HumanBytes;
+
+/// Flags of `pack` that need a profile.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Profile of the model, made by gguf-tools profile: thresholds, and what --max-loss and --target-size go by
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Lower the most robust experts' high precision while predicted perplexity rises by at most this: 2%
+    #[arg(long, value_name = "N%", requires = "profile", conflicts_with_all = ["high", "only_low", "target_size"], value_parser = percent)]
+    max_loss: Option<f64>,
+    /// Lower the most robust experts' high precision until the pack is this small: 6GiB
+    #[arg(long, value_name = "SIZE", requires = "profile", conflicts_with_all = ["high", "only_low"], value_parser = size)]
+    target_size: Option<u64>,
+}
+
+/// What a profile says about a pack.
+#[derive(Default)]
+pub struct Chosen {
+    pub widths: Option<Widths>,
+    pub thresholds: Option<(f32, f32)>,
+}
+
+impl Args {
+    /// Whether experts are to be lowered.
+    pub fn lower(&self) -> bool {
+        self.max_loss.is_some() || self.target_size.is_some()
+    }
+
+    /// Widths and thresholds for a pack of `source` with these low versions.
+    ///
+    /// # Errors
+    /// A profile that cannot be read or is another model's, a goal out of reach.
+    pub fn choose(&self, source: &Gguf, low: Option<&TypeChoice>) -> anyhow::Result<Chosen> {
+        let Some(path) = &self.profile else { return Ok(Chosen::default()) };
+        let profile = Profile::read(path)?;
+        let map = source.experts()?;
+        profile.check_model(source, &map)?;
+        let thresholds = profile.thresholds.as_ref().map(|fitted| (fitted.t1, fitted.t2));
+        let goal = match (self.max_loss, self.target_size) {
+            (Some(max_loss), _) => Goal::MaxLoss(max_loss),
+            (None, Some(bytes)) => Goal::TargetSize { bytes, other: other_bytes(source, &map, low) },
+            (None, None) => return Ok(Chosen { widths: None, thresholds }),
+        };
+        let chosen = profile::widths(&profile, &map, goal)?;
+        let counts: Vec<_> = chosen.counts.iter().map(|(dtype, n)| format!("{n} at {dtype}")).collect();
+        eprintln!(
+            "{} experts lowered ({}): predicted perplexity {:+.2} %, high-precision records {}",
+            chosen.types.len(),
+            if counts.is_empty() { "none".to_owned() } else { counts.join(", ") },
+            100.0 * chosen.loss,
+            HumanBytes(chosen.record_bytes)
+        );
+        let slices = |types: profile::SliceTypes| -> SliceTypes {
+            SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, types.get(kind)?))).collect()
+        };
+        let widths = chosen.types.into_iter().map(|(expert, types)| (expert, slices(types))).collect();
+        Ok(Chosen { widths: Some(widths), thresholds })
+    }
+}
+
+/// At most so many bytes of a pack are no high-precision records: ordinary tensors and low records at block borders, the
+/// source's header and the pack's own, index and checksums.
+fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 {
+    let ordinary: u64 = (source.tensors.iter())
+        .filter(|tensor| !map.layers.iter().flat_map(|layer| &layer.tensors).any(|own| own.name == tensor.name))
+        .map(|tensor| tensor.extent.len.next_multiple_of(BLOCK_BYTES))
+        .sum();
+    let low = low.map_or(0, |choice| {
+        let record = |layer: &hobbit::gguf::LayerExperts| {
+            let slices = layer.tensors.iter().map(|tensor| {
+                let lower = fitting(choice.of(tensor.kind), tensor.ne0);
+                let smaller = lower.row_bytes(tensor.ne0) < tensor.dtype.row_bytes(tensor.ne0);
+                (tensor.kind, if smaller { lower } else { tensor.dtype }, tensor.ne0, tensor.ne1)
+            });
+            ExpertClass::packed(slices).map_or(0, |class| class.stride * u64::from(layer.n_expert))
+        };
+        map.layers.iter().map(record).sum()
+    });
+    let n_versions: u64 = map.layers.iter().map(|layer| 2 * u64::from(layer.n_expert)).sum();
+    let n_tensors = source.tensors.len() as u64;
+    let header = source.header_bytes().len() as u64;
+    ordinary + low + 2 * header + 64 * n_versions + 256 * n_tensors + 32 * BLOCK_BYTES
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+    let percent: Option<f64> = number.parse().ok().filter(|percent| (0.0..=1e6).contains(percent));
+    percent.map(|percent| percent / 100.0).ok_or_else(|| "expected a percentage from 0% on, for example 2%".to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(Budget::Bytes(bytes)) => Ok(bytes),
+        _ => Err("expected a size such as 6GiB or 1800M".to_owned()),
+    }
+}

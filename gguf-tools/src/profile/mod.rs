@@ -1,0 +1,292 @@
+//! `gguf-tools profile`: thresholds for dynamic precision, and how sensitive each expert is to fewer bits.
+
+mod lower;
+mod progress;
+mod sensitivity;
+mod table;
+mod text;
+mod thresholds;
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::thread;
+
+use anyhow::{Context, bail, ensure};
+use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::imatrix::Imatrix;
+use hobbit::pack::Pack;
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::profile::{FORMAT, ModelId, Profile, TextId, VERSION};
+use hobbit::route::Shares;
+use hobbit::{Model, ModelOptions};
+
+use lower::{Lowered, Source};
+use text::Text;
+
+/// Arguments of `profile`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Without --shares and --max-loss, no thresholds are fitted. \
+    Each width needs one temporary copy of the experts, and as many runs over the text as there are layers.")]
+pub struct Args {
+    /// Model; of a split model, any shard
+    file: PathBuf,
+    /// Text to measure on; the more like what the model is used for, the better
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Tokens of the text to use
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
+    /// Tokens of each independent piece of the text
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=32768))]
+    context: u32,
+    /// Fit T1 and T2 to this mix of high, low and skipped uses, in percent: 67/30/3
+    #[arg(long, value_name = "H/L/S", value_parser = shares, conflicts_with = "max_loss")]
+    shares: Option<Shares>,
+    /// Fit T1 and T2 to the least traffic that raises perplexity by at most this: 1%
+    #[arg(long, value_name = "N%", value_parser = percent)]
+    max_loss: Option<f64>,
+    /// Low-precision experts for --max-loss: a GGUF of the model in a smaller quant, or a type [default: the smallest of --widths]
+    #[arg(long, value_name = "FILE|TYPE", requires = "max_loss")]
+    low: Option<String>,
+    /// Expert cache for --max-loss: a size, or a percentage of all experts
+    #[arg(long, value_name = "SIZE|N%", default_value = "25%")]
+    expert_cache: String,
+    /// Memory for everything
+    #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
+    mem_budget: Budget,
+    /// Types to measure each expert's sensitivity to
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "q2_k,q3_k,q4_k", value_parser = dtype)]
+    widths: Vec<GgmlType>,
+    /// Fit thresholds only
+    #[arg(long, conflicts_with_all = ["widths", "check"])]
+    no_widths: bool,
+    /// Importance matrix made by llama-imatrix
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Measure so many experts alone and say how well the predictions agree
+    #[arg(long, value_name = "N|all")]
+    check: Option<CheckCount>,
+    /// Number of threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Where temporary copies of the experts go [default: the system's]
+    #[arg(long, value_name = "DIR")]
+    temp_dir: Option<PathBuf>,
+    /// Write the profile to a file
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print the profile as JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// How many experts are measured alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckCount {
+    All,
+    N(usize),
+}
+
+impl FromStr for CheckCount {
+    type Err = anyhow::Error;
+
+    fn from_str(word: &str) -> anyhow::Result<Self> {
+        match word {
+            "all" => Ok(Self::All),
+            _ => word.parse().ok().filter(|n| *n > 0).map(Self::N).context("expected a number from 1 on, or all"),
+        }
+    }
+}
+
+/// What all measurements share.
+pub struct Run {
+    pub file: PathBuf,
+    pub budget: Budget,
+    pub expert_cache: ExpertCache,
+    pub expert_cache_word: String,
+    pub context: usize,
+    pub threads: Option<i32>,
+    pub check: Option<CheckCount>,
+}
+
+/// Measures and writes the profile.
+///
+/// # Errors
+/// A model without experts or that cannot be run, a text that is too short, widths that are not smaller.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    // Messages of llama.cpp below errors are not for users of this tool.
+    hobbit::set_log(|level, text| {
+        if level == hobbit::LogLevel::Error {
+            eprint!("{text}");
+        }
+    });
+    let profile = profile(&args)?;
+    let json = profile.to_json();
+    if let Some(path) = &args.output {
+        std::fs::write(path, &json).with_context(|| format!("{}: cannot write", path.display()))?;
+    }
+    let shown = if args.json { json } else { table::Table(&profile).to_string() };
+    io::stdout().write_all(shown.as_bytes())?;
+    Ok(())
+}
+
+fn profile(args: &Args) -> anyhow::Result<Profile> {
+    let expert_cache = args.expert_cache.parse().context("--expert-cache")?;
+    let gguf = Gguf::open(&args.file)?;
+    ensure!(
+        !Pack::is_pack(&gguf),
+        "{}: this is an expert pack; give the plain model that it was made of, packs of it take the profile",
+        args.file.display()
+    );
+    let map = gguf.experts()?;
+    ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to profile", args.file.display());
+    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
+    let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
+    let source = Source { gguf: &gguf, map: &map, imatrix: imatrix.as_ref(), threads: threads.unwrap_or(1) };
+    let widths = if args.no_widths { Vec::new() } else { widths(args, &source)? };
+
+    let model = Model::open(&args.file, &options(args.mem_budget), |_| true)?;
+    let n_train = model.info().n_ctx_train as usize;
+    let context = (args.context as usize).min(n_train.max(2 * text::WARM_UP));
+    let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
+    let run = Run {
+        file: args.file.clone(),
+        budget: args.mem_budget,
+        expert_cache,
+        expert_cache_word: args.expert_cache.clone(),
+        context,
+        threads: args.threads.map(i32::from),
+        check: args.check,
+    };
+    let (perplexity, uses) = text::observe(model, &text, context, run.threads)?;
+
+    let directory = match &args.temp_dir {
+        Some(directory) => tempfile::tempdir_in(directory),
+        None => tempfile::tempdir(),
+    };
+    let directory = directory.context("cannot make a temporary directory; give --temp-dir another one")?;
+    let mut profile = Profile {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        model: ModelId::of(&gguf, &map),
+        text: TextId {
+            file: args.text.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            tokens: text.n_tokens(),
+            context: context as u32,
+            perplexity,
+        },
+        thresholds: None,
+        widths: Vec::new(),
+    };
+    profile.thresholds = match (args.shares, args.max_loss) {
+        (Some(target), _) => Some(thresholds::for_shares(&uses, target)?),
+        (None, Some(max_loss)) => {
+            let low = low(args, &source, widths.last().copied(), directory.path())?;
+            let fitted = thresholds::for_loss(&run, &text, &uses, low.path(), low.name(), max_loss)?;
+            low.remove()?;
+            Some(fitted)
+        }
+        (None, None) => None,
+    };
+    for &dtype in &widths {
+        let lowered = source.lower(dtype, directory.path())?;
+        profile.widths.push(sensitivity::width(&run, &map, &text, &uses, dtype, &lowered)?);
+        std::fs::remove_file(&lowered.path).with_context(|| format!("{}: cannot remove", lowered.path.display()))?;
+    }
+    Ok(profile)
+}
+
+fn options(budget: Budget) -> ModelOptions {
+    ModelOptions { budget, ..ModelOptions::default() }
+}
+
+/// The widths that make anything smaller, widest first.
+fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
+    let ggml = hobbit::Ggml::new();
+    let mut widths = Vec::new();
+    for &dtype in &args.widths {
+        ggml.supports(dtype).context("--widths")?;
+        ensure!(
+            args.imatrix.is_some() || !ggml.needs_importance(dtype),
+            "--widths {dtype}: this type needs an importance matrix; give --imatrix, or choose a type like q2_k"
+        );
+        match source.lowers(dtype) {
+            true => widths.push(dtype),
+            false => eprintln!("note: --widths {dtype}: not smaller than the model's experts, left out"),
+        }
+    }
+    ensure!(
+        !widths.is_empty(),
+        "--widths: none is smaller than the model's experts; give smaller ones, or --no-widths"
+    );
+    let bits = |dtype: &GgmlType| (dtype.type_size() * 256 / dtype.block_size(), dtype.id());
+    widths.sort_by_key(|dtype| std::cmp::Reverse(bits(dtype)));
+    widths.dedup();
+    Ok(widths)
+}
+
+/// Where `--max-loss` takes low-precision experts from.
+enum Low {
+    File(PathBuf, String),
+    Made(Lowered, String),
+}
+
+impl Low {
+    fn path(&self) -> &Path {
+        match self {
+            Self::File(path, _) => path,
+            Self::Made(lowered, _) => &lowered.path,
+        }
+    }
+
+    fn name(&self) -> &str {
+        let (Self::File(_, name) | Self::Made(_, name)) = self;
+        name
+    }
+
+    fn remove(self) -> anyhow::Result<()> {
+        match self {
+            Self::File(..) => Ok(()),
+            Self::Made(lowered, _) => Ok(std::fs::remove_file(lowered.path)?),
+        }
+    }
+}
+
+fn low(args: &Args, source: &Source<'_>, smallest: Option<GgmlType>, directory: &Path) -> anyhow::Result<Low> {
+    let dtype = match &args.low {
+        Some(word) if !Path::new(word).exists() => match GgmlType::from_name(word) {
+            Some(dtype) => dtype,
+            None => {
+                bail!("--low {word}: neither a file nor a type; give a GGUF of the model in a smaller quant, or q2_k")
+            }
+        },
+        Some(word) => {
+            let name = Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Ok(Low::File(word.into(), name));
+        }
+        None => smallest.context("--max-loss with --no-widths needs --low FILE or a type such as --low q2_k")?,
+    };
+    hobbit::Ggml::new().supports(dtype).context("--low")?;
+    ensure!(source.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");
+    Ok(Low::Made(source.lower(dtype, directory)?, dtype.name().to_owned()))
+}
+
+fn dtype(word: &str) -> anyhow::Result<GgmlType> {
+    GgmlType::from_name(word).context("expected types of ggml such as q2_k,q3_k,q4_k")
+}
+
+/// `2.5%`, `2.5`: a share.
+fn percent(text: &str) -> anyhow::Result<f64> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+    let percent: Option<f64> = number.parse().ok().filter(|percent| (0.0..=1e6).contains(percent));
+    Ok(percent.context("expected a percentage from 0% on, for example 1%")? / 100.0)
+}
+
+/// `67/30/3` in percent.
+fn shares(text: &str) -> anyhow::Result<Shares> {
+    let numbers: Option<Vec<f64>> = text.split('/').map(|part| part.trim().parse().ok()).collect();
+    let expected = "expected three percentages that add up to 100, high/low/skip: 67/30/3";
+    let Some(&[high, low, skip]) = numbers.as_deref() else { bail!(expected) };
+    Shares::new(high / 100.0, low / 100.0, skip / 100.0).context(expected)
+}

@@ -1,0 +1,93 @@
+//! A profile for people.
+
+use std::fmt;
+
+use hobbit::profile::{Check, FittedThresholds, Profile, Width};
+use indicatif::HumanBytes;
+
+use super::lower::describe;
+
+/// Experts shown at either end.
+const SHOWN: usize = 5;
+
+/// Displays as tables.
+pub struct Table<'a>(pub &'a Profile);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Profile { model, text, thresholds, widths, .. } = self.0;
+        writeln!(
+            f,
+            "{}: {}, {} experts in {} layers, {} used per token and layer",
+            model.file, model.architecture, model.n_experts, model.n_layers, model.n_expert_used
+        )?;
+        writeln!(
+            f,
+            "{}: {} tokens in pieces of {}, perplexity {:.4}",
+            text.file, text.tokens, text.context, text.perplexity
+        )?;
+        if let Some(fitted) = thresholds {
+            show_thresholds(f, fitted)?;
+        }
+        widths.iter().try_for_each(|width| show_width(f, width))
+    }
+}
+
+fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &FittedThresholds) -> fmt::Result {
+    let [high, low, skip] = [fitted.shares.high, fitted.shares.low, fitted.shares.skip].map(|share| 100.0 * share);
+    writeln!(f, "\nthresholds for {}: --t1 {:.4} --t2 {:.4}", fitted.goal, fitted.t1, fitted.t2)?;
+    writeln!(f, "of all uses, if none were in memory: {high:.1} % high, {low:.1} % low, {skip:.1} % skipped")?;
+    if let Some(measured) = &fitted.measured {
+        let [bytes, exact] =
+            [measured.bytes_per_token, measured.exact_bytes_per_token].map(|bytes| HumanBytes(bytes as u64));
+        writeln!(
+            f,
+            "measured with --expert-cache {} and {} as low: perplexity {:+.2} %, {bytes} per token (exact: {exact})",
+            measured.expert_cache,
+            measured.low,
+            100.0 * measured.loss
+        )?;
+    }
+    Ok(())
+}
+
+fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
+    writeln!(
+        f,
+        "\nevery expert at {}: KL {:.3e}, perplexity {:+.2} %; calibration {:.3}",
+        width.dtype,
+        width.kl,
+        100.0 * width.perplexity_increase,
+        width.calibration
+    )?;
+    writeln!(f, "{:>6}{:>12}{:>12}{:>12}{:>12}  types", "layer", "KL", "least", "median", "most")?;
+    for layer in &width.layers {
+        let mut sorted = layer.experts.clone();
+        sorted.sort_by(f64::total_cmp);
+        let at = |i: usize| sorted.get(i).copied().unwrap_or(0.0);
+        let (least, median, most) = (at(0), at(sorted.len() / 2), at(sorted.len().saturating_sub(1)));
+        let types = describe(&layer.types);
+        writeln!(f, "{:>6}{:>12.3e}{least:>12.3e}{median:>12.3e}{most:>12.3e}  {types}", layer.layer, layer.kl)?;
+    }
+    let mut experts: Vec<(f64, u16, usize)> = (width.layers.iter())
+        .flat_map(|layer| layer.experts.iter().enumerate().map(|(expert, &kl)| (kl, layer.layer, expert)))
+        .collect();
+    experts.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    let line = |experts: &[(f64, u16, usize)]| {
+        experts.iter().map(|(kl, layer, expert)| format!("{layer}:{expert} {kl:.2e}")).collect::<Vec<_>>().join(", ")
+    };
+    let n = SHOWN.min(experts.len() / 2);
+    writeln!(f, "most sensitive (layer:expert KL): {}", line(&experts[..n]))?;
+    writeln!(f, "most robust: {}", line(&experts[experts.len() - n..]))?;
+    width.check.as_ref().map_or(Ok(()), |check| show_check(f, check))
+}
+
+fn show_check(f: &mut fmt::Formatter<'_>, check: &Check) -> fmt::Result {
+    let correlation = check.spearman.map_or("none".to_owned(), |rho| format!("{rho:.3}"));
+    writeln!(
+        f,
+        "checked {} experts: Spearman's rank correlation {correlation}, predicted / measured {:.3}",
+        check.experts.len(),
+        check.ratio
+    )
+}

@@ -1,0 +1,159 @@
+//! The text, cut into independent windows, and a model run over it.
+
+use std::path::Path;
+
+use anyhow::Context;
+use hobbit::expert::ExpertId;
+use hobbit::profile::{Loss, Uses, log_softmax, nll};
+use hobbit::{BatchToken, Model, RouterObserver, Session, SessionOptions, Token};
+
+use super::progress::Progress;
+
+/// First tokens of a window that only give context: their predictions are mostly noise.
+pub const WARM_UP: usize = 32;
+
+/// Tokens of a text in windows of equal length; the rest is left out.
+pub struct Text {
+    pub windows: Vec<Vec<Token>>,
+}
+
+impl Text {
+    /// The first `n_tokens` of a file, in windows of `context`; one shorter window if the text has no more.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is too short to predict anything.
+    pub fn read(path: &Path, model: &Model, n_tokens: usize, context: usize) -> anyhow::Result<Self> {
+        let bytes = std::fs::read(path).with_context(|| format!("{}: cannot read", path.display()))?;
+        let tokens = model.tokenize(&String::from_utf8_lossy(&bytes), false, false)?;
+        let n_least = 2 * WARM_UP;
+        anyhow::ensure!(
+            tokens.len() >= n_least,
+            "{}: the text is too short: {} tokens, expected at least {n_least}, better some thousands; give --text a longer one",
+            path.display(),
+            tokens.len()
+        );
+        let tokens = &tokens[..tokens.len().min(n_tokens.max(n_least))];
+        let context = context.min(tokens.len());
+        Ok(Self { windows: tokens.chunks_exact(context).map(<[Token]>::to_vec).collect() })
+    }
+
+    pub fn n_tokens(&self) -> u64 {
+        self.windows.iter().map(|window| window.len() as u64).sum()
+    }
+}
+
+/// How batches are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steps {
+    /// Whole windows, for speed.
+    Windows,
+    /// One token at a time, as in decoding.
+    Tokens,
+}
+
+/// A model and its session.
+pub struct Runner {
+    pub model: Model,
+    pub session: Session,
+}
+
+impl Runner {
+    /// Prepares to run windows of up to `context` tokens.
+    ///
+    /// # Errors
+    /// As [`Model::session`].
+    pub fn new(
+        model: Model,
+        context: usize,
+        threads: Option<i32>,
+        observer: Option<RouterObserver>,
+    ) -> anyhow::Result<Self> {
+        let length = u32::try_from(context)?;
+        let options =
+            SessionOptions { n_ctx: length, n_batch: length, n_ubatch: length.min(512), threads, ..Default::default() };
+        let session = match observer {
+            Some(observer) => model.session_observed(&options, observer)?,
+            None => model.session(&options)?,
+        };
+        Ok(Self { model, session })
+    }
+
+    /// Runs one window; `row` is shown the logits `[n_vocab]` that predict a token, and the token that came.
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`].
+    pub fn window(&mut self, tokens: &[Token], steps: Steps, mut row: impl FnMut(&[f32], usize)) -> anyhow::Result<()> {
+        self.session.reset();
+        let predicts = |position: usize| position >= WARM_UP && position + 1 < tokens.len();
+        let entry = |position: usize| BatchToken {
+            token: tokens[position],
+            position: position as i32,
+            sequence: 0,
+            logits: predicts(position),
+        };
+        let step = if steps == Steps::Windows { tokens.len() } else { 1 };
+        for first in (0..tokens.len()).step_by(step) {
+            let positions = first..(first + step).min(tokens.len());
+            let batch: Vec<BatchToken> = positions.clone().map(entry).collect();
+            self.session.evaluate(&batch)?;
+            for (i, position) in positions.enumerate().filter(|(_, position)| predicts(*position)) {
+                let logits = self.session.logits(i).context("llama.cpp gave no logits")?;
+                row(logits, usize::try_from(tokens[position + 1])?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Loss of lowering each of these sets of experts, over the whole text.
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`].
+    pub fn losses(&mut self, text: &Text, sets: &[Vec<ExpertId>], stage: &str) -> anyhow::Result<Vec<Loss>> {
+        let progress = Progress::new(stage, (text.windows.len() * sets.len()) as u64)?;
+        let mut losses = vec![Loss::default(); sets.len()];
+        let mut exact = Vec::new();
+        let mut row = Vec::new();
+        for window in &text.windows {
+            self.model.force_low([]);
+            exact.clear();
+            self.window(window, Steps::Windows, |logits, _| {
+                log_softmax(logits, &mut row);
+                exact.extend_from_slice(&row);
+            })?;
+            for (set, loss) in sets.iter().zip(&mut losses) {
+                self.model.force_low(set.iter().copied());
+                let mut exact_rows = exact.chunks_exact(self.model.n_vocab());
+                self.window(window, Steps::Windows, |logits, next| {
+                    let exact = exact_rows.next().expect("both runs predict the same tokens");
+                    loss.add(exact, logits, next);
+                })?;
+                progress.step()?;
+            }
+        }
+        self.model.force_low([]);
+        Ok(losses)
+    }
+}
+
+/// One exact pass: its perplexity, and who was routed where.
+///
+/// # Errors
+/// As [`Session::evaluate`].
+pub fn observe(model: Model, text: &Text, context: usize, threads: Option<i32>) -> anyhow::Result<(f64, Uses)> {
+    let (sender, choices) = std::sync::mpsc::channel();
+    let observer: RouterObserver = Box::new(move |choice| drop(sender.send(choice)));
+    let mut runner = Runner::new(model, context, threads, Some(observer))?;
+    let progress = Progress::new("routing", text.windows.len() as u64)?;
+    let (mut uses, mut sum, mut n) = (Uses::default(), 0.0, 0u64);
+    for window in &text.windows {
+        runner.window(window, Steps::Windows, |logits, next| {
+            sum += nll(logits, next);
+            n += 1;
+        })?;
+        for choice in choices.try_iter() {
+            uses.observe(choice.layer, choice.n_expert_used, &choice.experts, &choice.weights);
+        }
+        progress.step()?;
+    }
+    Ok(((sum / n.max(1) as f64).exp(), uses))
+}

@@ -1,0 +1,166 @@
+//! `profile` as a user runs it: on the demo model, on one with random weights, and where it must refuse.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use gguf_tools::synth::{self, Format, Spec};
+use hobbit::gguf::Gguf;
+use hobbit::profile::{Goal, Profile, ProfileError, widths};
+
+fn demo(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)
+}
+
+/// Runs `profile` with one thread on `model` and `text`.
+fn tool(model: &Path, text: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gguf-tools"));
+    command.arg("profile").arg(model).arg("--text").arg(text).args(["--threads", "1", "--mem-budget", "4GiB"]);
+    command.args(args).output().unwrap()
+}
+
+fn words(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+fn profile(model: &Path, text: &Path, args: &[&str]) -> Profile {
+    let args: Vec<&str> = args.iter().copied().chain(["--json"]).collect();
+    let out = tool(model, text, &args);
+    assert!(out.status.success(), "{}", words(&out.stderr));
+    Profile::parse(words(&out.stdout), Path::new("stdout")).unwrap()
+}
+
+/// A small model with random weights, and a text for it.
+fn random(dir: &Path, types: Format) -> (PathBuf, PathBuf) {
+    let spec = Spec { layers: 3, types: vec![types], seed: 5, ..Spec::tiny("qwen3moe") };
+    let model = synth::write(&dir.join("random.gguf"), &spec).unwrap().files.remove(0);
+    let text = dir.join("text.txt");
+    std::fs::write(&text, "In the beginning was the word, and nobody read it twice. ".repeat(8)).unwrap();
+    (model, text)
+}
+
+#[test]
+fn the_demo_models_experts_are_ranked_as_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let (model, text) = (demo("demo.gguf"), demo("demo-heldout-prose.txt"));
+    let file = dir.path().join("demo.json");
+    let out = tool(
+        &model,
+        &text,
+        &[
+            "--tokens",
+            "512",
+            "--context",
+            "256",
+            "--widths",
+            "q2_k,q4_k",
+            "--check",
+            "16",
+            "--shares",
+            "67/30/3",
+            "-o",
+            file.to_str().unwrap(),
+            "--temp-dir",
+            temp.path().to_str().unwrap(),
+        ],
+    );
+    assert!(out.status.success(), "{}", words(&out.stderr));
+    for part in ["48 experts in 6 layers", "--t1 0.", "every expert at q2_K", "most robust", "checked 16 experts"] {
+        assert!(words(&out.stdout).contains(part), "'{part}' is not in:\n{}", words(&out.stdout));
+    }
+    assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0, "temporary files are left");
+
+    let profile = Profile::read(&file).unwrap();
+    let gguf = Gguf::open(&model).unwrap();
+    let map = gguf.experts().unwrap();
+    profile.check_model(&gguf, &map).unwrap();
+    assert_eq!((profile.text.tokens, profile.text.context), (512, 256));
+    let fitted = profile.thresholds.as_ref().unwrap();
+    for (reached, wanted) in [(fitted.shares.high, 0.67), (fitted.shares.low, 0.30), (fitted.shares.skip, 0.03)] {
+        assert!((reached - wanted).abs() < 0.01, "{fitted:?}");
+    }
+    assert!(0.5 <= fitted.t1 && fitted.t1 < fitted.t2 && fitted.t2 < 1.0, "{fitted:?}");
+
+    let [q4, q2] = profile.widths.as_slice() else { panic!("{:?}", profile.widths) };
+    assert_eq!((q4.dtype.name(), q2.dtype.name()), ("q4_K", "q2_K"), "widest first");
+    assert!(q2.kl > q4.kl && q4.kl > 0.0, "{} {}", q2.kl, q4.kl);
+    for (four, two) in q4.layers.iter().zip(&q2.layers) {
+        assert!(two.kl > four.kl, "layer {}: {} {}", two.layer, two.kl, four.kl);
+        assert!((two.experts.iter().sum::<f64>() - two.kl).abs() < 1e-9);
+        for (expert, (four, two)) in four.experts.iter().zip(&two.experts).enumerate() {
+            assert!(*four > 0.0 && two > four, "layer {} expert {expert}: {two} {four}", q2.layers[0].layer);
+        }
+    }
+    // Measured with all 48 experts: 0.96 at q2_K, 0.70 at q4_K, where single experts hardly rise above the noise.
+    for (width, bound) in [(q4, 0.3), (q2, 0.8)] {
+        let check = width.check.as_ref().unwrap();
+        assert_eq!(check.experts.len(), 16);
+        assert!(check.spearman.unwrap() > bound, "{}: {:?}", width.dtype, check.spearman);
+        assert!((0.2..2.0).contains(&check.ratio), "{}: {}", width.dtype, check.ratio);
+    }
+
+    let none = widths(&profile, &map, Goal::MaxLoss(0.0)).unwrap();
+    assert!(none.types.is_empty());
+    let some = widths(&profile, &map, Goal::MaxLoss(0.02)).unwrap();
+    assert!(some.loss <= 0.02 && some.record_bytes < none.record_bytes, "{some:?}");
+    assert!((1..48).contains(&some.counts[&q2.dtype]), "{:?}", some.counts);
+    let all = widths(&profile, &map, Goal::MaxLoss(100.0)).unwrap();
+    assert_eq!(all.counts.get(&q2.dtype), Some(&48));
+    let fits = widths(&profile, &map, Goal::TargetSize { bytes: 6 << 20, other: 1 << 20 }).unwrap();
+    assert!(fits.record_bytes <= 5 << 20 && fits.loss > 0.0);
+    let refused = widths(&profile, &map, Goal::TargetSize { bytes: 3 << 20, other: 1 << 20 }).unwrap_err();
+    assert!(refused.to_string().contains(&format!("{} bytes", all.record_bytes + (1 << 20))), "{refused}");
+}
+
+#[test]
+fn a_tolerated_loss_is_kept_and_saves_traffic() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random(dir.path(), Format::Q8_0);
+    let args = ["--tokens", "256", "--context", "128", "--no-widths", "--max-loss", "0.5%", "--low", "q2_k"];
+    let first = profile(&model, &text, &args);
+    let fitted = first.thresholds.as_ref().unwrap();
+    let measured = fitted.measured.as_ref().unwrap();
+    assert!(measured.loss <= 0.005, "{measured:?}");
+    assert!(measured.bytes_per_token < measured.exact_bytes_per_token, "{measured:?}");
+    assert_eq!((measured.expert_cache.as_str(), measured.low.as_str()), ("25%", "q2_K"));
+    assert_eq!(fitted.goal, "max loss 0.5%");
+    assert!(first.widths.is_empty());
+    assert_eq!(profile(&model, &text, &args), first, "a second run measures the same");
+}
+
+#[test]
+fn a_profile_of_another_model_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random(dir.path(), Format::Q8_0);
+    let made = profile(&model, &text, &["--tokens", "128", "--no-widths", "--shares", "70/30/0"]);
+    let other = Gguf::open(&demo("demo.gguf")).unwrap();
+    let refused = made.check_model(&other, &other.experts().unwrap()).unwrap_err();
+    assert!(matches!(refused, ProfileError::OtherModel { what: "general.architecture", .. }), "{refused}");
+    assert!(refused.to_string().contains("demo.gguf") && refused.to_string().contains("random.gguf"), "{refused}");
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random(dir.path(), Format::Q4_0);
+    let short = dir.path().join("short.txt");
+    std::fs::write(&short, "Too short.").unwrap();
+    let table: [(&Path, &[&str], &str); 6] = [
+        (&short, &["--widths", "q2_k"], "the text is too short"),
+        (&dir.path().join("none.txt"), &[], "none.txt: cannot read"),
+        (&text, &["--widths", "q8_0,q6_k"], "none is smaller than the model's experts"),
+        (&text, &["--widths", "iq1_s"], "needs an importance matrix"),
+        (&text, &["--no-widths", "--max-loss", "1%", "--low", "q9"], "neither a file nor a type"),
+        (&text, &["--no-widths", "--max-loss", "1%", "--low", "q2_k", "--expert-cache", "400MiB"], "every expert fits"),
+    ];
+    for (text, args, part) in table {
+        let out = tool(&model, text, args);
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        assert!(words(&out.stderr).contains(part), "'{part}' is not in:\n{}", words(&out.stderr));
+    }
+    for args in
+        [["--shares", "67/30/4"], ["--shares", "67/30"], ["--max-loss", "-1%"], ["--check", "0"], ["--widths", "q9"]]
+    {
+        assert_eq!(tool(&model, &text, &args).status.code(), Some(2), "{args:?}");
+    }
+}

@@ -1,0 +1,254 @@
+//! The file: JSON, so that other tools can read it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{ProfileError, SliceTypes};
+use crate::gguf::{ExpertMap, GgmlType, Gguf};
+use crate::route::Shares;
+
+/// What `format` says.
+pub const FORMAT: &str = "hobbit-profile";
+/// Counts up when a reader of the last version would misunderstand.
+pub const VERSION: u64 = 1;
+
+/// What `gguf-tools profile` found out about a model on a text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Profile {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u64,
+    /// What was profiled.
+    pub model: ModelId,
+    /// On what text.
+    pub text: TextId,
+    /// T1 and T2, if they were asked for.
+    pub thresholds: Option<FittedThresholds>,
+    /// Sensitivities, one entry per width, widest first; empty if they were not asked for.
+    pub widths: Vec<Width>,
+}
+
+/// Which model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelId {
+    /// File name, for people.
+    pub file: String,
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Layers with experts.
+    pub n_layers: u32,
+    /// Experts of all layers.
+    pub n_experts: u32,
+    /// Experts per token and layer.
+    pub n_expert_used: u32,
+    /// SHA-256 of the (first) file's header without padding, hexadecimal: metadata, names, types and shapes of tensors. A
+    /// pack made of the model has the same, as the header it stands for.
+    pub header_sha256: String,
+}
+
+/// Which text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TextId {
+    /// File name, for people.
+    pub file: String,
+    /// Tokens evaluated.
+    pub tokens: u64,
+    /// Tokens of each independent piece.
+    pub context: u32,
+    /// Perplexity of the exact model.
+    pub perplexity: f64,
+}
+
+/// T1 and T2 for a goal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FittedThresholds {
+    /// Highest unimportance that is loaded in high precision.
+    pub t1: f32,
+    /// Highest unimportance that is loaded at all.
+    pub t2: f32,
+    /// What was asked for: `shares 67/30/3` or `max loss 1%`.
+    pub goal: String,
+    /// What the uses of experts ask for at these thresholds, if none were resident.
+    pub shares: Shares,
+    /// What a run with them did, where the goal is a loss.
+    pub measured: Option<MeasuredThresholds>,
+}
+
+/// A run of single tokens through the real cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredThresholds {
+    /// Relative increase of perplexity.
+    pub loss: f64,
+    /// Expert bytes read per token.
+    pub bytes_per_token: f64,
+    /// The same with T1 = 1.
+    pub exact_bytes_per_token: f64,
+    /// Expert cache, as given.
+    pub expert_cache: String,
+    /// Where low-precision versions came from.
+    pub low: String,
+}
+
+/// Sensitivities to one width.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Width {
+    /// The type that slices are lowered to.
+    #[serde(rename = "type", with = "super::types::name")]
+    pub dtype: GgmlType,
+    /// Measured with every expert lowered: mean KL divergence from the exact predictions, nats.
+    pub kl: f64,
+    /// Measured alike: relative increase of perplexity.
+    pub perplexity_increase: f64,
+    /// What one nat of summed KL costs in nats of perplexity: the loss of lowering everything (the larger of KL and
+    /// logarithm of the perplexities' ratio), divided by the sum of all layers' `kl`.
+    pub calibration: f64,
+    /// By layer, ascending.
+    pub layers: Vec<LayerWidth>,
+    /// True measurements of single experts, if they were asked for.
+    pub check: Option<Check>,
+}
+
+/// One layer's sensitivities to one width.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerWidth {
+    /// Block number.
+    pub layer: u16,
+    /// Types of an expert's slices: the width's, or the nearest that the row length allows, or the model's own where that is
+    /// not larger.
+    pub types: SliceTypes,
+    /// Measured with all experts of the layer lowered: mean KL divergence, nats.
+    pub kl: f64,
+    /// Predicted for each expert lowered alone: mean KL divergence, nats. Adds up to `kl`.
+    pub experts: Vec<f64>,
+}
+
+/// How well predictions agree with measurements.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Check {
+    /// Spearman's rank correlation; `None` where nothing can be ranked.
+    pub spearman: Option<f64>,
+    /// Sum of the predictions divided by sum of the measurements.
+    pub ratio: f64,
+    /// Measured experts.
+    pub experts: Vec<Checked>,
+}
+
+/// One expert, lowered alone.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Checked {
+    /// Block number.
+    pub layer: u16,
+    /// Expert.
+    pub expert: u16,
+    /// Predicted KL divergence, nats.
+    pub predicted: f64,
+    /// Measured KL divergence, nats.
+    pub measured: f64,
+}
+
+impl ModelId {
+    /// Of a model's files.
+    pub fn of(gguf: &Gguf, experts: &ExpertMap) -> Self {
+        let digest = Sha256::digest(gguf.header_bytes());
+        let header_sha256 = digest.iter().fold(String::new(), |mut text, byte| {
+            write!(text, "{byte:02x}").expect("a string takes everything");
+            text
+        });
+        let architecture = gguf.architecture().to_owned();
+        let used = gguf.get_u64(&format!("{architecture}.expert_used_count")).unwrap_or(0);
+        Self {
+            file: gguf.files[0].path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            architecture,
+            n_layers: experts.layers.len() as u32,
+            n_experts: experts.layers.iter().map(|layer| layer.n_expert).sum(),
+            n_expert_used: u32::try_from(used).unwrap_or(u32::MAX),
+            header_sha256,
+        }
+    }
+}
+
+impl Width {
+    /// Predicted loss of lowering one expert alone, in nats of perplexity.
+    pub fn loss(&self, layer: u16, index: u16) -> Option<f64> {
+        let layer = self.layers.iter().find(|own| own.layer == layer)?;
+        layer.experts.get(usize::from(index)).map(|kl| kl * self.calibration)
+    }
+}
+
+impl Profile {
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// [`ProfileError::Io`], [`ProfileError::Malformed`] or [`ProfileError::Version`].
+    pub fn read(path: &Path) -> Result<Self, ProfileError> {
+        let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
+        Self::parse(&std::fs::read_to_string(path).map_err(io)?, path)
+    }
+
+    /// Reads a profile's text; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`ProfileError::Malformed`] or [`ProfileError::Version`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: String,
+            version: u64,
+        }
+        let malformed = |reason: String| ProfileError::Malformed { path: path.to_owned(), reason };
+        let head: Head = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+        if head.format != FORMAT {
+            return Err(malformed(format!("format is '{}', not '{FORMAT}'", head.format)));
+        }
+        if head.version != VERSION {
+            return Err(ProfileError::Version { path: path.to_owned(), found: head.version, expected: VERSION });
+        }
+        let profile: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+        let mut losses = profile.widths.iter().flat_map(|width| {
+            let layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
+            layers.chain([&width.kl, &width.calibration])
+        });
+        let wrong = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)).copied();
+        drop(losses);
+        match wrong {
+            Some(loss) => Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on"))),
+            None => Ok(profile),
+        }
+    }
+
+    /// The file's text.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
+    }
+
+    /// That the profile was made of this model.
+    ///
+    /// # Errors
+    /// [`ProfileError::OtherModel`].
+    pub fn check_model(&self, gguf: &Gguf, experts: &ExpertMap) -> Result<(), ProfileError> {
+        let (ours, theirs) = (ModelId::of(gguf, experts), &self.model);
+        let parts = [
+            ("general.architecture", ours.architecture, &theirs.architecture),
+            ("number of layers with experts", ours.n_layers.to_string(), &theirs.n_layers.to_string()),
+            ("number of experts", ours.n_experts.to_string(), &theirs.n_experts.to_string()),
+            ("SHA-256 of the header", ours.header_sha256, &theirs.header_sha256),
+        ];
+        match parts.into_iter().find(|(_, ours, theirs)| ours != *theirs) {
+            None => Ok(()),
+            Some((what, found, expected)) => Err(ProfileError::OtherModel {
+                profiled: theirs.file.clone(),
+                model: gguf.files[0].path.clone(),
+                what,
+                found,
+                expected: expected.clone(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

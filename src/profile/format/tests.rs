@@ -1,0 +1,122 @@
+use super::*;
+use crate::expert::{ExpertId, SliceKind};
+use crate::gguf::{ExpertTensor, LayerExperts};
+use crate::profile::{Goal, WidthsError, widths};
+
+fn q2() -> GgmlType {
+    GgmlType::from_name("q2_k").unwrap()
+}
+
+/// One layer of two experts, `[256, 256]` and `[96, 256]`: down's rows are no blocks of 256.
+fn map() -> ExpertMap {
+    let tensor = |kind: SliceKind, ne0: u64| ExpertTensor {
+        kind,
+        name: format!("blk.3.{}.weight", kind.tensor_stem()),
+        dtype: GgmlType::Q8_0,
+        ne0,
+        ne1: 256,
+        n_expert: 2,
+        file: 0,
+        offset: 0,
+        slice_bytes: GgmlType::Q8_0.row_bytes(ne0).unwrap() * 256,
+    };
+    let tensors = vec![tensor(SliceKind::Up, 256), tensor(SliceKind::Down, 96)];
+    ExpertMap { layers: vec![LayerExperts { layer: 3, n_expert: 2, tensors }] }
+}
+
+fn profile() -> Profile {
+    let experts = vec![0.001, 0.003];
+    let types = SliceTypes::lowered(&map().layers[0], q2());
+    let layers = vec![LayerWidth { layer: 3, types, kl: 0.004, experts }];
+    let checked = Checked { layer: 3, expert: 1, predicted: 0.003, measured: 0.004 };
+    let check = Some(Check { spearman: None, ratio: 0.75, experts: vec![checked] });
+    let width = Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, calibration: 2.0, layers, check };
+    Profile {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        model: ModelId {
+            file: "toy.gguf".to_owned(),
+            architecture: "toy".to_owned(),
+            n_layers: 1,
+            n_experts: 2,
+            n_expert_used: 1,
+            header_sha256: "00".repeat(32),
+        },
+        text: TextId { file: "text.txt".to_owned(), tokens: 4096, context: 512, perplexity: 20.5 },
+        thresholds: Some(FittedThresholds {
+            t1: 0.625,
+            t2: 0.9,
+            goal: "max loss 1%".to_owned(),
+            shares: Shares { high: 0.67, low: 0.3, skip: 0.03 },
+            measured: Some(MeasuredThresholds {
+                loss: 0.008,
+                bytes_per_token: 1e6,
+                exact_bytes_per_token: 2e6,
+                expert_cache: "25%".to_owned(),
+                low: "q2_K".to_owned(),
+            }),
+        }),
+        widths: vec![width],
+    }
+}
+
+fn parse(text: &str) -> Result<Profile, ProfileError> {
+    Profile::parse(text, Path::new("p.json"))
+}
+
+#[test]
+fn a_profile_survives_writing_and_reading() {
+    let json = profile().to_json();
+    assert_eq!(parse(&json).unwrap(), profile());
+    for part in ["\"type\": \"q2_K\"", "\"ffn_up_exps\": \"q2_K\"", "\"ffn_down_exps\": \"iq4_nl\"", "\"t1\": 0.625"] {
+        assert!(json.contains(part), "{json}");
+    }
+}
+
+#[test]
+fn what_is_no_profile_of_this_version_is_refused() {
+    let json = profile().to_json();
+    let message = |text: &str| parse(text).unwrap_err().to_string();
+    assert!(message("").starts_with("p.json: "));
+    assert!(message("{}").contains("missing field `format`"));
+    assert!(message(&json.replace(FORMAT, "other")).contains("format is 'other'"));
+    assert!(message(&json.replace("\"version\": 1", "\"version\": 2")).contains("version 2 of the format, expected 1"));
+    assert!(message(&json.replace("q2_K\"", "q9\"")).contains("unknown type 'q9'"));
+    assert!(message(&json.replace("ffn_up_exps", "ffn_sideways")).contains("unknown slice 'ffn_sideways'"));
+    assert!(message(&json.replace("\"calibration\": 2.0", "\"calibration\": -2.0")).contains("a sensitivity is -2"));
+}
+
+#[test]
+fn losses_are_calibrated() {
+    let profile = profile();
+    assert_eq!(profile.widths[0].loss(3, 1), Some(0.006));
+    assert_eq!((profile.widths[0].loss(3, 2), profile.widths[0].loss(0, 0)), (None, None));
+}
+
+#[test]
+fn widths_come_with_the_types_of_every_slice() {
+    let chosen = widths(&profile(), &map(), Goal::MaxLoss(0.0021)).unwrap();
+    let id = ExpertId { layer: 3, index: 0 };
+    assert_eq!(chosen.types.keys().collect::<Vec<_>>(), [&id], "the more robust one");
+    let types = chosen.types[&id];
+    assert_eq!(types.get(SliceKind::Up), Some(q2()));
+    assert_eq!(types.get(SliceKind::Down).map(GgmlType::name), Some("iq4_nl"));
+    assert_eq!(types.get(SliceKind::Gate), None);
+    assert!((chosen.loss - 0.002f64.exp_m1()).abs() < 1e-12);
+    // Slices at block borders: 69632 + 26112 as they are, 21504 + 13824 lowered.
+    assert_eq!(chosen.record_bytes, (69632 + 28672) + (24576 + 16384));
+    assert_eq!(chosen.counts, [(q2(), 1)].into());
+}
+
+#[test]
+fn another_models_layers_and_empty_profiles_are_refused() {
+    let mut other = map();
+    other.layers[0].n_expert = 3;
+    other.layers[0].tensors.iter_mut().for_each(|tensor| tensor.n_expert = 3);
+    let refused = widths(&profile(), &other, Goal::MaxLoss(0.1)).unwrap_err();
+    assert_eq!(refused, WidthsError::Layer { layer: 3, found: 2, expected: 3 });
+    other.layers[0].layer = 4;
+    assert!(matches!(widths(&profile(), &other, Goal::MaxLoss(0.1)), Err(WidthsError::Layer { layer: 4, .. })));
+    let empty = Profile { widths: Vec::new(), ..profile() };
+    assert_eq!(widths(&empty, &map(), Goal::MaxLoss(0.1)), Err(WidthsError::NoWidths));
+}

@@ -1,0 +1,50 @@
+//! What a model tolerates: thresholds for dynamic precision, and a width for each expert.
+//!
+//! `gguf-tools profile` runs a model over a text and writes a [`Profile`]; `gguf-tools pack --profile` turns it into
+//! [`widths()`]. Here is what both think; running the model is the tool's part.
+//!
+//! # Sensitivity
+//!
+//! EdgeMoE lowers one expert at a time and measures the loss: E x L runs over the text for each width. Here every *layer*
+//! is lowered once, L runs, and its measured loss (mean KL divergence from the exact predictions) divided among its
+//! experts in proportion to
+//!
+//! ```text
+//! I_i * e_i(w)   I_i    = sum over the expert's uses of its squared router weight               (Uses::importance)
+//!                e_i(w) = mean over its slices of |W - Q_w(W)|^2 / |W|^2, times |W_up|^2 |W_down|^2   (output_error)
+//! ```
+//!
+//! What an expert adds to a token's hidden state is its router weight times its output; the output's size follows the norms
+//! of its matrices, and to first order its relative error is theirs. KL divergence is quadratic in small errors, and
+//! errors of rounding are independent, so squares add up. Columns are weighted by an importance matrix where there
+//! is one; norms are then those of the real outputs.
+//!
+//! On the demo model, all 48 experts lowered to q2_K one by one, 4096 tokens of prose: rank correlation of this proxy with
+//! the measurements 0.96; without the norms 0.93; of the layer's loss divided evenly 0.41. To q3_K it is 0.92, to q4_K
+//! 0.70: any change at all costs some 5e-4 nats there, by flipping close decisions of later routers, and hides what few
+//! lost bits cost. Such costs do not add up over experts, so they are no fault of a proxy for sums.
+//!
+//! A profile's [`Width::calibration`] turns sums of KL divergences into loss of perplexity. It is measured with every
+//! expert lowered at once.
+
+mod error;
+mod format;
+mod loss;
+mod proxy;
+mod rank;
+mod search;
+mod types;
+mod uses;
+mod widths;
+
+pub use error::{ProfileError, WidthsError};
+pub use format::{
+    Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, VERSION, Width,
+};
+pub use loss::{Loss, log_softmax, nll};
+pub use proxy::{SliceError, divide, output_error};
+pub use rank::spearman;
+pub use search::{Trial, search};
+pub use types::SliceTypes;
+pub use uses::Uses;
+pub use widths::{Goal, Widths, widths};

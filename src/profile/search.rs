@@ -1,0 +1,107 @@
+//! Thresholds for a tolerated loss: few measurements, because each is a run over the text.
+
+use crate::route::Thresholds;
+
+/// What thresholds did to a text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trial {
+    /// What was tried.
+    pub thresholds: Thresholds,
+    /// Relative increase of perplexity; 0.01 is one percent.
+    pub loss: f64,
+    /// Expert bytes read per token.
+    pub bytes_per_token: f64,
+}
+
+/// The least traffic that keeps the loss within `max_loss`, as far as bisection finds it: first the lowest T1 with T2 = 1
+/// (nothing skipped), then the lowest T2 beside it. `candidates` are the thresholds to be tried, ascending, the last one
+/// 1; `measure` runs the text. At most `2 * (log2(candidates) + 1) + 1` measurements.
+///
+/// Loss need not grow evenly with falling thresholds; the answer has been measured in any case. `None` if not even
+/// T1 = T2 = 1 keeps the loss: `max_loss` is negative or no number.
+///
+/// # Errors
+/// Whatever `measure` answers.
+pub fn search<E>(
+    candidates: &[f32],
+    max_loss: f64,
+    mut measure: impl FnMut(Thresholds) -> Result<Trial, E>,
+) -> Result<Option<Trial>, E> {
+    let mut best: Option<Trial> = None;
+    let mut keeps = |thresholds| {
+        let trial = measure(thresholds)?;
+        let keeps = trial.loss <= max_loss;
+        if keeps && best.is_none_or(|best| trial.bytes_per_token < best.bytes_per_token) {
+            best = Some(trial);
+        }
+        Ok(keeps)
+    };
+    if !keeps(Thresholds { t1: 1.0, t2: 1.0 })? {
+        return Ok(None);
+    }
+    let t1 = lowest(candidates, |t1| keeps(Thresholds { t1, t2: 1.0 }))?;
+    let from = candidates.partition_point(|t2| *t2 < t1);
+    lowest(&candidates[from..], |t2| keeps(Thresholds { t1, t2 }))?;
+    Ok(best)
+}
+
+/// The lowest that `keeps`, if those above it do too; the last, 1, is known to.
+fn lowest<E>(candidates: &[f32], mut keeps: impl FnMut(f32) -> Result<bool, E>) -> Result<f32, E> {
+    let (mut low, mut high) = (0, candidates.len().saturating_sub(1));
+    while low < high {
+        let middle = low.midpoint(high);
+        match keeps(candidates[middle])? {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    Ok(candidates.get(low).copied().unwrap_or(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    const CANDIDATES: [f32; 11] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
+
+    fn run(max_loss: f64, loss: impl Fn(Thresholds) -> f64) -> (Option<Trial>, usize) {
+        let mut n = 0;
+        let found = search(&CANDIDATES, max_loss, |thresholds| {
+            n += 1;
+            let bytes_per_token = f64::from(2.0 * thresholds.t1 + thresholds.t2);
+            Ok::<_, Infallible>(Trial { thresholds, loss: loss(thresholds), bytes_per_token })
+        });
+        (found.unwrap(), n)
+    }
+
+    #[test]
+    fn first_t1_then_t2() {
+        let loss = |t: Thresholds| f64::from((1.0 - t.t1) * 0.1 + (1.0 - t.t2) * 0.5);
+        let (found, n) = run(0.05, loss);
+        let found = found.unwrap();
+        assert!(found.loss <= 0.05 && found.thresholds.t1 <= 0.6, "{found:?}");
+        assert!(n <= 9, "{n} measurements");
+    }
+
+    #[test]
+    fn everything_low_if_nothing_is_lost_and_nothing_low_if_all_is() {
+        let (free, _) = run(0.01, |_| 0.0);
+        assert_eq!(free.unwrap().thresholds, Thresholds { t1: 0.0, t2: 0.0 });
+        let (dear, _) = run(0.01, |t| if t.t1 < 1.0 { 1.0 } else { 0.0 });
+        assert_eq!(dear.unwrap().thresholds, Thresholds { t1: 1.0, t2: 1.0 });
+        assert_eq!(run(-0.1, |_| 0.0).0, None);
+        assert_eq!(run(f64::NAN, |_| 0.0).0, None);
+    }
+
+    #[test]
+    fn the_answer_keeps_the_loss_even_where_loss_is_not_even() {
+        let (found, _) = run(0.01, |t| if (0.25..0.45).contains(&t.t1) { 0.02 } else { 0.005 });
+        assert!(found.unwrap().loss <= 0.01);
+    }
+
+    #[test]
+    fn a_failure_ends_the_search() {
+        assert_eq!(search(&CANDIDATES, 0.1, |_| Err::<Trial, _>("disk")), Err("disk"));
+    }
+}

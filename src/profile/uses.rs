@@ -1,0 +1,118 @@
+//! What one pass over a text tells about routing: how much each expert was asked for, and how unimportant uses were.
+
+use std::collections::BTreeMap;
+
+use crate::route::unimportance;
+
+/// Uses of experts over a text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Uses {
+    layers: BTreeMap<u16, LayerUses>,
+    /// Uses of a token's first expert.
+    pub n_first: u64,
+    /// Unimportance of every other use, `0.0..=1.0`, in no particular order.
+    pub samples: Vec<f32>,
+    scratch: Vec<f32>,
+}
+
+/// Uses of one layer's experts, by expert.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct LayerUses {
+    n_uses: Vec<u64>,
+    /// Sum of squared router weights.
+    squares: Vec<f64>,
+}
+
+impl Uses {
+    /// Adds what a layer's router chose: ids and weights, both `[n_tokens][n_used]`. Ids that are no expert's (negative
+    /// or 65535 and more) and weights that are no number count nothing.
+    pub fn observe(&mut self, layer: u16, n_used: usize, experts: &[i32], weights: &[f32]) {
+        let uses = self.layers.entry(layer).or_default();
+        for (ids, weights) in experts.chunks(n_used.max(1)).zip(weights.chunks(n_used.max(1))) {
+            unimportance(weights, &mut self.scratch);
+            // Of weights that rank nothing every expert is a first one.
+            let first = self.scratch.iter().position(|s| *s == 0.0);
+            self.n_first += u64::from(first.is_some());
+            self.samples.extend(self.scratch.iter().enumerate().filter(|(i, _)| Some(*i) != first).map(|(_, s)| *s));
+            for (id, weight) in ids.iter().zip(weights) {
+                let Ok(index) = u16::try_from(*id).map(usize::from) else { continue };
+                if uses.n_uses.len() <= index {
+                    uses.n_uses.resize(index + 1, 0);
+                    uses.squares.resize(index + 1, 0.0);
+                }
+                let square = f64::from(*weight).powi(2);
+                uses.n_uses[index] += 1;
+                uses.squares[index] += if square.is_finite() { square } else { 0.0 };
+            }
+        }
+    }
+
+    /// Layers seen, ascending.
+    pub fn layers(&self) -> impl Iterator<Item = u16> {
+        self.layers.keys().copied()
+    }
+
+    /// Number of uses of an expert.
+    pub fn n_uses(&self, layer: u16, index: u16) -> u64 {
+        let uses = self.layers.get(&layer).and_then(|layer| layer.n_uses.get(usize::from(index)));
+        uses.copied().unwrap_or(0)
+    }
+
+    /// Importance of each of a layer's `n_expert` experts: the sum of its squared router weights, and one more use of
+    /// the layer's mean weight, because an expert that this text did not need is not worthless. All 1 for a layer that
+    /// was not seen.
+    pub fn importance(&self, layer: u16, n_expert: usize) -> Vec<f64> {
+        let Some(uses) = self.layers.get(&layer) else { return vec![1.0; n_expert] };
+        let n: u64 = uses.n_uses.iter().sum();
+        let mean = uses.squares.iter().sum::<f64>() / n.max(1) as f64;
+        let mean = if mean > 0.0 { mean } else { 1.0 };
+        (0..n_expert).map(|e| uses.squares.get(e).copied().unwrap_or(0.0) + mean).collect()
+    }
+
+    /// Every way to set a threshold that differs visibly, ascending from 0 (no use) to 1 (every use): quantiles of the
+    /// unimportances in `n` equal steps.
+    pub fn candidates(&self, n: usize) -> Vec<f32> {
+        let mut samples = self.samples.clone();
+        samples.sort_unstable_by(f32::total_cmp);
+        let inner = (1..n).filter_map(|i| samples.get((samples.len() * i / n).min(samples.len().saturating_sub(1))));
+        let mut all: Vec<f32> = [0.0].into_iter().chain(inner.copied()).chain([1.0]).collect();
+        all.retain(|s| (0.0..=1.0).contains(s));
+        all.sort_unstable_by(f32::total_cmp);
+        all.dedup();
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uses_are_counted_with_their_weights() {
+        let mut uses = Uses::default();
+        uses.observe(3, 2, &[0, 2, 2, 0], &[0.75, 0.25, 0.5, 0.5]);
+        assert_eq!((uses.n_uses(3, 0), uses.n_uses(3, 1), uses.n_uses(3, 2)), (2, 0, 2));
+        let mean = (0.5625 + 0.0625 + 0.25 + 0.25) / 4.0;
+        assert_eq!(uses.importance(3, 4), [0.8125 + mean, mean, 0.3125 + mean, mean]);
+        assert_eq!((uses.n_first, uses.samples.as_slice()), (2, [0.75, 0.5].as_slice()));
+        assert_eq!(uses.importance(4, 2), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn senseless_choices_count_nothing() {
+        let mut uses = Uses::default();
+        uses.observe(0, 2, &[-1, 1], &[f32::NAN, 0.5]);
+        uses.observe(0, 0, &[], &[]);
+        assert_eq!((uses.n_uses(0, 0), uses.n_uses(0, 1)), (0, 1));
+        assert!(uses.importance(0, 2).iter().all(|i| i.is_finite() && *i > 0.0));
+    }
+
+    #[test]
+    fn candidates_begin_and_end_with_all_and_nothing() {
+        let mut uses = Uses::default();
+        assert_eq!(uses.candidates(4), [0.0, 1.0]);
+        uses.samples = vec![0.9, 0.5, 0.7, 0.6, 0.8, 0.5];
+        assert_eq!(uses.candidates(3), [0.0, 0.6, 0.8, 1.0]);
+        assert!(uses.candidates(100).is_sorted());
+    }
+}
