@@ -22,11 +22,11 @@ pub enum Contestant {
     PackExact,
     /// F: as C, nothing is skipped.
     NoSkip,
-    /// G: as C, no low version is replaced in the background.
-    NoUpgrade,
+    /// G: as C, with T1 = 0.5: of two experts, the second never comes in high precision.
+    LowerT1,
 }
 
-use Contestant::{Dynamic, Exact, NoSkip, NoUpgrade, PackDynamic, PackExact, Stock};
+use Contestant::{Dynamic, Exact, LowerT1, NoSkip, PackDynamic, PackExact, Stock};
 
 /// The files there are.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub struct Files {
 }
 
 impl Contestant {
-    pub const ALL: [Self; 7] = [Stock, Exact, Dynamic, PackDynamic, PackExact, NoSkip, NoUpgrade];
+    pub const ALL: [Self; 7] = [Stock, Exact, Dynamic, PackDynamic, PackExact, NoSkip, LowerT1];
 
     pub fn letter(self) -> char {
         char::from(b'A' + Self::ALL.iter().position(|one| *one == self).unwrap_or_default() as u8)
@@ -57,7 +57,7 @@ impl Contestant {
             PackDynamic => "dynamic, pack",
             PackExact => "exact, pack",
             NoSkip => "dynamic, no skip",
-            NoUpgrade => "dynamic, no upgrade",
+            LowerT1 => "dynamic, T1 0.5",
         }
     }
 
@@ -71,7 +71,7 @@ impl Contestant {
     }
 
     pub fn needs_low(self) -> bool {
-        matches!(self, Dynamic | NoSkip | NoUpgrade)
+        matches!(self, Dynamic | NoSkip | LowerT1)
     }
 
     pub fn needs_pack(self) -> bool {
@@ -102,7 +102,7 @@ impl Contestant {
         };
         match self {
             NoSkip => PrecisionOptions { t2: Some(1.0), ..defaults },
-            NoUpgrade => PrecisionOptions { upgrade: false, ..defaults },
+            LowerT1 => PrecisionOptions { t1: Some(0.5), ..defaults },
             _ => defaults,
         }
     }

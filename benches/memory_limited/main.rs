@@ -69,7 +69,7 @@ struct Args {
     #[arg(long, value_name = "R", default_value_t = 1)]
     rounds: u32,
     /// A llama.cpp, B hobbit exact, C dynamic with a low file, D dynamic on a pack, E exact on a pack, F as C without
-    /// skipping, G as C without upgrades
+    /// skipping, G as C with T1 0.5
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = parse_order)]
     order: Order,
     /// The model with experts of fewer bits, for C, F and G [default: made in --dir]

@@ -23,8 +23,13 @@ use crate::route::{Choice, Demand, Resident, resolve};
 use crate::stats::{LayerStats, PrecisionCounts, PrecisionReport};
 use crate::store::{Arena, ReadDone, ReadRequest, SlotPtr, StoreError};
 
-/// Records up to this many bytes are read at once; of larger ones the first product need not wait for the last slice.
-const RECORD_BYTES_MAX: u64 = 8 << 20;
+/// Records up to this many bytes are read at once: measured, a read of 1.5 MiB wins over three of 0.5. Of larger ones the
+/// first product need not wait for the last slice: at 5 MiB one read is 10 % slower than three.
+const RECORD_BYTES_MAX: u64 = 2 << 20;
+
+/// The same where at most [`FEW_READS`] versions are read: slice by slice would be no earlier.
+const RECORD_BYTES_MAX_OF_FEW: u64 = 8 << 20;
+const FEW_READS: usize = 2;
 
 /// High versions on their way in the background.
 const UPGRADES_MAX: usize = 2;
@@ -784,7 +789,8 @@ impl Residency {
     /// first the slices that are multiplied first.
     fn read_slots(&mut self, class: LoadClass, reads: &[(SlotId, Version)], order: &[SliceKind]) {
         let mut requests = Vec::with_capacity(reads.len() * order.len());
-        let whole = |source: &VersionSource| source.record.filter(|record| record.len <= RECORD_BYTES_MAX);
+        let most = if reads.len() <= FEW_READS { RECORD_BYTES_MAX_OF_FEW } else { RECORD_BYTES_MAX };
+        let whole = |source: &VersionSource| source.record.filter(|record| record.len <= most);
         for &(slot, version) in reads {
             if let Some(extent) = whole(self.source(version)) {
                 let dst = self.slot_start(slot, version);
