@@ -34,7 +34,7 @@ pub struct PackInfo {
     pub source_size: u64,
     /// Its digest, counted likewise.
     pub source_sha256: Sha256,
-    /// Digest of what [`super::unpack`] writes; `None` where no plain GGUF can express the pack.
+    /// Digest of what [`super::unpack()`] writes; `None` where no plain GGUF can express the pack.
     pub plain_sha256: Option<Sha256>,
     /// Highest unimportance that is loaded in high precision, calibrated on the model.
     pub t1: Option<f32>,
@@ -79,7 +79,7 @@ impl Pack {
     }
 
     /// Reads and checks header and index of the pack at `path`. Records and tensors are not read: see
-    /// [`super::verify`].
+    /// [`super::verify()`].
     ///
     /// # Errors
     /// Any [`PackError`] but [`PackError::LowOnly`].

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! [`Thresholds`] says of each expert of a token whether it is worth high precision, low precision or nothing.
-//! [`merge`] and [`lower_least_popular`] turn the tokens of a batch into one [`Demand`] per expert, and [`resolve`]
-//! answers it with what is in memory. [`renormalise`] makes up for what was skipped; [`fit`] chooses the thresholds.
+//! [`merge`] and [`lower_least_popular`] turn the tokens of a batch into one [`Demand`] per expert, and [`resolve()`]
+//! answers it with what is in memory. [`renormalise()`] makes up for what was skipped; [`fit()`] chooses the thresholds.
 
 mod batch;
 mod fit;

@@ -70,7 +70,6 @@ fn run(
             mode: Some(PrecisionMode::Dynamic),
             t1: Some(if end == End::AllLow { 0.0 } else { 1.0 }),
             t2: Some(1.0),
-            prefill_low: 0.0,
             upgrade: end == End::AllHigh,
             ..PrecisionOptions::default()
         },

@@ -94,13 +94,7 @@ fn stock(case: &Case, path: &Path) -> Vec<Row> {
 }
 
 fn run(case: &Case, path: &Path, mode: PrecisionMode, expert_cache: ExpertCache) -> Result<Vec<Row>, String> {
-    let precision = PrecisionOptions {
-        mode: Some(mode),
-        t1: Some(1.0),
-        t2: Some(1.0),
-        prefill_low: 0.0,
-        ..PrecisionOptions::default()
-    };
+    let precision = PrecisionOptions { mode: Some(mode), t1: Some(1.0), t2: Some(1.0), ..PrecisionOptions::default() };
     let options = ModelOptions { budget: BUDGET, expert_cache, precision, ..ModelOptions::default() };
     let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
     if model.expert_bytes_read_at_load() != 0 {
