@@ -194,10 +194,11 @@ fn pools_get_the_same_fraction() {
     assert_eq!(plan.unused(), 2 * MIB);
 }
 
-/// As [`input`], with a low version of a quarter of the size for every expert.
+/// As [`input`], with a low version of a quarter of the size for every expert, and a quarter of the cache for them.
 fn plan_with_low(change: impl FnOnce(&mut PlanInput)) -> MemoryPlan {
     let with_low = |input: &mut PlanInput| {
         input.pools.push(pool(Low, &[32; 32], MIB, MIB / 2));
+        input.low_share = LowShare::Percent(25.0);
         change(input);
     };
     plan(with_low).unwrap()

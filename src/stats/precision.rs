@@ -147,6 +147,9 @@ impl fmt::Display for PrecisionReport {
         if !self.is_dynamic() {
             f.write_str("precision: exact (bit-identical to llama.cpp)")?;
             return match &self.low {
+                Some(low) if self.high.slots == self.high.experts => {
+                    write!(f, "; everything fits, low {} from {} is not needed", low.types, low.source)
+                }
                 Some(low) => write!(f, "; low {} from {} is not used", low.types, low.source),
                 None => Ok(()),
             };
