@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use gguf_tools::synth::{self, Format, Spec};
-use hobbit::gguf::{GgmlType, Gguf, HeaderBuilder, Value};
+use hobbit::gguf::{GgmlType, Gguf, HeaderBuilder, Recode, Value};
 use hobbit::{Ggml, LowError, check_low};
 
 fn write(dir: &Path, name: &str, spec: &Spec) -> PathBuf {

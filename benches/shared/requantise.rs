@@ -10,6 +10,7 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use hobbit::Ggml;
+use hobbit::gguf::Recode;
 use hobbit::gguf::{ExpertTensor, GgmlType, Gguf, HeaderBuilder, TensorInfo};
 use tempfile::NamedTempFile;
 

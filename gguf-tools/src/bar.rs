@@ -35,7 +35,7 @@ impl Bar {
         }
         self.bar.set_length(total);
         self.bar.set_position(done);
-        match STOP.load(Ordering::Relaxed) {
+        match is_stopped() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -51,7 +51,10 @@ impl Drop for Bar {
 static STOP: AtomicBool = AtomicBool::new(false);
 
 /// The first Ctrl-C asks the work to stop where it can be taken up again, the second ends the process.
-fn watch() -> anyhow::Result<()> {
+///
+/// # Errors
+/// Ctrl-C cannot be watched.
+pub fn watch() -> anyhow::Result<()> {
     static WATCHING: OnceLock<Result<(), String>> = OnceLock::new();
     let handler = || {
         if STOP.swap(true, Ordering::Relaxed) {
@@ -60,4 +63,9 @@ fn watch() -> anyhow::Result<()> {
     };
     let watching = WATCHING.get_or_init(|| ctrlc::set_handler(handler).map_err(|error| error.to_string()));
     watching.clone().map_err(anyhow::Error::msg).context("cannot watch for Ctrl-C")
+}
+
+/// Ctrl-C was pressed.
+pub fn is_stopped() -> bool {
+    STOP.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! Tools for model files. Exit status: 0 success, 1 failure, 2 wrong usage.
+//! Tools for model files. Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 
 mod bar;
 mod inspect;
@@ -40,6 +40,9 @@ enum Tool {
     Synth(Box<synth::Args>),
 }
 
+/// Exit status after Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
 fn main() -> ExitCode {
     let outcome = match Cli::parse().tool {
         Tool::Inspect(args) => inspect::run(args),
@@ -56,7 +59,7 @@ fn main() -> ExitCode {
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("error: {}", in_words(&e));
-            ExitCode::FAILURE
+            if bar::is_stopped() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
         }
     }
 }

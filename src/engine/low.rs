@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::Ggml;
-use crate::gguf::{Catalog, GgmlType, Gguf, GgufError, LowMismatch, RecodeError, TensorInfo};
+use crate::gguf::{Catalog, GgmlType, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
 
 /// Bytes of a tensor read at a time, if a row is not longer.
 const BATCH_BYTES: u64 = 1 << 20;

@@ -31,13 +31,12 @@ impl Ggml {
     pub fn new() -> Self {
         Self
     }
+}
 
-    /// As [`crate::gguf::recode::Recode::recode`]. Memory: `out`, and scratch for one batch of rows (a few times
+impl Recode for Ggml {
+    /// Memory: `out`, and scratch for one batch of rows (a few times
     /// 64 Ki floats, or one row if that is longer).
-    ///
-    /// # Errors
-    /// Any [`RecodeError`]; `out` is unspecified then.
-    pub fn recode(
+    fn recode(
         &self,
         from: GgmlType,
         to: GgmlType,
@@ -82,18 +81,7 @@ impl Ggml {
         Ok(())
     }
 
-    /// As [`crate::gguf::recode::Recode::dequantise`].
-    ///
-    /// # Errors
-    /// [`RecodeError::NotDecodable`], [`RecodeError::RowLength`], [`RecodeError::DataLength`] or
-    /// [`RecodeError::TooLarge`].
-    pub fn dequantise(
-        &self,
-        from: GgmlType,
-        n_per_row: u64,
-        bytes: &[u8],
-        out: &mut Vec<f32>,
-    ) -> Result<(), RecodeError> {
+    fn dequantise(&self, from: GgmlType, n_per_row: u64, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), RecodeError> {
         let (n_rows, from_row) = count_rows(from, n_per_row, bytes.len())?;
         let mut decoder = Decoder::new(from)?;
         let too_large = RecodeError::TooLarge { dtype: GgmlType::F32, n_per_row, rows: n_rows };
@@ -108,47 +96,16 @@ impl Ggml {
         Ok(())
     }
 
-    /// As [`crate::gguf::recode::Recode::supports`].
-    ///
-    /// # Errors
-    /// [`RecodeError::NotEncodable`].
-    pub fn supports(&self, to: GgmlType) -> Result<(), RecodeError> {
+    fn supports(&self, to: GgmlType) -> Result<(), RecodeError> {
         match ENCODABLE.contains(&to.name()) {
             true => Ok(()),
             false => Err(RecodeError::NotEncodable { dtype: to }),
         }
     }
 
-    /// As [`crate::gguf::recode::Recode::needs_importance`].
-    pub fn needs_importance(&self, to: GgmlType) -> bool {
+    fn needs_importance(&self, to: GgmlType) -> bool {
         // SAFETY: a pure function of a type id that ggml knows.
         unsafe { llama::ggml_quantize_requires_imatrix(to.id()) }
-    }
-}
-
-impl Recode for Ggml {
-    fn recode(
-        &self,
-        from: GgmlType,
-        to: GgmlType,
-        n_per_row: u64,
-        bytes: &[u8],
-        importance: Option<&[f32]>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), RecodeError> {
-        Ggml::recode(self, from, to, n_per_row, bytes, importance, out)
-    }
-
-    fn dequantise(&self, from: GgmlType, n_per_row: u64, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), RecodeError> {
-        Ggml::dequantise(self, from, n_per_row, bytes, out)
-    }
-
-    fn supports(&self, to: GgmlType) -> Result<(), RecodeError> {
-        Ggml::supports(self, to)
-    }
-
-    fn needs_importance(&self, to: GgmlType) -> bool {
-        Ggml::needs_importance(self, to)
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use hobbit::Ggml;
 use hobbit::expert::SliceKind;
+use hobbit::gguf::Recode;
 use hobbit::gguf::writer::Layout;
 use hobbit::gguf::{ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, Value};
 use hobbit::imatrix::Imatrix;

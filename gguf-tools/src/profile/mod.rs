@@ -13,7 +13,7 @@ use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::gguf::{GgmlType, Gguf, Recode};
 use hobbit::imatrix::Imatrix;
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};

@@ -1,17 +1,13 @@
 //! A bar of runs over the text on standard error, and Ctrl-C.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::bar::{is_stopped, watch};
 
 /// Counts units of work of one stage; hidden by indicatif where standard error is not a terminal.
 pub struct Progress {
     bar: ProgressBar,
 }
-
-static STOP: AtomicBool = AtomicBool::new(false);
 
 impl Progress {
     /// A bar of `total` units. The first Ctrl-C makes the next [`Progress::step`] fail, so that temporary files are removed;
@@ -33,7 +29,7 @@ impl Progress {
     /// Ctrl-C was pressed.
     pub fn step(&self) -> anyhow::Result<()> {
         self.bar.inc(1);
-        anyhow::ensure!(!STOP.load(Ordering::Relaxed), "interrupted");
+        anyhow::ensure!(!is_stopped(), "interrupted");
         Ok(())
     }
 }
@@ -42,15 +38,4 @@ impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
-}
-
-fn watch() -> anyhow::Result<()> {
-    static WATCHING: OnceLock<Result<(), String>> = OnceLock::new();
-    let handler = || {
-        if STOP.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    };
-    let watching = WATCHING.get_or_init(|| ctrlc::set_handler(handler).map_err(|error| error.to_string()));
-    watching.clone().map_err(anyhow::Error::msg).context("cannot watch for Ctrl-C")
 }
