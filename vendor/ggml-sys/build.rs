@@ -1,7 +1,9 @@
-//! Finds the llama.cpp sources that `llama-cpp-sys-2` built, binds ggml's backend interface and compiles the shim.
+//! Finds the llama.cpp sources that `llama-cpp-sys-2` built, binds ggml's backend interface and compiles the shim. On
+//! request it compiles the RPC backend, or gathers the libraries that a program with dynamic backends needs.
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 fn main() {
@@ -9,6 +11,12 @@ fn main() {
     let source = llama_cpp_source();
     bind_backend_interface(&source);
     compile_shim(&source);
+    if env::var_os("CARGO_FEATURE_RPC").is_some() {
+        compile_rpc(&source);
+    }
+    if let Some(backends) = env::var_os("DEP_LLAMA_BACKENDS_DIR") {
+        gather_libraries(Path::new(&backends)).expect("libraries can be placed beside the programs");
+    }
 }
 
 /// The directory of the llama.cpp sources, as CMake recorded it when `llama-cpp-sys-2` was built.
@@ -61,4 +69,59 @@ fn compile_shim(source: &Path) {
         .warnings(false)
         .pic(true)
         .compile("hobbit_ggml_shim");
+}
+
+/// ggml's RPC backend as its CMake lists would compile it into a static library, without RDMA.
+fn compile_rpc(source: &Path) {
+    let rpc = source.join("ggml/src/ggml-rpc");
+    cc::Build::new()
+        .cpp(true)
+        .std("gnu++17")
+        .opt_level(3)
+        .define("NDEBUG", None)
+        .define("_GNU_SOURCE", None)
+        .define("_XOPEN_SOURCE", "600")
+        // Includes ggml-rpc.cpp.
+        .file("shim/rpc.cpp")
+        .file(rpc.join("transport.cpp"))
+        .include(&rpc)
+        .include(source.join("ggml/include"))
+        .include(source.join("ggml/src"))
+        .warnings(false)
+        .pic(true)
+        .compile("hobbit_ggml_rpc");
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "windows") {
+        println!("cargo:rustc-link-lib=ws2_32");
+    }
+}
+
+/// Places llama.cpp's libraries, under the names by which they are loaded, and all backends where cargo puts programs:
+/// that directory can be copied and runs anywhere. `llama-cpp-sys-2` places the linker's names only, as links to these,
+/// and fails when it runs again and finds that they lead nowhere.
+fn gather_libraries(backends: &Path) -> io::Result<()> {
+    let installed = backends.parent().expect("a subdirectory of what llama-cpp-sys-2 installed");
+    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let programs = out.ancestors().nth(3).expect("OUT_DIR is <profile>/build/<package>/out");
+    for directory in [backends.to_owned(), installed.join("lib"), installed.join("lib64")] {
+        let Ok(entries) = fs::read_dir(directory) else { continue };
+        for entry in entries {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let is_backend = path.starts_with(backends);
+            // libllama.so.0, which is a link to libllama.so.0.26.0; libllama.0.dylib.
+            let is_loaded = name.split('.').filter(|part| part.parse::<u32>().is_ok()).count() == 1;
+            if !name.starts_with("lib") || !(is_backend || is_loaded) {
+                continue;
+            }
+            for directory in [programs.to_owned(), programs.join("deps"), programs.join("examples")] {
+                if directory.is_dir() {
+                    let placed = directory.join(&name);
+                    // Not overwritten: a running program may have it mapped.
+                    let _ = fs::remove_file(&placed);
+                    fs::copy(&path, placed)?;
+                }
+            }
+        }
+    }
+    Ok(())
 }

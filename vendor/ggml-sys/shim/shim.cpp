@@ -3,15 +3,20 @@
 
 #include "chat.h"
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 #include "llama-ext.h"
 #include "llama.h"
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 #include <unistd.h>
 
 // The interface the Rust side was written against: a bump that changes it must not compile.
@@ -39,7 +44,18 @@ void on_abort(const char * message) {
     if (throwing_guards > 0) {
         throw failed_assertion(message);
     }
-    fprintf(stderr, "error: llama.cpp gave up: %s\n", message);
+    // Without the directories of the machine that compiled it.
+    const char * known = "/llama.cpp/";
+    const char * file  = strstr(message, known);
+    fprintf(stderr, "error: llama.cpp gave up: %s\n", file == nullptr ? message : file + strlen(known));
+    if (strstr(message, "ggml-rpc") != nullptr) {
+        fputs("An RPC server is gone, or does not answer as this version expects. Look at what it says, start it again "
+              "(hobbit-rpc, or a ggml-rpc-server of the same version of llama.cpp), or leave it out of --rpc.\n", stderr);
+    }
+    if (strstr(message, "CUDA error") != nullptr) {
+        fputs("A CUDA device failed or is out of memory. Look at its driver's log; give a larger --device-headroom or a "
+              "smaller -ub, or leave it out with --device.\n", stderr);
+    }
     fflush(stderr);
     fflush(stdout);
     _exit(1);
@@ -150,22 +166,47 @@ llama_sampler * hobbit_sampler_init_dry(const llama_vocab * vocab, float multipl
     }
 }
 
-bool hobbit_memory_breakdown(const llama_context * ctx, ggml_backend_buffer_type_t excluded, size_t * model_bytes,
-                             size_t * context_bytes, size_t * compute_bytes) {
-    *model_bytes = *context_bytes = *compute_bytes = 0;
+typedef void (*hobbit_memory_callback)(void * context, ggml_backend_buffer_type_t buft, size_t model, size_t kv,
+                                       size_t compute);
+
+bool hobbit_memory_breakdown(const llama_context * ctx, hobbit_memory_callback output, void * output_context) {
     try {
         for (const auto & [buft, data] : llama_get_memory_breakdown(ctx)) {
-            if (buft == excluded) {
-                continue;
-            }
-            *model_bytes   += data.model;
-            *context_bytes += data.context;
-            *compute_bytes += data.compute;
+            output(output_context, buft, data.model, data.context, data.compute);
         }
         return true;
     } catch (const std::exception &) {
         return false;
     }
+}
+
+ggml_status hobbit_compute_nodes(ggml_backend_t backend, ggml_cgraph * graph, int from, int to, bool cut) {
+    ggml_cgraph nodes = ggml_graph_view(graph, from, to);
+    if (!cut) {
+        return ggml_backend_graph_compute_async(backend, &nodes);
+    }
+    // A backend that sends graphs elsewhere follows sources to the graph's beginning: they are hidden while it looks.
+    std::unordered_set<const ggml_tensor *> seen(nodes.nodes, nodes.nodes + nodes.n_nodes);
+    std::vector<std::pair<ggml_tensor *, std::array<ggml_tensor *, GGML_MAX_SRC>>> hidden;
+    const auto hide = [&](ggml_tensor * tensor) {
+        for (; tensor != nullptr && seen.insert(tensor).second; tensor = tensor->view_src) {
+            std::array<ggml_tensor *, GGML_MAX_SRC> sources;
+            std::copy_n(tensor->src, GGML_MAX_SRC, sources.begin());
+            hidden.emplace_back(tensor, sources);
+            std::fill_n(tensor->src, GGML_MAX_SRC, nullptr);
+        }
+    };
+    for (int i = 0; i < nodes.n_nodes; ++i) {
+        hide(nodes.nodes[i]->view_src);
+        for (ggml_tensor * source : nodes.nodes[i]->src) {
+            hide(source);
+        }
+    }
+    const ggml_status status = ggml_backend_graph_compute_async(backend, &nodes);
+    for (auto & [tensor, sources] : hidden) {
+        std::copy_n(sources.begin(), GGML_MAX_SRC, tensor->src);
+    }
+    return status;
 }
 
 bool hobbit_chat_render(const llama_model * model, const char * template_override, bool use_jinja,

@@ -3,6 +3,7 @@
 //! * [`llama`]: llama.cpp's and ggml's public API, as `llama-cpp-sys-2` binds it, unmodified.
 //! * [`backend`]: the structs of `ggml-backend-impl.h` that a backend written outside of ggml has to fill in.
 //! * [`shim`]: what neither of them offers to C: C++ exceptions turned into codes, chat templates, memory sizes.
+//! * `rpc` (feature `rpc`): ggml's RPC backend, which `llama-cpp-sys-2` does not build.
 //!
 //! `UPGRADE.md` says what a version bump has to re-check.
 
@@ -15,6 +16,8 @@ pub mod backend {
     include!(concat!(env!("OUT_DIR"), "/backend_impl.rs"));
 }
 
+#[cfg(feature = "rpc")]
+pub mod rpc;
 pub mod shim;
 
 // The interface this crate was written against. A bump of llama-cpp-sys-2 that changes it must not compile.
@@ -64,8 +67,46 @@ pub fn check_abi() -> Result<(), String> {
     Ok(())
 }
 
+/// Makes ggml know every backend that this build has, once per process: those that llama.cpp was compiled with register
+/// themselves; RPC is added; with the feature `dynamic-backends` the best library of every kind is loaded, from the
+/// directory in which they were built, that of the executable and the current one, in this order, and last the one that
+/// the environment variable `GGML_BACKEND_PATH` names.
+///
+/// To be called before anything else that reads ggml's registry, which is not locked.
+pub fn register_backends() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        #[cfg(feature = "rpc")]
+        // SAFETY: the registration is static; a name is asked for with NUL-terminated text.
+        unsafe {
+            if llama::ggml_backend_reg_by_name(c"RPC".as_ptr()).is_null() {
+                llama::ggml_backend_register(rpc::ggml_backend_rpc_reg());
+            }
+        }
+        #[cfg(feature = "dynamic-backends")]
+        // SAFETY: no arguments, no state but the registry.
+        unsafe {
+            llama::ggml_backend_load_all();
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "rpc")]
+    #[test]
+    fn rpc_is_registered_once() {
+        super::register_backends();
+        super::register_backends();
+        // SAFETY: registrations live as long as the process, names are NUL-terminated.
+        let name = |i| unsafe {
+            std::ffi::CStr::from_ptr(super::llama::ggml_backend_reg_name(super::llama::ggml_backend_reg_get(i)))
+        };
+        // SAFETY: reads the registry.
+        let names: Vec<_> = (0..unsafe { super::llama::ggml_backend_reg_count() }).map(name).collect();
+        assert_eq!(names.iter().filter(|name| ***name == *c"RPC").count(), 1, "{names:?}");
+    }
+
     #[test]
     fn c_and_rust_agree_on_shared_structs() {
         super::check_abi().unwrap();

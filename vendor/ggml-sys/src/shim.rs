@@ -3,12 +3,21 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::llama::{
-    ggml_backend_buffer_type_t, llama_batch, llama_context, llama_context_params, llama_model, llama_model_params,
-    llama_sampler, llama_token, llama_vocab,
+    ggml_backend_buffer_type_t, ggml_backend_t, ggml_cgraph, ggml_status, llama_batch, llama_context,
+    llama_context_params, llama_model, llama_model_params, llama_sampler, llama_token, llama_vocab,
 };
 
 /// Called with text that the other side owns; `context` is what the caller passed in.
 pub type TextCallback = unsafe extern "C" fn(context: *mut c_void, text: *const c_char, len: usize);
+
+/// Called with a buffer type and bytes of weights, of KV cache and state, and of compute buffers.
+pub type MemoryCallback = unsafe extern "C" fn(
+    context: *mut c_void,
+    buft: ggml_backend_buffer_type_t,
+    model: usize,
+    kv: usize,
+    compute: usize,
+);
 
 unsafe extern "C" {
     /// Writes up to `capacity` struct sizes and returns how many there are.
@@ -74,15 +83,23 @@ unsafe extern "C" {
         n_breakers: usize,
     ) -> *mut llama_sampler;
 
-    /// Bytes that llama.cpp holds for a context, without buffers of type `excluded`: weights, KV cache and state,
-    /// compute buffers.
+    /// Calls `output` for every buffer type in which llama.cpp holds memory for a context, with the bytes of weights,
+    /// of KV cache and state, and of compute buffers.
     pub fn hobbit_memory_breakdown(
         ctx: *const llama_context,
-        excluded: ggml_backend_buffer_type_t,
-        model_bytes: *mut usize,
-        context_bytes: *mut usize,
-        compute_bytes: *mut usize,
+        output: MemoryCallback,
+        output_context: *mut c_void,
     ) -> bool;
+
+    /// Starts computing the nodes `from..to` of a graph, which the scheduler has allocated. `cut`: the backend is shown
+    /// nothing of the nodes before them but their results.
+    pub fn hobbit_compute_nodes(
+        backend: ggml_backend_t,
+        graph: *mut ggml_cgraph,
+        from: c_int,
+        to: c_int,
+        cut: bool,
+    ) -> ggml_status;
 
     /// Renders a conversation with the model's chat template (or `template_override`) as llama-cli does.
     /// `roles` and `contents` have `n_messages` entries. On success calls `output` once and returns true.

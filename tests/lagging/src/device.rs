@@ -1,0 +1,308 @@
+//! The device: what a test holds, and what ggml's registry sees.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ggml_sys::backend as ffi;
+use ggml_sys::llama::{
+    self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_backend_reg_t, ggml_backend_t, ggml_status, ggml_tensor,
+};
+
+use crate::memory::{buffer_of, device_buffer_type, host_buffer_type};
+use crate::shared::{Pointers, Shared};
+use crate::{Options, Pinned, stream};
+
+/// How many devices a process can have.
+pub const DEVICES_MAX: usize = 128;
+/// From so many tokens on, CUDA asks for products of weights that are not on the device.
+const OFFLOAD_TOKENS_MIN: i64 = 32;
+
+/// A registered device. Lives as long as the process; handles are copies.
+#[derive(Clone, Copy)]
+pub struct Device {
+    shared: &'static Shared,
+}
+
+/// What a device has done since [`Device::reset`], in virtual seconds, bytes and calls.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// The host's virtual time: work it did and what it waited for.
+    pub host_time: f64,
+    /// Seconds the link was busy.
+    pub copy_busy: f64,
+    /// Seconds of graphs, all streams added up.
+    pub compute_busy: f64,
+    /// Bytes copied, up and down, synchronous copies included.
+    pub copied_bytes: u64,
+    /// Copies to the device.
+    pub uploads: u64,
+    /// Copies to the host.
+    pub downloads: u64,
+    /// Graphs submitted.
+    pub graph_computes: u64,
+    /// Nodes that have run.
+    pub nodes: u64,
+    /// Times the host waited for a whole stream.
+    pub synchronizes: u64,
+    /// Times the host waited for an event.
+    pub event_synchronizes: u64,
+    /// Times a stream was told to wait for an event.
+    pub event_waits: u64,
+}
+
+/// Registers a device with ggml, under a name of its own (`LAG0`, `LAG1`, …).
+///
+/// # Panics
+/// Where a process asks for more than [`DEVICES_MAX`].
+pub fn register(options: Options) -> Device {
+    static POOL: LazyLock<Vec<&'static Shared>> = LazyLock::new(register_all);
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let pool = &*POOL;
+    let index = NEXT.fetch_add(1, Ordering::Relaxed);
+    let shared = pool.get(index).unwrap_or_else(|| panic!("at most {DEVICES_MAX} lagging devices in a process"));
+    assert!(shared.options.set(options).is_ok(), "a device is handed out once");
+    Device { shared }
+}
+
+impl Device {
+    /// The device's name in ggml: what to give to `-dev`.
+    pub fn name(&self) -> &str {
+        self.shared.name.to_str().expect("LAG and a number")
+    }
+
+    /// The device as ggml knows it.
+    pub fn raw(&self) -> ggml_backend_dev_t {
+        self.shared.pointers().device
+    }
+
+    /// What happened since the last [`Device::reset`]. Graphs that have not run are not in the times.
+    pub fn report(&self) -> Report {
+        let state = self.shared.state();
+        Report {
+            host_time: state.schedule.host,
+            copy_busy: state.schedule.copy_busy,
+            compute_busy: state.schedule.compute_busy,
+            ..state.report.clone()
+        }
+    }
+
+    /// Runs what is queued, then sets all times and counts to zero. Faults injected and found stay.
+    pub fn reset(&self) {
+        self.shared.finish_all();
+        let mut state = self.shared.state();
+        state.schedule.reset();
+        state.report = Report::default();
+    }
+
+    /// The host works for so many seconds of virtual time.
+    pub fn add_host_time(&self, seconds: f64) {
+        self.shared.state().schedule.host += seconds;
+    }
+
+    /// Misuse found so far, each with what was touched; after the first, every graph fails.
+    pub fn faults(&self) -> Vec<String> {
+        self.shared.state().faults.clone()
+    }
+
+    /// From now on buffers of more than so many bytes are refused; `u64::MAX` ends that.
+    pub fn fail_allocations_above(&self, bytes: u64) {
+        self.shared.state().allocation_bytes_max = bytes;
+    }
+
+    /// The next graph is refused with this status.
+    pub fn fail_next_graph(&self, status: ggml_status) {
+        self.fail_graphs(0, 1, status);
+    }
+
+    /// After `after` more graphs, `n` graphs are refused with this status, in place of what was to fail until now.
+    pub fn fail_graphs(&self, after: usize, n: usize, status: ggml_status) {
+        let mut state = self.shared.state();
+        state.graphs_until_failure = after;
+        state.fail_graphs = vec![status; n];
+    }
+
+    /// From now on every graph fails.
+    pub fn lose(&self) {
+        self.shared.state().lost = true;
+    }
+}
+
+fn register_all() -> Vec<&'static Shared> {
+    if let Err(difference) = ggml_sys::check_abi() {
+        panic!("{difference}");
+    }
+    let pool: &'static Vec<&'static Shared> =
+        Box::leak(Box::new((0..DEVICES_MAX).map(|index| &*Box::leak(Box::new(Shared::new(index)))).collect()));
+    let reg: *mut ffi::ggml_backend_reg = Box::leak(Box::new(ffi::ggml_backend_reg {
+        api_version: ffi::GGML_BACKEND_API_VERSION as c_int,
+        iface: ffi::ggml_backend_reg_i {
+            get_name: Some(reg_name),
+            get_device_count: Some(reg_device_count),
+            get_device: Some(reg_device),
+            get_proc_address: None,
+        },
+        context: ptr::from_ref(pool).cast_mut().cast(),
+    }));
+    for shared in pool {
+        let context: *mut c_void = ptr::from_ref::<Shared>(shared).cast_mut().cast();
+        let device: ggml_backend_dev_t = ptr::from_mut(Box::leak(Box::new(ffi::ggml_backend_device {
+            iface: device_interface(),
+            reg: reg.cast(),
+            context,
+        })))
+        .cast();
+        let buffer_type = |iface| -> ggml_backend_buffer_type_t {
+            ptr::from_mut(Box::leak(Box::new(ffi::ggml_backend_buffer_type { iface, device, context }))).cast()
+        };
+        let pointers = Pointers {
+            device,
+            buffer_type: buffer_type(device_buffer_type()),
+            host_buffer_type: buffer_type(host_buffer_type()),
+        };
+        assert!(shared.pointers.set(pointers).is_ok(), "the pool is made once");
+    }
+    // SAFETY: everything is leaked, initialised and linked before ggml sees it.
+    unsafe { llama::ggml_backend_register(reg.cast()) };
+    pool.clone()
+}
+
+fn device_interface() -> ffi::ggml_backend_device_i {
+    ffi::ggml_backend_device_i {
+        get_name: Some(device_name),
+        get_description: Some(device_description),
+        get_memory: Some(device_memory),
+        get_type: Some(device_type),
+        get_props: Some(device_props),
+        init_backend: Some(init_backend),
+        get_buffer_type: Some(get_buffer_type),
+        get_host_buffer_type: Some(get_host_buffer_type),
+        buffer_from_host_ptr: None,
+        supports_op: Some(supports_op),
+        supports_buft: Some(supports_buft),
+        offload_op: Some(offload_op),
+        event_new: Some(stream::event_new),
+        event_free: Some(stream::event_free),
+        event_synchronize: Some(stream::event_synchronize),
+    }
+}
+
+/// # Safety
+/// `dev` is one of our devices.
+pub(crate) unsafe fn shared_of(dev: ggml_backend_dev_t) -> &'static Shared {
+    // SAFETY: by the caller; `register_all` put it there.
+    unsafe { &*(*dev.cast::<ffi::ggml_backend_device>()).context.cast::<Shared>() }
+}
+
+unsafe extern "C" fn reg_name(_: ggml_backend_reg_t) -> *const c_char {
+    c"LAG".as_ptr()
+}
+
+unsafe extern "C" fn reg_device_count(_: ggml_backend_reg_t) -> usize {
+    DEVICES_MAX
+}
+
+unsafe extern "C" fn reg_device(reg: ggml_backend_reg_t, index: usize) -> ggml_backend_dev_t {
+    // SAFETY: `register_all` put the pool there.
+    let pool = unsafe { &*(*reg.cast::<ffi::ggml_backend_reg>()).context.cast::<Vec<&'static Shared>>() };
+    pool.get(index).map_or(ptr::null_mut(), |shared| shared.pointers().device)
+}
+
+unsafe extern "C" fn device_name(dev: ggml_backend_dev_t) -> *const c_char {
+    // SAFETY: ggml passes our device.
+    unsafe { shared_of(dev) }.name.as_ptr()
+}
+
+unsafe extern "C" fn device_description(_: ggml_backend_dev_t) -> *const c_char {
+    c"lagging test device".as_ptr()
+}
+
+unsafe extern "C" fn device_memory(dev: ggml_backend_dev_t, free: *mut usize, total: *mut usize) {
+    // SAFETY: ggml passes our device and valid places.
+    unsafe {
+        let shared = shared_of(dev);
+        *total = shared.options().memory as usize;
+        *free = shared.options().memory.saturating_sub(shared.state().used) as usize;
+    }
+}
+
+unsafe extern "C" fn device_type(dev: ggml_backend_dev_t) -> llama::ggml_backend_dev_type {
+    // SAFETY: ggml passes our device.
+    let shared = unsafe { shared_of(dev) };
+    match shared.options().unified {
+        _ if shared.is_spare() => llama::GGML_BACKEND_DEVICE_TYPE_CPU,
+        true => llama::GGML_BACKEND_DEVICE_TYPE_IGPU,
+        false => llama::GGML_BACKEND_DEVICE_TYPE_GPU,
+    }
+}
+
+unsafe extern "C" fn device_props(dev: ggml_backend_dev_t, props: *mut llama::ggml_backend_dev_props) {
+    // SAFETY: ggml passes our device and a valid place; zero is a valid value of every field.
+    unsafe {
+        ptr::write_bytes(props, 0, 1);
+        (*props).name = device_name(dev);
+        (*props).description = device_description(dev);
+        (*props).type_ = device_type(dev);
+        device_memory(dev, &raw mut (*props).memory_free, &raw mut (*props).memory_total);
+        (*props).caps.async_ = true;
+        (*props).caps.events = true;
+        (*props).caps.mmap_support = !shared_of(dev).options().unified;
+        (*props).caps.host_buffer = shared_of(dev).options().pinned != Pinned::None;
+    }
+}
+
+unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_char) -> ggml_backend_t {
+    // SAFETY: ggml passes our device.
+    let shared = unsafe { shared_of(dev) };
+    if shared.is_spare() { ptr::null_mut() } else { stream::open(dev, shared) }
+}
+
+unsafe extern "C" fn get_buffer_type(dev: ggml_backend_dev_t) -> ggml_backend_buffer_type_t {
+    // SAFETY: ggml passes our device.
+    unsafe { shared_of(dev) }.buffer_type()
+}
+
+unsafe extern "C" fn get_host_buffer_type(dev: ggml_backend_dev_t) -> ggml_backend_buffer_type_t {
+    // SAFETY: ggml passes our device.
+    let shared = unsafe { shared_of(dev) };
+    match shared.options().pinned {
+        Pinned::None => ptr::null_mut(),
+        Pinned::Offered | Pinned::Refused => shared.pointers().host_buffer_type,
+    }
+}
+
+unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_buffer_type_t) -> bool {
+    // SAFETY: ggml passes our device.
+    let shared = unsafe { shared_of(dev) };
+    let pointers = shared.pointers();
+    !shared.is_spare()
+        && (buft == pointers.buffer_type || (shared.options().unified && buft == pointers.host_buffer_type))
+}
+
+/// What the CPU computes, unless a source is in the memory of another device. Host memory does not matter here, as with
+/// CUDA: ggml's scheduler copies such sources, and `offload_op` is about them.
+unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const ggml_tensor) -> bool {
+    // SAFETY: ggml passes our device and a live node with live sources.
+    unsafe {
+        let shared = shared_of(dev);
+        let elsewhere = |src: &*mut ggml_tensor| {
+            src.as_ref().map(|src| buffer_of(src)).filter(|buffer| !buffer.is_null()).is_some_and(|buffer| {
+                llama::ggml_backend_buffer_get_type(buffer) != shared.buffer_type()
+                    && !llama::ggml_backend_buffer_is_host(buffer)
+            })
+        };
+        let cpu = llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU);
+        !shared.is_spare()
+            && !(*op).src.iter().any(elsewhere)
+            && !shared.options().without.contains(&(*op).op)
+            && !cpu.is_null()
+            && llama::ggml_backend_dev_supports_op(cpu, op)
+    }
+}
+
+unsafe extern "C" fn offload_op(_: ggml_backend_dev_t, op: *const ggml_tensor) -> bool {
+    // SAFETY: ggml passes a live node.
+    let op = unsafe { &*op };
+    op.op == llama::GGML_OP_MUL_MAT_ID && op.ne[2] >= OFFLOAD_TOKENS_MIN
+}

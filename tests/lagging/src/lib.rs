@@ -1,0 +1,111 @@
+//! A ggml device that stands in for a GPU, so that the mistakes one makes with a GPU are seen without one.
+//!
+//! [`register`] adds a device `LAG<n>` of type GPU to ggml. It computes what the CPU backend computes, one node at a time
+//! on one thread, so its bits depend neither on how a graph is split nor on when it runs. What it makes visible:
+//!
+//! * **Touching device memory from the host.** Tensors have addresses, but no page is readable there: a stray read or
+//!   write is a segmentation fault. The real bytes lie elsewhere.
+//! * **Using memory that nobody wrote.** New buffers are full of 0xFF, NaN in every float format; the padding behind
+//!   quantised rows that CUDA kernels read is checked before every product ([`Device::faults`]).
+//! * **A missing event.** Streams only queue. With [`Order::CopiesLate`] an operation runs when something waits for it, and
+//!   only what is needed runs; a product whose upload nobody waited for multiplies what was there before. With
+//!   [`Order::CopiesEarly`] copies run at once and graphs late; an upload that does not wait for the last use of
+//!   its target overwrites what the product should have seen.
+//! * **Reusing pinned host memory too early.** It is read when the upload runs, not when it is submitted. Other host
+//!   memory is copied at submission, as drivers do. Results arrive at the host when the download runs.
+//! * **Freeing a graph too early is allowed**, as on CUDA: node structs are copied at submission, data is not.
+//! * **Tensors the device cannot reach**: a node that reads host memory (unless [`Options::unified`]) fails.
+//! * **Lost time.** Every stream, the host and the one link all copies share have a virtual time; [`Device::report`] says
+//!   how long a schedule would take with given speeds, without a clock and without noise.
+//! * **Bad days**: too little memory, refused pinned memory, a failing graph, a lost device.
+//!
+//! With [`Options::real_time`] operations run at once, on one thread per stream, and copies take as long as the link says:
+//! for benches.
+//!
+//! ggml's registry is not thread-safe. The first [`register`] of a process adds [`DEVICES_MAX`] devices to it and hands
+//! out one; the others pass for spare CPU devices, which llama.cpp ignores. A test binary in which tests run side
+//! by side calls [`register`] before anything else that looks at ggml's devices.
+
+#![cfg(feature = "engine")]
+#![warn(missing_docs)]
+
+mod device;
+mod graph;
+mod memory;
+mod queue;
+mod schedule;
+mod shared;
+mod stream;
+
+pub use device::{DEVICES_MAX, Device, Report, register};
+
+/// What a device can do and how fast it would be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Device memory in bytes.
+    pub memory: u64,
+    /// Whether host memory for fast transfers is to be had.
+    pub pinned: Pinned,
+    /// An integrated GPU: the device type is IGPU, and graphs may read the device's host buffers.
+    pub unified: bool,
+    /// When queued operations run. Without effect with `real_time`.
+    pub order: Order,
+    /// Seconds before the first byte of every copy.
+    pub link_latency: f64,
+    /// Bytes per second of the link that all copies, up and down, share.
+    pub link_bandwidth: f64,
+    /// Seconds every node takes besides its bytes.
+    pub node_latency: f64,
+    /// Bytes of weights (`MUL_MAT`, `MUL_MAT_ID`: slices of the experts used) or results (other nodes) per second.
+    pub compute_bandwidth: f64,
+    /// Operations that the device does not have.
+    pub without: Vec<ggml_sys::llama::ggml_op>,
+    /// Products are rounded to 15 bits: other bits than the CPU's, as kernels of another make give.
+    pub rounds_products: bool,
+    /// CPU threads per stream that compute.
+    pub n_threads: usize,
+    /// Run at once on a thread per stream, and let copies take `link_latency` and `link_bandwidth` of real time.
+    pub real_time: bool,
+}
+
+impl Default for Options {
+    /// 256 MiB, pinned memory, copies late; a link of 1 GB/s, 10 GB/s of weights, no latencies; one thread.
+    fn default() -> Options {
+        Options {
+            memory: 256 << 20,
+            pinned: Pinned::Offered,
+            unified: false,
+            order: Order::CopiesLate,
+            link_latency: 0.0,
+            link_bandwidth: 1e9,
+            node_latency: 0.0,
+            compute_bandwidth: 1e10,
+            without: Vec::new(),
+            rounds_products: false,
+            n_threads: 1,
+            real_time: false,
+        }
+    }
+}
+
+/// Whether the device has a host buffer type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pinned {
+    /// Buffers of type `LAG_Host`, page-aligned.
+    Offered,
+    /// The type is there, but what it allocates are ordinary CPU buffers, as CUDA does when `cudaMallocHost` fails.
+    Refused,
+    /// No host buffer type.
+    None,
+}
+
+/// When queued operations run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// At submission.
+    Eager,
+    /// When waited for: by the host (`synchronize`, `event_synchronize`) or by a stream that runs an `event_wait`.
+    CopiesLate,
+    /// Copies at submission, with all that is before them on their stream and all they wait for; graphs when waited for.
+    CopiesEarly,
+}

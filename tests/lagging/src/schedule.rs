@@ -1,0 +1,283 @@
+//! Virtual time: when every operation would start and end on a device with these speeds. No ggml, no clock.
+//!
+//! An operation submitted at host time h starts when its stream has done everything before it, h is reached and, for a
+//! copy, the link is free; graphs of different streams do not disturb each other. All copies of a device share one link.
+//! A copy takes the first gap of the link that is long enough; times are settled as soon as everything they depend on
+//! is known, which for a graph is when it has run (its cost depends on the router's ids). The order of execution
+//! therefore does not change the result, unless two streams ask for the same gap.
+
+use std::collections::VecDeque;
+
+/// When an event was recorded; settled later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moment(usize);
+
+/// A submitted graph whose cost is told later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GraphId(usize);
+
+#[derive(Clone, Copy)]
+enum Step {
+    Copy { seconds: f64 },
+    Graph(GraphId),
+    Record(Moment),
+    Wait(Moment),
+}
+
+struct Entry {
+    submitted: f64,
+    step: Step,
+}
+
+#[derive(Default)]
+struct Clock {
+    time: f64,
+    /// Submitted, in order, not settled.
+    open: VecDeque<Entry>,
+}
+
+/// The virtual times of one device, in seconds.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    pub(crate) host: f64,
+    pub(crate) copy_busy: f64,
+    pub(crate) compute_busy: f64,
+    streams: Vec<Clock>,
+    moments: Vec<Option<f64>>,
+    graphs: Vec<Option<f64>>,
+    link: Link,
+}
+
+impl Schedule {
+    /// A new stream's index.
+    pub(crate) fn stream(&mut self) -> usize {
+        self.streams.push(Clock { time: self.host, open: VecDeque::new() });
+        self.streams.len() - 1
+    }
+
+    pub(crate) fn copy(&mut self, stream: usize, seconds: f64) {
+        self.submit(stream, Step::Copy { seconds });
+    }
+
+    pub(crate) fn graph(&mut self, stream: usize) -> GraphId {
+        let id = GraphId(self.graphs.len());
+        self.graphs.push(None);
+        self.submit(stream, Step::Graph(id));
+        id
+    }
+
+    /// The graph has run, and takes this long.
+    pub(crate) fn graph_done(&mut self, graph: GraphId, seconds: f64) {
+        self.graphs[graph.0] = Some(seconds);
+        self.settle();
+    }
+
+    pub(crate) fn record(&mut self, stream: usize) -> Moment {
+        let moment = Moment(self.moments.len());
+        self.moments.push(None);
+        self.submit(stream, Step::Record(moment));
+        moment
+    }
+
+    pub(crate) fn wait(&mut self, stream: usize, moment: Moment) {
+        self.submit(stream, Step::Wait(moment));
+    }
+
+    /// A synchronous copy: the host waits for the link and for the copy.
+    pub(crate) fn host_copy(&mut self, seconds: f64) {
+        self.copy_busy += seconds;
+        self.host = self.link.take(self.host, seconds);
+    }
+
+    /// The host waits for everything on a stream, all of which has run.
+    pub(crate) fn synchronize(&mut self, stream: usize) {
+        let clock = &self.streams[stream];
+        assert!(clock.open.is_empty(), "everything before a synchronisation has run");
+        self.host = self.host.max(clock.time);
+    }
+
+    /// The host waits for a recorded event, before which everything has run.
+    pub(crate) fn synchronize_moment(&mut self, moment: Moment) {
+        let time = self.moments[moment.0];
+        assert!(time.is_some(), "everything before an event that is waited for has run");
+        self.host = self.host.max(time.unwrap_or(0.0));
+    }
+
+    /// Starts again at zero; everything submitted has run.
+    pub(crate) fn reset(&mut self) {
+        (self.host, self.copy_busy, self.compute_busy) = (0.0, 0.0, 0.0);
+        self.link = Link::default();
+        for clock in &mut self.streams {
+            assert!(clock.open.is_empty(), "everything before a reset has run");
+            clock.time = 0.0;
+        }
+        self.moments.fill(Some(0.0));
+    }
+
+    fn submit(&mut self, stream: usize, step: Step) {
+        self.streams[stream].open.push_back(Entry { submitted: self.host, step });
+        self.settle_stream(stream);
+    }
+
+    fn settle(&mut self) {
+        while (0..self.streams.len()).any(|stream| self.settle_stream(stream)) {}
+    }
+
+    /// Settles what can be settled of one stream; whether that told anything to other streams.
+    fn settle_stream(&mut self, stream: usize) -> bool {
+        let mut told = false;
+        while let Some(&Entry { submitted, step }) = self.streams[stream].open.front() {
+            let start = self.streams[stream].time.max(submitted);
+            let end = match step {
+                Step::Copy { seconds } => {
+                    self.copy_busy += seconds;
+                    self.link.take(start, seconds)
+                }
+                Step::Graph(graph) => match self.graphs[graph.0] {
+                    Some(seconds) => {
+                        self.compute_busy += seconds;
+                        start + seconds
+                    }
+                    None => break,
+                },
+                Step::Record(moment) => {
+                    self.moments[moment.0] = Some(start);
+                    told = true;
+                    start
+                }
+                Step::Wait(moment) => match self.moments[moment.0] {
+                    Some(time) => start.max(time),
+                    None => break,
+                },
+            };
+            let clock = &mut self.streams[stream];
+            clock.time = end;
+            clock.open.pop_front();
+        }
+        told
+    }
+}
+
+/// When the link is taken: intervals in order, none touching the next.
+#[derive(Default)]
+struct Link {
+    taken: Vec<(f64, f64)>,
+}
+
+impl Link {
+    /// Takes the link for `seconds`, no earlier than `ready`; returns when that ends.
+    fn take(&mut self, ready: f64, seconds: f64) -> f64 {
+        let mut start = ready;
+        let mut next = self.taken.partition_point(|&(_, end)| end <= ready);
+        while let Some(&(from, to)) = self.taken.get(next) {
+            if start + seconds <= from {
+                break;
+            }
+            start = start.max(to);
+            next += 1;
+        }
+        let end = start + seconds;
+        let touches_before = next > 0 && self.taken[next - 1].1 >= start;
+        let touches_after = self.taken.get(next).is_some_and(|&(from, _)| from <= end);
+        match (touches_before, touches_after) {
+            (true, true) => {
+                self.taken[next - 1].1 = self.taken[next].1;
+                self.taken.remove(next);
+            }
+            (true, false) => self.taken[next - 1].1 = end,
+            (false, true) => self.taken[next].0 = start,
+            (false, false) => self.taken.insert(next, (start, end)),
+        }
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Schedule;
+
+    #[test]
+    fn copy_and_graph_overlap_on_two_streams_only() {
+        for (streams, expected) in [(2, 1.0), (1, 2.0)] {
+            let mut schedule = Schedule::default();
+            let compute = schedule.stream();
+            let copies = if streams == 2 { schedule.stream() } else { compute };
+            let graph = schedule.graph(compute);
+            schedule.copy(copies, 1.0);
+            schedule.graph_done(graph, 1.0);
+            schedule.synchronize(compute);
+            schedule.synchronize(copies);
+            assert_eq!(schedule.host, expected, "{streams} streams");
+        }
+    }
+
+    #[test]
+    fn a_waiting_graph_starts_when_its_copy_ends() {
+        let mut schedule = Schedule::default();
+        let (compute, copies) = (schedule.stream(), schedule.stream());
+        schedule.copy(copies, 3.0);
+        let landed = schedule.record(copies);
+        let first = schedule.graph(compute);
+        schedule.wait(compute, landed);
+        let second = schedule.graph(compute);
+        schedule.graph_done(first, 1.0);
+        schedule.graph_done(second, 1.0);
+        schedule.synchronize(compute);
+        assert_eq!((schedule.host, schedule.copy_busy, schedule.compute_busy), (4.0, 3.0, 2.0));
+    }
+
+    #[test]
+    fn an_event_behind_a_graph_settles_when_the_graph_has_run() {
+        let mut schedule = Schedule::default();
+        let (compute, copies) = (schedule.stream(), schedule.stream());
+        let graph = schedule.graph(compute);
+        let used = schedule.record(compute);
+        schedule.wait(copies, used);
+        schedule.copy(copies, 1.0);
+        schedule.graph_done(graph, 5.0);
+        schedule.synchronize(copies);
+        assert_eq!(schedule.host, 6.0);
+    }
+
+    #[test]
+    fn copies_of_all_streams_and_of_the_host_share_the_link() {
+        let mut schedule = Schedule::default();
+        let (one, two) = (schedule.stream(), schedule.stream());
+        schedule.copy(one, 2.0);
+        schedule.copy(two, 2.0);
+        schedule.host_copy(1.0);
+        assert_eq!(schedule.host, 5.0);
+        schedule.synchronize(two);
+        assert_eq!(schedule.host, 5.0, "it ended at 4");
+    }
+
+    #[test]
+    fn a_copy_settled_late_takes_a_gap_it_fits_in() {
+        let mut schedule = Schedule::default();
+        let (compute, copies) = (schedule.stream(), schedule.stream());
+        let graph = schedule.graph(compute);
+        schedule.copy(compute, 1.0);
+        schedule.copy(copies, 1.0);
+        schedule.host = 10.0;
+        schedule.copy(copies, 1.0);
+        schedule.graph_done(graph, 2.0);
+        let done = schedule.record(compute);
+        schedule.host = 0.0;
+        schedule.synchronize_moment(done);
+        assert_eq!(schedule.host, 10.0, "the record itself was submitted at 10; the copy ran from 2 to 3");
+        assert_eq!(schedule.link.taken, [(0.0, 1.0), (2.0, 3.0), (10.0, 11.0)]);
+    }
+
+    #[test]
+    fn host_work_hides_what_was_submitted_before_it() {
+        let mut schedule = Schedule::default();
+        let copies = schedule.stream();
+        schedule.copy(copies, 1.0);
+        schedule.host += 4.0;
+        schedule.synchronize(copies);
+        assert_eq!(schedule.host, 4.0);
+        schedule.copy(copies, 1.0);
+        schedule.synchronize(copies);
+        assert_eq!(schedule.host, 5.0, "a copy starts no earlier than it is submitted");
+    }
+}

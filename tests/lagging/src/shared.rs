@@ -1,0 +1,180 @@
+//! A device's inside: memory accounts, faults, and the state behind its lock.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_status};
+
+use crate::device::Report;
+use crate::graph::Ran;
+use crate::memory::Mapping;
+use crate::queue::Queues;
+use crate::schedule::{GraphId, Schedule};
+use crate::{Options, Pinned};
+
+/// A device's inside, leaked at registration.
+pub(crate) struct Shared {
+    pub(crate) name: CString,
+    pub(crate) pointers: OnceLock<Pointers>,
+    /// Set when the device is handed out.
+    pub(crate) options: OnceLock<Options>,
+    state: Mutex<State>,
+    /// Held while a copy takes real time.
+    link: Mutex<()>,
+}
+
+pub(crate) struct Pointers {
+    pub(crate) device: ggml_backend_dev_t,
+    pub(crate) buffer_type: ggml_backend_buffer_type_t,
+    pub(crate) host_buffer_type: ggml_backend_buffer_type_t,
+}
+
+// SAFETY: all three are leaked and not written after registration.
+unsafe impl Send for Pointers {}
+// SAFETY: as above.
+unsafe impl Sync for Pointers {}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) schedule: Schedule,
+    pub(crate) queues: Queues,
+    /// Without its times, which `schedule` has.
+    pub(crate) report: Report,
+    pub(crate) used: u64,
+    pub(crate) allocation_bytes_max: u64,
+    /// Pinned host memory by address.
+    host: BTreeMap<usize, Arc<Mapping>>,
+    pub(crate) faults: Vec<String>,
+    /// Graphs that are let through, and how those after them end.
+    pub(crate) graphs_until_failure: usize,
+    pub(crate) fail_graphs: Vec<ggml_status>,
+    pub(crate) lost: bool,
+}
+
+impl State {
+    pub(crate) fn count_copy(&mut self, bytes: usize, upload: bool) {
+        self.report.copied_bytes += bytes as u64;
+        *(if upload { &mut self.report.uploads } else { &mut self.report.downloads }) += 1;
+    }
+
+    pub(crate) fn graph_ran(&mut self, graph: GraphId, ran: Ran) {
+        self.report.nodes += ran.nodes;
+        self.faults.extend(ran.faults);
+        self.schedule.graph_done(graph, ran.seconds);
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(index: usize) -> Shared {
+        Shared {
+            name: CString::new(format!("LAG{index}")).expect("LAG and a number"),
+            pointers: OnceLock::new(),
+            options: OnceLock::new(),
+            state: Mutex::new(State { allocation_bytes_max: u64::MAX, ..State::default() }),
+            link: Mutex::new(()),
+        }
+    }
+
+    /// A test that panicked under the lock has failed; the others go on.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poison| poison.into_inner())
+    }
+
+    /// The options, of a device without memory if it was not handed out.
+    pub(crate) fn options(&self) -> &Options {
+        static SPARE: LazyLock<Options> =
+            LazyLock::new(|| Options { memory: 0, pinned: Pinned::None, ..Options::default() });
+        self.options.get().unwrap_or(&SPARE)
+    }
+
+    pub(crate) fn is_spare(&self) -> bool {
+        self.options.get().is_none()
+    }
+
+    pub(crate) fn pointers(&self) -> &Pointers {
+        self.pointers.get().expect("set before ggml sees the device")
+    }
+
+    pub(crate) fn buffer_type(&self) -> ggml_backend_buffer_type_t {
+        self.pointers().buffer_type
+    }
+
+    pub(crate) fn fault(&self, fault: String) {
+        self.state().faults.push(fault);
+    }
+
+    /// The status to refuse a graph with.
+    pub(crate) fn graph_refused(&self) -> Option<ggml_status> {
+        let mut state = self.state();
+        let broken = state.lost || !state.faults.is_empty();
+        if broken || state.fail_graphs.is_empty() {
+            return broken.then_some(llama::GGML_STATUS_FAILED);
+        }
+        if state.graphs_until_failure > 0 {
+            state.graphs_until_failure -= 1;
+            return None;
+        }
+        state.fail_graphs.pop()
+    }
+
+    pub(crate) fn take_memory(&self, bytes: usize) -> bool {
+        let mut state = self.state();
+        let fits = bytes as u64 <= self.options().memory.saturating_sub(state.used);
+        let taken = fits && bytes as u64 <= state.allocation_bytes_max;
+        state.used += if taken { bytes as u64 } else { 0 };
+        taken
+    }
+
+    pub(crate) fn return_memory(&self, bytes: usize) {
+        self.state().used -= bytes as u64;
+    }
+
+    pub(crate) fn add_host(&self, mapping: Arc<Mapping>) {
+        self.state().host.insert(mapping.base() as usize, mapping);
+    }
+
+    pub(crate) fn remove_host(&self, base: *const u8) {
+        self.state().host.remove(&(base as usize));
+    }
+
+    /// The pinned host memory a range lies in.
+    pub(crate) fn host_mapping(&self, address: *const u8, bytes: usize) -> Option<Arc<Mapping>> {
+        let state = self.state();
+        let (_, mapping) = state.host.range(..=address as usize).next_back()?;
+        mapping.contains(address, bytes).then(|| Arc::clone(mapping))
+    }
+
+    pub(crate) fn is_host_memory(&self, address: *const u8) -> bool {
+        self.host_mapping(address, 1).is_some()
+    }
+
+    pub(crate) fn copy_seconds(&self, bytes: usize) -> f64 {
+        self.options().link_latency + bytes as f64 / self.options().link_bandwidth
+    }
+
+    /// A synchronous copy: acts at once and makes nothing else run.
+    pub(crate) fn host_copy(&self, bytes: usize, upload: bool, copy: impl FnOnce()) {
+        let mut state = self.state();
+        state.count_copy(bytes, upload);
+        state.schedule.host_copy(self.copy_seconds(bytes));
+        if self.options().real_time {
+            drop(state);
+            self.throttled(bytes, copy);
+        } else {
+            copy();
+        }
+    }
+
+    /// Holds the link for as long as a copy of so many bytes takes.
+    pub(crate) fn throttled(&self, bytes: usize, copy: impl FnOnce()) {
+        let _link = self.link.lock().unwrap_or_else(|poison| poison.into_inner());
+        let start = Instant::now();
+        copy();
+        let left = Duration::from_secs_f64(self.copy_seconds(bytes)).saturating_sub(start.elapsed());
+        if !left.is_zero() {
+            std::thread::sleep(left);
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! The device computes what the CPU computes, and shows the mistakes it is made to show.
+
+mod rig;
+
+use ggml_sys::llama;
+use lagging_device::{Options, Order, Pinned, register};
+use rig::{Event, Stream, Tensors, bytes, floats, set};
+
+fn options(order: Order) -> Options {
+    Options { order, ..Options::default() }
+}
+
+/// `out = in + in`, of `n` floats.
+fn doubling(stream: &Stream, n: i64) -> (Tensors, *mut llama::ggml_tensor, *mut llama::ggml_tensor) {
+    let tensors = Tensors::new();
+    let input = tensors.floats([n, 1, 1]);
+    // SAFETY: all of one live context.
+    let output = unsafe { llama::ggml_add(tensors.context, input, input) };
+    tensors.compute(output);
+    (tensors.on(stream), input, output)
+}
+
+/// An expert FFN in small: every kind of node that reads ids or writes rows. Returns the bytes of all results.
+fn expert_ffn(stream: &Stream) -> Vec<Vec<u8>> {
+    let noise = |n: usize| (0..n).map(|i| ((i * 2654435761) % 1000) as f32 / 500.0 - 1.0).collect::<Vec<f32>>();
+    let tensors = Tensors::new();
+    let experts = tensors.tensor(llama::GGML_TYPE_Q8_0, [64, 32, 6]);
+    let input = tensors.floats([64, 1, 5]);
+    let ids = tensors.tensor(llama::GGML_TYPE_I32, [2, 5, 1]);
+    let bias = tensors.floats([32, 2, 1]);
+    let table = tensors.floats([32, 7, 1]);
+    let rows = tensors.tensor(llama::GGML_TYPE_I64, [2, 1, 1]);
+    let some = tensors.tensor(llama::GGML_TYPE_I32, [3, 1, 1]);
+    // SAFETY: all of one live context, with shapes that fit.
+    let results = unsafe {
+        let context = tensors.context;
+        let gate = llama::ggml_mul_mat_id(context, experts, input, ids);
+        let up = llama::ggml_add(context, gate, bias);
+        let glu = llama::ggml_swiglu_split(context, gate, up);
+        let first = llama::ggml_view_2d(context, glu, 32, 2, (*glu).nb[1], 0);
+        let stored = llama::ggml_set_rows(context, table, first, rows);
+        [gate, up, glu, stored, llama::ggml_get_rows(context, stored, some)]
+    };
+    tensors.compute(results[4]);
+    let tensors = tensors.on(stream);
+    let mut quantised = vec![0u8; 6 * 32 * 2 * 34];
+    let values = noise(6 * 32 * 64);
+    // SAFETY: 192 rows of 64 values are 192 x 2 blocks of 34 bytes.
+    unsafe {
+        let to = quantised.as_mut_ptr().cast();
+        llama::ggml_quantize_chunk(llama::GGML_TYPE_Q8_0, values.as_ptr(), to, 0, 192, 64, std::ptr::null())
+    };
+    set(experts, &quantised);
+    set(input, &noise(64 * 5));
+    set(ids, &[5i32, 0, 1, 5, 2, 2, 0, 1, 5, 1]);
+    set(bias, &noise(64));
+    set(table, &noise(32 * 7));
+    set(rows, &[6i64, 1]);
+    set(some, &[6i32, 0, 1]);
+    assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_SUCCESS);
+    stream.synchronize();
+    results.map(|result| bytes(result)).to_vec()
+}
+
+#[test]
+fn results_are_the_cpus_bit_for_bit() {
+    let expected = expert_ffn(&Stream::cpu());
+    for order in [Order::Eager, Order::CopiesLate, Order::CopiesEarly] {
+        let device = register(options(order));
+        assert!(expert_ffn(&Stream::of(&device)) == expected, "{order:?}");
+        assert_eq!(device.faults(), Vec::<String>::new());
+    }
+    let device = register(Options { real_time: true, link_bandwidth: 1e12, ..Options::default() });
+    assert!(expert_ffn(&Stream::of(&device)) == expected, "real time");
+}
+
+#[test]
+fn products_count_the_slices_they_use() {
+    let device = register(Options { compute_bandwidth: 1.0, ..Options::default() });
+    expert_ffn(&Stream::of(&device));
+    let report = device.report();
+    // Experts 0, 1, 2 and 5 of 32 rows of 68 bytes; results of 32 x 2 x 5 floats (ADD, GLU), 32 x 2 written
+    // into 32 x 7 (SET_ROWS counts what it writes), 32 x 3.
+    let expected = 4 * 32 * 68 + 2 * 32 * 2 * 5 * 4 + 32 * 2 * 4 + 32 * 3 * 4;
+    assert_eq!((report.compute_busy, report.nodes, report.graph_computes), (f64::from(expected), 5, 1));
+}
+
+#[test]
+fn the_host_cannot_read_device_memory() {
+    let device = register(Options::default());
+    let stream = Stream::of(&device);
+    let (_tensors, input, _) = doubling(&stream, 4);
+    let mut pipe = [0; 2];
+    // SAFETY: the kernel checks the address and refuses instead of faulting.
+    let written = unsafe {
+        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+        libc::write(pipe[1], (*input).data, 16)
+    };
+    assert_eq!((written, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
+}
+
+#[test]
+fn memory_that_nobody_wrote_is_nan() {
+    let device = register(Options::default());
+    let stream = Stream::of(&device);
+    let (tensors, _, output) = doubling(&stream, 4);
+    stream.submit(&tensors);
+    stream.synchronize();
+    assert!(floats(output).iter().all(|value| value.is_nan()));
+}
+
+#[test]
+fn a_product_that_does_not_wait_for_its_upload_sees_what_was_there() {
+    for (waits, expected) in [(false, 2.0), (true, 20.0)] {
+        let device = register(options(Order::CopiesLate));
+        let (compute, copies, landed) = (Stream::of(&device), Stream::of(&device), Event::of(&device));
+        let (tensors, input, output) = doubling(&compute, 4);
+        set(input, &[1.0f32; 4]);
+        copies.upload(input, &[10.0f32; 4]);
+        landed.record(&copies);
+        if waits {
+            landed.hold(&compute);
+        }
+        compute.submit(&tensors);
+        compute.synchronize();
+        assert_eq!(floats(output), [expected; 4], "waits: {waits}");
+    }
+}
+
+#[test]
+fn an_upload_that_does_not_wait_for_the_last_use_overwrites_it() {
+    for (waits, expected) in [(false, 20.0), (true, 2.0)] {
+        let device = register(options(Order::CopiesEarly));
+        let (compute, copies, used) = (Stream::of(&device), Stream::of(&device), Event::of(&device));
+        let (tensors, input, output) = doubling(&compute, 4);
+        set(input, &[1.0f32; 4]);
+        compute.submit(&tensors);
+        used.record(&compute);
+        if waits {
+            used.hold(&copies);
+        }
+        copies.upload(input, &[10.0f32; 4]);
+        compute.synchronize();
+        assert_eq!(floats(output), [expected; 4], "waits: {waits}");
+    }
+}
+
+#[test]
+fn waiting_for_an_event_runs_what_is_before_it_and_no_more() {
+    let device = register(options(Order::CopiesLate));
+    let (stream, event) = (Stream::of(&device), Event::of(&device));
+    let (_tensors, input, _) = doubling(&stream, 4);
+    event.synchronize();
+    stream.upload(input, &[1.0f32; 4]);
+    event.record(&stream);
+    stream.upload(input, &[2.0f32; 4]);
+    event.synchronize();
+    assert_eq!(floats(input), [1.0; 4]);
+    stream.synchronize();
+    assert_eq!(floats(input), [2.0; 4]);
+}
+
+#[test]
+fn pinned_memory_is_read_when_the_upload_runs_other_memory_when_it_is_submitted() {
+    for (pinned, expected) in [(Pinned::Offered, 9.0), (Pinned::Refused, 1.0), (Pinned::None, 1.0)] {
+        let device = register(Options { pinned, ..Options::default() });
+        let stream = Stream::of(&device);
+        let (_tensors, input, _) = doubling(&stream, 4);
+        // SAFETY: a registered device.
+        let host_type = unsafe { llama::ggml_backend_dev_host_buffer_type(device.raw()) };
+        assert_eq!(host_type.is_null(), pinned == Pinned::None);
+        // SAFETY: no arguments.
+        let host_type = if host_type.is_null() { unsafe { llama::ggml_backend_cpu_buffer_type() } } else { host_type };
+        let mut staging = Tensors::new();
+        let source = staging.floats([4, 1, 1]);
+        assert!(staging.allocate(host_type));
+        // SAFETY: both are host memory of four floats, used by this thread.
+        let host = unsafe { std::slice::from_raw_parts_mut((*source).data.cast::<f32>(), 4) };
+        host.fill(1.0);
+        stream.upload(input, host);
+        host.fill(9.0);
+        stream.synchronize();
+        assert_eq!(floats(input), [expected; 4], "{pinned:?}");
+    }
+}
+
+#[test]
+fn downloads_arrive_when_they_are_waited_for() {
+    let device = register(options(Order::CopiesLate));
+    let stream = Stream::of(&device);
+    let (_tensors, input, _) = doubling(&stream, 4);
+    set(input, &[3.0f32; 4]);
+    let mut host = [0.0f32; 4];
+    // SAFETY: `host` stays until the stream is synchronised.
+    unsafe { llama::ggml_backend_tensor_get_async(stream.0, input, host.as_mut_ptr().cast(), 0, 16) };
+    assert_eq!(host, [0.0; 4]);
+    stream.synchronize();
+    assert_eq!(host, [3.0; 4]);
+}
+
+#[test]
+fn a_graph_may_be_freed_once_it_is_submitted() {
+    let device = register(options(Order::CopiesLate));
+    let stream = Stream::of(&device);
+    let (tensors, input, output) = doubling(&stream, 4);
+    set(input, &[1.0f32; 4]);
+    stream.submit(&tensors);
+    // SAFETY: the nodes are live; afterwards they describe another computation, as when a caller reuses their memory.
+    unsafe {
+        (*output).op = llama::GGML_OP_MUL;
+        (*output).src = [std::ptr::null_mut(); 10];
+    }
+    stream.synchronize();
+    assert_eq!(floats(output), [2.0; 4]);
+}
+
+#[test]
+fn a_copy_of_a_second_and_a_graph_of_a_second_overlap_on_two_streams() {
+    for (two, expected) in [(true, 1.0), (false, 2.0)] {
+        let device = register(Options { link_bandwidth: 16.0, compute_bandwidth: 16.0, ..Options::default() });
+        let (compute, other) = (Stream::of(&device), Stream::of(&device));
+        let copies = if two { &other } else { &compute };
+        let (tensors, _, _) = doubling(&compute, 4);
+        let (_next, input, _) = doubling(&compute, 4);
+        compute.submit(&tensors);
+        copies.upload(input, &[1.0f32; 4]);
+        compute.synchronize();
+        other.synchronize();
+        let report = device.report();
+        assert_eq!((report.host_time, report.copy_busy, report.compute_busy), (expected, 1.0, 1.0), "two: {two}");
+        assert_eq!((report.copied_bytes, report.uploads, report.downloads, report.synchronizes), (16, 1, 0, 2));
+        device.add_host_time(3.0);
+        assert_eq!(device.report().host_time, expected + 3.0);
+        device.reset();
+        assert_eq!(device.report(), lagging_device::Report::default());
+    }
+}
+
+#[test]
+fn memory_ends_where_the_options_say_and_comes_back() {
+    let device = register(Options { memory: 4096, ..Options::default() });
+    let stream = Stream::of(&device);
+    // SAFETY: the backend is live.
+    let buft = unsafe { llama::ggml_backend_get_default_buffer_type(stream.0) };
+    let allocate = |n: i64| {
+        let mut tensors = Tensors::new();
+        tensors.floats([n, 1, 1]);
+        tensors.allocate(buft).then_some(tensors)
+    };
+    let free = || {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: valid places.
+        unsafe { llama::ggml_backend_dev_memory(device.raw(), &raw mut free, &raw mut total) };
+        (free, total)
+    };
+    assert!(allocate(1025).is_none());
+    let first = allocate(768).expect("3 of 4 KiB");
+    assert_eq!(free(), (1024, 4096));
+    assert!(allocate(257).is_none());
+    drop(first);
+    assert_eq!(free(), (4096, 4096));
+    device.fail_allocations_above(1024);
+    assert!(allocate(257).is_none() && allocate(256).is_some());
+}
+
+#[test]
+fn graphs_fail_when_told() {
+    let device = register(options(Order::Eager));
+    let stream = Stream::of(&device);
+    let (tensors, input, _) = doubling(&stream, 4);
+    set(input, &[1.0f32; 4]);
+    device.fail_next_graph(llama::GGML_STATUS_ALLOC_FAILED);
+    assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_ALLOC_FAILED);
+    assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_SUCCESS);
+    device.lose();
+    assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_FAILED);
+    assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_FAILED);
+}
+
+#[test]
+fn nodes_reach_host_memory_on_unified_devices_only() {
+    for unified in [false, true] {
+        let device = register(Options { unified, ..Options::default() });
+        let stream = Stream::of(&device);
+        let mut tensors = Tensors::new();
+        let input = tensors.floats([4, 1, 1]);
+        // SAFETY: all of one live context.
+        let output = unsafe { llama::ggml_add(tensors.context, input, input) };
+        tensors.compute(output);
+        // SAFETY: a registered device.
+        let (host_type, supported) = unsafe {
+            let host_type = llama::ggml_backend_dev_host_buffer_type(device.raw());
+            (host_type, llama::ggml_backend_dev_supports_buft(device.raw(), host_type))
+        };
+        assert!(tensors.allocate(host_type));
+        set(input, &[1.0f32; 4]);
+        assert_eq!(supported, unified);
+        if unified {
+            assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_SUCCESS);
+            stream.synchronize();
+            assert_eq!(floats(output), [2.0; 4]);
+        } else {
+            assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_FAILED);
+            assert!(device.faults()[0].contains("LAG_Host"), "{:?}", device.faults());
+        }
+    }
+}
+
+#[test]
+fn a_product_finds_padding_that_nobody_wrote() {
+    for clean in [true, false] {
+        let device = register(Options::default());
+        let stream = Stream::of(&device);
+        let tensors = Tensors::new();
+        // Two slots of one matrix, with room for padding behind each; a weight tensor of its own would be cleaned.
+        let row = 34 * 2;
+        let arena = tensors.tensor(llama::GGML_TYPE_I8, [2 * (row + 34 * 14), 1, 1]);
+        let input = tensors.floats([64, 1, 1]);
+        let ids = tensors.tensor(llama::GGML_TYPE_I32, [1, 1, 1]);
+        let _tensors = tensors.on(&stream);
+        let slots = Tensors::new();
+        let weights = slots.tensor(llama::GGML_TYPE_Q8_0, [64, 1, 2]);
+        // SAFETY: the weights are described as a strided view of the arena, as slots are; the rest is of one live context.
+        unsafe {
+            (*weights).nb[2] = row as usize + 34 * 14;
+            (*weights).data = (*arena).data;
+            (*weights).buffer = (*arena).buffer;
+        }
+        set(arena, &vec![0u8; row as usize]);
+        set(input, &[1.0f32; 64]);
+        set(ids, &[0i32]);
+        if clean {
+            set(arena, &vec![0u8; row as usize + 34 * 14]);
+        }
+        // SAFETY: as above.
+        let output = unsafe { llama::ggml_mul_mat_id(slots.context, weights, input, ids) };
+        slots.compute(output);
+        let slots = slots.on(&stream);
+        assert_eq!(stream.submit(&slots), llama::GGML_STATUS_SUCCESS);
+        stream.synchronize();
+        assert_eq!(device.faults().is_empty(), clean, "{:?}", device.faults());
+        assert_eq!(floats(output)[0].is_nan(), !clean);
+    }
+}
