@@ -16,6 +16,9 @@
 //! 6. `engine::residency` asks [`cache`] who is resident, and [`load`] to bring the others: [`store`] reads them.
 //! 7. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
 //!
+//! On a device, `engine::offload` takes the place of `engine::compute`: a second cache of slots there, filled from the
+//! host's.
+//!
 //! [`pack`] beside them is a file format: a model with every expert as one record, in two precisions. To the others it
 //! is one more [`gguf::Gguf`] with a [`gguf::Catalog`].
 //!
@@ -54,6 +57,7 @@
 #![warn(missing_docs)]
 
 pub mod cache;
+pub mod calibrate;
 pub mod cli;
 #[cfg(feature = "engine")]
 mod engine;
@@ -73,4 +77,7 @@ pub mod store;
 #[cfg(feature = "engine")]
 pub use engine::*;
 pub use options::*;
-pub use stats::{LayerStats, PhaseStats, PrecisionCounts, PrecisionReport, PrecisionShares, Stats, Timings};
+pub use stats::{
+    DeviceCounters, DeviceReport, LayerStats, PhaseStats, PrecisionCounts, PrecisionReport, PrecisionShares, Stats,
+    Timings,
+};

@@ -1,8 +1,10 @@
 //! What a caller may choose: plain data, defaults as in llama.cpp's `common_params`.
 
+mod device;
 mod precision;
 mod sampling;
 
+pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode};
 pub use precision::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
@@ -50,8 +52,8 @@ pub struct ModelOptions {
     pub io: IoMode,
     /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
     pub n_gpu_layers: i32,
-    /// Devices to offload to, comma-separated as in `--device`; `None` lets the engine choose.
-    pub devices: Option<String>,
+    /// Where they and the expert products go.
+    pub device: DeviceOptions,
     /// Look for NaN and infinities while loading.
     pub check_tensors: bool,
     /// Metadata values that replace the file's.
@@ -68,7 +70,7 @@ impl Default for ModelOptions {
             precision: PrecisionOptions::default(),
             io: IoMode::default(),
             n_gpu_layers: -1,
-            devices: None,
+            device: DeviceOptions::default(),
             check_tensors: false,
             kv_overrides: Vec::new(),
         }

@@ -1,9 +1,11 @@
 //! What a session measured about itself.
 
+mod device;
 mod precision;
 
 use serde::Serialize;
 
+pub use device::{DeviceCounters, DeviceReport};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
@@ -108,6 +110,8 @@ pub struct Stats {
     pub decode: PhaseStats,
     /// MoE layers, ascending; empty for a dense model.
     pub layers: Vec<LayerStats>,
+    /// Devices that hold layers, in the order of [`DeviceReport`]s; empty where everything is on the CPU.
+    pub devices: Vec<DeviceCounters>,
     /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
 }

@@ -32,6 +32,7 @@ pub mod model_test;
 pub mod policy;
 mod pools;
 mod recent;
+mod resize;
 mod share;
 mod slots;
 #[cfg(test)]
@@ -106,7 +107,7 @@ impl Cache {
                     holds[member.precision.index()] = true;
                 }
                 let first = pool_slots.len() as u32; // <= n_slots, a u32
-                let known = shares.insert(id, Share { first, capacity, n_filled: 0, holds });
+                let known = shares.insert(id, Share { first, capacity, most: capacity, n_filled: 0, holds });
                 assert!(known.is_none(), "pool {pool} names layer {} twice", layout.layer);
                 pool_slots.extend((0..capacity).map(|_| Slot::new(layout.kinds)));
             }

@@ -44,6 +44,9 @@ struct Model {
     recency: Vec<Version>,
     /// Recent uses.
     uses: HashMap<ExpertId, f64>,
+    /// The first slot of each share, how many it has, and with how many it was made.
+    firsts: HashMap<ShareId, u32>,
+    sizes: HashMap<ShareId, (u32, u32)>,
 }
 
 /// What a call that moves versions gave.
@@ -55,6 +58,8 @@ pub enum Event {
     Upgraded(Option<ExpertId>, Option<Acquired>),
     /// [`Cache::release`].
     Released(Version, bool),
+    /// [`Cache::resize_share`]: slots after the call, and how many residents left; `None` if it was refused.
+    Resized(u32, Option<usize>),
 }
 
 /// Runs `script` and checks the cache against the model after every call.
@@ -119,7 +124,10 @@ impl Model {
             }
         }
         let cache = Cache::new(pools, Box::new(Lru::default()));
-        Self { members, cache, residents: HashMap::new(), recency: Vec::new(), uses: HashMap::new() }
+        let slots: Vec<_> = cache.shares().map(|share| (share, cache.slots_of_share(share))).collect();
+        let firsts = slots.iter().map(|(share, slots)| (*share, slots.start)).collect();
+        let sizes = slots.iter().map(|(share, slots)| (*share, (slots.len() as u32, slots.len() as u32))).collect();
+        Self { members, cache, residents: HashMap::new(), recency: Vec::new(), uses: HashMap::new(), firsts, sizes }
     }
 
     fn call(&mut self, op: u8, a: u8, b: u8, log: &mut Vec<Event>) {
@@ -136,6 +144,7 @@ impl Model {
             11 if a < 64 => return self.release(version, log),
             3 | 11..=13 => return self.load(version),
             15 if a < 64 => return self.acquire_upgrade(None, version, log),
+            15 if a < 96 => return self.resize(version, u32::from(a - 64), log),
             14 | 15 => return self.upgrade(version.expert.layer, log),
             _ => {}
         }
@@ -240,6 +249,31 @@ impl Model {
         }
     }
 
+    fn resize(&mut self, version: Version, n_slots: u32, log: &mut Vec<Event>) {
+        let share = self.share_of(version);
+        let first = self.firsts[&share];
+        let (before, most) = (self.sizes[&share].0, self.sizes[&share].1);
+        let n_slots = n_slots % (most + 2);
+        let kept = n_slots.min(most);
+        let mut going: Vec<(SlotId, Version)> = self
+            .residents
+            .iter()
+            .filter(|(version, resident)| self.share_of(**version) == share && resident.slot.index >= first + kept)
+            .map(|(version, resident)| (resident.slot, *version))
+            .collect();
+        going.sort_unstable();
+        let is_refused = going.iter().any(|(_, version)| !self.residents[version].is_evictable());
+        let evicted = self.cache.resize_share(share, n_slots);
+        log.push(Event::Resized(if is_refused { before } else { kept }, evicted.as_ref().map(Vec::len)));
+        assert_eq!(evicted.is_none(), is_refused, "resize of {share:?} to {n_slots}");
+        let Some(evicted) = evicted else { return };
+        assert_eq!(evicted, going.iter().map(|(_, version)| *version).collect::<Vec<_>>(), "who left {share:?}");
+        for version in evicted {
+            self.remove(version);
+        }
+        self.sizes.insert(share, (kept, most));
+    }
+
     /// Brings every slice of a resident.
     fn load(&mut self, version: Version) {
         let Some(resident) = self.residents.get_mut(&version) else { return };
@@ -331,6 +365,15 @@ impl Model {
         }
         let listed: HashMap<Version, SlotId> = self.cache.residents().collect();
         let slots: HashSet<SlotId> = listed.values().copied().collect();
+        for (&share, &(n_slots, most)) in &self.sizes {
+            let first = self.firsts[&share];
+            assert_eq!(self.cache.slots_of_share(share), first..first + n_slots, "slots of {share:?}");
+            assert_eq!(self.cache.most_of_share(share), most, "most slots of {share:?}");
+            let of_share = |version: &Version| self.share_of(*version) == share;
+            let is_idle =
+                self.residents.iter().filter(|(v, _)| of_share(v)).all(|(_, resident)| resident.is_evictable());
+            assert_eq!(self.cache.is_share_idle(share), is_idle, "{share:?} idle");
+        }
         assert_eq!(listed.len(), self.residents.len(), "residents");
         assert_eq!(slots.len(), listed.len(), "two versions in one slot");
         for layer in 0..6 {
@@ -399,6 +442,7 @@ mod tests {
     #[test]
     fn the_cache_equals_its_model_on_random_scripts() {
         let (mut evictions, mut refusals, mut upgrades, mut displacements, mut releases) = (0, 0, 0, 0, 0);
+        let (mut resizes, mut lost, mut refused_resizes) = (0, 0, 0);
         for seed in 1..=300 {
             eprintln!("seed {seed}");
             let script = script(seed, 3000);
@@ -413,13 +457,21 @@ mod tests {
                         displacements += usize::from(asked.is_some() && acquired.is_some_and(|a| a.evicted.is_some()));
                     }
                     Event::Released(_, released) => releases += usize::from(released),
+                    Event::Resized(_, None) => refused_resizes += 1,
+                    Event::Resized(_, Some(evicted)) => {
+                        resizes += 1;
+                        lost += evicted;
+                    }
                 }
             }
         }
-        let reached = [evictions, refusals, upgrades, displacements, releases];
-        eprintln!("evictions, refusals, upgrades, of them by displacement, releases: {reached:?}");
+        let reached = [evictions, refusals, upgrades, displacements, releases, resizes, lost, refused_resizes];
+        eprintln!(
+            "evictions, refusals, upgrades, of them by displacement, releases, resizes, evicted by these, refused ones: \
+             {reached:?}"
+        );
         assert!(
-            reached.into_iter().zip([1000, 1000, 200, 100, 1000]).all(|(n, least)| n >= least),
+            reached.into_iter().zip([1000, 1000, 200, 100, 1000, 1000, 200, 100]).all(|(n, least)| n >= least),
             "scripts reach too little: {reached:?}"
         );
     }

@@ -11,11 +11,12 @@ pub struct ShareId {
     pub layer: u16,
 }
 
-/// Slots `first..first + capacity` of its pool, the lowest empty one filled first.
+/// Slots `first..first + capacity` of its pool, the lowest empty one filled first. Up to `first + most` are its own.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
     pub(super) first: u32,
     pub(super) capacity: u32,
+    pub(super) most: u32,
     pub(super) n_filled: u32,
     /// Whether any member has this precision, by [`Precision::index`].
     pub(super) holds: [bool; Precision::COUNT],

@@ -1,5 +1,6 @@
 //! What was typed: every flag as given, unread and unresolved. Names, defaults and environment follow llama.cpp.
 
+mod device;
 mod precision;
 mod sampling;
 mod switch;
@@ -11,6 +12,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
+pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use sampling::SamplingArgs;
 pub use switch::{Switch, Tri, is_tri_word};
@@ -32,11 +34,14 @@ Examples:
       Decode faster: a missing expert that matters little comes from the second file, a smaller quant of the model.
   hobbit-cli -m mixtral.Q8_0.gguf --low q2_k,down=q3_k
       The same without one: it is made once, in a file beside the model.
+  hobbit-cli -m qwen3-moe.gguf -dev CUDA0 --device-cache 6G --host-cache 16G
+      Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
       Ask once.
   hobbit-cli -m model.gguf -no-cnv -f prompt.txt --expert-cache 50% --io direct --stats-json stats.json
       Hold half of the experts in memory, bypass the page cache and write what was measured.
 
+Signals: at the next token, SIGUSR1 halves the expert caches and SIGUSR2 gives them back what was planned at the start.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
 
@@ -57,6 +62,8 @@ pub struct LowArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub precision: PrecisionArgs,
     #[command(flatten)]
@@ -79,12 +86,6 @@ pub struct ModelArgs {
     /// Model to run; of a split model, any part. Without it the bundled demo model runs
     #[arg(short, long, value_name = "FNAME", env = "LLAMA_ARG_MODEL")]
     pub model: Option<PathBuf>,
-    /// Layers whose ordinary weights go to the device: a number, 'auto' or 'all'
-    #[arg(long, value_name = "N", default_value = "auto", value_parser = gpu_layers, env = "LLAMA_ARG_N_GPU_LAYERS")]
-    pub n_gpu_layers: i32,
-    /// Comma-separated list of devices to offload to; 'none' for the CPU alone
-    #[arg(long, value_name = "DEV1,DEV2", env = "LLAMA_ARG_DEVICE")]
-    pub device: Option<String>,
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,

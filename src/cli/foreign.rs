@@ -48,10 +48,10 @@ const fn implied(names: &'static [&'static str], values: usize) -> Foreign {
 const DOWNLOAD: &str = "hobbit downloads nothing; fetch the file and pass it with -m";
 const DRAFT: &str = "speculative decoding is not supported yet";
 const MEDIA: &str = "only text models are supported";
-const PLACEMENT: &str = "hobbit places experts itself; see --mem-budget and --expert-cache";
+const PLACEMENT: &str = "hobbit places experts itself; see --device-cache, --mem-budget and --expert-cache";
+const LAYERS: &str = "layers go where -ngl and -ts say; give a smaller -ngl if they do not fit";
 const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
-const SPLIT: &str = "models are not split over devices yet";
 const THINKING: &str = "what the model thinks is printed as it comes; see --chat-template";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 
@@ -61,10 +61,10 @@ static FLAGS: &[Foreign] = &[
     implied(&["--offline", "--no-mmap", "--skip-chat-parsing", "--no-log-jsonl"], 0),
     no_effect(&["--mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"], 0, READING),
     no_effect(&["-lm", "--load-mode", "-lzm", "--lazy-mode"], 1, READING),
-    no_effect(&["-cmoe", "--cpu-moe", "--op-offload", "--no-op-offload", "--no-host"], 0, PLACEMENT),
+    no_effect(&["--op-offload", "--no-op-offload", "--no-host"], 0, PLACEMENT),
     no_effect(&["--repack", "-nr", "--no-repack"], 0, PLACEMENT),
-    no_effect(&["-ncmoe", "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-fit", "--fit"], 1, PLACEMENT),
-    no_effect(&["-fitt", "--fit-target", "-fitc", "--fit-ctx", "--moe-cache-mib"], 1, PLACEMENT),
+    no_effect(&["-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"], 1, LAYERS),
+    no_effect(&["--moe-cache-mib"], 1, PLACEMENT),
     no_effect(
         &["--prio", "--poll", "--prio-batch", "--poll-batch", "--cpu-strict", "--cpu-strict-batch"],
         1,
@@ -87,9 +87,6 @@ static FLAGS: &[Foreign] = &[
         SCHEDULING,
     ),
     refused(&["-ot", "--override-tensor"], 1, PLACEMENT),
-    refused(&["-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"], 1, SPLIT),
-    refused(&["--rpc"], 1, "remote devices are not supported"),
-    refused(&["--list-devices"], 0, "not supported yet; the start-up lines name the device"),
     refused(&["-np", "--parallel"], 1, "hobbit-cli runs one sequence"),
     refused(
         &["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"],

@@ -62,7 +62,11 @@ impl Log {
     pub fn take_llama_cpps(&self) {
         let log = self.clone();
         crate::set_log(move |level, text| {
-            let level = if level == LogLevel::Debug { Level::Debug } else { Level::More };
+            let level = match level {
+                LogLevel::Notice => Level::Warning,
+                LogLevel::Debug => Level::Debug,
+                _ => Level::More,
+            };
             log.text(level, text);
         });
     }

@@ -1,4 +1,5 @@
-//! The command lines of `hobbit-cli` and, in [`perplexity`], of `hobbit-perplexity`, from words to exit status.
+//! The command lines of `hobbit-cli`, in [`perplexity`] of `hobbit-perplexity` and in `rpc` of `hobbit-rpc`, from words
+//! to exit status.
 //!
 //! [`argv`] turns llama.cpp's spelling into clap's ([`foreign`] knows the flags that are not here), [`args`] holds what
 //! was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes processed. `run` opens the model
@@ -29,7 +30,13 @@ mod converse;
 #[cfg(feature = "engine")]
 mod ctrl_c;
 #[cfg(feature = "engine")]
+mod devices;
+#[cfg(feature = "engine")]
 mod log;
+#[cfg(feature = "engine")]
+mod memory_signals;
+#[cfg(feature = "rpc")]
+mod rpc;
 #[cfg(feature = "engine")]
 mod run;
 #[cfg(feature = "engine")]
@@ -37,5 +44,7 @@ mod stream;
 
 #[cfg(feature = "engine")]
 pub use perplexity::main as perplexity_main;
+#[cfg(feature = "rpc")]
+pub use rpc::main as rpc_main;
 #[cfg(feature = "engine")]
 pub use run::main;

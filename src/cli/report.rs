@@ -1,5 +1,7 @@
 //! Measurements in words: llama.cpp's timing lines, then hobbit's; the same as JSON.
 
+pub mod device;
+
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
@@ -105,6 +107,8 @@ pub struct Circumstances {
     pub plan: Value,
     /// The session's [`PrecisionReport`].
     pub precision: Value,
+    /// The session's [`crate::DeviceReport`]s.
+    pub devices: Value,
     /// How experts are read, and why.
     pub io: String,
     /// How the last generation ended.
@@ -130,6 +134,7 @@ pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
         "roofline_tokens_per_second": roofline(stats),
         "peak_rss_bytes": stats.peak_rss_bytes,
         "layers": stats.layers,
+        "devices": device::json(&about.devices, &stats.devices),
     })
 }
 
@@ -182,7 +187,7 @@ pub fn bytes(n: u64) -> String {
 mod tests {
     use super::*;
     use crate::options::PrecisionMode;
-    use crate::stats::PrecisionCounts;
+    use crate::stats::{DeviceCounters, PrecisionCounts};
 
     const TIMINGS: Timings = Timings {
         load_ms: 123.456,
@@ -221,6 +226,8 @@ mod tests {
             prefill_low: 0.25,
             renormalise: false,
             deterministic: false,
+            cpu_helper: false,
+            divided: false,
             upgrade: true,
             high: Default::default(),
             low: None,
@@ -291,11 +298,17 @@ hobbit: 2 experts upgraded from low to high precision
             model: json!({}),
             plan: json!({}),
             precision: json!(precision(PrecisionMode::Dynamic)),
+            devices: json!([{"name": "CUDA0"}]),
             io: "direct".into(),
             stop: "length",
             seed: 7,
         };
-        let value = json(&about, &TIMINGS, &stats());
+        let stats = Stats { devices: vec![DeviceCounters { hits: 4, ..Default::default() }], ..stats() };
+        let value = json(&about, &TIMINGS, &stats);
+        assert_eq!(
+            (&value["devices"][0]["name"], &value["devices"][0]["counters"]["hits"]),
+            (&json!("CUDA0"), &json!(4))
+        );
         assert_eq!(value["decode"]["hit_rate"], 0.75);
         assert_eq!(value["decode"]["misses"], 25);
         assert_eq!(value["prompt"]["hit_rate"], Value::Null);

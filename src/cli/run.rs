@@ -12,14 +12,15 @@ use super::args;
 use super::console::Screen;
 use super::ctrl_c::CtrlC;
 use super::demo;
+use super::devices;
 use super::log::{Level, Log};
 use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::stream::{Desk, End};
 use super::{complete, converse};
 use crate::{
-    Error, LowSource, Model, ModelOptions, PrecisionMode, Sampler, Session, SessionOptions, low_cache_path,
-    quantise_low,
+    DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, Sampler, Session, SessionOptions,
+    low_cache_path, quantise_low,
 };
 
 /// Exit status when a message got no answer.
@@ -53,24 +54,27 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
             };
         }
     };
+    if low.device.list_devices {
+        return devices::list(&low.device.rpc, low.output.verbose.0, low.output.stats_json.as_deref()).map(|()| 0);
+    }
     let args = HiArgs::new(low, &Process)?;
     let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
     }
-    warn_of_devices(&args.model_options, &log);
     warn_of_threads(&args.session_options, &log);
     if let Some(path) = &args.output.stats_json {
         try_writing(path)?;
     }
     log.take_llama_cpps();
     let ctrl_c = CtrlC::install(args.colour)?;
+    crate::watch_memory_signals();
     let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
     let session = ctrl_c.during(|| model.session(&args.session_options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, &log);
+    describe(&model, &session, &args.model_options, &log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let sampler = Sampler::new(&model, &args.sampling)?;
@@ -180,16 +184,6 @@ fn bar(log: &Log, template: &'static str) -> ProgressBar {
     bar.with_style(ProgressStyle::with_template(template).expect("the template is constant and valid"))
 }
 
-/// Notes that devices cannot be used.
-pub fn warn_of_devices(options: &ModelOptions, log: &Log) {
-    if options.devices.as_deref().is_some_and(|devices| devices != "none") {
-        log.line(Level::Warning, "note: --device has no effect: this version computes on the CPU");
-    }
-    if !matches!(options.n_gpu_layers, -1 | 0) {
-        log.line(Level::Warning, "note: -ngl has no effect: this version computes on the CPU");
-    }
-}
-
 /// Warns of more threads than there are CPUs.
 pub fn warn_of_threads(options: &SessionOptions, log: &Log) {
     let Ok(cpus) = std::thread::available_parallelism() else { return };
@@ -216,7 +210,7 @@ pub fn try_writing(path: &Path) -> Result<()> {
 }
 
 /// The start-up lines.
-pub fn describe(model: &Model, session: &Session, log: &Log) {
+pub fn describe(model: &Model, session: &Session, options: &ModelOptions, log: &Log) {
     let info = model.info();
     let (size, experts) = (report::bytes(info.tensor_bytes), report::bytes(info.expert_bytes));
     let parameters = report::parameters(info.n_params);
@@ -241,6 +235,8 @@ pub fn describe(model: &Model, session: &Session, log: &Log) {
     }
     let plan = session.plan();
     log.line(Level::Info, plan);
+    log.text(Level::Info, &report::device::start_up_lines(session.devices(), plan, options.device.cpu_helper));
+    devices::warn_without_devices(options, !session.devices().is_empty(), log);
     if info.is_moe() {
         log.line(Level::Info, format!("hobbit: {}", session.precision()));
     }
@@ -250,13 +246,21 @@ pub fn describe(model: &Model, session: &Session, log: &Log) {
     log.line(Level::More, crate::system_info());
 }
 
+/// What devices hold now, which may be less than at the start.
+pub fn devices_now(session: &Session) -> Vec<DeviceReport> {
+    let now = session.model().device_reports();
+    if now.is_empty() { session.devices().to_vec() } else { now }
+}
+
 /// The closing lines, and the file of `--stats-json`.
 fn finish(desk: &Desk, end: &End) -> Result<()> {
     let output = &desk.args.output;
     let (timings, stats) = (desk.session.timings(), desk.session.stats());
+    let devices = devices_now(&desk.session);
     if output.perf && desk.log.shows(Level::Info) {
         desk.log.text(Level::Info, &format!("\n{}", report::timing_lines(&timings)));
         desk.log.text(Level::Info, &report::cache_lines(&stats));
+        desk.log.text(Level::Info, &report::device::closing_lines(&devices, &stats.devices));
         desk.log.text(Level::Info, &report::precision_lines(desk.session.precision(), &stats));
     }
     let Some(path) = &output.stats_json else { return Ok(()) };
@@ -264,6 +268,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         model: serde_json::to_value(desk.model.info())?,
         plan: serde_json::to_value(desk.session.plan())?,
         precision: serde_json::to_value(desk.session.precision())?,
+        devices: serde_json::to_value(&devices)?,
         io: desk.session.io_choice().to_owned(),
         stop: end.name(),
         seed: desk.sampler.seed(),

@@ -5,6 +5,7 @@ use anyhow::Result;
 use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
+use super::memory_signals;
 use super::resolve::HiArgs;
 use super::stop::StopMatcher;
 use super::utf8::Utf8Decoder;
@@ -106,6 +107,7 @@ impl Desk<'_> {
         let mut generation = self.session.generate(&mut self.sampler, limit);
         for token in generation.by_ref() {
             let token = token?;
+            memory_signals::obey(self.model, self.log);
             spoken.tokens.push(token);
             let step = matcher.push(&decoder.push(&self.model.piece(token, self.args.special)));
             spoken.text.push_str(&step.text);

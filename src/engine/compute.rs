@@ -160,19 +160,13 @@ impl ExpertBackend {
     unsafe fn plain(&mut self, node: *mut ggml_tensor) -> Result<(), Failed> {
         // SAFETY: by the caller.
         unsafe {
-            match (*node).op {
-                llama::GGML_OP_NONE
-                | llama::GGML_OP_VIEW
-                | llama::GGML_OP_RESHAPE
-                | llama::GGML_OP_PERMUTE
-                | llama::GGML_OP_TRANSPOSE => Ok(()),
-                _ => {
-                    check(self.inner.reserve())?;
-                    self.inner.add(node);
-                    Ok(())
-                }
+            if is_view((*node).op) {
+                return Ok(());
             }
+            check(self.inner.reserve())?;
+            self.inner.add(node);
         }
+        Ok(())
     }
 
     fn run(&mut self) -> Result<(), Failed> {
@@ -230,6 +224,7 @@ impl ExpertBackend {
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
             again,
+            elsewhere: &|_| false,
         });
         if let Some(weights) = weights.filter(|_| !step.skipped.is_empty()) {
             // SAFETY: as above; only this split's last product reads the weights from here on.
@@ -282,19 +277,7 @@ impl ExpertBackend {
     /// `node` is live.
     unsafe fn router_weights(&self, node: *mut ggml_tensor) -> Option<RouterWeights> {
         // SAFETY: by the caller; sources of a live node are live.
-        unsafe {
-            let weighted = |node: *mut ggml_tensor| {
-                let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
-                let shape = (*node).op == llama::GGML_OP_MUL && name.starts_with(b"ffn_moe_weighted-");
-                (shape && (*(*node).src[1]).type_ == llama::GGML_TYPE_F32)
-                    .then(|| RouterWeights::of(&*(*node).src[1], 1))
-            };
-            let input = (*node).src[1];
-            weighted(node).or_else(|| match (*node).op {
-                llama::GGML_OP_MUL_MAT_ID if !input.is_null() => weighted(input),
-                _ => None,
-            })
-        }
+        unsafe { weights_tensor(node).map(|weights| RouterWeights::of(&*weights, 1)) }
     }
 
     /// Takes skipped experts out of the router's weights, token by token.
@@ -566,11 +549,43 @@ fn check(status: ggml_status) -> Result<(), Failed> {
     if status == GGML_STATUS_SUCCESS { Ok(()) } else { Err(status) }
 }
 
+/// The router's weights if `node` multiplies an expert's input or output by them.
+///
+/// # Safety
+/// `node` is live.
+pub(super) unsafe fn weights_tensor(node: *mut ggml_tensor) -> Option<*mut ggml_tensor> {
+    // SAFETY: by the caller; sources of a live node are live.
+    unsafe {
+        let weighted = |node: *mut ggml_tensor| {
+            let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
+            let shape = (*node).op == llama::GGML_OP_MUL && name.starts_with(b"ffn_moe_weighted-");
+            (shape && (*(*node).src[1]).type_ == llama::GGML_TYPE_F32).then(|| (*node).src[1])
+        };
+        let input = (*node).src[1];
+        weighted(node).or_else(|| match (*node).op {
+            llama::GGML_OP_MUL_MAT_ID if !input.is_null() => weighted(input),
+            _ => None,
+        })
+    }
+}
+
+/// Whether a node computes nothing.
+pub(super) fn is_view(op: llama::ggml_op) -> bool {
+    matches!(
+        op,
+        llama::GGML_OP_NONE
+            | llama::GGML_OP_VIEW
+            | llama::GGML_OP_RESHAPE
+            | llama::GGML_OP_PERMUTE
+            | llama::GGML_OP_TRANSPOSE
+    )
+}
+
 /// The router's ids, `[n_tokens][n_used]`: a strided view of the argsort, so strides are honoured.
 ///
 /// # Safety
 /// `ids` is a 32-bit integer tensor in host memory and outlives the iterator.
-unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item = i32> + use<> {
+pub(super) unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item = i32> + use<> {
     let (data, nb, ne) = (ids.data.cast::<u8>(), ids.nb, ids.ne);
     (0..ne[1] as usize).flat_map(move |token| {
         (0..ne[0] as usize).map(move |rank| {

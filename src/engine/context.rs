@@ -49,7 +49,7 @@ pub(super) fn context_params(options: &SessionOptions, interrupted: *const Atomi
 }
 
 /// llama.cpp's threads follow the cores; so do ours.
-fn default_threads() -> i32 {
+pub(super) fn default_threads() -> i32 {
     std::thread::available_parallelism().map_or(4, |n| n.get().min(i32::MAX as usize) as i32)
 }
 

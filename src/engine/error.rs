@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::devices::DeviceError;
 use super::low::LowError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
@@ -21,6 +22,9 @@ pub enum Error {
     /// The memory budget cannot hold the model.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// A device that was asked for is not to be had.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// Low-precision versions for a model that has no experts.
     #[error("{}: this model has no experts, so there is nothing to have in low precision; leave --low away", path.display())]
     NoExperts {
@@ -98,6 +102,19 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A device refused even the memory that experts pass through.
+    #[error(
+        "{device} refuses {bytes} bytes of memory for experts, of the {free} that it says are free; put fewer layers \
+         there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU"
+    )]
+    DeviceMemory {
+        /// The device.
+        device: String,
+        /// Bytes asked for at once.
+        bytes: u64,
+        /// What it says is free, in bytes.
+        free: u64,
+    },
     /// Address space (not memory) was refused.
     #[error("cannot reserve {bytes} bytes of address space; raise the limit (ulimit -v unlimited)")]
     AddressSpace {
@@ -140,7 +157,11 @@ pub enum Error {
 
 /// What the user can do about llama.cpp's refusal.
 fn load_remedy(reason: &str) -> &'static str {
+    // llama.cpp: `unable to allocate %s buffer`.
     match reason.contains("alloc") {
+        _ if reason.contains("unable to allocate") && !reason.contains("CPU") => {
+            "put fewer layers on the device (-ngl), or more of the model on another (-dev, -ts)"
+        }
         true => "free some memory, or raise the limit (ulimit -v unlimited)",
         false => "fetch or convert the model again, or update hobbit if the model is newer",
     }
@@ -151,7 +172,7 @@ fn context_remedy(reason: &str) -> &'static str {
     match reason {
         reason if reason.contains("flash_attn") => "; give -fa on, or an unquantised -ctv",
         reason if reason.contains("alloc") || reason.contains("memory") || reason.is_empty() => {
-            "; try a smaller -c, -b or -ub"
+            "; try a smaller -c, -b or -ub, or with a device a smaller -ngl, or -nkvo"
         }
         reason if reason.contains("n_ctx") => "; give a sensible context length with -c",
         _ => "",

@@ -77,10 +77,17 @@ impl RouterHook {
     }
 
     /// # Safety
-    /// `tensor` is computed and in host memory.
+    /// `tensor` is computed.
     unsafe fn take(&mut self, asked: Asked, tensor: &ggml_tensor) {
-        // SAFETY: by the caller.
+        // SAFETY: by the caller; a copy has the tensor's strides, and is read while it is there.
         unsafe {
+            let copy = copy_of_device_memory(tensor);
+            let is_on_host = copy.is_none();
+            let mut readable = *tensor;
+            if let Some(copy) = &copy {
+                readable.data = copy.as_ptr().cast_mut().cast();
+            }
+            let tensor = &readable;
             match asked {
                 Asked::Experts(layer) => {
                     self.flush();
@@ -93,13 +100,31 @@ impl RouterHook {
                         // [1, n_used, n_tokens] or [n_used, n_tokens].
                         let d = usize::from(tensor.ne[0] != choice.n_expert_used as i64 || tensor.ne[2] > 1);
                         choice.weights = rows(tensor, tensor.ne[d], tensor.ne[d + 1], tensor.nb[d], tensor.nb[d + 1]);
-                        if let Some(experts) = &self.experts {
+                        // A device reads its weights back itself.
+                        if let Some(experts) = self.experts.as_ref().filter(|_| is_on_host) {
                             experts.set_router_weights(layer, RouterWeights::of(tensor, d));
                         }
                     }
                 }
             }
         }
+    }
+}
+
+/// The bytes of a tensor that the host cannot read where it is.
+///
+/// # Safety
+/// The tensor is computed.
+unsafe fn copy_of_device_memory(tensor: &ggml_tensor) -> Option<Vec<u8>> {
+    // SAFETY: by the caller: the tensor is allocated, and so is what it is a view of; the copy has room for its bytes.
+    unsafe {
+        let buffer = if tensor.view_src.is_null() { tensor.buffer } else { (*tensor.view_src).buffer };
+        if buffer.is_null() || llama::ggml_backend_buffer_is_host(buffer) {
+            return None;
+        }
+        let mut bytes = vec![0u8; llama::ggml_nbytes(tensor)];
+        llama::ggml_backend_tensor_get(tensor, bytes.as_mut_ptr().cast(), 0, bytes.len());
+        Some(bytes)
     }
 }
 

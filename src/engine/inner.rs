@@ -1,6 +1,7 @@
 //! The inner graph: small graphs of ours run on the backend that really computes.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::mem;
 use std::ptr::{self, NonNull};
 
 use ggml_sys::llama::{self, ggml_status, ggml_tensor};
@@ -9,8 +10,12 @@ use ggml_sys::llama::{self, ggml_status, ggml_tensor};
 const NODES_MAX: usize = 512;
 
 /// A CPU backend, one reusable graph, and the tensor structs of the graph being built.
+///
+/// The CPU is reached through ggml's registry only: where backends are loaded at run time, nothing exports its symbols.
 pub(super) struct Inner {
     backend: llama::ggml_backend_t,
+    set_n_threads: unsafe extern "C" fn(llama::ggml_backend_t, c_int),
+    set_abort_callback: unsafe extern "C" fn(llama::ggml_backend_t, llama::ggml_abort_callback, *mut c_void),
     context: NonNull<llama::ggml_context>,
     graph: *mut llama::ggml_cgraph,
     n_nodes: usize,
@@ -22,9 +27,21 @@ pub(super) struct Inner {
 impl Inner {
     /// `None` when ggml refuses a CPU backend or a context.
     pub(super) fn new() -> Option<Inner> {
-        // SAFETY: plain constructors; each result is checked before it is used.
+        // SAFETY: plain constructors; each result is checked before it is used. ggml fixes the types of the procedures
+        // that have these names (ggml-backend.h), and null is `None`.
         unsafe {
-            let backend = llama::ggml_backend_cpu_init();
+            let device = llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU);
+            if device.is_null() {
+                return None;
+            }
+            let reg = llama::ggml_backend_dev_backend_reg(device);
+            let address = |name: &CStr| llama::ggml_backend_reg_get_proc_address(reg, name.as_ptr());
+            let set_n_threads: llama::ggml_backend_set_n_threads_t =
+                mem::transmute(address(c"ggml_backend_set_n_threads"));
+            let set_abort_callback: llama::ggml_backend_set_abort_callback_t =
+                mem::transmute(address(c"ggml_backend_set_abort_callback"));
+            let (set_n_threads, set_abort_callback) = (set_n_threads?, set_abort_callback?);
+            let backend = llama::ggml_backend_dev_init(device, ptr::null());
             if backend.is_null() {
                 return None;
             }
@@ -38,18 +55,18 @@ impl Inner {
                 return None;
             };
             let graph = llama::ggml_new_graph_custom(context.as_ptr(), NODES_MAX, false);
-            Some(Inner { backend, context, graph, n_nodes: 0, tensors: Vec::new() })
+            Some(Inner { backend, set_n_threads, set_abort_callback, context, graph, n_nodes: 0, tensors: Vec::new() })
         }
     }
 
     pub(super) fn set_n_threads(&mut self, n_threads: c_int) {
         // SAFETY: the backend is a live CPU backend.
-        unsafe { llama::ggml_backend_cpu_set_n_threads(self.backend, n_threads) };
+        unsafe { (self.set_n_threads)(self.backend, n_threads) };
     }
 
     pub(super) fn set_abort_callback(&mut self, callback: llama::ggml_abort_callback, data: *mut c_void) {
         // SAFETY: the backend is a live CPU backend; the caller keeps callback and data valid.
-        unsafe { llama::ggml_backend_cpu_set_abort_callback(self.backend, callback, data) };
+        unsafe { (self.set_abort_callback)(self.backend, callback, data) };
     }
 
     /// Keeps a tensor struct until the graph has run and returns its address.

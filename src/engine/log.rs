@@ -14,6 +14,8 @@ pub enum LogLevel {
     Info,
     Warn,
     Error,
+    /// A line of hobbit's own, about what goes otherwise than was asked for.
+    Notice,
 }
 
 type Sink = Box<dyn FnMut(LogLevel, &str) + Send>;
@@ -41,6 +43,16 @@ pub(super) fn install() {
     static ONCE: Once = Once::new();
     // SAFETY: the callback lives as long as the process and takes no state.
     ONCE.call_once(|| unsafe { llama::llama_log_set(Some(on_log), std::ptr::null_mut()) });
+}
+
+/// Tells the user's sink, on a line, what goes otherwise than was asked for.
+pub(super) fn notice(text: impl std::fmt::Display) {
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sink) = state.sink.as_mut() {
+            sink(LogLevel::Notice, &format!("{text}\n"));
+        }
+    }));
 }
 
 /// Forgets the errors logged so far.

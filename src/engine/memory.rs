@@ -1,16 +1,21 @@
 //! From a loaded model and a context to slots: measures what llama.cpp holds, plans the rest, allocates it and
 //! starts the loader.
 
+use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use ggml_sys::llama::ggml_backend_dev_t;
 use ggml_sys::{llama, shim};
 
 use super::compute::GATHER_BYTES_MAX;
-use super::device::Device;
 use super::error::Error;
+use super::log;
 use super::model::Model;
+use super::offload::{Tier, Wrapper};
+use super::pinned::{HostMemory, Reach};
 use super::precision::Precisions;
 use super::residency::{Description, Parts, Residency};
+use super::tiers;
 use crate::cache::{Cache, LayerLayout, Lru, PoolLayout, SliceKinds};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::gguf::{Catalog, LayerCatalog};
@@ -49,11 +54,18 @@ pub(super) fn set_up(
     let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0).max(1);
     let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0).max(1) as u32;
     let wanted = (STAGING_BYTES_WANTED / slice_bytes).clamp(u64::from(n_kinds), 8 * u64::from(n_kinds)) as u32;
+    let (mut tiers, on_devices) = tiers::set_up(model, &catalog, scratch_bytes(model, options))?;
+    // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
-    let plan = MemoryPlan::new(&PlanInput {
+    // The host only passes on what the devices keep.
+    let expert_cache = match shared.options.expert_cache {
+        ExpertCache::Auto if on_devices => ExpertCache::Bytes(0),
+        wanted => wanted,
+    };
+    let mut plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
-        expert_cache: shared.options.expert_cache,
+        expert_cache,
         low_share: shared.options.low_share,
         fixed: fixed_costs(model, options, context)?,
         margin: None,
@@ -63,14 +75,21 @@ pub(super) fn set_up(
     })?;
     let mut precisions = shared.precisions.clone();
     // Nothing is ever evicted: low precision would save one read per expert.
-    if plan.is_fully_resident() {
+    if plan.is_fully_resident() || on_devices {
         precisions.mode = PrecisionMode::Exact;
         catalog.drop_low();
     }
+    if on_devices {
+        // Nothing is read twice, however few slots the host has.
+        plan.warning = None;
+    }
     let precision = report(model, &precisions, &plan, &catalog);
+    let (cpu_helper, divided) = (tiers.iter().any(Tier::has_helper), tiers.iter().any(Tier::is_divided));
+    let precision = PrecisionReport { cpu_helper, divided, ..precision };
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
-        return Ok(Description { plan, io_choice, precision });
+        let devices = tiers::reports(&shared.placement, &[]);
+        return Ok(Description { plan, io_choice, precision, devices });
     }
 
     let ours = plan.budget - plan.unused();
@@ -89,18 +108,25 @@ pub(super) fn set_up(
 
     let layouts: Vec<PoolLayout> =
         pools.iter().zip(&plan.pools).map(|(pool, planned)| pool.layout(&catalog, planned.n_slots)).collect();
-    let arenas = pools.iter().zip(&plan.pools).map(|(pool, planned)| {
-        arena(planned.n_slots as usize * catalog.classes[usize::from(pool.class)].stride as usize)
-    });
-    let arenas = arenas.collect::<Result<Vec<_>, _>>()?;
+    let host = HostSlots::of(&tiers, shared.options.device.pinned);
+    let mut host_memory = Vec::new();
+    for (pool, planned) in pools.iter().zip(&plan.pools) {
+        let stride = catalog.classes[usize::from(pool.class)].stride as usize;
+        host_memory.push(host.memory(planned.n_slots as usize * stride, stride)?);
+    }
     let staging_stride = plan.staging_slot_bytes.max(BLOCK_BYTES) as usize;
     // No cache at all is asked for to see the engine at its smallest: everything through one slot.
     let n_staging = match shared.options.expert_cache {
         ExpertCache::Bytes(0) => 1,
         _ => plan.staging_slots as usize,
     };
-    let staging_memory = arena(n_staging * staging_stride)?;
-    let description = Description { plan, io_choice: choice.to_string(), precision };
+    host_memory.push(host.memory(n_staging * staging_stride, staging_stride)?);
+    host.tell_of_refusal(&host_memory);
+    tiers.iter_mut().for_each(|tier| host_memory.iter_mut().for_each(|memory| tier.show(memory)));
+    let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
+    let staging_memory = arenas.pop().expect("staging was put last");
+    let devices = tiers::reports(&shared.placement, &tiers);
+    let description = Description { plan, io_choice: choice.to_string(), precision, devices };
     let parts = Parts {
         cache: Cache::new(layouts, Box::new(Lru::default())),
         catalog,
@@ -109,21 +135,24 @@ pub(super) fn set_up(
         staging_stride,
         loader: Loader::new(store, LoaderOptions::default()),
         precisions,
+        tiers,
     };
-    *residency = Some(Residency::new(parts, description.clone()));
+    let mut new = Residency::new(parts, description.clone());
+    new.preload()?;
+    *residency = Some(new);
     Ok(description)
 }
 
 /// Versions of one class and precision.
-struct Pool {
+pub(super) struct Pool {
     precision: Precision,
-    class: u16,
+    pub(super) class: u16,
     /// By layer, ascending; none empty.
     layers: Vec<(u16, Vec<Version>)>,
 }
 
 impl Pool {
-    fn spec(&self, catalog: &Catalog) -> PoolSpec {
+    pub(super) fn spec(&self, catalog: &Catalog) -> PoolSpec {
         let class = &catalog.classes[usize::from(self.class)];
         PoolSpec {
             precision: self.precision,
@@ -133,7 +162,7 @@ impl Pool {
         }
     }
 
-    fn layout(&self, catalog: &Catalog, n_slots: u32) -> PoolLayout {
+    pub(super) fn layout(&self, catalog: &Catalog, n_slots: u32) -> PoolLayout {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
             self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
@@ -142,7 +171,7 @@ impl Pool {
 }
 
 /// Versions of equal shape and precision share a pool.
-fn pools_of(catalog: &Catalog) -> Vec<Pool> {
+pub(super) fn pools_of(catalog: &Catalog) -> Vec<Pool> {
     let mut pools: Vec<Pool> = Vec::new();
     for precision in Precision::ALL {
         for layer in &catalog.layers {
@@ -191,6 +220,8 @@ fn report(model: &Model, precisions: &Precisions, plan: &MemoryPlan, catalog: &C
         renormalise: options.renormalise,
         deterministic: options.deterministic,
         upgrade: options.upgrade,
+        cpu_helper: false,
+        divided: false,
         high: VersionsReport {
             types: types_of(catalog, Precision::High),
             bytes: catalog.bytes(Precision::High),
@@ -219,8 +250,38 @@ fn types_of(catalog: &Catalog, precision: Precision) -> String {
     counts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("/")
 }
 
-fn arena(bytes: usize) -> Result<Arena, Error> {
-    Arena::new(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })
+/// Where host slots are allocated.
+struct HostSlots(Option<(ggml_backend_dev_t, Reach)>);
+
+impl HostSlots {
+    /// For the first device that reaches host memory better than by copying.
+    fn of(tiers: &[Tier], pinned: bool) -> Self {
+        // A device that computes in host memory can do nothing without it.
+        let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev(), Reach::of(tier.dev())));
+        let pins = |tier: &&Tier| pinned && Reach::of(tier.dev()) == Reach::Pinned;
+        Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev(), Reach::Pinned))))
+    }
+
+    /// Copies from memory that is not pinned take a detour, which is worth a word.
+    fn tell_of_refusal(&self, memory: &[HostMemory]) {
+        let Some((dev, Reach::Pinned)) = self.0 else { return };
+        let plain: u64 = memory.iter().filter(|memory| !memory.pinned).map(|memory| memory.arena.len() as u64).sum();
+        if plain > 0 {
+            let name = Wrapper::of(dev).name();
+            let mib = plain.div_ceil(1 << 20);
+            log::notice(format_args!(
+                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller --host-cache may help, --no-pinned does \
+                 not ask"
+            ));
+        }
+    }
+
+    fn memory(&self, bytes: usize, slot_bytes: usize) -> Result<HostMemory, Error> {
+        match self.0 {
+            Some((dev, reach)) => HostMemory::of(dev, reach, bytes, slot_bytes),
+            None => HostMemory::plain(bytes),
+        }
+    }
 }
 
 fn fixed_costs(
@@ -228,15 +289,8 @@ fn fixed_costs(
     options: &SessionOptions,
     context: NonNull<llama::llama_context>,
 ) -> Result<FixedCosts, Error> {
-    let (mut weights, mut kv, mut compute) = (0, 0, 0);
-    let excluded = Device::get()?.buffer_type();
-    // SAFETY: the context is live and the places are valid.
-    let known =
-        unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), excluded, &mut weights, &mut kv, &mut compute) };
-    if !known {
-        return Err(Error::Seam("llama.cpp did not say how much memory it holds".into()));
-    }
-    let (weights, kv, compute) = (weights as u64, kv as u64, compute as u64);
+    let held = Held::of(context)?;
+    let (weights, kv, compute) = (held.weights, held.kv, held.compute);
     // A dense model is mapped: what of it is resident already is among the weights.
     let resident = rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN);
     // The last pages differ from run to run, and a slot more or less may change a text.
@@ -257,4 +311,39 @@ fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
     // One expert may be chosen by every token; groups of several stay below the cap.
     let gathered = (n_tokens * row).max((n_rows * row).min(GATHER_BYTES_MAX as u64));
     gathered + n_rows * n_in * 5 / 4
+}
+
+/// Host memory that llama.cpp holds for a context, in bytes.
+#[derive(Default)]
+struct Held {
+    weights: u64,
+    kv: u64,
+    compute: u64,
+}
+
+impl Held {
+    fn of(context: NonNull<llama::llama_context>) -> Result<Self, Error> {
+        unsafe extern "C" fn add(
+            held: *mut c_void,
+            buft: llama::ggml_backend_buffer_type_t,
+            weights: usize,
+            kv: usize,
+            compute: usize,
+        ) {
+            // SAFETY: `of` passes a `Held`; llama.cpp passes a live buffer type.
+            unsafe {
+                if !llama::ggml_backend_buft_is_host(buft) {
+                    return;
+                }
+                let held = &mut *held.cast::<Held>();
+                held.weights += weights as u64;
+                held.kv += kv as u64;
+                held.compute += compute as u64;
+            }
+        }
+        let mut held = Held::default();
+        // SAFETY: the context is live; `held` outlives the call.
+        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut held).cast()) };
+        if known { Ok(held) } else { Err(Error::Seam("llama.cpp did not say how much memory it holds".into())) }
+    }
 }

@@ -5,11 +5,14 @@
 //! [`device`] makes ggml's scheduler send expert products here, [`memory`] divides the budget and sets up
 //! [`residency`] (cache, loader and slot memory), [`compute`] multiplies, [`session`] evaluates tokens.
 
+mod backends;
 mod buffer;
+mod calibrate;
 mod chat;
 mod compute;
 mod context;
 mod device;
+mod devices;
 mod error;
 mod experts;
 mod hook;
@@ -18,23 +21,35 @@ mod log;
 mod low;
 mod memory;
 mod model;
+mod offload;
+mod pinned;
+mod placement;
 mod precision;
+mod pressure;
 mod quantise;
 mod residency;
 mod routing;
+#[cfg(feature = "rpc")]
+mod rpc;
 mod sampling;
 mod session;
 mod source;
 mod staging;
 mod stream;
+mod tiers;
 
+pub use calibrate::{CalibrateError, calibrate_report};
 pub use chat::{ChatMessage, ChatOptions};
+pub use devices::{DeviceError, DeviceInfo, DeviceKind, devices};
 pub use error::Error;
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
 pub use model::{Model, ModelInfo};
+pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use quantise::Ggml;
+#[cfg(feature = "rpc")]
+pub use rpc::{RpcDevice, RpcError, RpcEvent, RpcServer};
 pub use sampling::{Sampler, json_schema_to_grammar};
 pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ggml_sys::{llama, shim};
 
+use super::backends;
 use super::buffer::while_loading;
 use super::chat::{self, ChatMessage, ChatOptions};
 use super::device::Device;
@@ -16,6 +17,7 @@ use super::error::Error;
 use super::experts::Experts;
 use super::hook::RouterObserver;
 use super::log;
+use super::placement::{DeviceLayers, Placement};
 use super::precision::Precisions;
 use super::session::Session;
 use super::source::ModelSource;
@@ -23,11 +25,10 @@ use super::stream::CookieStream;
 use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
+use crate::plan::ExpertCache;
 use crate::route::Thresholds;
+use crate::stats::DeviceReport;
 use crate::store::Store;
-
-/// Expert weights by name: neither their biases and scales nor shared experts.
-const EXPERT_PATTERN: &CStr = cr"\.ffn_(gate|up|down|gate_up)_exps\.weight$";
 
 /// Room for a message from the shim, in bytes.
 const MESSAGE_BYTES: usize = 1024;
@@ -85,6 +86,8 @@ pub(super) struct Shared {
     pub(super) files: Vec<PathBuf>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
+    /// The devices that hold layers.
+    pub(super) placement: Vec<DeviceLayers>,
     pub(super) options: ModelOptions,
     pub(super) wrap_store: Option<WrapStore>,
     pub(super) load_time: Duration,
@@ -134,8 +137,10 @@ impl Model {
         let started = Instant::now();
         let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds } =
             ModelSource::open(path, options, &mut progress)?;
+        backends::ready();
+        let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
-        let device = Device::get()?;
+        Device::get()?;
         log::install();
         static INIT: Once = Once::new();
         // SAFETY: once per process, before any other llama.cpp call of ours.
@@ -145,7 +150,7 @@ impl Model {
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
-        params.n_gpu_layers = options.n_gpu_layers;
+        placement.apply(&mut params, !experts.map().is_empty());
         params.check_tensors = options.check_tensors;
         params.kv_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);
@@ -162,12 +167,6 @@ impl Model {
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
-            let buffer_type = device.buffer_type();
-            let placement = [
-                llama::llama_model_tensor_buft_override { pattern: EXPERT_PATTERN.as_ptr(), buft: buffer_type },
-                llama::llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() },
-            ];
-            params.tensor_buft_overrides = placement.as_ptr();
             let mut stream = CookieStream::open(virtual_file, &files)?;
             let file = stream.as_file();
             let raw = while_loading(&experts, || {
@@ -200,6 +199,7 @@ impl Model {
             catalog,
             files,
             low_name,
+            placement: placement.devices,
             precisions: Precisions::new(mode, thresholds, options.precision),
             options: options.clone(),
             wrap_store,
@@ -229,6 +229,51 @@ impl Model {
         if let Some(residency) = self.shared.experts.residency().as_mut() {
             residency.precisions.forced_low = experts.into_iter().collect();
         }
+    }
+
+    /// Bytes of host memory that the cache may fill now; 0 before the first session.
+    pub fn host_cache_bytes(&self) -> u64 {
+        self.shared.experts.residency().as_ref().map_or(0, |residency| residency.host_cache_bytes())
+    }
+
+    /// Makes the cache in host memory smaller, or gives it back what it had: at most what was planned at the start, which is
+    /// also what [`ExpertCache::Auto`] means. Experts that lose their slot are read again when they are needed; results stay
+    /// the same, except that dynamic precision depends on what is resident. Takes effect at once, between two layers of an
+    /// evaluation that runs elsewhere. Memory that is pinned for a device stays as it is.
+    ///
+    /// Says how many bytes the cache may fill now: whole slots, so somewhat less than asked for; 0 before the first session.
+    pub fn set_host_cache(&self, cache: ExpertCache) -> u64 {
+        self.shared.experts.residency().as_mut().map_or(0, |residency| residency.resize_host(cache))
+    }
+
+    /// As [`Model::set_host_cache`], of the memory of all devices together: it is freed there, and allocated again. What
+    /// the slots of a layer held is lost where their number changes. [`Model::device_reports`] tells each device's part.
+    pub fn set_device_cache(&self, cache: ExpertCache) -> u64 {
+        self.shared.experts.residency().as_mut().map_or(0, |residency| residency.resize_devices(cache))
+    }
+
+    /// A new session lacks device memory: takes a quarter away from the slots of earlier ones. Whether there was any.
+    pub(super) fn make_room_on_devices(&self) -> bool {
+        let before: u64 = self.device_reports().iter().map(|device| device.cache_bytes).sum();
+        if before == 0 {
+            return false;
+        }
+        let after = self.set_device_cache(ExpertCache::Bytes(before / 4 * 3));
+        if after < before {
+            log::notice(format_args!(
+                "a session more: the expert caches of devices have {} MiB instead of {}",
+                after >> 20,
+                before >> 20
+            ));
+        }
+        after < before
+    }
+
+    /// What the devices that hold layers have of the model's experts now; empty before the first session and of a dense
+    /// model.
+    pub fn device_reports(&self) -> Vec<DeviceReport> {
+        let residency = self.shared.experts.residency();
+        residency.as_ref().map_or_else(Vec::new, |residency| residency.device_reports())
     }
 
     /// Where every version of every expert lies.

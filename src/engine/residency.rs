@@ -10,11 +10,15 @@
 //! ([`Residency::upgrade`]): the low one serves until the high one is complete.
 
 mod reads;
+mod resize;
 mod upgrades;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use ggml_sys::llama::ggml_backend_dev_t;
+
+use super::offload::Tier;
 use super::precision::Precisions;
 use super::staging::{Staged, Staging};
 use crate::cache::{Cache, ShareId, SliceState, SlotId, Use};
@@ -23,7 +27,7 @@ use crate::gguf::{Catalog, SliceShape, SliceSource, VersionSource};
 use crate::load::{LoadClass, Loader};
 use crate::plan::MemoryPlan;
 use crate::route::{Choice, Demand, Resident, resolve};
-use crate::stats::{LayerStats, PrecisionCounts, PrecisionReport};
+use crate::stats::{DeviceCounters, DeviceReport, LayerStats, PrecisionCounts, PrecisionReport};
 use crate::store::{Arena, StoreError};
 
 /// Records up to this many bytes are read at once: measured, a read of 1.5 MiB wins over three of 0.5. Of larger ones the
@@ -33,6 +37,9 @@ const RECORD_BYTES_MAX: u64 = 2 << 20;
 /// The same where at most [`FEW_READS`] versions are read: slice by slice would be no earlier.
 const RECORD_BYTES_MAX_OF_FEW: u64 = 8 << 20;
 const FEW_READS: usize = 2;
+
+/// Experts of a layer that are read at once before the first token.
+const PRELOAD_AT_ONCE: usize = 8;
 
 /// High versions on their way in the background.
 const UPGRADES_MAX: usize = 2;
@@ -72,8 +79,10 @@ pub(super) struct Used {
     pub(super) precision: Precision,
     /// The layer's share that the version belongs to.
     pub(super) share: u16,
-    /// Its row of the share's view; `None` for one that streams through staging.
+    /// Its row of the share's view; `None` for one that streams through staging, or is elsewhere.
     pub(super) row: Option<u32>,
+    /// It is on the device already: nothing of it is wanted from the host.
+    pub(super) elsewhere: bool,
 }
 
 /// One expert split in progress.
@@ -110,6 +119,8 @@ pub(super) struct Need<'a> {
     pub(super) dense: bool,
     /// A later split of a layer that comes in several: what was decided stands, and is not counted again.
     pub(super) again: bool,
+    /// Whether a version is where the products run, so that nothing needs to be read.
+    pub(super) elsewhere: &'a dyn Fn(Version) -> bool,
 }
 
 /// Counted since the model was opened.
@@ -141,6 +152,7 @@ struct Layer {
 /// A layer's slots of one class.
 struct Share {
     class: u16,
+    pool: u16,
     /// Of the pool.
     first_slot: u32,
     n_slots: u32,
@@ -185,6 +197,8 @@ pub(super) struct Parts {
     pub(super) staging_stride: usize,
     pub(super) loader: Loader,
     pub(super) precisions: Precisions,
+    /// One per device that has layers with experts.
+    pub(super) tiers: Vec<Tier>,
 }
 
 /// What the first session was told, for the next ones.
@@ -193,11 +207,13 @@ pub(super) struct Description {
     pub(super) plan: MemoryPlan,
     pub(super) io_choice: String,
     pub(super) precision: PrecisionReport,
+    pub(super) devices: Vec<DeviceReport>,
 }
 
 /// See the module.
 pub(super) struct Residency {
-    // Dropped first: it drains before the memory below goes away.
+    // Dropped first: uploads from the memory below end, then reads into it. A place is empty while its tier is in use.
+    tiers: Vec<Option<Tier>>,
     loader: Loader,
     cache: Cache,
     staging: Staging,
@@ -224,7 +240,7 @@ pub(super) struct Residency {
     pub(super) precisions: Precisions,
     staging_memory: Arena,
     staging_stride: usize,
-    _pools: Vec<Arena>,
+    pools: Vec<Arena>,
     description: Description,
 }
 
@@ -234,7 +250,7 @@ unsafe impl Send for Residency {}
 impl Residency {
     /// Puts cache, memory and loader together.
     pub(super) fn new(parts: Parts, description: Description) -> Self {
-        let Parts { catalog, cache, pools, staging_memory, staging_stride, loader, precisions } = parts;
+        let Parts { catalog, cache, pools, staging_memory, staging_stride, loader, precisions, tiers } = parts;
         let n_layer = catalog.layers.last().map_or(0, |layer| usize::from(layer.layer) + 1);
         let mut layers: Vec<Option<Layer>> = (0..n_layer).map(|_| None).collect();
         for layer in &catalog.layers {
@@ -274,6 +290,7 @@ impl Residency {
         }
         let n_staging = staging_memory.len() / staging_stride.max(1);
         Self {
+            tiers: tiers.into_iter().map(Some).collect(),
             loader,
             cache,
             staging: Staging::new(n_staging),
@@ -293,7 +310,7 @@ impl Residency {
             precisions,
             staging_memory,
             staging_stride,
-            _pools: pools,
+            pools,
             description,
         }
     }
@@ -319,7 +336,7 @@ impl Residency {
         for &index in need.experts {
             let expert = ExpertId { layer, index };
             if !need.again {
-                let choice = self.choose(expert, need.demands[usize::from(index)], (need.uses)(index));
+                let choice = self.choose(expert, need.demands[usize::from(index)], (need.uses)(index), need.elsewhere);
                 self.choices.resize(need.demands.len().max(self.choices.len()), None);
                 self.choices[usize::from(index)] = choice;
             }
@@ -329,9 +346,13 @@ impl Residency {
             };
             let version = Version { expert, precision };
             let share = self.share_of(version);
+            if (need.elsewhere)(version) {
+                step.used.push(Used { index, precision, share, row: None, elsewhere: true });
+                continue;
+            }
             let slot = self.cache.lookup(version);
             let row = slot.map(|slot| slot.index - self.layer(layer).shares[usize::from(share)].first_slot);
-            step.used.push(Used { index, precision, share, row });
+            step.used.push(Used { index, precision, share, row, elsewhere: false });
             match slot {
                 Some(slot) => {
                     self.load_free_slices(slot, version, &order);
@@ -356,9 +377,14 @@ impl Residency {
                 reads.push((acquired.slot, version));
             }
         }
-        let overflow: Vec<Version> =
-            step.used.iter().filter(|used| used.row.is_none()).map(|&used| step.version(used)).collect();
-        self.staging.retain(|slice| overflow.contains(&slice.version));
+        let overflow: Vec<Version> = step
+            .used
+            .iter()
+            .filter(|used| used.row.is_none() && !used.elsewhere)
+            .map(|&used| step.version(used))
+            .collect();
+        let tiers = &self.tiers;
+        self.staging.retain(|slice| overflow.contains(&slice.version) || is_being_uploaded(tiers, slice));
         // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
         self.queue = need
             .kinds
@@ -373,10 +399,134 @@ impl Residency {
             self.read_slots(class, &wanted, &order);
         }
         if need.dense {
-            self.look_ahead(layer);
+            self.look_ahead(layer, need.elsewhere);
         }
         self.pump();
         step
+    }
+
+    /// Ends a split whose slots are still being read; [`Residency::unpin`] gives them back.
+    pub(super) fn finish(&mut self, step: Step) -> Vec<SlotId> {
+        self.queue.clear();
+        self.running = None;
+        if !self.precisions.options.deterministic {
+            self.settle_upgrades();
+        }
+        step.pinned
+    }
+
+    /// Slots of a finished step may be evicted again.
+    pub(super) fn unpin(&mut self, slots: Vec<SlotId>) {
+        slots.into_iter().for_each(|slot| self.cache.unpin(slot));
+    }
+
+    /// The tier of a device, to be put back after use, and its place.
+    pub(super) fn take_tier(&mut self, dev: ggml_backend_dev_t) -> Option<(usize, Tier)> {
+        let is_of = |tier: &Option<Tier>| tier.as_ref().is_some_and(|tier| tier.dev() == dev);
+        let place = self.tiers.iter().position(is_of)?;
+        self.tiers[place].take().map(|tier| (place, tier))
+    }
+
+    /// The tier of a device.
+    pub(super) fn tier(&mut self, dev: ggml_backend_dev_t) -> Option<&mut Tier> {
+        self.tiers.iter_mut().flatten().find(|tier| tier.dev() == dev)
+    }
+
+    /// Fills the tiers that have a slot for every expert of their layers, as llama.cpp loads a model: from then on these
+    /// layers are computed like any other.
+    ///
+    /// # Errors
+    /// A read that fails.
+    pub(super) fn preload(&mut self) -> Result<(), StoreError> {
+        for place in 0..self.tiers.len() {
+            let Some(mut tier) = self.tiers[place].take() else { continue };
+            let mut result = Ok(());
+            for layer in tier.whole_layers().into_iter().filter(|layer| tier.is_empty(*layer)).collect::<Vec<_>>() {
+                if result.is_ok() {
+                    result = self.preload_layer(&mut tier, layer);
+                }
+            }
+            self.tiers[place] = Some(tier);
+            result?;
+        }
+        Ok(())
+    }
+
+    fn preload_layer(&mut self, tier: &mut Tier, layer: u16) -> Result<(), StoreError> {
+        let kinds = self.layer(layer).kinds.clone();
+        let experts: Vec<u16> = (0..self.layer(layer).n_expert).collect();
+        self.choices = vec![Some(Precision::High); experts.len()];
+        let demands = vec![Demand::High; experts.len()];
+        for experts in experts.chunks(PRELOAD_AT_ONCE) {
+            let need = Need {
+                layer,
+                experts,
+                uses: &|_| 0,
+                demands: &demands,
+                kinds: &kinds,
+                dense: false,
+                // Nobody uses them yet: nothing is counted.
+                again: true,
+                elsewhere: &|_| false,
+            };
+            let step = self.begin(&need);
+            let result = tier.fill(self, &step, &kinds);
+            let (_, staged) = tier.settled();
+            staged.into_iter().for_each(|slice| self.staging.release(slice));
+            let pins = self.finish(step);
+            self.unpin(pins);
+            if !result? {
+                return Ok(());
+            }
+        }
+        tier.set_complete(layer);
+        Ok(())
+    }
+
+    /// See [`Residency::take_tier`].
+    pub(super) fn put_tier(&mut self, place: usize, tier: Tier) {
+        self.tiers[place] = Some(tier);
+    }
+
+    /// What every device holds now, in the order in which the first session was told.
+    pub(super) fn device_reports(&self) -> Vec<DeviceReport> {
+        let now =
+            |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report().clone());
+        self.description.devices.iter().map(now).collect()
+    }
+
+    /// What every device did, in the same order.
+    pub(super) fn device_counters(&self) -> Vec<DeviceCounters> {
+        let done = |report: &DeviceReport| self.named(report).map(|tier| *tier.counters()).unwrap_or_default();
+        self.description.devices.iter().map(done).collect()
+    }
+
+    fn named(&self, report: &DeviceReport) -> Option<&Tier> {
+        self.tiers.iter().flatten().find(|tier| tier.report().name == report.name)
+    }
+
+    /// The matrices of a layer's experts.
+    pub(super) fn kinds(&self, layer: u16) -> &[SliceKind] {
+        &self.layer(layer).kinds
+    }
+
+    /// What a slice looks like.
+    pub(super) fn shape(&self, slice: SliceId) -> &SliceShape {
+        self.slice(slice).0
+    }
+
+    /// The bytes of a slice that a step uses, once they are complete, and whether they are in a staging slot, to be
+    /// released after use.
+    pub(super) fn host_bytes(&self, slice: SliceId, used: Used) -> Option<(*const u8, bool)> {
+        match self.locate(slice, used) {
+            Place::Cached => {
+                let view = self.view(slice.version.expert.layer, used.share, slice.kind);
+                let row = used.row.expect("what is cached has a row") as usize;
+                Some((view.base.wrapping_add(row * view.stride), false))
+            }
+            Place::Staged(data) => Some((data, true)),
+            Place::Pending => None,
+        }
     }
 
     /// Ends a split: its experts may be evicted again. `may_upgrade`: it was one token's, and its layer's last.
@@ -462,6 +612,10 @@ impl Residency {
             return false;
         }
         if self.staging.get(slice).is_none() {
+            // Another device's uploads may be all that is staged.
+            for tier in self.tiers.iter_mut().flatten() {
+                while !tier.wait_for_host_staging().is_empty() {}
+            }
             self.staging.retain(|_| false);
             self.ahead.clear();
             self.queue.retain(|queued| *queued != slice);
@@ -525,6 +679,7 @@ impl Residency {
     /// The next token begins, for the policy.
     pub(super) fn next_token(&mut self) {
         self.cache.next_token();
+        self.tiers.iter_mut().flatten().for_each(Tier::next_token);
         self.may_upgrade = true;
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
@@ -534,17 +689,27 @@ impl Residency {
     /// A new sequence begins, for the policy.
     pub(super) fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
+        self.tiers.iter_mut().flatten().for_each(Tier::begin_sequence);
     }
 
     /// The precision in which a needed expert is used, and the books on it. `None`: not at all.
-    fn choose(&mut self, expert: ExpertId, demand: Demand, n_uses: u64) -> Option<Precision> {
+    fn choose(
+        &mut self,
+        expert: ExpertId,
+        demand: Demand,
+        n_uses: u64,
+        elsewhere: &dyn Fn(Version) -> bool,
+    ) -> Option<Precision> {
         let [high, low] = [Version::high(expert), Version::low(expert)];
         let has_low = self.catalog.source(low).is_some() && !self.precisions.is_exact();
         let high_slot = self.cache.lookup(high);
         // A high version that arrives in the background does not count before it is complete.
         let underway = self.upgrades.iter().any(|upgrade| upgrade.version == high);
-        let resident =
-            Resident { high: high_slot.is_some() && !underway, low: has_low && self.cache.lookup(low).is_some() };
+        let high_elsewhere = elsewhere(high);
+        let resident = Resident {
+            high: high_elsewhere || high_slot.is_some() && !underway,
+            low: has_low && (elsewhere(low) || self.cache.lookup(low).is_some()),
+        };
         let choice = match self.precisions.is_forced_low(expert) && has_low {
             true => Choice::Low,
             false => resolve(demand, resident, has_low),
@@ -554,11 +719,16 @@ impl Residency {
             Choice::Low => Some(Precision::Low),
             Choice::Skip => None,
         };
-        let slot = precision.and_then(|precision| self.cache.lookup(Version { expert, precision }));
-        let hit = slot.is_some_and(|slot| self.cache.is_ready(slot));
-        self.cache.touch(expert, Use { hit, precision });
+        let version = precision.map(|precision| Version { expert, precision });
+        let is_elsewhere = version.is_some_and(elsewhere);
+        let slot = version.and_then(|version| self.cache.lookup(version));
+        let hit = is_elsewhere || slot.is_some_and(|slot| self.cache.is_ready(slot));
+        // What the device has is not used here: it may age.
+        if !is_elsewhere {
+            self.cache.touch(expert, Use { hit, precision });
+        }
         self.counters.used.count(precision, n_uses);
-        if high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
+        if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
             self.counters.missed.count(precision, 1);
         }
         self.count(expert.layer, hit);
@@ -611,6 +781,7 @@ impl Share {
         assert!(slots.end as usize * stride <= arena.len(), "the share's slots have no room");
         Self {
             class: source.class,
+            pool: id.pool,
             first_slot: slots.start,
             n_slots: slots.len() as u32,
             base: arena.as_ptr().wrapping_add(slots.start as usize * stride),
@@ -629,4 +800,9 @@ fn class_of(precision: Precision) -> LoadClass {
         Precision::High => LoadClass::OnDemandHigh,
         Precision::Low => LoadClass::OnDemandLow,
     }
+}
+
+/// Whether a device other than the running one still reads a staged slice.
+fn is_being_uploaded(tiers: &[Option<Tier>], slice: SliceId) -> bool {
+    tiers.iter().flatten().any(|tier| tier.is_reading(slice))
 }

@@ -14,11 +14,12 @@ use super::hook::{RouterHook, RouterObserver};
 use super::log;
 use super::memory;
 use super::model::{Model, text_of, with_message};
+use super::offload::failure;
 use super::residency::{Counters, Description};
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
 use crate::plan::MemoryPlan;
-use crate::stats::{PhaseStats, PrecisionReport, Stats, Timings, peak_rss_bytes};
+use crate::stats::{DeviceCounters, DeviceReport, PhaseStats, PrecisionReport, Stats, Timings, peak_rss_bytes};
 
 /// One entry of a batch for [`Session::evaluate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,8 @@ pub struct Session {
     /// Sampled and yielded, but not evaluated yet.
     pending: Option<Token>,
     stats: Stats,
+    /// What devices had done for earlier sessions.
+    devices_before: Vec<DeviceCounters>,
     sample_ms: f64,
     sample_count: u64,
     checked: bool,
@@ -111,16 +114,26 @@ impl Session {
             hook.install(&mut params);
         }
         log::clear_errors();
-        let context = with_message(|message, capacity| {
-            // SAFETY: the model is live; params point at the interrupt flag, which the session keeps.
-            unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) }
-        })
-        .map_err(|message| {
+        let init = || {
+            with_message(|message, capacity| {
+                // SAFETY: the model is live; params point at the interrupt flag, which the session keeps.
+                unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) }
+            })
+        };
+        let mut context = init();
+        // An earlier session's experts may have taken what this one needs.
+        while context.is_err() && model.make_room_on_devices() {
+            log::clear_errors();
+            context = init();
+        }
+        let context = context.map_err(|message| {
             let reason = if message.is_empty() { log::take_errors() } else { message };
             let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
             Error::Context { n_ctx, reason }
         })?;
         let context = Context(context);
+        let earlier = model.shared.experts.residency().as_ref().map(|residency| residency.device_counters());
+        let devices_before = earlier.unwrap_or_default();
         let description = memory::set_up(model, options, context.0)?;
         let mut session = Session {
             context,
@@ -133,6 +146,7 @@ impl Session {
             n_prompt: 0,
             pending: None,
             stats: Stats::default(),
+            devices_before,
             sample_ms: 0.0,
             sample_count: 0,
             checked: false,
@@ -156,6 +170,11 @@ impl Session {
     /// In which precision experts are used, and from which files.
     pub fn precision(&self) -> &PrecisionReport {
         &self.description.precision
+    }
+
+    /// The devices that hold layers, in their order; empty where everything is on the CPU.
+    pub fn devices(&self) -> &[DeviceReport] {
+        &self.description.devices
     }
 
     /// The model.
@@ -324,8 +343,13 @@ impl Session {
 
     /// What was counted so far.
     pub fn stats(&self) -> Stats {
-        let layers = self.model.shared.experts.residency().as_ref().map_or_else(Vec::new, |r| r.layer_stats());
-        Stats { layers, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
+        let residency = self.model.shared.experts.residency();
+        let layers = residency.as_ref().map_or_else(Vec::new, |r| r.layer_stats());
+        let mut devices = residency.as_ref().map_or_else(Vec::new, |r| r.device_counters());
+        for (now, before) in devices.iter_mut().zip(&self.devices_before) {
+            *now = now.since(before);
+        }
+        Stats { layers, devices, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
     }
 
     /// Times so far, in llama.cpp's categories.
@@ -420,6 +444,7 @@ impl Session {
         }
         let experts = Arc::clone(&self.model.shared.experts);
         experts.take_failure();
+        failure::take();
         let (before, busy_before) = self.counters();
         let started = Instant::now();
         let mut message = [0u8; 1024];
@@ -437,7 +462,9 @@ impl Session {
             hook.flush();
         }
         experts.forget_router_weights();
-        let failure = experts.take_failure();
+        // What the experts' side says is nearer to the cause than that the device's part failed.
+        let of_device = failure::take();
+        let failure = experts.take_failure().or(of_device);
         if code != 0 || failure.is_some() {
             if let Some(residency) = experts.residency().as_mut().filter(|_| failure.is_some()) {
                 residency.settle();

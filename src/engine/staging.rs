@@ -39,7 +39,6 @@ impl Staging {
     }
 
     /// Number of slots.
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }

@@ -4,6 +4,7 @@
 //! [`Loader::wait`]. The next read is started wherever an answer arrives, on the store's own thread, so that the
 //! disk stays busy while the engine computes.
 
+pub mod balance;
 mod queue;
 
 #[cfg(test)]

@@ -8,16 +8,22 @@
 //! Where experts have low-precision versions, these get a share of the cache ([`PlanInput::low_share`]), though no more
 //! than all of them need; and none where all high versions fit.
 //!
+//! [`DevicePlan`] divides a device's memory in the same way; [`layer_devices`] says which layers are on which device.
+//!
 //! The margin is for what nobody can count (page tables, allocator slack, the kernel's own): 2 % of a budget that was
 //! given, at least 32 MiB. A budget found in the system also moves with its neighbours: 5 %, at least 64 MiB.
 
 mod breakdown;
+mod device;
+mod layers;
 mod limits;
 mod pools;
 mod size;
 #[cfg(test)]
 mod tests;
 
+pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
+pub use layers::layer_devices;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use size::{Budget, ExpertCache, SizeError};
@@ -154,6 +160,40 @@ pub enum PlanError {
         budget: u64,
         /// The smallest budget that holds what was asked for, in bytes.
         minimum: u64,
+    },
+    /// A device cannot hold what experts pass through.
+    #[error(
+        "not even one wave of experts fits on {device}: {} are free there, {} are needed (head-room {}); put fewer layers \
+         there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU",
+        Show(*free), Show(*minimum), Show(*headroom)
+    )]
+    DeviceTooSmall {
+        /// Its name.
+        device: String,
+        /// Bytes.
+        free: u64,
+        /// The least free bytes that would do.
+        minimum: u64,
+        /// Of these, bytes that stay free.
+        headroom: u64,
+    },
+    /// The device cache asked for does not fit beside head-room and compute buffers.
+    #[error(
+        "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {} (head-room {}); \
+         give a smaller --device-cache or --device-headroom",
+        Show(*asked), Show(*free), breakdown::whole_mib(*fits), Show(*headroom)
+    )]
+    DeviceCacheTooLarge {
+        /// Its name.
+        device: String,
+        /// Bytes asked for there.
+        asked: u64,
+        /// Bytes that fit.
+        fits: u64,
+        /// Bytes.
+        free: u64,
+        /// Bytes that stay free.
+        headroom: u64,
     },
     /// `auto` on a system that does not tell.
     #[error("this system does not say how much memory is available; give --mem-budget, for example --mem-budget 4GiB")]

@@ -99,6 +99,10 @@ pub struct PrecisionReport {
     pub deterministic: bool,
     /// Whether often used low versions are replaced by high ones.
     pub upgrade: bool,
+    /// Whether the CPU may compute experts that a device misses: what it computes is rounded as on the CPU.
+    pub cpu_helper: bool,
+    /// Whether a device computes prompts expert by expert: its kernels may round a row otherwise in a smaller batch.
+    pub divided: bool,
     /// The high-precision versions.
     pub high: VersionsReport,
     /// The low-precision versions, if there are any.
@@ -145,7 +149,12 @@ impl PrecisionReport {
 impl fmt::Display for PrecisionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.is_dynamic() {
-            f.write_str("precision: exact (bit-identical to llama.cpp)")?;
+            f.write_str("precision: exact (bit-identical to llama.cpp")?;
+            f.write_str(match (self.divided, self.cpu_helper) {
+                (false, false) => ")",
+                (true, false) => ", but for how the device rounds divided prompts)",
+                (_, true) => ", but for how the device rounds divided prompts, and the CPU helper what it computes)",
+            })?;
             return match &self.low {
                 Some(low) if self.high.slots == self.high.experts => {
                     write!(f, "; everything fits, low {} from {} is not needed", low.types, low.source)
@@ -192,6 +201,8 @@ mod tests {
             prefill_low: 0.25,
             renormalise: false,
             deterministic: false,
+            cpu_helper: false,
+            divided: false,
             upgrade: true,
             high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
             low: Some(LowReport {

@@ -6,10 +6,17 @@ use std::ptr::NonNull;
 
 /// A zeroed block of memory that reads may fill. Freed on drop: no read may then be in flight (see
 /// [`crate::load::Loader::drain`]).
-#[derive(Debug)]
 pub struct Arena {
     base: NonNull<u8>,
     bytes: usize,
+    /// Whose memory it is, unless its own.
+    owner: Option<Box<dyn Send + Sync>>,
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Arena {{ {} bytes at {:p} }}", self.bytes, self.base)
+    }
 }
 
 // SAFETY: an `Arena` owns plain bytes; it holds no thread's state.
@@ -38,7 +45,11 @@ impl Arena {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let arena = Self { base: NonNull::new(base.cast()).expect("the kernel never maps address 0 unasked"), bytes };
+        let arena = Self {
+            base: NonNull::new(base.cast()).expect("the kernel never maps address 0 unasked"),
+            bytes,
+            owner: None,
+        };
         #[cfg(target_os = "linux")]
         // SAFETY: the range was just mapped; the advice changes no contents, and refusing it is harmless.
         unsafe {
@@ -49,6 +60,43 @@ impl Arena {
             unsafe { arena.base.as_ptr().add(offset).write_volatile(0) };
         }
         Ok(arena)
+    }
+
+    /// Memory of `owner`'s, which is dropped with the arena.
+    ///
+    /// # Safety
+    /// `base` is aligned to blocks and valid for reads and writes of `bytes` bytes, by nobody else, until `owner` is
+    /// dropped.
+    ///
+    /// # Panics
+    /// If `base` is not aligned to blocks.
+    pub unsafe fn borrowed(base: NonNull<u8>, bytes: usize, owner: Box<dyn Send + Sync>) -> Self {
+        assert!(base.addr().get().is_multiple_of(super::BLOCK_BYTES as usize), "slots start at blocks");
+        Self { base, bytes, owner: Some(owner) }
+    }
+
+    /// Gives the pages that lie wholly in `range` (in bytes from the start) back to the system. Their contents are lost,
+    /// and they take memory again once they are touched. Says whether it could: not of borrowed memory.
+    ///
+    /// # Safety
+    /// Nobody reads or writes the range during the call.
+    pub unsafe fn discard(&self, range: std::ops::Range<usize>) -> bool {
+        let page = super::BLOCK_BYTES as usize;
+        let (start, end) = (range.start.next_multiple_of(page), range.end.min(self.bytes) / page * page);
+        #[cfg(target_os = "linux")]
+        if self.owner.is_none() {
+            // SAFETY: whole pages of our own private anonymous mapping, which nobody uses now.
+            return start >= end
+                || unsafe { libc::madvise(self.base.as_ptr().add(start).cast(), end - start, libc::MADV_DONTNEED) }
+                    == 0;
+        }
+        let _ = (start, end);
+        false
+    }
+
+    /// Whether [`Arena::discard`] can work.
+    pub fn is_discardable(&self) -> bool {
+        cfg!(target_os = "linux") && self.owner.is_none()
     }
 
     /// Start of the memory.
@@ -69,6 +117,9 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        if self.owner.is_some() {
+            return;
+        }
         // SAFETY: mapped in `new` with this length and unmapped only here.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }

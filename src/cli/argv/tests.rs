@@ -25,6 +25,9 @@ fn spellings() {
         (&["-h"], &["--help"]),
         (&["-e", "--no-escape"], &["--escape=on", "--escape=off"]),
         (&["--no-perf", "--show-timings"], &["--perf=off", "--perf=on"]),
+        (&["-dev", "none", "-sm", "none", "-mg", "1"], &["--device=none", "--split-mode=none", "--main-gpu=1"]),
+        (&["-ts", "3,1", "-cmoe", "-ncmoe", "3"], &["--tensor-split=3,1", "--cpu-moe=on", "--n-cpu-moe=3"]),
+        (&["--list-devices", "--host-cache", "4G"], &["--list-devices", "--expert-cache=4G"]),
         (&["--low", "q2_k,down=q3_k", "--low_dir", "d"], &["--low=q2_k,down=q3_k", "--low-dir=d"]),
         (&["--low_share", "25%", "--t1", "1", "--t2=1"], &["--low-share=25%", "--t1=1", "--t2=1"]),
         (

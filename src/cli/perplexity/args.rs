@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser};
 
-use crate::cli::args::{self, ContextArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs, Switch};
+use crate::cli::args::{self, ContextArgs, DeviceArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs, Switch};
 use crate::cli::argv::Note;
 
 const EXAMPLES: &str = "\
@@ -44,6 +44,8 @@ pub struct LowArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub precision: PrecisionArgs,
     #[command(flatten)]

@@ -108,8 +108,8 @@ impl HiArgs {
                 low_share: low.precision.low_share,
                 precision: low.precision.options(),
                 io: low.memory.io,
-                n_gpu_layers: low.model.n_gpu_layers,
-                devices: low.model.device,
+                n_gpu_layers: low.device.n_gpu_layers,
+                device: low.device.options(),
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
             },
@@ -182,6 +182,8 @@ fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
 mod tests {
     use super::super::args::parse;
     use super::*;
+    use crate::options::DeviceChoice;
+    use crate::plan::ExpertCache;
     use std::ffi::OsString;
     use std::io;
     use std::path::Path;
@@ -237,6 +239,14 @@ mod tests {
             let error = resolved(words).unwrap_err().to_string();
             assert!(error.contains(part), "{words:?}: {error}");
         }
+    }
+
+    #[test]
+    fn devices() {
+        let options =
+            resolved(&["-dev", "none", "-ts", "3,1", "-ngl", "7", "--device-cache", "0"]).unwrap().model_options;
+        assert_eq!((options.n_gpu_layers, &options.device.devices), (7, &DeviceChoice::None));
+        assert_eq!((options.device.tensor_split, options.device.cache), (vec![3.0, 1.0], ExpertCache::Bytes(0)));
     }
 
     #[test]

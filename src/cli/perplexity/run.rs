@@ -17,10 +17,11 @@ use super::resolve::{HiArgs, Measure, Text};
 use super::strided::Strided;
 use super::text::Perplexity;
 use crate::cli::ctrl_c::CtrlC;
+use crate::cli::devices;
 use crate::cli::log::{Level, Log};
 use crate::cli::report::{self, Circumstances};
 use crate::cli::run::{
-    INTERRUPTED, Interrupted, Process, USAGE, describe, failure, open, try_writing, warn_of_devices, warn_of_threads,
+    INTERRUPTED, Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
 };
 use crate::perplexity::windows::Windows;
 use crate::{Error, Model, Session, SessionOptions};
@@ -122,12 +123,14 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
             };
         }
     };
+    if low.device.list_devices {
+        return devices::list(&low.device.rpc, low.output.verbose.0, low.output.json.as_deref()).map(|()| 0);
+    }
     let args = HiArgs::new(low, &Process)?;
     let log = Log::new(args.verbosity, args.log_file.as_deref())?;
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
     }
-    warn_of_devices(&args.model_options, &log);
     warn_of_threads(&args.session_options, &log);
     if let Some(path) = &args.json {
         try_writing(path)?;
@@ -143,7 +146,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, &log);
+    describe(&model, &session, &args.model_options, &log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let outcome = ctrl_c.during(|| measurement.run(&desk, &mut session));
@@ -193,6 +196,7 @@ fn warn_of_training(model: &Model, shape: Shape, log: &Log) {
 /// The closing lines, and the file of `--json`.
 fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Value, status: u8) -> Result<()> {
     let (timings, stats) = (session.timings(), session.stats());
+    let devices = devices_now(session);
     desk.print("\n")?;
     if desk.args.perf && desk.log.shows(Level::Info) {
         // Nothing was sampled.
@@ -200,6 +204,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         let lines = timings.lines().filter(|line| !line.starts_with("llama_perf_sampler"));
         lines.for_each(|line| desk.log.line(Level::Info, line));
         desk.log.text(Level::Info, &report::cache_lines(&stats));
+        desk.log.text(Level::Info, &report::device::closing_lines(&devices, &stats.devices));
         desk.log.text(Level::Info, &report::precision_lines(session.precision(), &stats));
         if let Some(line) = lines::experts_used(&stats) {
             desk.log.line(Level::Info, line);
@@ -211,6 +216,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         plan: serde_json::to_value(session.plan())?,
         io: session.io_choice().to_owned(),
         precision: serde_json::to_value(session.precision())?,
+        devices: serde_json::to_value(&devices)?,
         stop: if status == 0 { "end" } else { "interrupted" },
         seed: 0,
     };

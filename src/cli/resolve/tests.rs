@@ -3,7 +3,10 @@ use std::ffi::OsString;
 
 use super::*;
 use crate::cli::args::parse;
-use crate::options::{FlashAttn, KvType, LowShare, LowSource, PrecisionMode, PrecisionOptions};
+use crate::options::{
+    CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, KvType, LowShare, LowSource, PrecisionMode, PrecisionOptions,
+    SplitMode,
+};
 use crate::plan::{Budget, ExpertCache};
 use crate::store::IoMode;
 
@@ -48,7 +51,8 @@ fn wrong(words: &[&str]) -> String {
 fn defaults_are_llama_cpps() {
     let hi = hi(&["-m", "a.gguf"]);
     assert_eq!(hi.model, Path::new("a.gguf"));
-    assert_eq!(hi.model_options, ModelOptions::default());
+    let measured = DeviceOptions { calibrate: true, ..DeviceOptions::default() };
+    assert_eq!(hi.model_options, ModelOptions { device: measured, ..ModelOptions::default() });
     assert_eq!(hi.session_options, SessionOptions::default());
     assert_eq!(hi.sampling, SamplingOptions::default());
     assert_eq!((hi.prompt, hi.predict, hi.conversation), (None, None, None));
@@ -130,6 +134,63 @@ fn every_group_arrives() {
     assert_eq!(sampling.logit_bias, [(5, f32::NEG_INFINITY)]);
     assert_eq!(sampling.dry.sequence_breakers, ["\n"]);
     assert_eq!(sampling.grammar.as_deref(), Some("grammar of {}"));
+}
+
+#[test]
+fn devices() {
+    let device = |words: &[&str]| hi(words).model_options.device;
+    assert_eq!(device(&[]), DeviceOptions { calibrate: true, ..DeviceOptions::default() });
+    let all = device(&[
+        "-dev",
+        "RPC0,CUDA1",
+        "-sm",
+        "none",
+        "-mg",
+        "1",
+        "-ts",
+        "3,1/0.5",
+        "--rpc",
+        "a:1,b:2",
+        "--rpc",
+        "c:3",
+        "-ncmoe",
+        "5",
+        "--device-cache",
+        "6G",
+        "--device_headroom",
+        "12.5%",
+        "--cpu-helper",
+        "4",
+        "--no-pinned",
+    ]);
+    let expected = DeviceOptions {
+        devices: DeviceChoice::Named(vec!["RPC0".into(), "CUDA1".into()]),
+        rpc: vec!["a:1".into(), "b:2".into(), "c:3".into()],
+        split: SplitMode::None,
+        main: 1,
+        tensor_split: vec![3.0, 1.0, 0.5],
+        n_cpu_moe: 5,
+        cache: ExpertCache::Bytes(6 << 30),
+        headroom: 12.5,
+        cpu_helper: CpuHelper::Threads(4),
+        pinned: false,
+        calibrate: true,
+    };
+    assert_eq!(all, expected);
+    assert_eq!(device(&["--device", "none"]).devices, DeviceChoice::None);
+    assert_eq!(device(&["--split-mode=layer"]).split, SplitMode::Layer);
+    assert_eq!(device(&["-cmoe"]).n_cpu_moe, u32::MAX);
+    assert_eq!(device(&["-cmoe", "--no-cpu-moe", "-ncmoe", "2"]).n_cpu_moe, 2);
+    assert_eq!(device(&["--device-cache", "25%"]).cache, ExpertCache::Percent(25.0));
+    for (word, helper) in
+        [("auto", CpuHelper::Auto), ("on", CpuHelper::On), ("off", CpuHelper::Off), ("0", CpuHelper::Off)]
+    {
+        assert_eq!(device(&["--cpu-helper", word]).cpu_helper, helper);
+    }
+    // The host's tier is the expert cache by another name; the last of either counts.
+    let host = |words: &[&str]| hi(words).model_options.expert_cache;
+    assert_eq!(host(&["--host-cache", "40%"]), ExpertCache::Percent(40.0));
+    assert_eq!(host(&["--host-cache", "40%", "--expert-cache", "1G"]), ExpertCache::Bytes(1 << 30));
 }
 
 #[test]
@@ -263,6 +324,17 @@ fn wrong_usage() {
         (&["--low", "q9"], "there is no such file"),
         (&["--low", "q9"], "unknown type 'q9' (known: "),
         (&["--low-share", "2G"], "unknown low share '2G'"),
+        (&["-dev", "CUDA0,,CUDA1"], "unknown device 'CUDA0,,CUDA1'"),
+        (&["-sm", "row"], "its slots hold whole matrices"),
+        (&["-sm", "tensor"], "give layer or none"),
+        (&["-sm", "columns"], "unknown split mode 'columns' (expected one of: none, layer)"),
+        (&["-ts", "3,x"], "with commas between them"),
+        (&["-mg", "-1"], "--main-gpu"),
+        (&["-ncmoe", "-1"], "--n-cpu-moe"),
+        (&["--device-cache", "101%"], "0% to 100%"),
+        (&["--device-headroom", "200%"], "expected 0% to 100%"),
+        (&["--cpu-helper", "maybe"], "unknown CPU helper setting 'maybe'"),
+        (&["-ot", "exps=CPU"], "'-ot' is a llama.cpp flag that hobbit does not have"),
         (&["--precision", "fast"], "unknown precision mode 'fast'"),
         (&["--t1", "1.5"], "expected a number from 0 to 1"),
         (&["--prefill-low", "101%"], "expected 0% to 100%"),

@@ -64,7 +64,7 @@ impl Residency {
     }
 
     /// Fills what is free of the next layer's high share, and lines the rest up for staging.
-    pub(super) fn look_ahead(&mut self, layer: u16) {
+    pub(super) fn look_ahead(&mut self, layer: u16, elsewhere: &dyn Fn(Version) -> bool) {
         let Some(next) = (layer + 1..self.layers.len() as u16).find(|&l| self.layers[usize::from(l)].is_some()) else {
             return;
         };
@@ -75,7 +75,7 @@ impl Residency {
         let order = self.load_order(next, &[]);
         let missing: Vec<Version> = (0..self.layer(next).n_expert)
             .map(|index| Version::high(ExpertId { layer: next, index }))
-            .filter(|&version| self.cache.lookup(version).is_none())
+            .filter(|&version| self.cache.lookup(version).is_none() && !elsewhere(version))
             .filter(|&version| self.precisions.is_exact() || self.cache.lookup(Version::low(version.expert)).is_none())
             .take(self.precisions.at_most_high(usize::from(self.layer(next).n_expert)))
             .collect();

@@ -1,0 +1,12 @@
+//! With dynamic backends the program looks for libraries beside itself.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    if std::env::var_os("CARGO_FEATURE_DYNAMIC_BACKENDS").is_some() {
+        match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
+            Ok("windows") => {}
+            Ok("macos") => println!("cargo:rustc-link-arg-bins=-Wl,-rpath,@loader_path"),
+            _ => println!("cargo:rustc-link-arg-bins=-Wl,-rpath,$ORIGIN"),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! How fast the CPU multiplies one row with an expert.
+
+use std::time::{Duration, Instant};
+
+use ggml_sys::llama::{self, ggml_tensor};
+
+use super::owned::{Backend, Buffer, Context};
+use crate::engine::quantise::Ggml;
+use crate::gguf::{GgmlType, Recode};
+
+/// Row length and rows of a matrix: those of an expert of a large model.
+const SHAPE: [u64; 2] = [4096, 2048];
+/// Bytes of all matrices together. Experts come from memory, so they should not fit in a core's caches.
+const BYTES: u64 = 32 << 20;
+/// Every byte of the weights: in each type a number, small and neither zero nor NaN, for scales and for values.
+const WEIGHT_BYTE: u8 = 0x11;
+
+/// Seconds per weight byte of `MUL_MAT` with one row, on `threads` threads.
+pub(super) fn measure(dtype: GgmlType, threads: u32, budget: Duration) -> Result<f64, String> {
+    let started = Instant::now();
+    // ggml's own check lets types through that have no product, such as i64.
+    Ggml.supports(dtype).map_err(|error| error.to_string())?;
+    let bytes = dtype.tensor_bytes(&SHAPE).ok_or("no expert has rows of such a type")?;
+    let n_matrices = (BYTES / bytes).max(1) as usize;
+    let backend = Backend::cpu(threads)?;
+    let context = Context::new(2 * n_matrices + 1)?;
+    // SAFETY: the context has room for these tensors and the graph; shapes match; the type id is one of current
+    // llama.cpp, and its rows are whole blocks.
+    let (graph, row) = unsafe {
+        let [ne0, ne1] = SHAPE.map(|ne| ne as i64);
+        let row = llama::ggml_new_tensor_2d(context.as_ptr(), llama::GGML_TYPE_F32, ne0, 1);
+        let graph = llama::ggml_new_graph(context.as_ptr());
+        for _ in 0..n_matrices {
+            let weights = llama::ggml_new_tensor_2d(context.as_ptr(), dtype.id(), ne0, ne1);
+            let product = llama::ggml_mul_mat(context.as_ptr(), weights, row);
+            if !llama::ggml_backend_supports_op(backend.as_ptr(), product) {
+                return Err("the CPU backend does not multiply it".to_owned());
+            }
+            llama::ggml_build_forward_expand(graph, product);
+        }
+        (graph, row)
+    };
+    let buffer = Buffer::of_tensors(&context, &backend)?;
+    fill(&buffer, row);
+
+    let run = || {
+        let started = Instant::now();
+        // SAFETY: every tensor of the graph has memory in `buffer`, which is live.
+        let status = unsafe { llama::ggml_backend_graph_compute(backend.as_ptr(), graph) };
+        match status {
+            llama::GGML_STATUS_SUCCESS => Ok(started.elapsed()),
+            status => Err(format!("ggml failed with status {status}")),
+        }
+    };
+    // The first run wakes threads up.
+    let mut last = run()?;
+    let (mut elapsed, mut runs) = (Duration::ZERO, 0_u32);
+    while runs == 0 || started.elapsed() + last < budget {
+        last = run()?;
+        elapsed += last;
+        runs += 1;
+    }
+    Ok(elapsed.as_secs_f64() / f64::from(runs) / (bytes * n_matrices as u64) as f64)
+}
+
+/// Weights of [`WEIGHT_BYTE`], and a row of ones.
+fn fill(buffer: &Buffer, row: *mut ggml_tensor) {
+    let ones = [1.0_f32; SHAPE[0] as usize];
+    // SAFETY: the row lies in the buffer and has as many elements as `ones`.
+    unsafe {
+        llama::ggml_backend_buffer_clear(buffer.as_ptr(), WEIGHT_BYTE);
+        llama::ggml_backend_tensor_set(row, ones.as_ptr().cast(), 0, size_of_val(&ones));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_weights_byte_is_valid_in_every_type_that_experts_come_in() {
+        for dtype in GgmlType::all().filter(|dtype| Ggml.supports(*dtype).is_ok()) {
+            let words = vec![u64::from_ne_bytes([WEIGHT_BYTE; 8]); dtype.row_bytes(4096).unwrap() as usize / 8];
+            // SAFETY: as many bytes as said, aligned for every block type.
+            let valid = unsafe { llama::ggml_validate_row_data(dtype.id(), words.as_ptr().cast(), words.len() * 8) };
+            assert!(valid, "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn it_has_a_figure_for_types_that_the_cpu_multiplies_and_words_for_others() {
+        for name in ["f32", "f16", "q8_0", "q4_K", "iq2_xxs", "mxfp4"] {
+            let seconds = measure(GgmlType::from_name(name).unwrap(), 2, Duration::ZERO).unwrap();
+            assert!(seconds > 0.0 && seconds.is_finite(), "{name}: {seconds}");
+        }
+        for dtype in [GgmlType::I64, GgmlType::I8, GgmlType::from_name("q8_1").unwrap()] {
+            let error = measure(dtype, 1, Duration::ZERO).unwrap_err();
+            assert!(error.contains(dtype.name()), "{error}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Measuring a device, its link, the CPU and the disk through ggml's generic backend interface, for
+//! [`crate::calibrate`].
+//!
+//! The CPU is found through ggml's registry, as every device is: a build that loads its backends at run time has no
+//! other door to it.
+
+mod cpu_expert;
+mod owned;
+mod upload;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::time::{Duration, SystemTime};
+
+use ggml_sys::llama::{self, ggml_backend_dev_t};
+
+use super::context::default_threads;
+use crate::calibrate::{Calibrated, Calibration, Machine, Measure, Upload, Wanted, cache_path};
+use crate::expert::Extent;
+use crate::gguf::{Catalog, GgmlType, Gguf, GgufError};
+use crate::options::{CpuHelper, DeviceChoice, DeviceOptions};
+use crate::pack::{Pack, PackError};
+use crate::store::{self, StoreKind, measure_random_read, probe};
+
+/// Bytes of one read: near the slice of an expert, and two of the store's chunks.
+const READ_BYTES: u64 = 2 << 20;
+/// Reads in flight.
+const READ_DEPTH: usize = 8;
+/// Element types that stand for all where no model says which: one of K-quants, and what high precision often is.
+const USUAL_TYPES: [&str; 2] = ["q4_K", "q8_0"];
+
+/// Why [`calibrate_report`] cannot say anything.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// A device that does not exist.
+    #[error("there is no device '{name}' here; --list-devices shows: {known}")]
+    UnknownDevice {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// The model file is damaged, incomplete or of an unknown kind.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The pack is damaged.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+}
+
+/// What is to be measured beside the device itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Subject {
+    /// Threads that compute experts on the CPU.
+    pub(super) threads: u32,
+    /// Element types of experts, most bytes first; empty takes usual ones.
+    pub(super) element_types: Vec<GgmlType>,
+    /// The model's file (of several, the first); `None` leaves out file bandwidth.
+    pub(super) file: Option<PathBuf>,
+}
+
+/// Measures `dev`, or takes the figures from the cache file at `cache`. About a second at most, and up to 64 MiB of
+/// host memory and 32 MiB of the device's, all freed again.
+///
+/// # Safety
+/// `dev` is a live device of ggml's registry.
+pub(super) unsafe fn calibrate(dev: ggml_backend_dev_t, subject: &Subject, cache: Option<&Path>) -> Calibrated {
+    super::log::install();
+    let element_types = match subject.element_types.as_slice() {
+        [] => USUAL_TYPES.map(str::to_owned).to_vec(),
+        types => types.iter().map(|dtype| dtype.name().to_owned()).collect(),
+    };
+    let wanted = Wanted {
+        // SAFETY: by the caller.
+        machine: unsafe { machine(dev, subject.threads) },
+        element_types,
+        disk: subject.file.as_deref().and_then(disk_of),
+        now_unix_s: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+    };
+    let mut meter = Meter { dev, threads: subject.threads, file: subject.file.as_deref() };
+    Calibration::load_or_measure(cache, &wanted, &mut meter)
+}
+
+/// Figures of the devices that `options` choose (with [`DeviceChoice::Auto`] every GPU; the CPU where there is none),
+/// from the user's cache file or measured now: about a second per device. `model` adds the bandwidth of its file, and
+/// its experts' element types to those that are measured.
+///
+/// Devices of RPC servers must be registered by the caller.
+///
+/// # Errors
+/// A device that does not exist, a model that cannot be read. What cannot be measured is a note in the answer.
+pub fn calibrate_report(options: &DeviceOptions, model: Option<&Path>) -> Result<Vec<Calibrated>, CalibrateError> {
+    let element_types = model.map_or(Ok(Vec::new()), element_types_of)?;
+    let threads = match options.cpu_helper {
+        CpuHelper::Threads(threads) => u32::from(threads),
+        _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
+    };
+    let subject = Subject { threads, element_types, file: model.map(Path::to_owned) };
+    let cache = cache_path();
+    let devices = chosen(&options.devices)?;
+    // SAFETY: they come from the registry, whose devices live as long as the process.
+    Ok(devices.into_iter().map(|dev| unsafe { calibrate(dev, &subject, cache.as_deref()) }).collect())
+}
+
+/// Devices that compute products of their own: neither ours nor other helpers of the CPU.
+fn devices() -> Vec<ggml_backend_dev_t> {
+    // SAFETY: indices below the count are devices of the registry.
+    unsafe {
+        let all = (0..llama::ggml_backend_dev_count()).map(|index| llama::ggml_backend_dev_get(index));
+        all.filter(|dev| is_gpu(*dev) || llama::ggml_backend_dev_type(*dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU)
+            .collect()
+    }
+}
+
+/// # Safety
+/// `dev` is a live device.
+unsafe fn is_gpu(dev: ggml_backend_dev_t) -> bool {
+    // SAFETY: by the caller.
+    let kind = unsafe { llama::ggml_backend_dev_type(dev) };
+    kind == llama::GGML_BACKEND_DEVICE_TYPE_GPU || kind == llama::GGML_BACKEND_DEVICE_TYPE_IGPU
+}
+
+fn chosen(choice: &DeviceChoice) -> Result<Vec<ggml_backend_dev_t>, CalibrateError> {
+    // SAFETY: every device here comes from the registry.
+    let (gpus, cpus): (Vec<_>, Vec<_>) = devices().into_iter().partition(|dev| unsafe { is_gpu(*dev) });
+    // SAFETY: as above.
+    let name_of = |dev: &ggml_backend_dev_t| unsafe { text(llama::ggml_backend_dev_name(*dev)) };
+    match choice {
+        DeviceChoice::Auto if !gpus.is_empty() => Ok(gpus),
+        DeviceChoice::Auto | DeviceChoice::None => Ok(cpus),
+        DeviceChoice::Named(names) => {
+            let all = [gpus, cpus].concat();
+            let find = |name: &String| all.iter().copied().find(|dev| name_of(dev) == *name);
+            let unknown = |name: &String| CalibrateError::UnknownDevice {
+                name: name.clone(),
+                known: all.iter().map(name_of).collect::<Vec<_>>().join(", "),
+            };
+            names.iter().map(|name| find(name).ok_or_else(|| unknown(name))).collect()
+        }
+    }
+}
+
+/// Element types of a model's experts, most bytes first.
+fn element_types_of(model: &Path) -> Result<Vec<GgmlType>, CalibrateError> {
+    let gguf = Gguf::open(model)?;
+    let catalog = match Pack::is_pack(&gguf) {
+        true => Pack::open(model)?.catalog(),
+        false => Catalog::plain(&gguf.experts()?),
+    };
+    Ok(by_bytes(&catalog))
+}
+
+/// Element types of the slices in a catalog, most bytes first; of equal ones, in the order of their ids.
+pub(super) fn by_bytes(catalog: &Catalog) -> Vec<GgmlType> {
+    let mut bytes: BTreeMap<GgmlType, u64> = BTreeMap::new();
+    for slice in catalog.classes.iter().flat_map(|class| &class.slices) {
+        *bytes.entry(slice.dtype).or_default() += slice.bytes;
+    }
+    let mut types: Vec<_> = bytes.into_iter().collect();
+    types.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    types.into_iter().map(|(dtype, _)| dtype).collect()
+}
+
+/// # Safety
+/// `dev` is a live device.
+unsafe fn machine(dev: ggml_backend_dev_t, threads: u32) -> Machine {
+    // SAFETY: by the caller; the registry's CPU device, if any, is live too. Zero is a valid value of every property,
+    // names are static or owned by the device.
+    unsafe {
+        let mut props: llama::ggml_backend_dev_props = std::mem::zeroed();
+        llama::ggml_backend_dev_get_props(dev, &raw mut props);
+        let backend = text(llama::ggml_backend_reg_name(llama::ggml_backend_dev_backend_reg(dev)));
+        let version = text(llama::ggml_version());
+        let cpu = llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU);
+        Machine {
+            device: text(llama::ggml_backend_dev_name(dev)),
+            device_description: text(llama::ggml_backend_dev_description(dev)),
+            driver: format!("{backend} {version} {} {} bytes", text(props.device_id), props.memory_total),
+            cpu: if cpu.is_null() { String::new() } else { text(llama::ggml_backend_dev_description(cpu)) },
+            threads,
+        }
+    }
+}
+
+/// A C string; nothing for a null pointer.
+///
+/// # Safety
+/// `chars` is null or ends with a NUL.
+unsafe fn text(chars: *const std::ffi::c_char) -> String {
+    if chars.is_null() {
+        return String::new();
+    }
+    // SAFETY: by the caller.
+    unsafe { CStr::from_ptr(chars) }.to_string_lossy().into_owned()
+}
+
+/// A number for the disk a file is on: one that changes only costs a measurement.
+fn disk_of(file: &Path) -> Option<u64> {
+    let metadata = std::fs::metadata(file).ok()?;
+    #[cfg(unix)]
+    return Some(std::os::unix::fs::MetadataExt::dev(&metadata));
+    #[cfg(not(unix))]
+    Some(metadata.len())
+}
+
+struct Meter<'a> {
+    dev: ggml_backend_dev_t,
+    threads: u32,
+    file: Option<&'a Path>,
+}
+
+impl Measure for Meter<'_> {
+    fn upload(&mut self, budget: Duration) -> Result<Upload, String> {
+        // SAFETY: `calibrate`'s caller vouches for the device.
+        unsafe { upload::measure(self.dev, budget) }
+    }
+
+    fn file_bytes_per_s(&mut self, budget: Duration) -> Result<f64, String> {
+        let file = self.file.ok_or("no model is given")?;
+        let len = std::fs::metadata(file).map_err(|error| format!("{}: {error}", file.display()))?.len();
+        let direct = probe::direct(file).and_then(|()| probe::io_uring());
+        let kind = if direct.is_ok() { StoreKind::Direct } else { StoreKind::Buffered };
+        let store = store::open(kind, &[file.to_owned()]).map_err(|error| error.to_string())?;
+        let whole = [Extent { file: 0, offset: 0, len }];
+        let measured = measure_random_read(&*store, &whole, READ_BYTES.min(len), READ_DEPTH, u64::MAX, budget)
+            .map_err(|error| error.to_string())?;
+        Ok(measured.bytes_per_second())
+    }
+
+    fn cpu_seconds_per_byte(&mut self, element_type: &str, budget: Duration) -> Result<f64, String> {
+        let dtype = GgmlType::from_name(element_type).ok_or("llama.cpp has no such type")?;
+        cpu_expert::measure(dtype, self.threads, budget)
+    }
+}
+
+/// What a constructor of ggml returned, if it is anything.
+fn not_null<T>(pointer: *mut T, what: &str) -> Result<ptr::NonNull<T>, String> {
+    ptr::NonNull::new(pointer).ok_or_else(|| format!("ggml refuses {what}"))
+}

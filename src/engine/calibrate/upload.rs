@@ -1,0 +1,155 @@
+//! How fast host memory reaches a device.
+
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
+
+use super::owned::{Backend, Buffer, Context};
+use crate::calibrate::Upload;
+
+/// Bytes on the device, and on the host, if there is room.
+const BYTES_MAX: usize = 32 << 20;
+/// Below this nothing is learned.
+const BYTES_MIN: usize = 1 << 20;
+/// Part of a device's free memory that may be taken for a moment.
+const FREE_SHARE: usize = 8;
+/// One copy: the size of an expert's slice.
+const CHUNK_BYTES: usize = 1 << 20;
+/// The copy of next to nothing.
+const TINY_BYTES: usize = 64;
+/// How many of them: the quickest counts, the others met something else.
+const TINY_COPIES: usize = 8;
+
+/// Copies from pinned memory, where the device offers it, and from ordinary memory: half of `budget` each.
+///
+/// # Safety
+/// `dev` is a live device.
+pub(super) unsafe fn measure(dev: ggml_backend_dev_t, budget: Duration) -> Result<Upload, String> {
+    let started = Instant::now();
+    // SAFETY: by the caller.
+    let link = unsafe { Link::new(dev)? };
+    // SAFETY: by the caller. Null where the device has no pinned memory.
+    let pinned_type = unsafe { llama::ggml_backend_dev_host_buffer_type(dev) };
+    let mut pinned_bytes_per_s = None;
+    if !pinned_type.is_null() {
+        // SAFETY: a buffer type of a live device.
+        let pinned = unsafe { Buffer::new(pinned_type, link.bytes) };
+        // Where pinning is refused, backends answer with ordinary memory.
+        // SAFETY: the buffer is live.
+        let is_pinned =
+            |buffer: &Buffer| unsafe { llama::ggml_backend_buffer_get_type(buffer.as_ptr()) } == pinned_type;
+        if let Ok(pinned) = pinned
+            && is_pinned(&pinned)
+        {
+            // SAFETY: host memory of `bytes` bytes; nothing reads it but the copies below.
+            unsafe { llama::ggml_backend_buffer_clear(pinned.as_ptr(), 1) };
+            // SAFETY: as above; `rate` waits for every copy.
+            pinned_bytes_per_s = Some(unsafe { link.rate(pinned.base(), started + budget / 2) });
+        }
+    }
+    let pageable = vec![1_u8; link.bytes];
+    // SAFETY: the vector has `bytes` bytes and outlives the copies; both calls wait for every copy.
+    let (pageable_bytes_per_s, latency_s) = unsafe {
+        let latency_s = link.latency(pageable.as_ptr().cast());
+        (link.rate(pageable.as_ptr().cast(), started + budget), latency_s)
+    };
+    Ok(Upload { pinned_bytes_per_s, pageable_bytes_per_s, latency_s })
+}
+
+/// A stream to a device, and a tensor there.
+struct Link {
+    backend: Backend,
+    tensor: *mut ggml_tensor,
+    bytes: usize,
+    /// Held for the tensor.
+    _memory: (Context, Buffer),
+}
+
+impl Link {
+    /// # Safety
+    /// `dev` is a live device.
+    unsafe fn new(dev: ggml_backend_dev_t) -> Result<Self, String> {
+        // SAFETY: by the caller; each result is checked before it is used. The tensor lies at the buffer's base, and
+        // the buffer has the size that its type asks for.
+        unsafe {
+            let backend = Backend::new(dev)?;
+            let buft = llama::ggml_backend_dev_buffer_type(dev);
+            let (mut free, mut total) = (0, 0);
+            llama::ggml_backend_dev_memory(dev, &raw mut free, &raw mut total);
+            let mut bytes = match total {
+                // Not every device knows.
+                0 => BYTES_MAX,
+                _ => (free / FREE_SHARE).clamp(BYTES_MIN, BYTES_MAX) / CHUNK_BYTES * CHUNK_BYTES,
+            };
+            loop {
+                let context = Context::new(1)?;
+                let tensor = llama::ggml_new_tensor_1d(context.as_ptr(), llama::GGML_TYPE_I8, bytes as i64);
+                match Buffer::new(buft, llama::ggml_backend_buft_get_alloc_size(buft, tensor)) {
+                    Ok(buffer) => {
+                        let status = llama::ggml_backend_tensor_alloc(buffer.as_ptr(), tensor, buffer.base());
+                        if status != llama::GGML_STATUS_SUCCESS {
+                            return Err("ggml refuses a tensor on the device".to_owned());
+                        }
+                        return Ok(Self { backend, tensor, bytes, _memory: (context, buffer) });
+                    }
+                    Err(why) if bytes / 2 < BYTES_MIN => return Err(why),
+                    Err(_) => bytes = (bytes / 2).next_multiple_of(CHUNK_BYTES),
+                }
+            }
+        }
+    }
+
+    /// Seconds of `copies` copies of `copy_bytes` bytes each, queued together.
+    ///
+    /// # Safety
+    /// `host` has `self.bytes` bytes.
+    unsafe fn copy(&self, host: *const c_void, copies: usize, copy_bytes: usize) -> f64 {
+        let started = Instant::now();
+        for i in 0..copies {
+            let offset = i * copy_bytes % self.bytes;
+            // SAFETY: by the caller; `offset + copy_bytes <= bytes`, since sizes are powers of two times each other or
+            // `bytes` is whole chunks. The stream is awaited below.
+            unsafe {
+                let from = host.cast::<u8>().add(offset).cast();
+                llama::ggml_backend_tensor_set_async(self.backend.as_ptr(), self.tensor, from, offset, copy_bytes);
+            }
+        }
+        // SAFETY: the backend is live.
+        unsafe { llama::ggml_backend_synchronize(self.backend.as_ptr()) };
+        started.elapsed().as_secs_f64()
+    }
+
+    /// Bytes per second until `deadline`, in bursts of growing length; at least one burst after the first.
+    ///
+    /// # Safety
+    /// `host` has `self.bytes` bytes.
+    unsafe fn rate(&self, host: *const c_void, deadline: Instant) -> f64 {
+        // SAFETY: by the caller, here and below.
+        unsafe { self.copy(host, 1, CHUNK_BYTES) };
+        let (mut bytes, mut seconds) = (0, 0.0);
+        let mut copies = 1;
+        loop {
+            // SAFETY: as above.
+            let burst = unsafe { self.copy(host, copies, CHUNK_BYTES) };
+            bytes += copies * CHUNK_BYTES;
+            seconds += burst;
+            copies = (copies * 2).min(self.bytes / CHUNK_BYTES);
+            // The next burst takes up to twice as long.
+            if Instant::now() + Duration::from_secs_f64(2.0 * burst) >= deadline {
+                return bytes as f64 / seconds;
+            }
+        }
+    }
+
+    /// Seconds of the quickest tiny copy.
+    ///
+    /// # Safety
+    /// `host` has `self.bytes` bytes.
+    unsafe fn latency(&self, host: *const c_void) -> f64 {
+        // SAFETY: by the caller.
+        let seconds = (0..TINY_COPIES).map(|_| unsafe { self.copy(host, 1, TINY_BYTES) });
+        // A clock that did not move saw less than it can tell.
+        seconds.fold(f64::INFINITY, f64::min).max(1e-9)
+    }
+}

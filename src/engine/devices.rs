@@ -1,0 +1,192 @@
+//! The devices there are, and those a model is offloaded to: ggml's registry, read through its generic interface.
+
+mod choice;
+mod error;
+mod rpc;
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
+
+use ggml_sys::llama::{self, ggml_backend_dev_t};
+use serde::Serialize;
+
+pub use error::DeviceError;
+
+use super::backends;
+use super::device::Device;
+use super::error::Error;
+use crate::options::DeviceOptions;
+use choice::Candidate;
+
+/// ggml's name of the backend that [`Device`] registers.
+const OURS: &str = "HOBBIT";
+
+/// What kind of device it is (`ggml_backend_dev_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// The processor and its memory.
+    Cpu,
+    /// A GPU with memory of its own; also every device of an RPC server.
+    Gpu,
+    /// A GPU that shares the host's memory.
+    Integrated,
+    /// A helper of the CPU, such as BLAS; models are not offloaded to it.
+    Accelerator,
+}
+
+/// A device as ggml describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceInfo {
+    /// ggml's name, such as `CUDA0` or `RPC0`.
+    pub name: String,
+    /// What it is, such as `NVIDIA GeForce RTX 4090`; of an RPC device, the server's endpoint.
+    pub description: String,
+    /// What kind it is.
+    pub kind: DeviceKind,
+    /// Free memory, in bytes; 0 if it does not tell.
+    pub free: u64,
+    /// All memory, in bytes; 0 if it does not tell.
+    pub total: u64,
+    /// Whether it offers pinned host memory.
+    pub pinned_host: bool,
+    /// Whether copies and computations are queued and awaited later.
+    pub asynchronous: bool,
+    /// Whether one queue can wait for an event of another.
+    pub events: bool,
+}
+
+/// Every device of this process, those of the RPC servers `rpc` (`host:port`) included, in ggml's order. hobbit's own is left
+/// out.
+///
+/// # Errors
+/// [`Error::Device`]: an endpoint that is malformed, or where no server answers; a build without RPC.
+pub fn devices(rpc: &[String]) -> Result<Vec<DeviceInfo>, Error> {
+    Ok(found(rpc)?.into_iter().map(|device| info(device, &properties(device))).collect())
+}
+
+/// The devices to offload to, in llama.cpp's order; none for the CPU alone.
+///
+/// # Errors
+/// As [`devices`]; a name that no device has, or only one that models are not offloaded to; [`DeviceOptions::main`] out of
+/// range.
+pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>, Error> {
+    let found = found(&options.rpc)?;
+    let candidates: Vec<Candidate> = found.iter().map(|device| candidate(*device)).collect();
+    let chosen = choice::choose(&candidates, options)?;
+    Ok(chosen.into_iter().map(|index| found[index]).collect())
+}
+
+/// Every device but ours.
+fn found(rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
+    // Our backend first: it sees to it that a failed assertion of ggml's ends with a message.
+    Device::get()?;
+    backends::ready();
+    rpc::add_servers(rpc)?;
+    // SAFETY: the registry only grows; indices below its count are valid, and devices live as long as the process.
+    let all = unsafe { (0..llama::ggml_backend_dev_count()).map(|index| llama::ggml_backend_dev_get(index)) };
+    let all: Vec<_> = all.filter(|device| backend_name(*device) != OURS).collect();
+    without_gone(all, rpc)
+}
+
+/// Leaves out devices of RPC servers that have gone, which may not even be asked what they are.
+///
+/// # Errors
+/// One of those that `rpc` names has gone.
+fn without_gone(all: Vec<ggml_backend_dev_t>, rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
+    let mut gone: BTreeMap<String, bool> = BTreeMap::new();
+    let mut there = Vec::new();
+    for device in all {
+        if backend_name(device) != "RPC" {
+            there.push(device);
+            continue;
+        }
+        // SAFETY: the device is registered. An RPC device's description is its endpoint, known without the server.
+        let endpoint = text(unsafe { llama::ggml_backend_dev_description(device) });
+        let is_gone = match gone.get(&endpoint) {
+            Some(known) => *known,
+            None => match rpc::probe(&endpoint) {
+                Err(error) if rpc.contains(&endpoint) => return Err(error.into()),
+                probed => probed.is_err(),
+            },
+        };
+        gone.insert(endpoint, is_gone);
+        if !is_gone {
+            there.push(device);
+        }
+    }
+    Ok(there)
+}
+
+fn candidate(device: ggml_backend_dev_t) -> Candidate {
+    let properties = properties(device);
+    Candidate {
+        name: text(properties.name),
+        kind: kind(properties.type_),
+        backend: backend_name(device),
+        hardware: (!properties.device_id.is_null()).then(|| text(properties.device_id)),
+    }
+}
+
+fn info(device: ggml_backend_dev_t, properties: &llama::ggml_backend_dev_props) -> DeviceInfo {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the device is registered; both places are valid.
+    unsafe { llama::ggml_backend_dev_memory(device, &raw mut free, &raw mut total) };
+    DeviceInfo {
+        name: text(properties.name),
+        description: text(properties.description),
+        kind: kind(properties.type_),
+        free: free as u64,
+        total: total as u64,
+        pinned_host: properties.caps.host_buffer,
+        asynchronous: properties.caps.async_,
+        events: properties.caps.events,
+    }
+}
+
+fn kind(found: llama::ggml_backend_dev_type) -> DeviceKind {
+    match found {
+        llama::GGML_BACKEND_DEVICE_TYPE_CPU => DeviceKind::Cpu,
+        llama::GGML_BACKEND_DEVICE_TYPE_GPU => DeviceKind::Gpu,
+        llama::GGML_BACKEND_DEVICE_TYPE_IGPU => DeviceKind::Integrated,
+        _ => DeviceKind::Accelerator,
+    }
+}
+
+fn properties(device: ggml_backend_dev_t) -> llama::ggml_backend_dev_props {
+    // SAFETY: zero is a valid value of every field; the device is registered and fills them in.
+    unsafe {
+        let mut properties: llama::ggml_backend_dev_props = std::mem::zeroed();
+        llama::ggml_backend_dev_get_props(device, &raw mut properties);
+        properties
+    }
+}
+
+fn backend_name(device: ggml_backend_dev_t) -> String {
+    // SAFETY: the device is registered, and so is its backend; the name is static text.
+    unsafe {
+        let backend = llama::ggml_backend_dev_backend_reg(device);
+        if backend.is_null() { String::new() } else { text(llama::ggml_backend_reg_name(backend)) }
+    }
+}
+
+/// ggml's text; empty for none.
+fn text(found: *const c_char) -> String {
+    if found.is_null() {
+        return String::new();
+    }
+    // SAFETY: ggml answers with NUL-terminated text that lives as long as the device.
+    unsafe { CStr::from_ptr(found) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_is_found_and_our_own_device_is_not() {
+        let found = devices(&[]).unwrap();
+        assert!(found.iter().any(|device| device.kind == DeviceKind::Cpu && device.total > 0), "{found:?}");
+        assert!(!found.iter().any(|device| device.name == OURS), "{found:?}");
+    }
+}

@@ -1,0 +1,870 @@
+//! One graph on a device: what is not ours is passed on, the products of experts are computed from device slots.
+//!
+//! A layer's *region* is its expert products with the nodes between them. The host waits once per region, for the
+//! router's choice; everything else is submitted and ordered by events. Experts that are on the device are multiplied
+//! while the others are being copied; each of these follows as its upload is submitted.
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::slice;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ggml_sys::llama::{
+    self, GGML_STATUS_ABORTED, GGML_STATUS_ALLOC_FAILED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_status,
+    ggml_tensor,
+};
+use ggml_sys::shim;
+
+use super::Wrapper;
+use super::failure;
+use super::graph::Graph;
+use super::helper::{Helper, Region};
+use super::launch::{Foreseen, Launch, Product};
+use super::stream::Stream;
+use super::tier::{Tier, Weights};
+use super::uploads::Uploads;
+use crate::engine::buffer::tag_of;
+use crate::engine::compute::{read_ids, weights_tensor};
+use crate::engine::experts::{ExpertTag, Experts, RouterWeights};
+use crate::engine::residency::{Need, Residency, Step, Used};
+use crate::engine::routing::{Pair, Routing};
+use crate::expert::{SliceId, SliceKind};
+use crate::load::balance::Miss;
+use crate::route::Demand;
+
+/// One context's backend on one device.
+pub(super) struct Offload {
+    wrapper: &'static Wrapper,
+    compute: Stream,
+    launch: Launch,
+    abort: (llama::ggml_abort_callback, *mut c_void),
+    routing: Routing,
+    /// The router's choice and weights as they lie on the device.
+    ids: Vec<u8>,
+    weight_bytes: Vec<u8>,
+    /// The weights, `[n_tokens][n_used]`; empty in exact mode.
+    weights: Vec<f32>,
+    /// By expert index.
+    demands: Vec<Demand>,
+    decided: Decided,
+    helper: Option<Helper>,
+    n_threads: c_int,
+    /// Of the context's model, once a layer has been computed.
+    experts: Option<Arc<Experts>>,
+    /// Products that have weights of their layer's slots for now, and what these replace.
+    borrowed: Vec<(*mut ggml_tensor, *mut ggml_tensor)>,
+}
+
+/// What the CPU is to compute of a region.
+struct Help<'a> {
+    region: Region<'a>,
+    /// Experts, most important first.
+    experts: Vec<Used>,
+    /// The input of the region's first product, `[n_in, 1 or n_used]`.
+    input: Vec<f32>,
+    /// Rows of the last product that have been computed, by rank.
+    rows: Vec<(u32, Vec<f32>)>,
+    bytes: u64,
+    seconds: f64,
+}
+
+/// The layer whose demands stand, and what of it has been multiplied.
+#[derive(Default)]
+struct Decided {
+    key: (u16, usize),
+    kinds: Vec<SliceKind>,
+}
+
+/// A step that did not succeed: ggml's status for it.
+pub(super) type Failed = ggml_status;
+
+/// Products that depend on none of each other, and the nodes after them.
+struct Stage {
+    products: Vec<(*mut ggml_tensor, SliceKind)>,
+    plain: Vec<*mut ggml_tensor>,
+}
+
+impl Offload {
+    /// `None` when ggml refuses a graph.
+    pub(super) fn new(wrapper: &'static Wrapper, compute: Stream) -> Option<Self> {
+        Some(Self {
+            wrapper,
+            launch: Launch::new(Graph::new()?, wrapper.inner()),
+            compute,
+            abort: (None, std::ptr::null_mut()),
+            routing: Routing::default(),
+            ids: Vec::new(),
+            weight_bytes: Vec::new(),
+            weights: Vec::new(),
+            demands: Vec::new(),
+            decided: Decided::default(),
+            helper: None,
+            n_threads: 1,
+            experts: None,
+            borrowed: Vec::new(),
+        })
+    }
+
+    pub(super) fn stream(&self) -> &Stream {
+        &self.compute
+    }
+
+    pub(super) fn set_n_threads(&mut self, n_threads: c_int) {
+        self.n_threads = n_threads;
+    }
+
+    pub(super) fn set_abort_callback(&mut self, callback: llama::ggml_abort_callback, data: *mut c_void) {
+        self.abort = (callback, data);
+    }
+
+    /// Computes a split.
+    ///
+    /// # Safety
+    /// The graph's nodes and their sources are live and allocated on the device, expert tensors excepted.
+    pub(super) unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> ggml_status {
+        // SAFETY: by the caller.
+        let status = unsafe { self.compute_graph(graph) };
+        if status != GGML_STATUS_SUCCESS && status != GGML_STATUS_ABORTED {
+            failure::note(&self.wrapper.name(), status);
+        }
+        status
+    }
+
+    /// # Safety
+    /// As [`Offload::graph_compute`].
+    unsafe fn compute_graph(&mut self, graph: *mut llama::ggml_cgraph) -> ggml_status {
+        // SAFETY: by the caller.
+        let nodes = unsafe {
+            let n_nodes = llama::ggml_graph_n_nodes(graph) as usize;
+            if n_nodes == 0 {
+                return GGML_STATUS_SUCCESS;
+            }
+            slice::from_raw_parts(llama::ggml_graph_nodes(graph), n_nodes)
+        };
+        self.launch.discard();
+        // SAFETY: by the caller.
+        unsafe {
+            self.borrow_complete(nodes);
+            let status = catch_unwind(AssertUnwindSafe(|| self.compute_parts(graph, nodes)));
+            self.return_complete();
+            status.unwrap_or_else(|panic| resume_unwind(panic))
+        }
+    }
+
+    /// Gives products of layers that are on the device as a whole the weights there, until
+    /// [`Offload::return_complete`]: they are nodes like any other then.
+    ///
+    /// # Safety
+    /// Nodes of a live graph.
+    unsafe fn borrow_complete(&mut self, nodes: &[*mut ggml_tensor]) {
+        // SAFETY: by the caller.
+        let mut products = nodes.iter().filter_map(|&node| unsafe { Some((node, self.product(node)?)) }).peekable();
+        let Some((_, first)) = products.peek() else { return };
+        let experts = Arc::clone(&first.experts);
+        let mut guard = experts.residency();
+        let Some(residency) = guard.as_mut() else { return };
+        residency.catch_up();
+        let mut borrowed = Vec::new();
+        for (node, tag) in products {
+            let tier = residency.tier(self.wrapper.inner());
+            if let Some(weights) = tier.and_then(|tier| tier.complete(tag.layer, tag.kind)) {
+                residency.mark_seen(tag.layer, tag.kind);
+                // SAFETY: by the caller.
+                unsafe {
+                    borrowed.push((node, (*node).src[0]));
+                    (*node).src[0] = weights;
+                }
+            }
+        }
+        if let Some(tier) = residency.tier(self.wrapper.inner()).filter(|_| !borrowed.is_empty()) {
+            tier.lend(&self.compute);
+        }
+        drop(guard);
+        self.borrowed = borrowed;
+        self.experts = Some(experts);
+    }
+
+    /// Undoes [`Offload::borrow_complete`].
+    ///
+    /// # Safety
+    /// The graph is still live.
+    unsafe fn return_complete(&mut self) {
+        if self.borrowed.is_empty() {
+            return;
+        }
+        for (node, weights) in self.borrowed.drain(..) {
+            // SAFETY: by the caller.
+            unsafe { (*node).src[0] = weights };
+        }
+        let mut guard = self.experts.as_ref().map(|experts| experts.residency());
+        let residency = guard.as_mut().and_then(|guard| guard.as_mut());
+        if let Some(tier) = residency.and_then(|residency| residency.tier(self.wrapper.inner())) {
+            tier.returned(&self.compute);
+        }
+    }
+
+    /// # Safety
+    /// As [`Offload::graph_compute`]; `nodes` are the graph's.
+    unsafe fn compute_parts(&mut self, graph: *mut llama::ggml_cgraph, nodes: &[*mut ggml_tensor]) -> ggml_status {
+        let cut = self.wrapper.is_remote();
+        let mut at = 0;
+        // These nodes have been refused memory before.
+        let mut relieved = false;
+        while at < nodes.len() {
+            // SAFETY: nodes of a live graph.
+            let first = nodes[at..].iter().position(|&node| unsafe { self.product(node) }.is_some());
+            let first = first.map_or(nodes.len(), |first| at + first);
+            if first > at {
+                // SAFETY: by the caller.
+                let start = || unsafe {
+                    shim::hobbit_compute_nodes(self.compute.raw(), graph, at as c_int, first as c_int, cut)
+                };
+                let status = start();
+                // SAFETY: nodes of a live graph.
+                if status == GGML_STATUS_ALLOC_FAILED && !relieved && unsafe { self.relieve() } {
+                    relieved = true;
+                    continue;
+                }
+                relieved = false;
+                if status != GGML_STATUS_SUCCESS {
+                    return status;
+                }
+            }
+            if first == nodes.len() {
+                break;
+            }
+            // SAFETY: nodes of a live graph; by the caller.
+            unsafe {
+                let n = self.region(&nodes[first..]);
+                let tag = self.product(nodes[first]).expect("a region starts with a product");
+                if let Err(status) = self.layer(tag, &nodes[first..first + n], &nodes[first + n..]) {
+                    return status;
+                }
+                at = first + n;
+            }
+        }
+        GGML_STATUS_SUCCESS
+    }
+
+    /// Frees device memory of slots, between two regions. Whether there was some to free.
+    ///
+    /// # Safety
+    /// The graph that is being computed is live.
+    unsafe fn relieve(&mut self) -> bool {
+        // SAFETY: by the caller.
+        unsafe { self.return_complete() };
+        let Some(experts) = &self.experts else { return false };
+        let mut guard = experts.residency();
+        let Some(residency) = guard.as_mut() else { return false };
+        let Some((place, mut tier)) = residency.take_tier(self.wrapper.inner()) else { return false };
+        self.compute.synchronize();
+        tier.enter(&self.compute, None);
+        give_back(residency, &mut tier);
+        let freed = tier.shrink(&self.compute, 0);
+        tier.leave(&self.compute);
+        residency.put_tier(place, tier);
+        freed > 0
+    }
+
+    /// How many of the leading nodes are one layer's region: up to its last product.
+    ///
+    /// # Safety
+    /// Nodes of a live graph, the first of which is an expert product.
+    unsafe fn region(&self, nodes: &[*mut ggml_tensor]) -> usize {
+        // SAFETY: by the caller.
+        let key = |&node: &*mut ggml_tensor| unsafe {
+            self.product(node).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
+        };
+        let first = key(&nodes[0]);
+        let mut len = 1;
+        for (position, node) in nodes.iter().enumerate().skip(1) {
+            match key(node) {
+                None => {}
+                other if other == first => len = position + 1,
+                Some(_) => break,
+            }
+        }
+        len
+    }
+
+    /// The tag of the expert tensor that a node multiplies by, if it is an expert product.
+    ///
+    /// # Safety
+    /// `node` is live.
+    unsafe fn product<'a>(&self, node: *mut ggml_tensor) -> Option<&'a ExpertTag> {
+        // SAFETY: by the caller; sources of a live node are live.
+        unsafe {
+            match (*node).op == llama::GGML_OP_MUL_MAT_ID {
+                true => tag_of((*node).src[0], self.wrapper.buffer_type()),
+                false => None,
+            }
+        }
+    }
+
+    /// Computes one layer's region. `rest`: the nodes after it.
+    ///
+    /// # Safety
+    /// As [`Offload::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
+    unsafe fn layer(
+        &mut self,
+        tag: &ExpertTag,
+        nodes: &[*mut ggml_tensor],
+        rest: &[*mut ggml_tensor],
+    ) -> Result<(), Failed> {
+        let experts = &*tag.experts;
+        let mut guard = experts.residency();
+        let taken = guard.as_mut().and_then(|residency| residency.take_tier(self.wrapper.inner()));
+        let (Some(residency), Some((place, mut tier))) = (guard.as_mut(), taken) else {
+            experts.fail(format!("no session has set up the expert cache of {}", self.wrapper.name()));
+            return Err(GGML_STATUS_FAILED);
+        };
+        if self.experts.is_none() {
+            self.experts = Some(Arc::clone(&tag.experts));
+        }
+        // SAFETY: by the caller.
+        let result =
+            catch_unwind(AssertUnwindSafe(|| unsafe { self.layer_on(tag, residency, &mut tier, nodes, rest) }));
+        if !matches!(result, Ok(Ok(()))) {
+            // Nothing may go on reading what is about to be given back.
+            self.compute.synchronize();
+            tier.abandon();
+            give_back(residency, &mut tier);
+        }
+        tier.busy = None;
+        residency.put_tier(place, tier);
+        result.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// # Safety
+    /// As [`Offload::layer`].
+    unsafe fn layer_on(
+        &mut self,
+        tag: &ExpertTag,
+        residency: &mut Residency,
+        tier: &mut Tier,
+        nodes: &[*mut ggml_tensor],
+        rest: &[*mut ggml_tensor],
+    ) -> Result<(), Failed> {
+        let experts = &*tag.experts;
+        // SAFETY: a product's sources are live.
+        let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
+        let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
+        // SAFETY: nodes of a live graph.
+        for product in nodes.iter().filter_map(|&node| unsafe { self.product(node) }) {
+            residency.mark_seen(tag.layer, product.kind);
+            if !kinds.contains(&product.kind) {
+                kinds.push(product.kind);
+            }
+        }
+        // The last layer of a batch that wants no logits.
+        if ids.ne[0] == 0 || ids.ne[1] == 0 {
+            return Ok(());
+        }
+        let exact = residency.precisions.is_exact();
+        // SAFETY: nodes of a live graph.
+        let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) }.filter(|_| !exact);
+        // SAFETY: by the caller: both are allocated on the device.
+        unsafe { self.read_back(ids, weights) };
+        tier.enter(&self.compute, Some(tag.layer));
+        give_back(residency, tier);
+
+        let mut host_ids = *ids;
+        host_ids.data = self.ids.as_mut_ptr().cast();
+        // SAFETY: read back just now, with the device's strides.
+        let choice = unsafe { read_ids(&host_ids) };
+        if let Err(id) = self.routing.set(choice, ids.ne[0] as usize, n_expert) {
+            experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
+            return Err(GGML_STATUS_FAILED);
+        }
+        let key = (tag.layer, std::ptr::from_ref(ids) as usize);
+        let again = self.decided.key == key && kinds.iter().all(|kind| !self.decided.kinds.contains(kind));
+        if again {
+            self.decided.kinds.extend_from_slice(&kinds);
+        } else {
+            self.decided = Decided { key, kinds: kinds.clone() };
+            // SAFETY: read back just now.
+            unsafe { self.decide(experts, residency, tag.layer, n_expert, weights)? };
+        }
+        let single = self.routing.n_tokens == 1;
+        let step = residency.begin(&Need {
+            layer: tag.layer,
+            experts: &self.routing.needed,
+            uses: &|expert| self.routing.pairs_of(expert).len() as u64,
+            demands: &self.demands,
+            kinds: &kinds,
+            dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
+            again,
+            elsewhere: &|version| tier.has(version, &kinds),
+        });
+        if let Some(weights) = weights.filter(|_| !step.skipped.is_empty() && !again) {
+            // SAFETY: the weights are on the device until the ubatch is done.
+            unsafe { self.leave_out(&step.skipped, residency, weights) };
+        }
+        // SAFETY: by the caller.
+        let result = unsafe { self.products(experts, residency, tier, &step, &kinds, nodes, again) };
+        // Uploads may still be reading these.
+        tier.hold(residency.finish(step));
+        tier.leave(&self.compute);
+        result
+    }
+
+    /// Reads the router's choice and weights, and waits for all that was submitted.
+    ///
+    /// # Safety
+    /// The tensors are live and allocated on the device.
+    unsafe fn read_back(&mut self, ids: &ggml_tensor, weights: Option<*mut ggml_tensor>) {
+        // SAFETY: by the caller; the buffers are not touched before the stream has been waited for.
+        unsafe {
+            self.ids.resize(llama::ggml_nbytes(ids), 0);
+            self.compute.get(ids, self.ids.as_mut_ptr().cast(), 0, self.ids.len());
+            if let Some(weights) = weights {
+                self.weight_bytes.resize(llama::ggml_nbytes(weights), 0);
+                self.compute.get(weights, self.weight_bytes.as_mut_ptr().cast(), 0, self.weight_bytes.len());
+            }
+        }
+        self.compute.synchronize();
+        self.launch.settled();
+    }
+
+    /// Asks for a precision for each expert of the layer (`self.demands`).
+    ///
+    /// # Safety
+    /// `weights` are what was read back last.
+    unsafe fn decide(
+        &mut self,
+        experts: &Experts,
+        residency: &mut Residency,
+        layer: u16,
+        n_expert: usize,
+        weights: Option<*mut ggml_tensor>,
+    ) -> Result<(), Failed> {
+        self.weights.clear();
+        let exact = residency.precisions.is_exact();
+        // SAFETY: by the caller.
+        let weights = weights.map(|tensor| unsafe { self.host_weights(tensor) });
+        match weights.filter(|w| (w.n_used, w.n_tokens) == (self.routing.n_used, self.routing.n_tokens)) {
+            Some(weights) => {
+                for token in 0..weights.n_tokens {
+                    // SAFETY: inside what was read back.
+                    self.weights
+                        .extend((0..weights.n_used).map(|rank| unsafe { weights.at(token, rank).read_unaligned() }));
+                }
+            }
+            None if !exact => {
+                experts.fail(format!(
+                    "layer {layer}: this architecture's router weights were not found on the device, which dynamic \
+                     precision needs; use --precision exact"
+                ));
+                return Err(GGML_STATUS_FAILED);
+            }
+            None => {}
+        }
+        residency.precisions.demands(&self.routing, &self.weights, n_expert, &mut self.demands);
+        Ok(())
+    }
+
+    /// # Safety
+    /// `tensor` is what was read back last.
+    unsafe fn host_weights(&mut self, tensor: *mut ggml_tensor) -> RouterWeights {
+        // SAFETY: live by the caller.
+        let mut host = unsafe { *tensor };
+        host.data = self.weight_bytes.as_mut_ptr().cast();
+        RouterWeights::of(&host, 1)
+    }
+
+    /// Takes skipped experts out of the router's weights, token by token.
+    ///
+    /// # Safety
+    /// `tensor` is what was read back last, and on the device until the ubatch is done.
+    unsafe fn leave_out(&mut self, skipped: &[u16], residency: &mut Residency, tensor: *mut ggml_tensor) {
+        // SAFETY: by the caller.
+        let weights = unsafe { self.host_weights(tensor) };
+        let n_used = self.routing.n_used;
+        let mut left_out = vec![false; n_used];
+        for token in 0..self.routing.n_tokens {
+            let row = token * n_used..(token + 1) * n_used;
+            for (flag, id) in left_out.iter_mut().zip(&self.routing.ids[row.clone()]) {
+                *flag = skipped.contains(id);
+            }
+            if left_out.contains(&true) {
+                residency.precisions.without_skipped(&mut self.weights[row.clone()], &left_out);
+                for (rank, &weight) in self.weights[row].iter().enumerate() {
+                    // SAFETY: inside what was read back.
+                    unsafe { weights.at(token, rank).write_unaligned(weight) };
+                }
+            }
+        }
+        // SAFETY: the tensor has as many bytes; they are kept until the stream is waited for.
+        unsafe { self.launch.set(&self.compute, tensor, self.weight_bytes.clone(), 0) };
+    }
+
+    /// # Safety
+    /// As [`Offload::layer`].
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn products(
+        &mut self,
+        experts: &Experts,
+        residency: &mut Residency,
+        tier: &mut Tier,
+        step: &Step,
+        kinds: &[SliceKind],
+        nodes: &[*mut ggml_tensor],
+        again: bool,
+    ) -> Result<(), Failed> {
+        let missing = pin_present(tier, step, kinds, again);
+        let kinds_of: Vec<Option<SliceKind>> =
+            // SAFETY: nodes of a live graph.
+            nodes.iter().map(|&node| unsafe { self.product(node) }.map(|tag| tag.kind)).collect();
+        // SAFETY: by the caller.
+        let mut help = unsafe { self.divide(residency, tier, step, &missing, Region { nodes, kinds: &kinds_of }) };
+        let is_helped = |used: &Used| help.as_ref().is_some_and(|help| help.experts.contains(used));
+        let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
+        let multiplied: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
+        for &used in &copied {
+            tier.acquire(step.version(used), residency.kinds(step.layer));
+        }
+        // SAFETY: nodes of a live graph.
+        let products: Vec<*mut ggml_tensor> =
+            unsafe { nodes.iter().copied().filter(|&node| self.product(node).is_some()).collect() };
+        let (present, coming) = by_place(tier, step, &multiplied, &copied);
+        // Rows of experts that are left out are zero.
+        let skipped: Vec<Pair> =
+            step.skipped.iter().flat_map(|&index| self.routing.pairs_of(index).iter().copied()).collect();
+        let foreseen = Foreseen { products: &products, present: &present, coming: &coming, skipped: &skipped };
+        // SAFETY: by the caller.
+        unsafe { self.launch.prepare(&self.compute, tier, &self.routing, &foreseen)? };
+        let mut uploads = Uploads::new(step, kinds, &copied);
+        // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
+        unsafe { uploads.pump(residency, tier) };
+        tier.measure_link();
+        // SAFETY: nodes of a live graph.
+        for stage in unsafe { self.stages(nodes) } {
+            // SAFETY: by the caller.
+            unsafe {
+                for &(node, _) in &stage.products {
+                    self.launch.zero(&self.compute, tier, &self.routing, node, &skipped)?;
+                }
+                self.stage(experts, residency, tier, step, &multiplied, &stage, &mut uploads, &mut help)?;
+                for &node in &stage.plain {
+                    self.launch.plain(&self.compute, tier, node)?;
+                }
+            }
+        }
+        self.launch.submit(&self.compute, tier)?;
+        // SAFETY: by the caller.
+        unsafe { self.finish_help(residency, tier, step, &mut help, &mut uploads)? };
+        Ok(())
+    }
+
+    /// Decides which of the missing experts the CPU computes, and reads what it needs for that.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`].
+    unsafe fn divide<'a>(
+        &mut self,
+        residency: &Residency,
+        tier: &mut Tier,
+        step: &Step,
+        missing: &[Used],
+        region: Region<'a>,
+    ) -> Option<Help<'a>> {
+        let balancer = tier.balancer.as_mut()?;
+        // SAFETY: nodes of a live graph.
+        // A part of a layer has results besides the last product's.
+        let is_whole = region.kinds.iter().flatten().count() == residency.kinds(step.layer).len();
+        // SAFETY: nodes of a live graph.
+        if missing.is_empty() || !is_whole || self.routing.n_tokens != 1 || !unsafe { Helper::can(region) } {
+            return None;
+        }
+        let n_used = self.routing.n_used;
+        let misses: Vec<Miss> = missing
+            .iter()
+            .map(|&used| {
+                let rank = self.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
+                let slices = region.kinds.iter().flatten().map(|&kind| SliceId { version: step.version(used), kind });
+                Miss {
+                    index: used.index,
+                    bytes: slices.clone().map(|slice| residency.shape(slice).bytes).sum(),
+                    // The router's order stands for its weights where these were not read.
+                    score: self.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
+                    on_host: used.row.is_some()
+                        && slices.clone().all(|slice| residency.host_bytes(slice, used).is_some()),
+                }
+            })
+            .collect();
+        let split = balancer.split(&misses, 0.0);
+        if split.cpu.is_empty() {
+            return None;
+        }
+        if self.helper.is_none() {
+            self.helper = Helper::new();
+        }
+        let n_threads = tier.helper_threads.map_or(self.n_threads, c_int::from);
+        self.helper.as_mut()?.set_n_threads(n_threads);
+        let experts = missing.iter().copied().filter(|used| split.cpu.contains(&used.index)).collect();
+        let bytes = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(|miss| miss.bytes).sum();
+        // SAFETY: by the caller; the input was computed before, and is waited for.
+        unsafe {
+            let tensor = &*(*region.nodes[0]).src[1];
+            let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
+            self.compute.get(tensor, input.as_mut_ptr().cast(), 0, input.len() * size_of::<f32>());
+            self.compute.synchronize();
+            Some(Help { region, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
+        }
+    }
+
+    /// Computes the most important of the experts that are left to the CPU.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`].
+    unsafe fn help_once(&mut self, residency: &Residency, step: &Step, help: &mut Help) -> Result<bool, Failed> {
+        if help.experts.is_empty() {
+            return Ok(false);
+        }
+        let started = Instant::now();
+        let used = help.experts.remove(0);
+        let Some(helper) = self.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
+        for pair in self.routing.pairs_of(used.index) {
+            let weights = |kind: SliceKind| {
+                let slice = SliceId { version: step.version(used), kind };
+                let (data, _) = residency.host_bytes(slice, used).expect("what the CPU computes is on the host");
+                (data, residency.shape(slice).clone())
+            };
+            // SAFETY: by the caller; host slots of a step are pinned.
+            let row = unsafe {
+                let tensor = &*(*help.region.nodes[0]).src[1];
+                let n = tensor.ne[0] as usize;
+                let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
+                helper.row(&self.compute, help.region, &mut help.input[at..at + n], used.index, &weights)
+            };
+            help.rows.push((pair.rank, row.ok_or(GGML_STATUS_FAILED)?));
+        }
+        help.seconds += started.elapsed().as_secs_f64();
+        Ok(true)
+    }
+
+    /// Computes what is left to the CPU, and puts the rows in their places.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`]; the region has been submitted.
+    unsafe fn finish_help(
+        &mut self,
+        residency: &mut Residency,
+        tier: &mut Tier,
+        step: &Step,
+        help: &mut Option<Help>,
+        uploads: &mut Uploads,
+    ) -> Result<(), Failed> {
+        let Some(help) = help else { return Ok(()) };
+        // SAFETY: by the caller.
+        while unsafe { self.help_once(residency, step, help)? } {
+            residency.poll();
+            // SAFETY: the host slots of the step are pinned until the uploads have run.
+            unsafe { uploads.pump(residency, tier) };
+        }
+        let last = *help.region.nodes.last().expect("a region has a product");
+        tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
+        for (rank, row) in help.rows.drain(..) {
+            let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            // SAFETY: the last product is allocated on the device and has the rank's row.
+            unsafe { self.launch.set(&self.compute, last, bytes, rank as usize * (*last).nb[1]) };
+        }
+        Ok(())
+    }
+
+    /// Divides a region into stages.
+    ///
+    /// # Safety
+    /// Nodes of a live graph.
+    unsafe fn stages(&self, nodes: &[*mut ggml_tensor]) -> Vec<Stage> {
+        let mut stages: Vec<Stage> = Vec::new();
+        for &node in nodes {
+            // SAFETY: by the caller.
+            let product = unsafe { self.product(node) };
+            match (product, stages.last_mut()) {
+                (Some(tag), Some(stage)) => {
+                    // SAFETY: sources of a live node are live.
+                    let inputs = unsafe {
+                        let input = (*node).src[1];
+                        [input, (*input).view_src]
+                    };
+                    let mut earlier = stage.products.iter().map(|(node, _)| *node).chain(stage.plain.iter().copied());
+                    match earlier.any(|earlier| inputs.contains(&earlier)) {
+                        false => stage.products.push((node, tag.kind)),
+                        true => stages.push(Stage { products: vec![(node, tag.kind)], plain: Vec::new() }),
+                    }
+                }
+                (Some(tag), None) => stages.push(Stage { products: vec![(node, tag.kind)], plain: Vec::new() }),
+                (None, Some(stage)) => stage.plain.push(node),
+                (None, None) => unreachable!("a region starts with a product"),
+            }
+        }
+        stages
+    }
+
+    /// Computes the products of a stage, those of present experts first.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`]; what the products depend on has been submitted.
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn stage(
+        &mut self,
+        experts: &Experts,
+        residency: &mut Residency,
+        tier: &mut Tier,
+        step: &Step,
+        multiplied: &[Used],
+        stage: &Stage,
+        uploads: &mut Uploads,
+        help: &mut Option<Help>,
+    ) -> Result<(), Failed> {
+        let mut pending: Vec<Wanted> = Vec::new();
+        for &(node, kind) in &stage.products {
+            pending.extend(multiplied.iter().map(|&used| {
+                let slice = SliceId { version: step.version(used), kind };
+                Wanted { node, used, slice }
+            }));
+        }
+        loop {
+            let here = take_located(&mut pending, residency, tier);
+            let (arriving, here): (Vec<Product>, Vec<Product>) =
+                here.into_iter().partition(|product| tier.is_arriving(product.slice));
+            let progress = !here.is_empty() || !arriving.is_empty();
+            if !here.is_empty() {
+                // SAFETY: by the caller.
+                unsafe { self.launch.products(&self.compute, &self.routing, tier, &here)? };
+            }
+            for product in arriving {
+                if tier.is_arriving(product.slice) {
+                    // What has been built waits for nothing that is still coming.
+                    self.launch.submit(&self.compute, tier)?;
+                }
+                tier.wait_for(&self.compute, product.slice);
+                // SAFETY: by the caller.
+                unsafe { self.launch.products(&self.compute, &self.routing, tier, &[product])? };
+            }
+            if pending.is_empty() {
+                return Ok(());
+            }
+            // What waits for the host does not keep the device from what is there.
+            self.launch.submit(&self.compute, tier)?;
+            residency.poll();
+            if let Some(error) = residency.take_failure() {
+                experts.fail(error.to_string());
+                return Err(GGML_STATUS_FAILED);
+            }
+            if self.should_abort() {
+                return Err(GGML_STATUS_ABORTED);
+            }
+            // SAFETY: as above.
+            if unsafe { uploads.pump(residency, tier) } || progress {
+                continue;
+            }
+            // What has landed just now is no longer on its way.
+            if pending.iter().any(|wanted| wanted.locate(residency, tier).is_some()) {
+                continue;
+            }
+            // SAFETY: by the caller.
+            if let Some(help) = help
+                && unsafe { self.help_once(residency, step, help)? }
+            {
+                continue;
+            }
+            let product = pending[0];
+            if residency.wait() {
+                continue;
+            }
+            let released = tier.wait_for_host_staging();
+            if !released.is_empty() {
+                released.into_iter().for_each(|slice| residency.release(slice));
+                continue;
+            }
+            if !residency.insist(product.slice, product.used) {
+                experts.fail(format!("{}: nothing will ever load it", product.slice));
+                return Err(GGML_STATUS_FAILED);
+            }
+        }
+    }
+
+    fn should_abort(&self) -> bool {
+        let (callback, data) = self.abort;
+        // SAFETY: llama.cpp keeps callback and data valid as long as the context.
+        callback.is_some_and(|callback| unsafe { callback(data) })
+    }
+}
+
+/// The stream has been waited for: the host gets back what uploads were reading.
+fn give_back(residency: &mut Residency, tier: &mut Tier) {
+    let (pins, staged) = tier.settled();
+    residency.unpin(pins);
+    staged.into_iter().for_each(|slice| residency.release(slice));
+}
+
+/// Pins what a step uses and is on the device. What is not, in the order of need.
+fn pin_present(tier: &mut Tier, step: &Step, kinds: &[SliceKind], again: bool) -> Vec<Used> {
+    let mut missing = Vec::new();
+    if tier.is_unified() {
+        return missing;
+    }
+    for &used in &step.used {
+        let version = step.version(used);
+        // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
+        let hit = tier.pin(version) && tier.has(version, kinds);
+        if !again {
+            tier.touch(version.expert, version.precision, hit);
+        }
+        if !hit {
+            missing.push(used);
+        }
+    }
+    missing
+}
+
+/// Experts of a step with their rows: those that can be multiplied together, and those that come one by one.
+#[allow(clippy::type_complexity)]
+fn by_place(tier: &Tier, step: &Step, all: &[Used], missing: &[Used]) -> (Vec<Vec<(Used, u32)>>, Vec<(Used, u32)>) {
+    let mut present: Vec<(u16, Vec<(Used, u32)>)> = Vec::new();
+    let mut coming = Vec::new();
+    for &used in all {
+        match tier.place(step.version(used)) {
+            Some((pool, row)) if missing.iter().all(|other| other.index != used.index) => {
+                match present.iter_mut().find(|(known, _)| *known == pool) {
+                    Some((_, members)) => members.push((used, row)),
+                    None => present.push((pool, vec![(used, row)])),
+                }
+            }
+            place => coming.push((used, place.map_or(0, |(_, row)| row))),
+        }
+    }
+    (present.into_iter().map(|(_, members)| members).collect(), coming)
+}
+
+/// A product that has not been submitted.
+#[derive(Clone, Copy)]
+struct Wanted {
+    node: *mut ggml_tensor,
+    used: Used,
+    slice: SliceId,
+}
+
+impl Wanted {
+    fn locate(&self, residency: &Residency, tier: &Tier) -> Option<Weights> {
+        match tier.is_unified() {
+            true => tier.locate_on_host(residency, self.slice, self.used),
+            false => tier.locate(self.slice),
+        }
+    }
+}
+
+/// Takes out of `pending` what the device can multiply, or can once what was submitted has arrived.
+fn take_located(pending: &mut Vec<Wanted>, residency: &Residency, tier: &Tier) -> Vec<Product> {
+    let mut located = Vec::new();
+    pending.retain(|wanted| {
+        let weights = wanted.locate(residency, tier);
+        let &Wanted { node, used, slice } = wanted;
+        located.extend(weights.map(|weights| Product { node, used, slice, weights }));
+        weights.is_none()
+    });
+    located
+}

@@ -1,0 +1,140 @@
+//! Which rows a product reads, multiplies by and writes, as backends want to be told: index tensors, as bytes.
+
+use ggml_sys::llama::ggml_tensor;
+
+use crate::engine::residency::Used;
+use crate::engine::routing::{Pair, Routing};
+
+/// Gathered rows and results start at multiples of so many floats.
+const ROW_ALIGNMENT: usize = 64;
+
+/// Gathered rows and their results that one group may have, in bytes (more only where one expert alone has more).
+const GATHER_BYTES_MAX: usize = 32 << 20;
+
+/// A gathered row and its result, in bytes.
+pub(super) fn row_bytes(input: &ggml_tensor, output: &ggml_tensor) -> usize {
+    (input.ne[0] + output.ne[0]) as usize * size_of::<f32>()
+}
+
+/// `n` gathered rows, and their results, in bytes.
+pub(super) fn gathered_bytes(input: &ggml_tensor, output: &ggml_tensor, n: usize) -> [usize; 2] {
+    [input, output].map(|rows| (n * rows.ne[0] as usize).next_multiple_of(ROW_ALIGNMENT) * size_of::<f32>())
+}
+
+/// The slot of every use, `[n_tokens][n_used]`.
+pub(super) fn whole_ids(routing: &Routing, members: &[(Used, u32)]) -> Vec<u8> {
+    let mut by_expert: Vec<i32> = Vec::new();
+    for &(used, row) in members {
+        let index = usize::from(used.index);
+        by_expert.resize(by_expert.len().max(index + 1), -1);
+        by_expert[index] = row as i32;
+    }
+    routing.ids.iter().flat_map(|&id| by_expert[usize::from(id)].to_ne_bytes()).collect()
+}
+
+/// Of a single token: neighbouring ranks together, as the first rank and their slots.
+pub(super) fn runs_of_ranks(routing: &Routing, members: &[(Used, u32)]) -> Vec<(i64, Vec<u8>)> {
+    let mut ranks: Vec<(u32, u32)> = members
+        .iter()
+        .flat_map(|&(used, row)| routing.pairs_of(used.index).iter().map(move |pair| (pair.rank, row)))
+        .collect();
+    ranks.sort_unstable();
+    ranks
+        .chunk_by(|a, b| a.0 + 1 == b.0)
+        .map(|run| (i64::from(run[0].0), run.iter().flat_map(|(_, row)| (*row as i32).to_ne_bytes()).collect()))
+        .collect()
+}
+
+/// The uses of experts with their slots, as many experts at a time as may be gathered together.
+pub(super) fn groups_of_rows(routing: &Routing, members: &[(Used, u32)], row_bytes: usize) -> Vec<Vec<(Pair, u32)>> {
+    let mut groups = Vec::new();
+    let mut rest = members;
+    while !rest.is_empty() {
+        let mut n_rows = 0;
+        let n = rest.iter().take_while(|(used, _)| {
+            let before = n_rows;
+            n_rows += routing.pairs_of(used.index).len();
+            before == 0 || n_rows * row_bytes <= GATHER_BYTES_MAX
+        });
+        let (now, later) = rest.split_at(n.count());
+        rest = later;
+        let pairs = |&(used, row): &(Used, u32)| routing.pairs_of(used.index).iter().map(move |&pair| (pair, row));
+        groups.push(now.iter().flat_map(pairs).collect());
+    }
+    groups
+}
+
+/// Of uses: their rows among those of the input (`ranks` per token), their slots, and their rows in the product.
+pub(super) fn gather_indices(routing: &Routing, pairs: &[(Pair, u32)], ranks: i64) -> [Vec<u8>; 3] {
+    let n_used = routing.n_used as i64;
+    let position = |pair: Pair, ranks: i64| i64::from(pair.token) * ranks + i64::from(pair.rank) % ranks;
+    [
+        pairs.iter().flat_map(|(pair, _)| (position(*pair, ranks) as i32).to_ne_bytes()).collect(),
+        pairs.iter().flat_map(|(_, row)| (*row as i32).to_ne_bytes()).collect(),
+        pairs.iter().flat_map(|(pair, _)| position(*pair, n_used).to_ne_bytes()).collect(),
+    ]
+}
+
+/// Rows of zeros, and where they go.
+pub(super) fn zeros_and_rows(routing: &Routing, pairs: &[Pair], output: &ggml_tensor) -> [Vec<u8>; 2] {
+    let rows = pairs.iter().map(|pair| i64::from(pair.token) * routing.n_used as i64 + i64::from(pair.rank));
+    let zeros = vec![0; pairs.len() * output.ne[0] as usize * size_of::<f32>()];
+    [zeros, rows.flat_map(i64::to_ne_bytes).collect()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expert::Precision;
+
+    fn routing(ids: &[i32], n_used: usize) -> Routing {
+        let mut routing = Routing::default();
+        routing.set(ids.iter().copied(), n_used, 8).unwrap();
+        routing
+    }
+
+    fn at(index: u16, row: u32) -> (Used, u32) {
+        let used = Used { index, precision: Precision::High, share: 0, row: None, elsewhere: false };
+        (used, row)
+    }
+
+    fn i32s(bytes: &[u8]) -> Vec<i32> {
+        bytes.chunks_exact(4).map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    fn i64s(bytes: &[u8]) -> Vec<i64> {
+        bytes.chunks_exact(8).map(|bytes| i64::from_ne_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_tokens_neighbouring_ranks_are_one_run() {
+        let routing = routing(&[5, 2, 7, 1], 4);
+        let runs = runs_of_ranks(&routing, &[at(1, 10), at(2, 11), at(5, 12)]);
+        let runs: Vec<_> = runs.iter().map(|(first, rows)| (*first, i32s(rows))).collect();
+        assert_eq!(runs, [(0, vec![12, 11]), (3, vec![10])]);
+    }
+
+    #[test]
+    fn a_whole_product_has_the_slot_of_every_use() {
+        let routing = routing(&[3, 1, 1, 0], 2);
+        assert_eq!(i32s(&whole_ids(&routing, &[at(0, 4), at(1, 5), at(3, 6)])), [6, 5, 5, 4]);
+    }
+
+    #[test]
+    fn gathered_rows_come_expert_by_expert() {
+        let routing = routing(&[3, 1, 1, 0], 2);
+        let groups = groups_of_rows(&routing, &[at(1, 5), at(3, 6)], 1);
+        assert_eq!(groups.len(), 1);
+        let [from, slots, to] = gather_indices(&routing, &groups[0], 1);
+        assert_eq!((i32s(&from), i32s(&slots), i64s(&to)), (vec![0, 1, 0], vec![5, 5, 6], vec![1, 2, 0]));
+        let [from, _, _] = gather_indices(&routing, &groups[0], 2);
+        assert_eq!(i32s(&from), [1, 2, 0], "each use has an input row of its own");
+    }
+
+    #[test]
+    fn groups_are_bounded_but_no_expert_is_divided() {
+        let routing = routing(&[3, 1, 1, 0], 2);
+        let groups = groups_of_rows(&routing, &[at(1, 0), at(3, 0), at(0, 0)], GATHER_BYTES_MAX);
+        assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1]);
+    }
+}

@@ -1,0 +1,138 @@
+//! Host memory that a device reaches by itself: pinned, so that copies need no detour, or unified, so that nothing is
+//! copied at all.
+
+use std::ffi::CStr;
+use std::ptr::NonNull;
+
+use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t};
+
+use super::error::Error;
+use crate::store::{Arena, BLOCK_BYTES};
+
+/// How a device reaches host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Copies from any host memory.
+    Copies,
+    /// Copies faster from memory of its host buffer type.
+    Pinned,
+    /// Computes in memory of its host buffer type.
+    Unified,
+    /// Computes in any host memory that it has been shown.
+    Shown,
+}
+
+impl Reach {
+    /// What the device says of itself.
+    pub(super) fn of(dev: ggml_backend_dev_t) -> Self {
+        // SAFETY: a registered device; what is asked for is checked. Zero is a valid value of every property.
+        unsafe {
+            let mut props: llama::ggml_backend_dev_props = std::mem::zeroed();
+            llama::ggml_backend_dev_get_props(dev, &mut props);
+            let host = llama::ggml_backend_dev_host_buffer_type(dev);
+            let reg = llama::ggml_backend_dev_backend_reg(dev);
+            let is_metal = !reg.is_null() && CStr::from_ptr(llama::ggml_backend_reg_name(reg)).to_bytes() == b"MTL";
+            let shares = props.type_ == llama::GGML_BACKEND_DEVICE_TYPE_IGPU || is_metal;
+            match !host.is_null() {
+                true if shares && llama::ggml_backend_dev_supports_buft(dev, host) => Self::Unified,
+                _ if shares && props.caps.buffer_from_host_ptr => Self::Shown,
+                true => Self::Pinned,
+                false => Self::Copies,
+            }
+        }
+    }
+
+    /// Whether the device computes where reads land.
+    pub(super) fn is_unified(self) -> bool {
+        matches!(self, Self::Unified | Self::Shown)
+    }
+}
+
+/// A buffer of ggml's that is freed with this value.
+pub(super) struct Buffer(NonNull<llama::ggml_backend_buffer>);
+
+// SAFETY: owned; ggml's buffers may be freed on any thread.
+unsafe impl Send for Buffer {}
+// SAFETY: `&Buffer` gives out an address only.
+unsafe impl Sync for Buffer {}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: owned, freed once.
+        unsafe { llama::ggml_backend_buffer_free(self.0.as_ptr()) };
+    }
+}
+
+/// Host memory, and how the device that it was made for knows it.
+pub(super) struct HostMemory {
+    pub(super) arena: Arena,
+    /// For a device that computes in it.
+    pub(super) buffer: Option<ggml_backend_buffer_t>,
+    /// Keeps what the device was shown.
+    pub(super) shown: Option<Buffer>,
+    /// Whose it is.
+    pub(super) dev: Option<ggml_backend_dev_t>,
+    /// Whether it is pinned.
+    pub(super) pinned: bool,
+}
+
+impl HostMemory {
+    /// Memory of no device.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    pub(super) fn plain(bytes: usize) -> Result<Self, Error> {
+        let arena = Arena::new(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })?;
+        Ok(Self { arena, buffer: None, shown: None, dev: None, pinned: false })
+    }
+
+    /// Memory that `dev` reaches as well as it can; plain memory where it pins none. No tensor in it has more than
+    /// `slot_bytes` bytes.
+    ///
+    /// # Errors
+    /// As [`HostMemory::plain`]; a device that computes in host memory refuses it.
+    pub(super) fn of(dev: ggml_backend_dev_t, reach: Reach, bytes: usize, slot_bytes: usize) -> Result<Self, Error> {
+        match reach {
+            Reach::Copies => Self::plain(bytes),
+            Reach::Pinned => Self::pinned(dev, bytes).map_or_else(|| Self::plain(bytes), Ok),
+            Reach::Unified => Self::pinned(dev, bytes).ok_or_else(|| refused(bytes)),
+            Reach::Shown => {
+                let mut memory = Self::plain(bytes)?;
+                let (base, len) = (memory.arena.as_ptr(), memory.arena.len());
+                // SAFETY: the arena is live as long as the buffer: the buffer is dropped before it.
+                let shown =
+                    unsafe { llama::ggml_backend_dev_buffer_from_host_ptr(dev, base.cast(), len, slot_bytes.min(len)) };
+                memory.dev = Some(dev);
+                memory.shown = NonNull::new(shown).map(Buffer);
+                memory.buffer = (!shown.is_null()).then_some(shown);
+                if memory.buffer.is_some() { Ok(memory) } else { Err(refused(bytes)) }
+            }
+        }
+    }
+
+    /// `None` where the device pins no memory.
+    fn pinned(dev: ggml_backend_dev_t, bytes: usize) -> Option<Self> {
+        let block = BLOCK_BYTES as usize;
+        let bytes = bytes.max(1).next_multiple_of(block);
+        // SAFETY: a registered device with a host buffer type; the result is checked.
+        unsafe {
+            let buft = llama::ggml_backend_dev_host_buffer_type(dev);
+            let raw = NonNull::new(llama::ggml_backend_buft_alloc_buffer(buft, bytes + block))?;
+            let buffer = Buffer(raw);
+            // Backends that cannot pin fall back to ordinary memory without a word.
+            if llama::ggml_backend_buffer_get_type(raw.as_ptr()) != buft {
+                return None;
+            }
+            let base = llama::ggml_backend_buffer_get_base(raw.as_ptr()).cast::<u8>();
+            let base = base.wrapping_add(base.align_offset(block));
+            let arena = Arena::borrowed(NonNull::new(base)?, bytes, Box::new(buffer));
+            Some(Self { arena, buffer: Some(raw.as_ptr()), shown: None, dev: Some(dev), pinned: true })
+        }
+    }
+}
+
+/// Experts can be computed nowhere else: there are no slots but those on the host.
+fn refused(bytes: usize) -> Error {
+    let source = std::io::Error::new(std::io::ErrorKind::OutOfMemory, "the device cannot compute in so much of it");
+    Error::OutOfMemory { bytes: bytes as u64, source }
+}

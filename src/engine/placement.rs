@@ -1,0 +1,160 @@
+//! Which device holds which layer, and what llama.cpp is told about it.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::ptr;
+
+use ggml_sys::llama;
+
+use super::device::Device;
+use super::devices;
+use super::error::Error;
+use super::log;
+use super::offload::{Wrapper, tier::device_memory};
+use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
+use crate::options::{DeviceOptions, ModelOptions};
+use crate::plan::{ExpertCache, layer_devices};
+
+/// Expert weights by name: neither their biases and scales nor shared experts.
+const EXPERTS: &str = r"ffn_(gate|up|down|gate_up)_exps\.weight$";
+
+/// One device's part of a model.
+#[derive(Clone)]
+pub(super) struct DeviceLayers {
+    pub(super) wrapper: &'static Wrapper,
+    /// Layers whose ordinary weights are there, the output layer not counted.
+    pub(super) n_layers: u32,
+    /// Experts of these layers.
+    pub(super) n_experts: u64,
+    /// Layers whose experts are computed there.
+    pub(super) experts: Vec<u16>,
+}
+
+/// Where a model's layers go.
+pub(super) struct Placement {
+    pub(super) devices: Vec<DeviceLayers>,
+    /// For llama.cpp, ended by null.
+    raw: Vec<llama::ggml_backend_dev_t>,
+    tensor_split: Vec<f32>,
+    n_gpu_layers: i32,
+    patterns: Vec<CString>,
+    overrides: Vec<llama::llama_model_tensor_buft_override>,
+}
+
+impl Placement {
+    /// Chooses devices and divides the layers. Dense models are given the devices themselves.
+    ///
+    /// # Errors
+    /// A device that there is not; experts in types that their layer's device cannot multiply are computed on the CPU.
+    pub(super) fn new(options: &ModelOptions, gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Result<Self, Error> {
+        let chosen = match options.n_gpu_layers {
+            0 => Vec::new(),
+            _ => devices::choose(&options.device)?,
+        };
+        let wrappers: Vec<&'static Wrapper> = chosen.iter().map(|dev| Wrapper::of(*dev)).collect();
+        let free: Vec<u64> = chosen.iter().map(|dev| device_memory(*dev).0).collect();
+        let n_layer = gguf.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
+        let n_layer = u32::try_from(n_layer).unwrap_or(u32::MAX - 1).min(1 << 16);
+        // Negative: everything, for the experts take no device memory of their own accord.
+        let n_gpu_layers = if options.n_gpu_layers < 0 { i32::MAX } else { options.n_gpu_layers };
+        let (mut layers, split) = layer_devices(n_layer, n_gpu_layers, &options.device.tensor_split, &free);
+        layers.truncate(n_layer as usize);
+        let holder = |layer: u16| layers.get(usize::from(layer)).copied().flatten();
+        let mut parts: Vec<DeviceLayers> = wrappers
+            .iter()
+            .enumerate()
+            .map(|(index, &wrapper)| DeviceLayers {
+                wrapper,
+                n_layers: layers.iter().filter(|holder| **holder == Some(index)).count() as u32,
+                n_experts: 0,
+                experts: Vec::new(),
+            })
+            .collect();
+        let mut on_cpu = BTreeMap::new();
+        for layer in &map.layers {
+            let Some(index) = holder(layer.layer) else { continue };
+            parts[index].n_experts += u64::from(layer.n_expert);
+            if !is_wanted(&options.device, layer.layer) || catalog.layer(layer.layer).is_none() {
+                continue;
+            }
+            match not_multiplied(parts[index].wrapper, catalog, layer.layer) {
+                None => parts[index].experts.push(layer.layer),
+                Some(dtype) => *on_cpu.entry((index, dtype.name())).or_insert(0u32) += 1,
+            }
+        }
+        for ((index, dtype), n) in on_cpu {
+            let name = parts[index].wrapper.name();
+            log::notice(format_args!(
+                "{name} has no products of {dtype} experts: those of {n} layers are computed on the CPU"
+            ));
+        }
+        let mut raw: Vec<llama::ggml_backend_dev_t> = match map.is_empty() {
+            true => chosen,
+            false => wrappers.iter().map(|wrapper| wrapper.raw()).collect(),
+        };
+        raw.push(ptr::null_mut());
+        let mut placement = Self {
+            devices: parts,
+            raw,
+            tensor_split: split,
+            n_gpu_layers: if wrappers.is_empty() { 0 } else { n_gpu_layers.min(n_layer as i32 + 1) },
+            patterns: Vec::new(),
+            overrides: Vec::new(),
+        };
+        // SAFETY: takes no arguments and returns a constant.
+        placement.tensor_split.resize(unsafe { llama::llama_max_devices() }.max(placement.tensor_split.len()), 0.0);
+        placement.place_experts(Device::get()?);
+        Ok(placement)
+    }
+
+    fn place_experts(&mut self, cpu: &Device) {
+        let mut types = Vec::new();
+        for part in self.devices.iter().filter(|part| !part.experts.is_empty()) {
+            let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
+            let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));
+            self.patterns.push(CString::new(pattern).expect("digits and constants"));
+            types.push(part.wrapper.buffer_type());
+        }
+        self.patterns.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"));
+        types.push(cpu.buffer_type());
+        self.overrides = self
+            .patterns
+            .iter()
+            .zip(types)
+            .map(|(pattern, buft)| llama::llama_model_tensor_buft_override { pattern: pattern.as_ptr(), buft })
+            .chain([llama::llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() }])
+            .collect();
+    }
+
+    /// Tells llama.cpp. What `params` then points to belongs to `self`.
+    pub(super) fn apply(&mut self, params: &mut llama::llama_model_params, with_experts: bool) {
+        params.devices = self.raw.as_mut_ptr();
+        params.n_gpu_layers = self.n_gpu_layers;
+        params.split_mode = llama::LLAMA_SPLIT_MODE_LAYER;
+        params.tensor_split = self.tensor_split.as_ptr();
+        if with_experts {
+            params.tensor_buft_overrides = self.overrides.as_ptr();
+        }
+    }
+}
+
+/// Whether a layer's experts are to be computed on the device that holds it.
+fn is_wanted(options: &DeviceOptions, layer: u16) -> bool {
+    let none = matches!(options.cache, ExpertCache::Bytes(0)) || options.cache == ExpertCache::Percent(0.0);
+    !none && u32::from(layer) >= options.n_cpu_moe
+}
+
+/// A type of the layer's experts that the device cannot multiply by.
+fn not_multiplied(wrapper: &Wrapper, catalog: &Catalog, layer: u16) -> Option<GgmlType> {
+    let layer = catalog.layer(layer)?;
+    let versions = layer.high.iter().chain(layer.low.iter().flatten());
+    let mut classes: Vec<u16> = versions.map(|version| version.class).collect();
+    classes.sort_unstable();
+    classes.dedup();
+    let slices = || classes.iter().flat_map(|class| &catalog.classes[usize::from(*class)].slices);
+    let refused = slices().find(|slice| {
+        let ne = [slice.ne0, slice.ne1, u64::from(layer.n_expert)];
+        !wrapper.multiplies(slice.dtype.id() as llama::ggml_type, ne)
+    });
+    refused.map(|slice| slice.dtype)
+}

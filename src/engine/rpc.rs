@@ -1,0 +1,194 @@
+//! This machine's devices for other processes, over ggml's RPC protocol.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::io;
+use std::net::SocketAddrV4;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use ggml_sys::llama::{self, ggml_backend_dev_t};
+use ggml_sys::{rpc, shim};
+
+use super::backends;
+
+/// Why devices cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum RpcError {
+    /// No device has the name that was asked for.
+    #[error("--device: no device is named '{name}'; give one of {known}")]
+    UnknownDevice {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// ggml found nothing that computes.
+    #[error("no device found, not even a CPU: put ggml's backend libraries (libggml-*.so) beside the program")]
+    NoDevice,
+    /// A directory name that C cannot hold.
+    #[error("{}: the name of this directory contains a NUL", .0.display())]
+    Path(PathBuf),
+    /// The system refuses to listen, or to go on listening.
+    #[error(
+        "{action}: {source}; is another server there? Choose another --port, or an address of this machine for --host"
+    )]
+    Listen {
+        /// What was tried, with the address.
+        action: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A device does not start, or ggml gave up.
+    #[error("cannot serve: {0}; try other devices with --device")]
+    Failed(String),
+}
+
+/// What happens while serving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RpcEvent {
+    /// Clients may connect.
+    Listening,
+    /// A client has connected. Others wait until it has gone.
+    Connected,
+    /// The client has gone; its buffers are freed.
+    Disconnected,
+}
+
+/// A device that is served.
+#[derive(Clone, Debug)]
+pub struct RpcDevice {
+    /// Its name, as ggml knows it (`CPU`, `CUDA0`).
+    pub name: String,
+    /// The hardware's name.
+    pub description: String,
+    /// Memory in bytes.
+    pub total_bytes: u64,
+    /// Memory in bytes that is free now.
+    pub free_bytes: u64,
+}
+
+/// Devices of this machine, chosen to be served.
+pub struct RpcServer {
+    /// Live as long as the process.
+    devices: Vec<ggml_backend_dev_t>,
+}
+
+impl RpcServer {
+    /// Chooses the devices with these names, in this order (case does not matter). Without names: every GPU, or the CPU
+    /// where there is none.
+    ///
+    /// # Errors
+    /// [`RpcError::UnknownDevice`], [`RpcError::NoDevice`].
+    pub fn new(names: &[String]) -> Result<Self, RpcError> {
+        backends::ready();
+        let all = computing_devices();
+        let devices = match names {
+            [] => {
+                let gpus: Vec<_> = all.iter().copied().filter(|&device| !is_cpu(device)).collect();
+                if gpus.is_empty() { all } else { gpus }
+            }
+            names => names.iter().map(|name| by_name(&all, name)).collect::<Result<_, _>>()?,
+        };
+        if devices.is_empty() {
+            return Err(RpcError::NoDevice);
+        }
+        Ok(Self { devices })
+    }
+
+    /// The chosen devices.
+    pub fn devices(&self) -> Vec<RpcDevice> {
+        self.devices.iter().map(|&device| describe(device)).collect()
+    }
+
+    /// Serves one client after the other; returns only when that fails. The CPU computes on `n_threads` threads. Tensors
+    /// that clients send are kept in the directory `cache`, which must exist, and not sent again.
+    pub fn serve(
+        mut self,
+        address: SocketAddrV4,
+        n_threads: i32,
+        cache: Option<&Path>,
+        on_event: impl FnMut(RpcEvent),
+    ) -> RpcError {
+        let host = CString::new(address.ip().to_string()).expect("an address has no NUL");
+        let cache = match cache.map(|path| CString::new(path.as_os_str().as_bytes()).map_err(|_| path)) {
+            Some(Err(path)) => return RpcError::Path(path.to_owned()),
+            Some(Ok(path)) => Some(path),
+            None => None,
+        };
+        let mut on_event: Box<dyn FnMut(RpcEvent)> = Box::new(on_event);
+        let mut message = [0; 512];
+        // SAFETY: all that is passed lives until the call returns, and the callback gets what it expects. A failed
+        // assertion ends the process instead of dumping core.
+        let code = unsafe {
+            shim::hobbit_guard_aborts();
+            rpc::hobbit_rpc_serve(
+                host.as_ptr(),
+                c_int::from(address.port()),
+                cache.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+                n_threads,
+                self.devices.len(),
+                self.devices.as_mut_ptr(),
+                call,
+                (&raw mut on_event).cast(),
+                message.as_mut_ptr(),
+                message.len(),
+            )
+        };
+        // SAFETY: the shim ends its message with a NUL.
+        let message = unsafe { CStr::from_ptr(message.as_ptr()) }.to_string_lossy().into_owned();
+        match code {
+            0 => RpcError::Failed(message),
+            code => RpcError::Listen { action: message, source: io::Error::from_raw_os_error(code) },
+        }
+    }
+}
+
+unsafe extern "C" fn call(context: *mut c_void, event: c_int) {
+    // SAFETY: `RpcServer::serve` passes its box; the server calls from one thread.
+    let on_event = unsafe { &mut *context.cast::<Box<dyn FnMut(RpcEvent)>>() };
+    match event {
+        rpc::HOBBIT_RPC_LISTENING => on_event(RpcEvent::Listening),
+        rpc::HOBBIT_RPC_CONNECTED => on_event(RpcEvent::Connected),
+        _ => on_event(RpcEvent::Disconnected),
+    }
+}
+
+/// Devices that have memory of their own or are the CPU; accelerators of the CPU have nothing to serve.
+fn computing_devices() -> Vec<ggml_backend_dev_t> {
+    // SAFETY: the registry is complete and only read; devices live as long as the process.
+    unsafe {
+        (0..llama::ggml_backend_dev_count())
+            .map(|i| llama::ggml_backend_dev_get(i))
+            .filter(|&device| llama::ggml_backend_dev_type(device) != llama::GGML_BACKEND_DEVICE_TYPE_ACCEL)
+            .collect()
+    }
+}
+
+fn is_cpu(device: ggml_backend_dev_t) -> bool {
+    // SAFETY: a registered device.
+    unsafe { llama::ggml_backend_dev_type(device) == llama::GGML_BACKEND_DEVICE_TYPE_CPU }
+}
+
+fn by_name(devices: &[ggml_backend_dev_t], name: &str) -> Result<ggml_backend_dev_t, RpcError> {
+    let found = devices.iter().copied().find(|&device| describe(device).name.eq_ignore_ascii_case(name));
+    found.ok_or_else(|| {
+        let known: Vec<_> = devices.iter().map(|&device| describe(device).name).collect();
+        RpcError::UnknownDevice { name: name.to_owned(), known: known.join(", ") }
+    })
+}
+
+fn describe(device: ggml_backend_dev_t) -> RpcDevice {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: a registered device; its texts live as long as it does.
+    unsafe {
+        llama::ggml_backend_dev_memory(device, &raw mut free, &raw mut total);
+        let text = |text| CStr::from_ptr(text).to_string_lossy().into_owned();
+        RpcDevice {
+            name: text(llama::ggml_backend_dev_name(device)),
+            description: text(llama::ggml_backend_dev_description(device)),
+            total_bytes: total as u64,
+            free_bytes: free as u64,
+        }
+    }
+}

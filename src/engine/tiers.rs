@@ -1,0 +1,195 @@
+//! From a placement to device tiers: what each device has left is measured, divided and allocated.
+
+use super::calibrate::{Subject, by_bytes, calibrate};
+use super::context::default_threads;
+use super::error::Error;
+use super::log;
+use super::memory::{Pool, pools_of};
+use super::model::Model;
+use super::offload::{Memory, Parts, Refused, Tier, staging_stride, tier};
+use super::pinned::Reach;
+use super::placement::DeviceLayers;
+use crate::cache::{Cache, Lru};
+use crate::calibrate::cache_path;
+use crate::expert::Precision;
+use crate::gguf::Catalog;
+use crate::load::balance::{Balancer, Costs, HelperMode};
+use crate::options::CpuHelper;
+use crate::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolSpec, StagingWish, divide_wanted};
+use crate::stats::DeviceReport;
+
+/// Staging that keeps uploads in flight while a product runs, in bytes.
+const STAGING_BYTES_WANTED: u64 = 128 << 20;
+
+/// How much smaller a cache is tried when the device refuses its memory.
+const SHRINK: f64 = 0.85;
+
+/// Tiers for every device that computes experts, and whether all of the model's experts have slots in them.
+///
+/// # Errors
+/// Not even one wave fits.
+pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(Vec<Tier>, bool), Error> {
+    let shared = &model.shared;
+    let options = &shared.options.device;
+    let parts: Vec<(&DeviceLayers, Catalog)> = shared
+        .placement
+        .iter()
+        .filter(|part| !part.experts.is_empty())
+        .map(|part| (part, tier::part_of(catalog, |layer| part.experts.contains(&layer))))
+        .filter(|(_, catalog)| !catalog.layers.is_empty())
+        .collect();
+    let bytes: Vec<u64> = parts.iter().map(|(_, catalog)| catalog.bytes(Precision::High)).collect();
+    let mut tiers = Vec::new();
+    let mut all = parts.iter().map(|(_, catalog)| catalog.layers.len()).sum::<usize>() == catalog.layers.len();
+    for ((part, catalog), wanted) in parts.into_iter().zip(divide_wanted(options.cache, &bytes)) {
+        let dev = part.wrapper.inner();
+        let (free, total) = tier::device_memory(dev);
+        let experts = catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
+        let report = DeviceReport { experts, ..without_experts(part) };
+        // Slots on the host are one device's: a second one has its own.
+        if Reach::of(dev).is_unified() && !tiers.iter().any(Tier::is_unified) {
+            all = false;
+            let report = DeviceReport { unified: true, ..report };
+            tiers.push(Tier::unified(dev, report).ok_or_else(|| refused(part))?);
+            continue;
+        }
+        let pools = pools_of(&catalog);
+        let staging_slot = staging_stride(&catalog.classes);
+        let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(1) as u64;
+        let staging = (STAGING_BYTES_WANTED / staging_slot).clamp(2 * n_kinds, 8 * n_kinds) as u32;
+        let mut input = DevicePlanInput {
+            name: part.wrapper.name(),
+            free,
+            total,
+            headroom_percent: options.headroom,
+            wanted,
+            pools: pools.iter().map(|pool| spec(pool, &catalog, staging_slot)).collect(),
+            n_expert_used: model.info().n_expert_used,
+            scratch,
+            staging: StagingWish { min: 1, wanted: staging },
+            low_share: shared.options.low_share,
+        };
+        let mut refusals = Vec::new();
+        let (plan, cache, memory) = loop {
+            let plan = DevicePlan::new(&input)?;
+            let layouts = pools.iter().zip(&plan.pools).map(|(pool, planned)| pool.layout(&catalog, planned.n_slots));
+            let cache = Cache::new(layouts.collect(), Box::new(Lru::default()));
+            let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
+            match Memory::allocate(dev, &catalog, &cache, &classes, plan.staging_slots as usize) {
+                Ok(memory) => break (plan, cache, memory),
+                Err(refused) => ask_for_less(&mut input, &plan, refused)?,
+            }
+            refusals.push(plan.cache);
+        };
+        refusals.dedup();
+        let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
+        if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
+            log::notice(format_args!(
+                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller --device-cache or \
+                 a larger --device-headroom",
+                plan.name,
+                plan.cache >> 20,
+                asked >> 20
+            ));
+        }
+        all &= plan.is_fully_resident;
+        let slots = plan.pools.iter().filter(|pool| pool.precision == Precision::High);
+        let report = DeviceReport {
+            cache_bytes: plan.cache,
+            slots: slots.map(|pool| u64::from(pool.n_slots)).sum(),
+            staging_slots: plan.staging_slots,
+            headroom_bytes: plan.headroom,
+            ..report
+        };
+        let balancer = balancer(model, part, &catalog);
+        let tier = Tier::new(Parts { dev, cache, memory, report, n_shrunk });
+        let mut tier = tier.ok_or_else(|| refused(part))?;
+        if let Some(balancer) = balancer {
+            let threads = match options.cpu_helper {
+                CpuHelper::Threads(threads) => Some(threads),
+                _ => None,
+            };
+            tier.set_helper(balancer, threads);
+        }
+        tiers.push(tier);
+    }
+    Ok((tiers, all && !bytes.is_empty()))
+}
+
+/// Every device that holds layers, in their order: as its tier has it, or with its experts on the CPU.
+pub(super) fn reports(placement: &[DeviceLayers], tiers: &[Tier]) -> Vec<DeviceReport> {
+    let holds = placement.iter().filter(|part| part.n_layers > 0 || !part.experts.is_empty());
+    let report = |part: &DeviceLayers| {
+        let tier = tiers.iter().find(|tier| tier.dev() == part.wrapper.inner());
+        tier.map_or_else(|| without_experts(part), |tier| tier.report().clone())
+    };
+    holds.map(report).collect()
+}
+
+fn without_experts(part: &DeviceLayers) -> DeviceReport {
+    DeviceReport {
+        name: part.wrapper.name(),
+        description: part.wrapper.description(),
+        n_layers: part.n_layers,
+        experts: part.n_experts,
+        ..DeviceReport::default()
+    }
+}
+
+/// Who decides what the CPU computes of a device's experts. `None`: it computes nothing.
+fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Balancer> {
+    let options = &model.shared.options.device;
+    let mode = HelperMode::from(options.cpu_helper);
+    // What the CPU computes depends on how fast it is.
+    let repeatable = mode == HelperMode::Auto && model.shared.precisions.options.deterministic;
+    if mode == HelperMode::Off || repeatable {
+        return None;
+    }
+    let element_types = by_bytes(catalog);
+    let costs = match (options.calibrate, element_types.first().copied()) {
+        (true, Some(first)) => {
+            let threads = match options.cpu_helper {
+                CpuHelper::Threads(threads) => u32::from(threads),
+                _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
+            };
+            let file = model.shared.files.first().cloned();
+            let subject = Subject { threads, element_types, file };
+            // SAFETY: a registered device.
+            let calibrated = unsafe { calibrate(part.wrapper.inner(), &subject, cache_path().as_deref()) };
+            Costs::seeded(&calibrated.calibration, first.name(), options.pinned)
+        }
+        _ => Costs::default(),
+    };
+    Some(Balancer::new(costs, mode))
+}
+
+fn refused(part: &DeviceLayers) -> Error {
+    Error::Seam(format!(
+        "{} gives no second stream; give --device-cache 0, or leave it out with --device",
+        part.wrapper.name()
+    ))
+}
+
+fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {
+    let class = &catalog.classes[usize::from(pool.class)];
+    PoolSpec { expert_stride: class.bytes(), slice_stride_max: staging_slot, ..pool.spec(catalog) }
+}
+
+/// Asks for less after `plan` was refused.
+///
+/// # Errors
+/// There is no less.
+fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused) -> Result<(), Error> {
+    let StagingWish { min, wanted } = &mut input.staging;
+    if refused.is_staging && plan.staging_slots > *min {
+        *wanted = (plan.staging_slots / 2).max(*min);
+        return Ok(());
+    }
+    if plan.cache == 0 {
+        return Err(Error::DeviceMemory { device: plan.name.clone(), bytes: refused.bytes, free: plan.free });
+    }
+    let next = (plan.cache as f64 * SHRINK) as u64;
+    // A byte: staging alone.
+    input.wanted = ExpertCache::Bytes(if plan.cache <= plan.staging() { 1 } else { next });
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! What a copy and a product on the CPU cost, learned while they happen.
+
+use crate::calibrate::Calibration;
+
+/// An exponentially weighted running mean that one outlier cannot carry away.
+///
+/// The first samples count evenly (the mean of `n` samples moves by `1 / (n + 1)`) until a sample's weight has fallen
+/// to [`RunningMean::WEIGHT_MIN`]; a seed counts as one sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RunningMean {
+    /// Value, and how many samples it stands for.
+    mean: Option<(f64, u32)>,
+}
+
+impl RunningMean {
+    /// Weight of a sample in a long series: half of what was is forgotten after five.
+    pub const WEIGHT_MIN: f64 = 0.125;
+    /// A sample counts as at most so many times the mean, and as at least that part of it.
+    pub const OUTLIER: f64 = 8.0;
+
+    /// Without a sample.
+    pub const fn new() -> Self {
+        Self { mean: None }
+    }
+
+    /// With a guess that the first sample may halve the way to. A guess that is not positive and finite is none.
+    pub fn seeded(value: f64) -> Self {
+        let mut mean = Self::new();
+        mean.add(value);
+        mean
+    }
+
+    /// Takes a sample; the first one as it is. What is not positive and finite is no measurement and is ignored.
+    pub fn add(&mut self, sample: f64) {
+        if !(sample > 0.0 && sample.is_finite()) {
+            return;
+        }
+        self.mean = Some(match self.mean {
+            None => (sample, 1),
+            Some((mean, n)) => {
+                let sample = sample.clamp(mean / Self::OUTLIER, mean * Self::OUTLIER);
+                let weight = (1.0 / (f64::from(n) + 1.0)).max(Self::WEIGHT_MIN);
+                (mean + weight * (sample - mean), n.saturating_add(1))
+            }
+        });
+    }
+
+    /// Lets what was learned so far count as one sample: it is old.
+    pub fn age(&mut self) {
+        if let Some((_, n)) = &mut self.mean {
+            *n = 1;
+        }
+    }
+
+    /// The mean; `None` before the first sample.
+    pub fn get(&self) -> Option<f64> {
+        self.mean.map(|(mean, _)| mean)
+    }
+}
+
+/// What the two ways of computing a missing expert cost.
+///
+/// The constants (latency, overhead, tail) are small beside the rest and stay as given; what they get wrong goes into
+/// the means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// Seconds per byte of a copy from host memory to the device.
+    pub link: RunningMean,
+    /// Seconds that one copy takes however small it is.
+    pub link_latency: f64,
+    /// Seconds per weight byte of an expert on the CPU.
+    pub cpu: RunningMean,
+    /// Seconds per step in which the CPU computes at all: activations down, results up, waking threads.
+    pub cpu_overhead: f64,
+    /// Seconds of the device's product of the expert that lands last.
+    pub tail: f64,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self {
+            link: RunningMean::new(),
+            link_latency: Self::LINK_LATENCY,
+            cpu: RunningMean::new(),
+            cpu_overhead: Self::CPU_OVERHEAD,
+            tail: 0.0,
+        }
+    }
+}
+
+impl Costs {
+    /// An asynchronous copy over PCI Express, submitted and awaited, in seconds.
+    pub const LINK_LATENCY: f64 = 10e-6;
+    /// Two small copies and the wake-up of a pool of threads, in seconds.
+    pub const CPU_OVERHEAD: f64 = 40e-6;
+
+    /// Part of a measured time that constants may explain away; the rest is laid to the bytes.
+    const CONSTANT_SHARE_MAX: f64 = 0.875;
+
+    /// Starts from what was measured on this machine.
+    ///
+    /// `element_type` is the type of most expert bytes (`"q4_K"`); where it was not measured another one stands in, the
+    /// one that is slowest per byte. `pinned` says where copies start: pinned host memory, or pageable.
+    pub fn seeded(calibration: &Calibration, element_type: &str, pinned: bool) -> Self {
+        let upload = match pinned {
+            true => calibration.upload_bytes_per_s.or(calibration.upload_pageable_bytes_per_s),
+            false => calibration.upload_pageable_bytes_per_s,
+        };
+        let cpu = &calibration.cpu_expert_seconds_per_byte;
+        let cpu = cpu.get(element_type).copied().or_else(|| cpu.values().copied().max_by(f64::total_cmp));
+        Self {
+            link: upload.map_or(RunningMean::new(), |bytes_per_s| RunningMean::seeded(bytes_per_s.recip())),
+            cpu: cpu.map_or(RunningMean::new(), RunningMean::seeded),
+            link_latency: calibration.upload_latency_s.unwrap_or(Self::LINK_LATENCY),
+            ..Self::default()
+        }
+    }
+
+    /// Learns from one copy of `bytes` that held the link for `seconds`.
+    pub fn observe_copy(&mut self, bytes: u64, seconds: f64) {
+        self.link.add(Self::per_byte(bytes, seconds, self.link_latency));
+    }
+
+    /// Learns from the CPU's part of one step: experts of `bytes` together, `seconds` from its start to its end.
+    pub fn observe_cpu(&mut self, bytes: u64, seconds: f64) {
+        self.cpu.add(Self::per_byte(bytes, seconds, self.cpu_overhead));
+    }
+
+    /// Seconds per byte beside the constant part; not a positive number where nothing was measured.
+    pub(super) fn per_byte(bytes: u64, seconds: f64, constant: f64) -> f64 {
+        if bytes == 0 {
+            return 0.0;
+        }
+        (seconds - constant.min(seconds * Self::CONSTANT_SHARE_MAX)) / bytes as f64
+    }
+
+    /// Bandwidth of the link in bytes per second, if known.
+    pub fn link_bytes_per_s(&self) -> Option<f64> {
+        self.link.get().map(f64::recip)
+    }
+
+    /// Seconds that `copies` of `bytes` together hold the link, if known.
+    pub fn copy(&self, copies: u64, bytes: u64) -> Option<f64> {
+        Some(copies as f64 * self.link_latency + bytes as f64 * self.link.get()?)
+    }
+
+    /// Seconds that experts of `bytes` together take on the CPU, if known.
+    pub fn cpu(&self, bytes: u64) -> Option<f64> {
+        Some(self.cpu_overhead + bytes as f64 * self.cpu.get()?)
+    }
+}

@@ -1,0 +1,176 @@
+//! Copy a missing expert to the device, or compute it on the CPU: whichever is done sooner.
+//!
+//! HOBBIT's cooperative mode lets a CPU helper compute experts that the device misses; SMoE's Algorithm 2
+//! ("CPU-assisted Computing Loading Scheduling") divides them: misses in falling order of router score, two pointers,
+//! from the front what is copied, from the back what the CPU computes, with running means as costs. High scores are
+//! copied because such experts are likely to be used again.
+//!
+//! Algorithm 2 takes the next expert for the side that is behind and can miss the best place by one expert. Here every
+//! place where the list can be cut is tried instead: there are as many as experts used per token.
+//!
+//! # Model of a step
+//!
+//! A step is one MoE layer of one batch. In seconds from the router's choice:
+//!
+//! ```text
+//! copy   = sum over copied experts of (link latency + bytes / bandwidth)
+//! device = max(copy, device_busy) + tail          without a copy: device_busy
+//! cpu    = overhead + sum over computed experts of bytes * seconds per byte      without any: 0
+//! finish = max(device, cpu)
+//! ```
+//!
+//! `device_busy` is what the device computes anyway, behind which copies hide; `tail` is the product of the expert that
+//! lands last. Experts that are not in host memory yet can only be copied. [`split`] is exact in this model: no other
+//! cut of the list finishes sooner, all-copy and all-CPU included; among equals the one that copies most wins.
+//!
+//! A cost that was never observed nor seeded is unknown: then everything is copied until [`Balancer`] has tried.
+//!
+//! [`split`] and [`Costs`] hold no clock and no state of a run; [`Balancer`] adds the state that keeps both costs
+//! fresh.
+
+mod costs;
+mod probe;
+
+#[cfg(test)]
+mod sweep;
+#[cfg(test)]
+mod tests;
+
+pub use costs::{Costs, RunningMean};
+pub use probe::Balancer;
+
+use crate::options::CpuHelper;
+
+/// A selected expert without a copy in device memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Miss {
+    /// Position of the expert in its layer.
+    pub index: u16,
+    /// Bytes of its slices in the version that is wanted.
+    pub bytes: u64,
+    /// Router weight by size, the highest of the batch.
+    pub score: f32,
+    /// Whether it is in host memory. If not it is being read, and can only be copied.
+    pub on_host: bool,
+}
+
+/// What may be left to the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HelperMode {
+    /// Nothing.
+    Off,
+    /// What is done sooner there.
+    #[default]
+    Auto,
+    /// Every miss that is in host memory.
+    On,
+}
+
+impl From<CpuHelper> for HelperMode {
+    fn from(helper: CpuHelper) -> Self {
+        match helper {
+            CpuHelper::Off => Self::Off,
+            CpuHelper::On => Self::On,
+            CpuHelper::Auto | CpuHelper::Threads(_) => Self::Auto,
+        }
+    }
+}
+
+/// Who goes where, in the order of the misses.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Split {
+    /// Experts to be copied, most important first.
+    pub copy: Vec<u16>,
+    /// Experts to be computed on the CPU, most important first.
+    pub cpu: Vec<u16>,
+    /// When the step is over by the model, in seconds; 0 where a cost that counts is unknown.
+    pub finish: f64,
+}
+
+/// Divides the misses of a step.
+///
+/// `misses` come in falling order of importance. `device_busy` is in seconds. Time and memory are linear in the number
+/// of misses.
+pub fn split(misses: &[Miss], costs: &Costs, device_busy: f64, mode: HelperMode) -> Split {
+    let n_host = misses.iter().filter(|miss| miss.on_host).count();
+    let n_copied = match mode {
+        HelperMode::Off => n_host,
+        HelperMode::On => 0,
+        HelperMode::Auto => best_cut(misses, n_host, costs, device_busy),
+    };
+    cut(misses, n_copied, costs, device_busy)
+}
+
+/// Of the misses that are in host memory, how many are copied in the split that finishes first.
+fn best_cut(misses: &[Miss], n_host: usize, costs: &Costs, device_busy: f64) -> usize {
+    if costs.copy(1, 0).is_none() || costs.cpu(0).is_none() {
+        return n_host;
+    }
+    let mut load = load_of(misses, 0);
+    let mut best = (0, load.finish(costs, device_busy).unwrap_or(f64::INFINITY));
+    for (i, miss) in misses.iter().filter(|miss| miss.on_host).enumerate() {
+        load.move_to_link(miss);
+        if let Some(finish) = load.finish(costs, device_busy)
+            && finish <= best.1
+        {
+            best = (i + 1, finish);
+        }
+    }
+    best.0
+}
+
+/// The split that copies the first `n_copied` misses in host memory and all that are not.
+fn cut(misses: &[Miss], n_copied: usize, costs: &Costs, device_busy: f64) -> Split {
+    let finish = load_of(misses, n_copied).finish(costs, device_busy).unwrap_or(0.0);
+    let mut split = Split { finish, ..Split::default() };
+    let mut n_host = 0;
+    for miss in misses {
+        let computed = miss.on_host && n_host >= n_copied;
+        n_host += usize::from(miss.on_host);
+        if computed { split.cpu.push(miss.index) } else { split.copy.push(miss.index) }
+    }
+    split
+}
+
+/// What each side has to do in that split.
+fn load_of(misses: &[Miss], n_copied: usize) -> Load {
+    let mut load = Load::default();
+    for miss in misses {
+        let (number, bytes) = match miss.on_host {
+            true => (&mut load.computed, &mut load.cpu_bytes),
+            false => (&mut load.copies, &mut load.copy_bytes),
+        };
+        *number += 1;
+        *bytes += miss.bytes;
+    }
+    misses.iter().filter(|miss| miss.on_host).take(n_copied).for_each(|miss| load.move_to_link(miss));
+    load
+}
+
+/// How much each side has to do. Whole numbers: equal loads take equal times, however they came about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Load {
+    copies: u64,
+    copy_bytes: u64,
+    computed: u64,
+    cpu_bytes: u64,
+}
+
+impl Load {
+    fn move_to_link(&mut self, miss: &Miss) {
+        self.computed -= 1;
+        self.cpu_bytes -= miss.bytes;
+        self.copies += 1;
+        self.copy_bytes += miss.bytes;
+    }
+
+    /// When the step is over, in seconds; `None` where a cost that counts is unknown.
+    fn finish(&self, costs: &Costs, device_busy: f64) -> Option<f64> {
+        let device = match self.copies {
+            0 => device_busy,
+            copies => costs.copy(copies, self.copy_bytes)?.max(device_busy) + costs.tail,
+        };
+        let cpu = if self.computed == 0 { 0.0 } else { costs.cpu(self.cpu_bytes)? };
+        Some(device.max(cpu))
+    }
+}

@@ -1,0 +1,151 @@
+//! Where ordinary weights and expert products go when there is more than one place.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::UnknownWord;
+use crate::plan::ExpertCache;
+
+/// Which devices a model is offloaded to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// Every GPU there is, RPC servers first; the CPU alone where there is none.
+    #[default]
+    Auto,
+    /// The CPU alone.
+    None,
+    /// These, by the names that `--list-devices` shows, in this order.
+    Named(Vec<String>),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = UnknownWord;
+
+    /// `none`, or names separated by commas.
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+        match text {
+            "none" => Ok(Self::None),
+            _ if names.iter().any(String::is_empty) => {
+                Err(UnknownWord::new("device", text, "none, or names that --list-devices shows, separated by commas"))
+            }
+            _ => Ok(Self::Named(names)),
+        }
+    }
+}
+
+/// How a model is divided among several devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SplitMode {
+    /// One device holds everything.
+    None,
+    /// Whole layers.
+    #[default]
+    Layer,
+}
+
+impl FromStr for SplitMode {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "none" => Ok(Self::None),
+            "layer" => Ok(Self::Layer),
+            _ => Err(UnknownWord::new("split mode", word, "none, layer")),
+        }
+    }
+}
+
+/// Whether missing experts may be computed on the CPU while the device computes the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuHelper {
+    /// Where measured times say that it is sooner than copying.
+    #[default]
+    Auto,
+    /// Every missing expert that is in host memory.
+    On,
+    /// Never.
+    Off,
+    /// As [`CpuHelper::Auto`], with so many threads.
+    Threads(u16),
+}
+
+impl FromStr for CpuHelper {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => match word.parse::<u16>() {
+                Ok(0) => Ok(Self::Off),
+                Ok(threads) => Ok(Self::Threads(threads)),
+                Err(_) => Err(UnknownWord::new("CPU helper setting", word, "auto, on, off, or a number of threads")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for CpuHelper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::On => f.write_str("on"),
+            Self::Off => f.write_str("off"),
+            Self::Threads(threads) => write!(f, "{threads} threads"),
+        }
+    }
+}
+
+/// Where ordinary weights and expert products go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceOptions {
+    /// Which devices.
+    pub devices: DeviceChoice,
+    /// Endpoints (`host:port`) of ggml RPC servers whose devices are to be had.
+    pub rpc: Vec<String>,
+    /// How several devices share the model.
+    pub split: SplitMode,
+    /// The device that is used alone with [`SplitMode::None`], counted among the chosen ones.
+    pub main: u32,
+    /// Portions of the layers per device, in the order of the devices; empty divides by free memory.
+    pub tensor_split: Vec<f32>,
+    /// Layers, counted from the first, whose experts are computed on the CPU although the layer is on a device.
+    pub n_cpu_moe: u32,
+    /// Device memory for experts, over all devices, or percent of all experts.
+    pub cache: ExpertCache,
+    /// Percent of a device's memory that stays free, `0.0..=100.0`.
+    pub headroom: f64,
+    /// Whether the CPU computes missing experts.
+    pub cpu_helper: CpuHelper,
+    /// Keep experts in pinned host memory where the device offers it.
+    pub pinned: bool,
+    /// Measure link and CPU before the first token, about a second unless this machine has been measured before. Without
+    /// it the CPU helper learns as it goes.
+    pub calibrate: bool,
+}
+
+impl DeviceOptions {
+    /// Drivers, other programs and the backend's temporary buffers need room, too.
+    pub const HEADROOM: f64 = 10.0;
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self {
+            devices: DeviceChoice::default(),
+            rpc: Vec::new(),
+            split: SplitMode::default(),
+            main: 0,
+            tensor_split: Vec::new(),
+            n_cpu_moe: 0,
+            cache: ExpertCache::default(),
+            headroom: Self::HEADROOM,
+            cpu_helper: CpuHelper::default(),
+            pinned: true,
+            calibrate: false,
+        }
+    }
+}
