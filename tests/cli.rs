@@ -79,7 +79,7 @@ fn help_names_every_spelling_and_shows_examples() {
     for part in ["-m, --model", "-ngl", "-no-cnv", "--mem-budget", "--expert-cache", "LLAMA_ARG_MODEL", "Examples:"] {
         assert!(help.contains(part), "{part} is missing in:\n{help}");
     }
-    for headline in ["Model:", "Sampling:", "Conversation:", "Memory and I/O"] {
+    for headline in ["Model:", "Sampling:", "Conversation:", "Memory and I/O", "Devices:"] {
         assert!(help.contains(headline), "{headline}");
     }
     assert_eq!(cli(&["-h"]).run().expect(0).stdout, help);
@@ -100,6 +100,8 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
         (&["-ngl=99"], "write '-ngl 99'"),
         (&["--lora", "x"], "'--lora' is a llama.cpp flag"),
         (&["--prompt-cache", "x"], "'--prompt-cache' is a llama.cpp flag"),
+        (&["-sm", "row"], "its slots hold whole matrices"),
+        (&["-ot", "exps=CPU"], "'-ot' is a llama.cpp flag"),
         (&["-n"], "a value is required after '-n'"),
         (&["-n", "many"], "invalid value 'many'"),
         (&["--mem-budget", "lots"], "'lots'"),
@@ -110,6 +112,56 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
         assert_eq!(ran.stdout, "");
     }
+}
+
+#[test]
+fn devices_are_listed_without_a_model() {
+    let text = cli(&["-m", "nowhere.gguf", "--list-devices"]).run().expect(0);
+    let (headline, devices) = text.stdout.split_once('\n').unwrap();
+    assert_eq!((headline, text.stderr.as_str()), ("Available devices:", ""));
+    let json = cli(&["--list-devices", "--stats-json", "-"]).run().expect(0).stdout;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let found = json["devices"].as_array().unwrap();
+    if found.is_empty() {
+        assert_eq!(devices, "  (none)\n");
+    }
+    for device in found {
+        let (name, description) = (device["name"].as_str().unwrap(), device["description"].as_str().unwrap());
+        assert!(devices.contains(&format!("  {name}: {description} (")), "{devices}");
+        assert!(name != "CPU" && name != "HOBBIT", "{json}");
+    }
+    let verbose = cli(&["--list-devices", "-v"]).run().expect(0).stdout;
+    assert_eq!(verbose.matches("pinned host memory: ").count(), found.len(), "{verbose}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named_with_those_that_are() {
+    let ran = demo(&["-p", "x", "-n", "1", "-dev", "Warp9"]).run().expect(1);
+    assert!(ran.stderr.contains("error: --device: there is no device named 'Warp9' (there "), "{}", ran.stderr);
+    let ran = demo(&["-p", "x", "-n", "1", "-dev", "CPU"]).run().expect(1);
+    assert!(ran.stderr.contains("error: --device: 'CPU' is the CPU, "), "{}", ran.stderr);
+    demo(&["-p", "x", "-n", "1", "-dev", "none"]).run().expect(0);
+}
+
+#[test]
+fn an_rpc_server_that_is_not_there_is_an_error_not_an_abort() {
+    // Bound and closed: nobody else is given this port meanwhile.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = format!("127.0.0.1:{port}");
+    for args in [&["--rpc", &endpoint, "--list-devices"][..], &["--rpc", &endpoint, "-p", "x", "-n", "1"]] {
+        let ran = demo(args).run().expect(1);
+        let unreachable = format!("error: --rpc: cannot connect to {endpoint}: ");
+        let told = ran.stderr.contains(&unreachable) || ran.stderr.contains("rebuild with --features rpc");
+        assert!(told, "{}", ran.stderr);
+    }
+    let ran = cli(&["--rpc", "nowhere", "--list-devices"]).run().expect(1);
+    assert!(ran.stderr.contains("'nowhere' is no endpoint: it has no port; give HOST:PORT"), "{}", ran.stderr);
+}
+
+#[test]
+fn layers_without_a_device_are_noted() {
+    let ran = demo(&["-p", "x", "-n", "1", "-dev", "none", "-ngl", "99"]).run().expect(0);
+    assert!(ran.stderr.contains("note: -ngl has no effect: "), "{}", ran.stderr);
 }
 
 #[test]

@@ -26,6 +26,7 @@ pub struct Stock {
 impl Stock {
     pub fn open(task: &Task) -> Result<Self> {
         let name = path_to_c(&task.files.model)?;
+        ggml_sys::register_backends();
         // SAFETY: plain constructors; `name` outlives the call, each result is checked before it is used.
         unsafe {
             llama::llama_log_set(Some(discard), std::ptr::null_mut());

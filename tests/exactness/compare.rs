@@ -158,6 +158,11 @@ impl Hobbit {
         Self { n_vocab: session.model().n_vocab(), session }
     }
 
+    #[allow(dead_code)]
+    pub fn devices(&self) -> &[hobbit::stats::DeviceReport] {
+        self.session.devices()
+    }
+
     pub fn stats(&self) -> hobbit::stats::Stats {
         self.session.stats()
     }

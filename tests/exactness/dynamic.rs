@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gguf_tools::synth::{Format, Spec};
 use hobbit::plan::ExpertCache;
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
-use hobbit::{LowShare, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+use hobbit::{DeviceChoice, DeviceOptions, LowShare, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};
@@ -24,20 +24,33 @@ pub enum End {
 }
 
 /// What is wrong with a case at this end, one message per cache size.
+#[allow(dead_code)]
 pub fn check(case: &Case, end: End, sizes: &[ExpertCache]) -> Vec<String> {
+    let sizes: Vec<_> = sizes.iter().map(|&size| (ExpertCache::Auto, size)).collect();
+    check_on(case, end, &[], &sizes)
+}
+
+/// As [`check`], on devices of these names, with sizes of their cache and of the host's.
+pub fn check_on(case: &Case, end: End, devices: &[&str], sizes: &[(ExpertCache, ExpertCache)]) -> Vec<String> {
     let Source::Synth(spec) = &case.model else { panic!("{}: not a model of our own", case.name) };
     let (high_dir, low_dir) = (directory(), directory());
     let high = fixture::write(high_dir.path(), spec);
     let low = fixture::write(low_dir.path(), &lowered(spec));
     let reference = if end == End::AllHigh { &high } else { &low };
     let n_batch = case.options.n_batch as usize;
-    let stock = Stock::open(reference, &case.options).and_then(|mut stock| case.script.run(&mut stock, n_batch));
+    let stock =
+        Stock::open_on(reference, &case.options, devices).and_then(|mut stock| case.script.run(&mut stock, n_batch));
     let expected = match stock {
         Ok(rows) => rows,
         Err(error) => return vec![format!("{}: {error}", case.name)],
     };
-    let failed = |&size: &ExpertCache| {
-        let found = run(case, &high, &low, end, size);
+    let named = match devices {
+        [] => DeviceChoice::None,
+        names => DeviceChoice::Named(names.iter().map(|name| name.to_string()).collect()),
+    };
+    let failed = |&size: &(ExpertCache, ExpertCache)| {
+        let device = DeviceOptions { devices: named.clone(), cache: size.0, headroom: 0.0, ..DeviceOptions::default() };
+        let found = run(case, &high, &low, end, device, size.1);
         let error = found.and_then(|found| same(&expected, &found)).err()?;
         Some(format!("{}, {end:?}, {size:?}: {error}", case.name))
     };
@@ -45,7 +58,7 @@ pub fn check(case: &Case, end: End, sizes: &[ExpertCache]) -> Vec<String> {
 }
 
 /// The same weights apart from the experts', which have other types.
-fn lowered(spec: &Spec) -> Spec {
+pub fn lowered(spec: &Spec) -> Spec {
     Spec {
         types: vec![Format::Q4_0],
         down_types: vec![Format::Q5_0],
@@ -59,6 +72,7 @@ fn run(
     high: &Path,
     low: &Path,
     end: End,
+    device: DeviceOptions,
     expert_cache: ExpertCache,
 ) -> Result<Vec<super::script::Row>, String> {
     let options = ModelOptions {
@@ -73,6 +87,7 @@ fn run(
             upgrade: end == End::AllHigh,
             ..PrecisionOptions::default()
         },
+        device,
         ..ModelOptions::default()
     };
     let model = Model::open_with_store(high, &options, |inner| {

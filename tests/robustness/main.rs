@@ -3,6 +3,7 @@
 mod damage;
 mod disk;
 mod limits;
+mod signals;
 
 #[path = "../fixture/cli.rs"]
 mod cli;

@@ -1,0 +1,174 @@
+//! One run: everything into host memory, then a prompt and single tokens, timed.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::stats::DeviceCounters;
+use hobbit::{DeviceChoice, DeviceOptions, Model, ModelOptions, Session, SessionOptions, Token};
+use lagging_device::Device;
+use serde::Serialize;
+
+use super::contestant::Contestant;
+use super::stock::Stock;
+
+/// Real text: what is read first is the prompt, what follows is "decoded".
+const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
+
+/// What all runs have in common.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub name: String,
+    pub path: PathBuf,
+    pub prompt_tokens: usize,
+    pub decode_tokens: usize,
+    pub threads: i32,
+    pub device_threads: usize,
+    pub latency_seconds: f64,
+}
+
+impl Settings {
+    pub fn n_ctx(&self) -> u32 {
+        (self.prompt_tokens + self.decode_tokens + 1).next_multiple_of(256) as u32
+    }
+
+    /// A prompt is one batch.
+    pub fn n_batch(&self) -> u32 {
+        self.prompt_tokens.max(32) as u32
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    pub contestant: Contestant,
+    pub link_gb_per_second: f64,
+    pub prompt_tokens: usize,
+    pub prompt_seconds: f64,
+    pub decode_tokens: usize,
+    /// Of each token.
+    pub step_seconds: Vec<f64>,
+    /// Bytes over the link while decoding, per token.
+    pub link_bytes_per_token: f64,
+    /// What the device did for the prompt, and for the tokens after it.
+    pub prompt_device: Option<DeviceCounters>,
+    pub decode_device: Option<DeviceCounters>,
+}
+
+impl Run {
+    pub fn decode_seconds(&self) -> f64 {
+        self.step_seconds.iter().sum()
+    }
+}
+
+/// Something that evaluates tokens, one sequence. Returns when the logits of the last are there.
+pub trait Evaluate {
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>>;
+    fn evaluate(&mut self, tokens: &[Token]) -> Result<()>;
+    /// Forgets the text, and keeps what is cached.
+    fn begin_again(&mut self);
+    fn counters(&self) -> Option<DeviceCounters> {
+        None
+    }
+}
+
+/// Only errors of llama.cpp.
+pub fn quiet() {
+    hobbit::set_log(|level, text| {
+        if level == hobbit::LogLevel::Error {
+            eprint!("{text}");
+        }
+    });
+}
+
+pub fn run(settings: &Settings, contestant: Contestant, device: &Device, link_gb_per_second: f64) -> Result<Run> {
+    let mut engine: Box<dyn Evaluate> = match contestant {
+        Contestant::Stock => Box::new(Stock::open(settings, device)?),
+        Contestant::Hobbit { cache_percent, helper } => {
+            let on_device = DeviceOptions {
+                devices: DeviceChoice::Named(vec![device.name().into()]),
+                cache: ExpertCache::Percent(cache_percent),
+                cpu_helper: helper.option(),
+                headroom: 0.0,
+                ..DeviceOptions::default()
+            };
+            Box::new(open(settings, on_device)?)
+        }
+    };
+    let text = std::fs::read_to_string(TEXT).context("models/demo-heldout-prose.txt")?;
+    let tokens = engine.tokenize(&text)?;
+    let wanted = settings.prompt_tokens + settings.decode_tokens;
+    ensure!(tokens.len() >= wanted, "the text has {} tokens, {wanted} are wanted", tokens.len());
+    let (prompt, rest) = tokens.split_at(settings.prompt_tokens);
+    let decoded = &rest[..settings.decode_tokens];
+
+    engine.evaluate(prompt)?;
+    decoded.chunks(1).try_for_each(|token| engine.evaluate(token))?;
+    engine.begin_again();
+
+    let at_start = engine.counters();
+    let started = Instant::now();
+    engine.evaluate(prompt)?;
+    let prompt_seconds = started.elapsed().as_secs_f64();
+    let at_prompt = engine.counters();
+    let bytes = device.report().copied_bytes;
+    let step_seconds = decoded.chunks(1).map(|token| {
+        let started = Instant::now();
+        engine.evaluate(token).map(|()| started.elapsed().as_secs_f64())
+    });
+    let step_seconds = step_seconds.collect::<Result<Vec<_>>>()?;
+    let bytes = device.report().copied_bytes - bytes;
+    ensure!(device.faults().is_empty(), "the device found fault: {}", device.faults().join("; "));
+    Ok(Run {
+        contestant,
+        link_gb_per_second,
+        prompt_tokens: prompt.len(),
+        prompt_seconds,
+        decode_tokens: decoded.len(),
+        step_seconds,
+        link_bytes_per_token: bytes as f64 / decoded.len() as f64,
+        prompt_device: at_start.zip(at_prompt).map(|(before, after)| after.since(&before)),
+        decode_device: at_prompt.zip(engine.counters()).map(|(before, after)| after.since(&before)),
+    })
+}
+
+struct Hobbit {
+    session: Session,
+    /// Index of the last entry of the last batch.
+    last: usize,
+}
+
+fn open(settings: &Settings, device: DeviceOptions) -> Result<Hobbit> {
+    let (budget, expert_cache) = (Budget::Auto, ExpertCache::Percent(100.0));
+    let options = ModelOptions { budget, expert_cache, device, ..ModelOptions::default() };
+    let model = Model::open(&settings.path, &options, |_| true)?;
+    let session = model.session(&SessionOptions {
+        n_ctx: settings.n_ctx(),
+        n_batch: settings.n_batch(),
+        n_ubatch: settings.n_batch(),
+        threads: Some(settings.threads),
+        ..SessionOptions::default()
+    })?;
+    Ok(Hobbit { session, last: 0 })
+}
+
+impl Evaluate for Hobbit {
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
+        Ok(self.session.model().tokenize(text, true, false)?)
+    }
+
+    fn evaluate(&mut self, tokens: &[Token]) -> Result<()> {
+        self.last = tokens.len() - 1;
+        self.session.feed(tokens)?;
+        self.session.logits(self.last).context("hobbit has no logits").map(drop)
+    }
+
+    fn begin_again(&mut self) {
+        self.session.reset();
+    }
+
+    fn counters(&self) -> Option<DeviceCounters> {
+        self.session.stats().devices.first().copied()
+    }
+}

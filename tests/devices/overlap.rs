@@ -1,0 +1,216 @@
+//! Time that copies and computation of experts have in common, in the test device's virtual time: no clock, no noise.
+//!
+//! Everything is in host memory, so only the link and the device count. Latencies are zero.
+
+use std::path::Path;
+
+use gguf_tools::synth::Spec;
+use hobbit::plan::ExpertCache;
+use hobbit::{
+    BatchToken, CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, Model, ModelOptions, Session, SessionOptions, Token,
+};
+use lagging_device::{Device, Options, Report, register};
+
+use super::check::{ALL, QUARTER, WAVES};
+use super::compare::BUDGET;
+use super::fixture;
+use super::script::Evaluate;
+use super::stock::{Placed, Stock};
+
+/// Bytes of weights per virtual second.
+const COMPUTE: f64 = 1e9;
+/// How much slower a slice is copied than multiplied.
+const SLOWER: [f64; 3] = [4.0, 1.0, 0.25];
+const WIDTHS: (u32, u32) = (256, 512);
+const N_USED: u32 = 4;
+/// Experts and layers for a batch: as of real models, an expert's weights are much more than what passes through it.
+const BATCH: (u32, u32) = (96, 2);
+/// Gate, up or down of an expert in Q8_0.
+const SLICE_BYTES: f64 = (WIDTHS.0 * WIDTHS.1 / 32 * 34) as f64;
+
+/// Of what could be hidden.
+const HIDDEN_MIN: f64 = 0.8;
+
+fn spec(experts: u32, layers: u32, topk: u32) -> Spec {
+    let (embd, ff) = WIDTHS;
+    Spec { layers, embd, ff, experts, topk, ..Spec::tiny("qwen3moe") }
+}
+
+fn device(slower: f64) -> Device {
+    let (link_bandwidth, compute_bandwidth) = (COMPUTE / slower, COMPUTE);
+    let device = register(Options { memory: 1 << 30, link_bandwidth, compute_bandwidth, ..Options::default() });
+    fixture::quiet_llama_cpp();
+    device
+}
+
+fn session_options() -> SessionOptions {
+    SessionOptions { n_ctx: 1024, threads: Some(1), flash_attn: FlashAttn::Off, ..SessionOptions::default() }
+}
+
+fn session(path: &Path, device: &Device, cache: ExpertCache) -> Session {
+    let device = DeviceOptions {
+        devices: DeviceChoice::Named(vec![device.name().into()]),
+        headroom: 0.0,
+        cache,
+        cpu_helper: CpuHelper::Off,
+        ..DeviceOptions::default()
+    };
+    let options = ModelOptions { budget: BUDGET, expert_cache: ALL, device, ..ModelOptions::default() };
+    Model::open(path, &options, |_| true).unwrap().session(&session_options()).unwrap()
+}
+
+/// Tokens from position `from`. All logits are wanted: else the last layer would see a single token.
+fn batch(from: usize, tokens: &[Token]) -> Vec<BatchToken> {
+    let entry =
+        |(i, &token): (usize, &Token)| BatchToken { token, position: (from + i) as i32, sequence: 0, logits: true };
+    tokens.iter().enumerate().map(entry).collect()
+}
+
+fn text(n: usize) -> Vec<Token> {
+    (0..n).map(|i| 3 + (i * 37 % 500) as Token).collect()
+}
+
+/// Few tokens that come again: some experts are found on the device.
+fn chatter(n: usize) -> Vec<Token> {
+    (0..n).map(|i| 3 + 11 * (i * i % 7) as Token).collect()
+}
+
+/// What the device did for a batch.
+fn measure(device: &Device, evaluate: impl FnOnce()) -> Report {
+    device.reset();
+    evaluate();
+    let report = device.report();
+    assert_eq!(device.faults(), Vec::<String>::new());
+    report
+}
+
+fn overlap(report: &Report) -> f64 {
+    report.copy_busy + report.compute_busy - report.host_time
+}
+
+/// The time that copies and products of one token can have in common at most in one layer, with `hits` experts on the
+/// device and `misses` that come slice by slice; gates and ups are complete before the first down.
+fn possible(hits: u64, misses: u64, copy: f64, product: f64) -> f64 {
+    let mut now = 2.0 * hits as f64 * product;
+    for arrived in 1..=2 * misses {
+        now = f64::max(now, arrived as f64 * copy) + product;
+    }
+    now += hits as f64 * product;
+    for arrived in 2 * misses + 1..=3 * misses {
+        now = f64::max(now, arrived as f64 * copy) + product;
+    }
+    3.0 * (misses as f64 * copy + (hits + misses) as f64 * product) - now
+}
+
+#[test]
+fn decoding_hides_what_dependencies_allow() {
+    let dir = tempfile::tempdir().unwrap();
+    // The next layer's router waits for this layer, so layers have nothing in common: one shows all there is.
+    let path = fixture::write(dir.path(), &spec(16, 1, N_USED));
+    let tokens = chatter(48);
+    let mut failures = Vec::new();
+    for slower in SLOWER {
+        let device = device(slower);
+        let (copy, product) = (slower * SLICE_BYTES / COMPUTE, SLICE_BYTES / COMPUTE);
+        for cache in [QUARTER, WAVES] {
+            let mut session = session(&path, &device, cache);
+            let run = |session: &mut Session| {
+                let (mut found, mut best, mut counts) = (0.0, 0.0, (0, 0));
+                for (at, token) in tokens.iter().enumerate() {
+                    let before = session.stats().devices[0];
+                    let report = measure(&device, || session.evaluate(&batch(at, &[*token])).unwrap());
+                    let after = session.stats().devices[0];
+                    let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
+                    assert_eq!(hits + misses, u64::from(N_USED));
+                    counts = (counts.0 + hits, counts.1 + misses);
+                    found += overlap(&report);
+                    best += possible(hits, misses, copy, product);
+                }
+                (found, best, counts)
+            };
+            // Once for the host's cache.
+            run(&mut session);
+            session.reset();
+            let (found, best, (hits, misses)) = run(&mut session);
+            let share = found / best;
+            println!("decode, copies {slower}x as slow, {cache:?}: {hits} hits, {misses} misses, {share:.3} hidden");
+            assert!(misses > 0 && best > 0.0);
+            assert!(cache != QUARTER || hits > 0);
+            if share < HIDDEN_MIN {
+                failures.push(format!("copies {slower}x as slow, {cache:?}: {found} s of {best} s in common"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn prefill_hides_the_smaller_of_copies_and_products() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &spec(BATCH.0, BATCH.1, 2));
+    let mut failures = Vec::new();
+    for slower in SLOWER {
+        let device = device(slower);
+        let (copy, product) = (slower * SLICE_BYTES / COMPUTE, SLICE_BYTES / COMPUTE);
+        for cache in [QUARTER, WAVES] {
+            for n_tokens in [64, 512] {
+                let mut session = session(&path, &device, cache);
+                let prompt = batch(0, &text(n_tokens));
+                session.evaluate(&prompt).unwrap();
+                session.reset();
+                let before = session.stats().devices[0];
+                let report = measure(&device, || session.evaluate(&prompt).unwrap());
+                let after = session.stats().devices[0];
+                let experts = (after.hits + after.misses - before.hits - before.misses) as f64;
+                let copies = (after.uploads - before.uploads) as f64 * copy;
+                let smaller = copies.min(3.0 * experts * product);
+                let share = overlap(&report) / smaller;
+                println!(
+                    "prefill of {n_tokens}, copies {slower}x as slow, {cache:?}: {share:.3} hidden, link busy {:.3}, \
+                     device busy {:.3}",
+                    report.copy_busy / report.host_time,
+                    report.compute_busy / report.host_time,
+                );
+                if share < HIDDEN_MIN {
+                    failures.push(format!("{n_tokens} tokens, copies {slower}x as slow, {cache:?}: {share}"));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn large_batches_are_never_slower_than_by_op_offload() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &spec(BATCH.0, BATCH.1, 2));
+    let mut failures = Vec::new();
+    for slower in SLOWER {
+        let device = device(slower);
+        for n_tokens in [64, 512] {
+            let prompt = batch(0, &text(n_tokens));
+            let stock = {
+                // Of large batches, it copies experts to the device (`op_offload`).
+                let placed = Placed { devices: &[device.name()], on_cpu: "ffn_.*_exps", ..Placed::default() };
+                let mut stock = Stock::open_placed(&path, &session_options(), &placed).unwrap();
+                measure(&device, || drop(stock.evaluate(&prompt).unwrap()))
+            };
+            // What llama.cpp computes on the CPU takes no virtual time.
+            let experts = f64::from(BATCH.0 * BATCH.1) * 3.0 * SLICE_BYTES;
+            assert!(stock.copied_bytes as f64 >= 0.3 * experts, "it copied {} bytes, no experts", stock.copied_bytes);
+            for cache in [QUARTER, WAVES] {
+                let mut session = session(&path, &device, cache);
+                session.evaluate(&prompt).unwrap();
+                session.reset();
+                let found = measure(&device, || session.evaluate(&prompt).unwrap());
+                let ratio = stock.host_time / found.host_time;
+                println!("{n_tokens} tokens, copies {slower}x as slow, {cache:?}: {ratio:.3}x as fast as op-offload");
+                if ratio < 1.0 {
+                    failures
+                        .push(format!("{n_tokens} tokens, copies {slower}x as slow, {cache:?}: {found:?}, {stock:?}"));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

@@ -1,0 +1,160 @@
+//! Caches that get smaller and larger while a model is open: memory really goes and comes back, logits stay the same.
+//! One test: what it measures is the whole process.
+
+#[path = "exactness/cases.rs"]
+#[allow(dead_code)]
+mod cases;
+#[path = "exactness/compare.rs"]
+#[allow(dead_code)]
+mod compare;
+mod fixture;
+#[path = "exactness/script.rs"]
+#[allow(dead_code)]
+mod script;
+#[path = "exactness/stock.rs"]
+#[allow(dead_code)]
+mod stock;
+
+use std::path::Path;
+
+use compare::{BUDGET, Hobbit, same};
+use gguf_tools::synth::Spec;
+use hobbit::plan::ExpertCache;
+use hobbit::stats::rss_bytes;
+use hobbit::{DeviceChoice, DeviceOptions, Model, ModelOptions, SessionOptions};
+use lagging_device::{Device, Options, Pinned};
+use script::{Row, Script};
+use stock::Stock;
+
+const QUARTER: ExpertCache = ExpertCache::Percent(25.0);
+const ALL: ExpertCache = ExpertCache::Percent(100.0);
+
+/// 51 MiB of experts.
+fn spec() -> Spec {
+    Spec { layers: 4, experts: 32, topk: 4, embd: 256, ff: 512, seed: 31, ..Spec::tiny("qwen3moe") }
+}
+
+fn options() -> SessionOptions {
+    SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() }
+}
+
+struct Rig<'a> {
+    path: &'a Path,
+    expected: Vec<Row>,
+}
+
+impl Rig<'_> {
+    fn open(&self, expert_cache: ExpertCache, device: DeviceOptions) -> Model {
+        Model::open(
+            self.path,
+            &ModelOptions { budget: BUDGET, expert_cache, device, ..ModelOptions::default() },
+            |_| true,
+        )
+        .unwrap()
+    }
+
+    fn is_exact(&self, model: &Model) {
+        let mut hobbit = Hobbit::new(model.session(&options()).unwrap());
+        same(&self.expected, &Script::Single.run(&mut hobbit, 512).unwrap()).unwrap();
+    }
+}
+
+/// What memory a model's cache takes, in MiB of the resident set.
+fn rss_mib() -> f64 {
+    rss_bytes() as f64 / f64::from(1 << 20)
+}
+
+fn on(device: &Device, cache: ExpertCache) -> DeviceOptions {
+    let devices = DeviceChoice::Named(vec![device.name().into()]);
+    DeviceOptions { devices, cache, headroom: 0.0, ..DeviceOptions::default() }
+}
+
+#[test]
+fn caches_get_smaller_and_larger() {
+    let device = lagging_device::register(Options { memory: 1 << 30, pinned: Pinned::None, ..Options::default() });
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &spec());
+    let mut stock = Stock::open(&path, &options()).unwrap();
+    let expected = Script::Single.run(&mut stock, 512).unwrap();
+    drop(stock);
+    let rig = Rig { path: &path, expected };
+    the_cache_of_the_host(&rig);
+    the_cache_of_a_device(&rig, &device);
+    both_with_dynamic_sizes(&rig, &device);
+}
+
+fn the_cache_of_the_host(rig: &Rig) {
+    let none = DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() };
+    let model = rig.open(ALL, none);
+    assert_eq!(
+        (model.host_cache_bytes(), model.set_host_cache(QUARTER)),
+        (0, 0),
+        "there is none before the first session"
+    );
+    let session = model.session(&options()).unwrap();
+    let planned = model.host_cache_bytes();
+    assert!(planned > 48 << 20, "{planned}");
+    rig.is_exact(&model);
+    let full = rss_mib();
+    let quarter = model.set_host_cache(QUARTER);
+    assert!(quarter > planned / 5 && quarter <= planned / 4, "{quarter} of {planned}");
+    assert_eq!(model.host_cache_bytes(), quarter);
+    assert!(full - rss_mib() > 30.0, "{} MiB before, {} after", full, rss_mib());
+    let slots: u32 = session.stats().layers.iter().map(|layer| layer.slots).sum();
+    assert_eq!(slots, 32);
+    rig.is_exact(&model);
+    assert!(full - rss_mib() > 25.0, "{} MiB before, {} after a run", full, rss_mib());
+    assert_eq!(model.set_host_cache(ExpertCache::Bytes(0)), 0);
+    rig.is_exact(&model);
+    assert_eq!(model.set_host_cache(ExpertCache::Bytes(1 << 40)), planned, "no more than was planned");
+    rig.is_exact(&model);
+    rig.is_exact(&model);
+    assert!(full - rss_mib() < 15.0, "{} MiB before, {} in the end", full, rss_mib());
+    assert_eq!(model.set_host_cache(QUARTER), quarter);
+    assert_eq!(model.set_host_cache(ExpertCache::Auto), planned);
+}
+
+fn free_on(device: &Device) -> u64 {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: a registered device.
+    unsafe { ggml_sys::llama::ggml_backend_dev_memory(device.raw(), &mut free, &mut total) };
+    free as u64
+}
+
+fn the_cache_of_a_device(rig: &Rig, device: &Device) {
+    let model = rig.open(QUARTER, on(device, ALL));
+    let _session = model.session(&options()).unwrap();
+    rig.is_exact(&model);
+    let report = model.device_reports().remove(0);
+    assert_eq!((report.slots, report.experts), (128, 128));
+    let full = free_on(device);
+    let quarter = model.set_device_cache(QUARTER);
+    let smaller = model.device_reports().remove(0);
+    assert_eq!((smaller.slots, smaller.cache_bytes), (32, quarter));
+    assert_eq!(free_on(device) - full, report.cache_bytes - quarter, "it is free on the device");
+    rig.is_exact(&model);
+    assert_eq!(model.set_device_cache(ExpertCache::Bytes(0)), 0);
+    rig.is_exact(&model);
+    assert_eq!(model.set_device_cache(ExpertCache::Auto), report.cache_bytes);
+    assert_eq!((model.device_reports().remove(0), free_on(device)), (report, full));
+    rig.is_exact(&model);
+    assert_eq!(device.faults(), Vec::<String>::new());
+}
+
+/// In the middle of a text, and while another session evaluates.
+fn both_with_dynamic_sizes(rig: &Rig, device: &Device) {
+    let model = rig.open(ExpertCache::Percent(60.0), on(device, ExpertCache::Percent(60.0)));
+    let _session = model.session(&options()).unwrap();
+    std::thread::scope(|scope| {
+        let runs = [(); 2].map(|()| scope.spawn(|| rig.is_exact(&model)));
+        for round in 0..200 {
+            let size = ExpertCache::Percent([60.0, 5.0, 30.0, 0.0, 15.0][round % 5]);
+            model.set_device_cache(size);
+            model.set_host_cache(size);
+        }
+        runs.into_iter().for_each(|run| run.join().unwrap());
+    });
+    rig.is_exact(&model);
+    assert_eq!(device.faults(), Vec::<String>::new());
+}
