@@ -1,4 +1,5 @@
-//! Stamps the version: the commit where there is one.
+//! Stamps the version: the commit where there is one. Programs with dynamic backends look for libraries beside
+//! themselves.
 
 use std::process::Command;
 
@@ -16,5 +17,12 @@ fn main() {
     match commit {
         Some(commit) => println!("cargo:rustc-env=HOBBIT_VERSION={version} ({})", commit.trim()),
         None => println!("cargo:rustc-env=HOBBIT_VERSION={version}"),
+    }
+    if std::env::var_os("CARGO_FEATURE_DYNAMIC_BACKENDS").is_some() {
+        match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
+            Ok("windows") => {}
+            Ok("macos") => println!("cargo:rustc-link-arg-bins=-Wl,-rpath,@loader_path"),
+            _ => println!("cargo:rustc-link-arg-bins=-Wl,-rpath,$ORIGIN"),
+        }
     }
 }
