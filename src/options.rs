@@ -30,7 +30,7 @@ pub struct UnknownWord {
 }
 
 impl UnknownWord {
-    fn new(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
+    pub(crate) fn new(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
         Self { what, found: found.to_owned(), expected: expected.into() }
     }
 }

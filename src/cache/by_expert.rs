@@ -20,7 +20,12 @@ impl<T: Clone + Default> ByExpert<T> {
         self.layer(expert.layer).get(usize::from(expert.index))
     }
 
-    /// The expert's entry, to write.
+    /// The expert's entry, to write; `None` if it lies beyond all that were written.
+    pub(super) fn get_mut(&mut self, expert: ExpertId) -> Option<&mut T> {
+        self.layers.get_mut(usize::from(expert.layer))?.get_mut(usize::from(expert.index))
+    }
+
+    /// The expert's entry, to write, made if need be.
     pub(super) fn entry(&mut self, expert: ExpertId) -> &mut T {
         let (layer, index) = (usize::from(expert.layer), usize::from(expert.index));
         if self.layers.len() <= layer {

@@ -23,9 +23,13 @@
 //! upgrade(layer) -> acquire_upgrade(high) -> set_loading / set_ready -> release(low)
 //! ```
 //!
+//! Versions that are predicted to be used soon can be *shielded* ([`Cache::shield`]): others leave before them.
+//!
 //! Methods panic when a caller breaks this order (a bug in the engine, not bad input): each says when.
 
+mod allocate;
 mod by_expert;
+mod evict;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod model_test;
@@ -41,6 +45,7 @@ mod upgrade;
 #[cfg(test)]
 mod upgrade_tests;
 
+pub use allocate::{Allocation, LayerDemand, allocate};
 pub use policy::{Lru, Now, Policy, Use};
 pub use pools::{LayerLayout, PoolLayout};
 pub use share::ShareId;
@@ -70,6 +75,7 @@ struct Place {
     share: ShareId,
     /// Index into the pool's slots while it is resident.
     slot: Option<u32>,
+    is_shielded: bool,
 }
 
 /// Residency of all versions of all experts of a model.
@@ -81,16 +87,18 @@ pub struct Cache {
     policy: Box<dyn Policy>,
     recent: RecentUses,
     now: Now,
+    shielded: Vec<Version>,
     /// Reused by `acquire`.
     candidates: Vec<Version>,
 }
 
 impl Cache {
-    /// An empty cache; slots of a pool are divided among its layers, equally to within one.
+    /// An empty cache; slots of a pool are divided among its layers as [`PoolLayout::capacities`] says.
     ///
     /// # Panics
-    /// If a pool names a layer twice, a version belongs to two shares, or a member is of another layer than its share.
-    pub fn new(pools: Vec<PoolLayout>, policy: Box<dyn Policy>) -> Self {
+    /// If a pool names a layer twice, a version belongs to two shares, a member is of another layer than its share, or
+    /// capacities are not one for each layer or more than the pool's slots.
+    pub fn new(pools: Vec<PoolLayout>, mut policy: Box<dyn Policy>) -> Self {
         let mut shares = BTreeMap::new();
         let mut places = ByExpert::<[Option<Place>; Precision::COUNT]>::default();
         let mut slots = Vec::with_capacity(pools.len());
@@ -103,18 +111,20 @@ impl Cache {
                     assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
                     let place = &mut places.entry(member.expert)[member.precision.index()];
                     assert!(place.is_none(), "{member} belongs to two shares");
-                    *place = Some(Place { share: id, slot: None });
+                    *place = Some(Place { share: id, slot: None, is_shielded: false });
                     holds[member.precision.index()] = true;
                 }
                 let first = pool_slots.len() as u32; // <= n_slots, a u32
                 let known = shares.insert(id, Share { first, capacity, most: capacity, n_filled: 0, holds });
                 assert!(known.is_none(), "pool {pool} names layer {} twice", layout.layer);
+                policy.on_share(id, &layout.members);
                 pool_slots.extend((0..capacity).map(|_| Slot::new(layout.kinds)));
             }
             slots.push(pool_slots);
         }
         let now = Now { token: 0, layer: 0 };
-        Self { pools: slots, shares, places, policy, recent: RecentUses::default(), now, candidates: Vec::new() }
+        let recent = RecentUses::default();
+        Self { pools: slots, shares, places, policy, recent, now, shielded: Vec::new(), candidates: Vec::new() }
     }
 
     /// The slot of a resident version, ready or not. `None` also for versions the model does not have.
@@ -238,6 +248,13 @@ impl Cache {
         self.policy.on_use(expert, usage, self.now);
     }
 
+    /// The router's probabilities of all experts of `layer` for one token, `[n_expert]`: tells the policy, before the
+    /// uses of that token. The layer is from now on the layer that runs.
+    pub fn scores(&mut self, layer: u16, scores: &[f32]) {
+        self.now.layer = layer;
+        self.policy.on_scores(layer, scores, self.now);
+    }
+
     /// The next token begins.
     pub fn next_token(&mut self) {
         self.now.token += 1;
@@ -295,26 +312,6 @@ impl Cache {
         place.share
     }
 
-    /// Residents of the share that are neither pinned nor loading, in slot order.
-    fn evictable(&self, share: ShareId) -> impl Iterator<Item = Version> {
-        let Range { start, end } = self.shares[&share].slots();
-        let slots = &self.pools[usize::from(share.pool)][start as usize..end as usize];
-        slots.iter().filter(|slot| slot.is_evictable()).filter_map(|slot| slot.version)
-    }
-
-    /// Whom the policy evicts for `incoming`.
-    fn victim(&mut self, incoming: Version, share: ShareId) -> Option<Version> {
-        let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.extend(self.evictable(share));
-        let victim = match candidates.is_empty() {
-            true => None,
-            false => Some(candidates[self.policy.victim(incoming, &candidates, self.now)]),
-        };
-        candidates.clear();
-        self.candidates = candidates;
-        victim
-    }
-
     /// Puts `version` into the lowest empty slot of its share, after `evicted` has left it.
     fn insert(&mut self, version: Version, share: ShareId, evicted: Option<Version>) -> Acquired {
         if let Some(evicted) = evicted {
@@ -329,14 +326,6 @@ impl Cache {
         self.place_mut(version).slot = Some(index);
         self.policy.on_insert(version, self.now);
         Acquired { slot: SlotId { pool: share.pool, index }, evicted }
-    }
-
-    /// Empties the slot of a resident.
-    fn vacate(&mut self, version: Version) {
-        let Place { share, slot } = self.place_mut(version);
-        let (share, index) = (*share, slot.take().unwrap_or_else(|| panic!("{version} is not resident")));
-        self.pools[usize::from(share.pool)][index as usize].vacate();
-        self.shares.get_mut(&share).expect("places name shares there are").n_filled -= 1;
     }
 
     fn slot(&self, slot: SlotId) -> &Slot {

@@ -3,6 +3,7 @@
 //! Every layer owns a fixed share of each of its pools. One list for all layers would be scanned in a circle, token after
 //! token, and a recency list smaller than the circle (layers x experts per token) never hits.
 
+use super::allocate::even;
 use super::slots::SliceKinds;
 use crate::expert::Version;
 
@@ -24,25 +25,23 @@ pub struct PoolLayout {
     pub layers: Vec<LayerLayout>,
     /// Slots in each arena of the pool. More than there are versions are never used.
     pub n_slots: u32,
+    /// Slots of each layer, in the order of `layers`, at most `n_slots` together ([`super::allocate`] makes some).
+    /// `None` divides them equally, to within one.
+    pub capacities: Option<Vec<u32>>,
 }
 
 impl PoolLayout {
-    /// Slots of each layer, in the order of `layers`: as equal as possible, none more than its members.
+    /// Slots of each layer, in the order of `layers`, none more than its members.
+    ///
+    /// # Panics
+    /// If explicit capacities are not one for each layer, or more than `n_slots` together.
     pub(super) fn shares(&self) -> Vec<u32> {
-        let mut shares = vec![0; self.layers.len()];
-        let mut left = self.n_slots;
-        loop {
-            let before = left;
-            for (share, layer) in shares.iter_mut().zip(&self.layers) {
-                if left > 0 && (*share as usize) < layer.members.len() {
-                    *share += 1;
-                    left -= 1;
-                }
-            }
-            if left == before {
-                return shares;
-            }
-        }
+        let members = self.layers.iter().map(|layer| layer.members.len() as u32); // versions of a layer: two u16
+        let Some(capacities) = &self.capacities else { return even(self.n_slots, &members.collect::<Vec<_>>()) };
+        assert!(capacities.len() == self.layers.len(), "{} capacities, {} layers", capacities.len(), self.layers.len());
+        let all: u64 = capacities.iter().copied().map(u64::from).sum();
+        assert!(all <= u64::from(self.n_slots), "layers have {all} slots, their pool {}", self.n_slots);
+        capacities.iter().zip(members).map(|(capacity, members)| *capacity.min(&members)).collect()
     }
 }
 
@@ -51,13 +50,17 @@ mod tests {
     use super::*;
     use crate::expert::ExpertId;
 
-    fn shares(n_slots: u32, n_member: &[u16]) -> Vec<u32> {
+    fn layout(n_slots: u32, n_member: &[u16], capacities: Option<Vec<u32>>) -> PoolLayout {
         let layers = n_member.iter().zip(0..).map(|(&n_member, layer)| LayerLayout {
             layer,
             members: (0..n_member).map(|index| Version::high(ExpertId { layer, index })).collect(),
             kinds: SliceKinds::default(),
         });
-        PoolLayout { layers: layers.collect(), n_slots }.shares()
+        PoolLayout { layers: layers.collect(), n_slots, capacities }
+    }
+
+    fn shares(n_slots: u32, n_member: &[u16]) -> Vec<u32> {
+        layout(n_slots, n_member, None).shares()
     }
 
     #[test]
@@ -70,5 +73,23 @@ mod tests {
         assert_eq!(shares(10, &[2, 8, 8]), [2, 4, 4]);
         assert_eq!(shares(3, &[0, 8]), [0, 3]);
         assert!(shares(5, &[]).is_empty());
+    }
+
+    #[test]
+    fn explicit_capacities_are_taken_up_to_the_members() {
+        assert_eq!(layout(10, &[8, 8, 8], Some(vec![1, 9, 0])).shares(), [1, 8, 0]);
+        assert!(layout(10, &[], Some(vec![])).shares().is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "2 capacities, 3 layers")]
+    fn a_capacity_is_missing() {
+        layout(10, &[8, 8, 8], Some(vec![1, 9])).shares();
+    }
+
+    #[test]
+    #[should_panic(expected = "layers have 11 slots, their pool 10")]
+    fn more_capacity_than_slots() {
+        layout(10, &[8, 8], Some(vec![2, 9])).shares();
     }
 }

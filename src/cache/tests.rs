@@ -1,5 +1,7 @@
 //! Scripts against the cache, versions side by side, upgrades, and why slots are divided by layer.
 
+mod broken_order;
+
 use super::*;
 use std::sync::{Arc, Mutex};
 
@@ -21,14 +23,14 @@ fn low(layer: u16, index: u16) -> Version {
 
 /// A use of the high version.
 fn use_high(hit: bool) -> Use {
-    Use { hit, precision: Some(Precision::High) }
+    Use { hit, precision: Some(Precision::High), weight: 0.5 }
 }
 
 /// A pool of the given versions of experts `0..n_expert` of each layer.
 fn pool_of(version: fn(u16, u16) -> Version, layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout {
     let members = |layer| (0..n_expert).map(|index| version(layer, index)).collect();
     let layers = layers.map(|layer| LayerLayout { layer, members: members(layer), kinds: kinds() });
-    PoolLayout { layers: layers.collect(), n_slots }
+    PoolLayout { layers: layers.collect(), n_slots, capacities: None }
 }
 
 fn pool(layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout {
@@ -101,6 +103,15 @@ fn layers_and_pools_do_not_take_from_each_other() {
 }
 
 #[test]
+fn explicit_capacities_decide() {
+    let mut cache = lru(vec![PoolLayout { capacities: Some(vec![0, 9, 2]), ..pool(0..3, 4, 11) }]);
+    let capacities = [0, 1, 2].map(|layer| cache.capacity_of_layer(layer, Precision::High));
+    assert_eq!(capacities, [0, 4, 2], "no more than there are versions");
+    assert_eq!(cache.acquire(high(0, 0)), None);
+    assert_eq!(cache.acquire(high(2, 0)).unwrap().slot.index, 4);
+}
+
+#[test]
 fn a_share_of_no_slots_gives_none() {
     let mut cache = lru(vec![pool(0..2, 4, 1)]);
     assert_eq!(cache.acquire(high(1, 0)), None);
@@ -130,9 +141,9 @@ fn versions_of_an_expert_live_side_by_side() {
 #[test]
 fn a_layer_may_have_many_shares_and_a_share_both_precisions() {
     let layout = |members: Vec<Version>| LayerLayout { layer: 5, members, kinds: kinds() };
-    let wide = PoolLayout { layers: vec![layout(vec![high(5, 0), high(5, 1)])], n_slots: 9 };
+    let wide = PoolLayout { layers: vec![layout(vec![high(5, 0), high(5, 1)])], n_slots: 9, capacities: None };
     let members = vec![high(5, 3), high(5, 2), low(5, 0), low(5, 1), low(5, 2)];
-    let narrow = PoolLayout { layers: vec![layout(members)], n_slots: 3 };
+    let narrow = PoolLayout { layers: vec![layout(members)], n_slots: 3, capacities: None };
     let mut cache = lru(vec![wide, narrow]);
 
     let shares = [0, 1].map(|pool| ShareId { pool, layer: 5 });
@@ -171,6 +182,33 @@ fn a_released_slot_is_the_next_one_used() {
     assert!(!cache.has_empty_slot(high(0, 7)));
 }
 
+#[test]
+fn the_shielded_leave_last() {
+    let mut cache = lru(vec![pool(0..2, 8, 6)]);
+    for index in 0..3 {
+        cache.acquire(high(0, index)).unwrap();
+    }
+    cache.shield([high(0, 0), high(0, 1), high(0, 5), high(7, 7), low(0, 0)].into_iter());
+    assert_eq!(cache.acquire(high(0, 3)).unwrap().evicted, Some(high(0, 2)), "0 and 1 are older, but shielded");
+    assert_eq!(cache.acquire(high(0, 5)).unwrap().evicted, Some(high(0, 3)));
+    assert_eq!(cache.acquire(high(0, 6)).unwrap().evicted, Some(high(0, 0)), "all were: 5 before it was there");
+    let free = cache.lookup(high(0, 6)).unwrap();
+    load(&mut cache, free);
+    cache.pin(free);
+    assert_eq!(
+        cache.acquire_upgrade(high(0, 7)).unwrap().evicted,
+        Some(high(0, 1)),
+        "who else may leave is shielded too"
+    );
+    cache.unshield_all();
+    assert_eq!(cache.acquire(high(0, 0)).unwrap().evicted, Some(high(0, 5)));
+    cache.shield([high(0, 0), high(0, 7)].into_iter());
+    assert!(cache.release(high(0, 7)), "what is asked to leave does");
+    assert_eq!(cache.resize_share(ShareId { pool: 0, layer: 0 }, 0), None, "6 is pinned");
+    cache.unpin(free);
+    assert_eq!(cache.resize_share(ShareId { pool: 0, layer: 0 }, 0).unwrap().len(), 2);
+}
+
 /// Writes down what it is told.
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
@@ -183,6 +221,14 @@ impl Policy for Recorder {
         let precision = usage.precision.map_or("skipped".to_owned(), |precision| precision.to_string());
         let line = format!("use {expert} {precision} hit={} at {}/{}", usage.hit, now.token, now.layer);
         self.0.lock().unwrap().push(line);
+    }
+
+    fn on_share(&mut self, share: ShareId, members: &[Version]) {
+        self.0.lock().unwrap().push(format!("pool {} layer {} has {}", share.pool, share.layer, members.len()));
+    }
+
+    fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
+        self.0.lock().unwrap().push(format!("scores {scores:?} of {layer} at {}/{}", now.token, now.layer));
     }
 
     fn on_remove(&mut self, version: Version, now: Now) {
@@ -210,7 +256,8 @@ fn a_policy_hears_tokens_layers_prefetches_and_removals() {
     cache.acquire(high(1, 0)).unwrap();
     cache.next_token();
     cache.touch(expert(0, 3), use_high(true));
-    cache.touch(expert(1, 2), Use { hit: false, precision: None });
+    cache.scores(1, &[0.25, 0.75]);
+    cache.touch(expert(1, 2), Use { hit: false, precision: None, weight: 0.5 });
     cache.acquire(high(1, 2)).unwrap();
     assert_eq!(cache.acquire(high(1, 1)).unwrap().evicted, Some(high(1, 2)), "the policy's choice");
     assert_eq!(cache.acquire_upgrade(high(1, 3)).unwrap().evicted, Some(high(1, 0)), "not the policy's choice");
@@ -220,11 +267,14 @@ fn a_policy_hears_tokens_layers_prefetches_and_removals() {
     assert_eq!(
         *told,
         [
+            "pool 0 layer 0 has 4",
+            "pool 0 layer 1 has 4",
             "sequence",
             "use layer 0 expert 3 high hit=false at 0/0",
             "insert layer 0 expert 3 (high) at 0/0",
             "insert layer 1 expert 0 (high) at 0/0",
             "use layer 0 expert 3 high hit=true at 1/0",
+            "scores [0.25, 0.75] of 1 at 1/1",
             "use layer 1 expert 2 skipped hit=false at 1/1",
             "insert layer 1 expert 2 (high) at 1/1",
             "victim of 2 for layer 1 expert 1 (high) at 1/1",
@@ -282,118 +332,5 @@ fn a_global_lru_smaller_than_one_tokens_cycle_never_hits() {
         let mut by_layer = lru(vec![pool(0..8, 16, n_slots)]);
         let hits = hits_on_a_cyclic_trace(&mut by_layer, at_once, expert);
         assert_eq!(hits, hits_by_layer, "by layer, {n_slots} slots");
-    }
-}
-
-mod broken_order {
-    use super::*;
-
-    fn resident() -> (Cache, SlotId) {
-        let mut cache = lru(vec![pool(0..1, 4, 2)]);
-        let slot = cache.acquire(high(0, 0)).unwrap().slot;
-        (cache, slot)
-    }
-
-    #[test]
-    #[should_panic(expected = "is resident already")]
-    fn acquiring_twice() {
-        let (mut cache, _) = resident();
-        cache.acquire(high(0, 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "no pool has this version")]
-    fn acquiring_in_a_dense_layer() {
-        resident().0.acquire(high(5, 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "expected Loading before Ready")]
-    fn ready_without_loading() {
-        let (mut cache, slot) = resident();
-        cache.set_ready(slot, SliceKind::Up);
-    }
-
-    #[test]
-    #[should_panic(expected = "expected Free before Loading")]
-    fn loading_twice() {
-        let (mut cache, slot) = resident();
-        cache.set_loading(slot, SliceKind::Up);
-        cache.set_loading(slot, SliceKind::Up);
-    }
-
-    #[test]
-    #[should_panic(expected = "have no GateUp slice")]
-    fn a_slice_the_layer_lacks() {
-        let (mut cache, slot) = resident();
-        cache.set_loading(slot, SliceKind::GateUp);
-    }
-
-    #[test]
-    #[should_panic(expected = "not even loading")]
-    fn pinning_before_loading() {
-        let (mut cache, slot) = resident();
-        cache.set_loading(slot, SliceKind::Gate);
-        cache.pin(slot);
-    }
-
-    #[test]
-    #[should_panic(expected = "is not pinned")]
-    fn unpinning_what_is_not_pinned() {
-        let (mut cache, slot) = resident();
-        cache.unpin(slot);
-    }
-
-    #[test]
-    #[should_panic(expected = "slot is empty")]
-    fn loading_into_an_empty_slot() {
-        let (mut cache, _) = resident();
-        cache.set_loading(SlotId { pool: 0, index: 1 }, SliceKind::Gate);
-    }
-
-    #[test]
-    #[should_panic(expected = "not a hit")]
-    fn a_hit_on_a_stranger() {
-        resident().0.touch(expert(0, 1), use_high(true));
-    }
-
-    #[test]
-    #[should_panic(expected = "not a hit")]
-    fn a_hit_in_another_precision() {
-        resident().0.touch(expert(0, 0), Use { hit: true, precision: Some(Precision::Low) });
-    }
-
-    #[test]
-    #[should_panic(expected = "not a hit")]
-    fn a_hit_that_is_skipped() {
-        resident().0.touch(expert(0, 0), Use { hit: true, precision: None });
-    }
-
-    #[test]
-    #[should_panic(expected = "is resident already")]
-    fn upgrading_twice() {
-        resident().0.acquire_upgrade(high(0, 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "layer 1 expert 0 (high) belongs to two shares")]
-    fn a_version_in_two_pools() {
-        lru(vec![pool(0..2, 4, 2), pool(1..3, 4, 2)]);
-    }
-
-    #[test]
-    #[should_panic(expected = "pool 0 names layer 1 twice")]
-    fn a_layer_twice_in_a_pool() {
-        let mut layouts = pool(1..2, 4, 2);
-        layouts.layers.extend(pool_of(low, 1..2, 4, 2).layers);
-        lru(vec![layouts]);
-    }
-
-    #[test]
-    #[should_panic(expected = "cannot belong to")]
-    fn a_member_of_another_layer() {
-        let mut layouts = pool(0..2, 4, 2);
-        layouts.layers[1].members = vec![high(0, 0)];
-        lru(vec![layouts]);
     }
 }

@@ -12,7 +12,7 @@ fn all_low(n_high: u32) -> Cache {
     let kinds = SliceKinds::from_iter([SliceKind::GateUp, SliceKind::Down]);
     let pool = |version: fn(ExpertId) -> Version, n_slots| {
         let members = (0..6).map(expert).map(version).collect();
-        PoolLayout { layers: vec![LayerLayout { layer: 0, members, kinds }], n_slots }
+        PoolLayout { layers: vec![LayerLayout { layer: 0, members, kinds }], n_slots, capacities: None }
     };
     let mut cache = Cache::new(vec![pool(Version::high, n_high), pool(Version::low, 6)], Box::new(Lru::default()));
     (0..6).for_each(|index| load(&mut cache, Version::low(expert(index))));
@@ -28,7 +28,7 @@ fn load(cache: &mut Cache, version: Version) {
 }
 
 fn use_at(cache: &mut Cache, precision: Precision, index: u16, n: usize) {
-    (0..n).for_each(|_| cache.touch(expert(index), Use { hit: true, precision: Some(precision) }));
+    (0..n).for_each(|_| cache.touch(expert(index), Use { hit: true, precision: Some(precision), weight: 0.5 }));
 }
 
 /// One use per listed expert and token.
@@ -58,7 +58,7 @@ fn equals_go_by_index_and_skips_do_not_count() {
     let mut cache = all_low(2);
     use_low(&mut cache, &[&[5, 1], &[1, 5]]);
     for _ in 0..9 {
-        cache.touch(expert(0), Use { hit: false, precision: None });
+        cache.touch(expert(0), Use { hit: false, precision: None, weight: 0.5 });
     }
     assert_eq!(cache.upgrade(0), Some(expert(1)));
 }

@@ -166,7 +166,7 @@ impl Pool {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
             self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
-        PoolLayout { layers: layers.collect(), n_slots }
+        PoolLayout { layers: layers.collect(), n_slots, capacities: None }
     }
 }
 

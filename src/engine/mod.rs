@@ -15,6 +15,7 @@ mod device;
 mod devices;
 mod error;
 mod experts;
+mod gates;
 mod hook;
 mod inner;
 mod log;

@@ -336,7 +336,10 @@ impl Residency {
         for &index in need.experts {
             let expert = ExpertId { layer, index };
             if !need.again {
-                let choice = self.choose(expert, need.demands[usize::from(index)], (need.uses)(index), need.elsewhere);
+                let n_uses = (need.uses)(index);
+                // As if the router weighed all alike.
+                let weight = n_uses as f32 / need.experts.len() as f32;
+                let choice = self.choose(expert, need.demands[usize::from(index)], n_uses, weight, need.elsewhere);
                 self.choices.resize(need.demands.len().max(self.choices.len()), None);
                 self.choices[usize::from(index)] = choice;
             }
@@ -698,6 +701,7 @@ impl Residency {
         expert: ExpertId,
         demand: Demand,
         n_uses: u64,
+        weight: f32,
         elsewhere: &dyn Fn(Version) -> bool,
     ) -> Option<Precision> {
         let [high, low] = [Version::high(expert), Version::low(expert)];
@@ -725,7 +729,7 @@ impl Residency {
         let hit = is_elsewhere || slot.is_some_and(|slot| self.cache.is_ready(slot));
         // What the device has is not used here: it may age.
         if !is_elsewhere {
-            self.cache.touch(expert, Use { hit, precision });
+            self.cache.touch(expert, Use { hit, precision, weight });
         }
         self.counters.used.count(precision, n_uses);
         if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {

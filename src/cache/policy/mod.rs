@@ -1,9 +1,48 @@
 //! Who leaves when a slot is needed: one policy per file behind [`Policy`].
+//!
+//! Slots are divided among layers, so candidates are always of one layer: a policy ranks experts of a layer, never
+//! layers ([`crate::cache::allocate`] does).
 
+mod arc;
+mod belady;
+mod by_share;
+mod edgemoe;
+mod fld;
+mod foresight;
+mod hobbit;
+mod kind;
+mod lfu;
+mod lhu;
 mod lru;
+mod recency;
+mod records;
+#[cfg(test)]
+mod replay;
+mod s3fifo;
+#[cfg(test)]
+mod scripts;
+mod sieve;
+mod smoe;
+#[cfg(test)]
+mod tests;
+mod weights;
 
+pub use arc::Arc;
+pub use belady::{Belady, Upcoming};
+pub use edgemoe::EdgeMoe;
+pub use fld::Fld;
+pub use foresight::{Foresight, ForesightOptions};
+pub use hobbit::Hobbit;
+pub use kind::{PolicyKind, Shape, build};
+pub use lfu::Lfu;
+pub use lhu::Lhu;
 pub use lru::Lru;
+pub use s3fifo::S3Fifo;
+pub use sieve::Sieve;
+pub use smoe::Smoe;
+pub use weights::{Weights, WeightsError};
 
+use super::ShareId;
 use crate::expert::{ExpertId, Precision, Version};
 
 /// When something happens, as far as policies may know. There is no clock but the token.
@@ -16,32 +55,47 @@ pub struct Now {
 }
 
 /// What becomes of an expert that the router chose for a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Use {
     /// Whether every slice of the version used was ready when the router chose the expert. Never for a skipped one.
     pub hit: bool,
     /// In which precision the expert is used; `None` if it is skipped.
     pub precision: Option<Precision>,
+    /// The expert's share of the router's weight among those the token chose, which sum to 1; 1/k where the weights of
+    /// k chosen experts are not known. For a batch the sum over its tokens.
+    pub weight: f32,
 }
 
 /// Ranks residents for eviction. A policy decides and remembers; it neither loads nor frees.
 ///
 /// The cache guarantees that
+/// - every share is told with its members before anything else;
 /// - a version is inserted only while it is not resident, and leaves only by being returned from [`Policy::victim`]
 ///   or with [`Policy::on_remove`]; an expert's versions come and go independently;
 /// - uses are reported for misses and skipped experts too, before the insertion they lead to, so a policy may count
 ///   experts that are not resident; an insertion without a use before it is a prefetch or an upgrade;
 /// - candidates are resident, distinct, of the incoming version's share, neither pinned nor loading, at least one,
-///   in slot order. Others may be resident and shielded.
+///   in slot order. None of them is shielded, or all are. Others may be resident.
 ///
 /// A policy guarantees that equal calls give equal answers: no randomness without a fixed seed, no iteration in
-/// hash order.
+/// hash order. It takes weights and scores that are no numbers without a panic.
 pub trait Policy: Send {
+    /// These versions compete for the slots of `share`.
+    fn on_share(&mut self, share: ShareId, members: &[Version]) {
+        let _ = (share, members);
+    }
+
     /// `version` became resident.
     fn on_insert(&mut self, version: Version, now: Now);
 
     /// The router chose `expert`.
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now);
+
+    /// The router's probabilities of all experts of `layer` for one token, `[n_expert]`, selected or not. Where they are
+    /// known, they come before the uses of that token and layer, once per token of a batch; they may never come.
+    fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
+        let _ = (layer, scores, now);
+    }
 
     /// `version` left without being chosen by [`Policy::victim`]: released, or displaced by an upgrade.
     fn on_remove(&mut self, version: Version, now: Now) {

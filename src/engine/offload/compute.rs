@@ -812,7 +812,8 @@ fn pin_present(tier: &mut Tier, step: &Step, kinds: &[SliceKind], again: bool) -
         // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
         let hit = tier.pin(version) && tier.has(version, kinds);
         if !again {
-            tier.touch(version.expert, version.precision, hit);
+            // As if the router weighed all alike.
+            tier.touch(version, hit, 1.0 / step.used.len() as f32);
         }
         if !hit {
             missing.push(used);

@@ -19,7 +19,7 @@ use super::uploads::Uploads;
 use crate::cache::{Cache, Lru, SliceState, SlotId, Use};
 use crate::engine::pinned::{Buffer, HostMemory};
 use crate::engine::residency::{Residency, Step, Used};
-use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
+use crate::expert::{SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, SliceShape};
 use crate::load::balance::Balancer;
 use crate::stats::{DeviceCounters, DeviceReport};
@@ -479,8 +479,8 @@ impl Tier {
     }
 
     /// Counts a use, for the policy.
-    pub(super) fn touch(&mut self, expert: ExpertId, precision: Precision, hit: bool) {
-        self.cache.touch(expert, Use { hit, precision: Some(precision) });
+    pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, weight: f32) {
+        self.cache.touch(expert, Use { hit, precision: Some(precision), weight });
         match hit {
             true => self.counters.hits += 1,
             false => self.counters.misses += 1,

@@ -1,0 +1,115 @@
+//! Literal tables, and what holds for all of them.
+
+use super::*;
+use proptest::prelude::*;
+
+fn demand(members: u32, penalty: f64, hits: &[f64]) -> LayerDemand {
+    LayerDemand { members, penalty, hits: hits.to_vec() }
+}
+
+fn members(members: &[u32]) -> Vec<LayerDemand> {
+    members.iter().map(|&members| demand(members, 1.0, &[])).collect()
+}
+
+#[test]
+fn even_is_even() {
+    assert_eq!(allocate(Allocation::Even, 10, &members(&[8, 8, 8])), [4, 3, 3]);
+    assert_eq!(allocate(Allocation::Even, 10, &members(&[2, 8, 8])), [2, 4, 4]);
+    assert_eq!(allocate(Allocation::Even, 99, &members(&[0, 8])), [0, 8]);
+    assert!(allocate(Allocation::Even, 9, &[]).is_empty());
+}
+
+#[test]
+fn shallow_layers_are_filled_first() {
+    let shares = |layers, n_slots| allocate(Allocation::ShallowFirst { layers }, n_slots, &members(&[8, 8, 8, 8]));
+    assert_eq!(shares(2, 21), [8, 8, 3, 2]);
+    assert_eq!(shares(2, 11), [8, 3, 0, 0]);
+    assert_eq!(shares(0, 6), [2, 2, 1, 1]);
+    assert_eq!(shares(9, 17), [8, 8, 1, 0]);
+    assert_eq!(shares(1, 99), [8, 8, 8, 8]);
+}
+
+#[test]
+fn slots_go_where_they_save_most() {
+    let steep = [0.0, 0.6, 0.8, 0.9];
+    let flat = [0.0, 0.1, 0.2, 0.3];
+    let shares = |n_slots, penalty| {
+        allocate(Allocation::ByPenalty, n_slots, &[demand(3, 1.0, &steep), demand(3, penalty, &flat)])
+    };
+    // Gains: 0.6, 0.2, 0.1 against 0.1 each, and three times that.
+    assert_eq!([1, 2, 3, 4, 5].map(|n_slots| shares(n_slots, 1.0)), [[1, 0], [2, 0], [2, 1], [2, 2], [3, 2]]);
+    assert_eq!([1, 2, 3, 4, 5].map(|n_slots| shares(n_slots, 3.0)), [[1, 0], [1, 1], [1, 2], [1, 3], [2, 3]]);
+    assert_eq!(shares(99, 1.0), [3, 3]);
+}
+
+#[test]
+fn a_gain_that_several_slots_bring_is_spread() {
+    // LRU on a cycle of three: nothing before the third slot.
+    let cycle = demand(4, 1.0, &[0.0, 0.0, 0.0, 0.9]);
+    assert_eq!(marginal_gains(&cycle).map_to_tenths(), [3, 3, 3, 0]);
+    assert_eq!(allocate(Allocation::ByPenalty, 3, &[demand(4, 1.0, &[0.0, 0.2, 0.4, 0.6]), cycle]), [0, 3]);
+}
+
+trait Tenths {
+    fn map_to_tenths(&self) -> Vec<i64>;
+}
+
+impl Tenths for Vec<f64> {
+    fn map_to_tenths(&self) -> Vec<i64> {
+        self.iter().map(|gain| (gain * 10.0).round() as i64).collect()
+    }
+}
+
+#[test]
+fn without_a_measured_curve_penalties_alone_decide_and_none_starves() {
+    let shares =
+        |penalties: [f64; 3]| allocate(Allocation::ByPenalty, 12, &penalties.map(|penalty| demand(8, penalty, &[])));
+    assert_eq!(shares([1.0; 3]), [4, 4, 4]);
+    assert_eq!(shares([2.0, 1.0, 1.0]), [6, 3, 3]);
+    assert_eq!(shares([0.0; 3]), [4, 4, 4]);
+    assert_eq!(shares([f64::NAN, -1.0, 0.0]), [4, 4, 4], "nonsense counts for nothing");
+}
+
+#[test]
+fn words_round_trip() {
+    for kind in [Allocation::Even, Allocation::ShallowFirst { layers: 7 }, Allocation::ByPenalty] {
+        assert_eq!(kind.to_string().parse(), Ok(kind));
+    }
+    assert_eq!("shallow-first".parse(), Ok(Allocation::ShallowFirst { layers: 4 }));
+    for word in ["", "shallow", "shallow-first:", "shallow-first:x", "even:2"] {
+        let error = word.parse::<Allocation>().unwrap_err().to_string();
+        let expected = "(expected one of: even, shallow-first, shallow-first:LAYERS, by-penalty)";
+        assert_eq!(error, format!("unknown slot allocation '{word}' {expected}"));
+    }
+}
+
+fn demands() -> impl Strategy<Value = Vec<LayerDemand>> {
+    let layer = (0u32..12, -1.0f64..5.0, prop::collection::vec(0.0f64..1.0, 0..14));
+    prop::collection::vec(layer.prop_map(|(members, penalty, hits)| LayerDemand { members, penalty, hits }), 0..7)
+}
+
+proptest! {
+    #[test]
+    fn every_slot_that_can_be_used_is(demands in demands(), n_slots in 0u32..90, layers in 0u16..9) {
+        for kind in [Allocation::Even, Allocation::ShallowFirst { layers }, Allocation::ByPenalty] {
+            let shares = allocate(kind, n_slots, &demands);
+            prop_assert!(shares.iter().zip(&demands).all(|(share, demand)| *share <= demand.members));
+            let usable: u32 = demands.iter().map(|demand| demand.members).sum();
+            prop_assert_eq!(shares.iter().sum::<u32>(), usable.min(n_slots));
+        }
+    }
+
+    /// Against every division of the slots between two layers with concave curves.
+    #[test]
+    fn greedy_saves_the_most(curves in prop::array::uniform2(prop::collection::vec(0.0f64..1.0, 6)), n_slots in 0u32..12) {
+        let demands = curves.map(|mut gains| {
+            gains.sort_by(|a, b| b.total_cmp(a));
+            let sums = gains.iter().scan(0.0, |sum, gain| { *sum += gain; Some(*sum) });
+            demand(6, 1.0, &std::iter::once(0.0).chain(sums).collect::<Vec<_>>())
+        });
+        let saved = |shares: [u32; 2]| demands[0].hits[shares[0] as usize] + demands[1].hits[shares[1] as usize];
+        let chosen = allocate(Allocation::ByPenalty, n_slots, &demands);
+        let best = (0..=n_slots.min(6)).map(|first| [first, (n_slots - first).min(6)]).map(saved).fold(0.0, f64::max);
+        prop_assert!(saved([chosen[0], chosen[1]]) >= best - 1e-9);
+    }
+}

@@ -1,0 +1,83 @@
+//! EdgeMoE's frequency over distance (section III-C2).
+
+use super::recency::LastUse;
+use super::{Now, Policy, Use};
+use crate::cache::by_expert::ByExpert;
+use crate::expert::{ExpertId, Version};
+
+/// Evicts the highest `-f / ((S - i + I) mod S)`: `f` is the number of uses of an expert of layer `i` in the whole
+/// run, `I` the running layer, `S` the number of layers; a distance of 0 counts as a whole round, `S`. Of equal scores
+/// the least recently used goes.
+///
+/// As printed, the distance is how long ago layer `i` ran. Inside a share it is one and the same for all candidates.
+#[derive(Clone, Debug)]
+pub struct EdgeMoe {
+    n_layers: u16,
+    uses: ByExpert<u64>,
+    last_use: LastUse,
+}
+
+impl EdgeMoe {
+    /// For a model of so many layers.
+    pub fn new(n_layers: u16) -> Self {
+        Self { n_layers: n_layers.max(1), uses: ByExpert::default(), last_use: LastUse::default() }
+    }
+
+    /// `f / distance`: the score without its sign.
+    fn worth(&self, expert: ExpertId, running: u16) -> f64 {
+        let n_layers = i32::from(self.n_layers);
+        let distance = match (i32::from(running) - i32::from(expert.layer)).rem_euclid(n_layers) {
+            0 => n_layers,
+            distance => distance,
+        };
+        self.uses.get(expert).copied().unwrap_or(0) as f64 / f64::from(distance)
+    }
+}
+
+impl Policy for EdgeMoe {
+    fn on_insert(&mut self, version: Version, _now: Now) {
+        self.last_use.mark(version);
+    }
+
+    fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
+        if let Some(precision) = usage.precision {
+            *self.uses.entry(expert) += 1;
+            self.last_use.mark(Version { expert, precision });
+        }
+    }
+
+    fn victim(&mut self, _incoming: Version, candidates: &[Version], now: Now) -> usize {
+        self.last_use.lowest(candidates, |version| self.worth(version.expert, now.layer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::policy::scripts::{at, high, insert, token, used, victim_of};
+    use crate::expert::Precision;
+
+    #[test]
+    fn the_least_used_of_the_whole_run_goes() {
+        let mut edgemoe = EdgeMoe::new(8);
+        insert(&mut edgemoe, &[0, 1, 2]);
+        token(&mut edgemoe, 0, &[0, 1]);
+        edgemoe.begin_sequence();
+        token(&mut edgemoe, 0, &[2, 1]);
+        assert_eq!(victim_of(&mut edgemoe, &[0, 1, 2]), 0, "equal counts go by age");
+        token(&mut edgemoe, 1, &[0]);
+        assert_eq!(victim_of(&mut edgemoe, &[0, 1, 2]), 2, "counts outlive the sequence");
+    }
+
+    #[test]
+    fn frequency_is_divided_by_distance() {
+        let mut edgemoe = EdgeMoe::new(8);
+        let of_layer = |layer| ExpertId { layer, index: 0 };
+        for layer in [1, 1, 3, 3, 3, 3] {
+            edgemoe.on_use(of_layer(layer), used(Precision::High), at(0));
+        }
+        // Layer 3 runs: layer 1 is 2 behind, layer 3 a whole round.
+        assert_eq!([1, 3, 2].map(|layer| edgemoe.worth(of_layer(layer), 3)), [1.0, 0.5, 0.0]);
+        assert_eq!(edgemoe.victim(high(9), &[1, 3].map(|layer| Version::high(of_layer(layer))), at(0)), 1);
+    }
+}

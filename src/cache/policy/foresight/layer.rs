@@ -1,0 +1,255 @@
+//! What is remembered of one layer's experts.
+
+use super::learner::Features;
+use super::options::{N_FEATURES, N_RATES};
+use crate::cache::policy::Use;
+use crate::expert::Precision;
+
+/// Experts that a token uses of those of a layer, as a part, until something is known.
+const USED_PART: f32 = 0.125;
+
+/// Router scores span many orders of magnitude; beyond these, as `ln(score / threshold)`, more tells nothing.
+const MARGINS: std::ops::RangeInclusive<f32> = -8.0..=4.0;
+
+/// Brings logarithms to about 1 in size, so that all weights are learned at one rate.
+const LOG_SCALE: f32 = 0.25;
+
+/// Revealed demands that an expert's own count against its layer's.
+const PRIOR_DEMANDS: f32 = 4.0;
+
+/// How fast means fade, per token, and how much a sequence's beginning is worth.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rates {
+    pub(super) keep: [f32; N_RATES],
+    pub(super) prior_tokens: f32,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Expert {
+    /// Means that fade, by half-life: of what the router thinks of it, and of whether it was used.
+    evidence: [f32; N_RATES],
+    uses: [f32; N_RATES],
+    n_sequence: f32,
+    n_run: f32,
+    /// The step of its last use; 0 for never.
+    last_step: u64,
+    demands: Demands,
+    is_resident: [bool; Precision::COUNT],
+}
+
+/// What uses asked for while no high version was there, which would have served all of them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Demands {
+    high: f32,
+    low: f32,
+    skip: f32,
+}
+
+impl Demands {
+    fn total(self) -> f32 {
+        self.high + self.low + self.skip
+    }
+}
+
+/// One layer. A step is a token, or a batch.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Layer {
+    experts: Vec<Expert>,
+    step: u64,
+    token: Option<u64>,
+    /// Of this step: rows of scores, sum of weights, experts used.
+    n_rows: u32,
+    weight: f32,
+    n_used: usize,
+    /// Experts that a single token uses; 0 until one was seen.
+    n_chosen: usize,
+    /// Whether evidence is made of scores or of the weights of the chosen; `None` until there is any.
+    is_scored: Option<bool>,
+    sequence_tokens: f32,
+    run_tokens: f32,
+    demands: Demands,
+    /// Features some steps ago, and whether a use came since then.
+    examples: Vec<(Features, bool)>,
+    examples_age: u32,
+    scratch: Vec<f32>,
+}
+
+fn fade(means: &mut [f32; N_RATES], rates: &Rates, value: f32) {
+    means.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean = *mean * keep + value * (1.0 - keep));
+}
+
+impl Layer {
+    /// Whether `token` is another one than the running step's.
+    pub(super) fn is_next_step(&self, token: u64) -> bool {
+        self.token != Some(token)
+    }
+
+    /// Nothing more comes of the running step.
+    pub(super) fn end_step(&mut self) {
+        if self.n_rows > 1 || self.weight > 1.5 {
+            // A batch uses whatever there is: nothing to learn from.
+            self.examples.clear();
+        } else if self.n_used > 0 {
+            self.n_chosen = self.n_used;
+        }
+    }
+
+    pub(super) fn begin_step(&mut self, token: u64, rates: &Rates) {
+        (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
+        self.step += 1;
+        self.sequence_tokens += 1.0;
+        self.run_tokens += 1.0;
+        self.experts.iter_mut().for_each(|expert| fade(&mut expert.uses, rates, 0.0));
+    }
+
+    /// Whether the weights for scores apply.
+    pub(super) fn is_scored(&self) -> bool {
+        self.is_scored == Some(true)
+    }
+
+    /// Between two steps: the examples, if they have been watched for `horizon` steps, and new ones in their place.
+    pub(super) fn watched(&mut self, horizon: u32, rates: &Rates, learn: impl FnOnce(&[(Features, bool)])) {
+        self.examples_age += 1;
+        if self.examples.is_empty() || self.examples_age >= horizon {
+            let mut examples = std::mem::take(&mut self.examples);
+            learn(&examples);
+            examples.clear();
+            examples.extend((0..self.experts.len()).map(|index| (self.features(index, rates), false)));
+            self.examples = examples;
+            self.examples_age = 0;
+        }
+    }
+
+    pub(super) fn begin_sequence(&mut self) {
+        (self.token, self.n_rows, self.weight, self.n_used) = (None, 0, 0.0, 0);
+        self.sequence_tokens = 0.0;
+        self.experts.iter_mut().for_each(|expert| expert.n_sequence = 0.0);
+        self.examples.clear();
+    }
+
+    fn expert(&mut self, index: u16) -> &mut Expert {
+        let index = usize::from(index);
+        if self.experts.len() <= index {
+            self.experts.resize(index + 1, Expert::default());
+        }
+        &mut self.experts[index]
+    }
+
+    /// Forgets evidence of the other kind. Says whether what comes is the first.
+    fn expect_evidence(&mut self, is_scored: bool) -> bool {
+        let is_first = self.is_scored != Some(is_scored);
+        if is_first {
+            self.is_scored = Some(is_scored);
+            self.examples.clear();
+            self.experts.iter_mut().for_each(|expert| expert.evidence = [0.0; N_RATES]);
+        }
+        is_first
+    }
+
+    /// Evidence of each expert is how far its score lies from the last selected one's, as a logarithm.
+    pub(super) fn on_scores(&mut self, scores: &[f32], rates: &Rates) {
+        self.n_rows += 1;
+        if scores.is_empty() {
+            return;
+        }
+        self.expert((scores.len() - 1).min(usize::from(u16::MAX)) as u16);
+        let is_first = self.expect_evidence(true);
+        let positive = |score: f32| if score.is_finite() { score.max(1e-12) } else { 1e-12 };
+        self.scratch.clear();
+        self.scratch.extend(scores.iter().copied().map(positive));
+        let guess = (scores.len() as f32 * USED_PART).ceil() as usize;
+        let n_chosen = if self.n_chosen > 0 { self.n_chosen } else { guess }.clamp(1, scores.len());
+        let threshold = *self.scratch.select_nth_unstable_by(n_chosen - 1, |a, b| b.total_cmp(a)).1;
+        for (expert, score) in self.experts.iter_mut().zip(scores.iter().copied().map(positive)) {
+            let margin = (score / threshold).ln().clamp(*MARGINS.start(), *MARGINS.end()) * LOG_SCALE;
+            match is_first {
+                true => expert.evidence = [margin; N_RATES],
+                false => fade(&mut expert.evidence, rates, margin),
+            }
+        }
+    }
+
+    /// A use in the running step. Without scores, evidence of an expert is its weight, 0 where it was not chosen.
+    pub(super) fn on_use(&mut self, index: u16, usage: Use, rates: &Rates) {
+        let weight = if usage.weight.is_finite() { usage.weight.clamp(0.0, 1e6) } else { 0.0 };
+        if self.n_rows == 0 {
+            self.expect_evidence(false);
+            if self.n_used == 0 {
+                self.experts.iter_mut().for_each(|expert| fade(&mut expert.evidence, rates, 0.0));
+            }
+            let evidence = weight / (1.0 + weight);
+            let means = &mut self.expert(index).evidence;
+            means.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean += evidence * (1.0 - keep));
+        }
+        let tokens_before = self.weight.max(1.0);
+        self.weight += weight;
+        let more_tokens = self.weight.max(1.0) - tokens_before;
+        self.sequence_tokens += more_tokens;
+        self.run_tokens += more_tokens;
+        self.n_used += 1;
+        // A batch tells weights only, not how many of its tokens chose the expert.
+        let n_tokens = if weight > 1.0 { weight * self.n_chosen.max(1) as f32 } else { 1.0 };
+        let step = self.step;
+        let expert = self.expert(index);
+        let is_revealed = !expert.is_resident[Precision::High.index()];
+        if usage.precision.is_some() && expert.last_step != step {
+            expert.last_step = step;
+            expert.uses.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean += 1.0 - keep);
+            expert.n_sequence += n_tokens;
+            expert.n_run += n_tokens;
+            if let Some((_, came)) = self.examples.get_mut(usize::from(index)) {
+                *came = true;
+            }
+        }
+        if is_revealed {
+            let of_expert = &mut self.experts[usize::from(index)].demands;
+            for demands in [of_expert, &mut self.demands] {
+                match usage.precision {
+                    Some(Precision::High) => demands.high += 1.0,
+                    Some(Precision::Low) => demands.low += 1.0,
+                    None => demands.skip += 1.0,
+                }
+            }
+        }
+    }
+
+    pub(super) fn set_resident(&mut self, index: u16, precision: Precision, is_resident: bool) {
+        self.expert(index).is_resident[precision.index()] = is_resident;
+    }
+
+    /// What is known of an expert now.
+    pub(super) fn features(&self, index: usize, rates: &Rates) -> Features {
+        let stranger = Expert::default();
+        let expert = self.experts.get(index).unwrap_or(&stranger);
+        let prior = rates.prior_tokens.max(1e-3);
+        let ever = (expert.n_run + prior * USED_PART) / (self.run_tokens + prior);
+        let lately = (expert.n_sequence + prior * ever) / (self.sequence_tokens + prior);
+        let logarithm = |frequency: f32| frequency.clamp(1e-4, 1.0).ln() * LOG_SCALE;
+        let mut features = [1.0; N_FEATURES];
+        features[1..=N_RATES].copy_from_slice(&expert.evidence);
+        features[1 + N_RATES..=2 * N_RATES].copy_from_slice(&expert.uses);
+        let age = if expert.last_step > 0 { self.step - expert.last_step } else { self.step } as f32;
+        let ages = [1.0 / (1.0 + age), -(1.0 + age).ln() * LOG_SCALE];
+        features[1 + 2 * N_RATES..].copy_from_slice(&[logarithm(lately), logarithm(ever), ages[0], ages[1]]);
+        features
+    }
+
+    /// What a use costs, in high loads, if this version of the expert is gone: nothing while its other version serves it.
+    pub(super) fn cost(&self, index: u16, precision: Precision, low_cost: f32) -> f32 {
+        let stranger = Expert::default();
+        let expert = self.experts.get(usize::from(index)).unwrap_or(&stranger);
+        let [high_is_here, low_is_here] = expert.is_resident;
+        let of_layer = self.demands;
+        let part = |of: fn(Demands) -> f32, prior: f32| {
+            let layer = (of(of_layer) + prior) / (of_layer.total() + 1.0);
+            (of(expert.demands) + PRIOR_DEMANDS * layer) / (expert.demands.total() + PRIOR_DEMANDS)
+        };
+        let low = part(|demands| demands.low, 0.0) * low_cost;
+        match precision {
+            Precision::High if low_is_here => part(|demands| demands.high, 1.0),
+            Precision::High => part(|demands| demands.high, 1.0) + low,
+            Precision::Low if high_is_here => 0.0,
+            Precision::Low => low,
+        }
+    }
+}

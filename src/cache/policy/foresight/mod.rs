@@ -1,0 +1,126 @@
+//! Our own: evicts whoever is least likely to be missed soon, as learned from this very run.
+//!
+//! What predicts the next uses of an expert of a layer?
+//! - *What the router thinks of it*, chosen or not: an expert that just missed selection is more likely to come than one
+//!   that did without a chance. The evidence is `ln(score / score of the last selected)`, whose sign is selection itself,
+//!   averaged over a short, a middle and a long memory (SMoE averages plain scores over one window, where the few large
+//!   ones decide).
+//! - *Uses*, over the same memories: recency and frequency with everything between them (LRU and LFU are the ends).
+//! - *How often this sequence used it*, drawn towards *how often the whole run did* while the sequence is young.
+//! - *Recency*, as `1 / (1 + age)` and `-ln(1 + age)`, age in tokens since the last use.
+//!
+//! Their logistic mixture is the probability `P` of a use within some tokens. Its weights are learned online: every so
+//! many tokens of a layer, what was known of each of its experts then is compared with what was used since. All layers
+//! learn one set of weights, so a hundred tokens teach a lot; one set where scores are known, another where they are
+//! not.
+//!
+//! A version's worth is `P` times what its loss costs: a low load where the expert's uses ask for no more, nothing while
+//! its other version serves them. Layer distance says nothing here: candidates are of one layer.
+
+mod layer;
+mod learner;
+mod options;
+#[cfg(test)]
+mod tests;
+
+pub use options::ForesightOptions;
+
+use super::recency::LastUse;
+use super::{Now, Policy, Use};
+use crate::expert::{ExpertId, Version};
+use layer::{Layer, Rates};
+use learner::Learner;
+
+/// Evicts the version of the least expected cost of being missed; of equal ones the least recently used.
+///
+/// It takes about 25 ns per expert and token, and 100 ns per candidate.
+#[derive(Clone, Debug)]
+pub struct Foresight {
+    rates: Rates,
+    horizon_tokens: u32,
+    low_cost: f32,
+    layers: Vec<Layer>,
+    scored: Learner,
+    blind: Learner,
+    last_use: LastUse,
+}
+
+impl Foresight {
+    /// `low_cost` as in [`super::Shape`].
+    pub fn new(options: ForesightOptions, low_cost: f32) -> Self {
+        let keep = options.half_lives.map(|half_life| (-1.0 / half_life.max(1e-3)).exp2());
+        let learner = |origin| Learner::new(origin, options.learning_rate, options.pull);
+        Self {
+            rates: Rates { keep, prior_tokens: options.prior_tokens },
+            horizon_tokens: options.horizon_tokens.max(1),
+            low_cost,
+            layers: Vec::new(),
+            scored: learner(options.scored),
+            blind: learner(options.blind),
+            last_use: LastUse::default(),
+        }
+    }
+
+    fn layer(&mut self, layer: u16) -> &mut Layer {
+        let layer = usize::from(layer);
+        if self.layers.len() <= layer {
+            self.layers.resize(layer + 1, Layer::default());
+        }
+        &mut self.layers[layer]
+    }
+
+    /// The layer, its step that of `token`.
+    fn step(&mut self, layer: u16, token: u64) -> &mut Layer {
+        self.layer(layer);
+        let Self { layers, rates, scored, blind, horizon_tokens, .. } = self;
+        let layer = &mut layers[usize::from(layer)];
+        if layer.is_next_step(token) {
+            layer.end_step();
+            let learner = if layer.is_scored() { scored } else { blind };
+            layer.watched(*horizon_tokens, rates, |examples| learner.learn(examples));
+            layer.begin_step(token, rates);
+        }
+        layer
+    }
+
+    fn worth(&self, Version { expert, precision }: Version) -> f64 {
+        let Some(layer) = self.layers.get(usize::from(expert.layer)) else { return 0.0 };
+        let learner = if layer.is_scored() { &self.scored } else { &self.blind };
+        let probability = learner.predict(&layer.features(usize::from(expert.index), &self.rates));
+        f64::from(probability) * f64::from(layer.cost(expert.index, precision, self.low_cost))
+    }
+}
+
+impl Policy for Foresight {
+    fn on_insert(&mut self, version: Version, _now: Now) {
+        self.layer(version.expert.layer).set_resident(version.expert.index, version.precision, true);
+        self.last_use.mark(version);
+    }
+
+    fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
+        let rates = self.rates;
+        self.step(expert.layer, now.token).on_use(expert.index, usage, &rates);
+        if let Some(precision) = usage.precision {
+            self.last_use.mark(Version { expert, precision });
+        }
+    }
+
+    fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
+        let rates = self.rates;
+        self.step(layer, now.token).on_scores(scores, &rates);
+    }
+
+    fn on_remove(&mut self, version: Version, _now: Now) {
+        self.layer(version.expert.layer).set_resident(version.expert.index, version.precision, false);
+    }
+
+    fn begin_sequence(&mut self) {
+        self.layers.iter_mut().for_each(Layer::begin_sequence);
+    }
+
+    fn victim(&mut self, _incoming: Version, candidates: &[Version], now: Now) -> usize {
+        let position = self.last_use.lowest(candidates, |version| self.worth(version));
+        self.on_remove(candidates[position], now);
+        position
+    }
+}

@@ -1,0 +1,136 @@
+//! Policies by name.
+
+use super::{
+    Arc, EdgeMoe, Fld, Foresight, ForesightOptions, Hobbit, Lfu, Lhu, Lru, Policy, S3Fifo, Sieve, Smoe, Weights,
+};
+use crate::options::UnknownWord;
+use std::fmt;
+use std::str::FromStr;
+
+/// The policies there are to choose from: all but [`super::Belady`], which must be told the future.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PolicyKind {
+    /// [`Lru`].
+    #[default]
+    Lru,
+    /// [`Lfu`].
+    Lfu,
+    /// [`Lhu`].
+    Lhu,
+    /// [`Fld`].
+    Fld,
+    /// [`Hobbit`].
+    Hobbit,
+    /// [`EdgeMoe`].
+    EdgeMoe,
+    /// [`Smoe`].
+    Smoe,
+    /// [`Arc`].
+    Arc,
+    /// [`S3Fifo`].
+    S3Fifo,
+    /// [`Sieve`].
+    Sieve,
+    /// [`Foresight`].
+    Foresight,
+}
+
+impl PolicyKind {
+    /// Every kind, baselines first.
+    pub const ALL: [Self; 11] = [
+        Self::Lru,
+        Self::Lfu,
+        Self::Lhu,
+        Self::Fld,
+        Self::Hobbit,
+        Self::EdgeMoe,
+        Self::Smoe,
+        Self::Arc,
+        Self::S3Fifo,
+        Self::Sieve,
+        Self::Foresight,
+    ];
+
+    /// The word that chooses it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::Lfu => "lfu",
+            Self::Lhu => "lhu",
+            Self::Fld => "fld",
+            Self::Hobbit => "hobbit",
+            Self::EdgeMoe => "edgemoe",
+            Self::Smoe => "smoe",
+            Self::Arc => "arc",
+            Self::S3Fifo => "s3fifo",
+            Self::Sieve => "sieve",
+            Self::Foresight => "foresight",
+        }
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == word)
+            .ok_or_else(|| UnknownWord::new("cache policy", word, Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What policies know of the model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shape {
+    /// Layers of the model, dense ones included.
+    pub n_layers: u16,
+    /// Bytes of a low version for each byte of a high one, which is what its load costs beside a high one; 1 if there
+    /// are no low versions.
+    pub low_cost: f32,
+}
+
+/// A policy that has seen nothing yet. Only [`Hobbit`] looks at the weights.
+pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Policy> {
+    match kind {
+        PolicyKind::Lru => Box::new(Lru::default()),
+        PolicyKind::Lfu => Box::new(Lfu::default()),
+        PolicyKind::Lhu => Box::new(Lhu::default()),
+        PolicyKind::Fld => Box::new(Fld::new(shape.n_layers)),
+        PolicyKind::Hobbit => Box::new(Hobbit::new(*weights, shape.n_layers)),
+        PolicyKind::EdgeMoe => Box::new(EdgeMoe::new(shape.n_layers)),
+        PolicyKind::Smoe => Box::new(Smoe::default()),
+        PolicyKind::Arc => Box::new(Arc::default()),
+        PolicyKind::S3Fifo => Box::new(S3Fifo::default()),
+        PolicyKind::Sieve => Box::new(Sieve::default()),
+        PolicyKind::Foresight => Box::new(Foresight::new(ForesightOptions::default(), shape.low_cost)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_round_trip() {
+        for kind in PolicyKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn unknown_words_name_the_choices() {
+        let error = "mru".parse::<PolicyKind>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "unknown cache policy 'mru' (expected one of: lru, lfu, lhu, fld, hobbit, edgemoe, smoe, arc, s3fifo, sieve, \
+             foresight)"
+        );
+    }
+}

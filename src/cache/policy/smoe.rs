@@ -1,0 +1,173 @@
+//! SMoE's score eviction (section IV-B, equation 3).
+
+use super::recency::LastUse;
+use super::{Now, Policy, Use};
+use crate::expert::{ExpertId, Version};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Evicts the lowest mean router score over the last `n` tokens, those included that did not select the expert. The
+/// paper's shield, that what the running layer needs stays, is the cache's: it is pinned.
+///
+/// Where a token's scores are not known, the weights of the experts it chose are its scores, and 0 is the others'.
+/// Of equal means the least recently used goes.
+#[derive(Clone, Debug)]
+pub struct Smoe {
+    n_tokens: usize,
+    layers: BTreeMap<u16, Window>,
+    last_use: LastUse,
+}
+
+/// The last tokens' scores of one layer, oldest first.
+#[derive(Clone, Debug, Default)]
+struct Window {
+    rows: VecDeque<Row>,
+    /// The token that [`Policy::on_scores`] told scores of, and the token whose weights are the last row.
+    scored: Option<u64>,
+    weighed: Option<u64>,
+}
+
+/// Scores by expert index; those beyond the end are 0.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    scores: Vec<f32>,
+    /// What makes the row one token's: a batch's weights sum to its tokens.
+    total: f32,
+}
+
+impl Smoe {
+    /// The paper does not give its `n`; it shows that scores tell the next three tokens.
+    pub const N_TOKENS: usize = 8;
+
+    /// Means over so many tokens, at least one.
+    pub fn new(n_tokens: usize) -> Self {
+        Self { n_tokens: n_tokens.max(1), layers: BTreeMap::new(), last_use: LastUse::default() }
+    }
+
+    fn mean(&self, expert: ExpertId) -> f64 {
+        let Some(window) = self.layers.get(&expert.layer) else { return 0.0 };
+        let score = |row: &Row| row.scores.get(usize::from(expert.index)).map_or(0.0, |score| score / row.total);
+        let sum: f64 = window.rows.iter().map(score).map(f64::from).filter(|score| score.is_finite()).sum();
+        sum / window.rows.len().max(1) as f64
+    }
+}
+
+impl Default for Smoe {
+    fn default() -> Self {
+        Self::new(Self::N_TOKENS)
+    }
+}
+
+impl Window {
+    /// The row of a token that was not there yet, its memory that of the row that falls out.
+    fn next_row(&mut self, n_tokens: usize) -> &mut Row {
+        let mut row = if self.rows.len() < n_tokens { None } else { self.rows.pop_front() }.unwrap_or_default();
+        row.scores.clear();
+        row.total = 0.0;
+        self.rows.push_back(row);
+        self.rows.back_mut().expect("just pushed")
+    }
+}
+
+impl Policy for Smoe {
+    fn on_insert(&mut self, version: Version, _now: Now) {
+        self.last_use.mark(version);
+    }
+
+    fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
+        if let Some(precision) = usage.precision {
+            self.last_use.mark(Version { expert, precision });
+        }
+        let window = self.layers.entry(expert.layer).or_default();
+        if window.scored == Some(now.token) || !usage.weight.is_finite() {
+            return;
+        }
+        if window.weighed != Some(now.token) {
+            window.weighed = Some(now.token);
+            window.next_row(self.n_tokens);
+        }
+        let row = window.rows.back_mut().expect("this token's row");
+        let index = usize::from(expert.index);
+        row.scores.resize(row.scores.len().max(index + 1), 0.0);
+        row.scores[index] += usage.weight;
+        row.total += usage.weight;
+    }
+
+    fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
+        let window = self.layers.entry(layer).or_default();
+        window.scored = Some(now.token);
+        let row = window.next_row(self.n_tokens);
+        row.scores.extend_from_slice(scores);
+        row.total = 1.0;
+    }
+
+    fn begin_sequence(&mut self) {
+        for window in self.layers.values_mut() {
+            (window.scored, window.weighed) = (None, None);
+        }
+    }
+
+    fn victim(&mut self, _incoming: Version, candidates: &[Version], _now: Now) -> usize {
+        self.last_use.lowest(candidates, |version| self.mean(version.expert))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::policy::scripts::{at, high, insert, token, used, victim_of};
+    use crate::expert::Precision;
+
+    #[test]
+    fn the_lowest_mean_goes_even_if_it_was_selected() {
+        let mut smoe = Smoe::new(2);
+        insert(&mut smoe, &[0, 1, 2]);
+        smoe.on_scores(3, &[0.1, 0.3, 0.6], at(0));
+        smoe.on_scores(3, &[0.4, 0.3, 0.3], at(1));
+        token(&mut smoe, 1, &[0]);
+        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 0);
+        assert_eq!(smoe.mean(high(2).expert), f64::midpoint(f64::from(0.6f32), f64::from(0.3f32)));
+        smoe.on_scores(3, &[0.4, 0.2, 0.4], at(2));
+        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 1, "the first token fell out");
+        smoe.on_scores(4, &[0.0, 1.0, 0.0], at(2));
+        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 1, "another layer's");
+    }
+
+    #[test]
+    fn without_scores_the_weights_of_the_chosen_count() {
+        let mut smoe = Smoe::new(3);
+        insert(&mut smoe, &[0, 1, 2]);
+        let weigh = |smoe: &mut Smoe, index: u16, weight: f32, time| {
+            smoe.on_use(high(index).expert, Use { weight, ..used(Precision::High) }, at(time));
+        };
+        for (index, weight) in [(0, 0.3), (1, 0.7)] {
+            weigh(&mut smoe, index, weight, 0);
+        }
+        // A batch of eight tokens is one row.
+        for (index, weight) in [(0, 4.0), (1, 1.0), (2, 3.0)] {
+            weigh(&mut smoe, index, weight, 1);
+        }
+        let means = [0, 1, 2].map(|index| (smoe.mean(high(index).expert) * 1000.0).round());
+        assert_eq!(means, [400.0, 412.0, 188.0]);
+        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 2);
+        // Token 2 has scores: its weights are not counted again.
+        smoe.on_scores(3, &[0.0, 0.0, 1.0], at(2));
+        weigh(&mut smoe, 0, 1.0, 2);
+        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 0);
+        // Token 0 of another sequence is not the one that was known.
+        smoe.on_scores(3, &[0.0, 1.0, 0.0], at(0));
+        smoe.begin_sequence();
+        weigh(&mut smoe, 2, 1.0, 0);
+        assert_eq!(smoe.layers[&3].rows.len(), 3);
+        assert_eq!(smoe.mean(high(2).expert), 2.0 / 3.0);
+    }
+
+    #[test]
+    fn what_is_no_number_counts_for_nothing() {
+        let mut smoe = Smoe::default();
+        insert(&mut smoe, &[0, 1]);
+        smoe.on_scores(3, &[f32::NAN, 0.1], at(0));
+        smoe.on_use(high(0).expert, Use { weight: f32::NAN, ..used(Precision::High) }, at(1));
+        smoe.on_use(high(0).expert, Use { weight: 0.0, ..used(Precision::High) }, at(2));
+        assert_eq!(victim_of(&mut smoe, &[1, 0]), 0);
+    }
+}
