@@ -1,9 +1,11 @@
 //! What a caller may choose: plain data, defaults as in llama.cpp's `common_params`.
 
+mod caching;
 mod device;
 mod precision;
 mod sampling;
 
+pub use caching::CachingOptions;
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode};
 pub use precision::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
@@ -48,6 +50,8 @@ pub struct ModelOptions {
     pub low_share: LowShare,
     /// When a low-precision version may stand in.
     pub precision: PrecisionOptions,
+    /// Which experts stay in memory.
+    pub caching: CachingOptions,
     /// How expert bytes are read.
     pub io: IoMode,
     /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
@@ -68,6 +72,7 @@ impl Default for ModelOptions {
             low: None,
             low_share: LowShare::default(),
             precision: PrecisionOptions::default(),
+            caching: CachingOptions::default(),
             io: IoMode::default(),
             n_gpu_layers: -1,
             device: DeviceOptions::default(),

@@ -1,5 +1,6 @@
 //! What was typed: every flag as given, unread and unresolved. Names, defaults and environment follow llama.cpp.
 
+mod caching;
 mod device;
 mod precision;
 mod sampling;
@@ -12,6 +13,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
+pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use sampling::SamplingArgs;
@@ -66,6 +68,8 @@ pub struct LowArgs {
     pub device: DeviceArgs,
     #[command(flatten)]
     pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub caching: CachingArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
     #[command(flatten)]

@@ -32,6 +32,8 @@ pub(super) struct ExpertBackend {
     routing: Routing,
     /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
     weights: Vec<f32>,
+    /// The same of a single token in exact mode, as far as somebody wanted to know.
+    known: Vec<f32>,
     /// By expert index.
     demands: Vec<Demand>,
     decided: Decided,
@@ -71,6 +73,7 @@ impl ExpertBackend {
             abort: (None, std::ptr::null_mut()),
             routing: Routing::default(),
             weights: Vec::new(),
+            known: Vec::new(),
             demands: Vec::new(),
             decided: Decided::default(),
             rows: Vec::new(),
@@ -216,10 +219,17 @@ impl ExpertBackend {
             weights = unsafe { self.decide(experts, residency, tag.layer, n_expert, nodes)? };
         }
         let single = self.routing.n_tokens == 1;
+        self.known.clear();
+        let exact = self.weights.is_empty();
+        if single && !again {
+            // SAFETY: by the caller.
+            unsafe { self.tell_scores(residency, tag.layer, nodes[0], n_expert) };
+        }
         let step = residency.begin(&Need {
             layer: tag.layer,
             experts: &self.routing.needed,
             uses: &|expert| self.routing.pairs_of(expert).len() as u64,
+            weights: &|expert| self.routing.share(expert, if exact { &self.known } else { &self.weights }),
             demands: &self.demands,
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
@@ -234,6 +244,33 @@ impl ExpertBackend {
         let result = unsafe { self.products(experts, residency, &step, &kinds, nodes) };
         residency.end(step, single && self.decided.kinds.len() >= residency.n_kinds(tag.layer));
         result
+    }
+
+    /// Tells the policy what the router thinks of all experts, and takes the weights of the chosen ones from that where
+    /// they are not known better.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`]; `product` is its first product, of one token.
+    unsafe fn tell_scores(
+        &mut self,
+        residency: &mut Residency,
+        layer: u16,
+        product: *mut ggml_tensor,
+        n_expert: usize,
+    ) {
+        // SAFETY: by the caller: sources of a live node are live and computed, floats of a row contiguous.
+        let scores = unsafe {
+            let (input, ids) = (&*(*product).src[1], (*product).src[2]);
+            // Experts with inputs of their own have none that the router had.
+            if input.ne[1] != 1 || input.type_ != llama::GGML_TYPE_F32 {
+                return;
+            }
+            let x = slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize);
+            residency.scores(layer, ids, x, n_expert)
+        };
+        if let Some(scores) = scores {
+            self.known.extend(self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
+        }
     }
 
     /// Asks for a precision for each expert of the layer (`self.demands`); returns the router's weights unless the mode

@@ -16,7 +16,8 @@ use super::pinned::{HostMemory, Reach};
 use super::precision::Precisions;
 use super::residency::{Description, Parts, Residency};
 use super::tiers;
-use crate::cache::{Cache, LayerLayout, Lru, PoolLayout, SliceKinds};
+use crate::cache::policy::{self, Policy, Shape};
+use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::gguf::{Catalog, LayerCatalog};
 use crate::load::{Loader, LoaderOptions};
@@ -128,7 +129,8 @@ pub(super) fn set_up(
     let devices = tiers::reports(&shared.placement, &tiers);
     let description = Description { plan, io_choice: choice.to_string(), precision, devices };
     let parts = Parts {
-        cache: Cache::new(layouts, Box::new(Lru::default())),
+        cache: Cache::new(layouts, policy_of(model, &catalog)),
+        wants_scores: shared.options.caching.policy.needs_scores(),
         catalog,
         pools: arenas,
         staging_memory,
@@ -141,6 +143,16 @@ pub(super) fn set_up(
     new.preload()?;
     *residency = Some(new);
     Ok(description)
+}
+
+/// Who decides which of these experts leave.
+pub(super) fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
+    let caching = &model.shared.options.caching;
+    let bytes = |precision| catalog.bytes(precision) as f32 / catalog.layers.len().max(1) as f32;
+    let low_cost =
+        if catalog.bytes(Precision::Low) == 0 { 1.0 } else { bytes(Precision::Low) / bytes(Precision::High) };
+    let n_layers = catalog.layers.last().map_or(1, |layer| layer.layer + 1);
+    policy::build(caching.policy, &caching.weights, Shape { n_layers, low_cost })
 }
 
 /// Versions of one class and precision.

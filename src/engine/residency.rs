@@ -16,8 +16,9 @@ mod upgrades;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use ggml_sys::llama::ggml_backend_dev_t;
+use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
+use super::gates::Gates;
 use super::offload::Tier;
 use super::precision::Precisions;
 use super::staging::{Staged, Staging};
@@ -111,6 +112,8 @@ pub(super) struct Need<'a> {
     pub(super) experts: &'a [u16],
     /// How often the batch uses each of them, by expert index.
     pub(super) uses: &'a dyn Fn(u16) -> u64,
+    /// Their shares of the router's weight, by expert index: a token's sum to 1.
+    pub(super) weights: &'a dyn Fn(u16) -> f32,
     /// In which precision, by expert index.
     pub(super) demands: &'a [Demand],
     /// The matrices, in the order of the split's products.
@@ -190,6 +193,8 @@ struct Upgrade {
 pub(super) struct Parts {
     pub(super) catalog: Catalog,
     pub(super) cache: Cache,
+    /// The policy wants to know the router's probabilities of all experts.
+    pub(super) wants_scores: bool,
     /// One arena per pool of the cache.
     pub(super) pools: Vec<Arena>,
     pub(super) staging_memory: Arena,
@@ -216,6 +221,9 @@ pub(super) struct Residency {
     tiers: Vec<Option<Tier>>,
     loader: Loader,
     cache: Cache,
+    /// Routers, as far as somebody wants to know what they say.
+    gates: Gates,
+    wants_scores: bool,
     staging: Staging,
     catalog: Catalog,
     layers: Vec<Option<Layer>>,
@@ -250,7 +258,8 @@ unsafe impl Send for Residency {}
 impl Residency {
     /// Puts cache, memory and loader together.
     pub(super) fn new(parts: Parts, description: Description) -> Self {
-        let Parts { catalog, cache, pools, staging_memory, staging_stride, loader, precisions, tiers } = parts;
+        let Parts { catalog, cache, wants_scores, pools, staging_memory, staging_stride, loader, precisions, tiers } =
+            parts;
         let n_layer = catalog.layers.last().map_or(0, |layer| usize::from(layer.layer) + 1);
         let mut layers: Vec<Option<Layer>> = (0..n_layer).map(|_| None).collect();
         for layer in &catalog.layers {
@@ -293,6 +302,8 @@ impl Residency {
             tiers: tiers.into_iter().map(Some).collect(),
             loader,
             cache,
+            gates: Gates::default(),
+            wants_scores,
             staging: Staging::new(n_staging),
             catalog,
             layers,
@@ -320,6 +331,27 @@ impl Residency {
         &self.description
     }
 
+    /// What the router of `layer` says of all of its experts for one token with the input `x`, `[n_expert]`: tells the
+    /// policy. `None` where nobody wants to know, or its router is not understood.
+    ///
+    /// # Safety
+    /// `ids` is a live node that was computed: the router's choice.
+    pub(super) unsafe fn scores(
+        &mut self,
+        layer: u16,
+        ids: *mut ggml_tensor,
+        x: &[f32],
+        n_expert: usize,
+    ) -> Option<Vec<f32>> {
+        // SAFETY: by the caller.
+        if !self.wants_scores || !(self.gates.knows(layer) || unsafe { self.gates.learn(layer, ids, n_expert) }) {
+            return None;
+        }
+        let (_, scores) = self.gates.scores(x, &[layer]).pop()?;
+        self.cache.scores(layer, &scores);
+        Some(scores)
+    }
+
     /// Starts a split.
     pub(super) fn begin(&mut self, need: &Need) -> Step {
         self.poll();
@@ -337,9 +369,13 @@ impl Residency {
             let expert = ExpertId { layer, index };
             if !need.again {
                 let n_uses = (need.uses)(index);
-                // As if the router weighed all alike.
-                let weight = n_uses as f32 / need.experts.len() as f32;
-                let choice = self.choose(expert, need.demands[usize::from(index)], n_uses, weight, need.elsewhere);
+                let choice = self.choose(
+                    expert,
+                    need.demands[usize::from(index)],
+                    n_uses,
+                    (need.weights)(index),
+                    need.elsewhere,
+                );
                 self.choices.resize(need.demands.len().max(self.choices.len()), None);
                 self.choices[usize::from(index)] = choice;
             }
@@ -465,6 +501,7 @@ impl Residency {
                 layer,
                 experts,
                 uses: &|_| 0,
+                weights: &|_| 0.0,
                 demands: &demands,
                 kinds: &kinds,
                 dense: false,

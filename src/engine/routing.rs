@@ -70,6 +70,17 @@ impl Routing {
         Ok(())
     }
 
+    /// The expert's share of the router's weight, summed over tokens, of each of which all shares sum to 1. `weights` is
+    /// `[n_tokens][n_used]`; where it is empty, all weigh alike.
+    pub(super) fn share(&self, expert: u16, weights: &[f32]) -> f32 {
+        let share = |pair: &Pair| {
+            let row = pair.token as usize * self.n_used..(pair.token as usize + 1) * self.n_used;
+            let sum: f32 = weights.get(row.clone()).map_or(0.0, |row| row.iter().sum());
+            if sum > 0.0 { weights[row.start + pair.rank as usize] / sum } else { 1.0 / self.n_used as f32 }
+        };
+        self.pairs_of(expert).iter().map(share).sum()
+    }
+
     /// Every use of an expert.
     pub(super) fn pairs_of(&self, expert: u16) -> &[Pair] {
         let e = usize::from(expert);

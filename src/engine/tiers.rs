@@ -4,12 +4,12 @@ use super::calibrate::{Subject, by_bytes, calibrate};
 use super::context::default_threads;
 use super::error::Error;
 use super::log;
-use super::memory::{Pool, pools_of};
+use super::memory::{Pool, policy_of, pools_of};
 use super::model::Model;
 use super::offload::{Memory, Parts, Refused, Tier, staging_stride, tier};
 use super::pinned::Reach;
 use super::placement::DeviceLayers;
-use crate::cache::{Cache, Lru};
+use crate::cache::Cache;
 use crate::calibrate::cache_path;
 use crate::expert::Precision;
 use crate::gguf::Catalog;
@@ -73,7 +73,7 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
         let (plan, cache, memory) = loop {
             let plan = DevicePlan::new(&input)?;
             let layouts = pools.iter().zip(&plan.pools).map(|(pool, planned)| pool.layout(&catalog, planned.n_slots));
-            let cache = Cache::new(layouts.collect(), Box::new(Lru::default()));
+            let cache = Cache::new(layouts.collect(), policy_of(model, &catalog));
             let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
             match Memory::allocate(dev, &catalog, &cache, &classes, plan.staging_slots as usize) {
                 Ok(memory) => break (plan, cache, memory),

@@ -51,6 +51,11 @@ impl PolicyKind {
         Self::Foresight,
     ];
 
+    /// Whether it gains by [`Policy::on_scores`]: then they are worth computing.
+    pub const fn needs_scores(self) -> bool {
+        matches!(self, Self::Smoe | Self::Foresight)
+    }
+
     /// The word that chooses it.
     pub const fn name(self) -> &'static str {
         match self {

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser};
 
-use crate::cli::args::{self, ContextArgs, DeviceArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs, Switch};
+use crate::cli::args::{
+    self, CachingArgs, ContextArgs, DeviceArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs, Switch,
+};
 use crate::cli::argv::Note;
 
 const EXAMPLES: &str = "\
@@ -48,6 +50,8 @@ pub struct LowArgs {
     pub device: DeviceArgs,
     #[command(flatten)]
     pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub caching: CachingArgs,
     #[command(flatten)]
     pub text: TextArgs,
     #[command(flatten)]

@@ -107,6 +107,7 @@ impl HiArgs {
                 low: low.precision.source(),
                 low_share: low.precision.low_share,
                 precision: low.precision.options(),
+                caching: low.caching.options(),
                 io: low.memory.io,
                 n_gpu_layers: low.device.n_gpu_layers,
                 device: low.device.options(),

@@ -391,6 +391,7 @@ impl Offload {
             layer: tag.layer,
             experts: &self.routing.needed,
             uses: &|expert| self.routing.pairs_of(expert).len() as u64,
+            weights: &|expert| self.routing.share(expert, &self.weights),
             demands: &self.demands,
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
@@ -512,7 +513,7 @@ impl Offload {
         nodes: &[*mut ggml_tensor],
         again: bool,
     ) -> Result<(), Failed> {
-        let missing = pin_present(tier, step, kinds, again);
+        let missing = pin_present(tier, step, kinds, again, |expert| self.routing.share(expert, &self.weights));
         let kinds_of: Vec<Option<SliceKind>> =
             // SAFETY: nodes of a live graph.
             nodes.iter().map(|&node| unsafe { self.product(node) }.map(|tag| tag.kind)).collect();
@@ -802,7 +803,13 @@ fn give_back(residency: &mut Residency, tier: &mut Tier) {
 }
 
 /// Pins what a step uses and is on the device. What is not, in the order of need.
-fn pin_present(tier: &mut Tier, step: &Step, kinds: &[SliceKind], again: bool) -> Vec<Used> {
+fn pin_present(
+    tier: &mut Tier,
+    step: &Step,
+    kinds: &[SliceKind],
+    again: bool,
+    weight: impl Fn(u16) -> f32,
+) -> Vec<Used> {
     let mut missing = Vec::new();
     if tier.is_unified() {
         return missing;
@@ -812,8 +819,7 @@ fn pin_present(tier: &mut Tier, step: &Step, kinds: &[SliceKind], again: bool) -
         // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
         let hit = tier.pin(version) && tier.has(version, kinds);
         if !again {
-            // As if the router weighed all alike.
-            tier.touch(version, hit, 1.0 / step.used.len() as f32);
+            tier.touch(version, hit, weight(used.index));
         }
         if !hit {
             missing.push(used);
