@@ -19,11 +19,14 @@
 //! On a device, `engine::offload` takes the place of `engine::compute`: a second cache of slots there, filled from the
 //! host's.
 //!
+//! Beside the way of a token, [`predict`] guesses what later layers will use, and [`load::prefetch`] decides what of it is
+//! worth reading ahead. A [`trace`] of a run keeps who was routed where; [`sim`] replays it under other decisions.
+//!
 //! [`pack`] beside them is a file format: a model with every expert as one record, in two precisions. To the others it
 //! is one more [`gguf::Gguf`] with a [`gguf::Catalog`].
 //!
-//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `store::mode`) are pure:
-//! no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
+//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `predict`,
+//! `load::prefetch`, `store::mode`) are pure: no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
 //!
 //! # Example
 //!
@@ -69,10 +72,13 @@ mod options;
 pub mod pack;
 pub mod perplexity;
 pub mod plan;
+pub mod predict;
 pub mod profile;
 pub mod route;
+pub mod sim;
 pub mod stats;
 pub mod store;
+pub mod trace;
 
 #[cfg(feature = "engine")]
 pub use engine::*;

@@ -1,5 +1,5 @@
-//! The command lines of `hobbit-cli`, in [`perplexity`] of `hobbit-perplexity` and in `rpc` of `hobbit-rpc`, from words
-//! to exit status.
+//! The command lines of `hobbit-cli`, in [`perplexity`] of `hobbit-perplexity`, in [`sim`] of `hobbit-sim` and in `rpc` of
+//! `hobbit-rpc`, from words to exit status.
 //!
 //! [`argv`] turns llama.cpp's spelling into clap's ([`foreign`] knows the flags that are not here), [`args`] holds what
 //! was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes processed. `run` opens the model
@@ -18,6 +18,7 @@ mod lines;
 mod perplexity;
 mod report;
 mod resolve;
+mod sim;
 mod stop;
 mod utf8;
 
@@ -48,3 +49,4 @@ pub use perplexity::main as perplexity_main;
 pub use rpc::main as rpc_main;
 #[cfg(feature = "engine")]
 pub use run::main;
+pub use sim::main as sim_main;

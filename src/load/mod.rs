@@ -5,6 +5,7 @@
 //! disk stays busy while the engine computes.
 
 pub mod balance;
+pub mod prefetch;
 mod queue;
 
 #[cfg(test)]

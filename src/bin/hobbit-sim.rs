@@ -1,0 +1,5 @@
+//! `hobbit-sim`: what other policies, predictors and budgets would have done with a recorded run.
+
+fn main() -> std::process::ExitCode {
+    hobbit::cli::sim_main()
+}

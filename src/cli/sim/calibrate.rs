@@ -1,0 +1,57 @@
+//! `hobbit-sim calibrate`: HOBBIT's weights and thresholds from traces.
+
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Result;
+
+use super::args::CalibrateArgs;
+use crate::route::Thresholds;
+use crate::sim::{FitGoal, Recording, fit};
+
+pub fn run(args: &CalibrateArgs, out: &mut dyn Write) -> Result<()> {
+    let thresholds = match (args.t1, args.t2) {
+        (Some(t1), Some(t2)) => Some(Thresholds::new(t1, t2)?),
+        _ => None,
+    };
+    let mut recordings = Vec::new();
+    for file in &args.files {
+        let mut recording = Recording::open(file)?;
+        super::warn_of_cut(file, recording.truncated);
+        if let Some(percent) = args.low_bytes {
+            recording.assume_low(percent);
+        }
+        recordings.push(recording);
+    }
+    let goal = FitGoal {
+        policy: args.policy,
+        budget: args.budget,
+        allocation: args.allocation,
+        low_percent: args.low_share,
+        shares: args.shares,
+        thresholds,
+    };
+    let shows = io::stderr().is_terminal();
+    let fitted = fit(&recordings, &goal, &mut |n| {
+        if shows {
+            let _ = write!(io::stderr(), "\r{n} replays");
+        }
+        true
+    });
+    if shows {
+        let _ = write!(io::stderr(), "\r                    \r");
+    }
+    let fitted = fitted?;
+    super::write_whole(&args.output, &(serde_json::to_string_pretty(&fitted)? + "\n"))?;
+    let [lru, lfu, lhu, fld] = fitted.weights;
+    writeln!(out, "{}: weights lru {lru}, lfu {lfu}, lhu {lhu}, fld {fld}", fitted.policy)?;
+    if let (Some(t1), Some(t2)) = (fitted.t1, fitted.t2) {
+        writeln!(out, "thresholds: T1 {t1:.3}, T2 {t2:.3}")?;
+    }
+    writeln!(
+        out,
+        "penalty per token: {:.3}, {:.3} under LRU ({} tokens, {} replays)",
+        fitted.penalty, fitted.penalty_lru, fitted.fitted_on.tokens, fitted.replays
+    )?;
+    writeln!(out, "written to {}", args.output.display())?;
+    Ok(())
+}

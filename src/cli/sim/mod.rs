@@ -1,0 +1,98 @@
+//! `hobbit-sim`: traces printed, replayed, fitted to and drawn.
+
+mod args;
+mod calibrate;
+mod compare;
+mod replay;
+mod report;
+mod show;
+mod svg;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use args::{Args, Command};
+
+/// Exit status after wrong usage.
+const USAGE: u8 = 2;
+
+/// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
+/// written is written whole at the end.
+pub fn main() -> ExitCode {
+    let mut out = io::stdout().lock();
+    match run(std::env::args_os(), &mut out) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {}", in_words(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Does what `words`, program name first, ask for.
+fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
+    let args = match Args::try_parse_from(words) {
+        Ok(args) => args,
+        Err(error) => {
+            return match error.print() {
+                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+            };
+        }
+    };
+    match args.command {
+        Command::Show(args) => show::run(&args, out)?,
+        Command::Replay(args) => replay::run(&args, out)?,
+        Command::Calibrate(args) => calibrate::run(&args, out)?,
+        Command::Report(args) => report::run(&args, out)?,
+    }
+    out.flush()?;
+    Ok(0)
+}
+
+/// Writes a file whole or not at all.
+fn write_whole(path: &Path, text: &str) -> Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    let partial = Path::new(&name);
+    let written = std::fs::write(partial, text).and_then(|()| std::fs::rename(partial, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(partial);
+    }
+    written.with_context(|| format!("{}: cannot write this file", path.display()))
+}
+
+/// Tells of a trace that a crash cut off.
+fn warn_of_cut(path: &Path, truncated: Option<u64>) {
+    if let Some(offset) = truncated {
+        let _ =
+            writeln!(io::stderr(), "warning: {}: cut off at byte {offset}; what precedes it is used", path.display());
+    }
+}
+
+/// Whether an error comes from a reader that went away.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// An error and its causes on one line, each cause once.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause);
+        }
+    }
+    text
+}

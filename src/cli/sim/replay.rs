@@ -1,0 +1,87 @@
+//! `hobbit-sim replay`: a table of what would have been.
+
+use std::io::Write;
+
+use anyhow::Result;
+
+use super::args::ReplayArgs;
+use super::compare::{Row, compare};
+use super::table::table;
+use crate::sim::Recording;
+
+pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
+    let mut all = Vec::new();
+    for (file, n_before) in args.files.iter().zip(0..) {
+        let recording = args.world.open(file)?;
+        let rows = compare(&recording, &args.world, &args.budget, &args.predictor.0, &args.policy.0)?;
+        if args.json {
+            all.push(serde_json::json!({
+                "file": file,
+                "model": recording.header.model.name,
+                "settings": recording.header.settings,
+                "tokens": recording.n_tokens(),
+                "replays": rows,
+            }));
+        } else {
+            let gap = if n_before > 0 { "\n" } else { "" };
+            write!(out, "{gap}{}\n{}", about(&recording), lines(&rows))?;
+        }
+    }
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+    }
+    Ok(())
+}
+
+fn about(recording: &Recording) -> String {
+    let header = &recording.header;
+    let experts: u32 = header.model.layers.iter().map(|layer| u32::from(layer.n_expert)).sum();
+    format!(
+        "{}: {}, {} layers, {experts} experts; {} tokens, recorded with {} and {} MiB of experts",
+        recording.path.display(),
+        header.model.name,
+        header.model.layers.len(),
+        recording.n_tokens(),
+        header.settings.policy,
+        header.settings.cache_bytes >> 20,
+    )
+}
+
+fn lines(rows: &[Row]) -> String {
+    let heading = [
+        "budget",
+        "predictor",
+        "policy",
+        "hits",
+        "penalty/tok",
+        "vs lru",
+        "vs best",
+        "MiB/tok",
+        "stall ms/tok",
+        "tok/s",
+        "prefetch",
+        "useful",
+    ];
+    let cells = rows.iter().map(|row| {
+        let (total, decode) = (row.outcome.total(), row.outcome.decode);
+        let per_token = |amount: f64| amount / total.tokens.max(1) as f64;
+        let ratio = |ratio: Option<f64>| ratio.map_or("-".into(), |ratio| format!("{ratio:.3}"));
+        let speed = decode.tokens_per_second().or(total.tokens_per_second());
+        let (issued, useful) = (row.outcome.prefetch.issued, row.outcome.prefetch.useful);
+        vec![
+            row.budget.clone(),
+            row.predictor.clone(),
+            row.policy.clone(),
+            total.hit_rate().map_or("-".into(), |rate| format!("{:.1} %", 100.0 * rate)),
+            format!("{:.3}", per_token(total.penalty)),
+            ratio(row.penalty_to_lru),
+            ratio(row.penalty_to_belady),
+            format!("{:.2}", per_token(row.outcome.bytes_read as f64) / f64::from(1 << 20)),
+            format!("{:.2}", 1e3 * per_token(total.stall_seconds)),
+            speed.map_or("-".into(), |speed| format!("{speed:.2}")),
+            if issued > 0 { issued.to_string() } else { "-".into() },
+            if issued > 0 { format!("{:.0} %", 100.0 * useful as f64 / issued as f64) } else { "-".into() },
+        ]
+    });
+    table(&heading, &cells.collect::<Vec<_>>(), 3)
+}

@@ -1,0 +1,318 @@
+//! Whether prefetching pays: measured, and given up where it does not.
+
+use std::fmt;
+
+/// How long a governor tries, and how sure it wants to be. All lengths are in tokens: equal waits make equal decisions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GovernorOptions {
+    /// Tokens measured in each of a trial's four windows; at least 1.
+    pub window_tokens: u32,
+    /// Tokens at the start of a window that are not measured: they live on what the window before left in the cache.
+    pub settle_tokens: u32,
+    /// Tokens from one trial to the next at first. Each trial that confirms the one before doubles it.
+    pub rest_tokens: u32,
+    /// Most tokens from one trial to the next.
+    pub rest_tokens_max: u32,
+    /// Standard errors that on and off must differ by.
+    pub errors_min: f64,
+    /// Part of the wait without prefetching that they must differ by.
+    pub share_min: f64,
+}
+
+impl Default for GovernorOptions {
+    fn default() -> Self {
+        Self {
+            window_tokens: 16,
+            settle_tokens: 4,
+            rest_tokens: 64,
+            rest_tokens_max: 4096,
+            errors_min: 1.0,
+            share_min: 0.01,
+        }
+    }
+}
+
+/// Why prefetching is on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GovernorReason {
+    /// The user said so.
+    Fixed,
+    /// It is being tried: on and off in turns.
+    Trial,
+    /// Tokens waited less with it.
+    Pays,
+    /// Tokens waited more with it.
+    Harms,
+    /// No difference could be measured: it stays as it was, and off at first.
+    NoDifference,
+    /// Since the last trial, wrong guesses delayed more than right ones saved, by the planner's estimates.
+    Accounts,
+}
+
+impl fmt::Display for GovernorReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fixed => "as asked",
+            Self::Trial => "being tried",
+            Self::Pays => "tokens wait less with it",
+            Self::Harms => "tokens wait more with it",
+            Self::NoDifference => "no difference measured",
+            Self::Accounts => "wrong guesses cost more than right ones saved",
+        })
+    }
+}
+
+/// For the stats.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct GovernorReport {
+    /// Whether the next token prefetches.
+    pub is_on: bool,
+    /// Why.
+    pub reason: GovernorReason,
+    /// Wait per token without prefetching less that with it, in seconds, by the last trial.
+    pub benefit_seconds: Option<f64>,
+    /// Standard error of that.
+    pub benefit_error_seconds: Option<f64>,
+    /// Trials finished.
+    pub trials: u64,
+    /// Times that prefetching was given up after it had been on, or had been tried for the first time.
+    pub given_up: u64,
+    /// Tokens with prefetching.
+    pub tokens_on: u64,
+    /// Tokens without.
+    pub tokens_off: u64,
+    /// Tokens until the next trial; 0 in a trial, and where there will be none.
+    pub rest_tokens: u32,
+}
+
+/// Switches prefetching on and off.
+///
+/// A trial is four windows: on, off, off, on, so that what changes steadily meanwhile (a cache that fills) falls on both
+/// alike. If tokens waited clearly less with prefetching it stays on, if clearly more it is switched off, and in
+/// between it stays as it was before the trial. The next trial comes after a rest, which doubles as long as trials confirm
+/// each other: what prefetching harms for ever costs a vanishing share of the tokens.
+///
+/// Between trials the planner's own account is watched: where it is negative on average over the last tokens, prefetching
+/// is switched off without a trial. If the next trial contradicts that, the account is believed again only after a trial
+/// has found harm: measured waits are worth more than estimates.
+///
+/// One engine thread uses a governor: [`Governor::is_on`], a single token, [`Governor::end_token`]. Batches are not shown
+/// to it.
+#[derive(Clone, Debug)]
+pub struct Governor {
+    options: GovernorOptions,
+    state: State,
+    /// What the last decision was; off before the first.
+    decided_on: bool,
+    reason: GovernorReason,
+    /// Tokens of the next rest.
+    rest: u32,
+    on: Waits,
+    off: Waits,
+    benefit: Option<(f64, f64)>,
+    /// Running mean of what the planner accounts for, in seconds per token, and tokens in it.
+    account: (f64, u32),
+    /// The running token's account.
+    balance: f64,
+    /// The last decision was the account's.
+    was_off_by_account: bool,
+    /// Not since a trial contradicted the account.
+    trusts_account: bool,
+    trials: u64,
+    given_up: u64,
+    tokens_on: u64,
+    tokens_off: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Fixed,
+    /// Tokens since the trial began.
+    Trial(u32),
+    /// Tokens until the next one.
+    Rest(u32),
+}
+
+/// Waits of one side of a trial.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waits {
+    n: u32,
+    mean: f64,
+    /// Sum of squared deviations from the mean.
+    squares: f64,
+}
+
+impl Waits {
+    fn add(&mut self, seconds: f64) {
+        self.n += 1;
+        let deviation = seconds - self.mean;
+        self.mean += deviation / f64::from(self.n);
+        self.squares += deviation * (seconds - self.mean);
+    }
+
+    /// Variance of the mean.
+    fn error(&self) -> f64 {
+        let n = f64::from(self.n);
+        if self.n > 1 { self.squares / (n - 1.0) / n } else { 0.0 }
+    }
+}
+
+impl Governor {
+    const WINDOWS_ON: [bool; 4] = [true, false, false, true];
+
+    /// Begins with a trial. Lengths of 0 count as 1, a longest rest below the first one as the first one.
+    pub fn new(options: GovernorOptions) -> Self {
+        let rest_tokens = options.rest_tokens.max(1);
+        let options = GovernorOptions {
+            window_tokens: options.window_tokens.clamp(1, 1 << 20),
+            settle_tokens: options.settle_tokens.min(1 << 20),
+            rest_tokens,
+            rest_tokens_max: options.rest_tokens_max.max(rest_tokens),
+            ..options
+        };
+        Self {
+            rest: options.rest_tokens,
+            options,
+            state: State::Trial(0),
+            decided_on: false,
+            reason: GovernorReason::Trial,
+            on: Waits::default(),
+            off: Waits::default(),
+            benefit: None,
+            account: (0.0, 0),
+            balance: 0.0,
+            was_off_by_account: false,
+            trusts_account: true,
+            trials: 0,
+            given_up: 0,
+            tokens_on: 0,
+            tokens_off: 0,
+        }
+    }
+
+    /// Always on, or always off, whatever is measured: the user's word, and deterministic mode.
+    pub fn fixed(is_on: bool) -> Self {
+        let fixed = Self::new(GovernorOptions::default());
+        Self { state: State::Fixed, decided_on: is_on, reason: GovernorReason::Fixed, ..fixed }
+    }
+
+    /// Whether the running token prefetches.
+    pub fn is_on(&self) -> bool {
+        match self.state {
+            State::Trial(token) => Self::WINDOWS_ON[(token / self.window()) as usize % 4],
+            State::Fixed | State::Rest(_) => self.decided_on,
+        }
+    }
+
+    /// What a layer of the running token settled: [`super::Settled`]'s seconds.
+    pub fn account(&mut self, saved_seconds: f64, delayed_seconds: f64) {
+        let balance = saved_seconds - delayed_seconds;
+        if balance.is_finite() {
+            self.balance += balance;
+        }
+    }
+
+    /// A single token is over; it stood still for experts for `wait_seconds`. What is negative or no number was not
+    /// measured: the token counts, its wait does not.
+    pub fn end_token(&mut self, wait_seconds: f64) {
+        *(if self.is_on() { &mut self.tokens_on } else { &mut self.tokens_off }) += 1;
+        let balance = std::mem::take(&mut self.balance);
+        match self.state {
+            State::Fixed => {}
+            State::Trial(token) => {
+                let is_settled = token % self.window() >= self.options.settle_tokens;
+                if is_settled && wait_seconds.is_finite() && wait_seconds >= 0.0 {
+                    let waits = if self.is_on() { &mut self.on } else { &mut self.off };
+                    waits.add(wait_seconds);
+                }
+                self.state = State::Trial(token + 1);
+                if token + 1 == 4 * self.window() {
+                    self.judge();
+                }
+            }
+            State::Rest(left) => {
+                if left <= 1 {
+                    self.begin_trial();
+                } else {
+                    self.state = State::Rest(left - 1);
+                    self.watch(balance);
+                }
+            }
+        }
+    }
+
+    /// For the stats.
+    pub fn report(&self) -> GovernorReport {
+        GovernorReport {
+            is_on: self.is_on(),
+            reason: self.reason,
+            benefit_seconds: self.benefit.map(|(benefit, _)| benefit),
+            benefit_error_seconds: self.benefit.map(|(_, error)| error),
+            trials: self.trials,
+            given_up: self.given_up,
+            tokens_on: self.tokens_on,
+            tokens_off: self.tokens_off,
+            rest_tokens: if let State::Rest(left) = self.state { left } else { 0 },
+        }
+    }
+
+    fn window(&self) -> u32 {
+        self.options.settle_tokens + self.options.window_tokens
+    }
+
+    fn begin_trial(&mut self) {
+        (self.on, self.off) = Default::default();
+        self.reason = GovernorReason::Trial;
+        self.state = State::Trial(0);
+    }
+
+    /// The end of a trial.
+    fn judge(&mut self) {
+        self.trials += 1;
+        let benefit = self.off.mean - self.on.mean;
+        let error = (self.on.error() + self.off.error()).sqrt();
+        self.benefit = Some((benefit, error));
+        let margin = f64::max(self.options.errors_min * error, self.options.share_min * self.off.mean);
+        let (is_on, reason) = if benefit > margin {
+            self.trusts_account &= !self.was_off_by_account;
+            (true, GovernorReason::Pays)
+        } else if benefit < -margin {
+            self.trusts_account = true;
+            (false, GovernorReason::Harms)
+        } else {
+            (self.decided_on, GovernorReason::NoDifference)
+        };
+        self.decide(is_on, reason);
+    }
+
+    /// The planner's account between trials.
+    fn watch(&mut self, balance: f64) {
+        if !(self.decided_on && self.trusts_account) {
+            return;
+        }
+        let (mean, n) = &mut self.account;
+        *n = n.saturating_add(1);
+        *mean += (balance - *mean) / f64::from((*n).min(self.options.window_tokens));
+        if *n >= self.options.window_tokens && *mean < 0.0 {
+            self.decide(false, GovernorReason::Accounts);
+        }
+    }
+
+    fn decide(&mut self, is_on: bool, reason: GovernorReason) {
+        let is_confirmed = self.decided_on == is_on && self.trials > 1;
+        self.given_up += u64::from(!is_on && (self.decided_on || self.trials == 1));
+        self.rest = match is_confirmed {
+            true => self.rest.saturating_mul(2).min(self.options.rest_tokens_max),
+            false => self.options.rest_tokens,
+        };
+        self.decided_on = is_on;
+        self.reason = reason;
+        self.was_off_by_account = reason == GovernorReason::Accounts;
+        self.account = (0.0, 0);
+        self.state = State::Rest(self.rest);
+    }
+}
+
+#[cfg(test)]
+mod tests;

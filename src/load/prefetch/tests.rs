@@ -1,0 +1,360 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::expert::{ExpertId, Precision, Version};
+use crate::predict::{Ahead, PredictShape, Predicted, Predictor, StackedGate};
+use crate::route::Thresholds;
+
+const MIB: u64 = 1 << 20;
+
+/// Experts of 8 MiB, a quarter of that in low precision where there is any.
+#[derive(Clone, Default)]
+struct World {
+    resident: HashSet<Version>,
+    has_low: bool,
+    forced_low: bool,
+    large: Option<u16>,
+}
+
+impl Holdings for World {
+    fn is_resident(&self, version: Version) -> bool {
+        self.resident.contains(&version)
+    }
+
+    fn bytes(&self, version: Version) -> Option<u64> {
+        let bytes = if self.large == Some(version.expert.index) { 16 * MIB } else { 8 * MIB };
+        match version.precision {
+            Precision::High => (!self.forced_low).then_some(bytes),
+            Precision::Low => self.has_low.then_some(bytes / 4),
+        }
+    }
+
+    fn n_used(&self, _layer: u16) -> usize {
+        2
+    }
+}
+
+fn expert(index: u16) -> ExpertId {
+    ExpertId { layer: 1, index }
+}
+
+/// Predictions for layer 1, all wanted.
+fn wanted_at(distance: u8, scores: &[f32]) -> Ahead {
+    let one = |(index, &score)| Predicted { expert: expert(index), score, distance };
+    let predicted: Vec<_> = (0..).zip(scores).map(one).collect();
+    Ahead { wanted: predicted.clone(), predicted, depth: distance }
+}
+
+fn wanted(scores: &[f32]) -> Ahead {
+    wanted_at(1, scores)
+}
+
+/// An expert takes 8 ms.
+fn prefetcher(layer_seconds: f64, options: PrefetchOptions) -> Prefetcher {
+    let mut prefetcher = Prefetcher::new(options, Estimates::new());
+    prefetcher.estimates.observe_layer(layer_seconds);
+    prefetcher.estimates.observe_load(8 * MIB, 0.008);
+    prefetcher
+}
+
+fn timed(layer_seconds: f64) -> Prefetcher {
+    prefetcher(layer_seconds, PrefetchOptions::default())
+}
+
+fn dynamic(t1: f32, t2: f32) -> Prefetcher {
+    let thresholds = Thresholds::new(t1, t2).unwrap();
+    prefetcher(1.0, PrefetchOptions { thresholds, ..PrefetchOptions::default() })
+}
+
+fn versions(loads: &[Load]) -> Vec<Version> {
+    loads.iter().map(|load| load.version).collect()
+}
+
+fn high(indices: &[u16]) -> Vec<Version> {
+    indices.iter().map(|&index| Version::high(expert(index))).collect()
+}
+
+#[test]
+fn what_saves_most_goes_first() {
+    let world = World { large: Some(2), ..World::default() };
+    let loads = timed(1.0).plan(&wanted(&[0.5, 0.4, 0.3]), Link::default(), &world);
+    assert_eq!(versions(&loads), high(&[2, 0, 1]), "0.3 * 16 ms is more than 0.5 * 8 ms");
+    let saved: Vec<f64> = loads.iter().map(|load| (load.saved * 1e6).round()).collect();
+    assert_eq!(saved, [4800.0, 4000.0, 3200.0]);
+    // Where there is no time for the large one, what counts is what can be read of it.
+    let loads = timed(0.008).plan(&wanted(&[0.5, 0.4, 0.3]), Link::default(), &world);
+    assert_eq!(versions(&loads), high(&[0]));
+}
+
+#[test]
+fn no_more_than_there_is_time_for() {
+    let n = |layer_seconds, score| {
+        timed(layer_seconds).plan(&wanted(&[score; 8]), Link::default(), &World::default()).len()
+    };
+    // Fate's n = T / t_expert.
+    assert_eq!([0.008, 0.0161, 0.024, 0.0401].map(|seconds| n(seconds, 0.3)), [1, 2, 3, 5]);
+    // Half of a further one is worth its risk when it is more likely than not.
+    assert_eq!([n(0.020, 0.3), n(0.020, 0.49), n(0.020, 0.6)], [2, 2, 3]);
+    assert_eq!([n(0.004, 0.3), n(0.004, 0.9), n(0.004, 1.0), n(1e-6, 1.0)], [0, 1, 1, 1]);
+    assert_eq!(n(1.0, 0.0), 0, "what is impossible saves nothing");
+    // Twice as far, twice as long.
+    assert_eq!(timed(0.008).plan(&wanted_at(2, &[0.3; 8]), Link::default(), &World::default()).len(), 2);
+}
+
+#[test]
+fn what_comes_first_and_what_has_passed_is_taken_off() {
+    let n = |link| timed(0.032).plan(&wanted(&[0.4; 8]), link, &World::default()).len();
+    assert_eq!(n(Link::default()), 4);
+    assert_eq!(n(Link { queued_bytes: 8 * MIB, ..Link::default() }), 3);
+    assert_eq!(n(Link { elapsed_seconds: 0.016, ..Link::default() }), 2);
+    assert_eq!(n(Link { elapsed_seconds: 0.016, queued_bytes: 16 * MIB, ..Link::default() }), 0);
+    assert_eq!(n(Link { elapsed_seconds: f64::NAN, ..Link::default() }), 4);
+    assert_eq!(n(Link { is_busy: true, ..Link::default() }), 0);
+}
+
+#[test]
+fn without_estimates_nothing_is_read() {
+    let plan = |prefetcher: &mut Prefetcher| prefetcher.plan(&wanted(&[0.9]), Link::default(), &World::default()).len();
+    let mut prefetcher = Prefetcher::new(PrefetchOptions::default(), Estimates::new());
+    assert_eq!(plan(&mut prefetcher), 0);
+    prefetcher.estimates.observe_layer(0.01);
+    assert_eq!(plan(&mut prefetcher), 0);
+    prefetcher.estimates.observe_load(0, 1.0);
+    prefetcher.estimates.observe_load(MIB, f64::NAN);
+    assert_eq!(plan(&mut prefetcher), 0);
+    prefetcher.estimates.observe_load(MIB, 0.001);
+    assert_eq!(plan(&mut prefetcher), 1);
+    let mut seeded = Prefetcher::new(PrefetchOptions::default(), Estimates::seeded(1e9));
+    seeded.estimates.observe_layer(0.01);
+    assert_eq!(plan(&mut seeded), 1);
+    assert_eq!(Estimates::seeded(0.0), Estimates::new());
+}
+
+#[test]
+fn nothing_is_read_twice() {
+    let mut prefetcher = timed(1.0);
+    let mut world = World { resident: high(&[1]).into_iter().collect(), ..World::default() };
+    let plan = |prefetcher: &mut Prefetcher, world: &World| {
+        versions(&prefetcher.plan(&wanted(&[0.9, 0.8, 0.7]), Link::default(), world))
+    };
+    assert_eq!(plan(&mut prefetcher, &world), high(&[0, 2]));
+    assert!(plan(&mut prefetcher, &world).is_empty(), "they are on their way");
+    prefetcher.landed(high(&[0])[0]);
+    assert!(plan(&mut prefetcher, &world).is_empty());
+    prefetcher.failed(high(&[2])[0]);
+    prefetcher.failed(high(&[2])[0]);
+    assert_eq!(prefetcher.counters().failed, 1);
+    world.resident.extend(high(&[0]));
+    assert_eq!(plan(&mut prefetcher, &world), high(&[2]), "it failed, so it may be tried again");
+    let few = PrefetchOptions { outstanding_max: 2, ..PrefetchOptions::default() };
+    let mut few = super::tests::prefetcher(1.0, few);
+    assert_eq!(few.plan(&wanted(&[0.5; 8]), Link::default(), &World::default()).len(), 2);
+    assert_eq!(few.plan(&wanted(&[0.5; 8]), Link::default(), &World::default()).len(), 0);
+}
+
+#[test]
+fn the_version_follows_the_predicted_weight() {
+    let low = |index| Version::low(expert(index));
+    let world = World { has_low: true, ..World::default() };
+    let plan = |t1, t2, scores: &[f32], world: &World| {
+        versions(&dynamic(t1, t2).plan(&wanted(scores), Link::default(), world))
+    };
+    assert_eq!(plan(0.6, 0.9, &[0.7, 0.3], &world), [high(&[0])[0], low(1)]);
+    assert_eq!(plan(0.6, 0.9, &[0.55, 0.45], &world), high(&[0, 1]));
+    assert_eq!(plan(0.6, 0.9, &[0.95, 0.05], &world), high(&[0]), "the second would be skipped");
+    // Two are used: a third is at most the least important one.
+    assert_eq!(plan(0.6, 1.0, &[0.4, 0.35, 0.34], &world), [high(&[0, 1])[0], high(&[1])[0], low(2)]);
+    assert_eq!(plan(0.6, 0.9, &[0.4, 0.35, 0.34], &world), high(&[0, 1]));
+    assert_eq!(plan(1.0, 1.0, &[0.7, 0.3, 0.2], &world), high(&[0, 1, 2]), "exact");
+    assert_eq!(plan(0.6, 0.9, &[0.7, 0.3], &World::default()), high(&[0, 1]), "there are no low versions");
+    let forced = World { forced_low: true, ..world.clone() };
+    assert_eq!(plan(1.0, 1.0, &[0.7, 0.3], &forced), [low(0), low(1)]);
+    assert!(plan(1.0, 1.0, &[0.7], &World { has_low: false, ..forced }).is_empty(), "there is no version at all");
+
+    // What stands in for what: a resident high version for all, a low one where low is wanted.
+    let with = |resident: &[Version]| World { resident: resident.iter().copied().collect(), ..world.clone() };
+    assert_eq!(plan(0.6, 0.9, &[0.7, 0.3], &with(&[low(0), low(1)])), high(&[0]));
+    assert!(plan(0.6, 0.9, &[0.7, 0.3], &with(&high(&[0, 1]))).is_empty());
+}
+
+#[test]
+fn looking_ahead_goes_past_layers_that_have_what_they_need() {
+    let shape = PredictShape { layers: vec![(0, 4, 2), (1, 4, 2), (2, 4, 2)] };
+    let mut gate = StackedGate::new(shape, 2);
+    gate.scores(0, 1, &[0.7, 0.3, 0.0, 0.0]);
+    gate.scores(0, 2, &[0.0, 0.0, 0.7, 0.3]);
+    let low_1 = Version::low(expert(1));
+    let mut world = World { has_low: true, ..World::default() };
+    world.resident.extend(high(&[0]));
+    world.resident.insert(low_1);
+    let prefetcher = dynamic(0.6, 0.9);
+    let ahead = prefetcher.look_ahead(&mut gate, 0, 2, &world);
+    assert_eq!((ahead.depth, ahead.predicted.len()), (2, 4), "the low version is all that expert 1 needs");
+    assert!(ahead.wanted.iter().map(|p| (p.expert.layer, p.expert.index)).eq([(2, 2), (2, 3)]));
+    let exact = timed(1.0).look_ahead(&mut gate, 0, 2, &world);
+    assert_eq!((exact.depth, exact.wanted.len()), (1, 1), "the high version is missing");
+    // Once it is on its way, the layer behind it is looked at.
+    let mut exact = timed(1.0);
+    let ahead = exact.look_ahead(&mut gate, 0, 2, &world);
+    assert_eq!(versions(&exact.plan(&ahead, Link::default(), &world)), high(&[1]));
+    assert_eq!(exact.look_ahead(&mut gate, 0, 2, &world).depth, 2);
+}
+
+#[test]
+fn what_the_router_did_not_choose_is_dropped() {
+    // 12 ms per layer: one expert lands, the second is read half, at even odds or better.
+    let mut prefetcher = timed(0.012);
+    let loads = prefetcher.plan(&wanted(&[0.9, 0.8]), Link::default(), &World::default());
+    assert_eq!(versions(&loads), high(&[0, 1]));
+    assert_eq!(prefetcher.settle(7, &high(&[0, 1]), true), Settled::default(), "another layer");
+    prefetcher.landed(loads[0].version);
+    let settled = prefetcher.settle(1, &high(&[0, 5]), true);
+    assert_eq!(settled.drop, high(&[1]));
+    assert!((settled.saved_seconds - 0.008).abs() < 1e-12 && (settled.delayed_seconds - 0.004).abs() < 1e-12);
+    let counters = *prefetcher.counters();
+    assert_eq!((counters.issued, counters.useful, counters.late, counters.wasted), (2, 1, 0, 1));
+    assert_eq!((counters.issued_bytes, counters.wasted_bytes), (16 * MIB, 8 * MIB));
+    assert!(!prefetcher.is_outstanding(loads[1].version));
+
+    // What is late saved as much as there was time for; what is wrong costs nothing where nobody waits.
+    prefetcher.plan(&wanted(&[0.9, 0.9]), Link::default(), &World::default());
+    prefetcher.landed(high(&[0])[0]);
+    let settled = prefetcher.settle(1, &high(&[1]), false);
+    assert_eq!((settled.drop.len(), settled.delayed_seconds), (0, 0.0), "what has landed cannot be dropped");
+    assert!((settled.saved_seconds - 0.004).abs() < 1e-12);
+    assert_eq!(prefetcher.counters().late, 1);
+
+    prefetcher.plan(&wanted(&[0.9, 0.9]), Link::default(), &World::default());
+    prefetcher.landed(high(&[0])[0]);
+    assert_eq!(prefetcher.abandon(), high(&[1]));
+    assert_eq!(prefetcher.counters().wasted, 4);
+    assert!(prefetcher.abandon().is_empty());
+    // A low version of an expert that is used in high precision is a wrong guess too.
+    let mut dynamic = dynamic(0.0, 1.0);
+    dynamic.plan(&wanted(&[0.9]), Link::default(), &World { has_low: true, ..World::default() });
+    assert_eq!(dynamic.settle(1, &high(&[0]), true).drop, [Version::low(expert(0))]);
+}
+
+#[test]
+fn odds_are_learned_from_all_predictions() {
+    let mut prefetcher = timed(0.004);
+    let world = World { resident: high(&[0]).into_iter().collect(), ..World::default() };
+    let ask = wanted(&[0.125, 0.125]);
+    assert!(prefetcher.plan(&ask, Link::default(), &world).is_empty(), "half of a read, at one to eight");
+    for _ in 0..50 {
+        prefetcher.plan(&ask, Link { is_busy: true, ..Link::default() }, &world);
+        prefetcher.settle(1, &high(&[0, 1]), false);
+    }
+    assert!(prefetcher.odds().probability(1, 0.125) > 0.9);
+    assert_eq!(versions(&prefetcher.plan(&ask, Link::default(), &world)), high(&[1]));
+    // Planned twice, judged once.
+    let mut twice = timed(0.004);
+    (0..3).for_each(|_| drop(twice.plan(&ask, Link::default(), &world)));
+    twice.settle(1, &[], false);
+    assert_eq!(twice.odds().probability(1, 0.125), 0.5 / 6.0);
+}
+
+#[test]
+fn deterministic_plans_know_no_time() {
+    let options = PrefetchOptions { pace: Pace::Deterministic(2), ..PrefetchOptions::default() };
+    let busy = Link { is_busy: true, queued_bytes: u64::MAX, elapsed_seconds: 1e9 };
+    let mut unknown = Prefetcher::new(options, Estimates::new());
+    let mut slow = prefetcher(1e-9, options);
+    for _ in 0..3 {
+        let ask = wanted(&[0.2, 0.1, 0.1]);
+        let loads = unknown.plan(&ask, busy, &World::default());
+        assert_eq!(loads, slow.plan(&ask, Link::default(), &World::default()));
+        assert_eq!(versions(&loads), high(&[0, 1]));
+        assert!(unknown.plan(&ask, busy, &World::default()).is_empty(), "two per layer, however often asked");
+        unknown.landed(high(&[1])[0]);
+        // Nothing is taken back, so what is resident afterwards does not depend on what had landed.
+        assert!(unknown.settle(1, &[], true).drop.is_empty() && slow.settle(1, &[], true).drop.is_empty());
+        drop(slow.plan(&ask, busy, &World::default()));
+        assert!(slow.abandon().is_empty());
+        let all = unknown.plan(&ask, busy, &World::default());
+        slow.plan(&ask, busy, &World::default());
+        assert_eq!(all.len(), 2);
+        unknown.settle(1, &[], false);
+        slow.settle(1, &[], false);
+    }
+}
+
+fn any_predictions() -> impl Strategy<Value = Vec<(u16, f32)>> {
+    prop::collection::vec((0u16..12, prop_oneof![0.0f32..=1.0, Just(0.0), Just(1.0)]), 0..12).prop_map(|mut all| {
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let mut seen = HashSet::new();
+        all.retain(|(index, _)| seen.insert(*index));
+        all
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn plans_keep_their_promises(
+        asks in prop::collection::vec(
+            (any_predictions(), 1u8..4, 0u64..32 * MIB, 0.0f64..0.05, prop::bool::weighted(0.2),
+             prop::collection::vec((0u16..12, any::<bool>()), 0..6), any::<bool>()), 1..12),
+        layer_seconds in 1e-4f64..0.1,
+        thresholds in (0.0f32..=1.0, 0.0f32..=1.0),
+        has_low: bool,
+        large in prop::option::of(0u16..12),
+        pace in prop_oneof![Just(Pace::Timed), (0usize..5).prop_map(Pace::Deterministic)],
+    ) {
+        let thresholds = Thresholds::new(thresholds.0.min(thresholds.1), thresholds.0.max(thresholds.1)).unwrap();
+        let options = PrefetchOptions { thresholds, pace, outstanding_max: 9 };
+        let mut prefetcher = prefetcher(layer_seconds, options);
+        let mut outstanding: HashSet<Version> = HashSet::new();
+        for (predictions, distance, queued_bytes, elapsed_seconds, is_busy, resident, settles) in asks {
+            let version = |(index, is_high)| if is_high { Version::high(expert(index)) } else { Version::low(expert(index)) };
+            let resident: HashSet<Version> = resident.into_iter().map(version).collect();
+            let world = World { resident, has_low, large, ..World::default() };
+            let one = |&(index, score): &(u16, f32)| Predicted { expert: expert(index), score, distance };
+            let predicted: Vec<Predicted> = predictions.iter().map(one).collect();
+            let ask = Ahead { wanted: predicted.clone(), predicted, depth: distance };
+            let link = Link { is_busy, queued_bytes, elapsed_seconds };
+            let odds = prefetcher.odds().clone();
+            let loads = prefetcher.plan(&ask, link, &world);
+
+            for (i, load) in loads.iter().enumerate() {
+                prop_assert!(!world.is_resident(load.version), "resident");
+                prop_assert!(!world.is_resident(Version::high(load.version.expert)), "better is resident");
+                prop_assert!(outstanding.insert(load.version), "twice");
+                prop_assert_eq!(Some(load.bytes), world.bytes(load.version));
+                prop_assert!(loads[..i].iter().all(|other| other.version.expert != load.version.expert));
+                prop_assert!(predictions.iter().any(|(index, _)| *index == load.version.expert.index));
+            }
+            prop_assert!(outstanding.len() <= 9);
+            match pace {
+                Pace::Timed => {
+                    prop_assert!(!is_busy || loads.is_empty());
+                    let queued = prefetcher.estimates.load_seconds(queued_bytes).unwrap();
+                    let time = f64::from(distance) * layer_seconds - queued - elapsed_seconds;
+                    let before_last: f64 = loads.iter().rev().skip(1).map(|load| load.load_seconds).sum();
+                    prop_assert!(loads.is_empty() || before_last < time, "budget");
+                    for load in &loads {
+                        let score = predictions.iter().find(|(index, _)| *index == load.version.expert.index).unwrap().1;
+                        let p = f64::from(odds.probability(distance, score));
+                        prop_assert!(load.slack_seconds > 0.0);
+                        prop_assert!(load.saved == p * load.load_seconds.min(load.slack_seconds));
+                        prop_assert!(load.saved > (1.0 - p) * (load.load_seconds - load.slack_seconds).max(0.0));
+                    }
+                    prop_assert!(loads.is_sorted_by(|a, b| a.saved >= b.saved), "order");
+                }
+                Pace::Deterministic(n) => prop_assert!(outstanding.len() <= n, "fixed budget"),
+            }
+            if settles {
+                let used: Vec<Version> = loads.iter().map(|load| load.version).take(1).collect();
+                let settled = prefetcher.settle(1, &used, true);
+                prop_assert!(settled.drop.iter().all(|version| outstanding.contains(version) && !used.contains(version)));
+                outstanding.clear();
+            }
+        }
+        let counters = prefetcher.counters();
+        let settled = counters.useful + counters.late + counters.wasted;
+        prop_assert_eq!(counters.issued, settled + outstanding.len() as u64);
+    }
+}

@@ -1,0 +1,207 @@
+//! EdgeMoE's statistical predictor (section III-C): paths through the layers are skewed, so the experts of the two layers
+//! before say which come next.
+//!
+//! The paper's dictionary has the experts of two layers as its key. Where a token uses many of many experts, hardly any
+//! key is ever seen twice, so here each layer of a table has three levels, and each is an opinion that the one below
+//! corrects as it has more to say (Dirichlet smoothing, [`SMOOTHING`] imagined uses):
+//!
+//! ```text
+//! popularity   p0(e) = uses of e / tokens
+//! one layer    p1(e) = mean over experts i of the layer before of (c_i(e) + a * p0(e)) / (n_i + a)
+//! two layers   p2(e) = (c(e) + a * p1(e)) / (n + a)                where this pair of sets is in the table
+//! ```
+//!
+//! `n` counts the tokens that a key was seen with, `c(e)` those of them that used `e`. Tables are bounded
+//! ([`PathLimits`]); what was cut counts as never seen.
+
+mod builder;
+mod error;
+mod format;
+
+#[cfg(test)]
+mod tests;
+
+pub use builder::{PathLimits, PathTableBuilder};
+pub use error::PathTableError;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{PredictShape, Predicted, Predictor, top_k};
+use crate::expert::ExpertId;
+
+/// Uses that the opinion of the level above counts as.
+pub const SMOOTHING: f32 = 2.0;
+
+/// How often experts of one layer followed those of the layers before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathTable {
+    /// In the order in which they run.
+    layers: Vec<LayerTable>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct LayerTable {
+    layer: u16,
+    k: u16,
+    /// Tokens seen.
+    tokens: u32,
+    /// Uses by expert: `[n_expert]`, each at most `tokens`.
+    popularity: Vec<u32>,
+    /// By expert of the layer before; empty for the first layer.
+    rows: Vec<Row>,
+    /// By [`pair_key`], ascending.
+    pairs: Vec<(u64, Row)>,
+}
+
+/// What followed one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Row {
+    /// Tokens with this key.
+    tokens: u32,
+    /// Distinct experts and their uses by those tokens, the most used first.
+    next: Vec<(u16, u32)>,
+}
+
+impl Row {
+    /// Adds `weight` of this row's opinion to `sum`; `above[e]` is the level above's.
+    fn mix(&self, above: &[f32], weight: f32, sum: &mut [f32]) {
+        let scale = weight / (self.tokens as f32 + SMOOTHING);
+        sum.iter_mut().zip(above).for_each(|(sum, above)| *sum += scale * SMOOTHING * above);
+        self.next.iter().for_each(|&(expert, uses)| sum[usize::from(expert)] += scale * uses as f32);
+    }
+}
+
+/// Two sets of experts as one number; both ascend.
+fn pair_key(before: &[u16], last: &[u16]) -> u64 {
+    let numbers = [before.len() as u16].into_iter().chain(before.iter().chain(last).copied());
+    let bytes: Vec<u8> = numbers.flat_map(u16::to_le_bytes).collect();
+    xxh3_64(&bytes)
+}
+
+/// A router's choice as a set: ascending, distinct, in range.
+fn set_of(chosen: impl Iterator<Item = u16>, n_expert: u16) -> Vec<u16> {
+    let mut set: Vec<u16> = chosen.filter(|&index| index < n_expert).collect();
+    set.sort_unstable();
+    set.dedup();
+    set
+}
+
+impl LayerTable {
+    /// Each expert's probability; `out` is replaced by `[n_expert]`. `last` and `before` are what the layers one and two
+    /// before used, as sets, where that is known.
+    fn probabilities(&self, last: Option<&[u16]>, before: Option<&[u16]>, out: &mut Vec<f32>) {
+        let n_expert = self.popularity.len();
+        let tokens = self.tokens.max(1) as f32;
+        out.clear();
+        out.extend(self.popularity.iter().map(|&uses| uses as f32 / tokens));
+        let Some(last) = last else { return };
+        let rows: Vec<&Row> = last.iter().filter_map(|&index| self.rows.get(usize::from(index))).collect();
+        if !rows.is_empty() {
+            let mut mixed = vec![0.0; n_expert];
+            rows.iter().for_each(|row| row.mix(out, 1.0 / rows.len() as f32, &mut mixed));
+            *out = mixed;
+        }
+        let Some(before) = before else { return };
+        if let Ok(found) = self.pairs.binary_search_by_key(&pair_key(before, last), |(key, _)| *key) {
+            let mut mixed = vec![0.0; n_expert];
+            self.pairs[found].1.mix(out, 1.0, &mut mixed);
+            *out = mixed;
+        }
+    }
+}
+
+impl PathTable {
+    /// Layers in the table.
+    pub fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Pairs of expert sets in the table, of all layers.
+    pub fn n_pairs(&self) -> usize {
+        self.layers.iter().map(|layer| layer.pairs.len()).sum()
+    }
+
+    /// Tokens that the table was made of: those of the layer that saw most.
+    pub fn n_tokens(&self) -> u32 {
+        self.layers.iter().map(|layer| layer.tokens).max().unwrap_or(0)
+    }
+
+    /// That the table was made of a model of this shape.
+    ///
+    /// # Errors
+    /// [`PathTableError::Shape`] names the first difference.
+    pub fn check_shape(&self, shape: &PredictShape) -> Result<(), PathTableError> {
+        let differs = |what: String, found: usize, expected: usize| match found == expected {
+            true => Ok(()),
+            false => Err(PathTableError::Shape { what, found, expected }),
+        };
+        differs("number of layers with experts".into(), self.layers.len(), shape.layers.len())?;
+        for (own, &(layer, n_expert, k)) in self.layers.iter().zip(&shape.layers) {
+            differs("block number of a layer with experts".into(), own.layer.into(), layer.into())?;
+            differs(format!("experts of layer {layer}"), own.popularity.len(), n_expert.into())?;
+            differs(format!("experts used per token of layer {layer}"), own.k.into(), k.into())?;
+        }
+        Ok(())
+    }
+
+    /// The table of a layer, if its experts and those of the layer before are as many as `shape` says.
+    fn layer(&self, position: usize, shape: &PredictShape) -> Option<&LayerTable> {
+        let &(layer, n_expert, _) = shape.layers.get(position)?;
+        let n_before = position.checked_sub(1).map_or(0, |before| usize::from(shape.layers[before].1));
+        let found = self.layers.iter().find(|own| own.layer == layer)?;
+        (found.popularity.len() == usize::from(n_expert) && found.rows.len() == n_before).then_some(found)
+    }
+}
+
+/// The k most probable experts of the next layer by a [`PathTable`]. A score is a probability; those of all experts add up
+/// to k.
+#[derive(Clone, Debug)]
+pub struct PathPredictor {
+    shape: PredictShape,
+    table: PathTable,
+    /// What the running token used, by position of the layer.
+    chosen: Vec<Option<Vec<u16>>>,
+    probabilities: Vec<f32>,
+    best: Vec<u16>,
+}
+
+impl PathPredictor {
+    /// Layers that the table has not in this shape are not predicted.
+    pub fn new(shape: PredictShape, table: PathTable) -> Self {
+        let chosen = vec![None; shape.layers.len()];
+        Self { shape, table, chosen, probabilities: Vec::new(), best: Vec::new() }
+    }
+}
+
+impl Predictor for PathPredictor {
+    fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]) {
+        if let Some(position) = self.shape.position(layer) {
+            let n_expert = self.shape.layers[position].1;
+            self.chosen[position] = Some(set_of(chosen.iter().map(|&(index, _)| index), n_expert));
+        }
+    }
+
+    fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>) {
+        // Of layers further away, the one before is not known yet.
+        let Some(position) = self.shape.position(layer).filter(|_| distance == 1) else { return };
+        let Some(&(target, _, k)) = self.shape.layers.get(position + 1) else { return };
+        let Some(table) = self.table.layer(position + 1, &self.shape).filter(|table| table.tokens > 0) else { return };
+        let last = self.chosen[position].as_deref();
+        let before = position.checked_sub(1).and_then(|before| self.chosen[before].as_deref());
+        table.probabilities(last, before, &mut self.probabilities);
+        top_k(&self.probabilities, k.into(), &mut self.best);
+        out.extend(self.best.iter().map(|&index| Predicted {
+            expert: ExpertId { layer: target, index },
+            score: self.probabilities[usize::from(index)].clamp(0.0, 1.0),
+            distance,
+        }));
+    }
+
+    fn begin_token(&mut self) {
+        self.chosen.fill(None);
+    }
+
+    fn begin_sequence(&mut self) {
+        self.chosen.fill(None);
+    }
+}

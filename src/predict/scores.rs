@@ -1,0 +1,87 @@
+//! Scores of a router, and the best of them.
+
+/// Probabilities from a router's logits `[n_expert]`; `out` is replaced. They sum to 1.
+///
+/// What is no number gets 0, as negative infinity does; where nothing is left, everything gets 0. Infinite logits
+/// share the whole.
+pub fn softmax(logits: &[f32], out: &mut Vec<f32>) {
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    out.clear();
+    out.extend(logits.iter().map(|&logit| match best.is_finite() {
+        true => (logit - best).exp(),
+        false => f32::from(u8::from(best > 0.0 && logit == best)),
+    }));
+    out.iter_mut().filter(|share| share.is_nan()).for_each(|share| *share = 0.0);
+    let sum: f32 = out.iter().sum();
+    if sum > 0.0 {
+        out.iter_mut().for_each(|share| *share /= sum);
+    }
+}
+
+/// Positions of the `k` highest scores, highest first, equal ones in order of position; `out` is replaced. What is no
+/// number is never among them, so there may be fewer.
+pub fn top_k(scores: &[f32], k: usize, out: &mut Vec<u16>) {
+    out.clear();
+    out.extend(scores.iter().zip(0..=u16::MAX).filter_map(|(score, index)| (!score.is_nan()).then_some(index)));
+    let better = |a: &u16, b: &u16| {
+        let [of_a, of_b] = [a, b].map(|&index| scores[usize::from(index)]);
+        of_b.partial_cmp(&of_a).unwrap_or(std::cmp::Ordering::Equal).then(a.cmp(b))
+    };
+    if k < out.len() {
+        if k > 0 {
+            out.select_nth_unstable_by(k - 1, better);
+        }
+        out.truncate(k);
+    }
+    out.sort_unstable_by(better);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn softmax_of(logits: &[f32]) -> Vec<f32> {
+        let mut out = vec![9.0];
+        softmax(logits, &mut out);
+        out
+    }
+
+    fn best(scores: &[f32], k: usize) -> Vec<u16> {
+        let mut out = vec![9];
+        top_k(scores, k, &mut out);
+        out
+    }
+
+    #[test]
+    fn odd_logits() {
+        assert_eq!(softmax_of(&[0.0, 0.0]), [0.5, 0.5]);
+        assert_eq!(softmax_of(&[1e30, -1e30]), [1.0, 0.0]);
+        assert_eq!(softmax_of(&[f32::NAN, 0.0, f32::NEG_INFINITY]), [0.0, 1.0, 0.0]);
+        assert_eq!(softmax_of(&[f32::INFINITY, 3.0, f32::INFINITY]), [0.5, 0.0, 0.5]);
+        assert_eq!(softmax_of(&[f32::NEG_INFINITY, f32::NAN]), [0.0, 0.0]);
+        assert!(softmax_of(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_best_in_order() {
+        let scores = [0.1, f32::NAN, 0.5, 0.1, 0.3];
+        assert_eq!(best(&scores, 3), [2, 4, 0], "of equal ones the first");
+        assert_eq!(best(&scores, 9), [2, 4, 0, 3]);
+        assert!(best(&scores, 0).is_empty());
+        assert!(best(&[], 2).is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn selecting_is_sorting_and_cutting(scores in prop::collection::vec(-4i8..4, 0..80), k in 0..90usize) {
+            let scores: Vec<f32> = scores.into_iter().map(f32::from).collect();
+            let mut order: Vec<u16> = (0..scores.len() as u16).collect();
+            order.sort_by(|&a, &b| scores[usize::from(b)].total_cmp(&scores[usize::from(a)]));
+            order.truncate(k);
+            prop_assert_eq!(best(&scores, k), order);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What a replay is to try.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::budget::Budget;
+use super::error::SimError;
+use super::link::LinkModel;
+use super::recording::Recording;
+use crate::cache::Allocation;
+use crate::cache::policy::{PolicyKind, Weights};
+use crate::options::{PrecisionMode, UnknownWord};
+use crate::predict::PredictorKind;
+use crate::route::Thresholds;
+
+/// Who leaves when a slot is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Eviction {
+    /// One of the engine's policies.
+    Policy(PolicyKind),
+    /// The optimum, which knows the future: no policy has fewer misses where these cost the same and no layer needs more
+    /// experts at once than it has slots. Elsewhere it is near it.
+    Belady,
+}
+
+/// Who guesses what later layers need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foresight {
+    /// One of the engine's predictors. Those that need scores of later layers take what was recorded.
+    Predictor(PredictorKind),
+    /// The future.
+    Oracle,
+}
+
+/// Loading what later layers are expected to need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// Layers to look ahead, from 1: up to the first that lacks an expert (HOBBIT's p).
+    pub distance_max: u8,
+    /// Predicted experts are kept from eviction until the layer that they were predicted for has run.
+    pub shield: bool,
+    /// Only as many reads as the link can move before the layer runs (Fate's n).
+    pub in_time: bool,
+}
+
+impl Default for Prefetch {
+    fn default() -> Self {
+        Self { distance_max: 2, shield: true, in_time: true }
+    }
+}
+
+/// What computing takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Compute {
+    /// What it took in the recorded run, waits aside; a layer's expert products divided among its experts.
+    Recorded,
+    /// As given.
+    Given {
+        /// Seconds of a layer beside its expert products.
+        layer_seconds: f64,
+        /// Seconds of one expert's products.
+        expert_seconds: f64,
+    },
+}
+
+/// What a replay is to try.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Who leaves when a slot is needed.
+    pub eviction: Eviction,
+    /// Of the weighted policies.
+    pub weights: Weights,
+    /// Room for experts.
+    pub budget: Budget,
+    /// How the layers share it.
+    pub allocation: Allocation,
+    /// Percent of the bytes that low versions get.
+    pub low_percent: f64,
+    /// Whether low versions may stand in.
+    pub mode: PrecisionMode,
+    /// When they do.
+    pub thresholds: Thresholds,
+    /// Share of a batch's experts that come in low precision at most, `0.0..=1.0`.
+    pub prefill_low: f32,
+    /// Replace low versions by high ones while nothing else is read.
+    pub upgrade: bool,
+    /// As `--deterministic`.
+    pub deterministic: bool,
+    /// Who predicts, for prefetches.
+    pub foresight: Foresight,
+    /// `None`: nothing is loaded on a guess.
+    pub prefetch: Option<Prefetch>,
+    /// The file.
+    pub link: LinkModel,
+    /// The processor.
+    pub compute: Compute,
+}
+
+impl Config {
+    /// The recorded run's own settings: replaying with them should give the recorded hits.
+    ///
+    /// # Errors
+    /// [`SimError::Unknown`] for a policy of another version.
+    pub fn recorded(recording: &Recording) -> Result<Self, SimError> {
+        let settings = &recording.header.settings;
+        let unknown = |what, found: &str, flag| SimError::Unknown {
+            path: recording.path.clone(),
+            what,
+            found: found.to_owned(),
+            flag,
+        };
+        let policy = settings.policy.parse().map_err(|_| unknown("policy", &settings.policy, "--policy"))?;
+        let foresight =
+            settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor, "--predictor"))?;
+        let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value > 0.0);
+        let default = LinkModel::default();
+        let link = LinkModel {
+            bytes_per_second: host("link_bytes_per_second").unwrap_or(default.bytes_per_second),
+            latency_seconds: host("read_latency_seconds").unwrap_or(default.latency_seconds),
+            in_flight: host("reads_in_flight").map_or(default.in_flight, |n| n as usize),
+        };
+        Ok(Self {
+            eviction: Eviction::Policy(policy),
+            weights: recorded_weights(recording).unwrap_or_default(),
+            budget: Budget::Recorded,
+            allocation: Allocation::Even,
+            low_percent: 0.0,
+            mode: settings.mode.parse().unwrap_or(PrecisionMode::Exact),
+            thresholds: Thresholds { t1: settings.t1, t2: settings.t2 },
+            prefill_low: settings.prefill_low,
+            upgrade: settings.upgrade,
+            deterministic: settings.deterministic,
+            prefetch: (foresight != Foresight::Predictor(PredictorKind::None)).then(Prefetch::default),
+            foresight,
+            link,
+            compute: Compute::Recorded,
+        })
+    }
+
+    /// Whether what tokens ask for is what the recorded run's did.
+    pub(super) fn asks_as_recorded(&self, recording: &Recording) -> bool {
+        let settings = &recording.header.settings;
+        self.mode.to_string() == settings.mode
+            && self.thresholds == Thresholds { t1: settings.t1, t2: settings.t2 }
+            && self.prefill_low == settings.prefill_low
+    }
+}
+
+/// `policy_weights` of the settings.
+fn recorded_weights(recording: &Recording) -> Option<Weights> {
+    recording.header.settings.more.get("policy_weights")?.parse().ok()
+}
+
+impl FromStr for Eviction {
+    type Err = UnknownWord;
+
+    /// A policy's name, or `belady`.
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "belady" => Ok(Self::Belady),
+            _ => word.parse().map(Self::Policy).map_err(|_| UnknownWord {
+                what: "policy",
+                found: word.to_owned(),
+                expected: PolicyKind::ALL.iter().map(|kind| format!("{kind}, ")).collect::<String>() + "belady",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Eviction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Belady => f.pad("belady"),
+            Self::Policy(kind) => f.pad(&kind.to_string()),
+        }
+    }
+}
+
+impl FromStr for Foresight {
+    type Err = UnknownWord;
+
+    /// A predictor's name, or `oracle`.
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "oracle" => Ok(Self::Oracle),
+            _ => word.parse().map(Self::Predictor).map_err(|_| UnknownWord {
+                what: "predictor",
+                found: word.to_owned(),
+                expected: PredictorKind::ALL.iter().map(|kind| format!("{kind}, ")).collect::<String>() + "oracle",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Foresight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Oracle => f.pad("oracle"),
+            Self::Predictor(kind) => f.pad(&kind.to_string()),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Hits under LRU for every number of slots at once (Mattson's stack distances).
+
+use super::recording::Recording;
+use super::step::need_order;
+
+/// Hits of one layer by number of slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HitCurve {
+    by_slots: Vec<u64>,
+    n_uses: u64,
+}
+
+impl HitCurve {
+    /// `by_slots[n]` are the hits of `n_uses` uses with n slots; beyond its end they stay. Ascending.
+    pub fn new(by_slots: Vec<u64>, n_uses: u64) -> Self {
+        Self { by_slots, n_uses }
+    }
+
+    /// Needed experts, hits and misses.
+    pub fn n_uses(&self) -> u64 {
+        self.n_uses
+    }
+
+    /// Hit rates by number of slots, `0.0..=1.0`.
+    pub fn rates(&self) -> Vec<f64> {
+        self.by_slots.iter().map(|hits| *hits as f64 / self.n_uses.max(1) as f64).collect()
+    }
+
+    /// Hits with so many slots.
+    pub fn hits(&self, n_slots: u32) -> u64 {
+        let last = self.by_slots.len().saturating_sub(1);
+        self.by_slots.get((n_slots as usize).min(last)).copied().unwrap_or(0)
+    }
+}
+
+/// The curve of each layer of a recording: experts needed one after the other, in one precision, by an LRU list.
+///
+/// A layer that needs more experts at once than it has slots does a little better in a replay, where what is in use stays.
+pub fn hit_curves(recording: &Recording) -> Vec<HitCurve> {
+    let mut order = Vec::new();
+    let layers = recording.header.model.layers.iter();
+    let of_layer = |layer: &crate::trace::Layer| {
+        let mut stack: Vec<u16> = Vec::new();
+        let mut n_uses = 0;
+        let mut at_depth = vec![0u64; usize::from(layer.n_expert) + 1];
+        for record in recording.batches().flat_map(|batch| &batch.layers).filter(|own| own.layer == layer.layer) {
+            need_order(record, &mut order);
+            n_uses += order.len() as u64;
+            for &expert in &order {
+                if let Some(depth) = stack.iter().rposition(|other| *other == expert).map(|at| stack.len() - at) {
+                    at_depth[depth] += 1;
+                    stack.remove(stack.len() - depth);
+                }
+                stack.push(expert);
+            }
+        }
+        let mut sum = 0;
+        HitCurve::new(at_depth.into_iter().map(|hits| (sum += hits, sum).1).collect(), n_uses)
+    };
+    layers.map(of_layer).collect()
+}

@@ -1,0 +1,53 @@
+//! Why nothing can be simulated.
+
+use std::path::PathBuf;
+
+use crate::trace::TraceError;
+
+/// Why nothing can be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// The trace cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A trace of nothing.
+    #[error("{}: the trace has no complete batch; record a longer run with --trace FILE", path.display())]
+    NoBatches {
+        /// File.
+        path: PathBuf,
+    },
+    /// Dynamic precision without low versions.
+    #[error("{}: the traced model had no low-precision experts, so --precision dynamic has nothing to choose; give --low-bytes N%", path.display())]
+    NoLow {
+        /// File.
+        path: PathBuf,
+    },
+    /// A setting of the recorded run that this version does not know.
+    #[error("{}: the trace was recorded with {what} '{found}', which this hobbit-sim does not know; give {flag}", path.display())]
+    Unknown {
+        /// File.
+        path: PathBuf,
+        /// What it chooses.
+        what: &'static str,
+        /// What the trace says.
+        found: String,
+        /// What to give instead.
+        flag: &'static str,
+    },
+    /// Traces of different models.
+    #[error("{} and {} are traces of different models: their layers differ; give traces of one model", first.display(), other.display())]
+    OtherModel {
+        /// File.
+        first: PathBuf,
+        /// Another file.
+        other: PathBuf,
+    },
+    /// No thresholds can be fitted.
+    #[error("{}: {error}", path.display())]
+    NoUses {
+        /// File.
+        path: PathBuf,
+        /// Why.
+        error: crate::route::NoUses,
+    },
+}

@@ -1,0 +1,250 @@
+//! HOBBIT's weights and thresholds for a model, from traces of its own (section 4.4).
+
+use serde::{Deserialize, Serialize};
+
+use super::budget::Budget;
+use super::config::{Config, Eviction, Foresight};
+use super::error::SimError;
+use super::recording::Recording;
+use super::replay::replay;
+use crate::cache::Allocation;
+use crate::cache::policy::{PolicyKind, Weights};
+use crate::options::PrecisionMode;
+use crate::predict::PredictorKind;
+use crate::route::{self, Shares, Thresholds, unimportance};
+
+/// What `format` says.
+pub const FITTED_FORMAT: &str = "hobbit-policy";
+/// Counts up when a reader of the last version would misunderstand.
+pub const FITTED_VERSION: u64 = 1;
+
+/// Steps of the first grid: weights are quarters.
+const GRID: u8 = 4;
+/// How often the step is halved afterwards.
+const REFINEMENTS: u32 = 3;
+
+/// What to fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FitGoal {
+    /// Whose weights.
+    pub policy: PolicyKind,
+    /// Room for experts.
+    pub budget: Budget,
+    /// How the layers share it.
+    pub allocation: Allocation,
+    /// Percent of the bytes that low versions get.
+    pub low_percent: f64,
+    /// What the uses of experts shall ask for: thresholds are fitted to it. Penalty alone would skip everything.
+    pub shares: Shares,
+    /// Fixed thresholds instead.
+    pub thresholds: Option<Thresholds>,
+}
+
+/// A policy for a model, as a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FittedPolicy {
+    /// [`FITTED_FORMAT`].
+    pub format: String,
+    /// [`FITTED_VERSION`].
+    pub version: u64,
+    /// Name of the policy.
+    pub policy: String,
+    /// lru, lfu, lhu, fld; they sum to 1.
+    pub weights: [f32; 4],
+    /// Highest unimportance that is loaded in high precision; `None` where there are no low versions.
+    pub t1: Option<f32>,
+    /// Highest unimportance that is loaded at all.
+    pub t2: Option<f32>,
+    /// What the uses ask for at these thresholds, if none were resident.
+    pub shares: Option<Shares>,
+    /// What it was fitted on.
+    pub fitted_on: FittedOn,
+    /// Miss penalty per token with it: high 1, low B_l / B_h.
+    pub penalty: f64,
+    /// The same under LRU.
+    pub penalty_lru: f64,
+    /// Replays that were made.
+    pub replays: u64,
+}
+
+/// What a policy was fitted on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FittedOn {
+    /// File names of the traces.
+    pub traces: Vec<String>,
+    /// Name of the model.
+    pub model: String,
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Tokens of all traces.
+    pub tokens: u64,
+    /// Expert cache, as given.
+    pub budget: String,
+}
+
+/// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps from
+/// its best point. Deterministic. `progress` is told how many replays were made, and may end it by answering false: the
+/// best so far is the result.
+///
+/// # Errors
+/// [`SimError::OtherModel`], [`SimError::NoUses`].
+///
+/// # Panics
+/// Without recordings.
+pub fn fit(
+    recordings: &[Recording],
+    goal: &FitGoal,
+    progress: &mut dyn FnMut(u64) -> bool,
+) -> Result<FittedPolicy, SimError> {
+    let first = &recordings[0];
+    if let Some(other) = recordings.iter().find(|other| other.header.model.layers != first.header.model.layers) {
+        return Err(SimError::OtherModel { first: first.path.clone(), other: other.path.clone() });
+    }
+    let has_low = first.header.model.layers.iter().any(|layer| layer.bytes_low > 0);
+    let thresholds = match goal.thresholds {
+        _ if !has_low => None,
+        Some(thresholds) => Some((thresholds, None)),
+        None => {
+            let fit = fit_thresholds(recordings, goal.shares)
+                .map_err(|error| SimError::NoUses { path: first.path.clone(), error })?;
+            Some((fit.thresholds, Some(fit.shares)))
+        }
+    };
+    let mut config = Config::recorded(first)?;
+    config.eviction = Eviction::Policy(goal.policy);
+    (config.budget, config.allocation, config.low_percent) = (goal.budget, goal.allocation, goal.low_percent);
+    (config.foresight, config.prefetch) = (Foresight::Predictor(PredictorKind::None), None);
+    config.upgrade = false;
+    config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
+    config.thresholds = thresholds.map_or(Thresholds { t1: 1.0, t2: 1.0 }, |(thresholds, _)| thresholds);
+
+    let tokens: u64 = recordings.iter().flat_map(Recording::batches).map(|batch| u64::from(batch.n_tokens)).sum();
+    let mut replays = 0;
+    let mut penalty = |config: &Config| -> Result<f64, SimError> {
+        let mut sum = 0.0;
+        for recording in recordings {
+            sum += replay(recording, config, &mut |_, _, _| {})?.total().penalty;
+        }
+        replays += 1;
+        Ok(sum / tokens.max(1) as f64)
+    };
+    let mut is_wanted = true;
+    let mut best: Option<(f64, [u8; 4])> = None;
+    let whole = GRID << REFINEMENTS;
+    let mut try_point = |point: [u8; 4], best: &mut Option<(f64, [u8; 4])>| -> Result<bool, SimError> {
+        config.weights = weights_of(point, whole);
+        let found = penalty(&config)?;
+        let is_better = best.is_none_or(|(least, _)| found < least);
+        if is_better {
+            *best = Some((found, point));
+        }
+        Ok(is_better)
+    };
+    let mut n_tried = 0;
+    for point in grid(GRID) {
+        if is_wanted {
+            try_point(point.map(|part| part << REFINEMENTS), &mut best)?;
+            n_tried += 1;
+            is_wanted = progress(n_tried);
+        }
+    }
+    for refinement in (0..REFINEMENTS).rev() {
+        let step = 1u8 << refinement;
+        let mut improved = true;
+        while improved && is_wanted {
+            improved = false;
+            let from = best.map_or([whole, 0, 0, 0], |(_, point)| point);
+            for point in neighbours(from, step) {
+                if is_wanted {
+                    improved |= try_point(point, &mut best)?;
+                    n_tried += 1;
+                    is_wanted = progress(n_tried);
+                }
+            }
+        }
+    }
+    let (least, point) = best.unwrap_or((0.0, [whole, 0, 0, 0]));
+    let Weights { lru, lfu, lhu, fld } = weights_of(point, whole);
+    config.eviction = Eviction::Policy(PolicyKind::Lru);
+    let penalty_lru = penalty(&config)?;
+    let name = |recording: &Recording| recording.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(FittedPolicy {
+        format: FITTED_FORMAT.into(),
+        version: FITTED_VERSION,
+        policy: goal.policy.to_string(),
+        weights: [lru, lfu, lhu, fld],
+        t1: thresholds.map(|(thresholds, _)| thresholds.t1),
+        t2: thresholds.map(|(thresholds, _)| thresholds.t2),
+        shares: thresholds.and_then(|(_, shares)| shares),
+        fitted_on: FittedOn {
+            traces: recordings.iter().map(name).collect(),
+            model: first.header.model.name.clone(),
+            architecture: first.header.model.architecture.clone(),
+            tokens,
+            budget: goal.budget.to_string(),
+        },
+        penalty: least,
+        penalty_lru,
+        replays,
+    })
+}
+
+fn weights_of(point: [u8; 4], whole: u8) -> Weights {
+    let [lru, lfu, lhu, fld] = point.map(|part| f32::from(part) / f32::from(whole));
+    Weights { lru, lfu, lhu, fld }
+}
+
+/// Every way to divide `whole` into four.
+fn grid(whole: u8) -> Vec<[u8; 4]> {
+    let mut points = Vec::new();
+    for lru in 0..=whole {
+        for lfu in 0..=whole - lru {
+            for lhu in 0..=whole - lru - lfu {
+                points.push([lru, lfu, lhu, whole - lru - lfu - lhu]);
+            }
+        }
+    }
+    points
+}
+
+/// A step taken from one weight and given to another.
+fn neighbours(from: [u8; 4], step: u8) -> impl Iterator<Item = [u8; 4]> {
+    let pairs = (0..4).flat_map(|giver| (0..4).map(move |taker| (giver, taker)));
+    pairs.filter(move |&(giver, taker)| giver != taker && from[giver] >= step).map(move |(giver, taker)| {
+        let mut point = from;
+        point[giver] -= step;
+        point[taker] += step;
+        point
+    })
+}
+
+fn fit_thresholds(recordings: &[Recording], shares: Shares) -> Result<route::Fit, route::NoUses> {
+    let (mut n_first, mut samples, mut of_token) = (0u64, Vec::new(), Vec::new());
+    for record in recordings.iter().flat_map(Recording::batches).flat_map(|batch| &batch.layers) {
+        for weights in record.weights.chunks(usize::from(record.n_used).max(1)) {
+            unimportance(weights, &mut of_token);
+            // One expert of a token is first, whatever its weight.
+            let first = of_token.iter().position(|s| *s == 0.0);
+            n_first += u64::from(first.is_some());
+            let others = of_token.iter().enumerate().filter(|(i, _)| Some(*i) != first);
+            samples.extend(others.map(|(_, s)| *s));
+        }
+    }
+    route::fit(n_first, samples, shares)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grid_covers_the_simplex_once() {
+        let points = grid(4);
+        assert_eq!(points.len(), 35);
+        assert!(points.iter().all(|point| point.iter().sum::<u8>() == 4));
+        assert!(points.contains(&[4, 0, 0, 0]) && points.contains(&[1, 1, 1, 1]));
+        let around: Vec<_> = neighbours([4, 4, 0, 0], 4).collect();
+        assert_eq!(around.len(), 6);
+        assert!(around.contains(&[0, 8, 0, 0]) && around.contains(&[4, 0, 0, 4]));
+    }
+}

@@ -1,0 +1,193 @@
+//! The file as the simulator sees it: a queue with classes, a few reads at once, one link.
+//!
+//! A read waits until none of a more urgent class can start and one of the places in flight is free; it then takes its
+//! latency, beside the others, and its bytes over the link, after the others. What has started cannot be taken back.
+//! This is [`crate::load::Loader`] over a device that is given by three numbers.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::load::LoadClass;
+
+/// What a read costs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkModel {
+    /// Bytes per second of all reads together.
+    pub bytes_per_second: f64,
+    /// Seconds from the start of a read to its first byte.
+    pub latency_seconds: f64,
+    /// Reads that are under way at a time.
+    pub in_flight: usize,
+}
+
+impl Default for LinkModel {
+    /// An NVMe drive: 3 GB/s, 80 µs, 16 reads at a time.
+    fn default() -> Self {
+        Self { bytes_per_second: 3e9, latency_seconds: 80e-6, in_flight: 16 }
+    }
+}
+
+impl LinkModel {
+    /// Seconds in which the link moves so much, waiting aside.
+    pub fn transfer_seconds(&self, bytes: u64) -> f64 {
+        bytes as f64 / self.bytes_per_second.max(1.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Read<T> {
+    target: T,
+    bytes: u64,
+}
+
+/// Reads that wait and reads under way. `T` says what for.
+#[derive(Debug)]
+pub(super) struct Link<T> {
+    model: LinkModel,
+    waiting: [VecDeque<Read<T>>; LoadClass::COUNT],
+    /// By time of completion: the link serves one after the other.
+    under_way: VecDeque<(f64, T)>,
+    now: f64,
+    /// The link has moved everything that has started.
+    free_at: f64,
+}
+
+impl<T: Copy> Link<T> {
+    pub(super) fn new(model: LinkModel) -> Self {
+        Self { model, waiting: Default::default(), under_way: VecDeque::new(), now: 0.0, free_at: 0.0 }
+    }
+
+    pub(super) fn submit(&mut self, class: LoadClass, target: T, bytes: u64) {
+        self.waiting[class.index()].push_back(Read { target, bytes });
+    }
+
+    /// Nothing waits and nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
+    }
+
+    /// Seconds until everything that was submitted has been moved.
+    pub(super) fn backlog_seconds(&self) -> f64 {
+        let waiting: u64 = self.waiting.iter().flatten().map(|read| read.bytes).sum();
+        (self.free_at - self.now).max(0.0) + self.model.transfer_seconds(waiting)
+    }
+
+    /// Waiting reads that are wanted become as urgent as `class`.
+    pub(super) fn promote(&mut self, mut is_wanted: impl FnMut(&T) -> bool, class: LoadClass) {
+        for less in LoadClass::ALL.into_iter().filter(|less| *less > class) {
+            let mut promoted = VecDeque::new();
+            self.waiting[less.index()].retain(|read| {
+                let wanted = is_wanted(&read.target);
+                if wanted {
+                    promoted.push_back(*read);
+                }
+                !wanted
+            });
+            self.waiting[class.index()].append(&mut promoted);
+        }
+    }
+
+    /// Takes back reads of a class that have not started.
+    pub(super) fn withdraw(&mut self, class: LoadClass, mut is_obsolete: impl FnMut(&T) -> bool) -> Vec<T> {
+        let mut withdrawn = Vec::new();
+        self.waiting[class.index()].retain(|read| {
+            let obsolete = is_obsolete(&read.target);
+            if obsolete {
+                withdrawn.push(read.target);
+            }
+            !obsolete
+        });
+        withdrawn
+    }
+
+    /// When the next read that is under way, or could start now, lands.
+    pub(super) fn next_landing(&mut self) -> Option<f64> {
+        self.start();
+        self.under_way.front().map(|(done, _)| *done)
+    }
+
+    /// Lets time pass until `now`; what has landed by then, in order.
+    pub(super) fn advance(&mut self, now: f64, landed: &mut Vec<T>) {
+        while let Some(done) = self.next_landing().filter(|done| *done <= now) {
+            self.now = self.now.max(done);
+            landed.extend(self.under_way.pop_front().map(|(_, target)| target));
+        }
+        self.now = self.now.max(now);
+    }
+
+    fn start(&mut self) {
+        while self.under_way.len() < self.model.in_flight.max(1) {
+            let Some(read) = self.waiting.iter_mut().find_map(VecDeque::pop_front) else { return };
+            let moves_at = self.free_at.max(self.now + self.model.latency_seconds);
+            self.free_at = moves_at + self.model.transfer_seconds(read.bytes);
+            self.under_way.push_back((self.free_at, read.target));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use LoadClass::{OnDemandHigh, OnDemandLow, Prefetch};
+
+    /// A byte a second, two seconds of latency.
+    fn link(in_flight: usize) -> Link<u8> {
+        Link::new(LinkModel { bytes_per_second: 1.0, latency_seconds: 2.0, in_flight })
+    }
+
+    fn landings(link: &mut Link<u8>) -> Vec<(f64, u8)> {
+        let mut all = Vec::new();
+        while let Some(done) = link.next_landing() {
+            let mut landed = Vec::new();
+            link.advance(done, &mut landed);
+            all.extend(landed.into_iter().map(|target| (done, target)));
+        }
+        all
+    }
+
+    #[test]
+    fn latencies_overlap_and_transfers_do_not() {
+        let mut one = link(1);
+        let mut two = link(2);
+        for target in 0..3 {
+            one.submit(OnDemandHigh, target, 4);
+            two.submit(OnDemandHigh, target, 4);
+        }
+        assert_eq!(two.backlog_seconds(), 12.0);
+        assert_eq!(landings(&mut one), [(6.0, 0), (12.0, 1), (18.0, 2)]);
+        assert_eq!(landings(&mut two), [(6.0, 0), (10.0, 1), (14.0, 2)]);
+        assert!(one.is_idle());
+    }
+
+    #[test]
+    fn on_demand_goes_first_but_takes_nothing_back() {
+        let mut link = link(1);
+        link.submit(Prefetch, 0, 4);
+        link.submit(Prefetch, 1, 4);
+        let mut landed = Vec::new();
+        link.advance(1.0, &mut landed);
+        link.submit(OnDemandLow, 2, 4);
+        link.submit(OnDemandHigh, 3, 4);
+        assert_eq!(landings(&mut link), [(6.0, 0), (12.0, 3), (18.0, 2), (24.0, 1)]);
+    }
+
+    #[test]
+    fn what_waits_can_be_promoted_or_withdrawn() {
+        let mut link = link(1);
+        (0..4).for_each(|target| link.submit(Prefetch, target, 1));
+        link.advance(0.0, &mut Vec::new());
+        link.promote(|target| *target == 3, OnDemandHigh);
+        assert_eq!(link.withdraw(Prefetch, |target| *target <= 1), [1], "0 has started");
+        let order: Vec<u8> = landings(&mut link).into_iter().map(|(_, target)| target).collect();
+        assert_eq!(order, [0, 3, 2]);
+    }
+
+    #[test]
+    fn an_idle_link_starts_at_once() {
+        let mut link = link(4);
+        link.advance(100.0, &mut Vec::new());
+        link.submit(Prefetch, 7, 1);
+        assert_eq!(link.next_landing(), Some(103.0));
+    }
+}

@@ -1,0 +1,120 @@
+//! What a replay measured.
+
+use serde::Serialize;
+
+use crate::expert::Precision;
+use crate::stats::PrecisionCounts;
+use crate::trace::Phase;
+
+/// What a replay measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Batches of prompt tokens.
+    pub prefill: PhaseOutcome,
+    /// Generated tokens.
+    pub decode: PhaseOutcome,
+    /// Layers with experts, ascending; both phases.
+    pub layers: Vec<LayerOutcome>,
+    /// Guesses.
+    pub prefetch: PrefetchOutcome,
+    /// Low versions that were replaced by high ones in the background.
+    pub upgrades: u64,
+    /// Bytes of all reads, whoever asked.
+    pub bytes_read: u64,
+}
+
+/// One phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PhaseOutcome {
+    /// Tokens.
+    pub tokens: u64,
+    /// Needed experts whose version was there: one per distinct expert, layer and batch.
+    pub hits: u64,
+    /// The others, by what was done.
+    pub misses: PrecisionCounts,
+    /// HOBBIT's: 1 per miss that was loaded high, B_l / B_h per miss that was loaded low.
+    pub penalty: f64,
+    /// Virtual seconds in which computation waited for reads.
+    pub stall_seconds: f64,
+    /// Virtual seconds.
+    pub seconds: f64,
+}
+
+/// One layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LayerOutcome {
+    /// Block number.
+    pub layer: u16,
+    /// Slots for high versions.
+    pub slots: u32,
+    /// As in [`PhaseOutcome::hits`].
+    pub hits: u64,
+    /// Needed experts that were not there.
+    pub misses: u64,
+    /// As in [`PhaseOutcome::penalty`].
+    pub penalty: f64,
+    /// Virtual seconds.
+    pub stall_seconds: f64,
+}
+
+/// Versions that were given slots on a guess.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PrefetchOutcome {
+    /// Asked for.
+    pub issued: u64,
+    /// Used at least once before they left.
+    pub useful: u64,
+    /// Read, and never used: evicted before, or still there at the end.
+    pub wasted: u64,
+    /// Taken back before they were read: the router had disagreed.
+    pub dropped: u64,
+}
+
+impl Outcome {
+    /// Both phases together.
+    pub fn total(&self) -> PhaseOutcome {
+        let (a, b) = (self.prefill, self.decode);
+        PhaseOutcome {
+            tokens: a.tokens + b.tokens,
+            hits: a.hits + b.hits,
+            misses: a.misses + b.misses,
+            penalty: a.penalty + b.penalty,
+            stall_seconds: a.stall_seconds + b.stall_seconds,
+            seconds: a.seconds + b.seconds,
+        }
+    }
+
+    pub(super) fn phase_mut(&mut self, phase: Phase) -> &mut PhaseOutcome {
+        match phase {
+            Phase::Prefill => &mut self.prefill,
+            Phase::Decode => &mut self.decode,
+        }
+    }
+}
+
+impl PhaseOutcome {
+    /// Needed experts that were not there.
+    pub fn n_misses(&self) -> u64 {
+        self.misses.high + self.misses.low + self.misses.skipped
+    }
+
+    /// Share of needed experts that were there; `None` when none was needed.
+    pub fn hit_rate(&self) -> Option<f64> {
+        let needed = self.hits + self.n_misses();
+        (needed > 0).then(|| self.hits as f64 / needed as f64)
+    }
+
+    /// `None` when nothing took time.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        (self.tokens > 0 && self.seconds > 0.0).then(|| self.tokens as f64 / self.seconds)
+    }
+}
+
+/// HOBBIT's cost of a miss.
+pub(super) fn penalty(used: Option<Precision>, low_cost: f64) -> f64 {
+    match used {
+        Some(Precision::High) => 1.0,
+        Some(Precision::Low) => low_cost,
+        None => 0.0,
+    }
+}

@@ -1,0 +1,393 @@
+//! One layer of a batch, in the order of `engine::residency`.
+
+use super::config::{Compute, Config};
+use super::recording::{Batch, Recording};
+use super::replay::{Replay, Target, WHOLE};
+use crate::cache::{SlotId, Use};
+use crate::expert::{ExpertId, Precision, Version};
+use crate::load::LoadClass;
+use crate::options::PrecisionMode;
+use crate::predict::{Predicted, Predictor, ahead_by};
+use crate::route::{Choice, Demand, Resident, lower_least_popular, merge, resolve};
+use crate::trace::LayerRecord;
+
+/// The distinct experts of a layer in the order in which the engine asks for them: as recorded; else the router's order for a
+/// single token, falling popularity for a batch.
+pub(super) fn need_order(record: &LayerRecord, order: &mut Vec<u16>) {
+    order.clear();
+    if !record.needed.is_empty() || record.n_tokens == 1 {
+        match record.needed.is_empty() {
+            true => order.extend_from_slice(&record.chosen),
+            false => order.extend(record.needed.iter().map(|needed| needed.expert)),
+        }
+        // Nobody promises that a file names each once.
+        let mut n = 0;
+        for i in 0..order.len() {
+            if !order[..n].contains(&order[i]) {
+                order[n] = order[i];
+                n += 1;
+            }
+        }
+        order.truncate(n);
+        return;
+    }
+    order.extend_from_slice(&record.chosen);
+    order.sort_unstable();
+    order.dedup();
+    let uses = uses(record);
+    order.sort_by_key(|index| std::cmp::Reverse(uses[usize::from(*index)]));
+}
+
+/// How often a batch uses each expert, by index.
+fn uses(record: &LayerRecord) -> Vec<u32> {
+    let mut uses = vec![0; record.chosen.iter().max().map_or(0, |most| usize::from(*most) + 1)];
+    record.chosen.iter().for_each(|&index| uses[usize::from(index)] += 1);
+    uses
+}
+
+/// The largest router weight of each expert among the batch's tokens, by index.
+fn largest_weights(record: &LayerRecord) -> Vec<f32> {
+    let mut weights = vec![0.0f32; record.chosen.iter().max().map_or(0, |most| usize::from(*most) + 1)];
+    for (&index, &weight) in record.chosen.iter().zip(&record.weights) {
+        let place = &mut weights[usize::from(index)];
+        *place = place.max(weight);
+    }
+    weights
+}
+
+/// What the batch asks for, by expert index (`engine::precision`).
+pub(super) fn demands(recording: &Recording, config: &Config, record: &LayerRecord, order: &[u16]) -> Vec<Demand> {
+    let n_expert = recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
+    if config.mode == PrecisionMode::Exact {
+        return vec![Demand::High; n_expert];
+    }
+    let mut demands = vec![Demand::Skip; n_expert];
+    if config.asks_as_recorded(recording) && !record.needed.is_empty() {
+        // Weights in half precision might fall on the other side of a threshold.
+        record.needed.iter().for_each(|needed| demands[usize::from(needed.expert)] = needed.demand);
+        return demands;
+    }
+    let n_used = usize::from(record.n_used).max(1);
+    let (mut of_token, mut asked) = (Vec::new(), Vec::with_capacity(record.chosen.len()));
+    for (ids, weights) in record.chosen.chunks(n_used).zip(record.weights.chunks(n_used)) {
+        config.thresholds.demands(weights, &mut of_token);
+        asked.extend(ids.iter().copied().zip(of_token.iter().copied()));
+    }
+    merge(asked, &mut demands);
+    if record.n_tokens > 1 && config.thresholds.t1 < 1.0 {
+        lower_least_popular(order, config.prefill_low, &mut demands);
+    }
+    demands
+}
+
+/// An expert in use by the running layer.
+struct Used {
+    version: Version,
+    slot: Option<SlotId>,
+}
+
+impl Replay<'_> {
+    pub(super) fn layer(
+        &mut self,
+        batch: &Batch,
+        record: &LayerRecord,
+        observe: &mut dyn FnMut(ExpertId, Option<Precision>, bool),
+    ) {
+        let layer = record.layer;
+        let layer_seconds = match self.config.compute {
+            Compute::Recorded => batch.other_seconds_per_layer(),
+            Compute::Given { layer_seconds, .. } => layer_seconds,
+        };
+        self.pass(self.now + layer_seconds);
+        if !self.config.deterministic {
+            self.settle_upgrades();
+        }
+        self.show_scores(record);
+        let mut order = Vec::new();
+        need_order(record, &mut order);
+        let demands = demands(self.recording, self.config, record, &order);
+        let largest = largest_weights(record);
+        let mut used = Vec::with_capacity(order.len());
+        for &index in &order {
+            let expert = ExpertId { layer, index };
+            let weight = largest.get(usize::from(index)).copied().unwrap_or(0.0);
+            let (precision, hit) = self.choose(expert, demands[usize::from(index)], weight);
+            observe(expert, precision, hit);
+            self.count(batch.phase, layer, precision, hit);
+            let Some(precision) = precision else { continue };
+            let version = Version { expert, precision };
+            if self.guessed.remove(&version) {
+                self.outcome.prefetch.useful += 1;
+            }
+            let slot = self.cache.lookup(version);
+            if let Some(slot) = slot {
+                self.cache.pin(slot);
+            }
+            used.push(Used { version, slot });
+        }
+        self.hurry(&used);
+        self.drop_obsolete(layer);
+        self.load_missing(&mut used);
+        if record.n_tokens > 1 && order.len() * 10 >= demands.len() * 9 {
+            self.look_ahead(layer);
+        }
+        self.predict(record, layer_seconds);
+        self.multiply(batch, record, &used);
+        used.iter().filter_map(|used| used.slot).for_each(|slot| self.cache.unpin(slot));
+        self.staged.clear();
+        if !self.config.deterministic {
+            self.settle_upgrades();
+            if record.n_tokens == 1 {
+                self.upgrade_if_idle();
+            }
+        }
+    }
+
+    /// Router scores for the policy, token by token, where they were recorded.
+    fn show_scores(&mut self, record: &LayerRecord) {
+        if record.scores.is_empty() {
+            return;
+        }
+        let n_expert = self.recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
+        let mut scores = std::mem::take(&mut self.scores);
+        for token in 0..record.n_tokens as usize {
+            if record.scores_of(token, n_expert, &mut scores) {
+                self.cache.scores(record.layer, &scores);
+            }
+        }
+        self.scores = scores;
+    }
+
+    fn choose(&mut self, expert: ExpertId, demand: Demand, weight: f32) -> (Option<Precision>, bool) {
+        let [high, low] = [Version::high(expert), Version::low(expert)];
+        let has_low = self.has_low(expert.layer);
+        let resident = Resident {
+            high: self.cache.lookup(high).is_some() && !self.upgrades.is_underway(high),
+            low: has_low && self.cache.lookup(low).is_some(),
+        };
+        let precision = match resolve(demand, resident, has_low) {
+            Choice::High => Some(Precision::High),
+            Choice::Low => Some(Precision::Low),
+            Choice::Skip => None,
+        };
+        let slot = precision.and_then(|precision| self.cache.lookup(Version { expert, precision }));
+        let hit = slot.is_some_and(|slot| self.cache.is_ready(slot));
+        self.cache.touch(expert, Use { hit, precision, weight });
+        (precision, hit)
+    }
+
+    /// What was to be read sometime is needed now.
+    fn hurry(&mut self, used: &[Used]) {
+        let is_needed = |version: Version| used.iter().any(|used| used.version == version);
+        for slot in self.upgrades.take_over(is_needed) {
+            self.cache.unpin(slot);
+        }
+        self.link.promote(|target| is_needed(target.version()), LoadClass::OnDemandHigh);
+    }
+
+    /// Takes back guesses about the running layer that the router did not confirm and that have not started.
+    fn drop_obsolete(&mut self, layer: u16) {
+        let obsolete = |target: &Target| target.version().expert.layer == layer;
+        for target in self.link.withdraw(LoadClass::Prefetch, obsolete) {
+            let version = target.version();
+            if let Target::Slot(slot, _) = target {
+                self.cache.set_failed(slot, WHOLE);
+                self.cache.release(version);
+            }
+            self.outcome.bytes_read -= self.bytes(version);
+            if self.guessed.remove(&version) {
+                self.outcome.prefetch.dropped += 1;
+            }
+        }
+    }
+
+    fn load_missing(&mut self, used: &mut [Used]) {
+        let mut reads = Vec::new();
+        let mut overflow = Vec::new();
+        for used in used.iter_mut().filter(|used| used.slot.is_none()) {
+            used.slot = self.acquire(used.version);
+            match used.slot {
+                Some(slot) => {
+                    self.cache.pin(slot);
+                    reads.push(Target::Slot(slot, used.version));
+                }
+                None => overflow.push(Target::Staging(used.version)),
+            }
+        }
+        for target in reads.into_iter().chain(overflow) {
+            let class = match target.version().precision {
+                Precision::High => LoadClass::OnDemandHigh,
+                Precision::Low => LoadClass::OnDemandLow,
+            };
+            self.submit(class, target);
+        }
+    }
+
+    pub(super) fn submit(&mut self, class: LoadClass, target: Target) {
+        let bytes = self.bytes(target.version());
+        self.outcome.bytes_read += bytes;
+        self.link.submit(class, target, bytes);
+    }
+
+    /// A dense batch fills what is free of the next layer's slots.
+    fn look_ahead(&mut self, layer: u16) {
+        let layers = &self.recording.header.model.layers;
+        let Some(next) = layers.iter().find(|own| own.layer > layer).copied() else { return };
+        let is_exact = self.config.mode == PrecisionMode::Exact;
+        if !is_exact && (self.config.thresholds.t1 <= 0.0 || self.config.deterministic) {
+            return;
+        }
+        let at_most = match is_exact || self.config.thresholds.t1 >= 1.0 {
+            true => usize::from(next.n_expert),
+            false => ((1.0 - self.config.prefill_low) * f32::from(next.n_expert)).ceil() as usize,
+        };
+        let experts = (0..next.n_expert).map(|index| ExpertId { layer: next.layer, index });
+        let missing: Vec<Version> = experts
+            .filter(|&expert| self.cache.lookup(Version::high(expert)).is_none())
+            .filter(|&expert| is_exact || self.cache.lookup(Version::low(expert)).is_none())
+            .map(Version::high)
+            .take(at_most)
+            .collect();
+        for version in missing {
+            if !self.cache.has_empty_slot(version) {
+                return;
+            }
+            if let Some(slot) = self.acquire(version) {
+                self.submit(LoadClass::Prefetch, Target::Slot(slot, version));
+            }
+        }
+    }
+
+    /// Shows a single token to the predictor, and loads what it expects.
+    fn predict(&mut self, record: &LayerRecord, layer_seconds: f64) {
+        if record.n_tokens != 1 {
+            return;
+        }
+        show(self.predictor.as_mut(), record, &self.recording.header, &mut self.scores);
+        let Some(prefetch) = self.config.prefetch else { return };
+        let cache = &self.cache;
+        let mut missing = |predicted: &[Predicted], wanted: &mut Vec<Predicted>| {
+            let is_there =
+                |expert| cache.lookup(Version::high(expert)).is_some() || cache.lookup(Version::low(expert)).is_some();
+            wanted.extend(predicted.iter().filter(|predicted| !is_there(predicted.expert)));
+        };
+        let ahead = ahead_by(self.predictor.as_mut(), record.layer, prefetch.distance_max, &mut missing);
+        self.cache.unshield_all();
+        if prefetch.shield {
+            let both = |predicted: &Predicted| [Version::high(predicted.expert), Version::low(predicted.expert)];
+            self.cache.shield(ahead.predicted.iter().flat_map(both));
+        }
+        let room = self.seconds_until(record, layer_seconds, ahead.depth);
+        for wanted in ahead.wanted {
+            let version = self.guess(&wanted, record);
+            let Some(version) = version else { continue };
+            let takes = self.config.link.latency_seconds + self.config.link.transfer_seconds(self.bytes(version));
+            if prefetch.in_time && self.link.backlog_seconds() + takes > room {
+                break;
+            }
+            if let Some(slot) = self.acquire(version) {
+                self.guessed.insert(version);
+                self.outcome.prefetch.issued += 1;
+                self.submit(LoadClass::Prefetch, Target::Slot(slot, version));
+            }
+        }
+    }
+
+    /// In which version a predicted expert is worth reading: high for those that would have ranked among the important ones.
+    fn guess(&self, wanted: &Predicted, record: &LayerRecord) -> Option<Version> {
+        let expert = wanted.expert;
+        if self.config.mode == PrecisionMode::Exact || !self.has_low(expert.layer) {
+            return Some(Version::high(expert));
+        }
+        // Its score against this token's weights stands in for the weights it will be ranked among.
+        let total: f32 = record.weights.iter().map(|weight| weight.abs()).sum();
+        let before: f32 =
+            record.weights.iter().map(|weight| weight.abs()).filter(|weight| *weight > wanted.score).sum();
+        match self.config.thresholds.demand(if total > 0.0 { before / total } else { 0.0 }) {
+            Demand::High => Some(Version::high(expert)),
+            Demand::Low => Some(Version::low(expert)),
+            Demand::Skip => None,
+        }
+    }
+
+    /// Virtual seconds until the layer at a distance runs, if nothing has to be waited for.
+    fn seconds_until(&self, record: &LayerRecord, layer_seconds: f64, distance: u8) -> f64 {
+        let experts = self.expert_seconds(record, usize::from(record.n_used)) * f64::from(record.n_used);
+        (layer_seconds + experts) * f64::from(distance)
+    }
+
+    /// Seconds of one of `n_multiplied` experts' products.
+    fn expert_seconds(&self, record: &LayerRecord, n_multiplied: usize) -> f64 {
+        match self.config.compute {
+            Compute::Given { expert_seconds, .. } => expert_seconds,
+            Compute::Recorded => {
+                let recorded = record.needed.iter().filter(|needed| needed.used.is_some()).count();
+                let n = if recorded > 0 { recorded } else { n_multiplied };
+                f64::from(record.compute_seconds) / n.max(1) as f64
+            }
+        }
+    }
+
+    /// Products of what is there run first, then each as it lands.
+    fn multiply(&mut self, batch: &Batch, record: &LayerRecord, used: &[Used]) {
+        let seconds = self.expert_seconds(record, used.len());
+        let mut stalled = 0.0;
+        let mut left: Vec<&Used> = used.iter().collect();
+        while !left.is_empty() {
+            self.pass(self.now);
+            let is_there = |used: &&Used| match used.slot {
+                Some(slot) => self.cache.is_ready(slot),
+                None => self.staged.contains(&used.version),
+            };
+            if let Some(at) = left.iter().position(is_there) {
+                left.remove(at);
+                self.pass(self.now + seconds);
+            } else if let Some(lands_at) = self.link.next_landing() {
+                stalled += lands_at - self.now;
+                self.pass(lands_at);
+            } else {
+                debug_assert!(false, "every version in use is there or on its way");
+                break;
+            }
+        }
+        if let Some(own) = self.layer_outcome(record.layer) {
+            own.stall_seconds += stalled;
+        }
+        self.outcome.phase_mut(batch.phase).stall_seconds += stalled;
+    }
+}
+
+/// Tells a predictor what a single token's layer did, and the scores of later layers that were recorded.
+pub(super) fn show(
+    predictor: &mut dyn Predictor,
+    record: &LayerRecord,
+    header: &crate::trace::Header,
+    scores: &mut Vec<f32>,
+) {
+    let mut chosen: Vec<(u16, f32)> = record.token(0).collect();
+    let total: f32 = chosen.iter().map(|(_, weight)| weight.abs()).sum();
+    if total > 0.0 {
+        chosen.iter_mut().for_each(|(_, weight)| *weight = weight.abs() / total);
+    }
+    chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
+    predictor.observe(record.layer, &chosen);
+    if !predictor.needs_scores() {
+        return;
+    }
+    let layers = &header.model.layers;
+    let Some(at) = layers.iter().position(|own| own.layer == record.layer) else { return };
+    let mut distances: Vec<u8> = record.predictions.iter().map(|prediction| prediction.distance).collect();
+    distances.sort_unstable();
+    distances.dedup();
+    for distance in distances {
+        let Some(target) = layers.get(at + usize::from(distance)) else { continue };
+        scores.clear();
+        scores.resize(usize::from(target.n_expert), 0.0);
+        for prediction in record.predictions.iter().filter(|prediction| prediction.distance == distance) {
+            if let Some(place) = scores.get_mut(usize::from(prediction.expert)) {
+                *place = prediction.score;
+            }
+        }
+        predictor.scores(record.layer, distance, scores);
+    }
+}

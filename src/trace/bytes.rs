@@ -1,0 +1,142 @@
+//! Numbers as a trace stores them: LEB128, little-endian, half precision.
+
+use half::f16;
+
+/// Appends an unsigned LEB128 number: seven bits a byte, least first, the top bit set on all but the last.
+pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+pub(super) fn put_f16(out: &mut Vec<u8>, value: f32) {
+    out.extend_from_slice(&f16::from_f32(value).to_le_bytes());
+}
+
+pub(super) fn put_f32(out: &mut Vec<u8>, value: f32) {
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+/// A weight or score as a trace keeps it, in half precision. Policies that are shown rounded weights decide alike in a
+/// run and in its replay.
+pub fn rounded(value: f32) -> f32 {
+    f16::from_f32(value).to_f32()
+}
+
+/// Reads a record from front to back. Errors are words; who knows file and offset makes a [`super::TraceError`].
+pub(super) struct Cursor<'a> {
+    left: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { left: bytes }
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.left.len()
+    }
+
+    pub(super) fn u8(&mut self, what: &str) -> Result<u8, String> {
+        let [byte] = self.array(what)?;
+        Ok(byte)
+    }
+
+    pub(super) fn f16(&mut self, what: &str) -> Result<f32, String> {
+        Ok(f16::from_le_bytes(self.array(what)?).to_f32())
+    }
+
+    /// A number of seconds: finite, not negative.
+    pub(super) fn seconds(&mut self, what: &str) -> Result<f32, String> {
+        let seconds = f32::from_le_bytes(self.array(what)?);
+        match (0.0..=f32::MAX).contains(&seconds) {
+            true => Ok(seconds),
+            false => Err(format!("{what} is {seconds} seconds, expected a number from 0 on")),
+        }
+    }
+
+    pub(super) fn varint(&mut self, what: &str) -> Result<u64, String> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.u8(what)?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(format!("{what} has more than 64 bits"))
+    }
+
+    /// A number below `limit`.
+    pub(super) fn below(&mut self, limit: u64, what: &str) -> Result<u64, String> {
+        let value = self.varint(what)?;
+        match value < limit {
+            true => Ok(value),
+            false => Err(format!("{what} is {value}, expected less than {limit}")),
+        }
+    }
+
+    /// A count of things of at least `least` bytes each, so that no more is allocated than was read.
+    pub(super) fn count(&mut self, least: usize, what: &str) -> Result<usize, String> {
+        let count = self.varint(what)?;
+        let room = self.left() / least.max(1);
+        match usize::try_from(count) {
+            Ok(count) if count <= room => Ok(count),
+            _ => Err(format!("{what} is {count}, but only {} bytes of the record are left", self.left())),
+        }
+    }
+
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
+        let (head, rest) = self.left.split_first_chunk().ok_or_else(|| format!("it ends within {what}"))?;
+        self.left = rest;
+        Ok(*head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_by_the_book() {
+        for (value, bytes) in
+            [(0u64, &[0u8][..]), (127, &[127]), (128, &[0x80, 1]), (300, &[0xac, 2]), (16384, &[0x80, 0x80, 1])]
+        {
+            let mut out = Vec::new();
+            put_varint(&mut out, value);
+            assert_eq!(out, bytes);
+            assert_eq!(Cursor::new(bytes).varint("n"), Ok(value));
+        }
+        let mut out = Vec::new();
+        put_varint(&mut out, u64::MAX);
+        assert_eq!(Cursor::new(&out).varint("n"), Ok(u64::MAX));
+        assert_eq!(Cursor::new(&[0x80]).varint("n").unwrap_err(), "it ends within n");
+        assert_eq!(Cursor::new(&[0xff; 10]).varint("n").unwrap_err(), "n has more than 64 bits");
+        assert_eq!(Cursor::new(&[0x80; 11]).varint("n").unwrap_err(), "n has more than 64 bits");
+    }
+
+    #[test]
+    fn counts_are_bounded_by_what_is_left() {
+        assert_eq!(Cursor::new(&[2, 0, 0, 0, 0]).count(2, "n"), Ok(2));
+        assert_eq!(
+            Cursor::new(&[3, 0, 0, 0, 0]).count(2, "n").unwrap_err(),
+            "n is 3, but only 4 bytes of the record are left"
+        );
+        assert_eq!(Cursor::new(&[9]).below(9, "expert").unwrap_err(), "expert is 9, expected less than 9");
+    }
+
+    #[test]
+    fn seconds_are_finite_and_not_negative() {
+        let read = |value: f32| Cursor::new(&value.to_le_bytes()).seconds("wait");
+        assert_eq!(read(0.25), Ok(0.25));
+        for wrong in [-1.0, f32::NAN, f32::INFINITY] {
+            assert!(read(wrong).is_err());
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What a trace says once: of which model, with which settings, on which machine.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::options::PrecisionMode;
+
+/// First bytes of every trace.
+pub const MAGIC: [u8; 8] = *b"HOBBITTR";
+/// Counts up when a reader of the last version would misunderstand.
+pub const VERSION: u16 = 1;
+/// Bytes of a header's JSON, at the most.
+pub const HEADER_BYTES_MAX: u32 = 4 << 20;
+
+/// Layers of a model, at the most.
+const LAYERS_MAX: usize = 4096;
+/// Bytes of an expert, at the most: sums over all experts of all layers are then 64-bit numbers.
+const EXPERT_BYTES_MAX: u64 = 1 << 35;
+
+/// What a trace begins with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Of which model.
+    pub model: ModelDescription,
+    /// How the engine was told to run.
+    #[serde(default)]
+    pub settings: Settings,
+    /// What was known of the machine: `link_bytes_per_second`, `read_latency_seconds`, whatever else was measured.
+    #[serde(default)]
+    pub host: BTreeMap<String, f64>,
+}
+
+/// The part of a model that a replay needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelDescription {
+    /// For people.
+    pub name: String,
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Layers with experts, ascending.
+    pub layers: Vec<Layer>,
+}
+
+/// One layer with experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Block number.
+    pub layer: u16,
+    /// Experts.
+    pub n_expert: u16,
+    /// Experts per token (k).
+    pub n_used: u16,
+    /// Bytes of an expert's high version, all slices; the largest where they differ.
+    pub bytes_high: u64,
+    /// The same of low versions; 0 if there are none.
+    pub bytes_low: u64,
+    /// Slots that the layer had for high versions when the trace was recorded.
+    pub slots_high: u32,
+    /// The same for low versions.
+    pub slots_low: u32,
+}
+
+/// How the engine was told to run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// `--policy`, as typed.
+    pub policy: String,
+    /// Predictor of prefetches; `none` without.
+    pub predictor: String,
+    /// `exact` or `dynamic`.
+    pub mode: String,
+    /// Highest unimportance that was loaded in high precision.
+    pub t1: f32,
+    /// Highest unimportance that was loaded at all.
+    pub t2: f32,
+    /// Share of a batch's experts that came in low precision at most, `0.0..=1.0`.
+    pub prefill_low: f32,
+    /// Whether low versions were replaced by high ones in the background.
+    pub upgrade: bool,
+    /// Whether nothing depended on how fast reads were.
+    pub deterministic: bool,
+    /// Bytes of the expert cache.
+    pub cache_bytes: u64,
+    /// Anything else worth knowing: flags, weights of the policy, the text.
+    pub more: BTreeMap<String, String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            policy: "lru".into(),
+            predictor: "none".into(),
+            mode: PrecisionMode::Exact.to_string(),
+            t1: 1.0,
+            t2: 1.0,
+            prefill_low: 0.0,
+            upgrade: false,
+            deterministic: false,
+            cache_bytes: 0,
+            more: BTreeMap::new(),
+        }
+    }
+}
+
+impl Header {
+    /// That replays can rely on it. Words: what was found, what was expected.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let layers = &self.model.layers;
+        if layers.len() > LAYERS_MAX {
+            return Err(format!("the model has {} layers, expected at most {LAYERS_MAX}", layers.len()));
+        }
+        if let Some(pair) = layers.windows(2).find(|pair| pair[0].layer >= pair[1].layer) {
+            return Err(format!("layer {} follows layer {}, expected ascending numbers", pair[1].layer, pair[0].layer));
+        }
+        for layer in layers {
+            let number = layer.layer;
+            if layer.n_expert == 0 || layer.n_used == 0 || layer.n_used > layer.n_expert {
+                let Layer { n_expert, n_used, .. } = layer;
+                return Err(format!(
+                    "layer {number} uses {n_used} of {n_expert} experts, expected at least one of them"
+                ));
+            }
+            if layer.bytes_high == 0 || layer.bytes_high > EXPERT_BYTES_MAX || layer.bytes_low > layer.bytes_high {
+                let Layer { bytes_high, bytes_low, .. } = layer;
+                return Err(format!(
+                    "layer {number}'s experts have {bytes_high} bytes high and {bytes_low} low, expected a size and at \
+                     most the same"
+                ));
+            }
+        }
+        self.settings.mode.parse::<PrecisionMode>().map_err(|error| error.to_string())?;
+        let shares = [("t1", self.settings.t1), ("t2", self.settings.t2), ("prefill_low", self.settings.prefill_low)];
+        match shares.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
+            Some((name, value)) => Err(format!("{name} is {value}, expected a number from 0 to 1")),
+            None => Ok(()),
+        }
+    }
+
+    /// The layer of this block number.
+    pub fn layer(&self, number: u16) -> Option<&Layer> {
+        let layers = &self.model.layers;
+        layers.binary_search_by_key(&number, |layer| layer.layer).ok().map(|at| &layers[at])
+    }
+}

@@ -1,0 +1,40 @@
+//! Traces: who was routed where, with what weight, what was resident, and how long it took.
+//!
+//! A trace is recorded by the engine (`--trace FILE`), replayed by [`crate::sim`] and printed by `hobbit-sim show`.
+//! The file is a [`Header`] and then records, appended as things happen; docs/TRACE.md draws it byte by byte. What a
+//! crash cut off is missed without complaint: [`TraceReader`] ends after the last whole record and says so.
+//!
+//! ```
+//! use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Record, TraceReader, TraceWriter};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let layer = Layer { layer: 0, n_expert: 8, n_used: 2, bytes_high: 4096, bytes_low: 1024, slots_high: 4, slots_low: 0 };
+//! let model = ModelDescription { name: "demo".into(), architecture: "toy".into(), layers: vec![layer] };
+//! let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() })?;
+//! let mut record = LayerRecord::new(0, 2);
+//! record.push_token(&[5, 1], &[0.75, 0.25], None, 0);
+//! writer.layer(&record)?;
+//! writer.batch(Phase::Decode, 1, 0.004)?;
+//!
+//! let bytes = writer.finish()?;
+//! let mut reader = TraceReader::new(&bytes[..], "demo.trace")?;
+//! assert!(matches!(reader.next(), Some(Ok(Record::Layer(record))) if record.chosen == [5, 1]));
+//! # Ok(())
+//! # }
+//! ```
+
+mod bytes;
+mod error;
+mod header;
+mod reader;
+mod record;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use bytes::rounded;
+pub use error::TraceError;
+pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
+pub use reader::TraceReader;
+pub use record::{BatchRecord, LayerRecord, LoadRecord, Needed, Phase, Prediction, ReadClass, Record};
+pub use writer::TraceWriter;

@@ -1,0 +1,288 @@
+//! Reading a trace, whoever wrote it.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use super::TraceError;
+use super::bytes::Cursor;
+use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
+use super::record::{BatchRecord, LayerRecord, LoadRecord, Needed, Phase, Prediction, ReadClass, Record};
+use crate::expert::Precision;
+use crate::route::Demand;
+
+/// Bytes of a record's payload, at the most.
+pub(super) const RECORD_BYTES_MAX: u64 = 64 << 20;
+
+pub(super) const SEQUENCE: u8 = 1;
+pub(super) const LAYER: u8 = 2;
+pub(super) const LOAD: u8 = 3;
+pub(super) const BATCH: u8 = 4;
+
+/// The records of a trace, one after the other. Ends after the last whole record of a file that was cut off, and after
+/// the first error. Records of kinds that this version does not know are passed over.
+#[derive(Debug)]
+pub struct TraceReader<R> {
+    input: R,
+    path: PathBuf,
+    header: Header,
+    /// Bytes consumed.
+    offset: u64,
+    payload: Vec<u8>,
+    is_done: bool,
+    truncated: Option<u64>,
+}
+
+impl TraceReader<BufReader<File>> {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// As [`TraceReader::new`].
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        let file = File::open(path).map_err(|error| TraceError::Io { path: path.to_owned(), action: "open", error })?;
+        Self::new(BufReader::with_capacity(1 << 20, file), path)
+    }
+}
+
+impl<R: Read> TraceReader<R> {
+    /// Reads the header; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`], [`TraceError::Magic`], [`TraceError::Version`] or [`TraceError::Header`].
+    pub fn new(mut input: R, path: impl Into<PathBuf>) -> Result<Self, TraceError> {
+        let path = path.into();
+        let io = |error| TraceError::Io { path: path.clone(), action: "read", error };
+        let damaged = |reason: String| TraceError::Header { path: path.clone(), reason };
+        let mut start = Vec::with_capacity(16);
+        input.by_ref().take(16).read_to_end(&mut start).map_err(io)?;
+        if !start.starts_with(&MAGIC) {
+            start.truncate(MAGIC.len());
+            return Err(TraceError::Magic { path, found: start });
+        }
+        let start: [u8; 16] =
+            start.try_into().map_err(|start: Vec<u8>| damaged(format!("it ends after {} bytes", start.len())))?;
+        let [.., v0, v1, _, _, l0, l1, l2, l3] = start;
+        let version = u16::from_le_bytes([v0, v1]);
+        if version != VERSION {
+            return Err(TraceError::Version { path, found: version, expected: VERSION });
+        }
+        let len = u32::from_le_bytes([l0, l1, l2, l3]);
+        if len > HEADER_BYTES_MAX {
+            return Err(damaged(format!("it claims {len} bytes, expected at most {HEADER_BYTES_MAX}")));
+        }
+        let mut json = Vec::new();
+        input.by_ref().take(u64::from(len)).read_to_end(&mut json).map_err(io)?;
+        if json.len() < len as usize {
+            return Err(damaged(format!("it has {} of {len} bytes", json.len())));
+        }
+        let header: Header = serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
+        header.check().map_err(damaged)?;
+        let offset = 16 + u64::from(len);
+        Ok(Self { input, path, header, offset, payload: json, is_done: false, truncated: None })
+    }
+
+    /// What the trace begins with.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// First byte of the record that was cut off, once the end has been reached; `None` for a whole trace.
+    pub fn truncated(&self) -> Option<u64> {
+        self.truncated
+    }
+
+    /// The next record of a kind that is known; `None` at the end.
+    fn record(&mut self) -> Result<Option<Record>, TraceError> {
+        loop {
+            let start = self.offset;
+            let Some(tag) = self.byte()? else { return Ok(None) };
+            let Some(len) = self.len(start)? else { return Ok(self.cut(start)) };
+            self.payload.clear();
+            let read = self.input.by_ref().take(len).read_to_end(&mut self.payload);
+            self.offset += read.map_err(|error| self.io(error))? as u64;
+            if (self.payload.len() as u64) < len {
+                return Ok(self.cut(start));
+            }
+            let mut cursor = Cursor::new(&self.payload);
+            let record = match tag {
+                SEQUENCE => Ok(Record::Sequence),
+                LAYER => layer(&mut cursor, &self.header).map(Record::Layer),
+                LOAD => load(&mut cursor, &self.header).map(Record::Load),
+                BATCH => batch(&mut cursor).map(Record::Batch),
+                _ => continue,
+            };
+            let record = record.and_then(|record| match cursor.left() {
+                0 => Ok(Some(record)),
+                left => Err(format!("{left} bytes are left over at its end")),
+            });
+            return record.map_err(|reason| self.damaged(start, reason));
+        }
+    }
+
+    fn cut(&mut self, start: u64) -> Option<Record> {
+        self.truncated = Some(start);
+        None
+    }
+
+    fn byte(&mut self) -> Result<Option<u8>, TraceError> {
+        let mut byte = [0];
+        loop {
+            match self.input.read(&mut byte) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {
+                    self.offset += 1;
+                    return Ok(Some(byte[0]));
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.io(error)),
+            }
+        }
+    }
+
+    /// Bytes of the payload; `None` where the file ends within the number.
+    fn len(&mut self, start: u64) -> Result<Option<u64>, TraceError> {
+        let mut len = 0u64;
+        for shift in [0, 7, 14, 21] {
+            let Some(byte) = self.byte()? else { return Ok(None) };
+            len |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return match len <= RECORD_BYTES_MAX {
+                    true => Ok(Some(len)),
+                    false => Err(self.damaged(start, format!("it claims {len} bytes, at most {RECORD_BYTES_MAX}"))),
+                };
+            }
+        }
+        Err(self.damaged(start, format!("it claims more than {RECORD_BYTES_MAX} bytes")))
+    }
+
+    fn io(&self, error: io::Error) -> TraceError {
+        TraceError::Io { path: self.path.clone(), action: "read", error }
+    }
+
+    fn damaged(&self, offset: u64, reason: String) -> TraceError {
+        TraceError::Record { path: self.path.clone(), offset, reason }
+    }
+}
+
+impl<R: Read> Iterator for TraceReader<R> {
+    type Item = Result<Record, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_done {
+            return None;
+        }
+        let next = self.record().transpose();
+        self.is_done = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
+    let number = cursor.below(1 << 16, "the layer")? as u16;
+    let described = header.layer(number).ok_or_else(|| format!("the model has no layer {number} with experts"))?;
+    let n_expert = u64::from(described.n_expert);
+    let n_tokens = cursor.count(1, "the number of tokens")?;
+    let n_used = cursor.below(n_expert + 1, "the number of experts per token")? as usize;
+    if n_tokens == 0 || n_used == 0 {
+        return Err(format!("layer {number} has {n_tokens} tokens of {n_used} experts"));
+    }
+    let scores = cursor.below(n_expert + 2, "the number of scores")? as usize;
+    let (has_scores, n_unselected) = (scores > 0, scores.saturating_sub(1));
+    // Three bytes a use at least: what is reserved has been read.
+    let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= cursor.left() / 3);
+    let uses =
+        uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", cursor.left()))?;
+    let mut record = LayerRecord::new(number, n_used as u16);
+    record.n_tokens = n_tokens as u32; // at most the record's bytes
+    record.chosen.reserve_exact(uses);
+    record.weights.reserve_exact(uses);
+    for _ in 0..n_tokens {
+        for _ in 0..n_used {
+            record.chosen.push(cursor.below(n_expert, "an expert")? as u16);
+        }
+        for _ in 0..n_used {
+            record.weights.push(cursor.f16("a weight")?);
+        }
+        if has_scores {
+            for _ in 0..n_used {
+                record.scores.push(cursor.f16("a score")?);
+            }
+            for _ in 0..n_unselected {
+                record.unselected.push((cursor.below(n_expert, "an expert")? as u16, cursor.f16("a score")?));
+            }
+        }
+    }
+    for _ in 0..cursor.count(4, "the number of predictions")? {
+        let distance = cursor.u8("a distance")?;
+        // The predicted layer may have more experts than this one.
+        let expert = cursor.below(1 << 16, "a predicted expert")? as u16;
+        let score = cursor.f16("a score")?;
+        match distance {
+            0 => return Err("a prediction has distance 0, expected 1 or more".into()),
+            _ => record.predictions.push(Prediction { distance, expert, score }),
+        }
+    }
+    for _ in 0..cursor.count(2, "the number of needed experts")? {
+        record.needed.push(needed(cursor, n_expert)?);
+    }
+    record.wait_seconds = cursor.seconds("the wait")?;
+    record.compute_seconds = cursor.seconds("the computation")?;
+    Ok(record)
+}
+
+fn needed(cursor: &mut Cursor, n_expert: u64) -> Result<Needed, String> {
+    let expert = cursor.below(n_expert, "a needed expert")? as u16;
+    let flags = cursor.u8("an expert's flags")?;
+    let unknown = || format!("expert {expert} has flags {flags:#04x}");
+    let used = match flags & 3 {
+        0 => Some(Precision::High),
+        1 => Some(Precision::Low),
+        2 => None,
+        _ => return Err(unknown()),
+    };
+    let demand = match flags >> 2 & 3 {
+        0 => Demand::High,
+        1 => Demand::Low,
+        2 => Demand::Skip,
+        _ => return Err(unknown()),
+    };
+    if flags >> 7 != 0 {
+        return Err(unknown());
+    }
+    let class = class(flags >> 5 & 3).map_err(|_| unknown())?;
+    let bytes = if class.is_some() { cursor.varint("bytes")? } else { 0 };
+    Ok(Needed { expert, demand, used, hit: flags & 16 != 0, class, bytes })
+}
+
+fn class(id: u8) -> Result<Option<ReadClass>, String> {
+    Ok(match id {
+        0 => None,
+        1 => Some(ReadClass::OnDemand),
+        2 => Some(ReadClass::Prefetch),
+        3 => Some(ReadClass::Upgrade),
+        _ => return Err(format!("a read is of class {id}, expected 0 to 3")),
+    })
+}
+
+fn load(cursor: &mut Cursor, header: &Header) -> Result<LoadRecord, String> {
+    let layer = cursor.below(1 << 16, "the layer")? as u16;
+    let described = header.layer(layer).ok_or_else(|| format!("the model has no layer {layer} with experts"))?;
+    let expert = cursor.below(u64::from(described.n_expert), "the expert")? as u16;
+    let precision = match cursor.u8("the precision")? {
+        0 => Precision::High,
+        1 => Precision::Low,
+        other => return Err(format!("the precision is {other}, expected 0 or 1")),
+    };
+    let class = class(cursor.u8("the class")?)?.ok_or("the class of a read is 0, expected 1 to 3")?;
+    Ok(LoadRecord { layer, expert, precision, class, bytes: cursor.varint("bytes")? })
+}
+
+fn batch(cursor: &mut Cursor) -> Result<BatchRecord, String> {
+    let phase = match cursor.u8("the phase")? {
+        0 => Phase::Prefill,
+        1 => Phase::Decode,
+        other => return Err(format!("the phase is {other}, expected 0 or 1")),
+    };
+    let n_tokens = cursor.below(1 << 32, "the number of tokens")? as u32;
+    Ok(BatchRecord { phase, n_tokens, seconds: cursor.seconds("the batch")? })
+}

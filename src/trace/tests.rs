@@ -1,0 +1,289 @@
+//! What is written is read; what is damaged is refused, or read as far as it goes.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::expert::Precision;
+use crate::route::Demand;
+
+fn header() -> Header {
+    let layer = |layer, n_expert| Layer {
+        layer,
+        n_expert,
+        n_used: 2,
+        bytes_high: 4096,
+        bytes_low: 1024,
+        slots_high: 4,
+        slots_low: 0,
+    };
+    let mut header = Header {
+        model: ModelDescription {
+            name: "toy".into(),
+            architecture: "toymoe".into(),
+            layers: vec![layer(1, 8), layer(3, 300)],
+        },
+        ..Header::default()
+    };
+    header.host.insert("link_bytes_per_second".into(), 2.5e9);
+    header.settings.more.insert("text".into(), "prose".into());
+    header
+}
+
+fn records() -> Vec<Record> {
+    let mut single = LayerRecord::new(1, 2);
+    let scores = [0.0, 0.5, 0.125, 0.0625, 0.25, 0.03125, 0.0, 0.0];
+    single.push_token(&[1, 4], &[0.75, 0.25], Some(&scores), 2);
+    single.predictions =
+        vec![Prediction { distance: 1, expert: 299, score: 0.5 }, Prediction { distance: 2, expert: 3, score: 0.25 }];
+    single.needed = vec![
+        Needed { expert: 1, demand: Demand::High, used: Some(Precision::High), hit: true, class: None, bytes: 0 },
+        Needed {
+            expert: 4,
+            demand: Demand::Low,
+            used: Some(Precision::Low),
+            hit: false,
+            class: Some(ReadClass::OnDemand),
+            bytes: 1024,
+        },
+    ];
+    (single.wait_seconds, single.compute_seconds) = (0.5, 0.25);
+    let mut many = LayerRecord::new(3, 2);
+    for token in 0..100u16 {
+        many.push_token(&[token, 299], &[0.5, 0.5], None, 0);
+    }
+    many.needed = vec![Needed { expert: 299, demand: Demand::Skip, used: None, hit: false, class: None, bytes: 0 }];
+    let load =
+        LoadRecord { layer: 3, expert: 299, precision: Precision::Low, class: ReadClass::Prefetch, bytes: 1 << 40 };
+    vec![
+        Record::Sequence,
+        Record::Layer(single),
+        Record::Load(load),
+        Record::Layer(many),
+        Record::Batch(BatchRecord { phase: Phase::Decode, n_tokens: 1, seconds: 0.0625 }),
+    ]
+}
+
+fn written(records: &[Record]) -> Vec<u8> {
+    let mut writer = TraceWriter::new(Vec::new(), &header()).unwrap();
+    for record in records {
+        match record {
+            Record::Sequence => writer.sequence().unwrap(),
+            Record::Layer(layer) => writer.layer(layer).unwrap(),
+            Record::Load(load) => writer.load(load).unwrap(),
+            Record::Batch(batch) => writer.batch(batch.phase, batch.n_tokens, batch.seconds).unwrap(),
+        }
+    }
+    writer.finish().unwrap()
+}
+
+/// What a reader finds, whether the end was cut off, and the error it stopped at.
+fn read(bytes: &[u8]) -> (Vec<Record>, Option<u64>, Option<TraceError>) {
+    let mut reader = TraceReader::new(bytes, "a.trace").unwrap();
+    let (mut records, mut error) = (Vec::new(), None);
+    for record in &mut reader {
+        match record {
+            Ok(record) => records.push(record),
+            Err(found) => error = Some(found),
+        }
+    }
+    assert!(reader.next().is_none(), "once over, over for good");
+    (records, reader.truncated(), error)
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let bytes = written(&records());
+    assert_eq!(TraceReader::new(&bytes[..], "a.trace").unwrap().header(), &header());
+    let (found, truncated, error) = read(&bytes);
+    assert_eq!((found, truncated), (records(), None));
+    assert!(error.is_none());
+}
+
+#[test]
+fn the_best_unselected_scores_are_kept_in_order() {
+    let mut record = LayerRecord::new(0, 2);
+    let scores = [0.1, 0.9, 0.3, 0.3, 0.8, 0.05];
+    record.push_token(&[1, 4], &[0.5, 0.5], Some(&scores), 3);
+    assert_eq!(record.scores, [0.9, 0.8]);
+    assert_eq!(record.unselected, [(2, 0.3), (3, 0.3), (0, 0.1)]);
+    record.push_token(&[4, 5], &[0.5, 0.5], Some(&scores), 3);
+    assert_eq!(record.unselected[3..], [(1, 0.9), (2, 0.3), (3, 0.3)]);
+    let mut all = Vec::new();
+    assert!(record.scores_of(1, 6, &mut all));
+    assert_eq!(all, [0.0, 0.9, 0.3, 0.3, 0.8, 0.05]);
+    record.clear(0, 2);
+    record.push_token(&[1, 4], &[0.5, 0.5], Some(&scores), 9);
+    assert_eq!(record.unselected.len(), 4, "there are no more");
+    record.clear(0, 2);
+    record.push_token(&[1, 4], &[0.5, 0.5], Some(&scores), 0);
+    assert!(record.unselected.is_empty());
+}
+
+#[test]
+fn wherever_it_is_cut_off_the_whole_records_before_are_read() {
+    let bytes = written(&records());
+    let header_len = written(&[]).len();
+    let ends: Vec<usize> = (0..=5).map(|n| written(&records()[..n]).len()).collect();
+    for len in 0..bytes.len() {
+        if len < header_len {
+            assert!(TraceReader::new(&bytes[..len], "a.trace").is_err(), "{len}");
+            continue;
+        }
+        let (found, truncated, error) = read(&bytes[..len]);
+        let whole = ends.iter().filter(|end| **end <= len).count() - 1;
+        assert_eq!(found, records()[..whole], "{len}");
+        assert!(error.is_none(), "{len}: {error:?}");
+        // A cut behind the very first byte of a record leaves a tag and no length.
+        assert_eq!(truncated, (!ends.contains(&len)).then_some(ends[whole] as u64), "{len}");
+    }
+}
+
+#[test]
+fn unknown_records_are_passed_over_and_damaged_ones_named() {
+    let mut bytes = written(&[]);
+    let start = bytes.len();
+    bytes.extend_from_slice(&[99, 3, 1, 2, 3]);
+    bytes.extend_from_slice(&[reader::SEQUENCE, 0]);
+    assert_eq!(read(&bytes).0, [Record::Sequence]);
+
+    let damaged = |record: &[u8]| {
+        let mut bytes = bytes.clone();
+        bytes.extend_from_slice(record);
+        let (found, truncated, error) = read(&bytes);
+        assert_eq!((found.len(), truncated), (1, None));
+        error.unwrap().to_string()
+    };
+    assert_eq!(
+        damaged(&[reader::SEQUENCE, 1, 0]),
+        format!(
+            "a.trace: the record at byte {} is damaged: 1 bytes are left over at its end; what precedes it can be read, \
+             record the rest again",
+            start + 7
+        )
+    );
+    assert!(damaged(&[reader::BATCH, 1, 7]).contains("the phase is 7, expected 0 or 1"));
+    assert!(damaged(&[reader::BATCH, 2, 0, 1]).contains("it ends within the batch"));
+    assert!(damaged(&[reader::LAYER, 1, 2]).contains("the model has no layer 2 with experts"));
+    assert!(damaged(&[reader::LAYER, 4, 1, 90, 2, 0]).contains("the number of tokens is 90, but only 2 bytes"));
+    assert!(damaged(&[reader::LAYER, 0xff, 0xff, 0xff, 0xff]).contains("more than 67108864 bytes"));
+    assert!(damaged(&[reader::LOAD, 5, 1, 8, 0, 2, 1]).contains("the expert is 8, expected less than 8"));
+    assert!(damaged(&[reader::LOAD, 5, 1, 7, 0, 0, 1]).contains("the class of a read is 0"));
+}
+
+#[test]
+fn other_files_are_refused_by_name() {
+    let message = |bytes: &[u8]| TraceReader::new(bytes, "a.trace").unwrap_err().to_string();
+    assert_eq!(
+        message(b"GGUF\x03\0\0\0\0\0\0\0"),
+        "a.trace: not a trace: it begins with [47, 47, 55, 46, 03, 00, 00, 00], expected \"HOBBITTR\"; record one with \
+         --trace FILE"
+    );
+    assert!(message(b"").starts_with("a.trace: not a trace: it begins with []"));
+    let mut other = written(&[]);
+    other[8] = 2;
+    assert!(message(&other).contains("version 2 of the trace format, expected 1"));
+    let mut long = written(&[]);
+    long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(message(&long).contains("it claims 4294967295 bytes, expected at most 4194304"));
+
+    let refused = |change: &dyn Fn(&mut Header)| {
+        let mut header = header();
+        change(&mut header);
+        TraceWriter::new(Vec::new(), &header).unwrap_err().to_string()
+    };
+    assert!(refused(&|h| h.model.layers.reverse()).contains("layer 1 follows layer 3, expected ascending"));
+    assert!(refused(&|h| h.model.layers[0].n_used = 9).contains("layer 1 uses 9 of 8 experts"));
+    assert!(refused(&|h| h.model.layers[0].bytes_low = 5000).contains("4096 bytes high and 5000 low"));
+    assert!(refused(&|h| h.settings.mode = "fast".into()).contains("unknown precision mode 'fast'"));
+    assert!(refused(&|h| h.settings.t1 = 2.0).contains("t1 is 2, expected a number from 0 to 1"));
+}
+
+#[test]
+fn lists_that_do_not_fit_together_are_not_written() {
+    let mut writer = TraceWriter::new(Vec::new(), &header()).unwrap();
+    let mut record = LayerRecord::new(1, 2);
+    assert!(writer.layer(&record).is_err(), "no tokens");
+    record.push_token(&[0, 1], &[0.5], None, 0);
+    assert_eq!(
+        writer.layer(&record).unwrap_err().to_string(),
+        "this cannot be recorded: layer 1 has 1 weights, expected 2"
+    );
+    record.weights.push(0.5);
+    record.wait_seconds = f32::NAN;
+    assert!(writer.layer(&record).is_err());
+    record.wait_seconds = 0.0;
+    writer.layer(&record).unwrap();
+}
+
+fn half() -> impl Strategy<Value = f32> {
+    (-2048..=2048i16).prop_map(|n| f32::from(n) / 2048.0)
+}
+
+prop_compose! {
+    fn layer_record()(n_tokens in 1..6usize, n_used in 1..4usize, m in 0..4usize, has_scores in any::<bool>())(
+        chosen in prop::collection::vec(0..300u16, n_tokens * n_used),
+        weights in prop::collection::vec(half(), n_tokens * n_used),
+        scores in prop::collection::vec(half(), if has_scores { n_tokens * n_used } else { 0 }),
+        unselected in prop::collection::vec((0..300u16, half()), if has_scores { n_tokens * m } else { 0 }),
+        predictions in prop::collection::vec((1..=255u8, any::<u16>(), half()), 0..5),
+        needed in prop::collection::vec((0..300u16, 0..3usize, 0..3usize, any::<bool>(), 0..4usize, any::<u64>()), 0..5),
+        (n_tokens, n_used, wait, compute) in (Just(n_tokens), Just(n_used), 0.0..9f32, 0.0..9f32),
+    ) -> LayerRecord {
+        let classes = [None, Some(ReadClass::OnDemand), Some(ReadClass::Prefetch), Some(ReadClass::Upgrade)];
+        let prediction = |(distance, expert, score)| Prediction { distance, expert, score };
+        LayerRecord {
+            layer: 3,
+            n_tokens: n_tokens as u32,
+            n_used: n_used as u16,
+            chosen,
+            weights,
+            scores,
+            unselected,
+            predictions: predictions.into_iter().map(prediction).collect(),
+            needed: needed.into_iter().map(|(expert, demand, used, hit, class, bytes)| Needed {
+                expert,
+                demand: [Demand::Skip, Demand::Low, Demand::High][demand],
+                used: [Some(Precision::High), Some(Precision::Low), None][used],
+                hit,
+                class: classes[class],
+                bytes: if class > 0 { bytes } else { 0 },
+            }).collect(),
+            wait_seconds: wait,
+            compute_seconds: compute,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_layer_survives_the_round_trip(layers in prop::collection::vec(layer_record(), 0..4)) {
+        let records: Vec<Record> = layers.into_iter().map(Record::Layer).collect();
+        prop_assert_eq!(read(&written(&records)).0, records);
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = TraceReader::new(&bytes[..], "a.trace").map(Iterator::count);
+        let mut behind_a_header = written(&[]);
+        behind_a_header.extend_from_slice(&bytes);
+        let _ = read(&behind_a_header);
+    }
+
+    #[test]
+    fn no_payload_makes_the_reader_panic(tag in 1..5u8, payload in prop::collection::vec(prop_oneof![0..4u8, any::<u8>()], 0..100)) {
+        let mut bytes = written(&[]);
+        bytes.extend_from_slice(&[tag, payload.len() as u8]);
+        bytes.extend_from_slice(&payload);
+        let _ = read(&bytes);
+    }
+
+    #[test]
+    fn no_flipped_byte_makes_the_reader_panic(at in any::<prop::sample::Index>(), with: u8) {
+        let mut bytes = written(&records());
+        let at = at.index(bytes.len());
+        bytes[at] ^= with;
+        let _ = TraceReader::new(&bytes[..], "a.trace").map(Iterator::count);
+    }
+}

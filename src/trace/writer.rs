@@ -1,0 +1,212 @@
+//! Appending to a trace.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use super::bytes::{put_f16, put_f32, put_varint};
+use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
+use super::record::{LayerRecord, LoadRecord, Needed, Phase, ReadClass};
+use super::{TraceError, reader};
+use crate::expert::Precision;
+use crate::route::Demand;
+
+/// Bytes that wait before they are given to the file.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Writes a trace. Records wait in memory until there are 256 KiB of them; in the steady state a record costs its bytes
+/// and no allocation.
+#[derive(Debug)]
+pub struct TraceWriter<W: Write> {
+    out: W,
+    buffer: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl<W: Write> TraceWriter<W> {
+    /// Begins a trace.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`]; [`TraceError::Unwritable`] for a header that no reader would accept.
+    pub fn new(out: W, header: &Header) -> Result<Self, TraceError> {
+        let unwritable = |reason: String| TraceError::Unwritable { reason };
+        header.check().map_err(unwritable)?;
+        let json = serde_json::to_vec(header).map_err(|error| unwritable(error.to_string()))?;
+        let len = u32::try_from(json.len()).ok().filter(|len| *len <= HEADER_BYTES_MAX);
+        let len = len.ok_or_else(|| unwritable(format!("the header has {} bytes", json.len())))?;
+        let mut buffer = Vec::with_capacity(BUFFER_BYTES + (16 << 10));
+        buffer.extend_from_slice(&MAGIC);
+        buffer.extend_from_slice(&VERSION.to_le_bytes());
+        buffer.extend_from_slice(&[0; 2]);
+        buffer.extend_from_slice(&len.to_le_bytes());
+        buffer.extend_from_slice(&json);
+        let mut writer = Self { out, buffer, payload: Vec::new() };
+        writer.flush()?;
+        Ok(writer)
+    }
+
+    /// A new sequence begins.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn sequence(&mut self) -> Result<(), TraceError> {
+        self.payload.clear();
+        self.append(reader::SEQUENCE)
+    }
+
+    /// One layer of the batch that the next [`TraceWriter::batch`] ends.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`]; [`TraceError::Unwritable`] where lists have not the lengths that [`LayerRecord`] says.
+    pub fn layer(&mut self, record: &LayerRecord) -> Result<(), TraceError> {
+        check(record).map_err(|reason| TraceError::Unwritable { reason })?;
+        let out = &mut self.payload;
+        out.clear();
+        put_varint(out, u64::from(record.layer));
+        put_varint(out, u64::from(record.n_tokens));
+        put_varint(out, u64::from(record.n_used));
+        let (n_used, n_unselected) = (usize::from(record.n_used), record.n_unselected());
+        put_varint(out, if record.scores.is_empty() { 0 } else { n_unselected as u64 + 1 });
+        for token in 0..record.n_tokens as usize {
+            let of_token = token * n_used..(token + 1) * n_used;
+            record.chosen[of_token.clone()].iter().for_each(|&expert| put_varint(out, u64::from(expert)));
+            record.weights[of_token.clone()].iter().for_each(|&weight| put_f16(out, weight));
+            if !record.scores.is_empty() {
+                record.scores[of_token].iter().for_each(|&score| put_f16(out, score));
+                for &(expert, score) in &record.unselected[token * n_unselected..(token + 1) * n_unselected] {
+                    put_varint(out, u64::from(expert));
+                    put_f16(out, score);
+                }
+            }
+        }
+        put_varint(out, record.predictions.len() as u64);
+        for prediction in &record.predictions {
+            out.push(prediction.distance);
+            put_varint(out, u64::from(prediction.expert));
+            put_f16(out, prediction.score);
+        }
+        put_varint(out, record.needed.len() as u64);
+        for needed in &record.needed {
+            put_varint(out, u64::from(needed.expert));
+            out.push(flags(needed));
+            if needed.class.is_some() {
+                put_varint(out, needed.bytes);
+            }
+        }
+        put_f32(out, record.wait_seconds);
+        put_f32(out, record.compute_seconds);
+        self.append(reader::LAYER)
+    }
+
+    /// A read that no product waits for has been started.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn load(&mut self, record: &LoadRecord) -> Result<(), TraceError> {
+        let out = &mut self.payload;
+        out.clear();
+        put_varint(out, u64::from(record.layer));
+        put_varint(out, u64::from(record.expert));
+        out.push(record.precision.index() as u8);
+        out.push(class_id(Some(record.class)));
+        put_varint(out, record.bytes);
+        self.append(reader::LOAD)
+    }
+
+    /// A batch of `n_tokens` tokens has been evaluated in so many seconds of wall time.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn batch(&mut self, phase: Phase, n_tokens: u32, seconds: f32) -> Result<(), TraceError> {
+        let out = &mut self.payload;
+        out.clear();
+        out.push(phase as u8);
+        put_varint(out, u64::from(n_tokens));
+        put_f32(out, seconds);
+        self.append(reader::BATCH)
+    }
+
+    /// Gives everything to the file.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn flush(&mut self) -> Result<(), TraceError> {
+        let written = self.out.write_all(&self.buffer).and_then(|()| self.out.flush());
+        self.buffer.clear();
+        written.map_err(|error| TraceError::Io { path: PathBuf::new(), action: "write", error })
+    }
+
+    /// Ends the trace and gives the file back.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`].
+    pub fn finish(mut self) -> Result<W, TraceError> {
+        self.flush()?;
+        Ok(self.out)
+    }
+
+    fn append(&mut self, tag: u8) -> Result<(), TraceError> {
+        let len = self.payload.len() as u64;
+        if len > reader::RECORD_BYTES_MAX {
+            let reason = format!("a record has {len} bytes, at most {} are allowed", reader::RECORD_BYTES_MAX);
+            return Err(TraceError::Unwritable { reason });
+        }
+        self.buffer.push(tag);
+        put_varint(&mut self.buffer, len);
+        self.buffer.extend_from_slice(&self.payload);
+        match self.buffer.len() >= BUFFER_BYTES {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Used precision in bits 0 and 1 (2: skipped), demand in 2 and 3, hit in 4, what brought it in 5 and 6.
+fn flags(needed: &Needed) -> u8 {
+    let used = needed.used.map_or(2, Precision::index) as u8;
+    let demand = match needed.demand {
+        Demand::High => 0,
+        Demand::Low => 1,
+        Demand::Skip => 2,
+    };
+    used | demand << 2 | u8::from(needed.hit) << 4 | class_id(needed.class) << 5
+}
+
+fn class_id(class: Option<ReadClass>) -> u8 {
+    match class {
+        None => 0,
+        Some(ReadClass::OnDemand) => 1,
+        Some(ReadClass::Prefetch) => 2,
+        Some(ReadClass::Upgrade) => 3,
+    }
+}
+
+/// That the lists fit together.
+fn check(record: &LayerRecord) -> Result<(), String> {
+    let uses = record.n_tokens as usize * usize::from(record.n_used);
+    let layer = record.layer;
+    if record.n_tokens == 0 || record.n_used == 0 {
+        return Err(format!("layer {layer} has {} tokens of {} experts", record.n_tokens, record.n_used));
+    }
+    let lists = [
+        ("experts", record.chosen.len(), true),
+        ("weights", record.weights.len(), true),
+        ("scores", record.scores.len(), !record.scores.is_empty()),
+    ];
+    if let Some((what, found, _)) = lists.into_iter().find(|(_, found, is_there)| *is_there && *found != uses) {
+        return Err(format!("layer {layer} has {found} {what}, expected {uses}"));
+    }
+    let is_even = record.unselected.len() == record.n_unselected() * record.n_tokens as usize;
+    if !is_even || (record.scores.is_empty() && !record.unselected.is_empty()) {
+        return Err(format!(
+            "layer {layer} has {} unselected experts, expected as many for every token",
+            record.unselected.len()
+        ));
+    }
+    if record.predictions.iter().any(|prediction| prediction.distance == 0) {
+        return Err(format!("layer {layer} has a prediction of distance 0, expected 1 or more"));
+    }
+    if [record.wait_seconds, record.compute_seconds].iter().any(|s| !(0.0..=f32::MAX).contains(s)) {
+        return Err(format!("layer {layer} took {} + {} seconds", record.wait_seconds, record.compute_seconds));
+    }
+    Ok(())
+}
