@@ -11,6 +11,7 @@ pub use precision::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::plan::{Budget, ExpertCache};
@@ -52,6 +53,8 @@ pub struct ModelOptions {
     pub precision: PrecisionOptions,
     /// Which experts stay in memory.
     pub caching: CachingOptions,
+    /// A file to write who was routed where, and what was read for it: see `trace`.
+    pub trace: Option<PathBuf>,
     /// How expert bytes are read.
     pub io: IoMode,
     /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
@@ -73,6 +76,7 @@ impl Default for ModelOptions {
             low_share: LowShare::default(),
             precision: PrecisionOptions::default(),
             caching: CachingOptions::default(),
+            trace: None,
             io: IoMode::default(),
             n_gpu_layers: -1,
             device: DeviceOptions::default(),

@@ -114,6 +114,7 @@ impl HiArgs {
                 low_share: low.precision.low_share,
                 precision: low.precision.options(),
                 caching: low.caching.options(),
+                trace: low.caching.trace,
                 io: low.memory.io,
                 n_gpu_layers: low.device.n_gpu_layers,
                 device: low.device.options(),

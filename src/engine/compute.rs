@@ -221,9 +221,12 @@ impl ExpertBackend {
         let single = self.routing.n_tokens == 1;
         self.known.clear();
         let exact = self.weights.is_empty();
-        if single && !again {
+        if !again {
             // SAFETY: by the caller.
-            unsafe { self.tell_scores(residency, tag.layer, nodes[0], n_expert) };
+            let scores =
+                if single { unsafe { self.tell_scores(residency, tag.layer, nodes[0], n_expert) } } else { None };
+            let weights = if exact { &self.known } else { &self.weights };
+            residency.record(tag.layer, &self.routing, weights, scores.as_deref());
         }
         let step = residency.begin(&Need {
             layer: tag.layer,
@@ -257,20 +260,20 @@ impl ExpertBackend {
         layer: u16,
         product: *mut ggml_tensor,
         n_expert: usize,
-    ) {
+    ) -> Option<Vec<f32>> {
         // SAFETY: by the caller: sources of a live node are live and computed, floats of a row contiguous.
         let scores = unsafe {
             let (input, ids) = (&*(*product).src[1], (*product).src[2]);
             // Experts with inputs of their own have none that the router had.
             if input.ne[1] != 1 || input.type_ != llama::GGML_TYPE_F32 {
-                return;
+                return None;
             }
             let x = slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize);
             residency.scores(layer, ids, x, n_expert)
         };
-        if let Some(scores) = scores {
-            self.known.extend(self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
-        }
+        let known = scores.iter().flat_map(|scores| self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
+        self.known.extend(known);
+        scores
     }
 
     /// Asks for a precision for each expert of the layer (`self.demands`); returns the router's weights unless the mode

@@ -115,6 +115,9 @@ pub enum Error {
         /// What it says is free, in bytes.
         free: u64,
     },
+    /// The trace cannot be written.
+    #[error("--trace: {0}")]
+    Trace(#[from] crate::trace::TraceError),
     /// Address space (not memory) was refused.
     #[error("cannot reserve {bytes} bytes of address space; raise the limit (ulimit -v unlimited)")]
     AddressSpace {

@@ -91,11 +91,6 @@ impl Gates {
         }
     }
 
-    /// Width of the inputs.
-    pub(super) fn width(&self) -> usize {
-        self.width
-    }
-
     /// What the routers of `layers` (ascending) say about the input `x` of `width` floats: each layer and the
     /// probabilities of its experts, by index. Layers whose router is not known are left out.
     pub(super) fn scores(&mut self, x: &[f32], layers: &[u16]) -> Vec<(u16, Vec<f32>)> {

@@ -14,6 +14,7 @@ use super::model::Model;
 use super::offload::{Tier, Wrapper};
 use super::pinned::{HostMemory, Reach};
 use super::precision::Precisions;
+use super::recorder::Recorder;
 use super::residency::{Description, Parts, Residency};
 use super::tiers;
 use crate::cache::policy::{self, Policy, Shape};
@@ -25,6 +26,7 @@ use crate::options::{PrecisionMode, SessionOptions};
 use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, StagingWish};
 use crate::stats::{LowReport, PrecisionReport, VersionsReport, rss_bytes};
 use crate::store::{self, Arena, BLOCK_BYTES, Regime, choose, probe};
+use crate::trace;
 
 /// Staging that keeps reads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 64 << 20;
@@ -124,13 +126,23 @@ pub(super) fn set_up(
     host_memory.push(host.memory(n_staging * staging_stride, staging_stride)?);
     host.tell_of_refusal(&host_memory);
     tiers.iter_mut().for_each(|tier| host_memory.iter_mut().for_each(|memory| tier.show(memory)));
+    let plan_bytes = plan.expert_cache;
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
     let devices = tiers::reports(&shared.placement, &tiers);
     let description = Description { plan, io_choice: choice.to_string(), precision, devices };
+    let cache = Cache::new(layouts, policy_of(model, &catalog));
+    let recorder = match &shared.options.trace {
+        Some(path) => {
+            let header = trace_header(model, &catalog, &cache, &precisions, plan_bytes);
+            Some(Recorder::create(path, &header)?)
+        }
+        None => None,
+    };
     let parts = Parts {
-        cache: Cache::new(layouts, policy_of(model, &catalog)),
-        wants_scores: shared.options.caching.policy.needs_scores(),
+        cache,
+        wants_scores: shared.options.caching.policy.needs_scores() || recorder.is_some(),
+        recorder,
         catalog,
         pools: arenas,
         staging_memory,
@@ -143,6 +155,51 @@ pub(super) fn set_up(
     new.preload()?;
     *residency = Some(new);
     Ok(description)
+}
+
+/// What a trace begins with.
+fn trace_header(
+    model: &Model,
+    catalog: &Catalog,
+    cache: &Cache,
+    precisions: &Precisions,
+    cache_bytes: u64,
+) -> trace::Header {
+    let bytes = |layer: &LayerCatalog, precision| {
+        let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, precision));
+        sources.map(|source| catalog.classes[usize::from(source.class)].bytes()).max().unwrap_or(0)
+    };
+    let layer = |layer: &LayerCatalog| trace::Layer {
+        layer: layer.layer,
+        n_expert: layer.n_expert,
+        n_used: (model.info().n_expert_used as u16).clamp(1, layer.n_expert),
+        bytes_high: bytes(layer, Precision::High),
+        bytes_low: bytes(layer, Precision::Low),
+        slots_high: cache.capacity_of_layer(layer.layer, Precision::High),
+        slots_low: cache.capacity_of_layer(layer.layer, Precision::Low),
+    };
+    let options = &model.shared.options;
+    let Precisions { mode, thresholds, options: wanted, .. } = precisions;
+    trace::Header {
+        model: trace::ModelDescription {
+            name: model.info().path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            architecture: model.info().architecture.clone(),
+            layers: catalog.layers.iter().map(layer).collect(),
+        },
+        settings: trace::Settings {
+            policy: options.caching.policy.to_string(),
+            mode: mode.to_string(),
+            t1: thresholds.t1,
+            t2: thresholds.t2,
+            prefill_low: wanted.prefill_low,
+            upgrade: wanted.upgrade,
+            deterministic: wanted.deterministic,
+            cache_bytes,
+            more: [("policy_weights".to_owned(), options.caching.weights.to_string())].into(),
+            ..trace::Settings::default()
+        },
+        host: Default::default(),
+    }
 }
 
 /// Who decides which of these experts leave.

@@ -28,6 +28,7 @@ mod placement;
 mod precision;
 mod pressure;
 mod quantise;
+mod recorder;
 mod residency;
 mod routing;
 #[cfg(feature = "rpc")]

@@ -21,6 +21,8 @@ use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 use super::gates::Gates;
 use super::offload::Tier;
 use super::precision::Precisions;
+use super::recorder::{Recorder, as_recorded};
+use super::routing::Routing;
 use super::staging::{Staged, Staging};
 use crate::cache::{Cache, ShareId, SliceState, SlotId, Use};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
@@ -195,6 +197,8 @@ pub(super) struct Parts {
     pub(super) cache: Cache,
     /// The policy wants to know the router's probabilities of all experts.
     pub(super) wants_scores: bool,
+    /// Of a run that is traced.
+    pub(super) recorder: Option<Recorder>,
     /// One arena per pool of the cache.
     pub(super) pools: Vec<Arena>,
     pub(super) staging_memory: Arena,
@@ -224,6 +228,7 @@ pub(super) struct Residency {
     /// Routers, as far as somebody wants to know what they say.
     gates: Gates,
     wants_scores: bool,
+    recorder: Option<Recorder>,
     staging: Staging,
     catalog: Catalog,
     layers: Vec<Option<Layer>>,
@@ -258,8 +263,18 @@ unsafe impl Send for Residency {}
 impl Residency {
     /// Puts cache, memory and loader together.
     pub(super) fn new(parts: Parts, description: Description) -> Self {
-        let Parts { catalog, cache, wants_scores, pools, staging_memory, staging_stride, loader, precisions, tiers } =
-            parts;
+        let Parts {
+            catalog,
+            cache,
+            wants_scores,
+            recorder,
+            pools,
+            staging_memory,
+            staging_stride,
+            loader,
+            precisions,
+            tiers,
+        } = parts;
         let n_layer = catalog.layers.last().map_or(0, |layer| usize::from(layer.layer) + 1);
         let mut layers: Vec<Option<Layer>> = (0..n_layer).map(|_| None).collect();
         for layer in &catalog.layers {
@@ -304,6 +319,7 @@ impl Residency {
             cache,
             gates: Gates::default(),
             wants_scores,
+            recorder,
             staging: Staging::new(n_staging),
             catalog,
             layers,
@@ -347,7 +363,8 @@ impl Residency {
         if !self.wants_scores || !(self.gates.knows(layer) || unsafe { self.gates.learn(layer, ids, n_expert) }) {
             return None;
         }
-        let (_, scores) = self.gates.scores(x, &[layer]).pop()?;
+        let (_, mut scores) = self.gates.scores(x, &[layer]).pop()?;
+        as_recorded(&mut scores);
         self.cache.scores(layer, &scores);
         Some(scores)
     }
@@ -446,6 +463,7 @@ impl Residency {
 
     /// Ends a split whose slots are still being read; [`Residency::unpin`] gives them back.
     pub(super) fn finish(&mut self, step: Step) -> Vec<SlotId> {
+        self.end_record();
         self.queue.clear();
         self.running = None;
         if !self.precisions.options.deterministic {
@@ -571,6 +589,7 @@ impl Residency {
 
     /// Ends a split: its experts may be evicted again. `may_upgrade`: it was one token's, and its layer's last.
     pub(super) fn end(&mut self, step: Step, may_upgrade: bool) {
+        self.end_record();
         step.pinned.into_iter().for_each(|slot| self.cache.unpin(slot));
         self.queue.clear();
         self.running = None;
@@ -716,8 +735,25 @@ impl Residency {
             .collect()
     }
 
+    /// Notes what the router of a layer chose, if somebody wants a trace. As [`Recorder::begin_layer`].
+    pub(super) fn record(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>) {
+        let waited = self.counters.wait_seconds;
+        self.recorder.iter_mut().for_each(|recorder| recorder.begin_layer(layer, routing, weights, scores, waited));
+    }
+
+    fn end_record(&mut self) {
+        let waited = self.counters.wait_seconds;
+        self.recorder.iter_mut().for_each(|recorder| recorder.end_layer(waited));
+    }
+
+    /// A batch was evaluated in so many seconds, for the trace. As [`Residency::next_token`].
+    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
+        self.recorder.iter_mut().for_each(|recorder| recorder.end_batch(n_tokens, seconds));
+        self.next_token();
+    }
+
     /// The next token begins, for the policy.
-    pub(super) fn next_token(&mut self) {
+    fn next_token(&mut self) {
         self.cache.next_token();
         self.tiers.iter_mut().flatten().for_each(Tier::next_token);
         self.may_upgrade = true;
@@ -729,6 +765,7 @@ impl Residency {
     /// A new sequence begins, for the policy.
     pub(super) fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
+        self.recorder.iter_mut().for_each(Recorder::begin_sequence);
         self.tiers.iter_mut().flatten().for_each(Tier::begin_sequence);
     }
 
@@ -773,6 +810,11 @@ impl Residency {
             self.counters.missed.count(precision, 1);
         }
         self.count(expert.layer, hit);
+        let bytes = |version| {
+            self.catalog.source(version).map(|source| self.catalog.classes[usize::from(source.class)].bytes())
+        };
+        let bytes = version.and_then(bytes).unwrap_or(0);
+        self.recorder.iter_mut().for_each(|recorder| recorder.needed(expert.index, demand, precision, hit, bytes));
         precision
     }
 

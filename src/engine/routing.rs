@@ -1,5 +1,7 @@
 //! Who is routed where in one batch: the router's ids, regrouped by expert.
 
+use crate::trace::rounded;
+
 /// The (token, rank) pairs of a batch by expert.
 #[derive(Debug, Default)]
 pub(super) struct Routing {
@@ -73,12 +75,15 @@ impl Routing {
     /// The expert's share of the router's weight, summed over tokens, of each of which all shares sum to 1. `weights` is
     /// `[n_tokens][n_used]`; where it is empty, all weigh alike.
     pub(super) fn share(&self, expert: u16, weights: &[f32]) -> f32 {
-        let share = |pair: &Pair| {
-            let row = pair.token as usize * self.n_used..(pair.token as usize + 1) * self.n_used;
-            let sum: f32 = weights.get(row.clone()).map_or(0.0, |row| row.iter().sum());
-            if sum > 0.0 { weights[row.start + pair.rank as usize] / sum } else { 1.0 / self.n_used as f32 }
-        };
-        self.pairs_of(expert).iter().map(share).sum()
+        let position = |pair: &Pair| pair.token as usize * self.n_used + pair.rank as usize;
+        self.pairs_of(expert).iter().map(|pair| self.share_of_pair(position(pair), weights)).sum()
+    }
+
+    /// The same of one token, in the precision of traces: the share of the choice at `position` of `[n_tokens][n_used]`.
+    pub(super) fn share_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
+        let start = position - position % self.n_used;
+        let sum: f32 = weights.get(start..start + self.n_used).map_or(0.0, |row| row.iter().sum());
+        rounded(if sum > 0.0 { weights[position] / sum } else { 1.0 / self.n_used as f32 })
     }
 
     /// Every use of an expert.

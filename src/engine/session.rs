@@ -454,10 +454,10 @@ impl Session {
             llama::llama_synchronize(self.context.0.as_ptr());
             code
         };
-        if let Some(residency) = experts.residency().as_mut().filter(|_| code == 0) {
-            residency.next_token();
-        }
         let seconds = started.elapsed().as_secs_f64();
+        if let Some(residency) = experts.residency().as_mut().filter(|_| code == 0) {
+            residency.end_batch(batch.n_tokens.unsigned_abs(), seconds);
+        }
         if let Some(hook) = &mut self.hook {
             hook.flush();
         }

@@ -45,12 +45,11 @@ fn uses(record: &LayerRecord) -> Vec<u32> {
     uses
 }
 
-/// The largest router weight of each expert among the batch's tokens, by index.
-fn largest_weights(record: &LayerRecord) -> Vec<f32> {
+/// The router weight of each expert, summed over the batch's tokens in their order, by index.
+fn summed_weights(record: &LayerRecord) -> Vec<f32> {
     let mut weights = vec![0.0f32; record.chosen.iter().max().map_or(0, |most| usize::from(*most) + 1)];
     for (&index, &weight) in record.chosen.iter().zip(&record.weights) {
-        let place = &mut weights[usize::from(index)];
-        *place = place.max(weight);
+        weights[usize::from(index)] += weight;
     }
     weights
 }
@@ -106,11 +105,11 @@ impl Replay<'_> {
         let mut order = Vec::new();
         need_order(record, &mut order);
         let demands = demands(self.recording, self.config, record, &order);
-        let largest = largest_weights(record);
+        let weights = summed_weights(record);
         let mut used = Vec::with_capacity(order.len());
         for &index in &order {
             let expert = ExpertId { layer, index };
-            let weight = largest.get(usize::from(index)).copied().unwrap_or(0.0);
+            let weight = weights.get(usize::from(index)).copied().unwrap_or(0.0);
             let (precision, hit) = self.choose(expert, demands[usize::from(index)], weight);
             observe(expert, precision, hit);
             self.count(batch.phase, layer, precision, hit);

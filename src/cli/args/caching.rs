@@ -1,5 +1,7 @@
 //! Flags that say which experts stay in memory.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::cache::policy::{PolicyKind, Weights};
@@ -14,6 +16,9 @@ pub struct CachingArgs {
     /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with commas
     #[arg(long, value_name = "LRU,LFU,LHU,FLD", default_value_t, env = "HOBBIT_ARG_POLICY_WEIGHTS")]
     pub policy_weights: Weights,
+    /// Write who was routed where, and what was read for it: for hobbit-sim
+    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_TRACE")]
+    pub trace: Option<PathBuf>,
 }
 
 impl CachingArgs {

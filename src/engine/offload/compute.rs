@@ -387,6 +387,9 @@ impl Offload {
             unsafe { self.decide(experts, residency, tag.layer, n_expert, weights)? };
         }
         let single = self.routing.n_tokens == 1;
+        if !again {
+            residency.record(tag.layer, &self.routing, &self.weights, None);
+        }
         let step = residency.begin(&Need {
             layer: tag.layer,
             experts: &self.routing.needed,
