@@ -5,7 +5,7 @@ mod device;
 mod precision;
 mod sampling;
 
-pub use caching::CachingOptions;
+pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode};
 pub use precision::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};

@@ -2,11 +2,13 @@
 
 mod device;
 mod precision;
+mod prefetch;
 
 use serde::Serialize;
 
 pub use device::{DeviceCounters, DeviceReport};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
+pub use prefetch::{PrefetchReport, RecallReport};
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -112,6 +114,8 @@ pub struct Stats {
     pub layers: Vec<LayerStats>,
     /// Devices that hold layers, in the order of [`DeviceReport`]s; empty where everything is on the CPU.
     pub devices: Vec<DeviceCounters>,
+    /// What reading ahead did; `None` where nobody looks ahead.
+    pub prefetch: Option<PrefetchReport>,
     /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
 }

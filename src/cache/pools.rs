@@ -25,7 +25,7 @@ pub struct PoolLayout {
     pub layers: Vec<LayerLayout>,
     /// Slots in each arena of the pool. More than there are versions are never used.
     pub n_slots: u32,
-    /// Slots of each layer, in the order of `layers`, at most `n_slots` together ([`super::allocate`] makes some).
+    /// Slots of each layer, in the order of `layers`, at most `n_slots` together ([`super::allocate()`] makes some).
     /// `None` divides them equally, to within one.
     pub capacities: Option<Vec<u32>>,
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::stats::{PhaseStats, PrecisionReport, Stats, Timings};
+use crate::stats::{PhaseStats, PrecisionReport, PrefetchReport, Stats, Timings};
 
 /// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
 const RESIDENT: f64 = 0.95;
@@ -42,6 +42,25 @@ pub fn timing_lines(t: &Timings) -> String {
     )
 }
 
+/// What reading ahead did, on a line.
+fn prefetch_line(report: &PrefetchReport) -> String {
+    let counters = &report.counters;
+    let percent = |part: u64| (100 * part).checked_div(counters.issued).unwrap_or(0);
+    let mut line = format!(
+        "{} experts read ahead ({} % in time, {} % late, {} % not used)",
+        counters.issued,
+        percent(counters.useful),
+        percent(counters.late),
+        percent(counters.wasted)
+    );
+    for recall in &report.recall {
+        let _ = write!(line, ", {:.1} % foreseen {} ahead", 100.0 * recall.recall.unwrap_or(0.0), recall.distance);
+    }
+    let word = if report.governor.is_on { "on" } else { "off" };
+    let _ = write!(line, "; {word}: {}", report.governor.reason);
+    line
+}
+
 /// hobbit's lines: where the experts were found and what reading them cost.
 pub fn cache_lines(stats: &Stats) -> String {
     let mut lines = String::new();
@@ -69,6 +88,9 @@ pub fn cache_lines(stats: &Stats) -> String {
             None => "not bound by I/O".to_owned(),
         };
         let _ = writeln!(lines, "hobbit: decode: {reached:.2} tokens/s, {bound}");
+    }
+    if let Some(prefetch) = &stats.prefetch {
+        let _ = writeln!(lines, "hobbit: prefetch: {}", prefetch_line(prefetch));
     }
     if stats.peak_rss_bytes > 0 {
         let _ = writeln!(lines, "hobbit: peak resident memory: {}", bytes(stats.peak_rss_bytes));
@@ -134,6 +156,7 @@ pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
         "roofline_tokens_per_second": roofline(stats),
         "peak_rss_bytes": stats.peak_rss_bytes,
         "layers": stats.layers,
+        "prefetch": stats.prefetch,
         "devices": device::json(&about.devices, &stats.devices),
     })
 }

@@ -228,17 +228,23 @@ impl ExpertBackend {
             let weights = if exact { &self.known } else { &self.weights };
             residency.record(tag.layer, &self.routing, weights, scores.as_deref());
         }
+        let share = |expert| self.routing.share(expert, if exact { &self.known } else { &self.weights });
         let step = residency.begin(&Need {
             layer: tag.layer,
             experts: &self.routing.needed,
             uses: &|expert| self.routing.pairs_of(expert).len() as u64,
-            weights: &|expert| self.routing.share(expert, if exact { &self.known } else { &self.weights }),
+            weights: &share,
             demands: &self.demands,
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
             again,
             elsewhere: &|_| false,
         });
+        if single && !again {
+            let chosen: Vec<(u16, f32)> = self.routing.needed.iter().map(|&index| (index, share(index))).collect();
+            // SAFETY: by the caller.
+            residency.foresee(&step, &chosen, unsafe { router_input(nodes[0]) });
+        }
         if let Some(weights) = weights.filter(|_| !step.skipped.is_empty()) {
             // SAFETY: as above; only this split's last product reads the weights from here on.
             unsafe { self.leave_out(&step.skipped, residency, weights) };
@@ -262,15 +268,7 @@ impl ExpertBackend {
         n_expert: usize,
     ) -> Option<Vec<f32>> {
         // SAFETY: by the caller: sources of a live node are live and computed, floats of a row contiguous.
-        let scores = unsafe {
-            let (input, ids) = (&*(*product).src[1], (*product).src[2]);
-            // Experts with inputs of their own have none that the router had.
-            if input.ne[1] != 1 || input.type_ != llama::GGML_TYPE_F32 {
-                return None;
-            }
-            let x = slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize);
-            residency.scores(layer, ids, x, n_expert)
-        };
+        let scores = unsafe { residency.scores(layer, (*product).src[2], router_input(product)?, n_expert) };
         let known = scores.iter().flat_map(|scores| self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
         self.known.extend(known);
         scores
@@ -587,6 +585,20 @@ impl ExpertBackend {
 
 fn check(status: ggml_status) -> Result<(), Failed> {
     if status == GGML_STATUS_SUCCESS { Ok(()) } else { Err(status) }
+}
+
+/// What a layer's router saw of a single token, if it is what the layer's first product sees.
+///
+/// # Safety
+/// A live product of one token whose input has been computed in host memory; the input outlives its use.
+unsafe fn router_input<'a>(product: *mut ggml_tensor) -> Option<&'a [f32]> {
+    // SAFETY: by the caller: sources of a live node are live and computed, floats of a row contiguous.
+    unsafe {
+        let input = &*(*product).src[1];
+        // Experts with inputs of their own have none that the router had.
+        let is_shared = input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32;
+        is_shared.then(|| slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize))
+    }
 }
 
 /// The router's weights if `node` multiplies an expert's input or output by them.

@@ -15,15 +15,19 @@ use super::offload::{Tier, Wrapper};
 use super::pinned::{HostMemory, Reach};
 use super::precision::Precisions;
 use super::recorder::Recorder;
+use super::residency::foresee::Foresight;
 use super::residency::{Description, Parts, Residency};
 use super::tiers;
 use crate::cache::policy::{self, Policy, Shape};
 use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::gguf::{Catalog, LayerCatalog};
+use crate::load::prefetch::PrefetchOptions;
 use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, SessionOptions};
 use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, StagingWish};
+use crate::predict::{self, PredictShape, PredictorKind};
+use crate::route::Thresholds;
 use crate::stats::{LowReport, PrecisionReport, VersionsReport, rss_bytes};
 use crate::store::{self, Arena, BLOCK_BYTES, Regime, choose, probe};
 use crate::trace;
@@ -141,6 +145,7 @@ pub(super) fn set_up(
     };
     let parts = Parts {
         cache,
+        foresight: foresight_of(model, &catalog, &precisions),
         wants_scores: shared.options.caching.policy.needs_scores() || recorder.is_some(),
         recorder,
         catalog,
@@ -155,6 +160,25 @@ pub(super) fn set_up(
     new.preload()?;
     *residency = Some(new);
     Ok(description)
+}
+
+/// Who looks ahead; `None` where nobody is to.
+fn foresight_of(model: &Model, catalog: &Catalog, precisions: &Precisions) -> Option<Foresight> {
+    let caching = &model.shared.options.caching;
+    // When a read ahead lands depends on how fast reads are.
+    if caching.predictor == PredictorKind::None || precisions.options.deterministic {
+        return None;
+    }
+    let n_used = |layer: &LayerCatalog| (model.info().n_expert_used as u16).clamp(1, layer.n_expert);
+    let layers = catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert, n_used(layer)));
+    let shape = PredictShape { layers: layers.collect() };
+    let thresholds = match precisions.is_exact() {
+        true => Thresholds { t1: 1.0, t2: 1.0 },
+        false => precisions.thresholds,
+    };
+    let predictor = predict::build(caching.predictor, shape.clone(), None);
+    let options = PrefetchOptions { thresholds, ..PrefetchOptions::default() };
+    Some(Foresight::new(predictor, shape, options, caching.prefetch, caching.distance))
 }
 
 /// What a trace begins with.

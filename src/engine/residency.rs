@@ -9,6 +9,7 @@
 //! While the disk has nothing else to do, a frequently used low version is replaced by its high version
 //! ([`Residency::upgrade`]): the low one serves until the high one is complete.
 
+pub(super) mod foresee;
 mod reads;
 mod resize;
 mod upgrades;
@@ -18,6 +19,7 @@ use std::time::Instant;
 
 use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
+use self::foresee::Foresight;
 use super::gates::Gates;
 use super::offload::Tier;
 use super::precision::Precisions;
@@ -199,6 +201,8 @@ pub(super) struct Parts {
     pub(super) wants_scores: bool,
     /// Of a run that is traced.
     pub(super) recorder: Option<Recorder>,
+    /// Looks ahead.
+    pub(super) foresight: Option<Foresight>,
     /// One arena per pool of the cache.
     pub(super) pools: Vec<Arena>,
     pub(super) staging_memory: Arena,
@@ -229,6 +233,7 @@ pub(super) struct Residency {
     gates: Gates,
     wants_scores: bool,
     recorder: Option<Recorder>,
+    foresight: Option<Foresight>,
     staging: Staging,
     catalog: Catalog,
     layers: Vec<Option<Layer>>,
@@ -268,6 +273,7 @@ impl Residency {
             cache,
             wants_scores,
             recorder,
+            foresight,
             pools,
             staging_memory,
             staging_stride,
@@ -320,6 +326,7 @@ impl Residency {
             gates: Gates::default(),
             wants_scores,
             recorder,
+            foresight,
             staging: Staging::new(n_staging),
             catalog,
             layers,
@@ -360,7 +367,10 @@ impl Residency {
         n_expert: usize,
     ) -> Option<Vec<f32>> {
         // SAFETY: by the caller.
-        if !self.wants_scores || !(self.gates.knows(layer) || unsafe { self.gates.learn(layer, ids, n_expert) }) {
+        if !self.wants_input() || !(self.gates.knows(layer) || unsafe { self.gates.learn(layer, ids, n_expert) }) {
+            return None;
+        }
+        if !self.wants_scores {
             return None;
         }
         let (_, mut scores) = self.gates.scores(x, &[layer]).pop()?;
@@ -439,8 +449,16 @@ impl Residency {
             .filter(|used| used.row.is_none() && !used.elsewhere)
             .map(|&used| step.version(used))
             .collect();
-        let tiers = &self.tiers;
-        self.staging.retain(|slice| overflow.contains(&slice.version) || is_being_uploaded(tiers, slice));
+        let kept: Vec<SliceId> = self
+            .staging
+            .slices()
+            .filter(|&slice| {
+                overflow.contains(&slice.version)
+                    || is_being_uploaded(&self.tiers, slice)
+                    || self.is_staged_ahead(slice, layer)
+            })
+            .collect();
+        self.staging.retain(|slice| kept.contains(&slice));
         // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
         self.queue = need
             .kinds
@@ -749,6 +767,7 @@ impl Residency {
     /// A batch was evaluated in so many seconds, for the trace. As [`Residency::next_token`].
     pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
         self.recorder.iter_mut().for_each(|recorder| recorder.end_batch(n_tokens, seconds));
+        self.foresight_end_batch(n_tokens);
         self.next_token();
     }
 
@@ -766,6 +785,7 @@ impl Residency {
     pub(super) fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
         self.recorder.iter_mut().for_each(Recorder::begin_sequence);
+        self.foresight_begin_sequence();
         self.tiers.iter_mut().flatten().for_each(Tier::begin_sequence);
     }
 
@@ -810,10 +830,7 @@ impl Residency {
             self.counters.missed.count(precision, 1);
         }
         self.count(expert.layer, hit);
-        let bytes = |version| {
-            self.catalog.source(version).map(|source| self.catalog.classes[usize::from(source.class)].bytes())
-        };
-        let bytes = version.and_then(bytes).unwrap_or(0);
+        let bytes = version.and_then(|version| self.version_bytes(version)).unwrap_or(0);
         self.recorder.iter_mut().for_each(|recorder| recorder.needed(expert.index, demand, precision, hit, bytes));
         precision
     }

@@ -349,7 +349,8 @@ impl Session {
         for (now, before) in devices.iter_mut().zip(&self.devices_before) {
             *now = now.since(before);
         }
-        Stats { layers, devices, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
+        let prefetch = residency.as_ref().and_then(|r| r.prefetch_report());
+        Stats { layers, devices, prefetch, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
     }
 
     /// Times so far, in llama.cpp's categories.

@@ -43,6 +43,16 @@ impl Staging {
         self.slots.len()
     }
 
+    /// Slots that can be taken now.
+    pub(super) fn n_free(&self) -> usize {
+        self.slots.iter().filter(|state| **state == State::Free).count()
+    }
+
+    /// Every slice that has a slot.
+    pub(super) fn slices(&self) -> impl Iterator<Item = SliceId> {
+        self.by_slice.keys().copied()
+    }
+
     pub(super) fn get(&self, slice: SliceId) -> Option<Staged> {
         let slot = *self.by_slice.get(&slice)?;
         Some(if self.slots[slot] == State::Loading(slice) { Staged::Loading } else { Staged::Ready(slot) })

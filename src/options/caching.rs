@@ -1,12 +1,76 @@
 //! Which experts stay in memory.
 
+use std::fmt;
+use std::str::FromStr;
+
+use super::UnknownWord;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::predict::PredictorKind;
+
+/// Whether experts are read before their layer asks for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefetch {
+    /// As long as tokens wait less with it.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never. Predictions are made, and judged, all the same.
+    Off,
+}
+
+impl FromStr for Prefetch {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(UnknownWord::new("prefetch setting", word, "auto, on, off")),
+        }
+    }
+}
+
+impl fmt::Display for Prefetch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        })
+    }
+}
 
 /// How the caches, the host's and each device's, choose whom to evict.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CachingOptions {
     /// Who leaves when a slot is needed.
     pub policy: PolicyKind,
     /// The weights of [`PolicyKind::Hobbit`].
     pub weights: Weights,
+    /// Who guesses what later layers will use.
+    pub predictor: PredictorKind,
+    /// Whether that is read ahead.
+    pub prefetch: Prefetch,
+    /// How many layers ahead it looks at most.
+    pub distance: u8,
+}
+
+impl CachingOptions {
+    /// HOBBIT found 1 to 3 best.
+    pub const DISTANCE: u8 = 2;
+}
+
+impl Default for CachingOptions {
+    fn default() -> Self {
+        Self {
+            policy: PolicyKind::default(),
+            weights: Weights::default(),
+            predictor: PredictorKind::default(),
+            prefetch: Prefetch::default(),
+            distance: Self::DISTANCE,
+        }
+    }
 }

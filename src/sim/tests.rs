@@ -99,7 +99,7 @@ impl Toy {
             for (rank, &index) in chosen.iter().enumerate() {
                 let at = usize::from(index);
                 demands[at] = demands[at].max(asked[rank]);
-                weight_of[at] = weight_of[at].max(crate::trace::rounded(weights[rank]));
+                weight_of[at] += crate::trace::rounded(weights[rank]);
             }
             record.push_token(chosen, &weights, None, 0);
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use gguf_tools::synth::{ExpertGroups, Format, Gating, Spec, architectures};
 use hobbit::plan::ExpertCache;
+use hobbit::predict::PredictorKind;
 use hobbit::store::IoMode;
 use hobbit::{FlashAttn, KvType, SessionOptions};
 
@@ -31,15 +32,18 @@ pub struct Variant {
     pub io: IoMode,
     /// Seed by which answers of the store are put out of order.
     pub shuffle: Option<u64>,
+    /// What the next layers are expected to use is read ahead, always.
+    pub ahead: Option<PredictorKind>,
 }
 
 impl Variant {
     const fn of(expert_cache: ExpertCache) -> Self {
-        Self { expert_cache, io: IoMode::Auto, shuffle: None }
+        Self { expert_cache, io: IoMode::Auto, shuffle: None, ahead: None }
     }
 
     pub const ALL: Self = Self::of(ExpertCache::Percent(100.0));
     pub const QUARTER: Self = Self::of(ExpertCache::Percent(25.0));
+    pub const HALF: Self = Self::of(ExpertCache::Percent(50.0));
     /// No cached expert and one staging slot.
     pub const ONE_SLOT: Self = Self::of(ExpertCache::Bytes(0));
 

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use hobbit::cache::policy::PolicyKind;
 use hobbit::gguf::Gguf;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
-use hobbit::{BatchToken, Model, ModelOptions, Session};
+use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, Prefetch, Session};
 
 use super::cases::{Case, Source, Variant};
 use super::fixture;
@@ -74,8 +75,18 @@ fn sound(rows: &[Row]) -> Result<(), String> {
 }
 
 fn check_variant(case: &Case, path: &Path, variant: &Variant, expected: &[Row]) -> Result<(), String> {
-    let options =
-        ModelOptions { budget: BUDGET, expert_cache: variant.expert_cache, io: variant.io, ..ModelOptions::default() };
+    let caching = match variant.ahead {
+        None => CachingOptions::default(),
+        Some(predictor) => CachingOptions {
+            policy: PolicyKind::Foresight,
+            predictor,
+            prefetch: Prefetch::On,
+            distance: 3,
+            ..Default::default()
+        },
+    };
+    let (expert_cache, io) = (variant.expert_cache, variant.io);
+    let options = ModelOptions { budget: BUDGET, expert_cache, io, caching, ..ModelOptions::default() };
     let model = match variant.shuffle {
         None => Model::open(path, &options, |_| true),
         Some(seed) => Model::open_with_store(path, &options, move |inner| {
@@ -136,7 +147,11 @@ fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()
             n_slots == n_experts && total.misses <= n_experts && total.hits > 0,
             "a slot and at most one miss per expert",
         ),
-        _ => (n_slots > 0 && n_slots <= n_experts / 4 && total.misses > 0, "a quarter of the slots and some misses"),
+        ExpertCache::Percent(percent) => {
+            let most = (n_experts as f64 * percent / 100.0) as u64;
+            (n_slots > 0 && n_slots <= most && total.misses > 0, "its part of the slots and some misses")
+        }
+        size => panic!("no test has a cache of {size:?}"),
     };
     if plausible && total.hits + total.misses > 0 && total.bytes_read > 0 {
         return Ok(());

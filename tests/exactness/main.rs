@@ -19,12 +19,25 @@ mod fixture;
 use cases::{Case, Variant};
 use compare::{check, check_against_altered};
 use hobbit::plan::ExpertCache;
+use hobbit::predict::PredictorKind;
 use hobbit::store::IoMode;
 
 fn check_all(cases: Vec<Case>, variants: &[Variant]) {
     fixture::quiet_llama_cpp();
     let failures: Vec<String> = cases.iter().flat_map(|case| check(case, variants)).collect();
     assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+/// Reads ahead decide what is read, and when; not what comes out.
+#[test]
+fn looking_ahead() {
+    for (part, predictor) in
+        [PredictorKind::StackedGate, PredictorKind::CrossLayer, PredictorKind::Previous].into_iter().enumerate()
+    {
+        let sizes = [Variant::QUARTER, Variant::HALF, Variant::ONE_SLOT];
+        let variants = sizes.map(|size| Variant { ahead: Some(predictor), shuffle: Some(part as u64), ..size });
+        check_all(cases::all_architectures().into_iter().skip(part).step_by(3).collect(), &variants);
+    }
 }
 
 // Two halves, so that two cores share them.

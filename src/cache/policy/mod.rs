@@ -1,7 +1,7 @@
 //! Who leaves when a slot is needed: one policy per file behind [`Policy`].
 //!
 //! Slots are divided among layers, so candidates are always of one layer: a policy ranks experts of a layer, never
-//! layers ([`crate::cache::allocate`] does).
+//! layers ([`crate::cache::allocate()`] does).
 
 mod arc;
 mod belady;

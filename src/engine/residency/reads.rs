@@ -108,9 +108,7 @@ impl Residency {
             let already = self.staging.get(slice).is_some();
             if !already {
                 let Some(slot) = self.staging.take(slice) else { return };
-                let dst = self.staging_memory.as_ptr().wrapping_add(slot * self.staging_stride);
-                let SliceSource { extent, lead } = self.slice(slice).1;
-                let request = self.request(extent, lead, dst, self.staging_stride, Target::Staging { slot, slice });
+                let request = self.staging_request(slot, slice);
                 self.submit(class, vec![request]);
             }
             match class {
@@ -173,6 +171,7 @@ impl Residency {
                 Target::Staging { slot, .. } => self.staging.landed(slot, result.is_ok()),
             }
             let is_staged = matches!(target, Target::Staging { .. });
+            self.read_ahead_landed(version, result.is_ok());
             let upgrade = self.upgrades.iter_mut().find(|upgrade| upgrade.version == version && !is_staged);
             match (result, upgrade) {
                 (Ok(bytes), _) => {
@@ -189,10 +188,12 @@ impl Residency {
             }
         }
         self.pump();
+        self.read_ahead();
     }
 
     /// A read that never started.
     pub(super) fn unread(&mut self, target: Target) {
+        self.read_ahead_landed(target.version(), false);
         if let Some(upgrade) = self.upgrades.iter_mut().find(|upgrade| upgrade.version == target.version()) {
             upgrade.failed = true;
         }
@@ -238,6 +239,12 @@ impl Residency {
         let (shape, SliceSource { extent, lead }) = self.slice(slice);
         let (dst, capacity) = (start.wrapping_add(shape.region as usize), shape.capacity as usize);
         self.request(extent, lead, dst, capacity, Target::Slot { slot, slice })
+    }
+
+    pub(super) fn staging_request(&mut self, slot: usize, slice: SliceId) -> ReadRequest {
+        let dst = self.staging_memory.as_ptr().wrapping_add(slot * self.staging_stride);
+        let SliceSource { extent, lead } = self.slice(slice).1;
+        self.request(extent, lead, dst, self.staging_stride, Target::Staging { slot, slice })
     }
 
     pub(super) fn request(
