@@ -4,6 +4,8 @@
 //! product by product: first the experts that are there, then each as it lands. All rows of one expert stay together
 //! (ggml's tiled kernels choose by their number), so every grouping gives the bits of the whole.
 
+mod tensors;
+
 use std::ffi::{CStr, c_int, c_void};
 use std::slice;
 use std::sync::Arc;
@@ -20,6 +22,9 @@ use super::residency::{Need, Place, Residency, ShareView, Step, Used};
 use super::routing::{Pair, Routing};
 use crate::expert::{SliceId, SliceKind};
 use crate::route::Demand;
+
+use self::tensors::{input_row, output_row, plain_tensor, read_weights, router_input, view_tensor};
+pub(super) use self::tensors::{is_view, read_ids, weights_tensor};
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -585,125 +590,4 @@ impl ExpertBackend {
 
 fn check(status: ggml_status) -> Result<(), Failed> {
     if status == GGML_STATUS_SUCCESS { Ok(()) } else { Err(status) }
-}
-
-/// What a layer's router saw of a single token, if it is what the layer's first product sees.
-///
-/// # Safety
-/// A live product of one token whose input has been computed in host memory; the input outlives its use.
-unsafe fn router_input<'a>(product: *mut ggml_tensor) -> Option<&'a [f32]> {
-    // SAFETY: by the caller: sources of a live node are live and computed, floats of a row contiguous.
-    unsafe {
-        let input = &*(*product).src[1];
-        // Experts with inputs of their own have none that the router had.
-        let is_shared = input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32;
-        is_shared.then(|| slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize))
-    }
-}
-
-/// The router's weights if `node` multiplies an expert's input or output by them.
-///
-/// # Safety
-/// `node` is live.
-pub(super) unsafe fn weights_tensor(node: *mut ggml_tensor) -> Option<*mut ggml_tensor> {
-    // SAFETY: by the caller; sources of a live node are live.
-    unsafe {
-        let weighted = |node: *mut ggml_tensor| {
-            let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
-            let shape = (*node).op == llama::GGML_OP_MUL && name.starts_with(b"ffn_moe_weighted-");
-            (shape && (*(*node).src[1]).type_ == llama::GGML_TYPE_F32).then(|| (*node).src[1])
-        };
-        let input = (*node).src[1];
-        weighted(node).or_else(|| match (*node).op {
-            llama::GGML_OP_MUL_MAT_ID if !input.is_null() => weighted(input),
-            _ => None,
-        })
-    }
-}
-
-/// Whether a node computes nothing.
-pub(super) fn is_view(op: llama::ggml_op) -> bool {
-    matches!(
-        op,
-        llama::GGML_OP_NONE
-            | llama::GGML_OP_VIEW
-            | llama::GGML_OP_RESHAPE
-            | llama::GGML_OP_PERMUTE
-            | llama::GGML_OP_TRANSPOSE
-    )
-}
-
-/// The router's ids, `[n_tokens][n_used]`: a strided view of the argsort, so strides are honoured.
-///
-/// # Safety
-/// `ids` is a 32-bit integer tensor in host memory and outlives the iterator.
-pub(super) unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item = i32> + use<> {
-    let (data, nb, ne) = (ids.data.cast::<u8>(), ids.nb, ids.ne);
-    (0..ne[1] as usize).flat_map(move |token| {
-        (0..ne[0] as usize).map(move |rank| {
-            // SAFETY: by the caller, and inside the tensor's extent.
-            unsafe { data.add(token * nb[1] + rank * nb[0]).cast::<i32>().read_unaligned() }
-        })
-    })
-}
-
-/// The router's weights, `[n_tokens][n_used]`.
-///
-/// # Safety
-/// Their ubatch is being computed for as long as the iterator lives.
-unsafe fn read_weights(weights: RouterWeights) -> impl Iterator<Item = f32> {
-    (0..weights.n_tokens).flat_map(move |token| {
-        // SAFETY: by the caller.
-        (0..weights.n_used).map(move |rank| unsafe { weights.at(token, rank).read_unaligned() })
-    })
-}
-
-/// The input of a product, `[n_in, n_used or 1, n_tokens]`, that belongs to a pair.
-///
-/// # Safety
-/// `input` is allocated and has the pair's token.
-unsafe fn input_row(input: &ggml_tensor, pair: Pair) -> *mut f32 {
-    let rank = i64::from(pair.rank) % input.ne[1];
-    let offset = pair.token as usize * input.nb[2] + rank as usize * input.nb[1];
-    // SAFETY: by the caller.
-    unsafe { input.data.cast::<u8>().add(offset).cast() }
-}
-
-/// The row of a product's result, `[n_out, n_used, n_tokens]`, that belongs to a pair.
-///
-/// # Safety
-/// `output` is allocated and has the pair's token and rank.
-unsafe fn output_row(output: &ggml_tensor, pair: Pair) -> *mut f32 {
-    let offset = pair.token as usize * output.nb[2] + pair.rank as usize * output.nb[1];
-    // SAFETY: by the caller.
-    unsafe { output.data.cast::<u8>().add(offset).cast() }
-}
-
-/// A contiguous tensor over `data` that lies in host memory like `neighbour`.
-fn plain_tensor(type_: llama::ggml_type, ne: [i64; 4], data: *mut c_void, neighbour: &ggml_tensor) -> ggml_tensor {
-    let mut tensor = blank(type_, ne, data, neighbour);
-    tensor.nb[0] = size_of::<f32>();
-    for d in 1..4 {
-        tensor.nb[d] = tensor.nb[d - 1] * ne[d - 1] as usize;
-    }
-    tensor
-}
-
-/// The slots of `view` as the weights of a product, in place of the expert tensor `weights`.
-fn view_tensor(weights: &ggml_tensor, view: ShareView, neighbour: &ggml_tensor) -> ggml_tensor {
-    let ne = [weights.ne[0], weights.ne[1], i64::from(view.n_slots), 1];
-    let mut tensor = blank(view.type_id as llama::ggml_type, ne, view.base.cast(), neighbour);
-    let (block, row) = view.row;
-    tensor.nb = [block, row, view.stride, view.stride * view.n_slots as usize];
-    tensor
-}
-
-fn blank(type_: llama::ggml_type, ne: [i64; 4], data: *mut c_void, neighbour: &ggml_tensor) -> ggml_tensor {
-    // SAFETY: all-zero is a valid `ggml_tensor`: null pointers, empty name, op NONE.
-    let mut tensor: ggml_tensor = unsafe { std::mem::zeroed() };
-    tensor.type_ = type_;
-    tensor.buffer = neighbour.buffer;
-    tensor.ne = ne;
-    tensor.data = data;
-    tensor
 }

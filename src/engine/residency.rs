@@ -9,6 +9,8 @@
 //! While the disk has nothing else to do, a frequently used low version is replaced by its high version
 //! ([`Residency::upgrade`]): the low one serves until the high one is complete.
 
+mod books;
+mod devices;
 pub(super) mod foresee;
 mod reads;
 mod resize;
@@ -495,92 +497,6 @@ impl Residency {
         slots.into_iter().for_each(|slot| self.cache.unpin(slot));
     }
 
-    /// The tier of a device, to be put back after use, and its place.
-    pub(super) fn take_tier(&mut self, dev: ggml_backend_dev_t) -> Option<(usize, Tier)> {
-        let is_of = |tier: &Option<Tier>| tier.as_ref().is_some_and(|tier| tier.dev() == dev);
-        let place = self.tiers.iter().position(is_of)?;
-        self.tiers[place].take().map(|tier| (place, tier))
-    }
-
-    /// The tier of a device.
-    pub(super) fn tier(&mut self, dev: ggml_backend_dev_t) -> Option<&mut Tier> {
-        self.tiers.iter_mut().flatten().find(|tier| tier.dev() == dev)
-    }
-
-    /// Fills the tiers that have a slot for every expert of their layers, as llama.cpp loads a model: from then on these
-    /// layers are computed like any other.
-    ///
-    /// # Errors
-    /// A read that fails.
-    pub(super) fn preload(&mut self) -> Result<(), StoreError> {
-        for place in 0..self.tiers.len() {
-            let Some(mut tier) = self.tiers[place].take() else { continue };
-            let mut result = Ok(());
-            for layer in tier.whole_layers().into_iter().filter(|layer| tier.is_empty(*layer)).collect::<Vec<_>>() {
-                if result.is_ok() {
-                    result = self.preload_layer(&mut tier, layer);
-                }
-            }
-            self.tiers[place] = Some(tier);
-            result?;
-        }
-        Ok(())
-    }
-
-    fn preload_layer(&mut self, tier: &mut Tier, layer: u16) -> Result<(), StoreError> {
-        let kinds = self.layer(layer).kinds.clone();
-        let experts: Vec<u16> = (0..self.layer(layer).n_expert).collect();
-        self.choices = vec![Some(Precision::High); experts.len()];
-        let demands = vec![Demand::High; experts.len()];
-        for experts in experts.chunks(PRELOAD_AT_ONCE) {
-            let need = Need {
-                layer,
-                experts,
-                uses: &|_| 0,
-                weights: &|_| 0.0,
-                demands: &demands,
-                kinds: &kinds,
-                dense: false,
-                // Nobody uses them yet: nothing is counted.
-                again: true,
-                elsewhere: &|_| false,
-            };
-            let step = self.begin(&need);
-            let result = tier.fill(self, &step, &kinds);
-            let (_, staged) = tier.settled();
-            staged.into_iter().for_each(|slice| self.staging.release(slice));
-            let pins = self.finish(step);
-            self.unpin(pins);
-            if !result? {
-                return Ok(());
-            }
-        }
-        tier.set_complete(layer);
-        Ok(())
-    }
-
-    /// See [`Residency::take_tier`].
-    pub(super) fn put_tier(&mut self, place: usize, tier: Tier) {
-        self.tiers[place] = Some(tier);
-    }
-
-    /// What every device holds now, in the order in which the first session was told.
-    pub(super) fn device_reports(&self) -> Vec<DeviceReport> {
-        let now =
-            |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report().clone());
-        self.description.devices.iter().map(now).collect()
-    }
-
-    /// What every device did, in the same order.
-    pub(super) fn device_counters(&self) -> Vec<DeviceCounters> {
-        let done = |report: &DeviceReport| self.named(report).map(|tier| *tier.counters()).unwrap_or_default();
-        self.description.devices.iter().map(done).collect()
-    }
-
-    fn named(&self, report: &DeviceReport) -> Option<&Tier> {
-        self.tiers.iter().flatten().find(|tier| tier.report().name == report.name)
-    }
-
     /// The matrices of a layer's experts.
     pub(super) fn kinds(&self, layer: u16) -> &[SliceKind] {
         &self.layer(layer).kinds
@@ -715,126 +631,6 @@ impl Residency {
         self.failure = None;
     }
 
-    /// Counters since the model was opened.
-    pub(super) fn counters(&self) -> Counters {
-        self.counters
-    }
-
-    /// Seconds with at least one read in flight since the model was opened.
-    pub(super) fn busy_seconds(&self) -> f64 {
-        self.loader.stats().busy.as_secs_f64()
-    }
-
-    /// Counters of each MoE layer, ascending.
-    pub(super) fn layer_stats(&self) -> Vec<LayerStats> {
-        let layers = self.layers.iter().zip(0u16..);
-        layers
-            .filter_map(|(layer, number)| {
-                let layer = layer.as_ref()?;
-                let slots = self.cache.capacity_of_layer(number, Precision::High);
-                Some(LayerStats { layer: number, slots, hits: layer.hits, misses: layer.misses })
-            })
-            .collect()
-    }
-
-    /// An expert product of this tensor reached the expert backend.
-    pub(super) fn mark_seen(&mut self, layer: u16, kind: SliceKind) {
-        if let Some(layer) = self.layers[usize::from(layer)].as_mut() {
-            layer.seen[kind.index()] = true;
-        }
-    }
-
-    /// Names of expert tensors whose products never reached the expert backend.
-    pub(super) fn unseen(&self) -> Vec<String> {
-        let layers = self.layers.iter().flatten();
-        layers
-            .flat_map(|layer| layer.names.iter().filter(|(kind, _)| !layer.seen[kind.index()]))
-            .map(|(_, name)| name.clone())
-            .collect()
-    }
-
-    /// Notes what the router of a layer chose, if somebody wants a trace. As [`Recorder::begin_layer`].
-    pub(super) fn record(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>) {
-        let waited = self.counters.wait_seconds;
-        self.recorder.iter_mut().for_each(|recorder| recorder.begin_layer(layer, routing, weights, scores, waited));
-    }
-
-    fn end_record(&mut self) {
-        let waited = self.counters.wait_seconds;
-        self.recorder.iter_mut().for_each(|recorder| recorder.end_layer(waited));
-    }
-
-    /// A batch was evaluated in so many seconds, for the trace. As [`Residency::next_token`].
-    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
-        self.recorder.iter_mut().for_each(|recorder| recorder.end_batch(n_tokens, seconds));
-        self.foresight_end_batch(n_tokens);
-        self.next_token();
-    }
-
-    /// The next token begins, for the policy.
-    fn next_token(&mut self) {
-        self.cache.next_token();
-        self.tiers.iter_mut().flatten().for_each(Tier::next_token);
-        self.may_upgrade = true;
-        if self.precisions.options.deterministic {
-            self.upgrade_in_step();
-        }
-    }
-
-    /// A new sequence begins, for the policy.
-    pub(super) fn begin_sequence(&mut self) {
-        self.cache.begin_sequence();
-        self.recorder.iter_mut().for_each(Recorder::begin_sequence);
-        self.foresight_begin_sequence();
-        self.tiers.iter_mut().flatten().for_each(Tier::begin_sequence);
-    }
-
-    /// The precision in which a needed expert is used, and the books on it. `None`: not at all.
-    fn choose(
-        &mut self,
-        expert: ExpertId,
-        demand: Demand,
-        n_uses: u64,
-        weight: f32,
-        elsewhere: &dyn Fn(Version) -> bool,
-    ) -> Option<Precision> {
-        let [high, low] = [Version::high(expert), Version::low(expert)];
-        let has_low = self.catalog.source(low).is_some() && !self.precisions.is_exact();
-        let high_slot = self.cache.lookup(high);
-        // A high version that arrives in the background does not count before it is complete.
-        let underway = self.upgrades.iter().any(|upgrade| upgrade.version == high);
-        let high_elsewhere = elsewhere(high);
-        let resident = Resident {
-            high: high_elsewhere || high_slot.is_some() && !underway,
-            low: has_low && (elsewhere(low) || self.cache.lookup(low).is_some()),
-        };
-        let choice = match self.precisions.is_forced_low(expert) && has_low {
-            true => Choice::Low,
-            false => resolve(demand, resident, has_low),
-        };
-        let precision = match choice {
-            Choice::High => Some(Precision::High),
-            Choice::Low => Some(Precision::Low),
-            Choice::Skip => None,
-        };
-        let version = precision.map(|precision| Version { expert, precision });
-        let is_elsewhere = version.is_some_and(elsewhere);
-        let slot = version.and_then(|version| self.cache.lookup(version));
-        let hit = is_elsewhere || slot.is_some_and(|slot| self.cache.is_ready(slot));
-        // What the device has is not used here: it may age.
-        if !is_elsewhere {
-            self.cache.touch(expert, Use { hit, precision, weight });
-        }
-        self.counters.used.count(precision, n_uses);
-        if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
-            self.counters.missed.count(precision, 1);
-        }
-        self.count(expert.layer, hit);
-        let bytes = version.and_then(|version| self.version_bytes(version)).unwrap_or(0);
-        self.recorder.iter_mut().for_each(|recorder| recorder.needed(expert.index, demand, precision, hit, bytes));
-        precision
-    }
-
     fn layer(&self, layer: u16) -> &Layer {
         self.layers[usize::from(layer)].as_ref().expect("only MoE layers have expert products")
     }
@@ -860,16 +656,6 @@ impl Residency {
         let mut order = kinds.to_vec();
         order.extend(self.layer(layer).kinds.iter().copied().filter(|kind| !kinds.contains(kind)));
         order
-    }
-
-    fn count(&mut self, layer: u16, hit: bool) {
-        let layer = self.layers[usize::from(layer)].as_mut().expect("only MoE layers have expert products");
-        let (counter, total) = match hit {
-            true => (&mut layer.hits, &mut self.counters.hits),
-            false => (&mut layer.misses, &mut self.counters.misses),
-        };
-        *counter += 1;
-        *total += 1;
     }
 }
 

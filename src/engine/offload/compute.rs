@@ -4,6 +4,9 @@
 //! router's choice; everything else is submitted and ordered by events. Experts that are on the device are multiplied
 //! while the others are being copied; each of these follows as its upload is submitted.
 
+mod help;
+mod place;
+
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice;
@@ -33,6 +36,9 @@ use crate::expert::{SliceId, SliceKind};
 use crate::load::balance::Miss;
 use crate::route::Demand;
 
+use self::help::Help;
+use self::place::{Wanted, by_place, pin_present, take_located};
+
 /// One context's backend on one device.
 pub(super) struct Offload {
     wrapper: &'static Wrapper,
@@ -54,19 +60,6 @@ pub(super) struct Offload {
     experts: Option<Arc<Experts>>,
     /// Products that have weights of their layer's slots for now, and what these replace.
     borrowed: Vec<(*mut ggml_tensor, *mut ggml_tensor)>,
-}
-
-/// What the CPU is to compute of a region.
-struct Help<'a> {
-    region: Region<'a>,
-    /// Experts, most important first.
-    experts: Vec<Used>,
-    /// The input of the region's first product, `[n_in, 1 or n_used]`.
-    input: Vec<f32>,
-    /// Rows of the last product that have been computed, by rank.
-    rows: Vec<(u32, Vec<f32>)>,
-    bytes: u64,
-    seconds: f64,
 }
 
 /// The layer whose demands stand, and what of it has been multiplied.
@@ -561,122 +554,6 @@ impl Offload {
         Ok(())
     }
 
-    /// Decides which of the missing experts the CPU computes, and reads what it needs for that.
-    ///
-    /// # Safety
-    /// As [`Offload::layer`].
-    unsafe fn divide<'a>(
-        &mut self,
-        residency: &Residency,
-        tier: &mut Tier,
-        step: &Step,
-        missing: &[Used],
-        region: Region<'a>,
-    ) -> Option<Help<'a>> {
-        let balancer = tier.balancer.as_mut()?;
-        // SAFETY: nodes of a live graph.
-        // A part of a layer has results besides the last product's.
-        let is_whole = region.kinds.iter().flatten().count() == residency.kinds(step.layer).len();
-        // SAFETY: nodes of a live graph.
-        if missing.is_empty() || !is_whole || self.routing.n_tokens != 1 || !unsafe { Helper::can(region) } {
-            return None;
-        }
-        let n_used = self.routing.n_used;
-        let misses: Vec<Miss> = missing
-            .iter()
-            .map(|&used| {
-                let rank = self.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
-                let slices = region.kinds.iter().flatten().map(|&kind| SliceId { version: step.version(used), kind });
-                Miss {
-                    index: used.index,
-                    bytes: slices.clone().map(|slice| residency.shape(slice).bytes).sum(),
-                    // The router's order stands for its weights where these were not read.
-                    score: self.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
-                    on_host: used.row.is_some()
-                        && slices.clone().all(|slice| residency.host_bytes(slice, used).is_some()),
-                }
-            })
-            .collect();
-        let split = balancer.split(&misses, 0.0);
-        if split.cpu.is_empty() {
-            return None;
-        }
-        if self.helper.is_none() {
-            self.helper = Helper::new();
-        }
-        let n_threads = tier.helper_threads.map_or(self.n_threads, c_int::from);
-        self.helper.as_mut()?.set_n_threads(n_threads);
-        let experts = missing.iter().copied().filter(|used| split.cpu.contains(&used.index)).collect();
-        let bytes = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(|miss| miss.bytes).sum();
-        // SAFETY: by the caller; the input was computed before, and is waited for.
-        unsafe {
-            let tensor = &*(*region.nodes[0]).src[1];
-            let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
-            self.compute.get(tensor, input.as_mut_ptr().cast(), 0, input.len() * size_of::<f32>());
-            self.compute.synchronize();
-            Some(Help { region, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
-        }
-    }
-
-    /// Computes the most important of the experts that are left to the CPU.
-    ///
-    /// # Safety
-    /// As [`Offload::layer`].
-    unsafe fn help_once(&mut self, residency: &Residency, step: &Step, help: &mut Help) -> Result<bool, Failed> {
-        if help.experts.is_empty() {
-            return Ok(false);
-        }
-        let started = Instant::now();
-        let used = help.experts.remove(0);
-        let Some(helper) = self.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
-        for pair in self.routing.pairs_of(used.index) {
-            let weights = |kind: SliceKind| {
-                let slice = SliceId { version: step.version(used), kind };
-                let (data, _) = residency.host_bytes(slice, used).expect("what the CPU computes is on the host");
-                (data, residency.shape(slice).clone())
-            };
-            // SAFETY: by the caller; host slots of a step are pinned.
-            let row = unsafe {
-                let tensor = &*(*help.region.nodes[0]).src[1];
-                let n = tensor.ne[0] as usize;
-                let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
-                helper.row(&self.compute, help.region, &mut help.input[at..at + n], used.index, &weights)
-            };
-            help.rows.push((pair.rank, row.ok_or(GGML_STATUS_FAILED)?));
-        }
-        help.seconds += started.elapsed().as_secs_f64();
-        Ok(true)
-    }
-
-    /// Computes what is left to the CPU, and puts the rows in their places.
-    ///
-    /// # Safety
-    /// As [`Offload::layer`]; the region has been submitted.
-    unsafe fn finish_help(
-        &mut self,
-        residency: &mut Residency,
-        tier: &mut Tier,
-        step: &Step,
-        help: &mut Option<Help>,
-        uploads: &mut Uploads,
-    ) -> Result<(), Failed> {
-        let Some(help) = help else { return Ok(()) };
-        // SAFETY: by the caller.
-        while unsafe { self.help_once(residency, step, help)? } {
-            residency.poll();
-            // SAFETY: the host slots of the step are pinned until the uploads have run.
-            unsafe { uploads.pump(residency, tier) };
-        }
-        let last = *help.region.nodes.last().expect("a region has a product");
-        tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
-        for (rank, row) in help.rows.drain(..) {
-            let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
-            // SAFETY: the last product is allocated on the device and has the rank's row.
-            unsafe { self.launch.set(&self.compute, last, bytes, rank as usize * (*last).nb[1]) };
-        }
-        Ok(())
-    }
-
     /// Divides a region into stages.
     ///
     /// # Safety
@@ -803,78 +680,4 @@ fn give_back(residency: &mut Residency, tier: &mut Tier) {
     let (pins, staged) = tier.settled();
     residency.unpin(pins);
     staged.into_iter().for_each(|slice| residency.release(slice));
-}
-
-/// Pins what a step uses and is on the device. What is not, in the order of need.
-fn pin_present(
-    tier: &mut Tier,
-    step: &Step,
-    kinds: &[SliceKind],
-    again: bool,
-    weight: impl Fn(u16) -> f32,
-) -> Vec<Used> {
-    let mut missing = Vec::new();
-    if tier.is_unified() {
-        return missing;
-    }
-    for &used in &step.used {
-        let version = step.version(used);
-        // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
-        let hit = tier.pin(version) && tier.has(version, kinds);
-        if !again {
-            tier.touch(version, hit, weight(used.index));
-        }
-        if !hit {
-            missing.push(used);
-        }
-    }
-    missing
-}
-
-/// Experts of a step with their rows: those that can be multiplied together, and those that come one by one.
-#[allow(clippy::type_complexity)]
-fn by_place(tier: &Tier, step: &Step, all: &[Used], missing: &[Used]) -> (Vec<Vec<(Used, u32)>>, Vec<(Used, u32)>) {
-    let mut present: Vec<(u16, Vec<(Used, u32)>)> = Vec::new();
-    let mut coming = Vec::new();
-    for &used in all {
-        match tier.place(step.version(used)) {
-            Some((pool, row)) if missing.iter().all(|other| other.index != used.index) => {
-                match present.iter_mut().find(|(known, _)| *known == pool) {
-                    Some((_, members)) => members.push((used, row)),
-                    None => present.push((pool, vec![(used, row)])),
-                }
-            }
-            place => coming.push((used, place.map_or(0, |(_, row)| row))),
-        }
-    }
-    (present.into_iter().map(|(_, members)| members).collect(), coming)
-}
-
-/// A product that has not been submitted.
-#[derive(Clone, Copy)]
-struct Wanted {
-    node: *mut ggml_tensor,
-    used: Used,
-    slice: SliceId,
-}
-
-impl Wanted {
-    fn locate(&self, residency: &Residency, tier: &Tier) -> Option<Weights> {
-        match tier.is_unified() {
-            true => tier.locate_on_host(residency, self.slice, self.used),
-            false => tier.locate(self.slice),
-        }
-    }
-}
-
-/// Takes out of `pending` what the device can multiply, or can once what was submitted has arrived.
-fn take_located(pending: &mut Vec<Wanted>, residency: &Residency, tier: &Tier) -> Vec<Product> {
-    let mut located = Vec::new();
-    pending.retain(|wanted| {
-        let weights = wanted.locate(residency, tier);
-        let &Wanted { node, used, slice } = wanted;
-        located.extend(weights.map(|weights| Product { node, used, slice, weights }));
-        weights.is_none()
-    });
-    located
 }

@@ -1,0 +1,139 @@
+//! What the CPU computes of a region beside the device.
+
+use super::*;
+
+/// What the CPU is to compute of a region.
+pub(super) struct Help<'a> {
+    pub(super) region: Region<'a>,
+    /// Experts, most important first.
+    pub(super) experts: Vec<Used>,
+    /// The input of the region's first product, `[n_in, 1 or n_used]`.
+    pub(super) input: Vec<f32>,
+    /// Rows of the last product that have been computed, by rank.
+    pub(super) rows: Vec<(u32, Vec<f32>)>,
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+}
+
+impl Offload {
+    /// Decides which of the missing experts the CPU computes, and reads what it needs for that.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`].
+    pub(super) unsafe fn divide<'a>(
+        &mut self,
+        residency: &Residency,
+        tier: &mut Tier,
+        step: &Step,
+        missing: &[Used],
+        region: Region<'a>,
+    ) -> Option<Help<'a>> {
+        let balancer = tier.balancer.as_mut()?;
+        // SAFETY: nodes of a live graph.
+        // A part of a layer has results besides the last product's.
+        let is_whole = region.kinds.iter().flatten().count() == residency.kinds(step.layer).len();
+        // SAFETY: nodes of a live graph.
+        if missing.is_empty() || !is_whole || self.routing.n_tokens != 1 || !unsafe { Helper::can(region) } {
+            return None;
+        }
+        let n_used = self.routing.n_used;
+        let misses: Vec<Miss> = missing
+            .iter()
+            .map(|&used| {
+                let rank = self.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
+                let slices = region.kinds.iter().flatten().map(|&kind| SliceId { version: step.version(used), kind });
+                Miss {
+                    index: used.index,
+                    bytes: slices.clone().map(|slice| residency.shape(slice).bytes).sum(),
+                    // The router's order stands for its weights where these were not read.
+                    score: self.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
+                    on_host: used.row.is_some()
+                        && slices.clone().all(|slice| residency.host_bytes(slice, used).is_some()),
+                }
+            })
+            .collect();
+        let split = balancer.split(&misses, 0.0);
+        if split.cpu.is_empty() {
+            return None;
+        }
+        if self.helper.is_none() {
+            self.helper = Helper::new();
+        }
+        let n_threads = tier.helper_threads.map_or(self.n_threads, c_int::from);
+        self.helper.as_mut()?.set_n_threads(n_threads);
+        let experts = missing.iter().copied().filter(|used| split.cpu.contains(&used.index)).collect();
+        let bytes = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(|miss| miss.bytes).sum();
+        // SAFETY: by the caller; the input was computed before, and is waited for.
+        unsafe {
+            let tensor = &*(*region.nodes[0]).src[1];
+            let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
+            self.compute.get(tensor, input.as_mut_ptr().cast(), 0, input.len() * size_of::<f32>());
+            self.compute.synchronize();
+            Some(Help { region, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
+        }
+    }
+
+    /// Computes the most important of the experts that are left to the CPU.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`].
+    pub(super) unsafe fn help_once(
+        &mut self,
+        residency: &Residency,
+        step: &Step,
+        help: &mut Help,
+    ) -> Result<bool, Failed> {
+        if help.experts.is_empty() {
+            return Ok(false);
+        }
+        let started = Instant::now();
+        let used = help.experts.remove(0);
+        let Some(helper) = self.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
+        for pair in self.routing.pairs_of(used.index) {
+            let weights = |kind: SliceKind| {
+                let slice = SliceId { version: step.version(used), kind };
+                let (data, _) = residency.host_bytes(slice, used).expect("what the CPU computes is on the host");
+                (data, residency.shape(slice).clone())
+            };
+            // SAFETY: by the caller; host slots of a step are pinned.
+            let row = unsafe {
+                let tensor = &*(*help.region.nodes[0]).src[1];
+                let n = tensor.ne[0] as usize;
+                let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
+                helper.row(&self.compute, help.region, &mut help.input[at..at + n], used.index, &weights)
+            };
+            help.rows.push((pair.rank, row.ok_or(GGML_STATUS_FAILED)?));
+        }
+        help.seconds += started.elapsed().as_secs_f64();
+        Ok(true)
+    }
+
+    /// Computes what is left to the CPU, and puts the rows in their places.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`]; the region has been submitted.
+    pub(super) unsafe fn finish_help(
+        &mut self,
+        residency: &mut Residency,
+        tier: &mut Tier,
+        step: &Step,
+        help: &mut Option<Help>,
+        uploads: &mut Uploads,
+    ) -> Result<(), Failed> {
+        let Some(help) = help else { return Ok(()) };
+        // SAFETY: by the caller.
+        while unsafe { self.help_once(residency, step, help)? } {
+            residency.poll();
+            // SAFETY: the host slots of the step are pinned until the uploads have run.
+            unsafe { uploads.pump(residency, tier) };
+        }
+        let last = *help.region.nodes.last().expect("a region has a product");
+        tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
+        for (rank, row) in help.rows.drain(..) {
+            let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            // SAFETY: the last product is allocated on the device and has the rank's row.
+            unsafe { self.launch.set(&self.compute, last, bytes, rank as usize * (*last).nb[1]) };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! Which of a step's experts are on the device, which come, and what of them can be multiplied.
+
+use super::*;
+
+/// Pins what a step uses and is on the device. What is not, in the order of need.
+pub(super) fn pin_present(
+    tier: &mut Tier,
+    step: &Step,
+    kinds: &[SliceKind],
+    again: bool,
+    weight: impl Fn(u16) -> f32,
+) -> Vec<Used> {
+    let mut missing = Vec::new();
+    if tier.is_unified() {
+        return missing;
+    }
+    for &used in &step.used {
+        let version = step.version(used);
+        // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
+        let hit = tier.pin(version) && tier.has(version, kinds);
+        if !again {
+            tier.touch(version, hit, weight(used.index));
+        }
+        if !hit {
+            missing.push(used);
+        }
+    }
+    missing
+}
+
+/// Experts of a step with their rows: those that can be multiplied together, and those that come one by one.
+#[allow(clippy::type_complexity)]
+pub(super) fn by_place(
+    tier: &Tier,
+    step: &Step,
+    all: &[Used],
+    missing: &[Used],
+) -> (Vec<Vec<(Used, u32)>>, Vec<(Used, u32)>) {
+    let mut present: Vec<(u16, Vec<(Used, u32)>)> = Vec::new();
+    let mut coming = Vec::new();
+    for &used in all {
+        match tier.place(step.version(used)) {
+            Some((pool, row)) if missing.iter().all(|other| other.index != used.index) => {
+                match present.iter_mut().find(|(known, _)| *known == pool) {
+                    Some((_, members)) => members.push((used, row)),
+                    None => present.push((pool, vec![(used, row)])),
+                }
+            }
+            place => coming.push((used, place.map_or(0, |(_, row)| row))),
+        }
+    }
+    (present.into_iter().map(|(_, members)| members).collect(), coming)
+}
+
+/// A product that has not been submitted.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) node: *mut ggml_tensor,
+    pub(super) used: Used,
+    pub(super) slice: SliceId,
+}
+
+impl Wanted {
+    pub(super) fn locate(&self, residency: &Residency, tier: &Tier) -> Option<Weights> {
+        match tier.is_unified() {
+            true => tier.locate_on_host(residency, self.slice, self.used),
+            false => tier.locate(self.slice),
+        }
+    }
+}
+
+/// Takes out of `pending` what the device can multiply, or can once what was submitted has arrived.
+pub(super) fn take_located(pending: &mut Vec<Wanted>, residency: &Residency, tier: &Tier) -> Vec<Product> {
+    let mut located = Vec::new();
+    pending.retain(|wanted| {
+        let weights = wanted.locate(residency, tier);
+        let &Wanted { node, used, slice } = wanted;
+        located.extend(weights.map(|weights| Product { node, used, slice, weights }));
+        weights.is_none()
+    });
+    located
+}
