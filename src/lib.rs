@@ -84,6 +84,6 @@ pub mod trace;
 pub use engine::*;
 pub use options::*;
 pub use stats::{
-    DeviceCounters, DeviceReport, LayerStats, PhaseStats, PrecisionCounts, PrecisionReport, PrecisionShares, Stats,
-    Timings,
+    CacheSlots, CachingReport, DeviceCounters, DeviceReport, LayerStats, PhaseStats, PrecisionCounts, PrecisionReport,
+    PrecisionShares, ProfileReport, Stats, Timings, WarmStart,
 };

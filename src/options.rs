@@ -53,8 +53,21 @@ pub struct ModelOptions {
     pub precision: PrecisionOptions,
     /// Which experts stay in memory.
     pub caching: CachingOptions,
+    /// The table of [`PredictorKind::PathTable`](crate::predict::PredictorKind::PathTable), as `gguf-tools profile` writes
+    /// it; `None` takes the pack's.
+    pub path_table: Option<PathBuf>,
+    /// What `hobbit-sim calibrate` fitted to traces of this model: weights for [`CachingOptions::policy`], thresholds for
+    /// [`ModelOptions::precision`], penalties for [`CachingOptions::slots`], each where nothing else is given. `None` takes
+    /// the pack's, if there is one.
+    pub profile: Option<PathBuf>,
     /// A file to write who was routed where, and what was read for it: see `trace`.
     pub trace: Option<PathBuf>,
+    /// A file that keeps, from one run to the next, which experts were resident and what the policy has learned. It is read
+    /// before the first token and replaced when the model is closed: the last clone of the model and the last session are
+    /// dropped. A file that is of another model, damaged or of another version, or that cannot be written, is told
+    /// (`set_log`) and does not fail the run; what is no such file is left as it is. Results are the same with and
+    /// without it, except that dynamic precision depends on what is resident.
+    pub cache_state: Option<PathBuf>,
     /// How expert bytes are read.
     pub io: IoMode,
     /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
@@ -76,7 +89,10 @@ impl Default for ModelOptions {
             low_share: LowShare::default(),
             precision: PrecisionOptions::default(),
             caching: CachingOptions::default(),
+            path_table: None,
+            profile: None,
             trace: None,
+            cache_state: None,
             io: IoMode::default(),
             n_gpu_layers: -1,
             device: DeviceOptions::default(),

@@ -1,11 +1,13 @@
 //! What a session measured about itself.
 
+mod caching;
 mod device;
 mod precision;
 mod prefetch;
 
 use serde::Serialize;
 
+pub use caching::{CacheSlots, CachingReport, ProfileReport};
 pub use device::{DeviceCounters, DeviceReport};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
@@ -153,6 +155,17 @@ pub struct Timings {
 /// Largest resident set of this process so far, in bytes; 0 where the system does not tell.
 pub fn peak_rss_bytes() -> u64 {
     own_status("VmHWM:")
+}
+
+/// What a first session found of an earlier run: see [`ModelOptions::cache_state`](crate::ModelOptions::cache_state).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct WarmStart {
+    /// Versions of experts that were resident when the model was closed, in all caches.
+    pub saved: u64,
+    /// How many of them have slots again: fewer where caches are smaller now.
+    pub experts: u64,
+    /// Bytes that were read for them.
+    pub bytes: u64,
 }
 
 /// Resident set of this process now, in bytes; 0 where the system does not tell.

@@ -19,9 +19,10 @@ use std::path::Path;
 
 use compare::{BUDGET, Hobbit, same};
 use gguf_tools::synth::Spec;
+use hobbit::cache::Allocation;
 use hobbit::plan::ExpertCache;
 use hobbit::stats::rss_bytes;
-use hobbit::{DeviceChoice, DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit::{CachingOptions, DeviceChoice, DeviceOptions, Model, ModelOptions, SessionOptions};
 use lagging_device::{Device, Options, Pinned};
 use script::{Row, Script};
 use stock::Stock;
@@ -53,6 +54,15 @@ impl Rig<'_> {
         .unwrap()
     }
 
+    fn open_by_layer(&self, expert_cache: ExpertCache, device: DeviceOptions, slots: Allocation) -> Model {
+        let profile =
+            (slots == Allocation::ByPenalty).then(|| fixture::profile(self.path, self.path.parent().unwrap()));
+        let caching = CachingOptions { slots, ..CachingOptions::default() };
+        let options =
+            ModelOptions { budget: BUDGET, expert_cache, device, caching, profile, ..ModelOptions::default() };
+        Model::open(self.path, &options, |_| true).unwrap()
+    }
+
     fn is_exact(&self, model: &Model) {
         let mut hobbit = Hobbit::new(model.session(&options()).unwrap());
         same(&self.expected, &Script::Single.run(&mut hobbit, 512).unwrap()).unwrap();
@@ -81,7 +91,10 @@ fn caches_get_smaller_and_larger() {
     let rig = Rig { path: &path, expected };
     the_cache_of_the_host(&rig);
     the_cache_of_a_device(&rig, &device);
-    both_with_dynamic_sizes(&rig, &device);
+    unequal_layers(&rig, &device);
+    for slots in [Allocation::Even, Allocation::ShallowFirst { layers: 1 }, Allocation::ByPenalty] {
+        both_with_dynamic_sizes(&rig, &device, slots);
+    }
 }
 
 fn the_cache_of_the_host(rig: &Rig) {
@@ -142,9 +155,41 @@ fn the_cache_of_a_device(rig: &Rig, device: &Device) {
     assert_eq!(device.faults(), Vec::<String>::new());
 }
 
+/// Each layer keeps its part of what is left, and gets back what it had.
+fn unequal_layers(rig: &Rig, device: &Device) {
+    let none = DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() };
+    let model = rig.open_by_layer(QUARTER, none, Allocation::ShallowFirst { layers: 1 });
+    let session = model.session(&options()).unwrap();
+    let slots = || session.stats().layers.iter().map(|layer| layer.slots).collect::<Vec<_>>();
+    assert_eq!(slots(), [20, 4, 4, 4], "a quarter of 128, 4 for a token, and the rest for the first layer");
+    rig.is_exact(&model);
+    let planned = model.host_cache_bytes();
+    assert_eq!((model.set_host_cache(ExpertCache::Bytes(planned / 2)), slots()), (planned / 2, vec![10, 2, 2, 2]));
+    rig.is_exact(&model);
+    assert_eq!((model.set_host_cache(ExpertCache::Auto), slots()), (planned, vec![20, 4, 4, 4]));
+    rig.is_exact(&model);
+
+    let model = rig.open_by_layer(QUARTER, on(device, QUARTER), Allocation::ByPenalty);
+    let session = model.session(&options()).unwrap();
+    let told = &session.caching().slots_by_layer;
+    assert_eq!((told[0].cache.as_str(), told[1].cache.as_str()), ("the host", device.name()));
+    for slots in told {
+        assert!(slots.least == 4 && slots.most > 8, "{told:?}");
+    }
+    rig.is_exact(&model);
+    let report = model.device_reports().remove(0);
+    assert_eq!(report.slots, 32);
+    model.set_device_cache(ExpertCache::Bytes(report.cache_bytes / 2));
+    rig.is_exact(&model);
+    assert_eq!(model.set_device_cache(ExpertCache::Auto), report.cache_bytes);
+    rig.is_exact(&model);
+    assert_eq!(device.faults(), Vec::<String>::new());
+}
+
 /// In the middle of a text, and while another session evaluates.
-fn both_with_dynamic_sizes(rig: &Rig, device: &Device) {
-    let model = rig.open(ExpertCache::Percent(60.0), on(device, ExpertCache::Percent(60.0)));
+fn both_with_dynamic_sizes(rig: &Rig, device: &Device, slots: Allocation) {
+    let size = ExpertCache::Percent(60.0);
+    let model = rig.open_by_layer(size, on(device, size), slots);
     let _session = model.session(&options()).unwrap();
     std::thread::scope(|scope| {
         let runs = [(); 2].map(|()| scope.spawn(|| rig.is_exact(&model)));

@@ -1,18 +1,31 @@
 //! A run that is traced, and its replay: under its own settings the simulator counts what the engine counted.
 
+use std::io::Read;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use hobbit::cache::policy::PolicyKind;
+use hobbit::cache::Allocation;
+use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::sim::{Config, Recording, replay};
-use hobbit::trace::{Record, TraceReader};
-use hobbit::{CachingOptions, DeviceChoice, DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit::predict::PredictorKind;
+use hobbit::route::Shares;
+use hobbit::sim::{Config, FitGoal, Foresight, Recording, fit, recall, replay, widths, widths_by_distance};
+use hobbit::trace::{LayerRecord, ReadClass, Record, TraceReader};
+use hobbit::{CachingOptions, DeviceChoice, DeviceOptions, Model, ModelOptions, Prefetch, SessionOptions, Stats};
+
+/// As [`options`], with slots by layer and a profile.
+fn options_by_layer(policy: PolicyKind, slots: Allocation, profile: Option<&Path>, trace: &Path) -> ModelOptions {
+    let even = options(policy, Some(trace));
+    let caching = CachingOptions { slots, ..even.caching };
+    ModelOptions { caching, profile: profile.map(Path::to_owned), ..even }
+}
 
 fn options(policy: PolicyKind, trace: Option<&Path>) -> ModelOptions {
     ModelOptions {
         budget: Budget::Bytes(4 << 30),
         expert_cache: ExpertCache::Percent(50.0),
-        caching: CachingOptions { policy, ..CachingOptions::default() },
+        // When a read ahead lands decides what is resident: a matter of time, which a replay has not.
+        caching: CachingOptions { policy, predictor: PredictorKind::None, ..CachingOptions::default() },
         trace: trace.map(Path::to_owned),
         device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
         ..ModelOptions::default()
@@ -21,6 +34,11 @@ fn options(policy: PolicyKind, trace: Option<&Path>) -> ModelOptions {
 
 /// Logits of a text's tokens, one by one, in two sequences; hits and misses.
 fn run(options: &ModelOptions) -> (Vec<f32>, u64, u64) {
+    let (logits, stats) = run_with_stats(options);
+    (logits, stats.total().hits, stats.total().misses)
+}
+
+fn run_with_stats(options: &ModelOptions) -> (Vec<f32>, Stats) {
     hobbit::set_log(|_, _| ());
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
     let model = Model::open(&models.join("demo.gguf"), options, |_| true).unwrap();
@@ -36,8 +54,18 @@ fn run(options: &ModelOptions) -> (Vec<f32>, u64, u64) {
             logits.extend_from_slice(session.logits(0).unwrap());
         }
     }
-    let total = session.stats().total();
-    (logits, total.hits, total.misses)
+    (logits, session.stats())
+}
+
+fn records(path: &Path) -> Vec<Record> {
+    let mut reader = TraceReader::open(path).unwrap();
+    let records = reader.by_ref().collect::<Result<_, _>>().unwrap();
+    assert_eq!(reader.truncated(), None);
+    records
+}
+
+fn layers(records: &[Record]) -> impl Iterator<Item = &LayerRecord> {
+    records.iter().filter_map(|record| if let Record::Layer(layer) = record { Some(layer) } else { None })
 }
 
 #[test]
@@ -60,14 +88,212 @@ fn a_replay_counts_what_the_engine_counted() {
     assert!(hits_of.len() > 3, "policies do not differ: {hits_of:?}");
 }
 
+/// Record, calibrate, run with what was fitted: the way that users go.
+#[test]
+fn a_fitted_profile_saves_misses_and_its_run_is_replayed_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (expected, _, lru) = run(&options(PolicyKind::Lru, Some(&path("lru.trace"))));
+    let recordings = [Recording::open(&path("lru.trace")).unwrap()];
+    let goal = FitGoal {
+        policy: PolicyKind::Hobbit,
+        budget: "50%".parse().unwrap(),
+        allocation: Allocation::Even,
+        low_percent: 0.0,
+        shares: Shares::new(0.67, 0.3, 0.03).unwrap(),
+        thresholds: None,
+    };
+    let fitted = fit(&recordings, &goal, &mut |_| true).unwrap();
+    let profile = path("fitted.json");
+    std::fs::write(&profile, fitted.to_json()).unwrap();
+
+    let mut misses_of = Vec::new();
+    let kinds = [Allocation::Even, Allocation::ShallowFirst { layers: 2 }, Allocation::ByPenalty];
+    for slots in kinds {
+        let trace = path(&format!("{slots}.trace"));
+        let (logits, hits, misses) = run(&options_by_layer(PolicyKind::Hobbit, slots, Some(&profile), &trace));
+        assert!(logits == expected, "{slots}");
+        let recording = Recording::open(&trace).unwrap();
+        let by_layer: Vec<u32> = recording.header.model.layers.iter().map(|layer| layer.slots_high).collect();
+        assert_eq!(by_layer.iter().sum::<u32>(), 24, "half of 6 layers of 8");
+        match slots {
+            Allocation::Even => assert_eq!(by_layer, [4; 6]),
+            Allocation::ShallowFirst { .. } => assert_eq!(by_layer, [8, 8, 2, 2, 2, 2]),
+            Allocation::ByPenalty => assert!(by_layer != [4; 6] && by_layer.iter().all(|n| *n >= 2), "{by_layer:?}"),
+        }
+        let config = Config::recorded(&recording).unwrap();
+        assert_eq!((config.allocation, Weights::new(fitted.weights).unwrap()), (slots, config.weights));
+        let total = replay(&recording, &config, &mut |_, _, _| ()).unwrap().total();
+        assert_eq!((total.hits, total.n_misses()), (hits, misses), "{slots}");
+        misses_of.push(misses);
+    }
+    // The profile promises so many for as many tokens.
+    let [even, shallow, by_penalty] = misses_of[..] else { panic!("three") };
+    assert_eq!((400.0 * fitted.penalty).round() as u64, even);
+    assert!(even < lru && by_penalty < even && even < shallow, "{misses_of:?}, {lru} under LRU");
+
+    // Weights that are given win over the profile's.
+    let mut options = options_by_layer(PolicyKind::Hobbit, Allocation::Even, Some(&profile), &path("given.trace"));
+    options.caching.weights = Some("1,0,0,0".parse().unwrap());
+    assert_eq!(run(&options).2, lru);
+}
+
+#[test]
+fn the_replay_of_a_warm_run_begins_as_warm() {
+    let dir = tempfile::tempdir().unwrap();
+    // One that knows no more than the order of uses, one that starts its counts over, three with state of their own.
+    let kinds = [PolicyKind::Lru, PolicyKind::Hobbit, PolicyKind::EdgeMoe, PolicyKind::Arc, PolicyKind::Foresight];
+    for policy in kinds {
+        let (state, path) = (dir.path().join(format!("{policy}.state")), dir.path().join(format!("{policy}.trace")));
+        let cold = ModelOptions { cache_state: Some(state.clone()), ..options(policy, None) };
+        run(&cold);
+        let warm = ModelOptions { cache_state: Some(state), ..options(policy, Some(&path)) };
+        let (_, hits, misses) = run(&warm);
+        let recording = Recording::open(&path).unwrap();
+        assert_eq!(recording.start.versions.len(), 24, "half of 6 layers of 8");
+        let config = Config::recorded(&recording).unwrap();
+        let total = replay(&recording, &config, &mut |_, _, _| ()).unwrap().total();
+        assert_eq!((total.hits, total.n_misses()), (hits, misses), "{policy}");
+        // Otherwise the equality above would say nothing.
+        let forgetful = Recording { start: Default::default(), ..recording };
+        let total = replay(&forgetful, &config, &mut |_, _, _| ()).unwrap().total();
+        assert!(total.hits < hits, "{policy}: {} hits from nothing, {hits} from what was resident", total.hits);
+    }
+}
+
+fn with_predictor(predictor: PredictorKind, prefetch: Prefetch, path: &Path) -> ModelOptions {
+    let base = options(PolicyKind::Lru, Some(path));
+    ModelOptions { caching: CachingOptions { predictor, prefetch, distance: 3, ..base.caching }, ..base }
+}
+
+#[test]
+fn a_trace_has_what_was_predicted_for_every_layer_in_reach() {
+    let dir = tempfile::tempdir().unwrap();
+    for predictor in [PredictorKind::StackedGate, PredictorKind::CrossLayer, PredictorKind::Previous] {
+        let path = dir.path().join(format!("{predictor}.trace"));
+        let (_, stats) = run_with_stats(&with_predictor(predictor, Prefetch::Off, &path));
+        let recording = Recording::open(&path).unwrap();
+        let settings = &recording.header.settings;
+        assert_eq!(
+            (settings.predictor.as_str(), settings.prefetch.as_str(), settings.distance),
+            (predictor.name(), "off", 3)
+        );
+        // Nothing was read ahead: the replay counts alike.
+        let total = replay(&recording, &Config::recorded(&recording).unwrap(), &mut |_, _, _| ()).unwrap().total();
+        assert_eq!((total.hits, total.n_misses()), (stats.total().hits, stats.total().misses), "{predictor}");
+        // Routers are known once their layer has run, the token before once there was one.
+        for batch in recording.batches().skip(1) {
+            for (at, layer) in batch.layers.iter().enumerate() {
+                let of = |distance| layer.predictions.iter().filter(|own| own.distance == distance).count();
+                let per_layer = if predictor == PredictorKind::Previous { 2 } else { 8 };
+                let expected = [1, 2, 3].map(|d| if at + d < batch.layers.len() { per_layer } else { 0 });
+                let is_new = predictor == PredictorKind::Previous && of(1) + of(2) + of(3) == 0;
+                assert!(is_new || [1, 2, 3].map(of) == expected, "{predictor}, layer {at}");
+            }
+        }
+        // The engine counts at distance 1 what it looked at, which is every layer.
+        let told = stats.prefetch.unwrap().recall.iter().find(|own| own.distance == 1).and_then(|own| own.recall);
+        let found = recall(&recording, Foresight::Predictor(predictor), 3).total(1).recall();
+        let (told, found) = (told.unwrap(), found.unwrap());
+        assert!((told - found).abs() < 0.005, "{predictor}: the engine found {told}, the trace says {found}");
+        if predictor != PredictorKind::Previous {
+            let widths = widths_by_distance(&widths(&recording, 3));
+            // Scores that are equal in half precision are ranked by index there, as they were here.
+            let best = widths[&1].recall(2).unwrap();
+            assert!((best - found).abs() < 0.005, "{predictor}: the best two hold {best}, it predicted {found}");
+            assert!(widths[&1].recall(8).unwrap() > 0.99 && widths[&1].recall(4) > widths[&1].recall(2));
+            assert!(widths[&3].recall(2) < widths[&1].recall(2), "further is harder");
+        }
+    }
+}
+
+#[test]
+fn a_trace_accounts_for_every_byte_that_was_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.trace");
+    let (_, stats) = run_with_stats(&with_predictor(PredictorKind::StackedGate, Prefetch::On, &path));
+    let records = records(&path);
+    let (mut ahead, mut back) = (0, 0);
+    for record in &records {
+        match record {
+            Record::Load(load) => {
+                assert_eq!(load.class, ReadClass::Prefetch);
+                ahead += load.bytes;
+            }
+            Record::Withdrawn(withdrawn) => back += withdrawn.bytes,
+            _ => {}
+        }
+    }
+    let needed = || layers(&records).flat_map(|layer| &layer.needed);
+    let on_demand: u64 = needed().filter(|own| own.class == Some(ReadClass::OnDemand)).map(|own| own.bytes).sum();
+    assert!(ahead > 0 && on_demand > 0);
+    assert_eq!(on_demand + ahead - back, stats.total().bytes_read, "{on_demand} + {ahead} - {back}");
+    let used: u64 = needed().filter(|own| own.class == Some(ReadClass::Prefetch)).map(|own| own.bytes).sum();
+    assert!(used > 0 && used <= ahead - back, "{used} of {}", ahead - back);
+    assert!(needed().any(|own| own.hit && own.class == Some(ReadClass::Prefetch)), "some came in time");
+    let Some(Record::Measured(measured)) = records.last() else { panic!("it ends with {:?}", records.last()) };
+    assert!(measured.host["link_bytes_per_second"] > 0.0);
+    let recording = Recording::open(&path).unwrap();
+    assert_eq!(Config::recorded(&recording).unwrap().link.bytes_per_second, measured.host["link_bytes_per_second"]);
+}
+
+fn hobbit_cli(program: &str, trace: &Path, n: &str) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("HOBBIT_") || name.to_string_lossy().starts_with("LLAMA_ARG_") {
+            command.env_remove(name);
+        }
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if program == "sh" {
+        // Files of this process end after so many blocks of 512 bytes, as on a full disk.
+        command.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_hobbit-cli")]);
+    }
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
+    command.arg("-m").arg(model).args(["-p", "In the beginning", "-no-cnv", "--temp", "0", "-t", "1", "-c", "512"]);
+    command.args(["--ignore-eos", "--context-shift", "-n", n, "--trace"]).arg(trace);
+    command
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_ends_the_trace_after_a_whole_record_and_not_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.trace");
+    let expected = hobbit_cli(env!("CARGO_BIN_EXE_hobbit-cli"), &dir.path().join("b.trace"), "128").output().unwrap();
+    let cut = hobbit_cli("sh", &path, "128").output().unwrap();
+    let stderr = String::from_utf8(cut.stderr).unwrap();
+    assert!(cut.status.success() && expected.status.success(), "{stderr}");
+    assert_eq!(cut.stdout, expected.stdout, "the run goes on");
+    let message = format!("--trace {}: cannot write this trace: ", path.display());
+    assert!(stderr.contains(&message) && stderr.contains("the trace ends here, the run goes on"), "{stderr}");
+    let (found, whole) = (records(&path), records(&dir.path().join("b.trace")));
+    assert!(layers(&found).count() > 0 && layers(&found).count() < layers(&whole).count());
+}
+
+#[cfg(unix)]
+#[test]
+fn whatever_ends_the_process_leaves_every_token_that_was_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.trace");
+    let mut child = hobbit_cli(env!("CARGO_BIN_EXE_hobbit-cli"), &path, "-1").spawn().unwrap();
+    // Shown is what was sampled from the batch before; no token of this vocabulary is longer than 32 bytes.
+    let mut shown = [0u8; 320];
+    child.stdout.take().unwrap().read_exact(&mut shown).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let records = TraceReader::open(&path).unwrap().collect::<Result<Vec<_>, _>>().unwrap();
+    let tokens = records.iter().filter(|record| matches!(record, Record::Batch(_))).count();
+    assert!(tokens >= 10, "{tokens} batches in the trace");
+}
+
 #[test]
 fn a_trace_has_scores_and_waits() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
     run(&options(PolicyKind::Lru, Some(&path)));
-    let records: Vec<Record> = TraceReader::open(&path).unwrap().collect::<Result<_, _>>().unwrap();
-    let layers =
-        || records.iter().filter_map(|record| if let Record::Layer(layer) = record { Some(layer) } else { None });
+    let records = records(&path);
+    let layers = || layers(&records);
     assert_eq!(layers().count(), 400 * 6);
     // The first token's graph shows each router before its layer is recorded.
     assert!(layers().all(|layer| layer.scores.len() == 2 && layer.unselected.len() == 6));

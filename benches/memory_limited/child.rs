@@ -41,6 +41,10 @@ pub struct Task {
     pub threads: i32,
     pub prompt_tokens: usize,
     pub decode_tokens: usize,
+    /// Tokens of the text that are passed over.
+    pub skip_tokens: usize,
+    /// Where a warm start finds what was in memory.
+    pub cache_state: Option<PathBuf>,
     /// hobbit's budget in bytes; `None`: everything resident, and measured in a second pass.
     pub budget: Option<u64>,
     /// The part of the expert cache that low versions get, in words.
@@ -189,9 +193,9 @@ pub fn run(task: &Task) -> Result<Answer> {
 fn evaluate(task: &Task, contestant: Contestant, engine: &mut dyn Evaluate, load: Duration) -> Result<Run> {
     let text = std::fs::read_to_string(TEXT).context("models/demo-heldout-prose.txt")?;
     let tokens = engine.tokenize(&text)?;
-    let wanted = task.prompt_tokens + task.decode_tokens;
+    let wanted = task.skip_tokens + task.prompt_tokens + task.decode_tokens;
     ensure!(tokens.len() >= wanted, "the text has {} tokens, {wanted} are wanted", tokens.len());
-    let (prompt, rest) = tokens.split_at(task.prompt_tokens);
+    let (prompt, rest) = tokens[task.skip_tokens..].split_at(task.prompt_tokens);
     let decoded: Vec<&[Token]> = rest[..task.decode_tokens].chunks(1).collect();
     if task.budget.is_none() {
         // Everything that the measured pass needs becomes resident, for llama.cpp in the page cache.
@@ -299,7 +303,9 @@ fn open_hobbit(task: &Task, contestant: Contestant) -> Result<Hobbit> {
     let (path, low) = contestant.sources(&task.files)?;
     let low_share: LowShare = task.low_share.parse()?;
     let precision = contestant.precision();
-    let mut options = ModelOptions { n_gpu_layers: 0, low, low_share, precision, ..ModelOptions::default() };
+    let (caching, cache_state) = (contestant.caching(), task.cache_state.clone());
+    let mut options =
+        ModelOptions { n_gpu_layers: 0, low, low_share, precision, caching, cache_state, ..ModelOptions::default() };
     match task.budget {
         Some(bytes) => options.budget = Budget::Bytes(bytes),
         None => options.expert_cache = ExpertCache::Percent(100.0),

@@ -1,9 +1,11 @@
-//! Who takes part: llama.cpp, and hobbit in six ways.
+//! Who takes part: llama.cpp, and hobbit in many ways.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use hobbit::{LowSource, PrecisionMode, PrecisionOptions};
+use hobbit::cache::policy::PolicyKind;
+use hobbit::predict::PredictorKind;
+use hobbit::{CachingOptions, LowSource, PrecisionMode, PrecisionOptions, Prefetch};
 use serde::{Deserialize, Serialize};
 
 /// A way to run the model; the letter names it in `--order`.
@@ -24,9 +26,28 @@ pub enum Contestant {
     NoSkip,
     /// G: as C, with T1 = 0.5: of two experts, the second never comes in high precision.
     LowerT1,
+    /// H: as B, with LRU and without looking ahead.
+    ExactLru,
+    /// I: as H, and all experts of a layer are waited for before any is computed.
+    ExactLruNoOverlap,
+    /// J: as H, with prefetching.
+    ExactLruPrefetch,
+    /// K: as B, with prefetching.
+    ExactPrefetch,
+    /// L: as B, and what was in memory when another text had been read is there at the start.
+    ExactWarm,
+    /// M: as C, with LRU and without looking ahead.
+    DynamicLru,
+    /// N: as M, with prefetching.
+    DynamicLruPrefetch,
+    /// O: as C, with prefetching.
+    DynamicPrefetch,
 }
 
-use Contestant::{Dynamic, Exact, LowerT1, NoSkip, PackDynamic, PackExact, Stock};
+use Contestant::{
+    Dynamic, DynamicLru, DynamicLruPrefetch, DynamicPrefetch, Exact, ExactLru, ExactLruNoOverlap, ExactLruPrefetch,
+    ExactPrefetch, ExactWarm, LowerT1, NoSkip, PackDynamic, PackExact, Stock,
+};
 
 /// The files there are.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -39,7 +60,23 @@ pub struct Files {
 }
 
 impl Contestant {
-    pub const ALL: [Self; 7] = [Stock, Exact, Dynamic, PackDynamic, PackExact, NoSkip, LowerT1];
+    pub const ALL: [Self; 15] = [
+        Stock,
+        Exact,
+        Dynamic,
+        PackDynamic,
+        PackExact,
+        NoSkip,
+        LowerT1,
+        ExactLru,
+        ExactLruNoOverlap,
+        ExactLruPrefetch,
+        ExactPrefetch,
+        ExactWarm,
+        DynamicLru,
+        DynamicLruPrefetch,
+        DynamicPrefetch,
+    ];
 
     pub fn letter(self) -> char {
         char::from(b'A' + Self::ALL.iter().position(|one| *one == self).unwrap_or_default() as u8)
@@ -58,6 +95,14 @@ impl Contestant {
             PackExact => "exact, pack",
             NoSkip => "dynamic, no skip",
             LowerT1 => "dynamic, T1 0.5",
+            ExactLru => "exact, LRU",
+            ExactLruNoOverlap => "exact, LRU, no overlap",
+            ExactLruPrefetch => "exact, LRU, prefetch",
+            ExactPrefetch => "exact, prefetch",
+            ExactWarm => "exact, warm",
+            DynamicLru => "dynamic, LRU",
+            DynamicLruPrefetch => "dynamic, LRU, prefetch",
+            DynamicPrefetch => "dynamic, prefetch",
         }
     }
 
@@ -67,11 +112,16 @@ impl Contestant {
 
     /// Whether logits are llama.cpp's, bit for bit.
     pub fn is_exact(self) -> bool {
-        matches!(self, Stock | Exact | PackExact)
+        match self {
+            Stock | Exact | PackExact | ExactLru | ExactLruNoOverlap | ExactLruPrefetch | ExactPrefetch | ExactWarm => {
+                true
+            }
+            Dynamic | PackDynamic | NoSkip | LowerT1 | DynamicLru | DynamicLruPrefetch | DynamicPrefetch => false,
+        }
     }
 
     pub fn needs_low(self) -> bool {
-        matches!(self, Dynamic | NoSkip | LowerT1)
+        !self.is_exact() && !self.needs_pack()
     }
 
     pub fn needs_pack(self) -> bool {
@@ -92,6 +142,20 @@ impl Contestant {
         let (model, low) = (Some(files.model.as_path()), files.low.as_deref().filter(|_| self.needs_low()));
         let pack = files.pack.as_deref().filter(|_| self.needs_pack());
         pack.map_or_else(|| model.into_iter().chain(low).collect(), |pack| vec![pack])
+    }
+
+    /// What the engine does by default, or without some of it.
+    pub fn caching(self) -> CachingOptions {
+        let defaults = CachingOptions::default();
+        let lru = CachingOptions { policy: PolicyKind::Lru, predictor: PredictorKind::None, ..defaults };
+        let prefetch = |off| CachingOptions { predictor: PredictorKind::StackedGate, prefetch: Prefetch::Auto, ..off };
+        match self {
+            ExactLru | DynamicLru => lru,
+            ExactLruNoOverlap => CachingOptions { overlap: false, ..lru },
+            ExactLruPrefetch | DynamicLruPrefetch => prefetch(lru),
+            ExactPrefetch | DynamicPrefetch => prefetch(defaults),
+            Stock | Exact | PackExact | ExactWarm | Dynamic | PackDynamic | NoSkip | LowerT1 => defaults,
+        }
     }
 
     /// As the engine is told.

@@ -9,6 +9,7 @@
 //! cargo bench --bench memory_limited                       # both shapes, as root; about 10 minutes and 6 GiB of disk
 //! cargo bench --bench memory_limited -- --order ABCDEEDCBA --pack mixtral.hobbit.gguf --preset mixtral-bench
 //! cargo bench --bench memory_limited -- --order BCFGGFCB   # ablation: skipping off, upgrades off; 2 GiB more
+//! cargo bench --bench memory_limited -- --order HIJKBLLBKJIH --decode-tokens 96   # overlap, prefetch, policy, warm start
 //! cargo bench --bench memory_limited -- --preset mixtral-bench --limit 3GiB
 //! cargo bench --bench memory_limited -- --resident         # no limit: what hobbit costs when all experts fit
 //! cargo bench --bench memory_limited -- --tune             # which setting of llama.cpp is its best here
@@ -69,10 +70,12 @@ struct Args {
     #[arg(long, value_name = "R", default_value_t = 1)]
     rounds: u32,
     /// A llama.cpp, B hobbit exact, C dynamic with a low file, D dynamic on a pack, E exact on a pack, F as C without
-    /// skipping, G as C with T1 0.5
+    /// skipping, G as C with T1 0.5; of B: H with LRU and nothing read ahead, I the same without overlap, J with LRU and
+    /// prefetch, K with prefetch, L with a warm start; of C: M with LRU and nothing read ahead, N with LRU and
+    /// prefetch, O with prefetch
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = parse_order)]
     order: Order,
-    /// The model with experts of fewer bits, for C, F and G [default: made in --dir]
+    /// The model with experts of fewer bits, for C and its kind [default: made in --dir]
     #[arg(long, value_name = "FILE")]
     low_model: Option<PathBuf>,
     /// Type of the experts in a low file that is made
@@ -187,7 +190,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What C, F and G need, where they take part.
+/// What C and its kind need, where they take part.
 fn low_model(args: &Args, subject: &Subject, model: &ModelFile) -> Result<Option<ModelFile>> {
     if args.tune || !args.order.0.iter().any(|one| one.needs_low()) {
         return Ok(None);
@@ -209,7 +212,9 @@ fn subjects(args: &Args) -> Result<Vec<Subject>> {
         bail!("--pack and --low-model belong to one model: give --preset or --model with them");
     }
     if args.resident && !order.iter().all(|one| one.is_exact()) {
-        bail!("--resident: expected only A, B and E in --order, with everything resident the others are exact too");
+        bail!(
+            "--resident: expected only A, B, E and H to L in --order, with everything resident the others are exact too"
+        );
     }
     if args.json.is_some() && args.preset.is_none() && args.model.is_none() {
         bail!("--json names one file: give --preset or --model with it");

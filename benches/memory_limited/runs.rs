@@ -44,6 +44,8 @@ impl Settings {
             threads: if is_stock { self.stock_threads } else { self.threads },
             prompt_tokens: self.prompt_tokens,
             decode_tokens: if is_stock { self.stock_decode_tokens } else { self.decode_tokens },
+            skip_tokens: 0,
+            cache_state: None,
             budget: self.limit,
             low_share: self.low_share.clone(),
             load_mode: None,
@@ -68,6 +70,7 @@ pub struct Finished {
 
 /// Everyone in the order asked for.
 pub fn alternate(settings: &Settings) -> Result<Vec<Finished>> {
+    let state = settings.order.contains(&Contestant::ExactWarm).then(|| warm_state(settings)).transpose()?;
     let mut all = Vec::new();
     for (number, &contestant) in settings.order.iter().enumerate() {
         eprintln!("{}: run {} of {}, {}", settings.name, number + 1, settings.order.len(), contestant.name());
@@ -78,13 +81,33 @@ pub fn alternate(settings: &Settings) -> Result<Vec<Finished>> {
         {
             disk = measured;
         }
-        let (answer, cgroup) = start(&settings.task(Work::Run(contestant)), settings.limit)?;
+        let mut task = settings.task(Work::Run(contestant));
+        // Each run leaves its own state behind: the next one is to begin as this one did.
+        let copy = state.as_ref().map(|_| tempfile::NamedTempFile::new()).transpose()?;
+        if let (Contestant::ExactWarm, Some(state), Some(copy)) = (contestant, &state, &copy) {
+            std::fs::copy(state.path(), copy.path())?;
+            task.cache_state = Some(copy.path().to_owned());
+        }
+        let (answer, cgroup) = start(&task, settings.limit)?;
         let Some(Answer::Run(run)) = answer else {
             bail!("{} was killed: it needs more memory than the limit", contestant.name())
         };
         all.push(Finished { variant: None, run: Some(run), cgroup, disk });
     }
     Ok(all)
+}
+
+/// What is in memory after another piece of the text.
+fn warm_state(settings: &Settings) -> Result<tempfile::NamedTempFile> {
+    eprintln!("{}: a run that leaves its cache to those that start warm", settings.name);
+    let state = tempfile::NamedTempFile::new()?;
+    // An empty file is no state, and would be left as it is.
+    std::fs::remove_file(state.path())?;
+    let mut task = settings.task(Work::Run(Contestant::ExactWarm));
+    task.skip_tokens = task.prompt_tokens + task.decode_tokens;
+    task.cache_state = Some(state.path().to_owned());
+    start(&task, settings.limit)?.0.context("the run before a warm start was killed")?;
+    Ok(state)
 }
 
 /// llama.cpp alone, in every setting that could be its best: threads that wait for pages cost nothing, so more of them

@@ -9,6 +9,10 @@ use super::total::Total;
 const MIB: f64 = (1 << 20) as f64;
 /// A pack must not be slower than two plain files, as far as runs of the same thing agree.
 const PACK_SLOWER_MAX: f64 = 0.03;
+/// What policy, prefetch and warm start must give together.
+const AHEAD_MIN: f64 = 1.25;
+/// What none of them may cost alone.
+const SLOWER_MAX: f64 = 0.02;
 
 /// What was promised and what came.
 #[derive(Clone, Debug, Serialize)]
@@ -66,6 +70,26 @@ pub fn verdicts(settings: &Settings, finished: &[Finished]) -> Vec<Verdict> {
             let ratio = packed.decode.speed() / plain.decode.speed();
             let promise = format!("{what}: pack not slower than plain files (within {:.0}%)", 100.0 * PACK_SLOWER_MAX);
             verdict(promise, format!("{ratio:.2}x"), ratio >= 1.0 - PACK_SLOWER_MAX);
+        }
+    }
+    let ahead = [Contestant::Exact, Contestant::ExactPrefetch].into_iter().filter_map(total).map(|total| speed(&total));
+    if let (Some(off), Some(on)) = (total(Contestant::ExactLru), ahead.max_by(f64::total_cmp)) {
+        let ratio = on / off.decode.speed();
+        let promise = format!("policy and prefetch: decode at least {AHEAD_MIN}x LRU without prefetch");
+        verdict(promise, format!("{ratio:.2}x"), ratio >= AHEAD_MIN);
+    }
+    for (off, switched) in [
+        (Contestant::ExactLru, &[Contestant::ExactLruPrefetch, Contestant::ExactPrefetch, Contestant::ExactWarm][..]),
+        (
+            Contestant::DynamicLru,
+            &[Contestant::DynamicLruPrefetch, Contestant::DynamicPrefetch, Contestant::Dynamic][..],
+        ),
+    ] {
+        let Some(base) = total(off) else { continue };
+        for (name, total) in switched.iter().filter_map(|&on| Some((on.name(), total(on)?))) {
+            let ratio = total.decode.speed() / base.decode.speed();
+            let promise = format!("{name}: not slower than {} (within {:.0}%)", off.name(), 100.0 * SLOWER_MAX);
+            verdict(promise, format!("{ratio:.2}x"), ratio >= 1.0 - SLOWER_MAX);
         }
     }
     let share = exact.as_ref().and_then(Total::roofline_share);

@@ -29,7 +29,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let gguf = Gguf::open(&args.file)?;
     let text = match Pack::is_pack(&gguf) {
-        true => text(&pack::Report::of(&Pack::open(&args.file)?), args.json)?,
+        true => text(&pack::Report::of(&Pack::open(&args.file)?)?, args.json)?,
         false => text(&Report::of(&gguf)?, args.json)?,
     };
     io::stdout().write_all(text.as_bytes())?;

@@ -8,6 +8,7 @@ mod profile;
 mod recoder;
 mod unpack;
 mod verify;
+mod widen;
 
 use std::io;
 use std::process::ExitCode;
@@ -30,7 +31,7 @@ enum Tool {
     /// Check structure, extents, and that all numbers are finite; of an expert pack, all checksums
     Verify(verify::Args),
     /// Make an expert pack: each expert one aligned record, at high and low precision
-    Pack(pack::Args),
+    Pack(Box<pack::Args>),
     /// Make a plain model of an expert pack
     Unpack(unpack::Args),
     /// Measure on a text: thresholds for dynamic precision, each expert's sensitivity to fewer bits
@@ -38,6 +39,8 @@ enum Tool {
     Profile(Box<profile::Args>),
     /// Write a model of a given shape with random weights
     Synth(Box<synth::Args>),
+    /// Give a trained model larger experts that compute the same, for measurements
+    Widen(widen::Args),
 }
 
 /// Exit status after Ctrl-C.
@@ -47,11 +50,12 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().tool {
         Tool::Inspect(args) => inspect::run(args),
         Tool::Verify(args) => verify::run(args),
-        Tool::Pack(args) => pack::run(args),
+        Tool::Pack(args) => pack::run(*args),
         Tool::Unpack(args) => unpack::run(args),
         #[cfg(feature = "engine")]
         Tool::Profile(args) => profile::run(*args),
         Tool::Synth(args) => synth::run(*args),
+        Tool::Widen(args) => widen::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! `gguf-tools pack`: a plain model becomes an expert pack.
 
+mod policy;
 mod widths;
 
 use std::ops::ControlFlow;
@@ -10,6 +11,7 @@ use anyhow::Context;
 use hobbit::gguf::Gguf;
 use hobbit::imatrix::Imatrix;
 use hobbit::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
+use hobbit::profile::{FittedPolicy, read_path_table};
 use indicatif::HumanBytes;
 
 use crate::bar::Bar;
@@ -46,8 +48,15 @@ pub struct Args {
     /// Calibrated T2: highest unimportance that is loaded at all [default: the profile's]
     #[arg(long, value_name = "X", requires = "t1", value_parser = threshold)]
     t2: Option<f32>,
+    /// Which experts follow which, for --predictor path-table; made by gguf-tools profile --path-table
+    #[arg(long, value_name = "FILE", conflicts_with = "only_low")]
+    path_table: Option<PathBuf>,
     #[command(flatten)]
     widths: widths::Args,
+    /// Policy fitted to traces of the model, made by hobbit-sim calibrate: it goes along, and hobbit-cli takes its weights,
+    /// penalties and, unless others are given here, thresholds
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// Replace what is in the way: the pack, or unfinished work of another run
     #[arg(long)]
     force: bool,
@@ -73,7 +82,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut spec = spec(&args, imatrix.as_ref())?;
     let chosen = args.widths.choose(&source, args.low.as_ref())?;
     spec.widths = chosen.widths;
-    spec.thresholds = spec.thresholds.or(chosen.thresholds);
+    let policy = args.policy.as_deref().map(|path| policy::read(path, &source)).transpose()?;
+    spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(FittedPolicy::thresholds));
+    spec.policy = policy.as_ref().map(FittedPolicy::to_json);
     let mut bar = Bar::new()?;
     let mut progress = |progress: Progress| {
         if args.stop_after.is_some_and(|n| progress.finished >= n) {
@@ -119,6 +130,8 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         high: args.high.clone(),
         widths: None,
         thresholds,
+        path_table: args.path_table.as_deref().map(read_path_table).transpose()?,
+        policy: None,
         importance: imatrix,
         threads: threads.unwrap_or(1),
         force: args.force,

@@ -1,11 +1,14 @@
-//! `pack --profile` as a user runs it: each expert its own width.
+//! `pack --profile` and `pack --policy` as a user runs them: each expert its own width, and a fitted policy that goes along.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
+use hobbit::cache::Allocation;
 use hobbit::gguf::Gguf;
 use hobbit::pack::Pack;
-use hobbit::profile::Profile;
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::profile::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty, Profile};
+use hobbit::{CachingOptions, DeviceChoice, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
 
 fn tool(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gguf-tools")).args(args).output().unwrap()
@@ -66,4 +69,101 @@ fn each_expert_gets_its_own_width() {
     assert!(words(&refused.stderr).contains("cannot be reached"), "{}", words(&refused.stderr));
     let refused = tool(&["pack", &model, "-o", &pack, "--force", "--max-loss", "1%"]);
     assert_eq!(refused.status.code(), Some(2), "a goal without a profile");
+}
+
+/// As `hobbit-sim calibrate` writes it for the demo model, with made-up numbers: the last layer's misses cost most.
+fn fitted() -> FittedPolicy {
+    let layer = |layer: u16| {
+        let penalty = (0..=8).map(|slots| f64::from(1 << layer) * f64::from(8 - slots)).collect();
+        LayerPenalty { layer, n_expert: 8, slots: (0..=8).collect(), penalty }
+    };
+    FittedPolicy {
+        format: FITTED_FORMAT.into(),
+        version: FITTED_VERSION,
+        policy: "hobbit".into(),
+        weights: [0.5, 0.25, 0.25, 0.0],
+        t1: Some(0.25),
+        t2: Some(0.5),
+        shares: None,
+        fitted_on: FittedOn {
+            traces: vec!["prose.trace".into()],
+            model: "demo.gguf".into(),
+            architecture: "qwen3moe".into(),
+            tokens: 400,
+            budget: "50%".into(),
+        },
+        penalty: 1.0,
+        penalty_lru: 2.0,
+        replays: 9,
+        layers: (0..6).map(layer).collect(),
+    }
+}
+
+#[test]
+fn a_fitted_policy_goes_along_and_flags_win() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf").to_str().unwrap().to_owned();
+    let (policy, pack) = (path("policy.json"), path("pack.gguf"));
+    let architecture = Gguf::open(Path::new(&model)).unwrap().architecture().to_owned();
+    let mut fitted = fitted();
+    fitted.fitted_on.architecture = architecture;
+    std::fs::write(&policy, fitted.to_json()).unwrap();
+    let out = tool(&["pack", &model, "-o", &pack, "--low", "q2_k", "--policy", &policy]);
+    assert!(out.status.success(), "{}", words(&out.stderr));
+    let info = Pack::open(Path::new(&pack)).unwrap().info;
+    assert_eq!((info.t1, info.t2), (Some(0.25), Some(0.5)), "no others were given");
+    let inspected = tool(&["inspect", &pack]);
+    let line = "fitted policy: hobbit, weights 0.5,0.25,0.25,0, fitted on prose.trace (400 tokens)";
+    assert!(words(&inspected.stdout).contains(line), "{}", words(&inspected.stdout));
+
+    let none = DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() };
+    let by_penalty = CachingOptions { slots: Allocation::ByPenalty, ..CachingOptions::default() };
+    let packed = ModelOptions {
+        budget: Budget::Bytes(4 << 30),
+        expert_cache: ExpertCache::Percent(50.0),
+        caching: by_penalty,
+        device: none,
+        ..ModelOptions::default()
+    };
+    let run = |options: &ModelOptions| {
+        let model = Model::open(Path::new(&pack), options, |_| true).unwrap();
+        let options = SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() };
+        let session = model.session(&options).unwrap();
+        let slots: Vec<u32> = session.stats().layers.iter().map(|layer| layer.slots).collect();
+        let precision = session.precision();
+        (slots, session.caching().clone(), (precision.t1, precision.t2))
+    };
+    let (slots, caching, thresholds) = run(&packed);
+    assert_eq!(slots, [2, 2, 2, 2, 8, 8], "two for a token, the rest where it is worth most");
+    assert_eq!((caching.policy_weights.as_str(), thresholds), ("0.5,0.25,0.25,0", (0.25, 0.5)));
+    let file = caching.profile.unwrap().file;
+    assert!(file.contains("pack.gguf") && file.contains("hobbit.policy"), "{file}");
+
+    // A file wins over the pack, flags over both.
+    let other = path("other.json");
+    let weights = [1.0, 0.0, 0.0, 0.0];
+    std::fs::write(&other, FittedPolicy { weights, t1: Some(0.75), t2: Some(1.0), ..fitted.clone() }.to_json())
+        .unwrap();
+    let given = ModelOptions { profile: Some(other.into()), ..packed.clone() };
+    let (_, caching, thresholds) = run(&given);
+    assert_eq!((caching.policy_weights.as_str(), thresholds), ("1,0,0,0", (0.75, 1.0)));
+    let flags = ModelOptions {
+        caching: CachingOptions { weights: Some("0,1,0,0".parse().unwrap()), slots: Allocation::Even, ..by_penalty },
+        precision: PrecisionOptions { t1: Some(0.5), ..PrecisionOptions::default() },
+        ..given
+    };
+    let (slots, caching, thresholds) = run(&flags);
+    assert_eq!((slots, caching.policy_weights.as_str(), thresholds), (vec![4; 6], "0,1,0,0", (0.5, 1.0)));
+
+    // Another model's does not get into a pack.
+    fitted.layers.pop();
+    std::fs::write(&policy, fitted.to_json()).unwrap();
+    let refused = tool(&["pack", &model, "-o", &pack, "--force", "--policy", &policy]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        words(&refused.stderr).contains("number of layers with experts is 5, expected 6"),
+        "{}",
+        words(&refused.stderr)
+    );
 }

@@ -56,8 +56,13 @@ impl fmt::Display for Allocation {
 /// What a layer has and what its misses cost.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerDemand {
+    /// Layers with experts before it, of the whole model: 0 is the shallowest.
+    pub depth: u16,
     /// Versions that may have slots: more would never be used.
     pub members: u32,
+    /// What one token uses: so many slots it has before any layer gets more. Fewer of them would hold nothing over from
+    /// one token to the next, whoever is evicted.
+    pub needs: u32,
     /// Penalty of all uses if none hits, in any unit that is equal for all layers: bytes, ms, high loads.
     pub penalty: f64,
     /// The part of that penalty which so many slots save, `0.0..=1.0` by capacity, from none on. Beyond the end it is as at
@@ -66,14 +71,23 @@ pub struct LayerDemand {
 }
 
 /// Slots of each layer, in the order given: at most `n_slots` together, none more than its members, and all slots that
-/// members can use. Equal demands give shares that differ by at most one, earlier layers having more.
+/// members can use. Every layer gets what it needs first, or an equal part where there are too few slots for that; `kind`
+/// divides the rest. Equal demands give shares that differ by at most one, earlier layers having more.
 pub fn allocate(kind: Allocation, n_slots: u32, layers: &[LayerDemand]) -> Vec<u32> {
+    let needs: Vec<u32> = layers.iter().map(|layer| layer.needs.min(layer.members)).collect();
     let members: Vec<u32> = layers.iter().map(|layer| layer.members).collect();
-    match kind {
-        Allocation::Even => even(n_slots, &members),
-        Allocation::ShallowFirst { layers } => shallow_first(n_slots, &members, usize::from(layers)),
-        Allocation::ByPenalty => by_penalty(n_slots, layers),
+    let equal = even(n_slots, &members);
+    if kind == Allocation::Even && equal.iter().zip(&needs).all(|(share, needs)| share >= needs) {
+        return equal;
     }
+    let mut shares = even(n_slots, &needs);
+    let left = n_slots - shares.iter().sum::<u32>();
+    match kind {
+        Allocation::Even => add_even(&mut shares, left, layers, |_| true),
+        Allocation::ShallowFirst { layers: n_shallow } => shallow_first(&mut shares, left, layers, n_shallow),
+        Allocation::ByPenalty => by_penalty(&mut shares, left, layers),
+    }
+    shares
 }
 
 /// As equal as possible, none more than its members.
@@ -94,38 +108,41 @@ pub(super) fn even(n_slots: u32, members: &[u32]) -> Vec<u32> {
     }
 }
 
-fn shallow_first(n_slots: u32, members: &[u32], n_shallow: usize) -> Vec<u32> {
-    let (shallow, deep) = members.split_at(n_shallow.min(members.len()));
+/// Divides slots equally among the layers that are asked for.
+fn add_even(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand], is_asked: impl Fn(&LayerDemand) -> bool) {
+    let room = |(layer, share): (&LayerDemand, &u32)| if is_asked(layer) { layer.members - share } else { 0 };
+    let rooms: Vec<u32> = layers.iter().zip(&*shares).map(room).collect();
+    shares.iter_mut().zip(even(n_slots, &rooms)).for_each(|(share, more)| *share += more);
+}
+
+fn shallow_first(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand], n_shallow: u16) {
     let mut left = n_slots;
-    let mut shares = Vec::with_capacity(members.len());
-    for members in shallow {
-        let share = left.min(*members);
-        left -= share;
-        shares.push(share);
+    for (share, layer) in shares.iter_mut().zip(layers).filter(|(_, layer)| layer.depth < n_shallow) {
+        let more = left.min(layer.members - *share);
+        left -= more;
+        *share += more;
     }
-    shares.extend(even(left, deep));
-    shares
+    add_even(shares, left, layers, |layer| layer.depth >= n_shallow);
 }
 
 /// Greedy, which is optimal because the savings of each layer are made concave first: a gain that only several slots
 /// together bring is spread over them. Equal gains go to the layer with the fewest slots, then to the first.
-fn by_penalty(n_slots: u32, layers: &[LayerDemand]) -> Vec<u32> {
-    let gains: Vec<Vec<f64>> = layers.iter().map(marginal_gains).collect();
-    let mut shares = vec![0u32; layers.len()];
+fn by_penalty(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand]) {
+    let first = shares.to_vec();
+    let gains: Vec<Vec<f64>> = layers.iter().zip(&first).map(|(layer, share)| marginal_gains(layer, *share)).collect();
     for _ in 0..n_slots {
-        let gain = |layer: usize| gains[layer].get(shares[layer] as usize).map(|gain| (*gain, layer));
+        let gain = |layer: usize| gains[layer].get((shares[layer] - first[layer]) as usize).map(|gain| (*gain, layer));
         let most = (0..layers.len()).filter_map(gain).min_by(|(a, i), (b, j)| {
             b.total_cmp(a).then(shares[*i].cmp(&shares[*j])) // the first of equals is the lowest layer
         });
         let Some((_, layer)) = most else { break };
         shares[layer] += 1;
     }
-    shares
 }
 
-/// Penalty that each slot saves beside those before it, never more than the one before it: the slopes of the least
-/// concave curve above the layer's.
-fn marginal_gains(layer: &LayerDemand) -> Vec<f64> {
+/// Penalty that each slot beyond the first `share` saves beside those before it, never more than the one before it: the
+/// slopes of the least concave curve above the layer's.
+fn marginal_gains(layer: &LayerDemand, share: u32) -> Vec<f64> {
     let penalty = if layer.penalty.is_finite() { layer.penalty.max(0.0) } else { 0.0 };
     let saved = |n_slots: u32| {
         let part = match layer.hits.as_slice() {
@@ -136,7 +153,7 @@ fn marginal_gains(layer: &LayerDemand) -> Vec<f64> {
     };
     // Slots and gain per slot of the hull's pieces, steepest first.
     let mut pieces: Vec<(u32, f64)> = Vec::new();
-    for n_slots in 0..layer.members {
+    for n_slots in share..layer.members {
         let mut piece = (1, (saved(n_slots + 1) - saved(n_slots)).max(0.0));
         while let Some((n, gain)) = pieces.pop_if(|(_, gain)| *gain < piece.1) {
             let both = n + piece.0;

@@ -43,6 +43,16 @@ impl<T: Clone + Default> ByExpert<T> {
         self.layers.get(usize::from(layer)).map_or(&[], Vec::as_slice)
     }
 
+    /// The entries of all layers, as far as they were written.
+    pub(super) fn layers(&self) -> &[Vec<T>] {
+        &self.layers
+    }
+
+    /// A table of these entries.
+    pub(super) fn of_layers(layers: Vec<Vec<T>>) -> Self {
+        Self { layers }
+    }
+
     /// Every entry is the default again.
     pub(super) fn clear(&mut self) {
         self.layers.clear();

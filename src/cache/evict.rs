@@ -1,6 +1,6 @@
 //! Who may leave, whom the policy chooses of them, and predictions that shield.
 
-use super::{Cache, Place, ShareId};
+use super::{Acquired, Cache, Place, ShareId};
 use crate::expert::Version;
 use std::ops::Range;
 
@@ -24,6 +24,19 @@ impl Cache {
         for version in std::mem::take(&mut self.shielded) {
             self.place_mut(version).is_shielded = false;
         }
+    }
+
+    /// As [`Cache::acquire`], for a version that is only expected to be used: nobody leaves who is shielded.
+    ///
+    /// # Panics
+    /// As [`Cache::acquire`].
+    pub fn acquire_ahead(&mut self, version: Version) -> Option<Acquired> {
+        let share = self.share_for(version);
+        let is_shielded = |version| self.place(version).is_some_and(|place| place.is_shielded);
+        if !self.shares[&share].has_empty() && self.evictable(share).all(is_shielded) {
+            return None;
+        }
+        self.acquire(version)
     }
 
     /// Residents of the share that may leave, in slot order: neither pinned nor loading, and not shielded unless all of

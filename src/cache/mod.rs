@@ -23,12 +23,15 @@
 //! upgrade(layer) -> acquire_upgrade(high) -> set_loading / set_ready -> release(low)
 //! ```
 //!
+//! A cache can be saved and restored in another run ([`CacheState`]).
+//!
 //! Versions that are predicted to be used soon can be *shielded* ([`Cache::shield`]): others leave before them.
 //!
 //! Methods panic when a caller breaks this order (a bug in the engine, not bad input): each says when.
 
 mod allocate;
 mod by_expert;
+mod bytes;
 mod evict;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -39,6 +42,7 @@ mod recent;
 mod resize;
 mod share;
 mod slots;
+mod state;
 #[cfg(test)]
 mod tests;
 mod upgrade;
@@ -50,6 +54,7 @@ pub use policy::{Lru, Now, Policy, Use};
 pub use pools::{LayerLayout, PoolLayout};
 pub use share::ShareId;
 pub use slots::{SliceKinds, SliceState, SlotId};
+pub use state::{CacheState, ModelMark, SavedCache, StateError};
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -76,6 +81,8 @@ struct Place {
     /// Index into the pool's slots while it is resident.
     slot: Option<u32>,
     is_shielded: bool,
+    /// Number of the event that used or inserted it last; 0 for never.
+    last_use: u64,
 }
 
 /// Residency of all versions of all experts of a model.
@@ -88,6 +95,8 @@ pub struct Cache {
     recent: RecentUses,
     now: Now,
     shielded: Vec<Version>,
+    /// Uses and insertions so far.
+    events: u64,
     /// Reused by `acquire`.
     candidates: Vec<Version>,
 }
@@ -111,7 +120,7 @@ impl Cache {
                     assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
                     let place = &mut places.entry(member.expert)[member.precision.index()];
                     assert!(place.is_none(), "{member} belongs to two shares");
-                    *place = Some(Place { share: id, slot: None, is_shielded: false });
+                    *place = Some(Place { share: id, slot: None, is_shielded: false, last_use: 0 });
                     holds[member.precision.index()] = true;
                 }
                 let first = pool_slots.len() as u32; // <= n_slots, a u32
@@ -124,7 +133,8 @@ impl Cache {
         }
         let now = Now { token: 0, layer: 0 };
         let recent = RecentUses::default();
-        Self { pools: slots, shares, places, policy, recent, now, shielded: Vec::new(), candidates: Vec::new() }
+        let (shielded, candidates) = (Vec::new(), Vec::new());
+        Self { pools: slots, shares, places, policy, recent, now, shielded, events: 0, candidates }
     }
 
     /// The slot of a resident version, ready or not. `None` also for versions the model does not have.
@@ -242,8 +252,9 @@ impl Cache {
         let is_resident = used.is_some_and(|version| self.lookup(version).is_some());
         assert!(!usage.hit || is_resident, "{expert}, used as {:?}, is not resident: not a hit", usage.precision);
         self.now.layer = expert.layer;
-        if used.is_some() {
+        if let Some(version) = used {
             self.recent.add(expert, self.now.token);
+            self.mark(version);
         }
         self.policy.on_use(expert, usage, self.now);
     }
@@ -305,6 +316,14 @@ impl Cache {
         place.as_mut().unwrap_or_else(|| panic!("{version}: no pool has this version"))
     }
 
+    /// `version` is used or inserted just now.
+    fn mark(&mut self, version: Version) {
+        self.events += 1;
+        if let Some(place) = &mut self.places.entry(version.expert)[version.precision.index()] {
+            place.last_use = self.events;
+        }
+    }
+
     /// The share in which `version` may become resident now.
     fn share_for(&self, version: Version) -> ShareId {
         let Some(place) = self.place(version) else { panic!("{version}: no pool has this version") };
@@ -324,6 +343,7 @@ impl Cache {
         slots[index as usize].assign(version);
         entry.n_filled += 1;
         self.place_mut(version).slot = Some(index);
+        self.mark(version);
         self.policy.on_insert(version, self.now);
         Acquired { slot: SlotId { pool: share.pool, index }, evicted }
     }

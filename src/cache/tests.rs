@@ -209,6 +209,23 @@ fn the_shielded_leave_last() {
     assert_eq!(cache.resize_share(ShareId { pool: 0, layer: 0 }, 0).unwrap().len(), 2);
 }
 
+#[test]
+fn for_a_guess_nobody_leaves_who_is_shielded() {
+    let mut cache = lru(vec![pool(0..2, 8, 4)]);
+    cache.shield([high(0, 0)].into_iter());
+    assert_eq!(cache.acquire_ahead(high(0, 0)).unwrap().evicted, None);
+    assert_eq!(cache.acquire_ahead(high(0, 1)).unwrap().evicted, None);
+    assert_eq!(cache.acquire_ahead(high(0, 2)).unwrap().evicted, Some(high(0, 1)), "0 is older, but shielded");
+    cache.shield([high(0, 2)].into_iter());
+    assert_eq!(cache.acquire_ahead(high(0, 3)), None);
+    assert_eq!(cache.lookup(high(0, 3)), None);
+    cache.unshield_all();
+    let slot = cache.lookup(high(0, 2)).unwrap();
+    load(&mut cache, slot);
+    cache.pin(slot);
+    assert_eq!(cache.acquire_ahead(high(0, 3)).unwrap().evicted, Some(high(0, 0)), "2 is pinned");
+}
+
 /// Writes down what it is told.
 struct Recorder(Arc<Mutex<Vec<String>>>);
 

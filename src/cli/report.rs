@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::stats::{PhaseStats, PrecisionReport, PrefetchReport, Stats, Timings};
+use crate::stats::{PhaseStats, PrecisionReport, PrefetchReport, Stats, Timings, WarmStart};
 
 /// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
 const RESIDENT: f64 = 0.95;
@@ -59,6 +59,12 @@ fn prefetch_line(report: &PrefetchReport) -> String {
     let word = if report.governor.is_on { "on" } else { "off" };
     let _ = write!(line, "; {word}: {}", report.governor.reason);
     line
+}
+
+/// What an earlier run left.
+pub fn warm_start(warm: WarmStart) -> String {
+    let WarmStart { saved, experts, bytes: read } = warm;
+    format!("hobbit: warm start: {experts} of {saved} experts that were in memory are back, {} read", bytes(read))
 }
 
 /// hobbit's lines: where the experts were found and what reading them cost.
@@ -129,6 +135,8 @@ pub struct Circumstances {
     pub plan: Value,
     /// The session's [`PrecisionReport`].
     pub precision: Value,
+    /// The session's [`crate::CachingReport`].
+    pub caching: Value,
     /// The session's [`crate::DeviceReport`]s.
     pub devices: Value,
     /// How experts are read, and why.
@@ -146,6 +154,7 @@ pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
         "model": about.model,
         "plan": about.plan,
         "precision": about.precision,
+        "caching": about.caching,
         "io": about.io,
         "stop": about.stop,
         "seed": about.seed,
@@ -321,6 +330,7 @@ hobbit: 2 experts upgraded from low to high precision
             model: json!({}),
             plan: json!({}),
             precision: json!(precision(PrecisionMode::Dynamic)),
+            caching: json!({"slots": "even"}),
             devices: json!([{"name": "CUDA0"}]),
             io: "direct".into(),
             stop: "length",
@@ -336,6 +346,7 @@ hobbit: 2 experts upgraded from low to high precision
         assert_eq!(value["decode"]["misses"], 25);
         assert_eq!(value["prompt"]["hit_rate"], Value::Null);
         assert_eq!(value["precision"]["mode"], "dynamic");
+        assert_eq!(value["caching"]["slots"], "even");
         assert_eq!(value["decode"]["used"], json!({"high": 134, "low": 60, "skipped": 6}));
         assert_eq!(value["decode"]["used_shares"]["low"], 0.3);
         assert_eq!(value["prompt"]["used_shares"], Value::Null);

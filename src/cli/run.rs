@@ -111,7 +111,9 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(INTERRUPTED);
     }
     let _ = writeln!(io::stderr(), "error: {}", in_words(error));
-    ExitCode::FAILURE
+    // Flags that lack another one.
+    let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. }));
+    if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }
 
 /// Whether an error comes from a reader that went away.
@@ -240,6 +242,12 @@ pub fn describe(model: &Model, session: &Session, options: &ModelOptions, log: &
     if info.is_moe() {
         log.line(Level::Info, format!("hobbit: {}", session.precision()));
     }
+    for line in session.caching().lines() {
+        log.line(Level::Info, format!("hobbit: {line}"));
+    }
+    if let Some(warm) = session.warm_start() {
+        log.line(Level::Info, report::warm_start(warm));
+    }
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}"));
     }
@@ -268,6 +276,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         model: serde_json::to_value(desk.model.info())?,
         plan: serde_json::to_value(desk.session.plan())?,
         precision: serde_json::to_value(desk.session.precision())?,
+        caching: serde_json::to_value(desk.session.caching())?,
         devices: serde_json::to_value(&devices)?,
         io: desk.session.io_choice().to_owned(),
         stop: end.name(),

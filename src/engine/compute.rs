@@ -24,7 +24,7 @@ use crate::expert::{SliceId, SliceKind};
 use crate::route::Demand;
 
 use self::tensors::{input_row, output_row, plain_tensor, read_weights, router_input, view_tensor};
-pub(super) use self::tensors::{is_view, read_ids, weights_tensor};
+pub(super) use self::tensors::{is_view, read_ids, router_input_tensor, weights_tensor};
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -248,12 +248,13 @@ impl ExpertBackend {
         if single && !again {
             let chosen: Vec<(u16, f32)> = self.routing.needed.iter().map(|&index| (index, share(index))).collect();
             // SAFETY: by the caller.
-            residency.foresee(&step, &chosen, unsafe { router_input(nodes[0]) });
+            residency.foresee(&step, &chosen, unsafe { router_input(nodes[0]) }, &|_| false);
         }
         if let Some(weights) = weights.filter(|_| !step.skipped.is_empty()) {
             // SAFETY: as above; only this split's last product reads the weights from here on.
             unsafe { self.leave_out(&step.skipped, residency, weights) };
         }
+        residency.wait_for_all(&step, &kinds);
         // SAFETY: by the caller.
         let result = unsafe { self.products(experts, residency, &step, &kinds, nodes) };
         residency.end(step, single && self.decided.kinds.len() >= residency.n_kinds(tag.layer));
@@ -328,21 +329,11 @@ impl ExpertBackend {
     /// # Safety
     /// The ubatch of `weights` is being computed, and nobody else uses them meanwhile.
     unsafe fn leave_out(&mut self, skipped: &[u16], residency: &Residency, weights: RouterWeights) {
-        let n_used = self.routing.n_used;
-        let mut left_out = vec![false; n_used];
-        for token in 0..self.routing.n_tokens {
-            let row = token * n_used..(token + 1) * n_used;
-            for (flag, id) in left_out.iter_mut().zip(&self.routing.ids[row.clone()]) {
-                *flag = skipped.contains(id);
-            }
-            if left_out.contains(&true) {
-                residency.precisions.without_skipped(&mut self.weights[row.clone()], &left_out);
-                for (rank, &weight) in self.weights[row].iter().enumerate() {
-                    // SAFETY: by the caller.
-                    unsafe { weights.at(token, rank).write_unaligned(weight) };
-                }
-            }
-        }
+        let without = |weights: &mut [f32], left_out: &[bool]| residency.precisions.without_skipped(weights, left_out);
+        self.routing.leave_out(skipped, &mut self.weights, without, |token, rank, weight| {
+            // SAFETY: by the caller.
+            unsafe { weights.at(token, rank).write_unaligned(weight) };
+        });
     }
 
     /// # Safety

@@ -7,6 +7,7 @@ use super::low::LowError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
+use crate::profile::{FittedError, ProfileError};
 use crate::route::ThresholdError;
 use crate::store::StoreError;
 
@@ -45,9 +46,33 @@ pub enum Error {
         /// What disagrees.
         mismatch: LowMismatch,
     },
+    /// A predictor without what it looks at.
+    #[error(
+        "{}: --predictor path-table needs a table, and this file has none; make one with gguf-tools profile --path-table \
+         FILE and give it with --path-table, or pack the model with gguf-tools pack --path-table", path.display()
+    )]
+    NoPathTable {
+        /// The model or pack.
+        path: PathBuf,
+    },
+    /// The path table cannot be read, or is another model's.
+    #[error(transparent)]
+    PathTable(#[from] ProfileError),
     /// Thresholds that make no sense.
     #[error(transparent)]
     Thresholds(#[from] ThresholdError),
+    /// A profile that is damaged, or another model's.
+    #[error(transparent)]
+    Fitted(#[from] FittedError),
+    /// Nobody knows what layers' misses cost.
+    #[error(
+        "--slots by-penalty goes by what each layer's misses cost, and {found}; record a run with --trace run.trace, let \
+         hobbit-sim calibrate run.trace -o profile.json measure them, and give --profile profile.json; or --slots even"
+    )]
+    NoPenalties {
+        /// What there is instead.
+        found: String,
+    },
     /// An operating system call on a file failed.
     #[error("{}: cannot {action} this file: {source}", path.display())]
     Io {

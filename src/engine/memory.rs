@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use ggml_sys::llama::ggml_backend_dev_t;
 use ggml_sys::{llama, shim};
 
+use super::allocation::{SlotDivision, cache_slots};
 use super::compute::GATHER_BYTES_MAX;
 use super::error::Error;
 use super::log;
@@ -17,16 +18,17 @@ use super::precision::Precisions;
 use super::recorder::Recorder;
 use super::residency::foresee::Foresight;
 use super::residency::{Description, Parts, Residency};
+use super::state_file::StateFile;
 use super::tiers;
 use crate::cache::policy::{self, Policy, Shape};
-use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds};
+use crate::cache::{Cache, LayerLayout, ModelMark, PoolLayout, SliceKinds};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::gguf::{Catalog, LayerCatalog};
 use crate::load::prefetch::PrefetchOptions;
 use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, SessionOptions};
-use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, StagingWish};
-use crate::predict::{self, PredictShape, PredictorKind};
+use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolPlan, PoolSpec, StagingWish};
+use crate::predict::{self, PredictorKind};
 use crate::route::Thresholds;
 use crate::stats::{LowReport, PrecisionReport, VersionsReport, rss_bytes};
 use crate::store::{self, Arena, BLOCK_BYTES, Regime, choose, probe};
@@ -96,7 +98,8 @@ pub(super) fn set_up(
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
         let devices = tiers::reports(&shared.placement, &[]);
-        return Ok(Description { plan, io_choice, precision, devices });
+        let caching = model.caching_report();
+        return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None });
     }
 
     let ours = plan.budget - plan.unused();
@@ -113,8 +116,9 @@ pub(super) fn set_up(
         store = wrap(store);
     }
 
-    let layouts: Vec<PoolLayout> =
-        pools.iter().zip(&plan.pools).map(|(pool, planned)| pool.layout(&catalog, planned.n_slots)).collect();
+    let division = SlotDivision::of(model);
+    let layout = |(pool, planned): (&Pool, &PoolPlan)| pool.layout(&catalog, planned.n_slots, &division);
+    let layouts: Vec<PoolLayout> = pools.iter().zip(&plan.pools).map(layout).collect();
     let host = HostSlots::of(&tiers, shared.options.device.pinned);
     let mut host_memory = Vec::new();
     for (pool, planned) in pools.iter().zip(&plan.pools) {
@@ -134,8 +138,13 @@ pub(super) fn set_up(
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
     let devices = tiers::reports(&shared.placement, &tiers);
-    let description = Description { plan, io_choice: choice.to_string(), precision, devices };
     let cache = Cache::new(layouts, policy_of(model, &catalog));
+    let mut caching = model.caching_report();
+    let host_slots = cache_slots("the host", &cache, catalog.layers.iter().map(|layer| layer.layer));
+    caching.slots_by_layer.extend(host_slots);
+    caching.slots_by_layer.extend(tiers.iter().filter_map(Tier::slots_by_layer));
+    let io_choice = choice.to_string();
+    let description = Description { plan, io_choice, precision, caching, devices, warm_start: None };
     let recorder = match &shared.options.trace {
         Some(path) => {
             let header = trace_header(model, &catalog, &cache, &precisions, plan_bytes);
@@ -143,11 +152,17 @@ pub(super) fn set_up(
         }
         None => None,
     };
+    let foresight = foresight_of(model, &precisions);
+    if foresight.is_some() {
+        tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
+    }
     let parts = Parts {
         cache,
-        foresight: foresight_of(model, &catalog, &precisions),
+        foresight,
+        overlaps: shared.options.caching.overlap,
         wants_scores: shared.options.caching.policy.needs_scores() || recorder.is_some(),
         recorder,
+        state_file: state_file(model),
         catalog,
         pools: arenas,
         staging_memory,
@@ -156,29 +171,53 @@ pub(super) fn set_up(
         precisions,
         tiers,
     };
-    let mut new = Residency::new(parts, description.clone());
+    let mut new = Residency::new(parts, description);
     new.preload()?;
+    new.warm_up();
+    new.record_residents();
+    let description = new.description().clone();
     *residency = Some(new);
     Ok(description)
 }
 
 /// Who looks ahead; `None` where nobody is to.
-fn foresight_of(model: &Model, catalog: &Catalog, precisions: &Precisions) -> Option<Foresight> {
+fn foresight_of(model: &Model, precisions: &Precisions) -> Option<Foresight> {
     let caching = &model.shared.options.caching;
     // When a read ahead lands depends on how fast reads are.
     if caching.predictor == PredictorKind::None || precisions.options.deterministic {
         return None;
     }
-    let n_used = |layer: &LayerCatalog| (model.info().n_expert_used as u16).clamp(1, layer.n_expert);
-    let layers = catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert, n_used(layer)));
-    let shape = PredictShape { layers: layers.collect() };
-    let thresholds = match precisions.is_exact() {
-        true => Thresholds { t1: 1.0, t2: 1.0 },
-        false => precisions.thresholds,
-    };
-    let predictor = predict::build(caching.predictor, shape.clone(), None);
+    let shape = model.predict_shape();
+    let thresholds = prefetch_thresholds(precisions);
+    let predictor = predict::build(caching.predictor, shape.clone(), model.shared.path_table.clone());
     let options = PrefetchOptions { thresholds, ..PrefetchOptions::default() };
     Some(Foresight::new(predictor, shape, options, caching.prefetch, caching.distance))
+}
+
+/// What predicted experts are worth.
+fn prefetch_thresholds(precisions: &Precisions) -> Thresholds {
+    match precisions.is_exact() {
+        true => Thresholds { t1: 1.0, t2: 1.0 },
+        false => precisions.thresholds,
+    }
+}
+
+/// Where what is resident is kept between runs, if that is wanted.
+fn state_file(model: &Model) -> Option<StateFile> {
+    let shared = &model.shared;
+    let mark = ModelMark {
+        name: file_name(model),
+        bytes: model.info().tensor_bytes,
+        // Low versions may be others, or none: then they are passed over, or read from where they are.
+        catalog: shared.catalog.fingerprint(),
+    };
+    let path = shared.options.cache_state.as_ref()?;
+    Some(StateFile::new(path, mark, shared.options.caching.policy.to_string()))
+}
+
+/// Name of the model's file, without its directories.
+fn file_name(model: &Model) -> String {
+    model.info().path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
 /// What a trace begins with.
@@ -206,12 +245,15 @@ fn trace_header(
     let Precisions { mode, thresholds, options: wanted, .. } = precisions;
     trace::Header {
         model: trace::ModelDescription {
-            name: model.info().path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            name: file_name(model),
             architecture: model.info().architecture.clone(),
             layers: catalog.layers.iter().map(layer).collect(),
         },
         settings: trace::Settings {
             policy: options.caching.policy.to_string(),
+            predictor: options.caching.predictor.to_string(),
+            prefetch: options.caching.prefetch.to_string(),
+            distance: options.caching.distance,
             mode: mode.to_string(),
             t1: thresholds.t1,
             t2: thresholds.t2,
@@ -219,8 +261,11 @@ fn trace_header(
             upgrade: wanted.upgrade,
             deterministic: wanted.deterministic,
             cache_bytes,
-            more: [("policy_weights".to_owned(), options.caching.weights.to_string())].into(),
-            ..trace::Settings::default()
+            more: [
+                ("policy_weights".to_owned(), model.policy_weights().to_string()),
+                ("slots".to_owned(), options.caching.slots.to_string()),
+            ]
+            .into(),
         },
         host: Default::default(),
     }
@@ -233,7 +278,7 @@ pub(super) fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
     let low_cost =
         if catalog.bytes(Precision::Low) == 0 { 1.0 } else { bytes(Precision::Low) / bytes(Precision::High) };
     let n_layers = catalog.layers.last().map_or(1, |layer| layer.layer + 1);
-    policy::build(caching.policy, &caching.weights, Shape { n_layers, low_cost })
+    policy::build(caching.policy, &model.policy_weights(), Shape { n_layers, low_cost })
 }
 
 /// Versions of one class and precision.
@@ -255,11 +300,12 @@ impl Pool {
         }
     }
 
-    pub(super) fn layout(&self, catalog: &Catalog, n_slots: u32) -> PoolLayout {
+    pub(super) fn layout(&self, catalog: &Catalog, n_slots: u32, division: &SlotDivision) -> PoolLayout {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
             self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
-        PoolLayout { layers: layers.collect(), n_slots, capacities: None }
+        let capacities = division.capacities(self.precision, &self.layers, n_slots);
+        PoolLayout { layers: layers.collect(), n_slots, capacities }
     }
 }
 

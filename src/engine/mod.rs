@@ -5,6 +5,7 @@
 //! [`device`] makes ggml's scheduler send expert products here, [`memory`] divides the budget and sets up
 //! [`residency`] (cache, loader and slot memory), [`compute`] multiplies, [`session`] evaluates tokens.
 
+mod allocation;
 mod backends;
 mod buffer;
 mod calibrate;
@@ -15,6 +16,7 @@ mod device;
 mod devices;
 mod error;
 mod experts;
+mod fitted;
 mod gates;
 mod hook;
 mod inner;
@@ -37,6 +39,7 @@ mod sampling;
 mod session;
 mod source;
 mod staging;
+mod state_file;
 mod stream;
 mod tiers;
 

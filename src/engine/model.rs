@@ -15,6 +15,7 @@ use super::chat::{self, ChatMessage, ChatOptions};
 use super::device::Device;
 use super::error::Error;
 use super::experts::Experts;
+use super::fitted::Fitted;
 use super::hook::RouterObserver;
 use super::log;
 use super::placement::{DeviceLayers, Placement};
@@ -26,6 +27,8 @@ use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
 use crate::plan::ExpertCache;
+use crate::predict::{PathTable, PredictShape};
+use crate::profile::ProfileError;
 use crate::route::Thresholds;
 use crate::stats::DeviceReport;
 use crate::store::Store;
@@ -86,9 +89,12 @@ pub(super) struct Shared {
     pub(super) files: Vec<PathBuf>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
+    pub(super) fitted: Option<Fitted>,
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,
     pub(super) options: ModelOptions,
+    /// Which experts follow which, if a predictor wants to know.
+    pub(super) path_table: Option<Arc<PathTable>>,
     pub(super) wrap_store: Option<WrapStore>,
     pub(super) load_time: Duration,
     pub(super) opened_at: Instant,
@@ -113,7 +119,8 @@ impl Model {
     /// file. `progress` is called with 0..=1 and stops loading by answering false.
     ///
     /// # Errors
-    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load.
+    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load; a profile
+    /// that cannot be used ([`Error::Fitted`]) or is missing ([`Error::NoPenalties`]).
     pub fn open(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
         Self::load(path, options, None, progress)
     }
@@ -135,7 +142,7 @@ impl Model {
         mut progress: impl FnMut(f32) -> bool,
     ) -> Result<Model, Error> {
         let started = Instant::now();
-        let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds } =
+        let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds, path_table, fitted } =
             ModelSource::open(path, options, &mut progress)?;
         backends::ready();
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
@@ -192,7 +199,7 @@ impl Model {
         experts.loaded();
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(raw, &gguf, &experts, options);
-        let shared = Shared {
+        let mut shared = Shared {
             raw,
             gguf,
             experts,
@@ -201,14 +208,19 @@ impl Model {
             low_name,
             placement: placement.devices,
             precisions: Precisions::new(mode, thresholds, options.precision),
+            fitted,
             options: options.clone(),
+            path_table: None,
             wrap_store,
             load_time: started.elapsed(),
             opened_at: started,
             info,
             expert_bytes_read_at_load,
         };
-        Ok(Model { shared: Arc::new(shared) })
+        shared.path_table = checked_path_table(path_table, &predict_shape(&shared.catalog, &shared.info))?;
+        let model = Model { shared: Arc::new(shared) };
+        model.check_fitted()?;
+        Ok(model)
     }
 
     /// What is known about the model.
@@ -279,6 +291,11 @@ impl Model {
     /// Where every version of every expert lies.
     pub fn catalog(&self) -> &Catalog {
         &self.shared.catalog
+    }
+
+    /// What a predictor must know of the model: the layers with experts that run.
+    pub fn predict_shape(&self) -> PredictShape {
+        predict_shape(&self.shared.catalog, &self.shared.info)
     }
 
     /// The parsed header of the model's files.
@@ -410,6 +427,22 @@ impl Model {
     pub(super) fn vocab(&self) -> *const llama::llama_vocab {
         // SAFETY: the model is live; its vocabulary lives as long.
         unsafe { llama::llama_model_get_vocab(self.as_ptr()) }
+    }
+}
+
+fn predict_shape(catalog: &Catalog, info: &ModelInfo) -> PredictShape {
+    let layers = catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
+    PredictShape::new(layers, info.n_expert_used)
+}
+
+fn checked_path_table(
+    found: Option<(PathBuf, PathTable)>,
+    shape: &PredictShape,
+) -> Result<Option<Arc<PathTable>>, Error> {
+    let Some((path, table)) = found else { return Ok(None) };
+    match table.check_shape(shape) {
+        Ok(()) => Ok(Some(Arc::new(table))),
+        Err(error) => Err(ProfileError::PathTable { path, error }.into()),
     }
 }
 

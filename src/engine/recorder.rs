@@ -1,24 +1,45 @@
 //! Writes a trace of what the engine does: see [`crate::trace`].
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::log;
 use super::routing::Routing;
-use crate::expert::Precision;
+use crate::cache::SavedCache;
+use crate::expert::Version;
+use crate::load::LoadStats;
+use crate::predict::{Predicted, top_k};
 use crate::route::Demand;
-use crate::trace::{Header, LayerRecord, Needed, Phase, ReadClass, TraceError, TraceWriter, rounded};
+use crate::trace::{
+    Header, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError,
+    TraceWriter, WithdrawnRecord, rounded,
+};
 
 /// Unselected experts that are kept of each token.
 const N_UNSELECTED: usize = 16;
 
+/// Of the scores of a later layer a quarter is kept (Fate's widening), and so many more.
+const N_BEYOND_A_QUARTER: usize = 16;
+
+/// Batches between two records of what has been measured: a process that is killed leaves one that is not old.
+const BATCHES_PER_MEASUREMENT: u32 = 64;
+
 /// A trace in progress. A file that cannot be written ends it with a word; the run goes on.
+///
+/// What was recorded of a batch is in the file when the batch has ended, so that whatever ends the process (a second
+/// Ctrl-C, a kill) leaves all but the running one.
 pub(super) struct Recorder {
     path: PathBuf,
     /// `None` once writing has failed.
     writer: Option<TraceWriter<File>>,
     record: LayerRecord,
+    /// What was read of versions that have not been used since, and why.
+    brought: BTreeMap<Version, (ReadClass, u64)>,
+    n_batches: u32,
+    /// Reused: order of scores.
+    best: Vec<u16>,
     /// The layer whose record is being filled.
     is_open: bool,
     began: Instant,
@@ -32,11 +53,17 @@ impl Recorder {
     /// The file cannot be written.
     pub(super) fn create(path: &Path, header: &Header) -> Result<Self, TraceError> {
         let of_file = |error| TraceError::Io { path: path.to_owned(), action: "create", error };
-        let writer = TraceWriter::new(File::create(path).map_err(of_file)?, header)?;
+        let writer = TraceWriter::new(File::create(path).map_err(of_file)?, header).map_err(|error| match error {
+            TraceError::Io { action, error, .. } => TraceError::Io { path: path.to_owned(), action, error },
+            other => other,
+        })?;
         Ok(Self {
             path: path.to_owned(),
             writer: Some(writer),
             record: LayerRecord::default(),
+            brought: BTreeMap::new(),
+            n_batches: 0,
+            best: Vec::new(),
             is_open: false,
             began: Instant::now(),
             waited: 0.0,
@@ -65,13 +92,74 @@ impl Recorder {
         (self.is_open, self.began, self.waited) = (true, Instant::now(), waited);
     }
 
-    /// A needed expert, in the order in which they are asked for. `bytes`: what a miss reads.
-    pub(super) fn needed(&mut self, expert: u16, demand: Demand, used: Option<Precision>, hit: bool, bytes: u64) {
-        if self.is_open {
-            let class = (!hit && used.is_some()).then_some(ReadClass::OnDemand);
-            let bytes = if class.is_some() { bytes } else { 0 };
-            self.record.needed.push(Needed { expert, demand, used, hit, class, bytes });
+    /// The cache begins with these: a warm start.
+    pub(super) fn residents(&mut self, saved: SavedCache) {
+        let record = ResidentsRecord { versions: saved.residents, statistics: saved.statistics };
+        self.write(|writer| writer.residents(&record));
+    }
+
+    /// A needed expert, in the order in which they are asked for. `version`: what is used of it; `bytes`: of all of that;
+    /// `is_there`: it is resident, staged, or on its way.
+    pub(super) fn needed(
+        &mut self,
+        (expert, demand): (u16, Demand),
+        version: Option<Version>,
+        hit: bool,
+        is_there: bool,
+        bytes: u64,
+    ) {
+        if !self.is_open {
+            return;
         }
+        // What was evicted unused was read in vain, and is read again.
+        let before = version.and_then(|version| self.brought.remove(&version)).filter(|_| is_there);
+        let (class, bytes) = match before {
+            Some((class, bytes)) => (Some(class), bytes),
+            None if !hit && version.is_some() => (Some(ReadClass::OnDemand), bytes),
+            None => (None, 0),
+        };
+        let used = version.map(|version| version.precision);
+        self.record.needed.push(Needed { expert, demand, used, hit, class, bytes });
+    }
+
+    /// The router of a layer at a `distance` of layers with experts says this about the running layer's input, `[n_expert]`;
+    /// `n_used` of them will be chosen.
+    pub(super) fn foretold(&mut self, distance: u8, scores: &[f32], n_used: usize) {
+        if !self.is_open {
+            return;
+        }
+        let n = (scores.len() / 4).max(n_used) + N_BEYOND_A_QUARTER;
+        top_k(scores, n.min(scores.len()), &mut self.best);
+        let prediction = |&expert: &u16| Prediction { distance, expert, score: scores[usize::from(expert)] };
+        self.record.predictions.extend(self.best.iter().map(prediction));
+    }
+
+    /// A predictor that works without scores expects these.
+    pub(super) fn predicted(&mut self, predicted: &[Predicted]) {
+        if self.is_open {
+            let prediction =
+                |p: &Predicted| Prediction { distance: p.distance, expert: p.expert.index, score: p.score };
+            self.record.predictions.extend(predicted.iter().map(prediction));
+        }
+    }
+
+    /// A background read of a version, or of a part of it, was submitted. `whole`: bytes of all of it.
+    pub(super) fn load(&mut self, version: Version, class: ReadClass, bytes: u64, whole: u64) {
+        let brought = self.brought.entry(version).or_insert((class, 0));
+        // More than there is: what was read before has left unused.
+        let before = if brought.0 == class && brought.1 + bytes <= whole { brought.1 } else { 0 };
+        *brought = (class, before + bytes);
+        let (layer, expert) = (version.expert.layer, version.expert.index);
+        let record = LoadRecord { layer, expert, precision: version.precision, class, bytes };
+        self.write(|writer| writer.load(&record));
+    }
+
+    /// A background read, or a part of one, was taken back.
+    pub(super) fn withdrawn(&mut self, version: Version, bytes: u64) {
+        self.brought.remove(&version);
+        let (layer, expert) = (version.expert.layer, version.expert.index);
+        let record = WithdrawnRecord { layer, expert, precision: version.precision, bytes };
+        self.write(|writer| writer.withdrawn(&record));
     }
 
     /// The layer, or its first part, has been computed.
@@ -87,33 +175,60 @@ impl Recorder {
         self.check(written);
     }
 
-    /// A batch has been evaluated.
-    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
+    /// A batch has been evaluated; `measured`: of all reads so far.
+    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64, measured: impl FnOnce() -> LoadStats) {
         let phase = if n_tokens == 1 { Phase::Decode } else { Phase::Prefill };
-        let written = self.writer.as_mut().map_or(Ok(()), |writer| writer.batch(phase, n_tokens, seconds as f32));
-        self.check(written);
+        self.write(|writer| writer.batch(phase, n_tokens, seconds as f32));
+        self.n_batches += 1;
+        if self.n_batches.is_multiple_of(BATCHES_PER_MEASUREMENT) {
+            self.measured(&measured());
+        }
+        self.write(TraceWriter::flush);
+    }
+
+    /// The run ends; `measured`: of all its reads.
+    pub(super) fn end(mut self, measured: &LoadStats) {
+        if self.n_batches > 0 {
+            self.measured(measured);
+        }
+        self.write(TraceWriter::flush);
     }
 
     /// A new sequence begins.
     pub(super) fn begin_sequence(&mut self) {
-        let written = self.writer.as_mut().map_or(Ok(()), TraceWriter::sequence);
+        self.write(TraceWriter::sequence);
+    }
+
+    fn measured(&mut self, stats: &LoadStats) {
+        let seconds = stats.busy.as_secs_f64();
+        if seconds <= 0.0 {
+            return;
+        }
+        // Reads overlap: what a single one waits before its first byte is in this rate already.
+        let host = [
+            ("link_bytes_per_second", stats.bytes as f64 / seconds),
+            ("read_latency_seconds", 0.0),
+            ("reads", stats.reads as f64),
+            ("read_bytes", stats.bytes as f64),
+            ("read_seconds", seconds),
+        ];
+        let host = host.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        self.write(|writer| writer.measured(&MeasuredRecord { host }));
+    }
+
+    fn write(&mut self, write: impl FnOnce(&mut TraceWriter<File>) -> Result<(), TraceError>) {
+        let written = self.writer.as_mut().map_or(Ok(()), write);
         self.check(written);
     }
 
     fn check(&mut self, written: Result<(), TraceError>) {
-        if let Err(error) = written {
-            self.writer = None;
-            log::notice(format_args!("--trace {}: {error}; the trace ends here", self.path.display()));
-        }
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
+        let Err(error) = written else { return };
         if let Some(writer) = self.writer.take() {
-            let written = writer.finish().map(drop);
-            self.check(written);
+            // Half a record is no use to anybody. What cannot be cut (a pipe) is read up to its last whole record anyway.
+            let _ = writer.get_ref().set_len(writer.whole_bytes());
         }
+        let path = self.path.display();
+        log::notice(format_args!("--trace {path}: {error}; the trace ends here, the run goes on"));
     }
 }
 

@@ -15,6 +15,7 @@ pub(super) mod foresee;
 mod reads;
 mod resize;
 mod upgrades;
+mod warm;
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -28,13 +29,16 @@ use super::precision::Precisions;
 use super::recorder::{Recorder, as_recorded};
 use super::routing::Routing;
 use super::staging::{Staged, Staging};
+use super::state_file::StateFile;
 use crate::cache::{Cache, ShareId, SliceState, SlotId, Use};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, SliceShape, SliceSource, VersionSource};
 use crate::load::{LoadClass, Loader};
 use crate::plan::MemoryPlan;
 use crate::route::{Choice, Demand, Resident, resolve};
-use crate::stats::{DeviceCounters, DeviceReport, LayerStats, PrecisionCounts, PrecisionReport};
+use crate::stats::{
+    CachingReport, DeviceCounters, DeviceReport, LayerStats, PrecisionCounts, PrecisionReport, WarmStart,
+};
 use crate::store::{Arena, StoreError};
 
 /// Records up to this many bytes are read at once: measured, a read of 1.5 MiB wins over three of 0.5. Of larger ones the
@@ -201,10 +205,14 @@ pub(super) struct Parts {
     pub(super) cache: Cache,
     /// The policy wants to know the router's probabilities of all experts.
     pub(super) wants_scores: bool,
+    /// Experts are computed while others are read.
+    pub(super) overlaps: bool,
     /// Of a run that is traced.
     pub(super) recorder: Option<Recorder>,
     /// Looks ahead.
     pub(super) foresight: Option<Foresight>,
+    /// Where what is resident is kept between runs.
+    pub(super) state_file: Option<StateFile>,
     /// One arena per pool of the cache.
     pub(super) pools: Vec<Arena>,
     pub(super) staging_memory: Arena,
@@ -222,7 +230,9 @@ pub(super) struct Description {
     pub(super) plan: MemoryPlan,
     pub(super) io_choice: String,
     pub(super) precision: PrecisionReport,
+    pub(super) caching: CachingReport,
     pub(super) devices: Vec<DeviceReport>,
+    pub(super) warm_start: Option<WarmStart>,
 }
 
 /// See the module.
@@ -234,8 +244,10 @@ pub(super) struct Residency {
     /// Routers, as far as somebody wants to know what they say.
     gates: Gates,
     wants_scores: bool,
+    overlaps: bool,
     recorder: Option<Recorder>,
     foresight: Option<Foresight>,
+    state_file: Option<StateFile>,
     staging: Staging,
     catalog: Catalog,
     layers: Vec<Option<Layer>>,
@@ -274,8 +286,10 @@ impl Residency {
             catalog,
             cache,
             wants_scores,
+            overlaps,
             recorder,
             foresight,
+            state_file,
             pools,
             staging_memory,
             staging_stride,
@@ -327,8 +341,10 @@ impl Residency {
             cache,
             gates: Gates::default(),
             wants_scores,
+            overlaps,
             recorder,
             foresight,
+            state_file,
             staging: Staging::new(n_staging),
             catalog,
             layers,
@@ -595,6 +611,18 @@ impl Residency {
         self.counters.wait_seconds += started.elapsed().as_secs_f64();
         self.land(done);
         true
+    }
+
+    /// Without overlap: waits until whatever of a step has a slot is there. What streams through staging cannot be there all
+    /// at once.
+    pub(super) fn wait_for_all(&mut self, step: &Step, kinds: &[SliceKind]) {
+        let is_pending = |own: &Self| {
+            let of_slots = step.used.iter().filter(|used| used.row.is_some());
+            let mut slices = of_slots
+                .flat_map(|&used| kinds.iter().map(move |&kind| (SliceId { version: step.version(used), kind }, used)));
+            slices.any(|(slice, used)| own.locate(slice, used) == Place::Pending)
+        };
+        while !self.overlaps && is_pending(self) && self.wait() {}
     }
 
     /// Makes the staging slots free for `slice`, which nothing in flight will bring: what else is staged is dropped.

@@ -19,7 +19,9 @@ use super::residency::{Counters, Description};
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
 use crate::plan::MemoryPlan;
-use crate::stats::{DeviceCounters, DeviceReport, PhaseStats, PrecisionReport, Stats, Timings, peak_rss_bytes};
+use crate::stats::{
+    CachingReport, DeviceCounters, DeviceReport, PhaseStats, PrecisionReport, Stats, Timings, WarmStart, peak_rss_bytes,
+};
 
 /// One entry of a batch for [`Session::evaluate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,6 +169,11 @@ impl Session {
         &self.description.io_choice
     }
 
+    /// Who evicts, by which profile, and how slots are divided among layers.
+    pub fn caching(&self) -> &CachingReport {
+        &self.description.caching
+    }
+
     /// In which precision experts are used, and from which files.
     pub fn precision(&self) -> &PrecisionReport {
         &self.description.precision
@@ -175,6 +182,11 @@ impl Session {
     /// The devices that hold layers, in their order; empty where everything is on the CPU.
     pub fn devices(&self) -> &[DeviceReport] {
         &self.description.devices
+    }
+
+    /// What the first session of the model found of an earlier run; `None` if there was nothing, or nothing was asked for.
+    pub fn warm_start(&self) -> Option<WarmStart> {
+        self.description.warm_start
     }
 
     /// The model.

@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::error::Error;
+use super::fitted::{Fitted, check_penalties};
 use super::low::{check_low, low_cache_path};
 use super::quantise::Ggml;
 use crate::gguf::{Catalog, ExpertMap, Gguf, LowMismatch, VirtualGguf};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
 use crate::pack::{Pack, PackKind, PackSpec, TypeChoice};
+use crate::predict::{PathTable, PredictorKind};
+use crate::profile::read_path_table;
 use crate::route::Thresholds;
 
 /// A model's files, opened and checked.
@@ -30,6 +33,10 @@ pub(super) struct ModelSource {
     pub(super) mode: PrecisionMode,
     /// T1 and T2.
     pub(super) thresholds: Thresholds,
+    /// Which experts follow which, and the file that says so; only if it is to be used.
+    pub(super) path_table: Option<(PathBuf, PathTable)>,
+    /// The profile that was given, or the pack's.
+    pub(super) fitted: Option<Fitted>,
 }
 
 impl ModelSource {
@@ -43,17 +50,32 @@ impl ModelSource {
         let file = Gguf::open(path)?;
         let mut calibrated = None;
         let mut low_name = None;
+        let wants_paths = options.caching.predictor == PredictorKind::PathTable;
+        let mut packed_paths = None;
+        let mut packed = None;
         let (gguf, map, mut catalog) = if Pack::is_pack(&file) {
             let pack = Pack::open(path)?;
             pack.require_full()?;
             calibrated = pack.info.t1.zip(pack.info.t2);
             low_name = pack.has_low().then(|| "the pack".to_owned());
+            if wants_paths && options.path_table.is_none() {
+                packed_paths = pack.path_table()?;
+            }
+            packed = pack.info.policy.clone();
             let (map, catalog) = (pack.experts(), pack.catalog());
             (pack.into_plain(), map, catalog)
         } else {
             let map = file.experts()?;
             let catalog = Catalog::plain(&map);
             (file, map, catalog)
+        };
+        let path_table = match &options.path_table {
+            _ if !wants_paths || map.is_empty() => None,
+            Some(file) => Some((file.clone(), read_path_table(file)?)),
+            None => {
+                let table = packed_paths.ok_or_else(|| Error::NoPathTable { path: path.to_owned() })?;
+                Some((path.to_owned(), table))
+            }
         };
         let virtual_file = gguf.virtual_file();
         let mut files: Vec<PathBuf> = gguf.files.iter().map(|file| file.path.clone()).collect();
@@ -75,9 +97,15 @@ impl ModelSource {
             true => PrecisionMode::Dynamic,
             false => PrecisionMode::Exact,
         });
-        let (t1, t2) = options.precision.thresholds(calibrated);
+        let fitted = Fitted::open(options.profile.as_deref(), packed.as_deref().map(|text| (path, text)))?;
+        if !map.is_empty() {
+            check_penalties(options.caching.slots, fitted.as_ref())?;
+        }
+        // A pack's own thresholds may come from elsewhere than its policy; a profile that is given wins over both.
+        let given = fitted.as_ref().filter(|fitted| !fitted.is_packed).and_then(|fitted| fitted.policy.thresholds());
+        let (t1, t2) = options.precision.thresholds(given.or(calibrated));
         let thresholds = Thresholds::new(t1, t2)?;
-        Ok(Self { gguf, virtual_file, map, catalog, files, low_name, mode, thresholds })
+        Ok(Self { gguf, virtual_file, map, catalog, files, low_name, mode, thresholds, path_table, fitted })
     }
 }
 

@@ -7,6 +7,7 @@
 use super::{ExpertMap, ExpertTensor, GgmlType, LayerExperts};
 use crate::expert::{ExpertId, Extent, Precision, SliceKind, Version};
 use crate::store::{BLOCK_BYTES, slot_stride};
+use xxhash_rust::xxh3::Xxh3;
 
 /// All versions of all experts of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -215,6 +216,24 @@ impl Catalog {
     /// Whether any expert has a low version.
     pub fn has_low(&self) -> bool {
         self.layers.iter().any(|layer| layer.low.iter().any(Option::is_some))
+    }
+
+    /// A number that differs where shapes, types or places of the high versions do, and is the same everywhere else. Not for
+    /// telling apart what somebody made alike on purpose.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        let mut add = |numbers: &[u64]| numbers.iter().for_each(|number| hash.update(&number.to_le_bytes()));
+        for layer in &self.layers {
+            add(&[u64::from(layer.layer), u64::from(layer.n_expert)]);
+            for version in &layer.high {
+                let shapes = &self.classes[usize::from(version.class)].slices;
+                for (shape, SliceSource { extent, .. }) in shapes.iter().zip(&version.slices) {
+                    add(&[shape.kind as u64, u64::from(shape.dtype.id()), shape.ne0, shape.ne1]);
+                    add(&[u64::from(extent.file), extent.offset, extent.len]);
+                }
+            }
+        }
+        hash.digest()
     }
 
     /// Bytes of all versions of a precision.

@@ -27,15 +27,19 @@ pub enum LoadClass {
     OnDemandLow = 1,
     /// The high version of an expert that is resident in low precision. Nobody waits for it.
     Upgrade = 2,
-    /// A guess.
-    Prefetch = 3,
+    /// What the next layer of a batch will use: it uses nearly all there is.
+    ReadAhead = 3,
+    /// A guess. It starts only while nothing that a product waits for is in flight, and little of it at a time, so that it
+    /// delays little when it is wrong.
+    Prefetch = 4,
 }
 
 impl LoadClass {
     /// Number of classes.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 5;
     /// Every class, most urgent first.
-    pub const ALL: [LoadClass; Self::COUNT] = [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::Prefetch];
+    pub const ALL: [LoadClass; Self::COUNT] =
+        [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::ReadAhead, Self::Prefetch];
 
     /// Position in [`LoadClass::ALL`].
     pub const fn index(self) -> usize {
@@ -44,7 +48,7 @@ impl LoadClass {
 
     /// Whether no product waits for such reads, so that they may be withdrawn.
     pub const fn is_background(self) -> bool {
-        matches!(self, Self::Upgrade | Self::Prefetch)
+        matches!(self, Self::Upgrade | Self::ReadAhead | Self::Prefetch)
     }
 }
 
@@ -61,12 +65,14 @@ pub struct LoaderOptions {
     /// Upgrades among the reads in flight; at least 1. They come while the engine computes: a full queue of them would
     /// stand before the next miss.
     pub max_in_flight_upgrades: usize,
+    /// No further prefetch starts while this many bytes of prefetches are in flight; at least 1.
+    pub max_in_flight_prefetch_bytes: u64,
     /// Reads of either on-demand class that wait; at least 1. The slots behind them bound them already: this is far
     /// beyond, and whoever meets it has an error to report.
     pub max_waiting_on_demand: usize,
     /// Upgrades that wait; at least 1. Further ones are refused: by their turn others would be used more often.
     pub max_waiting_upgrades: usize,
-    /// Prefetches that wait; at least 1.
+    /// Reads ahead, and prefetches, that wait; at least 1.
     pub max_waiting_prefetches: usize,
 }
 
@@ -75,9 +81,14 @@ impl LoaderOptions {
         match class {
             LoadClass::OnDemandHigh | LoadClass::OnDemandLow => self.max_waiting_on_demand,
             LoadClass::Upgrade => self.max_waiting_upgrades,
-            LoadClass::Prefetch => self.max_waiting_prefetches,
+            LoadClass::ReadAhead | LoadClass::Prefetch => self.max_waiting_prefetches,
         }
     }
+}
+
+impl LoaderOptions {
+    /// A chunk or two of the direct store: enough for most of a disk's bandwidth, and less than a millisecond of it.
+    pub const PREFETCH_BYTES: u64 = 2 << 20;
 }
 
 impl Default for LoaderOptions {
@@ -86,6 +97,7 @@ impl Default for LoaderOptions {
             max_in_flight_requests: 16,
             max_in_flight_bytes: 16 << 20,
             max_in_flight_upgrades: 2,
+            max_in_flight_prefetch_bytes: Self::PREFETCH_BYTES,
             max_waiting_on_demand: 1 << 16,
             max_waiting_upgrades: 64,
             max_waiting_prefetches: 4096,
@@ -98,7 +110,7 @@ impl Default for LoaderOptions {
 pub struct LoadStats {
     /// Reads answered, failed ones included.
     pub reads: u64,
-    /// Of these, prefetches.
+    /// Of these, reads ahead and prefetches.
     pub prefetches: u64,
     /// Reads answered by class, in the order of [`LoadClass::ALL`]. A promoted read counts as what it became.
     pub by_class: [u64; LoadClass::COUNT],
@@ -155,7 +167,7 @@ impl Loader {
     /// When a bound is 0.
     pub fn new(store: Arc<dyn Store>, options: LoaderOptions) -> Self {
         assert!(options.max_in_flight_requests > 0 && options.max_in_flight_bytes > 0);
-        assert!(options.max_in_flight_upgrades > 0);
+        assert!(options.max_in_flight_upgrades > 0 && options.max_in_flight_prefetch_bytes > 0);
         assert!(LoadClass::ALL.into_iter().all(|class| options.max_waiting(class) > 0));
         let state = State {
             queue: Queue::default(),
@@ -314,7 +326,7 @@ impl Completion for Shared {
         let class = state.queue.finish(done.ticket);
         state.stats.reads += 1;
         state.stats.by_class[class.index()] += 1;
-        state.stats.prefetches += u64::from(class == LoadClass::Prefetch);
+        state.stats.prefetches += u64::from(matches!(class, LoadClass::ReadAhead | LoadClass::Prefetch));
         match &done.result {
             Ok(bytes) => state.stats.bytes += bytes,
             Err(_) => state.stats.failures += 1,

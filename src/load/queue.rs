@@ -38,18 +38,28 @@ impl Queue {
         while self.in_flight.len() < options.max_in_flight_requests
             && self.bytes_in_flight < options.max_in_flight_bytes
         {
-            let may_upgrade = self.in_flight_of(LoadClass::Upgrade) < options.max_in_flight_upgrades;
-            let next = LoadClass::ALL
-                .into_iter()
-                .filter(|class| may_upgrade || *class != LoadClass::Upgrade)
-                .find_map(|class| Some((class, self.waiting[class.index()].pop_front()?)));
-            let Some((class, request)) = next else { break };
+            let may_start =
+                |class: &LoadClass| !self.waiting[class.index()].is_empty() && self.may_start(*class, options);
+            let Some(class) = LoadClass::ALL.into_iter().find(may_start) else { break };
+            let Some(request) = self.waiting[class.index()].pop_front() else { break };
             let bytes = request.extent.len;
             self.in_flight.push(InFlight { ticket: request.ticket, class, bytes });
             self.bytes_in_flight += bytes;
             started.push(request);
         }
         started
+    }
+
+    fn may_start(&self, class: LoadClass, options: &LoaderOptions) -> bool {
+        let of_class = self.in_flight.iter().filter(|read| read.class == class);
+        match class {
+            LoadClass::Upgrade => of_class.count() < options.max_in_flight_upgrades,
+            LoadClass::Prefetch => {
+                let is_waited_for = self.in_flight.iter().any(|read| !read.class.is_background());
+                !is_waited_for && of_class.map(|read| read.bytes).sum::<u64>() < options.max_in_flight_prefetch_bytes
+            }
+            LoadClass::OnDemandHigh | LoadClass::OnDemandLow | LoadClass::ReadAhead => true,
+        }
     }
 
     /// Notes an answer; tells the class of the read.
@@ -102,10 +112,6 @@ impl Queue {
 
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
-    }
-
-    fn in_flight_of(&self, class: LoadClass) -> usize {
-        self.in_flight.iter().filter(|read| read.class == class).count()
     }
 
     pub fn outstanding(&self) -> usize {

@@ -119,11 +119,11 @@ fn tickets(done: Vec<ReadDone>) -> Vec<u64> {
 #[test]
 fn classes_start_by_urgency_and_each_in_order() {
     let (loader, store) = manual(1, u64::MAX);
-    submit(&loader, LoadClass::Prefetch, requests([30, 31, 32]));
+    submit(&loader, LoadClass::ReadAhead, requests([30, 31, 32]));
     submit(&loader, LoadClass::Upgrade, requests([20, 21]));
     submit(&loader, LoadClass::OnDemandLow, requests([10, 11]));
     submit(&loader, LoadClass::OnDemandHigh, requests([0, 1]));
-    submit(&loader, LoadClass::Prefetch, requests([33]));
+    submit(&loader, LoadClass::ReadAhead, requests([33]));
     submit(&loader, LoadClass::OnDemandLow, requests([12]));
     submit(&loader, LoadClass::OnDemandHigh, requests([2]));
     assert!(!loader.is_idle());
@@ -133,7 +133,7 @@ fn classes_start_by_urgency_and_each_in_order() {
     assert_eq!(tickets(loader.wait().unwrap()), order);
     let stats = loader.stats();
     assert_eq!((stats.reads, stats.prefetches, stats.bytes, stats.failures), (12, 4, 1200, 0));
-    assert_eq!(stats.by_class, [3, 3, 2, 4]);
+    assert_eq!(stats.by_class, [3, 3, 2, 4, 0]);
     assert_eq!((stats.queue_peak, stats.in_flight_peak), (11, 1));
 }
 
@@ -142,7 +142,7 @@ fn few_upgrades_are_in_flight_and_prefetches_fill_the_rest() {
     let (loader, store) = manual(5, u64::MAX);
     submit(&loader, LoadClass::Upgrade, requests(20..24));
     assert_eq!(store.started(), [20, 21]);
-    submit(&loader, LoadClass::Prefetch, requests(30..34));
+    submit(&loader, LoadClass::ReadAhead, requests(30..34));
     assert_eq!(store.started(), [20, 21, 30, 31, 32]);
     // An upgrade's answer starts the next upgrade, a prefetch's the next prefetch.
     store.answer(20, Ok(100));
@@ -152,6 +152,25 @@ fn few_upgrades_are_in_flight_and_prefetches_fill_the_rest() {
     answer_all(&store);
     assert_eq!(loader.drain().len(), 8);
     assert_eq!(loader.stats().in_flight_peak, 5);
+}
+
+#[test]
+fn prefetches_start_when_nothing_is_waited_for_and_few_at_a_time() {
+    let (loader, store) = manual_with(LoaderOptions { max_in_flight_prefetch_bytes: 150, ..LoaderOptions::default() });
+    submit(&loader, LoadClass::OnDemandHigh, requests([0, 1]));
+    submit(&loader, LoadClass::Prefetch, requests(40..44));
+    submit(&loader, LoadClass::ReadAhead, requests([30]));
+    assert_eq!(store.started(), [0, 1, 30]);
+    store.answer(0, Ok(100));
+    assert_eq!(store.started(), [1, 30], "one is still waited for");
+    store.answer(1, Ok(100));
+    assert_eq!(store.started(), [30, 40, 41], "the bound is met with the second");
+    submit(&loader, LoadClass::OnDemandLow, requests([10]));
+    store.answer(40, Ok(100));
+    assert_eq!(store.started(), [30, 41, 10]);
+    assert_eq!(loader.withdraw(LoadClass::Prefetch, |_| true), [42, 43]);
+    answer_all(&store);
+    assert_eq!((loader.drain().len(), loader.stats().by_class), (6, [2, 1, 0, 1, 2]));
 }
 
 #[test]
@@ -165,21 +184,21 @@ fn what_waits_is_bounded_and_the_rest_is_refused() {
     };
     let (loader, store) = manual_with(options);
     submit(&loader, LoadClass::OnDemandHigh, requests([0]));
-    for (class, n_waiting) in LoadClass::ALL.into_iter().zip([3, 3, 2, 1]) {
+    for (class, n_waiting) in LoadClass::ALL.into_iter().zip([3, 3, 2, 1, 1]) {
         let first = 10 * (class.index() as u64 + 1);
         let refused = loader.submit(class, requests(first..first + 5));
         let refused: Vec<u64> = refused.iter().map(|request| request.ticket).collect();
         assert_eq!(refused, (first + n_waiting..first + 5).collect::<Vec<_>>(), "{class:?}");
     }
-    assert_eq!(loader.stats().refused, 2 + 2 + 3 + 4);
-    assert_eq!(loader.outstanding(), 10);
+    assert_eq!(loader.stats().refused, 2 + 2 + 3 + 4 + 4);
+    assert_eq!(loader.outstanding(), 11);
     // A promotion does not go beyond the bound either: what has no room keeps its place.
     assert_eq!(loader.promote(|_| true, LoadClass::OnDemandHigh), 0);
     store.answer(0, Ok(100));
     assert_eq!(loader.promote(|_| true, LoadClass::OnDemandHigh), 1);
-    assert_eq!(answer_all(&store), [10, 11, 12, 30, 20, 21, 22, 31, 40]);
+    assert_eq!(answer_all(&store), [10, 11, 12, 30, 20, 21, 22, 31, 40, 50]);
     // Refused reads may come again.
-    submit(&loader, LoadClass::Prefetch, requests([41]));
+    submit(&loader, LoadClass::ReadAhead, requests([41]));
     assert_eq!(answer_all(&store), [41]);
     loader.drain();
 }
@@ -210,11 +229,11 @@ fn requests_and_bytes_in_flight_are_bounded() {
 #[test]
 fn what_has_not_started_can_be_withdrawn() {
     let (loader, store) = manual(1, u64::MAX);
-    submit(&loader, LoadClass::Prefetch, requests(0..8));
+    submit(&loader, LoadClass::ReadAhead, requests(0..8));
     submit(&loader, LoadClass::Upgrade, requests(20..24));
     submit(&loader, LoadClass::OnDemandHigh, requests([100]));
     // 0 is in flight: too late for it. 20 and 100 are no prefetches.
-    assert_eq!(loader.withdraw(LoadClass::Prefetch, |ticket| ticket.is_multiple_of(2)), [2, 4, 6]);
+    assert_eq!(loader.withdraw(LoadClass::ReadAhead, |ticket| ticket.is_multiple_of(2)), [2, 4, 6]);
     assert_eq!(loader.withdraw(LoadClass::Upgrade, |ticket| ticket != 21), [20, 22, 23]);
     assert_eq!(loader.outstanding(), 7);
     assert_eq!(loader.stats().withdrawn, 6);
@@ -232,7 +251,7 @@ fn what_a_product_waits_for_cannot_be_withdrawn() {
 #[test]
 fn what_has_not_started_can_become_urgent() {
     let (loader, store) = manual(1, u64::MAX);
-    submit(&loader, LoadClass::Prefetch, requests(0..8));
+    submit(&loader, LoadClass::ReadAhead, requests(0..8));
     submit(&loader, LoadClass::Upgrade, requests(20..24));
     submit(&loader, LoadClass::OnDemandLow, requests([110]));
     submit(&loader, LoadClass::OnDemandHigh, requests([100]));
@@ -240,10 +259,10 @@ fn what_has_not_started_can_become_urgent() {
     // 110 is on demand already, and 0 in flight.
     assert_eq!(loader.promote(|ticket| matches!(ticket, 0 | 3 | 110), LoadClass::OnDemandLow), 1);
     assert_eq!(loader.promote(|ticket| ticket == 1 || ticket == 23, LoadClass::Upgrade), 1);
-    assert_eq!(loader.promote(|_| true, LoadClass::Prefetch), 0);
+    assert_eq!(loader.promote(|_| true, LoadClass::ReadAhead), 0);
     assert_eq!(answer_all(&store), [0, 100, 22, 5, 7, 110, 3, 20, 21, 23, 1, 2, 4, 6]);
     // They count as what they became.
-    assert_eq!(loader.stats().by_class, [4, 2, 4, 4]);
+    assert_eq!(loader.stats().by_class, [4, 2, 4, 4, 0]);
     assert_eq!(loader.drain().len(), 14);
 }
 
@@ -355,7 +374,7 @@ fn dropping_a_loader_withdraws_the_queue_and_waits_for_the_rest() {
             let dst = unsafe { SlotPtr::new(arena.as_ptr().add(ticket as usize * (1 << 20))) };
             ReadRequest { ticket, extent, dst, capacity: 1 << 20, lead: 0 }
         });
-        submit(&loader, LoadClass::Prefetch, requests);
+        submit(&loader, LoadClass::ReadAhead, requests);
         drop(loader);
         drop(arena);
     }

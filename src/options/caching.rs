@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::UnknownWord;
+use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::predict::PredictorKind;
 
@@ -48,14 +49,19 @@ impl fmt::Display for Prefetch {
 pub struct CachingOptions {
     /// Who leaves when a slot is needed.
     pub policy: PolicyKind,
-    /// The weights of [`PolicyKind::Hobbit`].
-    pub weights: Weights,
+    /// The weights of [`PolicyKind::Hobbit`]. `None` takes the profile's ([`super::ModelOptions::profile`]), else
+    /// [`Weights::default`].
+    pub weights: Option<Weights>,
+    /// How slots are divided among layers. [`Allocation::ByPenalty`] needs a profile, or a pack with one.
+    pub slots: Allocation,
     /// Who guesses what later layers will use.
     pub predictor: PredictorKind,
     /// Whether that is read ahead.
     pub prefetch: Prefetch,
     /// How many layers ahead it looks at most.
     pub distance: u8,
+    /// Compute with the experts that are there while others of the layer are read. Off only to measure what that is worth.
+    pub overlap: bool,
 }
 
 impl CachingOptions {
@@ -67,10 +73,12 @@ impl Default for CachingOptions {
     fn default() -> Self {
         Self {
             policy: PolicyKind::default(),
-            weights: Weights::default(),
+            weights: None,
+            slots: Allocation::default(),
             predictor: PredictorKind::default(),
             prefetch: Prefetch::default(),
             distance: Self::DISTANCE,
+            overlap: true,
         }
     }
 }

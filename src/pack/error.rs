@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::gguf::GgufError;
+use crate::predict::PathTableError;
 
 /// Why a file cannot be read as a pack.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,14 @@ pub enum PackError {
         found: String,
         /// What should have been there.
         expected: String,
+    },
+    /// The pack is sound, but for its path table.
+    #[error("{}: tensor 'hobbit.paths': {error}, and pack it again; until then give another with --path-table FILE", path.display())]
+    PathTable {
+        /// File.
+        path: PathBuf,
+        /// What is wrong with the table.
+        error: PathTableError,
     },
     /// A low pack where a whole model is needed.
     #[error("{}: holds only low-precision experts, expected a whole model; give it with --low, beside the model it was made from ({model})", path.display())]

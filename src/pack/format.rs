@@ -24,6 +24,7 @@ pub(super) mod key {
     pub const PLAIN_SHA256: &str = "hobbit.plain.sha256";
     pub const T1: &str = "hobbit.t1";
     pub const T2: &str = "hobbit.t2";
+    pub const POLICY: &str = "hobbit.policy";
 }
 
 /// What begins with this is the format's own, keys and tensors alike.
@@ -36,6 +37,10 @@ pub(super) const INDEX: &str = "hobbit.index";
 pub(super) const CHECKSUMS: &str = "hobbit.checksums";
 /// What the plain source holds between and after its tensors, where that is not zero.
 pub(super) const GAPS: &str = "hobbit.gaps";
+
+/// Which experts follow which, as [`crate::predict::PathTable`] writes it: its last eight bytes are its checksum, so it has
+/// none in [`CHECKSUMS`], and readers that do not know it pass over it.
+pub(super) const PATHS: &str = "hobbit.paths";
 
 /// Checksums after those of the ordinary tensors.
 pub(super) const OWN_CHECKSUMS: usize = 4;

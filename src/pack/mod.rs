@@ -38,3 +38,6 @@ pub use unpack::{UnpackError, unpack};
 pub use verify::{Fault, Verified, verify};
 pub use write::{OnProgress, Progress, Stage, Written, partial_path, write};
 pub use write_error::WriteError;
+
+/// The key of a fitted policy, for messages.
+pub const POLICY_KEY: &str = format::key::POLICY;

@@ -15,6 +15,8 @@ use crate::gguf::{
     ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, LayerExperts, Recode, WriteError as HeaderError,
 };
 use crate::imatrix::Imatrix;
+use crate::predict::PathTable;
+use crate::profile::path_shape;
 use crate::store::BLOCK_BYTES;
 
 /// High types of experts that differ from the others; slices that are not named keep the layer's type.
@@ -32,6 +34,10 @@ pub struct PackSpec<'a> {
     pub widths: Option<Widths>,
     /// Calibrated T1 and T2, `0.0..=1.0`.
     pub thresholds: Option<(f32, f32)>,
+    /// Which experts follow which; of the same model.
+    pub path_table: Option<PathTable>,
+    /// A policy fitted to the model, as [`crate::profile::FittedPolicy::to_json`] writes it.
+    pub policy: Option<String>,
     /// Importance matrix.
     pub importance: Option<&'a Imatrix>,
     /// Threads that recode, at least 1.
@@ -43,8 +49,9 @@ pub struct PackSpec<'a> {
 impl PackSpec<'_> {
     /// The source's experts as they are, one thread.
     pub fn new(kind: PackKind) -> Self {
-        let (low, high, widths, thresholds, importance) = (None, None, None, None, None);
-        Self { kind, low, high, widths, thresholds, importance, threads: 1, force: false }
+        let (low, high, widths, thresholds, path_table, policy, importance) =
+            (None, None, None, None, None, None, None);
+        Self { kind, low, high, widths, thresholds, path_table, policy, importance, threads: 1, force: false }
     }
 }
 
@@ -83,6 +90,8 @@ pub(super) struct Plan<'a> {
     pub source_header: Vec<u8>,
     /// `hobbit.gaps`; empty if there are none.
     pub gaps: Vec<u8>,
+    /// `hobbit.paths`; empty if there is no path table.
+    pub paths: Vec<u8>,
     pub source_size: u64,
     pub fallbacks: Vec<Fallback>,
     /// Whether a plain GGUF can express the high versions, and whether it is the source itself.
@@ -90,6 +99,7 @@ pub(super) struct Plan<'a> {
     /// xxh3-64 of the importance of all columns that will be recoded.
     pub importance: u64,
     thresholds: Option<(f32, f32)>,
+    policy: Option<String>,
 }
 
 /// What unpacking gives.
@@ -128,12 +138,13 @@ impl<'a> Plan<'a> {
             return Err(WriteError::NothingLow { path: path.clone() });
         }
         let importance = check_recoding(&experts, &rows, spec.importance, recode)?;
+        let paths = spec.path_table.as_ref().map_or_else(|| Ok(Vec::new()), |table| paths(table, source, &experts))?;
 
         let view = source.one_file();
         let plain = plain_form(spec.kind, &experts, &rows);
         let fallbacks = fallbacks.into_iter().collect();
         let (source_header, source_size) = (view.header().to_vec(), view.len());
-        let (kind, thresholds) = (spec.kind, spec.thresholds);
+        let (kind, thresholds, policy) = (spec.kind, spec.thresholds, spec.policy.clone());
         let (jobs, targets) = (Vec::new(), Vec::new());
         let mut plan = Self {
             source,
@@ -144,11 +155,13 @@ impl<'a> Plan<'a> {
             targets,
             source_header,
             gaps,
+            paths,
             source_size,
             fallbacks,
             plain,
             importance,
             thresholds,
+            policy,
         };
         plan.place()?;
         Ok(plan)
@@ -176,6 +189,9 @@ impl<'a> Plan<'a> {
         if let Some((t1, t2)) = self.thresholds {
             header.key(key::T1, t1)?.key(key::T2, t2)?;
         }
+        if let Some(policy) = &self.policy {
+            header.key(key::POLICY, policy.clone())?;
+        }
         for i in self.ordinary() {
             let tensor = &self.source.tensors[i];
             header.tensor(&tensor.name, tensor.dtype, &tensor.dims)?;
@@ -188,6 +204,9 @@ impl<'a> Plan<'a> {
         header.tensor(format::HEADER, GgmlType::I8, &[self.source_header.len() as u64])?;
         if !self.gaps.is_empty() {
             header.tensor(format::GAPS, GgmlType::I8, &[self.gaps.len() as u64])?;
+        }
+        if !self.paths.is_empty() {
+            header.tensor(format::PATHS, GgmlType::I8, &[self.paths.len() as u64])?;
         }
         header.tensor(format::INDEX, GgmlType::I64, &[8, self.rows.len() as u64])?;
         let n_checksums = self.ordinary().count() + format::OWN_CHECKSUMS;
@@ -284,6 +303,13 @@ fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallb
         rows.append(&mut low);
     }
     rows
+}
+
+/// The bytes of a path table that is the source's.
+fn paths(table: &PathTable, source: &Gguf, experts: &ExpertMap) -> Result<Vec<u8>, WriteError> {
+    let checked = table.check_shape(&path_shape(source, experts, table.last_layer()));
+    let bytes = checked.and_then(|()| table.encode());
+    bytes.map_err(|error| WriteError::PathTable { path: source.files[0].path.clone(), error })
 }
 
 /// That every slice can be brought to its type; answers a digest of the importance of their columns.

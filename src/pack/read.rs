@@ -14,6 +14,8 @@ use crate::gguf::{
     Catalog, ExpertClass, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, TensorInfo,
     VersionSource, VirtualGguf,
 };
+use crate::predict::PathTable;
+use crate::profile::path_shape;
 use crate::store::BLOCK_BYTES;
 
 /// Most shapes of slots: types times shapes. Real packs have a handful.
@@ -40,6 +42,8 @@ pub struct PackInfo {
     pub t1: Option<f32>,
     /// Highest unimportance that is loaded at all.
     pub t2: Option<f32>,
+    /// What `hobbit-sim calibrate` fitted to traces of the model, as it wrote it: [`crate::profile::FittedPolicy`] reads it.
+    pub policy: Option<String>,
 }
 
 /// One version of an expert in a pack: one record.
@@ -106,6 +110,9 @@ impl Pack {
             }
             None => Vec::new(),
         };
+        if raw.tensor(format::PATHS).is_some() {
+            own_tensor(&raw, path, format::PATHS, GgmlType::I8, PathTable::BYTES_MAX)?;
+        }
         let plain = plain::model(&raw, path, kind, header, &gaps, info.source_size)?;
         let experts = plain.experts()?;
         let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
@@ -172,6 +179,21 @@ impl Pack {
     /// Whether any expert has a low version.
     pub fn has_low(&self) -> bool {
         self.catalog.has_low()
+    }
+
+    /// Reads which experts follow which; `None` where the pack does not say.
+    ///
+    /// # Errors
+    /// [`PackError::PathTable`] for a table that is damaged or of another model, or [`PackError::Io`].
+    pub fn path_table(&self) -> Result<Option<PathTable>, PackError> {
+        let Some(tensor) = self.raw.tensor(format::PATHS) else { return Ok(None) };
+        let file = File::open(&self.path).map_err(PackError::io(&self.path, "open"))?;
+        let table = PathTable::from_bytes(&read(&file, &self.path, tensor)?);
+        let checked = table.and_then(|table| {
+            table.check_shape(&path_shape(&self.plain, &self.experts, table.last_layer()))?;
+            Ok(Some(table))
+        });
+        checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })
     }
 
     /// Every version in the order of the index.
@@ -254,6 +276,10 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         plain_sha256: digest(key::PLAIN_SHA256)?,
         t1: threshold(key::T1)?,
         t2: threshold(key::T2)?,
+        policy: match raw.metadata().value_type(key::POLICY) {
+            None => None,
+            Some(_) => Some(text(key::POLICY).ok_or_else(|| fault(key::POLICY, "a string"))?),
+        },
     };
     Ok((kind, info))
 }

@@ -74,9 +74,9 @@ pub fn verify(
         len: extent.len,
         reason: reason.to_owned(),
     };
-    let mut parts: Vec<(Fault, Extent, u64)> = Vec::new();
+    let mut parts: Vec<(Fault, Extent, Option<u64>)> = Vec::new();
     let mut part = |tensor: &str, extent: Extent, checksum: u64| {
-        parts.push((fault(tensor, &extent, DIFFERS), extent, checksum));
+        parts.push((fault(tensor, &extent, DIFFERS), extent, Some(checksum)));
     };
     for (tensor, checksum) in pack.ordinary().zip(checksums) {
         part(&tensor.name, tensor.extent, *checksum);
@@ -93,7 +93,10 @@ pub fn verify(
         let precision = Some(if precision == Precision::High { "high" } else { "low" });
         let general = fault(&name, &packed.record, DIFFERS);
         let named = Fault { layer: Some(expert.layer), expert: Some(expert.index), precision, ..general };
-        parts.push((named, packed.record, packed.checksum));
+        parts.push((named, packed.record, Some(packed.checksum)));
+    }
+    if let Some(tensor) = pack.raw().tensor(format::PATHS) {
+        parts.push((fault(format::PATHS, &tensor.extent, ""), tensor.extent, None));
     }
     parts.sort_by_key(|(_, extent, _)| extent.offset);
 
@@ -107,10 +110,23 @@ pub fn verify(
     let n_tensors = pack.ordinary().count();
     let (mut done, mut end) = (0, 0);
     for (mut fault, extent, checksum) in parts {
-        match hash(&file, &extent, &mut |n| progress(done + n, bytes)) {
+        let checked = match checksum {
+            Some(checksum) => hash(&file, &extent, &mut |n| progress(done + n, bytes))
+                .map(|found| found.map(|found| found == checksum)),
+            // A path table has its checksum in itself.
+            None => {
+                fault.reason = match pack.path_table() {
+                    Ok(_) => String::new(),
+                    Err(PackError::PathTable { error, .. }) => error.to_string(),
+                    Err(error) => error.to_string(),
+                };
+                Ok(progress(done + extent.len, bytes).is_continue().then_some(fault.reason.is_empty()))
+            }
+        };
+        match checked {
             Ok(None) => return Ok(None),
-            Ok(Some(found)) if found == checksum => {}
-            Ok(Some(_)) => faults.push(fault.clone()),
+            Ok(Some(true)) => {}
+            Ok(Some(false)) => faults.push(fault.clone()),
             Err(error) => {
                 fault.reason = format!("cannot be read ({error})");
                 faults.push(fault.clone());

@@ -155,7 +155,7 @@ fn states(source: &Gguf) -> Result<Vec<(u64, u128)>, WriteError> {
 fn fingerprint(plan: &Plan<'_>, layout: &Layout, states: &[(u64, u128)]) -> Sha256 {
     let mut hash = sha2::Sha256::new();
     hash.update(env!("CARGO_PKG_VERSION"));
-    for part in [&layout.header, &plan.source_header, &plan.gaps] {
+    for part in [&layout.header, &plan.source_header, &plan.gaps, &plan.paths] {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::PackError;
 use crate::gguf::{GgmlType, GgufError, RecodeError};
 use crate::imatrix::ImatrixError;
+use crate::predict::PathTableError;
 
 /// Why [`super::write()`] gave up. Where work had begun, it is kept: the same call goes on from there.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +85,14 @@ pub enum WriteError {
         tensor: String,
         /// Type.
         dtype: GgmlType,
+    },
+    /// A path table that is another model's, or too long.
+    #[error("{}: {error}, or leave --path-table away", path.display())]
+    PathTable {
+        /// Source file.
+        path: PathBuf,
+        /// What is wrong with the table.
+        error: PathTableError,
     },
     /// The importance matrix is damaged, or another model's.
     #[error(transparent)]

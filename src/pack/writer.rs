@@ -190,6 +190,7 @@ impl Writer<'_> {
         let parts = [
             (format::HEADER, &plan.source_header),
             (format::GAPS, &plan.gaps),
+            (format::PATHS, &plan.paths),
             (format::INDEX, &index),
             (format::CHECKSUMS, &checksums),
         ];

@@ -23,6 +23,14 @@ impl CrossLayer {
     }
 }
 
+impl CrossLayer {
+    /// The same rule for distances 1 to `distance_max`; the paper's is 1.
+    pub fn up_to(mut self, distance_max: u8) -> Self {
+        self.gates.reach(distance_max);
+        self
+    }
+}
+
 /// Scores above the percentile, by nearest rank, of `n`.
 fn n_above(percentile: f32, n: u16) -> u16 {
     n - (f32::from(n) * percentile).ceil() as u16

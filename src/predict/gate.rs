@@ -18,6 +18,11 @@ impl Gates {
         Self { shape, latest: vec![(None, Vec::new()); usize::from(distance_max)], best: Vec::new() }
     }
 
+    /// Changes the largest distance; what was kept is forgotten.
+    pub(super) fn reach(&mut self, distance_max: u8) {
+        self.latest = vec![(None, Vec::new()); usize::from(distance_max)];
+    }
+
     /// Keeps the best scores. `width` says how many, of experts and experts used per token; never fewer than are used.
     ///
     /// A prediction's score is its router weight: its share of the k best.

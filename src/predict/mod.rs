@@ -32,11 +32,12 @@ mod tests;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 pub use ahead::{Ahead, ahead, ahead_by};
 pub use cross_layer::CrossLayer;
 pub use oracle::{FutureToken, Oracle};
-pub use path_table::{PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
+pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
 pub use previous::Previous;
 pub use recall::{Recall, RecallCounts};
 pub use scores::{softmax, top_k};
@@ -162,7 +163,7 @@ impl FromStr for PredictorKind {
 ///
 /// [`PredictorKind::PathTable`] predicts nothing without a table, and nothing for layers that the table has not in the
 /// model's shape: callers ask [`PathTable::check_shape`] first and tell the user.
-pub fn build(kind: PredictorKind, shape: PredictShape, table: Option<PathTable>) -> Box<dyn Predictor> {
+pub fn build(kind: PredictorKind, shape: PredictShape, table: Option<Arc<PathTable>>) -> Box<dyn Predictor> {
     match kind {
         PredictorKind::None => Box::new(Nothing),
         PredictorKind::StackedGate => Box::new(StackedGate::new(shape, StackedGate::DISTANCE_MAX)),

@@ -8,6 +8,14 @@ pub struct PredictShape {
 }
 
 impl PredictShape {
+    /// Layers as block number and experts, in the order in which they run; `n_used` experts per token, or all of a layer
+    /// that has fewer.
+    pub fn new(layers: impl IntoIterator<Item = (u16, u16)>, n_used: u32) -> Self {
+        let n_used = u16::try_from(n_used).unwrap_or(u16::MAX);
+        let layers = layers.into_iter().map(|(layer, n_expert)| (layer, n_expert, n_used.min(n_expert).max(1)));
+        Self { layers: layers.collect() }
+    }
+
     /// How many layers with experts run before this one; `None` for a layer without.
     pub fn position(&self, layer: u16) -> Option<usize> {
         self.layers.iter().position(|&(own, ..)| own == layer)

@@ -1,7 +1,8 @@
 //! What a model tolerates: thresholds for dynamic precision, and a width for each expert.
 //!
 //! `gguf-tools profile` runs a model over a text and writes a [`Profile`]; `gguf-tools pack --profile` turns it into
-//! [`widths()`]. Here is what both think; running the model is the tool's part.
+//! [`widths()`]. Here is what both think; running the model is the tool's part. [`FittedPolicy`] is the other kind of
+//! profile: how a model's experts are best cached, fitted to traces by `hobbit-sim calibrate`.
 //!
 //! # Sensitivity
 //!
@@ -28,8 +29,10 @@
 //! expert lowered at once.
 
 mod error;
+mod fitted;
 mod format;
 mod loss;
+mod paths;
 mod proxy;
 mod rank;
 mod search;
@@ -37,11 +40,13 @@ mod types;
 mod uses;
 mod widths;
 
-pub use error::{ProfileError, WidthsError};
+pub use error::{FittedError, ProfileError, WidthsError};
+pub use fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty};
 pub use format::{
     Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
+pub use paths::{path_shape, read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, search};

@@ -74,7 +74,7 @@ pub struct LayerSlots {
 /// are wanted for [`Allocation::ByPenalty`], one per layer.
 ///
 /// As in [`crate::plan`], layers whose experts are equally large form a pool, every pool gets the same share of its
-/// experts, and the layers of a pool divide its slots.
+/// experts, and the layers of a pool divide its slots: each gets what a token uses before any gets more.
 pub fn slots(
     header: &Header,
     budget: Budget,
@@ -142,6 +142,8 @@ fn divide(
     }
     for (members, _, n_slots) in pools.values() {
         let demand = |at: &usize| LayerDemand {
+            depth: *at as u16, // layers of a trace are capped
+            needs: layers[*at].n_used.into(),
             members: layers[*at].n_expert.into(),
             penalty: curves.get(*at).map_or(0.0, |curve| curve.n_uses() as f64),
             hits: curves.get(*at).map_or(Vec::new(), HitCurve::rates),
@@ -195,20 +197,20 @@ mod tests {
     fn shallow_layers_first() {
         let header = header(&[8, 8, 8]);
         assert_eq!(high(&header, "1400", "shallow-first:1"), [8, 3, 3]);
-        assert_eq!(high(&header, "1400", "shallow-first:2"), [8, 6, 0]);
+        assert_eq!(high(&header, "1400", "shallow-first:2"), [8, 4, 2], "a token uses two");
         assert_eq!(high(&header, "1400", "shallow-first:0"), [5, 5, 4]);
     }
 
     #[test]
     fn slots_go_to_who_uses_them() {
-        let curves = [HitCurve::new(vec![0, 5, 6, 6], 9), HitCurve::new(vec![0, 0, 0, 1], 9)];
+        let curves = [HitCurve::new(vec![0, 1, 2, 7, 9], 9), HitCurve::new(vec![0, 0, 0, 1], 9)];
         let measured = |bytes| {
-            let slots = slots(&header(&[3, 3]), Budget::Bytes(bytes), Allocation::ByPenalty, 0.0, &curves);
+            let slots = slots(&header(&[4, 4]), Budget::Bytes(bytes), Allocation::ByPenalty, 0.0, &curves);
             slots.into_iter().map(|slots| slots.high).collect::<Vec<_>>()
         };
-        assert_eq!(measured(100), [1, 0]);
-        assert_eq!(measured(200), [2, 0]);
-        assert_eq!(measured(600), [3, 3]);
+        assert_eq!(measured(300), [2, 1]);
+        assert_eq!(measured(600), [4, 2]);
+        assert_eq!(measured(800), [4, 4]);
     }
 
     #[test]

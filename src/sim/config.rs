@@ -39,7 +39,8 @@ pub struct Prefetch {
     pub distance_max: u8,
     /// Predicted experts are kept from eviction until the layer that they were predicted for has run.
     pub shield: bool,
-    /// Only as many reads as the link can move before the layer runs (Fate's n).
+    /// Only what [`crate::load::prefetch`] finds worth its risk in the time there is; otherwise all that is predicted and
+    /// missing.
     pub in_time: bool,
 }
 
@@ -112,25 +113,29 @@ impl Config {
         let policy = settings.policy.parse().map_err(|_| unknown("policy", &settings.policy, "--policy"))?;
         let foresight =
             settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor, "--predictor"))?;
-        let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value > 0.0);
+        let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value >= 0.0);
+        let is_read_ahead = foresight != Foresight::Predictor(PredictorKind::None) && settings.prefetch != "off";
+        let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
         let default = LinkModel::default();
         let link = LinkModel {
-            bytes_per_second: host("link_bytes_per_second").unwrap_or(default.bytes_per_second),
+            bytes_per_second: host("link_bytes_per_second")
+                .filter(|rate| *rate > 0.0)
+                .unwrap_or(default.bytes_per_second),
             latency_seconds: host("read_latency_seconds").unwrap_or(default.latency_seconds),
-            in_flight: host("reads_in_flight").map_or(default.in_flight, |n| n as usize),
+            in_flight: host("reads_in_flight").map_or(default.in_flight, |n| (n as usize).max(1)),
         };
         Ok(Self {
             eviction: Eviction::Policy(policy),
             weights: recorded_weights(recording).unwrap_or_default(),
             budget: Budget::Recorded,
-            allocation: Allocation::Even,
+            allocation: recorded_allocation(recording).unwrap_or_default(),
             low_percent: 0.0,
             mode: settings.mode.parse().unwrap_or(PrecisionMode::Exact),
             thresholds: Thresholds { t1: settings.t1, t2: settings.t2 },
             prefill_low: settings.prefill_low,
             upgrade: settings.upgrade,
             deterministic: settings.deterministic,
-            prefetch: (foresight != Foresight::Predictor(PredictorKind::None)).then(Prefetch::default),
+            prefetch: is_read_ahead.then(|| Prefetch { distance_max, ..Prefetch::default() }),
             foresight,
             link,
             compute: Compute::Recorded,
@@ -149,6 +154,11 @@ impl Config {
 /// `policy_weights` of the settings.
 fn recorded_weights(recording: &Recording) -> Option<Weights> {
     recording.header.settings.more.get("policy_weights")?.parse().ok()
+}
+
+/// `slots` of the settings: for other budgets than the recorded one, whose slots the header has layer by layer.
+fn recorded_allocation(recording: &Recording) -> Option<Allocation> {
+    recording.header.settings.more.get("slots")?.parse().ok()
 }
 
 impl FromStr for Eviction {

@@ -1,22 +1,17 @@
 //! HOBBIT's weights and thresholds for a model, from traces of its own (section 4.4).
 
-use serde::{Deserialize, Serialize};
-
 use super::budget::Budget;
 use super::config::{Config, Eviction, Foresight};
 use super::error::SimError;
+use super::penalties::penalties;
 use super::recording::Recording;
 use super::replay::replay;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
+use crate::profile::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy};
 use crate::route::{self, Shares, Thresholds, unimportance};
-
-/// What `format` says.
-pub const FITTED_FORMAT: &str = "hobbit-policy";
-/// Counts up when a reader of the last version would misunderstand.
-pub const FITTED_VERSION: u64 = 1;
 
 /// Steps of the first grid: weights are quarters.
 const GRID: u8 = 4;
@@ -40,50 +35,8 @@ pub struct FitGoal {
     pub thresholds: Option<Thresholds>,
 }
 
-/// A policy for a model, as a file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FittedPolicy {
-    /// [`FITTED_FORMAT`].
-    pub format: String,
-    /// [`FITTED_VERSION`].
-    pub version: u64,
-    /// Name of the policy.
-    pub policy: String,
-    /// lru, lfu, lhu, fld; they sum to 1.
-    pub weights: [f32; 4],
-    /// Highest unimportance that is loaded in high precision; `None` where there are no low versions.
-    pub t1: Option<f32>,
-    /// Highest unimportance that is loaded at all.
-    pub t2: Option<f32>,
-    /// What the uses ask for at these thresholds, if none were resident.
-    pub shares: Option<Shares>,
-    /// What it was fitted on.
-    pub fitted_on: FittedOn,
-    /// Miss penalty per token with it: high 1, low B_l / B_h.
-    pub penalty: f64,
-    /// The same under LRU.
-    pub penalty_lru: f64,
-    /// Replays that were made.
-    pub replays: u64,
-}
-
-/// What a policy was fitted on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FittedOn {
-    /// File names of the traces.
-    pub traces: Vec<String>,
-    /// Name of the model.
-    pub model: String,
-    /// `general.architecture`.
-    pub architecture: String,
-    /// Tokens of all traces.
-    pub tokens: u64,
-    /// Expert cache, as given.
-    pub budget: String,
-}
-
 /// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps from
-/// its best point. Deterministic. `progress` is told how many replays were made, and may end it by answering false: the
+/// its best point; then measures what misses cost each layer with every number of slots. Deterministic. `progress` is told how many replays were made, and may end it by answering false: the
 /// best so far is the result.
 ///
 /// # Errors
@@ -165,6 +118,12 @@ pub fn fit(
     }
     let (least, point) = best.unwrap_or((0.0, [whole, 0, 0, 0]));
     let Weights { lru, lfu, lhu, fld } = weights_of(point, whole);
+    config.weights = weights_of(point, whole);
+    let layers = penalties(recordings, &config, &mut || {
+        n_tried += 1;
+        is_wanted = is_wanted && progress(n_tried);
+        is_wanted
+    })?;
     config.eviction = Eviction::Policy(PolicyKind::Lru);
     let penalty_lru = penalty(&config)?;
     let name = |recording: &Recording| recording.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -185,7 +144,8 @@ pub fn fit(
         },
         penalty: least,
         penalty_lru,
-        replays,
+        replays: replays + layers.n_replays,
+        layers: layers.layers,
     })
 }
 

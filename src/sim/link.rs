@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::load::LoadClass;
+use crate::load::{LoadClass, LoaderOptions};
 
 /// What a read costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,13 +41,21 @@ struct Read<T> {
     bytes: u64,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct UnderWay<T> {
+    done: f64,
+    class: LoadClass,
+    bytes: u64,
+    target: T,
+}
+
 /// Reads that wait and reads under way. `T` says what for.
 #[derive(Debug)]
 pub(super) struct Link<T> {
     model: LinkModel,
     waiting: [VecDeque<Read<T>>; LoadClass::COUNT],
     /// By time of completion: the link serves one after the other.
-    under_way: VecDeque<(f64, T)>,
+    under_way: VecDeque<UnderWay<T>>,
     now: f64,
     /// The link has moved everything that has started.
     free_at: f64,
@@ -67,10 +75,12 @@ impl<T: Copy> Link<T> {
         self.under_way.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// Seconds until everything that was submitted has been moved.
-    pub(super) fn backlog_seconds(&self) -> f64 {
-        let waiting: u64 = self.waiting.iter().flatten().map(|read| read.bytes).sum();
-        (self.free_at - self.now).max(0.0) + self.model.transfer_seconds(waiting)
+    /// Bytes of reads of some classes that wait or are under way.
+    pub(super) fn bytes_of(&self, is_of: impl Fn(LoadClass) -> bool) -> u64 {
+        let waiting =
+            LoadClass::ALL.into_iter().filter(|class| is_of(*class)).flat_map(|class| &self.waiting[class.index()]);
+        let under_way = self.under_way.iter().filter(|read| is_of(read.class));
+        waiting.map(|read| read.bytes).chain(under_way.map(|read| read.bytes)).sum()
     }
 
     /// Waiting reads that are wanted become as urgent as `class`.
@@ -104,32 +114,43 @@ impl<T: Copy> Link<T> {
     /// When the next read that is under way, or could start now, lands.
     pub(super) fn next_landing(&mut self) -> Option<f64> {
         self.start();
-        self.under_way.front().map(|(done, _)| *done)
+        self.under_way.front().map(|read| read.done)
     }
 
     /// Lets time pass until `now`; what has landed by then, in order.
     pub(super) fn advance(&mut self, now: f64, landed: &mut Vec<T>) {
         while let Some(done) = self.next_landing().filter(|done| *done <= now) {
             self.now = self.now.max(done);
-            landed.extend(self.under_way.pop_front().map(|(_, target)| target));
+            landed.extend(self.under_way.pop_front().map(|read| read.target));
         }
         self.now = self.now.max(now);
     }
 
     fn start(&mut self) {
         while self.under_way.len() < self.model.in_flight.max(1) {
-            let Some(read) = self.waiting.iter_mut().find_map(VecDeque::pop_front) else { return };
+            let may_start = |class: &LoadClass| !self.waiting[class.index()].is_empty() && self.may_start(*class);
+            let Some(class) = LoadClass::ALL.into_iter().find(may_start) else { return };
+            let Some(read) = self.waiting[class.index()].pop_front() else { return };
             let moves_at = self.free_at.max(self.now + self.model.latency_seconds);
             self.free_at = moves_at + self.model.transfer_seconds(read.bytes);
-            self.under_way.push_back((self.free_at, read.target));
+            let (done, bytes, target) = (self.free_at, read.bytes, read.target);
+            self.under_way.push_back(UnderWay { done, class, bytes, target });
         }
+    }
+
+    /// As in [`crate::load::Loader`]: prefetches wait for what is waited for, and few of them are under way.
+    fn may_start(&self, class: LoadClass) -> bool {
+        let of_class = self.under_way.iter().filter(|read| read.class == class);
+        let is_waited_for = || self.under_way.iter().any(|read| !read.class.is_background());
+        class != LoadClass::Prefetch
+            || of_class.map(|read| read.bytes).sum::<u64>() < LoaderOptions::PREFETCH_BYTES && !is_waited_for()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use LoadClass::{OnDemandHigh, OnDemandLow, Prefetch};
+    use LoadClass::{OnDemandHigh, OnDemandLow, Prefetch, ReadAhead};
 
     /// A byte a second, two seconds of latency.
     fn link(in_flight: usize) -> Link<u8> {
@@ -154,7 +175,7 @@ mod tests {
             one.submit(OnDemandHigh, target, 4);
             two.submit(OnDemandHigh, target, 4);
         }
-        assert_eq!(two.backlog_seconds(), 12.0);
+        assert_eq!((two.bytes_of(|class| class == OnDemandHigh), two.bytes_of(LoadClass::is_background)), (12, 0));
         assert_eq!(landings(&mut one), [(6.0, 0), (12.0, 1), (18.0, 2)]);
         assert_eq!(landings(&mut two), [(6.0, 0), (10.0, 1), (14.0, 2)]);
         assert!(one.is_idle());
@@ -163,8 +184,8 @@ mod tests {
     #[test]
     fn on_demand_goes_first_but_takes_nothing_back() {
         let mut link = link(1);
-        link.submit(Prefetch, 0, 4);
-        link.submit(Prefetch, 1, 4);
+        link.submit(ReadAhead, 0, 4);
+        link.submit(ReadAhead, 1, 4);
         let mut landed = Vec::new();
         link.advance(1.0, &mut landed);
         link.submit(OnDemandLow, 2, 4);
@@ -181,6 +202,21 @@ mod tests {
         assert_eq!(link.withdraw(Prefetch, |target| *target <= 1), [1], "0 has started");
         let order: Vec<u8> = landings(&mut link).into_iter().map(|(_, target)| target).collect();
         assert_eq!(order, [0, 3, 2]);
+    }
+
+    #[test]
+    fn guesses_wait_until_nothing_is_waited_for() {
+        let mut link = link(4);
+        let large = LoaderOptions::PREFETCH_BYTES;
+        link.submit(OnDemandHigh, 0, 4);
+        link.submit(Prefetch, 1, large);
+        link.submit(Prefetch, 2, 1);
+        link.submit(ReadAhead, 3, 4);
+        let mut landed = Vec::new();
+        link.advance(0.0, &mut landed);
+        assert_eq!(link.withdraw(Prefetch, |target| *target == 2), [2]);
+        let order: Vec<u8> = landings(&mut link).into_iter().map(|(_, target)| target).collect();
+        assert_eq!(order, [0, 3, 1]);
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! reads were, and comes near elsewhere. What it leaves out: staging slots are without limit, a dense batch reads ahead into
 //! empty slots only, and tiers on devices are not seen.
 //!
-//! [`Eviction::Belady`] is the optimum; [`fit()`] fits HOBBIT's weights and thresholds.
+//! [`Eviction::Belady`] is the optimum; [`fit()`] fits HOBBIT's weights and thresholds, and measures
+//! what each layer's misses cost.
 
 mod budget;
 mod config;
@@ -21,6 +22,7 @@ mod error;
 mod fit;
 mod link;
 mod outcome;
+mod penalties;
 mod recall;
 mod recording;
 mod replay;
@@ -33,9 +35,9 @@ pub use budget::{Budget, BudgetError, LayerSlots, slots};
 pub use config::{Compute, Config, Eviction, Foresight, Prefetch};
 pub use curves::{HitCurve, hit_curves};
 pub use error::SimError;
-pub use fit::{FITTED_FORMAT, FITTED_VERSION, FitGoal, FittedOn, FittedPolicy, fit};
+pub use fit::{FitGoal, fit};
 pub use link::LinkModel;
 pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome};
-pub use recall::recall;
+pub use recall::{Widths, path_recall, path_table, recall, widths, widths_by_distance};
 pub use recording::{Batch, Event, Recording};
 pub use replay::replay;

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::SimError;
-use crate::trace::{Header, LayerRecord, Phase, Record, TraceError, TraceReader};
+use crate::trace::{Header, LayerRecord, Phase, Record, ResidentsRecord, TraceError, TraceReader};
 
 /// What was evaluated, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,8 +41,10 @@ impl Batch {
 pub struct Recording {
     /// File, for messages.
     pub path: PathBuf,
-    /// What the trace begins with.
+    /// What the trace begins with, with what was measured later in place of what was known then.
     pub header: Header,
+    /// What was resident before the first batch; empty unless it was a warm start.
+    pub start: ResidentsRecord,
     /// Whole batches. A batch that was cut off is not among them.
     pub events: Vec<Event>,
     /// First byte that was cut off, if the file does not end with a whole record.
@@ -64,11 +66,39 @@ impl Recording {
     /// As [`Recording::open`].
     pub fn read<R: Read>(mut reader: TraceReader<R>, path: &Path) -> Result<Self, SimError> {
         let header = reader.header().clone();
-        let events = events(&mut reader)?;
-        if !events.iter().any(|event| matches!(event, Event::Batch(_))) {
+        let mut recording = Self {
+            path: path.to_owned(),
+            header,
+            start: ResidentsRecord::default(),
+            events: Vec::new(),
+            truncated: None,
+        };
+        recording.take(&mut reader)?;
+        if recording.batches().next().is_none() {
             return Err(SimError::NoBatches { path: path.to_owned() });
         }
-        Ok(Self { path: path.to_owned(), header, events, truncated: reader.truncated() })
+        recording.truncated = reader.truncated();
+        Ok(recording)
+    }
+
+    fn take(&mut self, records: impl Iterator<Item = Result<Record, TraceError>>) -> Result<(), TraceError> {
+        let mut layers = Vec::new();
+        for record in records {
+            match record? {
+                Record::Sequence => self.events.push(Event::Sequence),
+                Record::Layer(layer) => layers.push(layer),
+                Record::Batch(batch) => self.events.push(Event::Batch(Batch {
+                    phase: batch.phase,
+                    n_tokens: batch.n_tokens,
+                    seconds: f64::from(batch.seconds),
+                    layers: std::mem::take(&mut layers),
+                })),
+                Record::Residents(start) => self.start = start,
+                Record::Measured(measured) => self.header.host.extend(measured.host),
+                Record::Load(_) | Record::Withdrawn(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// Pretends that every expert had a low version of so many percent of its bytes, where the model had none.
@@ -90,23 +120,4 @@ impl Recording {
             Event::Sequence => None,
         })
     }
-}
-
-fn events(records: impl Iterator<Item = Result<Record, TraceError>>) -> Result<Vec<Event>, TraceError> {
-    let mut events = Vec::new();
-    let mut layers = Vec::new();
-    for record in records {
-        match record? {
-            Record::Sequence => events.push(Event::Sequence),
-            Record::Layer(layer) => layers.push(layer),
-            Record::Load(_) => {}
-            Record::Batch(batch) => events.push(Event::Batch(Batch {
-                phase: batch.phase,
-                n_tokens: batch.n_tokens,
-                seconds: f64::from(batch.seconds),
-                layers: std::mem::take(&mut layers),
-            })),
-        }
-    }
-    Ok(events)
 }

@@ -13,12 +13,13 @@ use super::recording::{Batch, Event, Recording};
 use super::step::{demands, need_order};
 use super::upgrades::Upgrades;
 use crate::cache::policy::{self, Belady, Shape, Upcoming};
-use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SliceKinds, SlotId};
+use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds, SlotId};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
+use crate::load::prefetch::{Estimates, Pace, PrefetchOptions, Prefetcher};
 use crate::options::PrecisionMode;
 use crate::predict::{self, Oracle, Predictor};
-use crate::route::Demand;
-use crate::trace::{Header, Phase};
+use crate::route::{Demand, Thresholds};
+use crate::trace::{Header, Phase, ResidentsRecord};
 
 /// Experts move as a whole: one slice stands for all.
 pub(super) const WHOLE: SliceKind = SliceKind::Gate;
@@ -49,6 +50,7 @@ pub fn replay(
     observe: &mut dyn FnMut(ExpertId, Option<Precision>, bool),
 ) -> Result<Outcome, SimError> {
     let mut replay = Replay::new(recording, config)?;
+    replay.warm_up();
     for event in &recording.events {
         match event {
             Event::Sequence => {
@@ -66,6 +68,8 @@ pub(super) struct Replay<'a> {
     pub(super) config: &'a Config,
     pub(super) cache: Cache,
     pub(super) predictor: Box<dyn Predictor>,
+    /// Decides what is loaded on a guess.
+    pub(super) planner: Prefetcher,
     pub(super) link: Link<Target>,
     /// Virtual seconds.
     pub(super) now: f64,
@@ -115,6 +119,7 @@ impl<'a> Replay<'a> {
             config,
             cache,
             predictor,
+            planner: planner(config),
             link: Link::new(config.link),
             now: 0.0,
             upgrades: Upgrades::new(layers.iter().map(|layer| layer.layer).collect()),
@@ -127,11 +132,27 @@ impl<'a> Replay<'a> {
         })
     }
 
+    /// What was resident when the recording began is resident, as far as there are slots; a policy of the recorded kind knows
+    /// what that one had learned.
+    fn warm_up(&mut self) {
+        let ResidentsRecord { versions, statistics } = self.recording.start.clone();
+        let saved = SavedCache { name: String::new(), residents: versions, statistics };
+        let is_recorded = self.config.eviction.to_string() == self.recording.header.settings.policy;
+        if is_recorded {
+            self.cache.load_statistics(&saved);
+        }
+        for (slot, _) in self.cache.restore(&saved) {
+            self.cache.set_loading(slot, WHOLE);
+            self.cache.set_ready(slot, WHOLE);
+        }
+    }
+
     fn batch(&mut self, batch: &Batch, observe: &mut dyn FnMut(ExpertId, Option<Precision>, bool)) {
         let started = self.now;
         if batch.n_tokens == 1 {
             self.predictor.begin_token();
         }
+        self.planner.abandon();
         for record in &batch.layers {
             self.layer(batch, record, observe);
         }
@@ -158,7 +179,10 @@ impl<'a> Replay<'a> {
         self.link.advance(self.now, &mut landed);
         for target in landed.drain(..) {
             match target {
-                Target::Slot(slot, _) => self.cache.set_ready(slot, WHOLE),
+                Target::Slot(slot, version) => {
+                    self.cache.set_ready(slot, WHOLE);
+                    self.planner.landed(version);
+                }
                 Target::Staging(version) => self.staged.push(version),
             }
         }
@@ -212,6 +236,20 @@ impl<'a> Replay<'a> {
             phase.misses.count(used, 1);
         }
     }
+}
+
+/// The engine's, told the speed of the link and what experts are asked for.
+fn planner(config: &Config) -> Prefetcher {
+    let thresholds = match config.mode {
+        PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },
+        PrecisionMode::Dynamic => config.thresholds,
+    };
+    let pace = match config.prefetch {
+        Some(prefetch) if !prefetch.in_time => Pace::Deterministic(usize::MAX),
+        _ => Pace::Timed,
+    };
+    let options = PrefetchOptions { thresholds, pace, ..PrefetchOptions::default() };
+    Prefetcher::new(options, Estimates::seeded(config.link.bytes_per_second))
 }
 
 /// Every use of a recording, with what it will ask for.

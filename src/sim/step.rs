@@ -1,15 +1,17 @@
 //! One layer of a batch, in the order of `engine::residency`.
 
 use super::config::{Compute, Config};
+use super::recall::has_router_scores;
 use super::recording::{Batch, Recording};
 use super::replay::{Replay, Target, WHOLE};
-use crate::cache::{SlotId, Use};
+use crate::cache::{Cache, SlotId, Use};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
+use crate::load::prefetch::{Holdings, Link as PlannedLink};
 use crate::options::PrecisionMode;
-use crate::predict::{Predicted, Predictor, ahead_by};
+use crate::predict::Predictor;
 use crate::route::{Choice, Demand, Resident, lower_least_popular, merge, resolve};
-use crate::trace::LayerRecord;
+use crate::trace::{Header, LayerRecord};
 
 /// The distinct experts of a layer in the order in which the engine asks for them: as recorded; else the router's order for a
 /// single token, falling popularity for a batch.
@@ -130,7 +132,7 @@ impl Replay<'_> {
         if record.n_tokens > 1 && order.len() * 10 >= demands.len() * 9 {
             self.look_ahead(layer);
         }
-        self.predict(record, layer_seconds);
+        self.predict(record, layer_seconds, &used);
         self.multiply(batch, record, &used);
         used.iter().filter_map(|used| used.slot).for_each(|slot| self.cache.unpin(slot));
         self.staged.clear();
@@ -187,8 +189,12 @@ impl Replay<'_> {
     /// Takes back guesses about the running layer that the router did not confirm and that have not started.
     fn drop_obsolete(&mut self, layer: u16) {
         let obsolete = |target: &Target| target.version().expert.layer == layer;
-        for target in self.link.withdraw(LoadClass::Prefetch, obsolete) {
+        let [mut withdrawn, guesses] =
+            [LoadClass::ReadAhead, LoadClass::Prefetch].map(|class| self.link.withdraw(class, obsolete));
+        withdrawn.extend(guesses);
+        for target in withdrawn {
             let version = target.version();
+            self.planner.dropped(version);
             if let Target::Slot(slot, _) = target {
                 self.cache.set_failed(slot, WHOLE);
                 self.cache.release(version);
@@ -252,67 +258,59 @@ impl Replay<'_> {
                 return;
             }
             if let Some(slot) = self.acquire(version) {
-                self.submit(LoadClass::Prefetch, Target::Slot(slot, version));
+                self.submit(LoadClass::ReadAhead, Target::Slot(slot, version));
             }
         }
     }
 
-    /// Shows a single token to the predictor, and loads what it expects.
-    fn predict(&mut self, record: &LayerRecord, layer_seconds: f64) {
+    /// Shows a single token to the predictor, and loads what it expects, as the engine does.
+    fn predict(&mut self, record: &LayerRecord, layer_seconds: f64, used: &[Used]) {
         if record.n_tokens != 1 {
             return;
         }
-        show(self.predictor.as_mut(), record, &self.recording.header, &mut self.scores);
+        let chosen = chosen(record);
+        show(self.predictor.as_mut(), record, &chosen, &self.recording.header, &mut self.scores);
         let Some(prefetch) = self.config.prefetch else { return };
-        let cache = &self.cache;
-        let mut missing = |predicted: &[Predicted], wanted: &mut Vec<Predicted>| {
-            let is_there =
-                |expert| cache.lookup(Version::high(expert)).is_some() || cache.lookup(Version::low(expert)).is_some();
-            wanted.extend(predicted.iter().filter(|predicted| !is_there(predicted.expert)));
+        let versions: Vec<Version> = used.iter().map(|used| used.version).collect();
+        let bytes: u64 = versions.iter().map(|version| self.bytes(*version)).sum();
+        let missing = self.link.bytes_of(|class| !class.is_background());
+        let n_hits = used.iter().filter(|used| used.slot.is_some_and(|slot| self.cache.is_ready(slot))).count();
+        let experts = self.expert_seconds(record, usize::from(record.n_used)) * f64::from(record.n_used);
+        let planner = &mut self.planner;
+        planner.estimates.observe_layer(layer_seconds + experts);
+        planner.estimates.observe_uses(n_hits as u64, used.len() as u64);
+        planner.settle(record.layer, &chosen, &versions, missing > 0);
+        let held = Held {
+            cache: &self.cache,
+            header: &self.recording.header,
+            has_low: self.has_low(record.layer),
+            n_used: record.n_used,
         };
-        let ahead = ahead_by(self.predictor.as_mut(), record.layer, prefetch.distance_max, &mut missing);
+        let ahead = self.planner.look_ahead(self.predictor.as_mut(), record.layer, prefetch.distance_max, &held);
+        let likely = self.planner.likely(&ahead, &held);
+        let there = 1.0 - missing as f64 / bytes.max(missing).max(1) as f64;
+        let elapsed = there * self.planner.estimates.layer_seconds().unwrap_or(0.0);
+        let link = PlannedLink {
+            is_busy: false,
+            queued_bytes: self.link.bytes_of(LoadClass::is_background),
+            elapsed_seconds: self.config.link.transfer_seconds(missing).min(elapsed),
+        };
+        let loads = self.planner.plan(&ahead, link, &held);
         self.cache.unshield_all();
         if prefetch.shield {
-            let both = |predicted: &Predicted| [Version::high(predicted.expert), Version::low(predicted.expert)];
-            self.cache.shield(ahead.predicted.iter().flat_map(both));
+            let both = |expert| [Version::high(expert), Version::low(expert)];
+            self.cache.shield(likely.into_iter().flat_map(both));
         }
-        let room = self.seconds_until(record, layer_seconds, ahead.depth);
-        for wanted in ahead.wanted {
-            let version = self.guess(&wanted, record);
-            let Some(version) = version else { continue };
-            let takes = self.config.link.latency_seconds + self.config.link.transfer_seconds(self.bytes(version));
-            if prefetch.in_time && self.link.backlog_seconds() + takes > room {
-                break;
-            }
-            if let Some(slot) = self.acquire(version) {
-                self.guessed.insert(version);
-                self.outcome.prefetch.issued += 1;
-                self.submit(LoadClass::Prefetch, Target::Slot(slot, version));
+        for version in loads.into_iter().map(|load| load.version) {
+            match self.acquire(version) {
+                Some(slot) => {
+                    self.guessed.insert(version);
+                    self.outcome.prefetch.issued += 1;
+                    self.submit(LoadClass::Prefetch, Target::Slot(slot, version));
+                }
+                None => self.planner.failed(version),
             }
         }
-    }
-
-    /// In which version a predicted expert is worth reading: high for those that would have ranked among the important ones.
-    fn guess(&self, wanted: &Predicted, record: &LayerRecord) -> Option<Version> {
-        let expert = wanted.expert;
-        if self.config.mode == PrecisionMode::Exact || !self.has_low(expert.layer) {
-            return Some(Version::high(expert));
-        }
-        // Its score against this token's weights stands in for the weights it will be ranked among.
-        let total: f32 = record.weights.iter().map(|weight| weight.abs()).sum();
-        let before: f32 =
-            record.weights.iter().map(|weight| weight.abs()).filter(|weight| *weight > wanted.score).sum();
-        match self.config.thresholds.demand(if total > 0.0 { before / total } else { 0.0 }) {
-            Demand::High => Some(Version::high(expert)),
-            Demand::Low => Some(Version::low(expert)),
-            Demand::Skip => None,
-        }
-    }
-
-    /// Virtual seconds until the layer at a distance runs, if nothing has to be waited for.
-    fn seconds_until(&self, record: &LayerRecord, layer_seconds: f64, distance: u8) -> f64 {
-        let experts = self.expert_seconds(record, usize::from(record.n_used)) * f64::from(record.n_used);
-        (layer_seconds + experts) * f64::from(distance)
     }
 
     /// Seconds of one of `n_multiplied` experts' products.
@@ -356,21 +354,53 @@ impl Replay<'_> {
     }
 }
 
-/// Tells a predictor what a single token's layer did, and the scores of later layers that were recorded.
-pub(super) fn show(
-    predictor: &mut dyn Predictor,
-    record: &LayerRecord,
-    header: &crate::trace::Header,
-    scores: &mut Vec<f32>,
-) {
+/// What the planner may know.
+struct Held<'a> {
+    cache: &'a Cache,
+    header: &'a Header,
+    has_low: bool,
+    n_used: u16,
+}
+
+impl Holdings for Held<'_> {
+    fn is_resident(&self, version: Version) -> bool {
+        self.cache.lookup(version).is_some()
+    }
+
+    fn bytes(&self, version: Version) -> Option<u64> {
+        let layer = self.header.layer(version.expert.layer)?;
+        match version.precision {
+            Precision::High => Some(layer.bytes_high),
+            Precision::Low => self.has_low.then_some(layer.bytes_low),
+        }
+    }
+
+    fn n_used(&self, _layer: u16) -> usize {
+        self.n_used.into()
+    }
+}
+
+/// What the router chose for a single token, best first; weights sum to 1.
+pub(super) fn chosen(record: &LayerRecord) -> Vec<(u16, f32)> {
     let mut chosen: Vec<(u16, f32)> = record.token(0).collect();
     let total: f32 = chosen.iter().map(|(_, weight)| weight.abs()).sum();
     if total > 0.0 {
         chosen.iter_mut().for_each(|(_, weight)| *weight = weight.abs() / total);
     }
     chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
-    predictor.observe(record.layer, &chosen);
-    if !predictor.needs_scores() {
+    chosen
+}
+
+/// Tells a predictor what a single token's layer did, and the scores of later layers that were recorded.
+pub(super) fn show(
+    predictor: &mut dyn Predictor,
+    record: &LayerRecord,
+    chosen: &[(u16, f32)],
+    header: &Header,
+    scores: &mut Vec<f32>,
+) {
+    predictor.observe(record.layer, chosen);
+    if !predictor.needs_scores() || !has_router_scores(header) {
         return;
     }
     let layers = &header.model.layers;

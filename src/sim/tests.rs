@@ -308,9 +308,9 @@ fn a_perfect_guess_hides_what_time_allows() {
     // The second layer's read starts behind the first one's and has 1 + 2 of its 4 seconds.
     assert_eq!(clockwork(Some(late), 2).decode.stall_seconds, 10.0);
     assert_eq!(clockwork(Some(late), 2).prefetch, PrefetchOutcome { issued: 2, useful: 2, wasted: 0, dropped: 0 });
-    // Not in time, not at all.
+    // Part of a read that is sure is worth it.
     let in_time = Prefetch { in_time: true, ..late };
-    assert_eq!(clockwork(Some(in_time), 2).prefetch.issued, 0);
+    assert_eq!(clockwork(Some(in_time), 2).decode.stall_seconds, 10.0);
 }
 
 #[test]
@@ -379,9 +379,16 @@ fn weights_are_fitted_to_what_the_trace_rewards() {
     assert!(fitted.penalty < 0.8 * fitted.penalty_lru, "{fitted:?}");
     assert!((fitted.weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
     assert_eq!((fitted.t1, fitted.fitted_on.tokens), (None, 300), "no low versions");
+    let [curve] = &fitted.layers[..] else { panic!("{:?}", fitted.layers) };
+    assert_eq!((curve.layer, curve.n_expert, &curve.slots), (0, 8, &(0..=8).collect()));
+    assert_eq!((curve.penalty[0], curve.penalty[8]), (1.0, 8.0 / 300.0), "a use a token; each expert once");
+    assert_eq!(curve.penalty[3], fitted.penalty, "with the slots that the weights were fitted for");
+    assert!(curve.penalty.is_sorted_by(|a, b| a >= b), "{curve:?}");
     let mut n_replays = 0;
     fit(&recordings, &goal, &mut |n| (n_replays = n, false).1).unwrap();
     assert_eq!(n_replays, 1, "ended when told to");
+    let ended = fit(&recordings, &goal, &mut |n| n < 40).unwrap();
+    assert!(!ended.has_penalties() && ended.layers[0].n_expert == 8, "nothing was measured");
 }
 
 #[test]

@@ -39,8 +39,10 @@ pub struct DeviceCounters {
     pub uploads: u64,
     /// Bytes copied.
     pub uploaded_bytes: u64,
-    /// Wall time in which the computation stood still for a copy.
-    pub upload_wait_seconds: f64,
+    /// Experts copied before their layer's router had spoken. They count in `uploads`, and as hits where they are used.
+    pub ahead: u64,
+    /// Of these, used by the layer that they were copied for.
+    pub ahead_used: u64,
     /// Missing experts that the CPU computed meanwhile.
     pub helper_experts: u64,
     /// Wall time in which it did.
@@ -57,7 +59,8 @@ impl DeviceCounters {
             misses: self.misses - earlier.misses,
             uploads: self.uploads - earlier.uploads,
             uploaded_bytes: self.uploaded_bytes - earlier.uploaded_bytes,
-            upload_wait_seconds: self.upload_wait_seconds - earlier.upload_wait_seconds,
+            ahead: self.ahead - earlier.ahead,
+            ahead_used: self.ahead_used - earlier.ahead_used,
             helper_experts: self.helper_experts - earlier.helper_experts,
             helper_seconds: self.helper_seconds - earlier.helper_seconds,
             cache_shrunk: self.cache_shrunk - earlier.cache_shrunk,

@@ -92,6 +92,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    pub(super) fn bytes(&mut self, n: usize, what: &str) -> Result<&'a [u8], String> {
+        let (head, rest) = self.left.split_at_checked(n).ok_or_else(|| format!("it ends within {what}"))?;
+        self.left = rest;
+        Ok(head)
+    }
+
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
         let (head, rest) = self.left.split_first_chunk().ok_or_else(|| format!("it ends within {what}"))?;
         self.left = rest;

@@ -1,15 +1,15 @@
 //! Why a trace cannot be read or written.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a trace cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The operating system refused.
-    #[error("{}: cannot {action} this trace: {error}", path.display())]
+    #[error("{}cannot {action} this trace: {error}", named(path))]
     Io {
-        /// File; empty for a writer's.
+        /// File; empty for a writer's, which knows none.
         path: PathBuf,
         /// What was attempted.
         action: &'static str,
@@ -58,4 +58,8 @@ pub enum TraceError {
         /// What is wrong.
         reason: String,
     },
+}
+
+fn named(path: &Path) -> String {
+    if path.as_os_str().is_empty() { String::new() } else { format!("{}: ", path.display()) }
 }

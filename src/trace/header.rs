@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::options::PrecisionMode;
+use crate::options::{PrecisionMode, Prefetch};
 
 /// First bytes of every trace.
 pub const MAGIC: [u8; 8] = *b"HOBBITTR";
@@ -69,6 +69,10 @@ pub struct Settings {
     pub policy: String,
     /// Predictor of prefetches; `none` without.
     pub predictor: String,
+    /// `--prefetch`: what was predicted was read ahead (`on`, `auto`) or not (`off`).
+    pub prefetch: String,
+    /// Layers ahead that were predicted, at the most.
+    pub distance: u8,
     /// `exact` or `dynamic`.
     pub mode: String,
     /// Highest unimportance that was loaded in high precision.
@@ -92,6 +96,8 @@ impl Default for Settings {
         Self {
             policy: "lru".into(),
             predictor: "none".into(),
+            prefetch: Prefetch::Off.to_string(),
+            distance: 0,
             mode: PrecisionMode::Exact.to_string(),
             t1: 1.0,
             t2: 1.0,
@@ -131,6 +137,7 @@ impl Header {
             }
         }
         self.settings.mode.parse::<PrecisionMode>().map_err(|error| error.to_string())?;
+        self.settings.prefetch.parse::<Prefetch>().map_err(|error| error.to_string())?;
         let shares = [("t1", self.settings.t1), ("t2", self.settings.t2), ("prefill_low", self.settings.prefill_low)];
         match shares.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
             Some((name, value)) => Err(format!("{name} is {value}, expected a number from 0 to 1")),

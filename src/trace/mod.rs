@@ -36,5 +36,8 @@ pub use bytes::rounded;
 pub use error::TraceError;
 pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;
-pub use record::{BatchRecord, LayerRecord, LoadRecord, Needed, Phase, Prediction, ReadClass, Record};
+pub use record::{
+    BatchRecord, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, Record,
+    ResidentsRecord, WithdrawnRecord,
+};
 pub use writer::TraceWriter;

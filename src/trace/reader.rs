@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 use super::TraceError;
 use super::bytes::Cursor;
 use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
-use super::record::{BatchRecord, LayerRecord, LoadRecord, Needed, Phase, Prediction, ReadClass, Record};
-use crate::expert::Precision;
+use super::record::{
+    BatchRecord, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, Record,
+    ResidentsRecord, WithdrawnRecord,
+};
+use crate::expert::{ExpertId, Precision, Version};
 use crate::route::Demand;
 
 /// Bytes of a record's payload, at the most.
@@ -18,6 +21,9 @@ pub(super) const SEQUENCE: u8 = 1;
 pub(super) const LAYER: u8 = 2;
 pub(super) const LOAD: u8 = 3;
 pub(super) const BATCH: u8 = 4;
+pub(super) const RESIDENTS: u8 = 5;
+pub(super) const WITHDRAWN: u8 = 6;
+pub(super) const MEASURED: u8 = 7;
 
 /// The records of a trace, one after the other. Ends after the last whole record of a file that was cut off, and after
 /// the first error. Records of kinds that this version does not know are passed over.
@@ -86,6 +92,11 @@ impl<R: Read> TraceReader<R> {
         &self.header
     }
 
+    /// Bytes read so far.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// First byte of the record that was cut off, once the end has been reached; `None` for a whole trace.
     pub fn truncated(&self) -> Option<u64> {
         self.truncated
@@ -109,6 +120,9 @@ impl<R: Read> TraceReader<R> {
                 LAYER => layer(&mut cursor, &self.header).map(Record::Layer),
                 LOAD => load(&mut cursor, &self.header).map(Record::Load),
                 BATCH => batch(&mut cursor).map(Record::Batch),
+                RESIDENTS => residents(&mut cursor, &self.header).map(Record::Residents),
+                WITHDRAWN => withdrawn(&mut cursor, &self.header).map(Record::Withdrawn),
+                MEASURED => measured(&mut cursor).map(Record::Measured),
                 _ => continue,
             };
             let record = record.and_then(|record| match cursor.left() {
@@ -264,17 +278,44 @@ fn class(id: u8) -> Result<Option<ReadClass>, String> {
     })
 }
 
-fn load(cursor: &mut Cursor, header: &Header) -> Result<LoadRecord, String> {
+/// A version of one of the model's experts.
+fn version(cursor: &mut Cursor, header: &Header) -> Result<Version, String> {
     let layer = cursor.below(1 << 16, "the layer")? as u16;
     let described = header.layer(layer).ok_or_else(|| format!("the model has no layer {layer} with experts"))?;
-    let expert = cursor.below(u64::from(described.n_expert), "the expert")? as u16;
+    let index = cursor.below(u64::from(described.n_expert), "the expert")? as u16;
     let precision = match cursor.u8("the precision")? {
         0 => Precision::High,
         1 => Precision::Low,
         other => return Err(format!("the precision is {other}, expected 0 or 1")),
     };
+    Ok(Version { expert: ExpertId { layer, index }, precision })
+}
+
+fn load(cursor: &mut Cursor, header: &Header) -> Result<LoadRecord, String> {
+    let Version { expert: ExpertId { layer, index: expert }, precision } = version(cursor, header)?;
     let class = class(cursor.u8("the class")?)?.ok_or("the class of a read is 0, expected 1 to 3")?;
     Ok(LoadRecord { layer, expert, precision, class, bytes: cursor.varint("bytes")? })
+}
+
+fn withdrawn(cursor: &mut Cursor, header: &Header) -> Result<WithdrawnRecord, String> {
+    let Version { expert: ExpertId { layer, index: expert }, precision } = version(cursor, header)?;
+    Ok(WithdrawnRecord { layer, expert, precision, bytes: cursor.varint("bytes")? })
+}
+
+fn residents(cursor: &mut Cursor, header: &Header) -> Result<ResidentsRecord, String> {
+    let mut record = ResidentsRecord::default();
+    for _ in 0..cursor.count(3, "the number of residents")? {
+        record.versions.push(version(cursor, header)?);
+    }
+    let n = cursor.count(1, "the number of bytes of statistics")?;
+    record.statistics = cursor.bytes(n, "the statistics")?.to_vec();
+    Ok(record)
+}
+
+fn measured(cursor: &mut Cursor) -> Result<MeasuredRecord, String> {
+    let json = cursor.bytes(cursor.left(), "the numbers")?;
+    let host = serde_json::from_slice(json).map_err(|error| format!("the machine's numbers: {error}"))?;
+    Ok(MeasuredRecord { host })
 }
 
 fn batch(cursor: &mut Cursor) -> Result<BatchRecord, String> {

@@ -1,8 +1,10 @@
 //! What a trace says again and again.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use crate::expert::{ExpertId, Precision};
+use crate::expert::{ExpertId, Precision, Version};
 use crate::route::Demand;
 
 /// One record.
@@ -17,6 +19,12 @@ pub enum Record {
     Load(LoadRecord),
     /// A batch has been evaluated: its layers are the layer records since the last one.
     Batch(BatchRecord),
+    /// What was resident before the first batch.
+    Residents(ResidentsRecord),
+    /// A read of an earlier [`Record::Load`] was taken back before it started.
+    Withdrawn(WithdrawnRecord),
+    /// What has been measured of the machine so far; replaces what an earlier record, or the header, says.
+    Measured(MeasuredRecord),
 }
 
 /// Prompt processing or decoding.
@@ -74,6 +82,57 @@ impl LoadRecord {
     }
 }
 
+/// A background read that never started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct WithdrawnRecord {
+    /// Block number.
+    pub layer: u16,
+    /// Expert.
+    pub expert: u16,
+    /// Which version.
+    pub precision: Precision,
+    /// Bytes that were not read after all.
+    pub bytes: u64,
+}
+
+/// What the host's cache began with: a warm start ([`crate::cache::CacheState`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ResidentsRecord {
+    /// Versions that were there, least recently used first.
+    #[serde(serialize_with = "versions_by_name")]
+    pub versions: Vec<Version>,
+    /// What the policy of the settings had learned, in its own format ([`crate::cache::Policy::save`]).
+    #[serde(rename = "statistics_bytes", serialize_with = "only_length")]
+    pub statistics: Vec<u8>,
+}
+
+/// Numbers of the machine by name, as in [`super::Header::host`]; finite.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct MeasuredRecord {
+    /// `link_bytes_per_second` and others.
+    pub host: BTreeMap<String, f64>,
+}
+
+fn versions_by_name<S: serde::Serializer>(versions: &[Version], to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Resident {
+        layer: u16,
+        expert: u16,
+        precision: Precision,
+    }
+    let resident = |version: &Version| Resident {
+        layer: version.expert.layer,
+        expert: version.expert.index,
+        precision: version.precision,
+    };
+    to.collect_seq(versions.iter().map(resident))
+}
+
+/// Nobody but the policy can read them.
+fn only_length<S: serde::Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(bytes.len() as u64)
+}
+
 /// An expert that a layer further on was predicted to need.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
@@ -99,7 +158,7 @@ pub struct Needed {
     pub hit: bool,
     /// What brought the version since its last use; `None` if it has been there all along.
     pub class: Option<ReadClass>,
-    /// Bytes that were read for this use; 0 for hits.
+    /// Bytes that were read for this use; 0 without a class.
     pub bytes: u64,
 }
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::expert::Precision;
+use crate::expert::{ExpertId, Precision, Version};
 use crate::route::Demand;
 
 fn header() -> Header {
@@ -59,7 +59,16 @@ fn records() -> Vec<Record> {
         Record::Layer(single),
         Record::Load(load),
         Record::Layer(many),
+        Record::Withdrawn(WithdrawnRecord { layer: 3, expert: 299, precision: Precision::Low, bytes: 1 << 40 }),
         Record::Batch(BatchRecord { phase: Phase::Decode, n_tokens: 1, seconds: 0.0625 }),
+        Record::Residents(ResidentsRecord {
+            versions: vec![
+                Version::high(ExpertId { layer: 3, index: 299 }),
+                Version::low(ExpertId { layer: 1, index: 0 }),
+            ],
+            statistics: vec![0, 255, 7],
+        }),
+        Record::Measured(MeasuredRecord { host: [("link_bytes_per_second".to_owned(), 2.5e9)].into() }),
     ]
 }
 
@@ -71,6 +80,9 @@ fn written(records: &[Record]) -> Vec<u8> {
             Record::Layer(layer) => writer.layer(layer).unwrap(),
             Record::Load(load) => writer.load(load).unwrap(),
             Record::Batch(batch) => writer.batch(batch.phase, batch.n_tokens, batch.seconds).unwrap(),
+            Record::Residents(residents) => writer.residents(residents).unwrap(),
+            Record::Withdrawn(withdrawn) => writer.withdrawn(withdrawn).unwrap(),
+            Record::Measured(measured) => writer.measured(measured).unwrap(),
         }
     }
     writer.finish().unwrap()
@@ -123,7 +135,7 @@ fn the_best_unselected_scores_are_kept_in_order() {
 fn wherever_it_is_cut_off_the_whole_records_before_are_read() {
     let bytes = written(&records());
     let header_len = written(&[]).len();
-    let ends: Vec<usize> = (0..=5).map(|n| written(&records()[..n]).len()).collect();
+    let ends: Vec<usize> = (0..=records().len()).map(|n| written(&records()[..n]).len()).collect();
     for len in 0..bytes.len() {
         if len < header_len {
             assert!(TraceReader::new(&bytes[..len], "a.trace").is_err(), "{len}");
@@ -168,6 +180,10 @@ fn unknown_records_are_passed_over_and_damaged_ones_named() {
     assert!(damaged(&[reader::LAYER, 0xff, 0xff, 0xff, 0xff]).contains("more than 67108864 bytes"));
     assert!(damaged(&[reader::LOAD, 5, 1, 8, 0, 2, 1]).contains("the expert is 8, expected less than 8"));
     assert!(damaged(&[reader::LOAD, 5, 1, 7, 0, 0, 1]).contains("the class of a read is 0"));
+    assert!(damaged(&[reader::RESIDENTS, 2, 9, 0]).contains("the number of residents is 9, but only 1 bytes"));
+    assert!(damaged(&[reader::RESIDENTS, 3, 0, 2, 0]).contains("the number of bytes of statistics is 2"));
+    assert!(damaged(&[reader::WITHDRAWN, 3, 1, 7, 2]).contains("the precision is 2, expected 0 or 1"));
+    assert!(damaged(&[reader::MEASURED, 2, b'[', b']']).contains("the machine's numbers"));
 }
 
 #[test]
@@ -213,6 +229,32 @@ fn lists_that_do_not_fit_together_are_not_written() {
     assert!(writer.layer(&record).is_err());
     record.wait_seconds = 0.0;
     writer.layer(&record).unwrap();
+}
+
+/// Changes, inserts, removes, repeats or cuts bytes behind the header.
+fn mutate(
+    bytes: &mut Vec<u8>,
+    n_header: usize,
+    kind: u8,
+    (at, other): (prop::sample::Index, prop::sample::Index),
+    with: u8,
+) {
+    let n = bytes.len() - n_header;
+    if n == 0 {
+        return;
+    }
+    let (at, other) = (n_header + at.index(n), n_header + other.index(n));
+    let (start, end) = (at.min(other), at.max(other));
+    match kind {
+        0 => bytes[at] ^= with,
+        1 => bytes.insert(at, with),
+        2 => drop(bytes.drain(start..end.min(start + usize::from(with)))),
+        3 => {
+            let repeated = bytes[start..end.min(start + usize::from(with))].to_vec();
+            bytes.splice(at..at, repeated);
+        }
+        _ => bytes.truncate(end),
+    }
 }
 
 fn half() -> impl Strategy<Value = f32> {
@@ -272,11 +314,33 @@ proptest! {
     }
 
     #[test]
-    fn no_payload_makes_the_reader_panic(tag in 1..5u8, payload in prop::collection::vec(prop_oneof![0..4u8, any::<u8>()], 0..100)) {
+    fn no_payload_makes_the_reader_panic(tag in 1..8u8, payload in prop::collection::vec(prop_oneof![0..4u8, any::<u8>()], 0..100)) {
         let mut bytes = written(&[]);
         bytes.extend_from_slice(&[tag, payload.len() as u8]);
         bytes.extend_from_slice(&payload);
         let _ = read(&bytes);
+    }
+
+    #[test]
+    fn what_is_read_of_a_mutated_trace_can_be_written_and_read_again(
+        mutations in prop::collection::vec((0..5u8, any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut bytes = written(&records());
+        let n_header = written(&[]).len();
+        for (kind, at, other, with) in mutations {
+            mutate(&mut bytes, n_header, kind, (at, other), with);
+        }
+        let (found, truncated, error) = read(&bytes);
+        prop_assert!(truncated.is_none() || error.is_none(), "one end only");
+        if let Some(error) = error {
+            let words = error.to_string();
+            prop_assert!(words.starts_with("a.trace: the record at byte "), "{}", words);
+        }
+        // Compared as bytes: a mutated weight may be no number.
+        let again = written(&found);
+        let (reread, truncated, error) = read(&again);
+        prop_assert!(error.is_none() && truncated.is_none());
+        prop_assert_eq!(written(&reread), again);
     }
 
     #[test]

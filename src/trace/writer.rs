@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use super::bytes::{put_f16, put_f32, put_varint};
 use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
-use super::record::{LayerRecord, LoadRecord, Needed, Phase, ReadClass};
+use super::record::{
+    LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, ReadClass, ResidentsRecord, WithdrawnRecord,
+};
 use super::{TraceError, reader};
 use crate::expert::Precision;
 use crate::route::Demand;
@@ -20,6 +22,8 @@ pub struct TraceWriter<W: Write> {
     out: W,
     buffer: Vec<u8>,
     payload: Vec<u8>,
+    /// Bytes that `out` has taken, whole records only.
+    whole: u64,
 }
 
 impl<W: Write> TraceWriter<W> {
@@ -39,7 +43,7 @@ impl<W: Write> TraceWriter<W> {
         buffer.extend_from_slice(&[0; 2]);
         buffer.extend_from_slice(&len.to_le_bytes());
         buffer.extend_from_slice(&json);
-        let mut writer = Self { out, buffer, payload: Vec::new() };
+        let mut writer = Self { out, buffer, payload: Vec::new(), whole: 0 };
         writer.flush()?;
         Ok(writer)
     }
@@ -125,12 +129,69 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::BATCH)
     }
 
-    /// Gives everything to the file.
+    /// A background read has been taken back before it started.
     ///
     /// # Errors
     /// [`TraceError::Io`].
+    pub fn withdrawn(&mut self, record: &WithdrawnRecord) -> Result<(), TraceError> {
+        let out = &mut self.payload;
+        out.clear();
+        put_varint(out, u64::from(record.layer));
+        put_varint(out, u64::from(record.expert));
+        out.push(record.precision.index() as u8);
+        put_varint(out, record.bytes);
+        self.append(reader::WITHDRAWN)
+    }
+
+    /// What was resident before the first batch.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`]; [`TraceError::Unwritable`] beyond 64 MiB.
+    pub fn residents(&mut self, record: &ResidentsRecord) -> Result<(), TraceError> {
+        let out = &mut self.payload;
+        out.clear();
+        put_varint(out, record.versions.len() as u64);
+        for version in &record.versions {
+            put_varint(out, u64::from(version.expert.layer));
+            put_varint(out, u64::from(version.expert.index));
+            out.push(version.precision.index() as u8);
+        }
+        put_varint(out, record.statistics.len() as u64);
+        out.extend_from_slice(&record.statistics);
+        self.append(reader::RESIDENTS)
+    }
+
+    /// What has been measured of the machine so far.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`]; [`TraceError::Unwritable`] for a number that is not finite.
+    pub fn measured(&mut self, record: &MeasuredRecord) -> Result<(), TraceError> {
+        let unwritable = |reason: String| TraceError::Unwritable { reason };
+        if let Some((name, value)) = record.host.iter().find(|(_, value)| !value.is_finite()) {
+            return Err(unwritable(format!("{name} is {value}, expected a finite number")));
+        }
+        self.payload.clear();
+        serde_json::to_writer(&mut self.payload, &record.host).map_err(|error| unwritable(error.to_string()))?;
+        self.append(reader::MEASURED)
+    }
+
+    /// Bytes that the file has taken, all of them whole records: where one of them failed half-way, it may be cut here.
+    pub fn whole_bytes(&self) -> u64 {
+        self.whole
+    }
+
+    /// The file.
+    pub fn get_ref(&self) -> &W {
+        &self.out
+    }
+
+    /// Gives everything to the file.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`]: some of it may have been written, and none is kept.
     pub fn flush(&mut self) -> Result<(), TraceError> {
         let written = self.out.write_all(&self.buffer).and_then(|()| self.out.flush());
+        self.whole += if written.is_ok() { self.buffer.len() as u64 } else { 0 };
         self.buffer.clear();
         written.map_err(|error| TraceError::Io { path: PathBuf::new(), action: "write", error })
     }

@@ -1,7 +1,8 @@
 //! Runs a case on a device, by stock llama.cpp with everything there and by hobbit with tiers of several sizes.
 
 use hobbit::plan::ExpertCache;
-use hobbit::{CpuHelper, DeviceChoice, DeviceOptions, Model, ModelOptions};
+use hobbit::stats::DeviceCounters;
+use hobbit::{CachingOptions, CpuHelper, DeviceChoice, DeviceOptions, Model, ModelOptions};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};
@@ -19,6 +20,17 @@ pub const SIZES: [(ExpertCache, ExpertCache); 5] =
 
 /// What is wrong with a case on a device.
 pub fn check(case: &Case, device: &DeviceOptions, sizes: &[(ExpertCache, ExpertCache)]) -> Vec<String> {
+    check_with(case, device, CachingOptions::default(), sizes, &mut |_| ())
+}
+
+/// The same with other caching. `done` is told what the first device did at each size.
+pub fn check_with(
+    case: &Case,
+    device: &DeviceOptions,
+    caching: CachingOptions,
+    sizes: &[(ExpertCache, ExpertCache)],
+    done: &mut dyn FnMut(DeviceCounters),
+) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let path = match &case.model {
         Source::Synth(spec) => fixture::write(dir.path(), spec),
@@ -35,13 +47,16 @@ pub fn check(case: &Case, device: &DeviceOptions, sizes: &[(ExpertCache, ExpertC
     let mut failures = Vec::new();
     for &(cache, expert_cache) in sizes {
         let device = DeviceOptions { cache, ..device.clone() };
-        let options = ModelOptions { budget: BUDGET, expert_cache, device: device.clone(), ..ModelOptions::default() };
-        let run = || {
+        let device_options = device.clone();
+        let options =
+            ModelOptions { budget: BUDGET, expert_cache, caching, device: device_options, ..ModelOptions::default() };
+        let mut run = || {
             let model = Model::open(&path, &options, |_| true).map_err(|error| error.to_string())?;
             let session = model.session(&case.options).map_err(|error| error.to_string())?;
             let mut hobbit = Hobbit::new(session);
             let found = case.script.run(&mut hobbit, n_batch)?;
             same(&expected, &found)?;
+            done(hobbit.stats().devices[0]);
             plausible(&hobbit, &device, cache)
         };
         if let Err(error) = run() {
@@ -64,7 +79,12 @@ fn plausible(hobbit: &Hobbit, device: &DeviceOptions, cache: ExpertCache) -> Res
                 && counters.uploads >= 2 * report.experts
         }
         WAVES => report.slots == 0 && counters.hits == 0 && counters.misses > 0,
-        _ => report.slots <= report.experts / 4 && counters.misses > 0 && counters.uploads > 0,
+        ExpertCache::Percent(percent) => {
+            report.slots as f64 <= report.experts as f64 * percent / 100.0
+                && counters.misses > 0
+                && counters.uploads > 0
+        }
+        size => panic!("no test has a device cache of {size:?}"),
     };
     let helped = match device.cpu_helper {
         CpuHelper::On => report.unified || cache == ALL || counters.helper_experts > 0,

@@ -1,6 +1,7 @@
 //! Experts on devices whose memory is not the host's: every logit is, bit for bit, that of stock llama.cpp with all
 //! layers on the same device.
 
+mod ahead;
 #[path = "../exactness/cases.rs"]
 #[allow(dead_code)]
 mod cases;
@@ -24,6 +25,7 @@ mod skipping;
 #[allow(dead_code)]
 mod stock;
 mod trouble;
+mod warm;
 
 use cases::Case;
 use check::{SIZES, check};

@@ -2,7 +2,8 @@
 
 use hobbit::plan::ExpertCache;
 use hobbit::{
-    DeviceChoice, DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, SplitMode,
+    CachingOptions, DeviceChoice, DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, Session,
+    SessionOptions, SplitMode,
 };
 use lagging_device::{Device, Options, Order};
 
@@ -20,7 +21,7 @@ fn device(order: Order) -> Device {
     lagging_device::register(Options { memory: 1 << 30, order, ..Options::default() })
 }
 
-fn named(devices: &[&Device]) -> DeviceOptions {
+pub fn named(devices: &[&Device]) -> DeviceOptions {
     let names = devices.iter().map(|device| device.name().to_owned()).collect();
     DeviceOptions { devices: DeviceChoice::Named(names), headroom: 0.0, ..DeviceOptions::default() }
 }
@@ -46,6 +47,10 @@ fn run(case: &Case, session: Session) -> Vec<Row> {
 
 /// Stock llama.cpp and hobbit with the same placement give the same logits.
 fn compare(placed: &Placed, device: &DeviceOptions, devices: &[&Device]) {
+    compare_with(placed, device, devices, CachingOptions::default());
+}
+
+pub fn compare_with(placed: &Placed, device: &DeviceOptions, devices: &[&Device], caching: CachingOptions) {
     for case in some_cases() {
         let (_dir, path) = write(&case);
         let mut stock = Stock::open_placed(&path, &case.options, placed).unwrap();
@@ -56,6 +61,7 @@ fn compare(placed: &Placed, device: &DeviceOptions, devices: &[&Device]) {
                 budget: BUDGET,
                 expert_cache,
                 n_gpu_layers,
+                caching,
                 device: device.clone(),
                 ..ModelOptions::default()
             };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use gguf_tools::synth::{ExpertGroups, Format, Gating, Spec, architectures};
+use hobbit::cache::Allocation;
 use hobbit::plan::ExpertCache;
 use hobbit::predict::PredictorKind;
 use hobbit::store::IoMode;
@@ -34,11 +35,13 @@ pub struct Variant {
     pub shuffle: Option<u64>,
     /// What the next layers are expected to use is read ahead, always.
     pub ahead: Option<PredictorKind>,
+    /// How layers share the slots.
+    pub slots: Allocation,
 }
 
 impl Variant {
     const fn of(expert_cache: ExpertCache) -> Self {
-        Self { expert_cache, io: IoMode::Auto, shuffle: None, ahead: None }
+        Self { expert_cache, io: IoMode::Auto, shuffle: None, ahead: None, slots: Allocation::Even }
     }
 
     pub const ALL: Self = Self::of(ExpertCache::Percent(100.0));

@@ -1,14 +1,17 @@
 //! Runs a case on both sides and says where they differ.
 
 use std::fs;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
+use hobbit::cache::Allocation;
 use hobbit::cache::policy::PolicyKind;
 use hobbit::gguf::Gguf;
 use hobbit::plan::{Budget, ExpertCache};
+use hobbit::predict::{PathBatches, PathLimits, PathTableBuilder, PredictorKind};
+use hobbit::profile::write_path_table;
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
-use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, Prefetch, Session};
+use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, Prefetch, RouterObserver, Session};
 
 use super::cases::{Case, Source, Variant};
 use super::fixture;
@@ -52,10 +55,18 @@ fn compare(case: &Case, variants: &[Variant], path: &Path, between: impl FnOnce(
         Err(error) => return vec![format!("{}: {error}", case.name)],
     };
     between();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let paths = match variants.iter().any(|variant| variant.ahead == Some(PredictorKind::PathTable)) {
+        true => match learn_paths(case, path, &dir.path().join("model.paths")) {
+            Ok(paths) => Some(paths),
+            Err(error) => return vec![format!("{}: {error}", case.name)],
+        },
+        false => None,
+    };
     variants
         .iter()
         .filter_map(|variant| {
-            let error = check_variant(case, path, variant, &expected).err()?;
+            let error = check_variant(case, path, variant, paths.as_deref(), &expected).err()?;
             Some(format!("{}, {variant:?}: {error}", case.name))
         })
         .collect()
@@ -74,19 +85,51 @@ fn sound(rows: &[Row]) -> Result<(), String> {
     Ok(())
 }
 
-fn check_variant(case: &Case, path: &Path, variant: &Variant, expected: &[Row]) -> Result<(), String> {
+/// The table of the paths that the script itself takes: predictions as good as can be.
+fn learn_paths(case: &Case, path: &Path, to: &Path) -> Result<PathBuf, String> {
+    let options = ModelOptions { budget: BUDGET, ..ModelOptions::default() };
+    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    let builder = PathTableBuilder::new(model.predict_shape(), PathLimits::default());
+    let batches = Arc::new(Mutex::new(PathBatches::new(builder)));
+    let seen = Arc::clone(&batches);
+    let observer: RouterObserver = Box::new(move |choice| {
+        let experts = choice.experts.iter().map(|&id| id as u16);
+        seen.lock().expect("nobody panics").layer(choice.layer, choice.n_expert_used, experts);
+    });
+    let session = model.session_observed(&case.options, observer).map_err(|error| error.to_string())?;
+    case.script.run(&mut Hobbit::new(session), case.options.n_batch as usize)?;
+    let table = batches.lock().expect("nobody panics").build();
+    if table.n_tokens() == 0 {
+        return Err("no router was seen".to_owned());
+    }
+    write_path_table(to, &table).map_err(|error| error.to_string())?;
+    Ok(to.to_owned())
+}
+
+fn check_variant(
+    case: &Case,
+    path: &Path,
+    variant: &Variant,
+    paths: Option<&Path>,
+    expected: &[Row],
+) -> Result<(), String> {
     let caching = match variant.ahead {
-        None => CachingOptions::default(),
+        None => CachingOptions { slots: variant.slots, ..CachingOptions::default() },
         Some(predictor) => CachingOptions {
             policy: PolicyKind::Foresight,
             predictor,
             prefetch: Prefetch::On,
             distance: 3,
+            slots: variant.slots,
             ..Default::default()
         },
     };
     let (expert_cache, io) = (variant.expert_cache, variant.io);
-    let options = ModelOptions { budget: BUDGET, expert_cache, io, caching, ..ModelOptions::default() };
+    let path_table = paths.filter(|_| variant.ahead == Some(PredictorKind::PathTable)).map(Path::to_owned);
+    let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let profile = (variant.slots == Allocation::ByPenalty).then(|| fixture::profile(path, dir.path()));
+    let options =
+        ModelOptions { budget: BUDGET, expert_cache, io, caching, path_table, profile, ..ModelOptions::default() };
     let model = match variant.shuffle {
         None => Model::open(path, &options, |_| true),
         Some(seed) => Model::open_with_store(path, &options, move |inner| {
@@ -153,6 +196,18 @@ fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()
         }
         size => panic!("no test has a cache of {size:?}"),
     };
+    let slots: Vec<u32> = session.stats().layers.iter().map(|layer| layer.slots).collect();
+    let (least, most) = (slots.iter().min().copied(), slots.iter().max().copied());
+    let caching = session.caching();
+    let told = caching.slots_by_layer.first().map(|told| (told.least, told.most));
+    if caching.slots != variant.slots.to_string() || told != least.zip(most) {
+        return Err(format!("{slots:?} are the slots, {caching:?} was told"));
+    }
+    let n_used = u64::from(session.model().info().n_expert_used);
+    let is_short = n_slots < n_used * experts.layers.len() as u64;
+    if !is_short && slots.iter().any(|slots| u64::from(*slots) < n_used) {
+        return Err(format!("a layer has fewer slots than a token uses: {slots:?}"));
+    }
     if plausible && total.hits + total.misses > 0 && total.bytes_read > 0 {
         return Ok(());
     }

@@ -18,6 +18,7 @@ mod fixture;
 
 use cases::{Case, Variant};
 use compare::{check, check_against_altered};
+use hobbit::cache::Allocation;
 use hobbit::plan::ExpertCache;
 use hobbit::predict::PredictorKind;
 use hobbit::store::IoMode;
@@ -31,13 +32,30 @@ fn check_all(cases: Vec<Case>, variants: &[Variant]) {
 /// Reads ahead decide what is read, and when; not what comes out.
 #[test]
 fn looking_ahead() {
-    for (part, predictor) in
-        [PredictorKind::StackedGate, PredictorKind::CrossLayer, PredictorKind::Previous].into_iter().enumerate()
-    {
+    use PredictorKind::{CrossLayer, PathTable, Previous, StackedGate};
+    for (part, predictor) in [StackedGate, CrossLayer, Previous, PathTable].into_iter().enumerate() {
         let sizes = [Variant::QUARTER, Variant::HALF, Variant::ONE_SLOT];
         let variants = sizes.map(|size| Variant { ahead: Some(predictor), shuffle: Some(part as u64), ..size });
-        check_all(cases::all_architectures().into_iter().skip(part).step_by(3).collect(), &variants);
+        check_all(cases::all_architectures().into_iter().skip(part).step_by(4).collect(), &variants);
     }
+}
+
+/// Whoever has the slots, the others stream.
+#[test]
+fn slots_by_layer() {
+    let kinds = [Allocation::ShallowFirst { layers: 1 }, Allocation::ByPenalty, Allocation::ShallowFirst { layers: 4 }];
+    for (part, slots) in kinds.into_iter().enumerate() {
+        let with = |size| Variant { slots, shuffle: Some(part as u64), ..size };
+        let cases = cases::all_architectures().into_iter().skip(part).step_by(3);
+        check_all(cases.collect(), &[with(Variant::HALF), with(Variant::QUARTER)]);
+        // Pools of their own for layers of other types, and layers without experts between others.
+        let cases = cases::expert_types().into_iter().chain(cases::layouts()).skip(part).step_by(3);
+        check_all(cases.collect(), &[with(Variant::HALF)]);
+        check_all(cases::plain(), &[with(Variant::ALL), with(Variant::ONE_SLOT)]);
+    }
+    let ahead = Some(PredictorKind::StackedGate);
+    let variants = kinds.map(|slots| Variant { slots, ahead, ..Variant::HALF });
+    check_all(cases::plain(), &variants);
 }
 
 // Two halves, so that two cores share them.

@@ -3,11 +3,12 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use hobbit::cache::Allocation;
 use hobbit::expert::ExpertId;
 use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
 use hobbit::plan::ExpertCache;
-use hobbit::{Ggml, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+use hobbit::{CachingOptions, Ggml, Model, ModelOptions, PrecisionMode, PrecisionOptions};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};
@@ -73,7 +74,22 @@ pub fn check_widths(case: &Case) -> Vec<String> {
         let error = found.and_then(|found| same(&reference, &found)).err()?;
         Some(format!("{}, unequal widths, {size:?}: {error}", case.name))
     };
-    SIZES[1..].iter().filter_map(differs).collect()
+    let mut failures: Vec<String> = SIZES[1..].iter().filter_map(differs).collect();
+    // Each type has a pool, and each layer a share of every pool.
+    let caching = CachingOptions { slots: Allocation::ByPenalty, ..CachingOptions::default() };
+    let profile = Some(fixture::profile(&plain, dir.path()));
+    for expert_cache in [ExpertCache::Percent(50.0), ExpertCache::Percent(25.0)] {
+        let options = ModelOptions { expert_cache, caching, profile: profile.clone(), ..exact() };
+        if let Err(error) = run_with(case, &path, &options).and_then(|found| same(&reference, &found)) {
+            failures.push(format!("{}, unequal widths, slots by penalty, {expert_cache:?}: {error}", case.name));
+        }
+    }
+    failures
+}
+
+fn exact() -> ModelOptions {
+    let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
+    ModelOptions { budget: BUDGET, precision, ..ModelOptions::default() }
 }
 
 fn plain(case: &Case, dir: &Path) -> PathBuf {
@@ -96,7 +112,11 @@ fn stock(case: &Case, path: &Path) -> Vec<Row> {
 fn run(case: &Case, path: &Path, mode: PrecisionMode, expert_cache: ExpertCache) -> Result<Vec<Row>, String> {
     let precision = PrecisionOptions { mode: Some(mode), t1: Some(1.0), t2: Some(1.0), ..PrecisionOptions::default() };
     let options = ModelOptions { budget: BUDGET, expert_cache, precision, ..ModelOptions::default() };
-    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    run_with(case, path, &options)
+}
+
+fn run_with(case: &Case, path: &Path, options: &ModelOptions) -> Result<Vec<Row>, String> {
+    let model = Model::open(path, options, |_| true).map_err(|error| error.to_string())?;
     if model.expert_bytes_read_at_load() != 0 {
         return Err(format!("loading read {} bytes of experts", model.expert_bytes_read_at_load()));
     }

@@ -5,7 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use hobbit::expert::Precision;
-use hobbit::pack::{Pack, PackKind, SliceTypes, VERSION, slice_name};
+use hobbit::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, VERSION, slice_name};
+use hobbit::predict::PathTable;
+use hobbit::profile::{FittedOn, FittedPolicy};
 use indicatif::HumanBytes;
 use serde::Serialize;
 
@@ -25,6 +27,10 @@ pub struct Report {
     plain_sha256: Option<String>,
     t1: Option<f32>,
     t2: Option<f32>,
+    /// Which experts follow which, where the pack says.
+    path_table: Option<Paths>,
+    /// What `hobbit-sim calibrate` fitted, if it is there.
+    policy: Option<String>,
     /// The file from its first byte to its last.
     layout: Vec<Region>,
     layers: Vec<Layer>,
@@ -33,6 +39,17 @@ pub struct Report {
     low_bytes: u64,
     /// Between tensors and inside records.
     padding_bytes: u64,
+}
+
+/// A path table.
+#[derive(Debug, Serialize)]
+struct Paths {
+    bytes: u64,
+    layers: usize,
+    /// Pairs of expert sets, of all layers.
+    pairs: usize,
+    /// Tokens it was made of.
+    tokens: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -74,7 +91,10 @@ struct Records {
 
 impl Report {
     /// Of an open pack.
-    pub fn of(pack: &Pack) -> Self {
+    ///
+    /// # Errors
+    /// Its path table is damaged.
+    pub fn of(pack: &Pack) -> Result<Self, PackError> {
         let raw = pack.raw();
         let bytes = raw.file_bytes();
         let layers: Vec<Layer> = layers(pack);
@@ -89,7 +109,7 @@ impl Report {
         let own: u64 = raw.tensors.iter().filter(|t| t.name.starts_with("hobbit.")).map(|t| t.extent.len).sum();
         let info = pack.info.clone();
         let source = Source { name: info.source_name, bytes: info.source_size, sha256: info.source_sha256.to_string() };
-        Self {
+        Ok(Self {
             file: pack.path.clone(),
             bytes,
             pack_version: VERSION,
@@ -102,13 +122,39 @@ impl Report {
             plain_sha256: info.plain_sha256.map(|digest| digest.to_string()),
             t1: info.t1,
             t2: info.t2,
+            path_table: paths(pack)?,
+            policy: info.policy.as_deref().map(policy),
             layout: regions(pack),
             layers,
             ordinary_bytes: tensor_bytes - own - high_bytes - low_bytes,
             high_bytes,
             low_bytes,
             padding_bytes: between + in_records,
+        })
+    }
+}
+
+fn paths(pack: &Pack) -> Result<Option<Paths>, PackError> {
+    let bytes = pack.raw().tensor("hobbit.paths").map_or(0, |tensor| tensor.extent.len);
+    let table = pack.path_table()?;
+    let paths =
+        |table: PathTable| Paths { bytes, layers: table.n_layers(), pairs: table.n_pairs(), tokens: table.n_tokens() };
+    Ok(table.map(paths))
+}
+
+/// A fitted policy in a few words.
+fn policy(text: &str) -> String {
+    match FittedPolicy::parse(text, POLICY_KEY) {
+        Ok(fitted) => {
+            let [lru, lfu, lhu, fld] = fitted.weights;
+            let FittedOn { traces, tokens, .. } = &fitted.fitted_on;
+            format!(
+                "{}, weights {lru},{lfu},{lhu},{fld}, fitted on {} ({tokens} tokens)",
+                fitted.policy,
+                traces.join(", ")
+            )
         }
+        Err(error) => format!("damaged: {error}"),
     }
 }
 
@@ -185,6 +231,13 @@ impl fmt::Display for Report {
         }
         if let (Some(t1), Some(t2)) = (self.t1, self.t2) {
             writeln!(f, "calibrated thresholds: T1 {t1}, T2 {t2}")?;
+        }
+        if let Some(Paths { bytes, layers, pairs, tokens }) = &self.path_table {
+            let size = HumanBytes(*bytes);
+            writeln!(f, "path table: {size}, {pairs} pairs of expert sets in {layers} layers, of {tokens} tokens")?;
+        }
+        if let Some(policy) = &self.policy {
+            writeln!(f, "fitted policy: {policy}")?;
         }
 
         writeln!(f, "\n{:>16}{:>16}  content", "offset", "bytes")?;

@@ -1,6 +1,8 @@
-//! `gguf-tools profile`: thresholds for dynamic precision, and how sensitive each expert is to fewer bits.
+//! `gguf-tools profile`: thresholds for dynamic precision, how sensitive each expert is to fewer bits, and which experts
+//! follow which.
 
 mod lower;
+mod paths;
 mod progress;
 mod sensitivity;
 mod table;
@@ -27,13 +29,19 @@ use text::Text;
 /// Arguments of `profile`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Without --shares and --max-loss, no thresholds are fitted. \
-    Each width needs one temporary copy of the experts, and as many runs over the text as there are layers.")]
+    Each width needs one temporary copy of the experts, and as many runs over the text as there are layers; \
+    a path table comes of the one run that is made in any case.
+
+Examples:
+  gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
+  gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths
+  gguf-tools profile model.gguf --from-trace chats.trace --path-table model.paths")]
 pub struct Args {
     /// Model; of a split model, any shard
     file: PathBuf,
     /// Text to measure on; the more like what the model is used for, the better
-    #[arg(long, value_name = "FILE")]
-    text: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "from_trace")]
+    text: Option<PathBuf>,
     /// Tokens of the text to use
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
@@ -58,9 +66,11 @@ pub struct Args {
     /// Types to measure each expert's sensitivity to
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "q2_k,q3_k,q4_k", value_parser = dtype)]
     widths: Vec<GgmlType>,
-    /// Fit thresholds only
+    /// Leave sensitivities out: one run over the text, for thresholds and the path table
     #[arg(long, conflicts_with_all = ["widths", "check"])]
     no_widths: bool,
+    #[command(flatten)]
+    paths: paths::Args,
     /// Importance matrix made by llama-imatrix
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
@@ -121,7 +131,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             eprint!("{text}");
         }
     });
-    let profile = profile(&args)?;
+    if let (Some(trace), Some(path)) = (&args.paths.from_trace, &args.paths.path_table) {
+        return paths::write(path, &paths::of_trace(&args.file, trace)?);
+    }
+    let file = args.text.as_deref().context("--text FILE is missing; give a text to measure on")?;
+    let profile = profile(&args, file)?;
     let json = profile.to_json();
     if let Some(path) = &args.output {
         std::fs::write(path, &json).with_context(|| format!("{}: cannot write", path.display()))?;
@@ -131,7 +145,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn profile(args: &Args) -> anyhow::Result<Profile> {
+fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     let expert_cache = args.expert_cache.parse().context("--expert-cache")?;
     let gguf = Gguf::open(&args.file)?;
     ensure!(
@@ -149,7 +163,7 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
     let model = Model::open(&args.file, &options(args.mem_budget), |_| true)?;
     let n_train = model.info().n_ctx_train as usize;
     let context = (args.context as usize).min(n_train.max(2 * text::WARM_UP));
-    let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
+    let text = Text::read(text_file, &model, args.tokens as usize, context)?;
     let run = Run {
         file: args.file.clone(),
         budget: args.mem_budget,
@@ -159,7 +173,11 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         threads: args.threads.map(i32::from),
         check: args.check,
     };
-    let (perplexity, uses) = text::observe(model, &text, context, run.threads)?;
+    let mut batches = args.paths.path_table.as_ref().map(|_| paths::batches(model.predict_shape()));
+    let (perplexity, uses) = text::observe(model, &text, context, run.threads, batches.as_mut())?;
+    if let (Some(path), Some(mut batches)) = (&args.paths.path_table, batches) {
+        paths::write(path, &batches.build())?;
+    }
 
     let directory = match &args.temp_dir {
         Some(directory) => tempfile::tempdir_in(directory),
@@ -171,7 +189,7 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         version: VERSION,
         model: ModelId::of(&gguf, &map),
         text: TextId {
-            file: args.text.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            file: text_file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             tokens: text.n_tokens(),
             context: context as u32,
             perplexity,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use hobbit::expert::ExpertId;
+use hobbit::predict::PathBatches;
 use hobbit::profile::{Loss, Uses, log_softmax, nll};
 use hobbit::{BatchToken, Model, RouterObserver, Session, SessionOptions, Token};
 
@@ -55,6 +56,8 @@ pub enum Steps {
 pub struct Runner {
     pub model: Model,
     pub session: Session,
+    /// Every token gets logits, also those that predict nothing: the last layer is then computed for all of them.
+    every_row: bool,
 }
 
 impl Runner {
@@ -75,7 +78,7 @@ impl Runner {
             Some(observer) => model.session_observed(&options, observer)?,
             None => model.session(&options)?,
         };
-        Ok(Self { model, session })
+        Ok(Self { model, session, every_row: false })
     }
 
     /// Runs one window; `row` is shown the logits `[n_vocab]` that predict a token, and the token that came.
@@ -84,12 +87,13 @@ impl Runner {
     /// As [`Session::evaluate`].
     pub fn window(&mut self, tokens: &[Token], steps: Steps, mut row: impl FnMut(&[f32], usize)) -> anyhow::Result<()> {
         self.session.reset();
+        let every_row = self.every_row;
         let predicts = |position: usize| position >= WARM_UP && position + 1 < tokens.len();
         let entry = |position: usize| BatchToken {
             token: tokens[position],
             position: position as i32,
             sequence: 0,
-            logits: predicts(position),
+            logits: every_row || predicts(position),
         };
         let step = if steps == Steps::Windows { tokens.len() } else { 1 };
         for first in (0..tokens.len()).step_by(step) {
@@ -135,14 +139,21 @@ impl Runner {
     }
 }
 
-/// One exact pass: its perplexity, and who was routed where.
+/// One exact pass: its perplexity, and who was routed where; `paths` is shown it, if anybody is to count.
 ///
 /// # Errors
 /// As [`Session::evaluate`].
-pub fn observe(model: Model, text: &Text, context: usize, threads: Option<i32>) -> anyhow::Result<(f64, Uses)> {
+pub fn observe(
+    model: Model,
+    text: &Text,
+    context: usize,
+    threads: Option<i32>,
+    mut paths: Option<&mut PathBatches>,
+) -> anyhow::Result<(f64, Uses)> {
     let (sender, choices) = std::sync::mpsc::channel();
     let observer: RouterObserver = Box::new(move |choice| drop(sender.send(choice)));
     let mut runner = Runner::new(model, context, threads, Some(observer))?;
+    runner.every_row = paths.is_some();
     let progress = Progress::new("routing", text.windows.len() as u64)?;
     let (mut uses, mut sum, mut n) = (Uses::default(), 0.0, 0u64);
     for window in &text.windows {
@@ -152,7 +163,13 @@ pub fn observe(model: Model, text: &Text, context: usize, threads: Option<i32>) 
         })?;
         for choice in choices.try_iter() {
             uses.observe(choice.layer, choice.n_expert_used, &choice.experts, &choice.weights);
+            if let Some(paths) = &mut paths {
+                // What is no expert's number is no expert.
+                let experts = choice.experts.iter().map(|&id| u16::try_from(id).unwrap_or(u16::MAX));
+                paths.layer(choice.layer, choice.n_expert_used, experts);
+            }
         }
+        paths.iter_mut().for_each(|paths| paths.end_batch());
         progress.step()?;
     }
     Ok(((sum / n.max(1) as f64).exp(), uses))

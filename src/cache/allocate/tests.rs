@@ -4,11 +4,17 @@ use super::*;
 use proptest::prelude::*;
 
 fn demand(members: u32, penalty: f64, hits: &[f64]) -> LayerDemand {
-    LayerDemand { members, penalty, hits: hits.to_vec() }
+    LayerDemand { members, penalty, hits: hits.to_vec(), ..LayerDemand::default() }
+}
+
+/// From the shallowest on, each in need of so many.
+fn in_need(members: &[u32], needs: u32) -> Vec<LayerDemand> {
+    let layer = |(depth, &members)| LayerDemand { depth, needs, ..demand(members, 1.0, &[]) };
+    (0..).zip(members).map(layer).collect()
 }
 
 fn members(members: &[u32]) -> Vec<LayerDemand> {
-    members.iter().map(|&members| demand(members, 1.0, &[])).collect()
+    in_need(members, 0)
 }
 
 #[test]
@@ -30,6 +36,35 @@ fn shallow_layers_are_filled_first() {
 }
 
 #[test]
+fn shallow_is_who_is_shallow_in_the_whole_model() {
+    let demands = &in_need(&[8; 5], 0)[2..];
+    assert_eq!(allocate(Allocation::ShallowFirst { layers: 3 }, 12, demands), [8, 2, 2]);
+    assert_eq!(allocate(Allocation::ShallowFirst { layers: 2 }, 12, demands), [4, 4, 4]);
+}
+
+#[test]
+fn every_layer_gets_what_a_token_uses_first() {
+    let shares = |kind, n_slots| allocate(kind, n_slots, &in_need(&[8, 8, 8, 1], 2));
+    let shallow = Allocation::ShallowFirst { layers: 1 };
+    assert_eq!([5, 7, 9, 20].map(|n| shares(shallow, n)), [[2, 1, 1, 1], [2, 2, 2, 1], [4, 2, 2, 1], [8, 6, 5, 1]]);
+    let mut demands = in_need(&[8, 8, 8, 1], 2);
+    demands[2].penalty = 100.0;
+    let penal = |n_slots| allocate(Allocation::ByPenalty, n_slots, &demands);
+    assert_eq!([5, 7, 9, 20].map(penal), [[2, 1, 1, 1], [2, 2, 2, 1], [2, 2, 4, 1], [6, 5, 8, 1]]);
+}
+
+/// The first two slots save nothing alone: once they are there for a token's sake, what the third brings is not spread
+/// over them.
+#[test]
+fn gains_count_from_what_is_there() {
+    let cycle = LayerDemand { needs: 2, ..demand(4, 1.0, &[0.0, 0.0, 0.0, 0.9]) };
+    assert_eq!(marginal_gains(&cycle, 2).map_to_tenths(), [9, 0]);
+    let other = LayerDemand { needs: 2, ..demand(4, 1.6, &[0.0, 0.25, 0.5, 0.75, 1.0]) };
+    assert_eq!(allocate(Allocation::ByPenalty, 5, &[other.clone(), cycle.clone()]), [2, 3]);
+    assert_eq!(allocate(Allocation::ByPenalty, 5, &[cycle, other]), [3, 2]);
+}
+
+#[test]
 fn slots_go_where_they_save_most() {
     let steep = [0.0, 0.6, 0.8, 0.9];
     let flat = [0.0, 0.1, 0.2, 0.3];
@@ -46,7 +81,7 @@ fn slots_go_where_they_save_most() {
 fn a_gain_that_several_slots_bring_is_spread() {
     // LRU on a cycle of three: nothing before the third slot.
     let cycle = demand(4, 1.0, &[0.0, 0.0, 0.0, 0.9]);
-    assert_eq!(marginal_gains(&cycle).map_to_tenths(), [3, 3, 3, 0]);
+    assert_eq!(marginal_gains(&cycle, 0).map_to_tenths(), [3, 3, 3, 0]);
     assert_eq!(allocate(Allocation::ByPenalty, 3, &[demand(4, 1.0, &[0.0, 0.2, 0.4, 0.6]), cycle]), [0, 3]);
 }
 
@@ -84,8 +119,9 @@ fn words_round_trip() {
 }
 
 fn demands() -> impl Strategy<Value = Vec<LayerDemand>> {
-    let layer = (0u32..12, -1.0f64..5.0, prop::collection::vec(0.0f64..1.0, 0..14));
-    prop::collection::vec(layer.prop_map(|(members, penalty, hits)| LayerDemand { members, penalty, hits }), 0..7)
+    let layer = (0u16..9, 0u32..12, 0u32..6, -1.0f64..5.0, prop::collection::vec(0.0f64..1.0, 0..14));
+    let demand = |(depth, members, needs, penalty, hits)| LayerDemand { depth, members, needs, penalty, hits };
+    prop::collection::vec(layer.prop_map(demand), 0..7)
 }
 
 proptest! {
@@ -96,6 +132,15 @@ proptest! {
             prop_assert!(shares.iter().zip(&demands).all(|(share, demand)| *share <= demand.members));
             let usable: u32 = demands.iter().map(|demand| demand.members).sum();
             prop_assert_eq!(shares.iter().sum::<u32>(), usable.min(n_slots));
+            let needs: Vec<u32> = demands.iter().map(|demand| demand.needs.min(demand.members)).collect();
+            if needs.iter().sum::<u32>() <= n_slots {
+                prop_assert!(shares.iter().zip(&needs).all(|(share, needs)| share >= needs), "{:?}", shares);
+            }
+            let members: Vec<u32> = demands.iter().map(|demand| demand.members).collect();
+            let equal = even(n_slots, &members);
+            if kind == Allocation::Even && equal.iter().zip(&needs).all(|(share, needs)| share >= needs) {
+                prop_assert_eq!(shares, equal, "what is there already changes nothing");
+            }
         }
     }
 

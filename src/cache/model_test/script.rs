@@ -34,7 +34,8 @@ pub(super) fn read_pools(bytes: &mut impl Iterator<Item = u8>) -> Vec<PoolLayout
         let demand = |layout: &LayerLayout| LayerDemand {
             members: layout.members.len() as u32,
             penalty: f64::from(layout.layer),
-            hits: Vec::new(),
+            depth: layout.layer - first,
+            ..LayerDemand::default()
         };
         let demands: Vec<_> = pool.layers.iter().map(demand).collect();
         let kind = [None, Some(Allocation::ShallowFirst { layers: 1 }), Some(Allocation::ByPenalty)];

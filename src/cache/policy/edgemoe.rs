@@ -3,6 +3,7 @@
 use super::recency::LastUse;
 use super::{Now, Policy, Use};
 use crate::cache::by_expert::ByExpert;
+use crate::cache::bytes::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
 
 /// Evicts the highest `-f / ((S - i + I) mod S)`: `f` is the number of uses of an expert of layer `i` in the whole
@@ -44,6 +45,27 @@ impl Policy for EdgeMoe {
             *self.uses.entry(expert) += 1;
             self.last_use.mark(Version { expert, precision });
         }
+    }
+
+    /// Layers and, of each, the uses of its experts.
+    fn save(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.count(self.uses.layers().len());
+        for uses in self.uses.layers() {
+            out.count(uses.len());
+            uses.iter().for_each(|uses| out.u64(*uses));
+        }
+        out.0
+    }
+
+    fn load(&mut self, saved: &[u8]) -> bool {
+        let mut cursor = Cursor(saved);
+        let layers: Option<Vec<Vec<u64>>> = cursor.count(4).and_then(|n| {
+            let layer = |_| (0..cursor.count(8)?).map(|_| cursor.events()).collect();
+            (0..n).map(layer).collect()
+        });
+        let layers = layers.and_then(|layers| cursor.end(layers));
+        layers.map(|layers| self.uses = ByExpert::of_layers(layers)).is_some()
     }
 
     fn victim(&mut self, _incoming: Version, candidates: &[Version], now: Now) -> usize {

@@ -11,7 +11,6 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
     /// [`Lru`].
-    #[default]
     Lru,
     /// [`Lfu`].
     Lfu,
@@ -32,6 +31,7 @@ pub enum PolicyKind {
     /// [`Sieve`].
     Sieve,
     /// [`Foresight`].
+    #[default]
     Foresight,
 }
 

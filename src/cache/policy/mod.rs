@@ -105,6 +105,19 @@ pub trait Policy: Send {
     /// A new sequence began. What is resident stays so; a policy that counts per sequence starts over.
     fn begin_sequence(&mut self) {}
 
+    /// What it has learned and another run would miss, in a form of its own, between two sequences. Who is resident and the
+    /// order of their last uses need not be in it: they are inserted again, least recently used first. Nothing, if a
+    /// policy can do without.
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes what [`Policy::save`] gave in another run, before anything is inserted. Any bytes may come: false, and nothing
+    /// has changed, if they make no sense.
+    fn load(&mut self, saved: &[u8]) -> bool {
+        saved.is_empty()
+    }
+
     /// Position in `candidates` of the version that gives its slot to `incoming`. It is evicted.
     fn victim(&mut self, incoming: Version, candidates: &[Version], now: Now) -> usize;
 }

@@ -108,7 +108,10 @@ impl HiArgs {
                 low_share: low.precision.low_share,
                 precision: low.precision.options(),
                 caching: low.caching.options(),
+                path_table: low.caching.path_table()?,
+                profile: low.caching.profile,
                 trace: low.caching.trace,
+                cache_state: low.caching.cache_state,
                 io: low.memory.io,
                 n_gpu_layers: low.device.n_gpu_layers,
                 device: low.device.options(),
@@ -184,6 +187,7 @@ fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
 mod tests {
     use super::super::args::parse;
     use super::*;
+    use crate::cache::Allocation;
     use crate::options::DeviceChoice;
     use crate::plan::ExpertCache;
     use std::ffi::OsString;
@@ -244,11 +248,13 @@ mod tests {
     }
 
     #[test]
-    fn devices() {
+    fn devices_and_caching() {
         let options =
             resolved(&["-dev", "none", "-ts", "3,1", "-ngl", "7", "--device-cache", "0"]).unwrap().model_options;
         assert_eq!((options.n_gpu_layers, &options.device.devices), (7, &DeviceChoice::None));
         assert_eq!((options.device.tensor_split, options.device.cache), (vec![3.0, 1.0], ExpertCache::Bytes(0)));
+        let options = resolved(&["--profile", "a.json", "--slots", "by-penalty"]).unwrap().model_options;
+        assert_eq!((options.profile, options.caching.slots), (Some("a.json".into()), Allocation::ByPenalty));
     }
 
     #[test]

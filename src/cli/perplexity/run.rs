@@ -216,6 +216,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         plan: serde_json::to_value(session.plan())?,
         io: session.io_choice().to_owned(),
         precision: serde_json::to_value(session.precision())?,
+        caching: serde_json::to_value(session.caching())?,
         devices: serde_json::to_value(&devices)?,
         stop: if status == 0 { "end" } else { "interrupted" },
         seed: 0,

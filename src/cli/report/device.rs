@@ -61,14 +61,16 @@ pub fn closing_lines(devices: &[DeviceReport], counters: &[DeviceCounters]) -> S
         let Some(hit_rate) = done.hit_rate() else { continue };
         let _ = write!(
             lines,
-            "hobbit: {}: {} hits, {} misses (hit rate {:.1} %), {} copied there, waited {:.2} s",
+            "hobbit: {}: {} hits, {} misses (hit rate {:.1} %), {} copied there",
             device.name,
             done.hits,
             done.misses,
             100.0 * hit_rate,
             bytes(done.uploaded_bytes),
-            done.upload_wait_seconds,
         );
+        if let Some(percent) = (100 * done.ahead_used).checked_div(done.ahead) {
+            let _ = write!(lines, "; {} experts copied ahead ({percent} % used)", done.ahead);
+        }
         if done.helper_experts > 0 {
             let _ = write!(lines, "; {} on the CPU in {:.2} s", done.helper_experts, done.helper_seconds);
         }
@@ -180,15 +182,16 @@ mod tests {
             misses: 10,
             uploads: 30,
             uploaded_bytes: 40 * MIB,
-            upload_wait_seconds: 0.125,
+            ahead: 8,
+            ahead_used: 6,
             helper_experts: 5,
             helper_seconds: 0.5,
             cache_shrunk: 1,
         };
         assert_eq!(
             closing_lines(&[device()], &[counters]),
-            "hobbit: CUDA0: 30 hits, 10 misses (hit rate 75.0 %), 40.00 MiB copied there, waited 0.12 s; 5 on the CPU in \
-             0.50 s; out of memory, 8 slots are left\n"
+            "hobbit: CUDA0: 30 hits, 10 misses (hit rate 75.0 %), 40.00 MiB copied there; 8 experts copied \
+             ahead (75 % used); 5 on the CPU in 0.50 s; out of memory, 8 slots are left\n"
         );
         assert_eq!(closing_lines(&[device()], &[DeviceCounters::default()]), "");
         let value = json(&value!([device()]), &[counters]);

@@ -2,6 +2,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 
 use super::*;
+use crate::cache::Allocation;
 use crate::cli::args::parse;
 use crate::options::{
     CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, KvType, LowShare, LowSource, PrecisionMode, PrecisionOptions,
@@ -230,6 +231,19 @@ fn dynamic_precision() {
     assert_eq!(hi(&["--low", "q2_k", "--precision", "exact"]).model_options.precision.mode, Some(PrecisionMode::Exact));
     // The last of a flag counts.
     assert_eq!(hi(&["--t1", "1", "--t1", "0.7", "--t2", "0.8"]).model_options.precision.t1, Some(0.7));
+}
+
+#[test]
+fn what_a_profile_is_for() {
+    let words = ["--profile", "a.json", "--slots", "shallow-first:2", "--policy", "hobbit"];
+    let options = hi(&words).model_options;
+    assert_eq!(options.profile.as_deref(), Some(Path::new("a.json")));
+    assert_eq!(options.caching.slots, Allocation::ShallowFirst { layers: 2 });
+    assert_eq!(options.caching.weights, None, "the profile's");
+    let options = hi(&[&words[..], &["--policy-weights", "1,1,0,0", "--slots", "by-penalty"]].concat()).model_options;
+    assert_eq!((options.caching.slots, options.caching.weights), (Allocation::ByPenalty, "1,1,0,0".parse().ok()));
+    assert_eq!((hi(&[]).model_options.profile, hi(&[]).model_options.caching.slots), (None, Allocation::Even));
+    assert!(wrong(&["--slots", "odd"]).contains("even, shallow-first, shallow-first:LAYERS, by-penalty"));
 }
 
 #[test]

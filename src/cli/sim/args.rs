@@ -27,6 +27,8 @@ Examples:
       The same for another machine, as JSON.
   hobbit-sim calibrate prose.trace chat.trace -o mixtral.policy.json
       Fit HOBBIT's weights and thresholds.
+  hobbit-sim recall prose.trace --calibration chat.trace
+      How good predictors are, and how many experts it takes to be right.
   hobbit-sim report prose.trace chat.trace -o report.html
       Plots in one self-contained file.
 
@@ -49,6 +51,8 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
     Calibrate(CalibrateArgs),
+    /// How much of what layers use predictors foretold, by layer and distance, whatever was in memory
+    Recall(RecallArgs),
     /// Draw what traces say, in one HTML file
     Report(ReportArgs),
 }
@@ -115,6 +119,26 @@ pub struct CalibrateArgs {
     /// Fixed T2 instead, with --t1
     #[arg(long, value_name = "N", requires = "t1")]
     pub t2: Option<f32>,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct RecallArgs {
+    /// Traces. Those recorded with --predictor stacked-gate or cross-layer also hold what later routers said, as far ahead as
+    /// --prefetch-distance
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Layers ahead, at the most
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub distance: u8,
+    /// Other traces of the model, of which EdgeMoE's path table is made; without them it is left out
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub calibration: Vec<PathBuf>,
+    /// Recall whose price in experts is told
+    #[arg(long, value_name = "N%", default_value = "97%", value_parser = percent)]
+    pub aim: f64,
+    /// Print everything as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(clap::Args, Debug)]
@@ -196,7 +220,7 @@ impl WorldArgs {
     /// Thresholds that make no sense; a trace of another version.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
-        config.allocation = self.allocation.unwrap_or_default();
+        config.allocation = self.allocation.unwrap_or(config.allocation);
         if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
             let default = match config.mode {
                 PrecisionMode::Dynamic => config.thresholds,

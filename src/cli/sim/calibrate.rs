@@ -1,10 +1,11 @@
-//! `hobbit-sim calibrate`: HOBBIT's weights and thresholds from traces.
+//! `hobbit-sim calibrate`: HOBBIT's weights and thresholds, and what each layer's misses cost, from traces.
 
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
 
 use super::args::CalibrateArgs;
+use crate::profile::{FittedPolicy, LayerPenalty};
 use crate::route::Thresholds;
 use crate::sim::{FitGoal, Recording, fit};
 
@@ -41,7 +42,7 @@ pub fn run(args: &CalibrateArgs, out: &mut dyn Write) -> Result<()> {
         let _ = write!(io::stderr(), "\r                    \r");
     }
     let fitted = fitted?;
-    super::write_whole(&args.output, &(serde_json::to_string_pretty(&fitted)? + "\n"))?;
+    super::write_whole(&args.output, &fitted.to_json())?;
     let [lru, lfu, lhu, fld] = fitted.weights;
     writeln!(out, "{}: weights lru {lru}, lfu {lfu}, lhu {lhu}, fld {fld}", fitted.policy)?;
     if let (Some(t1), Some(t2)) = (fitted.t1, fitted.t2) {
@@ -52,6 +53,14 @@ pub fn run(args: &CalibrateArgs, out: &mut dyn Write) -> Result<()> {
         "penalty per token: {:.3}, {:.3} under LRU ({} tokens, {} replays)",
         fitted.penalty, fitted.penalty_lru, fitted.fitted_on.tokens, fitted.replays
     )?;
-    writeln!(out, "written to {}", args.output.display())?;
+    writeln!(out, "penalty by layer with half of its experts: {}", by_layer(&fitted))?;
+    writeln!(out, "written to {}: for --profile", args.output.display())?;
     Ok(())
+}
+
+/// Penalty per token of each layer, were half of it in memory: who gets more slots than others by it.
+fn by_layer(fitted: &FittedPolicy) -> String {
+    let half = |layer: &LayerPenalty| layer.at(f64::from(layer.n_expert) / 2.0);
+    let words = fitted.layers.iter().filter_map(half).map(|penalty| format!("{penalty:.3}"));
+    words.collect::<Vec<_>>().join(" ")
 }

@@ -3,6 +3,7 @@
 mod args;
 mod calibrate;
 mod compare;
+mod recall;
 mod replay;
 mod report;
 mod show;
@@ -53,6 +54,7 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
         Command::Show(args) => show::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
         Command::Calibrate(args) => calibrate::run(&args, out)?,
+        Command::Recall(args) => recall::run(&args, out)?,
         Command::Report(args) => report::run(&args, out)?,
     }
     out.flush()?;

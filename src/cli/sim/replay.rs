@@ -7,7 +7,12 @@ use anyhow::Result;
 use super::args::ReplayArgs;
 use super::compare::{Row, compare};
 use super::table::table;
-use crate::sim::Recording;
+use crate::predict::{PredictorKind, RecallCounts};
+use crate::sim::{Foresight, Recording, recall};
+use crate::trace::Layer;
+
+/// Layers ahead of which recall is told.
+const RECALL_DISTANCES: [u8; 3] = [1, 2, 3];
 
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     let mut all = Vec::new();
@@ -20,6 +25,7 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
                 "model": recording.header.model.name,
                 "settings": recording.header.settings,
                 "tokens": recording.n_tokens(),
+                "recall": recalls(&recording),
                 "replays": rows,
             }));
         } else {
@@ -33,7 +39,33 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-fn about(recording: &Recording) -> String {
+/// Of every predictor that says anything about the recording, whatever was in memory.
+fn recalls(recording: &Recording) -> Vec<serde_json::Value> {
+    let mut all = Vec::new();
+    for kind in PredictorKind::ALL {
+        let recall = recall(recording, Foresight::Predictor(kind), RECALL_DISTANCES[RECALL_DISTANCES.len() - 1]);
+        for distance in RECALL_DISTANCES {
+            let total = recall.total(distance);
+            if total.predicted == 0 {
+                continue;
+            }
+            let part = |counts: RecallCounts| counts.recall().unwrap_or(0.0);
+            let of_layer = |layer: &Layer| {
+                let recall = part(recall.get(layer.layer, distance));
+                serde_json::json!({ "layer": layer.layer, "recall": recall })
+            };
+            all.push(serde_json::json!({
+                "predictor": kind.to_string(),
+                "distance": distance,
+                "recall": part(total),
+                "layers": recording.header.model.layers.iter().map(of_layer).collect::<Vec<_>>(),
+            }));
+        }
+    }
+    all
+}
+
+pub fn about(recording: &Recording) -> String {
     let header = &recording.header;
     let experts: u32 = header.model.layers.iter().map(|layer| u32::from(layer.n_expert)).sum();
     format!(

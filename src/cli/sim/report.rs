@@ -9,7 +9,7 @@ use super::args::ReportArgs;
 use super::compare::{Row, compare};
 use super::svg::{Line, escape, heat_map, plot};
 use crate::predict::PredictorKind;
-use crate::sim::{Foresight, Recording, hit_curves, recall};
+use crate::sim::{Foresight, Recording, Widths, hit_curves, recall, widths, widths_by_distance};
 
 /// Distances at which predictions are judged.
 const DISTANCES: [u8; 3] = [1, 2, 3];
@@ -142,8 +142,23 @@ fn recalls(page: &mut String, recording: &Recording) {
         };
         let lines: Vec<Line> = DISTANCES.iter().map(line).filter(|line| !line.points.is_empty()).collect();
         if !lines.is_empty() {
-            let _ = write!(page, "<h3>Recall of {kind}</h3>\n{}", plot("layer", "experts predicted, %", &lines));
+            let _ = write!(
+                page,
+                "<h3>Recall of {kind}</h3>\n{}",
+                plot("layer", "chosen experts that were predicted, %", &lines)
+            );
         }
+    }
+    let by_distance = widths_by_distance(&widths(recording, DISTANCES[DISTANCES.len() - 1]));
+    let line = |(distance, widths): (&u8, &Widths)| {
+        let point = |n: usize| widths.recall(n).map(|recall| (n as f64, 100.0 * recall));
+        Line { name: format!("distance {distance}"), points: (1..=widths.n_max()).filter_map(point).collect() }
+    };
+    let lines: Vec<Line> = by_distance.iter().map(line).collect();
+    if !lines.is_empty() {
+        let x = "experts predicted for each layer, best scores first";
+        let _ =
+            write!(page, "<h3>Recall by experts predicted</h3>\n{}", plot(x, "chosen experts among them, %", &lines));
     }
 }
 
@@ -159,5 +174,5 @@ fn uses(recording: &Recording) -> String {
         row.iter_mut().for_each(|uses| *uses /= most);
     }
     let names: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
-    heat_map(&names, &rows)
+    heat_map("layer", "expert", "as often as the most used of the layer", &names, &rows)
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use super::{in_words, run};
-use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Prediction, TraceWriter};
+use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Prediction, Record, TraceReader, TraceWriter};
 
 /// A run of two layers whose first experts are used most.
 fn trace(path: &Path, n_tokens: u16) {
@@ -12,14 +12,22 @@ fn trace(path: &Path, n_tokens: u16) {
         |layer| Layer { layer, n_expert: 8, n_used: 2, bytes_high: 1 << 20, bytes_low: 0, slots_high: 3, slots_low: 0 };
     let model =
         ModelDescription { name: "toy".into(), architecture: "toymoe".into(), layers: vec![layer(0), layer(2)] };
-    let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() }).unwrap();
+    let mut header = Header { model, ..Header::default() };
+    (header.settings.predictor, header.settings.distance) = ("stacked-gate".into(), 1);
+    let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
     writer.sequence().unwrap();
     for token in 0..n_tokens {
         for layer in [0, 2] {
             let mut record = LayerRecord::new(layer, 2);
             let chosen = [token % 3, 3 + (token * 7 + layer) % 5];
             record.push_token(&chosen, &[0.75, 0.25], None, 0);
-            record.predictions.push(Prediction { distance: 1, expert: chosen[0], score: 0.75 });
+            // Right about the first expert of the next layer, and about the second only as its third guess.
+            if layer == 0 {
+                let second = 3 + (token * 7 + 2) % 5;
+                for (expert, score) in [(chosen[0], 0.75), ((chosen[0] + 1) % 3, 0.125), (second, 0.0625)] {
+                    record.predictions.push(Prediction { distance: 1, expert, score });
+                }
+            }
             record.compute_seconds = 0.001;
             writer.layer(&record).unwrap();
         }
@@ -84,21 +92,92 @@ fn calibrate_and_report_write_whole_files() {
     let (_, text) =
         hobbit_sim(&["calibrate", &file, "-o", &fitted, "--low-bytes", "25%", "--shares", "50/50/0"]).unwrap();
     assert!(text.contains("thresholds: T1"), "{text}");
-    let found: crate::sim::FittedPolicy = serde_json::from_str(&std::fs::read_to_string(&fitted).unwrap()).unwrap();
-    assert_eq!((found.format.as_str(), found.policy.as_str()), ("hobbit-policy", "hobbit"));
+    let found = crate::profile::FittedPolicy::read(Path::new(&fitted)).unwrap();
+    assert_eq!(found.policy, "hobbit");
+    assert_eq!(found.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect::<Vec<_>>(), [(0, 8), (2, 8)]);
+    assert!(found.has_penalties() && text.contains("penalty by layer"), "{text}");
     assert!(found.penalty <= found.penalty_lru && found.t1.is_some());
 
     hobbit_sim(&["report", &file, "-o", &page, "--policy", "lru,lfu", "--budget", "25%,50%"]).unwrap();
     let html = std::fs::read_to_string(&page).unwrap();
-    for part in ["Hit rate by slots", "Miss penalty by budget", "Recall of previous", "Who is used", "<svg", "</html>"]
-    {
-        assert!(html.contains(part), "{part}");
+    let section = |heading: &str| {
+        let (_, rest) = html.split_once(&format!("<h3>{heading}</h3>")).unwrap_or_else(|| panic!("no {heading}"));
+        rest.split("<h3>").next().unwrap_or_default()
+    };
+    // Each plot with its axes, a line for each of these, and a key.
+    for (heading, axes, lines) in [
+        ("Hit rate by slots", ["slots per layer", "hits, %"], &["lru", "lfu", "belady"][..]),
+        ("Miss penalty by budget", ["experts with a slot, %", "penalty per token"], &["lru", "lfu", "belady"]),
+        ("LRU in each layer", ["slots", "hits, %"], &["layer 0", "layer 2"]),
+        ("Recall of previous", ["layer", "chosen experts that were predicted, %"], &["distance 1 (0.0 %)"]),
+        ("Recall of stacked-gate", ["layer", "chosen experts that were predicted, %"], &["distance 1 (50.0 %)"]),
+        ("Recall by experts predicted", ["experts predicted", "chosen experts among them, %"], &["distance 1"]),
+    ] {
+        let plot = section(heading);
+        assert!(axes.iter().all(|axis| plot.contains(axis)), "{heading}: {plot}");
+        for line in lines {
+            assert!(plot.contains(&format!("<title>{line}</title></polyline>")), "{heading}, {line}: {plot}");
+            assert!(plot.contains(&format!(">{line}</text>")), "{heading}: the key of {line}");
+        }
+        assert!(plot.contains("class='grid'") && plot.matches("class='x'").count() >= 3, "{heading}: ticks");
     }
-    assert!(!html.contains("http") && !html.contains("src="), "self-contained");
+    let map = section("Who is used");
+    assert_eq!(map.matches("<rect").count(), 2 * 8 + 11, "an expert each, and the legend");
+    assert!([">expert</text>", ">layer</text>", "class='legend'"].iter().all(|part| map.contains(part)), "{map}");
+    assert!(html.ends_with("</html>\n") && !html.contains("http") && !html.contains("src=") && !html.contains("url("));
     let mut names: Vec<_> =
         std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["a.html", "a.json", "a.trace"]);
+}
+
+#[test]
+fn recall_tells_what_was_foretold_and_what_more_would_cost() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, other) = (path(&directory, "a.trace"), path(&directory, "b.trace"));
+    trace(Path::new(&file), 60);
+    trace(Path::new(&other), 90);
+    let (_, json) = hobbit_sim(&["recall", &file, "--calibration", &other, "--json"]).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let row = |predictor: &str| {
+        let rows = json[0]["predictors"].as_array().unwrap();
+        rows.iter().find(|row| row["predictor"] == predictor && row["distance"] == 1).unwrap()
+    };
+    let figures = |row: &serde_json::Value| ["recall", "precision", "experts"].map(|key| row[key].as_f64().unwrap());
+    assert_eq!(figures(row("oracle")), [1.0, 1.0, 2.0]);
+    assert_eq!(figures(row("stacked-gate")), [0.5, 0.5, 2.0]);
+    // A quarter of eight experts is as many as a token uses.
+    assert_eq!(figures(row("cross-layer")), [0.5, 0.5, 2.0]);
+    assert!(figures(row("path-table"))[0] > 0.5, "{}", row("path-table"));
+    assert_eq!(row("oracle")["layers"].as_array().unwrap().len(), 1, "nothing foretells the first layer");
+    let price = &json[0]["best_of_later_routers"][0];
+    assert_eq!((&price["distance"], &price["experts_for_aim"]), (&1.into(), &3.into()));
+    assert_eq!(figures(&price["curve"][2]), [1.0, 2.0 / 3.0, 3.0]);
+    assert_eq!(price["layers"], serde_json::json!([{ "layer": 2, "experts_for_aim": 3 }]));
+
+    let (_, text) = hobbit_sim(&["recall", &file]).unwrap();
+    let line =
+        |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {text}"));
+    assert_eq!(
+        line("stacked-gate").split_whitespace().collect::<Vec<_>>(),
+        ["stacked-gate", "1", "2.00", "50.0", "50.0", "-", "50.0"]
+    );
+    assert_eq!(line("distance 1"), "distance 1: 97 % takes the best 3 experts; precision 66.7 %");
+    assert!(!text.contains("path-table"), "without a calibration there is no table: {text}");
+    // What a predictor without scores expected is nothing that routers said.
+    let mut header = TraceReader::open(Path::new(&file)).unwrap().header().clone();
+    header.settings.predictor = "previous".into();
+    let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+    for record in TraceReader::open(Path::new(&file)).unwrap() {
+        match record.unwrap() {
+            Record::Layer(layer) => writer.layer(&layer).unwrap(),
+            Record::Batch(batch) => writer.batch(batch.phase, batch.n_tokens, batch.seconds).unwrap(),
+            _ => {}
+        }
+    }
+    std::fs::write(&file, writer.finish().unwrap()).unwrap();
+    let (_, text) = hobbit_sim(&["recall", &file]).unwrap();
+    assert!(!text.contains("stacked-gate") && !text.contains("97 %") && text.contains("previous"), "{text}");
 }
 
 #[test]

@@ -2,17 +2,25 @@
 
 use super::*;
 
-/// What a layer's router saw of a single token, if it is what the layer's first product sees.
+/// What a layer's router saw of each token, `[n_embd, 1, n_tokens]`, if it is what the layer's first product sees.
+///
+/// # Safety
+/// A live product.
+pub(in super::super) unsafe fn router_input_tensor<'a>(product: *mut ggml_tensor) -> Option<&'a ggml_tensor> {
+    // SAFETY: by the caller: sources of a live node are live.
+    let input = unsafe { &*(*product).src[1] };
+    // Experts with inputs of their own have none that the router had.
+    (input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(input)
+}
+
+/// The same of a single token, `[n_embd]`.
 ///
 /// # Safety
 /// A live product of one token whose input has been computed in host memory; the input outlives its use.
 pub(super) unsafe fn router_input<'a>(product: *mut ggml_tensor) -> Option<&'a [f32]> {
-    // SAFETY: by the caller: sources of a live node are live and computed, floats of a row contiguous.
+    // SAFETY: by the caller; floats of a row are contiguous.
     unsafe {
-        let input = &*(*product).src[1];
-        // Experts with inputs of their own have none that the router had.
-        let is_shared = input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32;
-        is_shared.then(|| slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize))
+        router_input_tensor(product).map(|input| slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize))
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod help;
 mod place;
+mod router;
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -27,8 +28,9 @@ use super::launch::{Foreseen, Launch, Product};
 use super::stream::Stream;
 use super::tier::{Tier, Weights};
 use super::uploads::Uploads;
+use crate::cache::SlotId;
 use crate::engine::buffer::tag_of;
-use crate::engine::compute::{read_ids, weights_tensor};
+use crate::engine::compute::{read_ids, router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterWeights};
 use crate::engine::residency::{Need, Residency, Step, Used};
 use crate::engine::routing::{Pair, Routing};
@@ -49,8 +51,12 @@ pub(super) struct Offload {
     /// The router's choice and weights as they lie on the device.
     ids: Vec<u8>,
     weight_bytes: Vec<u8>,
+    /// What the router saw of a single token, `[n_embd]`; empty where nobody wants to know.
+    input: Vec<f32>,
     /// The weights, `[n_tokens][n_used]`; empty in exact mode.
     weights: Vec<f32>,
+    /// The same of a single token in exact mode, as far as somebody wanted to know.
+    known: Vec<f32>,
     /// By expert index.
     demands: Vec<Demand>,
     decided: Decided,
@@ -72,6 +78,14 @@ struct Decided {
 /// A step that did not succeed: ggml's status for it.
 pub(super) type Failed = ggml_status;
 
+/// What the device multiplies of a step.
+struct Part<'a> {
+    step: &'a Step,
+    used: Vec<Used>,
+    /// Those that come one by one, with their rows.
+    coming: Vec<(Used, u32)>,
+}
+
 /// Products that depend on none of each other, and the nodes after them.
 struct Stage {
     products: Vec<(*mut ggml_tensor, SliceKind)>,
@@ -89,7 +103,9 @@ impl Offload {
             routing: Routing::default(),
             ids: Vec::new(),
             weight_bytes: Vec::new(),
+            input: Vec::new(),
             weights: Vec::new(),
+            known: Vec::new(),
             demands: Vec::new(),
             decided: Decided::default(),
             helper: None,
@@ -357,10 +373,17 @@ impl Offload {
         let exact = residency.precisions.is_exact();
         // SAFETY: nodes of a live graph.
         let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) }.filter(|_| !exact);
-        // SAFETY: by the caller: both are allocated on the device.
-        unsafe { self.read_back(ids, weights) };
+        let single = ids.ne[1] == 1;
+        // SAFETY: nodes of a live graph.
+        let input = if single && residency.wants_input() { unsafe { router_input_tensor(nodes[0]) } } else { None };
+        // SAFETY: by the caller: all are allocated on the device.
+        unsafe { self.read_back(ids, weights, input) };
         tier.enter(&self.compute, Some(tag.layer));
-        give_back(residency, tier);
+        let (pins, staged) = tier.settled_so_far();
+        take_back(residency, pins, staged);
+        if single {
+            tier.chose(tag.layer, residency.counters().wait_seconds);
+        }
 
         let mut host_ids = *ids;
         host_ids.data = self.ids.as_mut_ptr().cast();
@@ -379,15 +402,19 @@ impl Offload {
             // SAFETY: read back just now.
             unsafe { self.decide(experts, residency, tag.layer, n_expert, weights)? };
         }
-        let single = self.routing.n_tokens == 1;
+        self.known.clear();
+        let exact = self.weights.is_empty();
         if !again {
-            residency.record(tag.layer, &self.routing, &self.weights, None);
+            // SAFETY: sources of a live node are live, and were computed before.
+            let scores = unsafe { self.tell_scores(residency, tier, tag.layer, (*nodes[0]).src[2], n_expert) };
+            residency.record(tag.layer, &self.routing, self.router_weights(), scores.as_deref());
         }
+        let share = |expert| self.routing.share(expert, if exact { &self.known } else { &self.weights });
         let step = residency.begin(&Need {
             layer: tag.layer,
             experts: &self.routing.needed,
             uses: &|expert| self.routing.pairs_of(expert).len() as u64,
-            weights: &|expert| self.routing.share(expert, &self.weights),
+            weights: &share,
             demands: &self.demands,
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
@@ -406,96 +433,6 @@ impl Offload {
         result
     }
 
-    /// Reads the router's choice and weights, and waits for all that was submitted.
-    ///
-    /// # Safety
-    /// The tensors are live and allocated on the device.
-    unsafe fn read_back(&mut self, ids: &ggml_tensor, weights: Option<*mut ggml_tensor>) {
-        // SAFETY: by the caller; the buffers are not touched before the stream has been waited for.
-        unsafe {
-            self.ids.resize(llama::ggml_nbytes(ids), 0);
-            self.compute.get(ids, self.ids.as_mut_ptr().cast(), 0, self.ids.len());
-            if let Some(weights) = weights {
-                self.weight_bytes.resize(llama::ggml_nbytes(weights), 0);
-                self.compute.get(weights, self.weight_bytes.as_mut_ptr().cast(), 0, self.weight_bytes.len());
-            }
-        }
-        self.compute.synchronize();
-        self.launch.settled();
-    }
-
-    /// Asks for a precision for each expert of the layer (`self.demands`).
-    ///
-    /// # Safety
-    /// `weights` are what was read back last.
-    unsafe fn decide(
-        &mut self,
-        experts: &Experts,
-        residency: &mut Residency,
-        layer: u16,
-        n_expert: usize,
-        weights: Option<*mut ggml_tensor>,
-    ) -> Result<(), Failed> {
-        self.weights.clear();
-        let exact = residency.precisions.is_exact();
-        // SAFETY: by the caller.
-        let weights = weights.map(|tensor| unsafe { self.host_weights(tensor) });
-        match weights.filter(|w| (w.n_used, w.n_tokens) == (self.routing.n_used, self.routing.n_tokens)) {
-            Some(weights) => {
-                for token in 0..weights.n_tokens {
-                    // SAFETY: inside what was read back.
-                    self.weights
-                        .extend((0..weights.n_used).map(|rank| unsafe { weights.at(token, rank).read_unaligned() }));
-                }
-            }
-            None if !exact => {
-                experts.fail(format!(
-                    "layer {layer}: this architecture's router weights were not found on the device, which dynamic \
-                     precision needs; use --precision exact"
-                ));
-                return Err(GGML_STATUS_FAILED);
-            }
-            None => {}
-        }
-        residency.precisions.demands(&self.routing, &self.weights, n_expert, &mut self.demands);
-        Ok(())
-    }
-
-    /// # Safety
-    /// `tensor` is what was read back last.
-    unsafe fn host_weights(&mut self, tensor: *mut ggml_tensor) -> RouterWeights {
-        // SAFETY: live by the caller.
-        let mut host = unsafe { *tensor };
-        host.data = self.weight_bytes.as_mut_ptr().cast();
-        RouterWeights::of(&host, 1)
-    }
-
-    /// Takes skipped experts out of the router's weights, token by token.
-    ///
-    /// # Safety
-    /// `tensor` is what was read back last, and on the device until the ubatch is done.
-    unsafe fn leave_out(&mut self, skipped: &[u16], residency: &mut Residency, tensor: *mut ggml_tensor) {
-        // SAFETY: by the caller.
-        let weights = unsafe { self.host_weights(tensor) };
-        let n_used = self.routing.n_used;
-        let mut left_out = vec![false; n_used];
-        for token in 0..self.routing.n_tokens {
-            let row = token * n_used..(token + 1) * n_used;
-            for (flag, id) in left_out.iter_mut().zip(&self.routing.ids[row.clone()]) {
-                *flag = skipped.contains(id);
-            }
-            if left_out.contains(&true) {
-                residency.precisions.without_skipped(&mut self.weights[row.clone()], &left_out);
-                for (rank, &weight) in self.weights[row].iter().enumerate() {
-                    // SAFETY: inside what was read back.
-                    unsafe { weights.at(token, rank).write_unaligned(weight) };
-                }
-            }
-        }
-        // SAFETY: the tensor has as many bytes; they are kept until the stream is waited for.
-        unsafe { self.launch.set(&self.compute, tensor, self.weight_bytes.clone(), 0) };
-    }
-
     /// # Safety
     /// As [`Offload::layer`].
     #[allow(clippy::too_many_arguments)]
@@ -509,7 +446,7 @@ impl Offload {
         nodes: &[*mut ggml_tensor],
         again: bool,
     ) -> Result<(), Failed> {
-        let missing = pin_present(tier, step, kinds, again, |expert| self.routing.share(expert, &self.weights));
+        let missing = pin_present(tier, step, kinds, again, |expert| self.routing.share(expert, self.router_weights()));
         let kinds_of: Vec<Option<SliceKind>> =
             // SAFETY: nodes of a live graph.
             nodes.iter().map(|&node| unsafe { self.product(node) }.map(|tag| tag.kind)).collect();
@@ -517,14 +454,14 @@ impl Offload {
         let mut help = unsafe { self.divide(residency, tier, step, &missing, Region { nodes, kinds: &kinds_of }) };
         let is_helped = |used: &Used| help.as_ref().is_some_and(|help| help.experts.contains(used));
         let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
-        let multiplied: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
+        let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
         for &used in &copied {
             tier.acquire(step.version(used), residency.kinds(step.layer));
         }
         // SAFETY: nodes of a live graph.
         let products: Vec<*mut ggml_tensor> =
             unsafe { nodes.iter().copied().filter(|&node| self.product(node).is_some()).collect() };
-        let (present, coming) = by_place(tier, step, &multiplied, &copied);
+        let (present, coming) = by_place(tier, step, kinds, &used, &copied);
         // Rows of experts that are left out are zero.
         let skipped: Vec<Pair> =
             step.skipped.iter().flat_map(|&index| self.routing.pairs_of(index).iter().copied()).collect();
@@ -535,6 +472,7 @@ impl Offload {
         // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
         unsafe { uploads.pump(residency, tier) };
         tier.measure_link();
+        let part = Part { step, used, coming };
         // SAFETY: nodes of a live graph.
         for stage in unsafe { self.stages(nodes) } {
             // SAFETY: by the caller.
@@ -542,13 +480,16 @@ impl Offload {
                 for &(node, _) in &stage.products {
                     self.launch.zero(&self.compute, tier, &self.routing, node, &skipped)?;
                 }
-                self.stage(experts, residency, tier, step, &multiplied, &stage, &mut uploads, &mut help)?;
+                self.stage(experts, residency, tier, &part, &stage, &mut uploads, &mut help)?;
                 for &node in &stage.plain {
                     self.launch.plain(&self.compute, tier, node)?;
                 }
             }
         }
         self.launch.submit(&self.compute, tier)?;
+        if self.routing.n_tokens == 1 && !again {
+            self.look_ahead(residency, tier, step);
+        }
         // SAFETY: by the caller.
         unsafe { self.finish_help(residency, tier, step, &mut help, &mut uploads)? };
         Ok(())
@@ -594,23 +535,25 @@ impl Offload {
         experts: &Experts,
         residency: &mut Residency,
         tier: &mut Tier,
-        step: &Step,
-        multiplied: &[Used],
+        part: &Part,
         stage: &Stage,
         uploads: &mut Uploads,
         help: &mut Option<Help>,
     ) -> Result<(), Failed> {
+        let step = part.step;
         let mut pending: Vec<Wanted> = Vec::new();
         for &(node, kind) in &stage.products {
-            pending.extend(multiplied.iter().map(|&used| {
+            pending.extend(part.used.iter().map(|&used| {
                 let slice = SliceId { version: step.version(used), kind };
                 Wanted { node, used, slice }
             }));
         }
         loop {
             let here = take_located(&mut pending, residency, tier);
+            // As their indices were uploaded.
+            let is_coming = |index: u16| !tier.is_unified() && part.coming.iter().any(|(used, _)| used.index == index);
             let (arriving, here): (Vec<Product>, Vec<Product>) =
-                here.into_iter().partition(|product| tier.is_arriving(product.slice));
+                here.into_iter().partition(|product| is_coming(product.used.index));
             let progress = !here.is_empty() || !arriving.is_empty();
             if !here.is_empty() {
                 // SAFETY: by the caller.
@@ -678,6 +621,10 @@ impl Offload {
 /// The stream has been waited for: the host gets back what uploads were reading.
 fn give_back(residency: &mut Residency, tier: &mut Tier) {
     let (pins, staged) = tier.settled();
+    take_back(residency, pins, staged);
+}
+
+fn take_back(residency: &mut Residency, pins: Vec<SlotId>, staged: Vec<SliceId>) {
     residency.unpin(pins);
     staged.into_iter().for_each(|slice| residency.release(slice));
 }

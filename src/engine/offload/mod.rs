@@ -7,11 +7,14 @@
 //!
 //! Only the generic backend interface is used: what it can do, every device of ggml can.
 
+mod ahead;
 mod backend;
+mod clock;
 mod compute;
 pub(super) mod failure;
 mod graph;
 mod helper;
+mod idle;
 mod indices;
 mod launch;
 mod memory;

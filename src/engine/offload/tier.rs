@@ -6,6 +6,8 @@
 //! * an upload into a staging slot waits for the product that used the slot last ([`Tier::used`]);
 //! * host memory stays as it is until the upload that reads it has run: [`Tier::hold`] keeps what belongs to the host
 //!   until [`Tier::settled`], which is called wherever the host has waited for the compute stream anyway.
+//!
+//! Copies for layers that have not run ([`super::ahead`]) keep the same orders.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
@@ -13,23 +15,29 @@ use std::time::Instant;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t, ggml_tensor};
 
+use super::ahead::UploadsAhead;
+use super::clock::Clock;
 use super::memory::Memory;
 use super::stream::{Event, Events, Stream};
 use super::uploads::Uploads;
-use crate::cache::{Cache, Lru, SliceState, SlotId, Use};
+use crate::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
+use crate::engine::allocation::cache_slots;
 use crate::engine::pinned::{Buffer, HostMemory};
 use crate::engine::residency::{Residency, Step, Used};
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, SliceShape};
 use crate::load::balance::Balancer;
-use crate::stats::{DeviceCounters, DeviceReport};
+use crate::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use crate::store::StoreError;
 
 /// Kernels read rows of quantised weights in steps of so many elements.
 const ROW_PADDING: u64 = 512;
 
-/// The link is measured in one of so many regions with uploads.
+/// The link is measured in one of so many regions with uploads, beside a CPU helper.
 const LINK_SAMPLE: u32 = 32;
+
+/// The same where only copies ahead of need go by it.
+const LINK_SAMPLE_ALONE: u32 = 256;
 
 /// After so many uploads a stream that has run is waited for all the same.
 const TIDY_UPLOADS: u64 = 256;
@@ -144,6 +152,8 @@ pub(in super::super) struct Tier {
     /// Uploads and their bytes when the running region began, and when that was.
     before: (u64, u64),
     began: Instant,
+    pub(super) clock: Clock,
+    began_on_clock: f64,
     /// Layers of which every expert is in the slot of its number.
     pub(super) complete: HashSet<u16>,
     loans: Vec<Loan>,
@@ -153,6 +163,8 @@ pub(in super::super) struct Tier {
     host: Vec<HostRange>,
     /// Keeps what the device was shown.
     shown: Vec<Buffer>,
+    /// Copies for layers that have not run; `None`: there are to be none.
+    pub(super) ahead: Option<UploadsAhead>,
 }
 
 // SAFETY: streams, events and tensors belong to the tier alone, and one thread uses it at a time.
@@ -187,14 +199,17 @@ impl Tier {
             report,
             balancer: None,
             helper_threads: None,
-            unmeasured: LINK_SAMPLE,
+            unmeasured: LINK_SAMPLE_ALONE,
             before: (0, 0),
             began: Instant::now(),
+            clock: Clock::of(dev),
+            began_on_clock: 0.0,
             complete: HashSet::new(),
             loans: Vec::new(),
             pending: None,
             host: Vec::new(),
             shown: Vec::new(),
+            ahead: None,
         })
     }
 
@@ -253,7 +268,7 @@ impl Tier {
     }
 
     /// Whether a version has a slot.
-    pub(super) fn is_resident(&self, version: Version) -> bool {
+    pub(in super::super) fn is_resident(&self, version: Version) -> bool {
         self.cache.lookup(version).is_some()
     }
 
@@ -288,12 +303,27 @@ impl Tier {
 
     /// `user` is done with the tier for now.
     pub(super) fn leave(&mut self, user: &Stream) {
+        self.catch_up(user);
         self.fence = self.events.record(user);
     }
 
-    /// The compute stream has run all that was submitted to it: what it waited for is done. Returns what the host may
-    /// have back: pins, and slices that were staged.
+    /// The compute stream has run all that was submitted to it: what it waited for is done, and nothing else is left to be
+    /// done. Returns what the host may have back: pins, and slices that were staged.
     pub(in super::super) fn settled(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+        // Uploads for a product that never came (a failed batch, a later layer) have not been waited for.
+        if self.submitted > self.waited {
+            self.copy.synchronize();
+            self.waited = self.submitted;
+        }
+        self.settled_so_far()
+    }
+
+    /// As [`Tier::settled`], but what is copied for layers that have not run goes on.
+    pub(super) fn settled_so_far(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+        let (waited, submitted) = (self.waited, self.submitted);
+        if submitted > waited && !self.ahead.as_ref().is_some_and(|ahead| ahead.are_all(waited, submitted)) {
+            return self.settled();
+        }
         for pin in self.pins.drain(..) {
             self.cache.unpin(pin);
         }
@@ -302,18 +332,14 @@ impl Tier {
                 *event = None;
             }
         }
-        // Uploads for a product that never came (a failed batch) have not been waited for.
-        if self.submitted > self.waited {
-            self.copy.synchronize();
-            self.waited = self.submitted;
-        }
         if self.submitted >= self.tidied + TIDY_UPLOADS {
             self.tidied = self.submitted;
             // Has run: costs next to nothing, but Vulkan reuses events and command buffers only after this.
             self.copy.synchronize();
             self.events.synchronize();
         }
-        (std::mem::take(&mut self.host_pins), self.run_until(self.waited))
+        let staged = self.run_until(self.waited);
+        (std::mem::take(&mut self.host_pins), staged)
     }
 
     /// Uploads up to `upload` have run.
@@ -323,6 +349,7 @@ impl Tier {
         self.waited = self.waited.max(done);
         self.marks.retain(|(mark, _)| *mark > done);
         self.arrivals.retain(|_, mark| *mark > done);
+        self.host_pins.extend(self.ahead.iter_mut().flat_map(|ahead| ahead.run_until(done)));
         let mut released = Vec::new();
         while self.held.front().is_some_and(|held| held.upload <= done) {
             released.extend(self.held.pop_front().map(|held| held.slice));
@@ -364,14 +391,36 @@ impl Tier {
     /// The uploads of a region have been submitted. Now and then they are waited for and timed.
     pub(super) fn measure_link(&mut self) {
         let (n, bytes) = (self.counters.uploads - self.before.0, self.counters.uploaded_bytes - self.before.1);
-        let (Some(balancer), true) = (self.balancer.as_mut(), n > 0) else { return };
-        self.unmeasured += 1;
-        if self.unmeasured >= LINK_SAMPLE {
+        if n == 0 {
+            return;
+        }
+        self.unmeasured = self.unmeasured.saturating_add(1);
+        if self.unmeasured >= self.link_sample() {
             self.unmeasured = 0;
             self.copy.synchronize();
             let seconds = self.began.elapsed().as_secs_f64();
-            balancer.observe_copy(bytes / n, seconds / n as f64);
+            self.balancer.iter_mut().for_each(|balancer| balancer.observe_copy(bytes / n, seconds / n as f64));
+            let seconds = self.clock.seconds() - self.began_on_clock;
+            self.ahead.iter_mut().for_each(|ahead| ahead.idle.observe_link(bytes, seconds));
         }
+    }
+
+    fn link_sample(&self) -> u32 {
+        match (&self.balancer, &self.ahead) {
+            (Some(_), _) => LINK_SAMPLE,
+            (None, Some(_)) => LINK_SAMPLE_ALONE,
+            (None, None) => u32::MAX,
+        }
+    }
+
+    /// Whether the link was measured with the running region's uploads.
+    pub(super) fn was_measured(&self) -> bool {
+        self.unmeasured == 0
+    }
+
+    /// Bytes of the running region's uploads so far.
+    pub(super) fn uploaded_in_region(&self) -> u64 {
+        self.counters.uploaded_bytes - self.before.1
     }
 
     /// The CPU has computed experts.
@@ -388,9 +437,26 @@ impl Tier {
         self.host_pins.extend(pins);
     }
 
+    /// What is here, for another run.
+    pub(in super::super) fn save(&mut self) -> SavedCache {
+        self.cache.save(&self.report.name)
+    }
+
+    /// Shows the policy what it has learned in an earlier run. Which versions there are slots for now; least recently used
+    /// first.
+    pub(in super::super) fn begin_warm_up(&mut self, saved: &SavedCache) -> Vec<Version> {
+        self.cache.load_statistics(saved);
+        self.cache.that_fit(saved)
+    }
+
     /// Layers that have one share with a slot for each of their experts.
     pub(in super::super) fn whole_layers(&self) -> Vec<u16> {
         self.memory.layers_of_one_share(self.report.slots == self.report.experts)
+    }
+
+    /// How the slots are divided among its layers; `None` where it has none of its own.
+    pub(in super::super) fn slots_by_layer(&self) -> Option<CacheSlots> {
+        cache_slots(&self.report.name, &self.cache, self.cache.shares().map(|share| share.layer))
     }
 
     /// Whether nothing of a layer has a slot.
@@ -478,6 +544,11 @@ impl Tier {
         self.complete.remove(&layer)
     }
 
+    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy.
+    pub(super) fn scores(&mut self, layer: u16, scores: &[f32]) {
+        self.cache.scores(layer, scores);
+    }
+
     /// Counts a use, for the policy.
     pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, weight: f32) {
         self.cache.touch(expert, Use { hit, precision: Some(precision), weight });
@@ -556,7 +627,13 @@ impl Tier {
     /// `data` is valid for the slice's bytes until the upload has run: see the module.
     pub(super) unsafe fn upload(&mut self, slice: SliceId, shape: &SliceShape, data: *const u8, to: Destination) {
         if self.counters.uploads == self.before.0 {
+            let is_due = self.unmeasured.saturating_add(1) >= self.link_sample();
+            if is_due && self.busy == Some(slice.version.expert.layer) {
+                // What was copied ahead is not to be measured.
+                self.copy.synchronize();
+            }
             self.began = Instant::now();
+            self.began_on_clock = self.clock.seconds();
         }
         let bytes = shape.bytes as usize;
         let (tensor, offset) = match to {
@@ -622,9 +699,20 @@ impl Tier {
         self.arrivals.get(&slice).is_some_and(|upload| *upload > self.waited)
     }
 
+    /// Whether it would for any slice of a version that has a slot.
+    pub(super) fn is_version_arriving(&self, version: Version, kinds: &[SliceKind]) -> bool {
+        kinds.iter().any(|&kind| self.is_arriving(SliceId { version, kind }))
+    }
+
     /// What `compute` runs from here on comes after the slice's upload.
     pub(super) fn wait_for(&mut self, compute: &Stream, slice: SliceId) {
-        let Some(&upload) = self.arrivals.get(&slice) else { return };
+        if let Some(&upload) = self.arrivals.get(&slice) {
+            self.wait_for_upload(compute, upload);
+        }
+    }
+
+    /// The same of the upload of this number.
+    pub(super) fn wait_for_upload(&mut self, compute: &Stream, upload: u64) {
         if upload <= self.waited {
             return;
         }
@@ -632,6 +720,11 @@ impl Tier {
             compute.wait(event);
         }
         self.waited = upload;
+    }
+
+    /// Uploads submitted so far.
+    pub(super) fn submitted(&self) -> u64 {
+        self.submitted
     }
 
     /// The product of a staged slice has been submitted to `compute`: its slot may be overwritten once that has run.
@@ -647,12 +740,22 @@ impl Tier {
 
     /// The next token begins, for the policy.
     pub(in super::super) fn next_token(&mut self) {
+        self.end_ahead();
         self.cache.next_token();
     }
 
     /// A new sequence begins, for the policy.
     pub(in super::super) fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
+    }
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        // What is copied ahead, nobody else waits for; the host's slots go next.
+        if self.submitted > self.waited {
+            self.copy.synchronize();
+        }
     }
 }
 

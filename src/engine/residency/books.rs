@@ -1,6 +1,10 @@
 //! What is chosen of an expert, and the books on it: counters, statistics, the trace.
 
+use std::collections::BTreeMap;
+
 use super::*;
+use crate::predict::Predictor;
+use crate::trace::ReadClass;
 
 impl Residency {
     /// Counters since the model was opened.
@@ -54,8 +58,9 @@ impl Residency {
 
     /// A batch was evaluated in so many seconds, for the trace. As [`Residency::next_token`].
     pub(in super::super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
-        self.recorder.iter_mut().for_each(|recorder| recorder.end_batch(n_tokens, seconds));
-        self.foresight_end_batch(n_tokens);
+        let loader = &self.loader;
+        self.recorder.iter_mut().for_each(|recorder| recorder.end_batch(n_tokens, seconds, || loader.stats()));
+        self.foresight_end_batch(n_tokens, seconds);
         self.next_token();
     }
 
@@ -118,9 +123,45 @@ impl Residency {
             self.counters.missed.count(precision, 1);
         }
         self.count(expert.layer, hit);
-        let bytes = version.and_then(|version| self.version_bytes(version)).unwrap_or(0);
-        self.recorder.iter_mut().for_each(|recorder| recorder.needed(expert.index, demand, precision, hit, bytes));
+        if self.recorder.is_some() {
+            let bytes = version.and_then(|version| self.version_bytes(version)).unwrap_or(0);
+            let is_there = is_elsewhere || slot.is_some() || version.is_some_and(|version| self.is_staged(version));
+            let needed = (expert.index, demand);
+            self.recorder.iter_mut().for_each(|recorder| recorder.needed(needed, version, hit, is_there, bytes));
+        }
         precision
+    }
+
+    /// Whether some of a version without a slot has been read into staging, or is on its way there.
+    fn is_staged(&self, version: Version) -> bool {
+        self.kinds(version.expert.layer).iter().any(|&kind| self.staging.get(SliceId { version, kind }).is_some())
+    }
+
+    /// What the cache begins with, for the trace.
+    pub(in super::super) fn record_residents(&mut self) {
+        if self.recorder.is_some() && self.description.warm_start.is_some() {
+            let saved = self.cache.save("");
+            self.recorder.iter_mut().for_each(|recorder| recorder.residents(saved.clone()));
+        }
+    }
+
+    /// Reads that no product waits for were submitted, for the trace: versions and bytes, parts of a version apart.
+    pub(super) fn record_loads(&mut self, class: LoadClass, parts: &[(Version, u64)]) {
+        let class = if class == LoadClass::Upgrade { ReadClass::Upgrade } else { ReadClass::Prefetch };
+        let mut whole: BTreeMap<Version, u64> = BTreeMap::new();
+        parts.iter().for_each(|(version, bytes)| *whole.entry(*version).or_default() += bytes);
+        for (version, bytes) in whole {
+            let all = self.version_bytes(version).unwrap_or(bytes);
+            self.recorder.iter_mut().for_each(|recorder| recorder.load(version, class, bytes, all));
+        }
+    }
+
+    /// Predictions that need no scores, for the trace: of every layer in reach, not only of those that were looked at.
+    pub(super) fn record_predictions(&mut self, predictor: &mut dyn Predictor, layer: u16, distance_max: u8) {
+        let Some(recorder) = self.recorder.as_mut().filter(|_| !predictor.needs_scores()) else { return };
+        let mut predicted = Vec::new();
+        (1..=distance_max).for_each(|distance| predictor.predict(layer, distance, &mut predicted));
+        recorder.predicted(&predicted);
     }
 
     pub(super) fn count(&mut self, layer: u16, hit: bool) {

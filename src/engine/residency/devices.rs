@@ -36,30 +36,9 @@ impl Residency {
     }
 
     pub(super) fn preload_layer(&mut self, tier: &mut Tier, layer: u16) -> Result<(), StoreError> {
-        let kinds = self.layer(layer).kinds.clone();
-        let experts: Vec<u16> = (0..self.layer(layer).n_expert).collect();
-        self.choices = vec![Some(Precision::High); experts.len()];
-        let demands = vec![Demand::High; experts.len()];
-        for experts in experts.chunks(PRELOAD_AT_ONCE) {
-            let need = Need {
-                layer,
-                experts,
-                uses: &|_| 0,
-                weights: &|_| 0.0,
-                demands: &demands,
-                kinds: &kinds,
-                dense: false,
-                // Nobody uses them yet: nothing is counted.
-                again: true,
-                elsewhere: &|_| false,
-            };
-            let step = self.begin(&need);
-            let result = tier.fill(self, &step, &kinds);
-            let (_, staged) = tier.settled();
-            staged.into_iter().for_each(|slice| self.staging.release(slice));
-            let pins = self.finish(step);
-            self.unpin(pins);
-            if !result? {
+        let experts = (0..self.layer(layer).n_expert).map(|index| Version::high(ExpertId { layer, index }));
+        for versions in experts.collect::<Vec<_>>().chunks(PRELOAD_AT_ONCE) {
+            if !self.upload(tier, versions)? {
                 return Ok(());
             }
         }

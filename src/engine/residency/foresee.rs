@@ -5,6 +5,8 @@
 //! the choice (and what the next layers' routers say about this layer's input), the experts that it names are shielded from
 //! eviction, and as soon as nothing waits for the link, those that are missing are read.
 
+mod device;
+
 use std::time::Instant;
 
 use super::{Residency, Staged, Step, Target};
@@ -27,6 +29,8 @@ pub(in super::super) struct Foresight {
     chose: Option<(u16, Instant, f64)>,
     /// What follows the running layer, until it has been planned.
     ahead: Option<Ahead>,
+    /// Hits and uses by then.
+    counted: (u64, u64),
     /// Seconds waited, and bytes and seconds of reading, when the token began.
     before: (f64, u64, f64),
 }
@@ -54,6 +58,7 @@ impl Foresight {
             distance_max,
             chose: None,
             ahead: None,
+            counted: (0, 0),
             before: (0.0, 0, 0.0),
         }
     }
@@ -73,8 +78,14 @@ impl Foresight {
 
 impl Residency {
     /// The router of a layer has chosen for a single token: `chosen` experts with their weights, which sum to 1, from the
-    /// input `x`. `step` is what was made of it.
-    pub(in super::super) fn foresee(&mut self, step: &Step, chosen: &[(u16, f32)], x: Option<&[f32]>) {
+    /// input `x`. `step` is what was made of it. `elsewhere`: whether a version is on the device that computes the layer.
+    pub(in super::super) fn foresee(
+        &mut self,
+        step: &Step,
+        chosen: &[(u16, f32)],
+        x: Option<&[f32]>,
+        elsewhere: &dyn Fn(Version) -> bool,
+    ) {
         let Some(mut foresight) = self.foresight.take() else { return };
         let layer = step.layer;
         let (now, waited) = (Instant::now(), self.counters.wait_seconds);
@@ -92,16 +103,22 @@ impl Residency {
             let layers: Vec<u16> = (1..=foresight.distance_max).map_while(target).collect();
             for (distance, target) in (1u8..).zip(&layers) {
                 if let Some((_, scores)) = self.gates.scores(x, &[*target]).pop() {
+                    let n_used = foresight.shape.target(layer, distance).map_or(0, |(.., n_used)| usize::from(n_used));
+                    self.recorder.iter_mut().for_each(|recorder| recorder.foretold(distance, &scores, n_used));
                     foresight.predictor.scores(layer, distance, &scores);
                 }
             }
         }
+        self.record_predictions(&mut *foresight.predictor, layer, foresight.distance_max);
         let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
-        let settled = foresight.prefetcher.settle(layer, &used, self.is_waited_for());
+        let counted = (self.counters.hits, self.counters.hits + self.counters.misses);
+        let (hits_before, uses_before) = std::mem::replace(&mut foresight.counted, counted);
+        foresight.prefetcher.estimates.observe_uses(counted.0 - hits_before, counted.1 - uses_before);
+        let settled = foresight.prefetcher.settle(layer, chosen, &used, self.is_waited_for());
         foresight.governor.account(settled.saved_seconds, settled.delayed_seconds);
         let ahead = {
             let Foresight { predictor, prefetcher, shape, distance_max, .. } = &mut foresight;
-            let holdings = Held { residency: self, shape };
+            let holdings = Held { residency: self, shape, elsewhere };
             prefetcher.look_ahead(&mut **predictor, layer, *distance_max, &holdings)
         };
         for distance in 1..=ahead.depth {
@@ -113,32 +130,43 @@ impl Residency {
         self.cache.unshield_all();
         if foresight.governor.is_on() {
             let both = |expert| [Version::high(expert), Version::low(expert)];
-            self.cache.shield(ahead.predicted.iter().flat_map(|predicted| both(predicted.expert)));
+            let likely = {
+                let Foresight { prefetcher, shape, .. } = &foresight;
+                prefetcher.likely(&ahead, &Held { residency: self, shape, elsewhere })
+            };
+            self.cache.shield(likely.into_iter().flat_map(both));
             foresight.ahead = Some(ahead);
         }
         self.foresight = Some(foresight);
-        self.read_ahead();
+        self.read_ahead(step);
     }
 
-    /// Starts reads for the next layers, if nothing waits for the link.
-    pub(in super::super) fn read_ahead(&mut self) {
-        let is_due = self.foresight.as_ref().is_some_and(|foresight| foresight.ahead.is_some());
-        if !is_due || self.is_waited_for() || !self.queue.is_empty() {
-            return;
-        }
+    /// Lines reads for the next layers up: they start when nothing is waited for.
+    fn read_ahead(&mut self, step: &Step) {
         let Some(mut foresight) = self.foresight.take() else { return };
-        let Some(ahead) = foresight.ahead.take() else { return };
-        let elapsed = foresight
-            .chose
-            .map_or(0.0, |(_, at, waited)| at.elapsed().as_secs_f64() - (self.counters.wait_seconds - waited));
+        let Some(ahead) = foresight.ahead.take() else {
+            self.foresight = Some(foresight);
+            return;
+        };
+        let bytes_of =
+            |targets: &mut dyn Iterator<Item = Target>| -> u64 { targets.map(|own| self.bytes_of(own)).sum() };
+        let (demanded, others): (Vec<Target>, Vec<Target>) =
+            self.targets.iter().flatten().partition(|target| self.is_wanted(**target));
+        let missing = bytes_of(&mut demanded.into_iter());
+        let used: u64 = step.used.iter().filter_map(|&used| self.version_bytes(step.version(used))).sum();
+        // While what is missing is read, what is there is computed: that time is not left for the next layers.
+        let estimates = &foresight.prefetcher.estimates;
+        let there = 1.0 - missing as f64 / used.max(missing).max(1) as f64;
+        let computed = there * estimates.layer_seconds().unwrap_or(0.0);
         let link = Link {
             is_busy: false,
-            queued_bytes: self.targets.iter().flatten().map(|target| self.bytes_of(*target)).sum(),
-            elapsed_seconds: elapsed.max(0.0),
+            queued_bytes: bytes_of(&mut others.into_iter()),
+            elapsed_seconds: estimates.load_seconds(missing).unwrap_or(0.0).min(computed),
         };
         let loads = {
             let Foresight { prefetcher, shape, .. } = &mut foresight;
-            let holdings = Held { residency: self, shape };
+            // What is on the running layer's device is not among what is wanted.
+            let holdings = Held { residency: self, shape, elsewhere: &|_| false };
             prefetcher.plan(&ahead, link, &holdings)
         };
         for load in loads {
@@ -175,6 +203,11 @@ impl Residency {
         slice.version.expert.layer != layer && self.foresight.as_ref().is_some_and(is_outstanding)
     }
 
+    /// Reads ahead of this version were withdrawn.
+    pub(super) fn read_ahead_dropped(&mut self, version: Version) {
+        self.foresight.iter_mut().for_each(|foresight| foresight.prefetcher.dropped(version));
+    }
+
     /// A slice of a version has been read, or not.
     pub(super) fn read_ahead_landed(&mut self, version: Version, is_ok: bool) {
         let layer = self.layers[usize::from(version.expert.layer)].as_ref();
@@ -200,7 +233,8 @@ impl Residency {
     }
 
     /// A batch is over.
-    pub(super) fn foresight_end_batch(&mut self, n_tokens: u32) {
+    pub(super) fn foresight_end_batch(&mut self, n_tokens: u32, seconds: f64) {
+        let copies_ahead = self.copies_ahead();
         let stats = self.loader.stats();
         let now = (self.counters.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
         let Some(foresight) = self.foresight.as_mut() else { return };
@@ -210,7 +244,8 @@ impl Residency {
         foresight.chose = None;
         foresight.recall.forget_expected();
         if n_tokens == 1 {
-            foresight.governor.end_token(now.0 - waited);
+            // The host does not see what copies to a device delay: then whole tokens are compared.
+            foresight.governor.end_token(if copies_ahead { seconds } else { now.0 - waited });
         }
         let left = foresight.prefetcher.abandon();
         foresight.predictor.begin_token();
@@ -237,7 +272,7 @@ impl Residency {
         self.targets.iter().flatten().any(|target| self.is_wanted(*target))
     }
 
-    fn bytes_of(&self, target: Target) -> u64 {
+    pub(super) fn bytes_of(&self, target: Target) -> u64 {
         match target {
             Target::Slot { slice, .. } | Target::Staging { slice, .. } => self.shape(slice).bytes,
             Target::Record { version, .. } => self.version_bytes(version).unwrap_or(0),
@@ -254,12 +289,16 @@ impl Residency {
 struct Held<'a> {
     residency: &'a Residency,
     shape: &'a PredictShape,
+    elsewhere: &'a dyn Fn(Version) -> bool,
 }
 
 impl Holdings for Held<'_> {
     fn is_resident(&self, version: Version) -> bool {
         let staged = |kind: &SliceKind| self.residency.staging.get(SliceId { version, kind: *kind }).is_some();
-        self.residency.cache.lookup(version).is_some() || self.residency.kinds(version.expert.layer).iter().all(staged)
+        self.residency.cache.lookup(version).is_some()
+            || self.residency.kinds(version.expert.layer).iter().all(staged)
+            || (self.elsewhere)(version)
+            || self.residency.is_on_idle_device(version)
     }
 
     fn bytes(&self, version: Version) -> Option<u64> {

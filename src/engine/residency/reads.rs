@@ -55,10 +55,15 @@ impl Residency {
         let targets = &self.targets;
         let obsolete =
             |ticket: u64| targets[ticket as usize].is_some_and(|target| target.version().expert.layer == layer);
-        let withdrawn = self.loader.withdraw(LoadClass::Prefetch, obsolete);
+        let [mut withdrawn, guessed] =
+            [LoadClass::ReadAhead, LoadClass::Prefetch].map(|class| self.loader.withdraw(class, obsolete));
+        withdrawn.extend(guessed);
         for ticket in withdrawn {
-            let target = self.targets[ticket as usize].take();
-            self.unread(target.expect("a waiting read has a target"));
+            let target = self.targets[ticket as usize].take().expect("a waiting read has a target");
+            self.read_ahead_dropped(target.version());
+            let bytes = self.bytes_of(target);
+            self.recorder.iter_mut().for_each(|recorder| recorder.withdrawn(target.version(), bytes));
+            self.unread(target);
         }
         self.is_reading_ahead = !self.loader.is_idle();
     }
@@ -94,7 +99,7 @@ impl Residency {
         for &kind in &order {
             self.ahead.extend(rest.iter().map(|&version| SliceId { version, kind }));
         }
-        self.read_slots(LoadClass::Prefetch, &filled, &order);
+        self.read_slots(LoadClass::ReadAhead, &filled, &order);
     }
 
     /// Submits reads as long as there are staging slots and slices to stage.
@@ -102,7 +107,7 @@ impl Residency {
         loop {
             let (class, slice) = match (self.queue.front(), self.ahead.front()) {
                 (Some(&slice), _) => (class_of(slice.version.precision), slice),
-                (None, Some(&slice)) => (LoadClass::Prefetch, slice),
+                (None, Some(&slice)) => (LoadClass::ReadAhead, slice),
                 (None, None) => return,
             };
             let already = self.staging.get(slice).is_some();
@@ -112,7 +117,7 @@ impl Residency {
                 self.submit(class, vec![request]);
             }
             match class {
-                LoadClass::Prefetch => self.ahead.pop_front(),
+                LoadClass::ReadAhead => self.ahead.pop_front(),
                 _ => self.queue.pop_front(),
             };
         }
@@ -188,7 +193,6 @@ impl Residency {
             }
         }
         self.pump();
-        self.read_ahead();
     }
 
     /// A read that never started.
@@ -216,14 +220,25 @@ impl Residency {
         if requests.is_empty() {
             return;
         }
-        self.is_reading_ahead |= class == LoadClass::Prefetch;
+        self.is_reading_ahead |= matches!(class, LoadClass::ReadAhead | LoadClass::Prefetch);
+        let mut parts: Vec<(u64, Version, u64)> = Vec::new();
+        if class.is_background() && self.recorder.is_some() {
+            let version = |ticket: u64| self.targets[ticket as usize].map(|target| target.version());
+            let part = |r: &ReadRequest| Some((r.ticket, version(r.ticket)?, r.extent.len));
+            parts.extend(requests.iter().filter_map(part));
+        }
         for refused in self.loader.submit(class, requests) {
+            parts.retain(|(ticket, ..)| *ticket != refused.ticket);
             let target = self.targets[refused.ticket as usize].take().expect("just requested");
             if !class.is_background() {
                 let extent = refused.extent;
                 self.failure.get_or_insert(StoreError::TooManyReads { offset: extent.offset, len: extent.len });
             }
             self.unread(target);
+        }
+        if !parts.is_empty() {
+            let parts: Vec<_> = parts.into_iter().map(|(_, version, bytes)| (version, bytes)).collect();
+            self.record_loads(class, &parts);
         }
     }
 

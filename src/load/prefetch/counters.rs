@@ -10,6 +10,8 @@ pub struct PrefetchCounters {
     pub issued_bytes: u64,
     /// Of these, refused or failed.
     pub failed: u64,
+    /// Of these, withdrawn before all of them was read: the router had chosen others.
+    pub dropped: u64,
     /// Versions that were used and had landed when their layer began.
     pub useful: u64,
     /// Versions that were used and were still being read.

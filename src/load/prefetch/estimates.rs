@@ -7,12 +7,16 @@ use crate::load::balance::RunningMean;
 pub struct Estimates {
     layer: RunningMean,
     byte: RunningMean,
+    hit_rate: f64,
 }
 
 impl Estimates {
+    /// Of a layer, in the hit rate.
+    const WEIGHT: f64 = 1.0 / 256.0;
+
     /// Nothing is known, so nothing is planned before both were observed.
     pub const fn new() -> Self {
-        Self { layer: RunningMean::new(), byte: RunningMean::new() }
+        Self { layer: RunningMean::new(), byte: RunningMean::new(), hit_rate: 0.0 }
     }
 
     /// With the bandwidth of the link as it was measured on this machine (file or host memory, whichever loads come
@@ -31,6 +35,18 @@ impl Estimates {
         if bytes > 0 {
             self.byte.add(seconds / bytes as f64);
         }
+    }
+
+    /// A token used `n_used` experts of a layer, `n_hits` of which were there.
+    pub fn observe_uses(&mut self, n_hits: u64, n_used: u64) {
+        if n_used > 0 {
+            self.hit_rate += (n_hits.min(n_used) as f64 / n_used as f64 - self.hit_rate) * Self::WEIGHT;
+        }
+    }
+
+    /// How much of what is used is there, `0.0..=1.0`; 0 until something is known.
+    pub const fn hit_rate(&self) -> f64 {
+        self.hit_rate
     }
 
     /// Seconds from one router's choice to the next one's, if known.

@@ -22,8 +22,8 @@ pub struct GovernorOptions {
 impl Default for GovernorOptions {
     fn default() -> Self {
         Self {
-            window_tokens: 16,
-            settle_tokens: 4,
+            window_tokens: 8,
+            settle_tokens: 2,
             rest_tokens: 64,
             rest_tokens_max: 4096,
             errors_min: 1.0,
@@ -44,7 +44,7 @@ pub enum GovernorReason {
     Pays,
     /// Tokens waited more with it.
     Harms,
-    /// No difference could be measured: it stays as it was, and off at first.
+    /// No difference could be measured: it stays as it was, and on at first.
     NoDifference,
     /// Since the last trial, wrong guesses delayed more than right ones saved, by the planner's estimates.
     Accounts,
@@ -103,7 +103,7 @@ pub struct GovernorReport {
 pub struct Governor {
     options: GovernorOptions,
     state: State,
-    /// What the last decision was; off before the first.
+    /// What the last decision was; on before the first: by the planner's estimates it pays.
     decided_on: bool,
     reason: GovernorReason,
     /// Tokens of the next rest.
@@ -175,7 +175,7 @@ impl Governor {
             rest: options.rest_tokens,
             options,
             state: State::Trial(0),
-            decided_on: false,
+            decided_on: true,
             reason: GovernorReason::Trial,
             on: Waits::default(),
             off: Waits::default(),

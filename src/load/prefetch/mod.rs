@@ -11,24 +11,32 @@
 //!
 //! # What a load is worth
 //!
-//! A read that has started cannot be taken back, so a wrong guess may stand before a read that a product waits for. With
-//! `p` the probability that the version is used, `load` the seconds that its read takes, and `slack` the seconds until
-//! its layer begins, less what is read before it:
+//! With `load` the seconds that a version's read takes, `slack` the seconds until its layer begins, less what is read before
+//! it, and for each precision `d` that the router may ask the expert for `p(d)` the probability and `wait(d)` the seconds
+//! that would be read then, as [`crate::route`] decides it:
 //!
 //! ```text
-//! saved   = p * min(load, slack)                  the wait that does not happen
-//! delayed = (1 - p) * max(0, load - slack)        the wait that would not have happened
+//! left  = max(0, load - slack)                 what is not read yet when the layer begins
+//! stuck = min(left, in flight)                 of a wrong guess, what cannot be withdrawn any more
+//! saved = sum over d that it serves of p(d) * (wait(d) - left)
+//!         - (1 - sum of these p(d)) * stuck
+//!         - (1 - sum of all p(d)) * hit rate * load
 //! ```
 //!
-//! Nothing is issued while a product waits for the link, without slack, or where `saved <= delayed`. So all loads of a
-//! plan but the last fit into the time there is: Fate's budget `n = T / t_expert` (section 4.3), and one more where part
-//! of a read is worth its risk. What saves most goes first.
+//! The last line is for the resident that had to leave: the better a cache does, the sooner it is missed. Prefetches start
+//! only while no product waits for the link, and few at a time ([`crate::load::LoadClass::Prefetch`]). None is planned
+//! without slack, or where less than a tenth of its read is saved. So all loads of a plan but the last fit into the time
+//! there is: Fate's budget `n = T / t_expert` (section 4.3), and one more of which a part is read in time. What saves most
+//! goes first.
 //!
-//! Which version is read follows the predicted router weights as [`crate::route`] follows real ones.
+//! Which version is read follows from the same sum: a high version of an expert that is likely asked for in low precision
+//! saves a short read only, and a low one is of no use to who needs the high one. Of the two, the one that saves more for
+//! its bytes is read. The probabilities are learned by predicted weight ([`Odds`]).
 //!
 //! What no estimate knows (residents that had to leave, a disk that slows down the computation) the [`Governor`]
 //! measures.
 
+mod candidate;
 mod counters;
 mod estimates;
 mod governor;
@@ -41,5 +49,5 @@ mod tests;
 pub use counters::PrefetchCounters;
 pub use estimates::Estimates;
 pub use governor::{Governor, GovernorOptions, GovernorReason, GovernorReport};
-pub use odds::Odds;
+pub use odds::{Chances, Odds};
 pub use planner::{Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher, Settled};

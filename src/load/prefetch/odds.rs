@@ -1,16 +1,29 @@
 //! How often a predicted score comes true.
 
-/// The probability behind a score, learned by distance and size of the score. Scores mean different things (a router weight
-/// of 1/8 may be certain to be used); counting makes probabilities of all of them. Depends on what happened, never on
-/// when.
+use crate::route::Demand;
+
+/// How likely a predicted expert is asked for in which precision, each `0.0..=1.0`, together at most 1. The rest: it is not
+/// chosen, or not worth reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Chances {
+    /// In high precision.
+    pub high: f32,
+    /// In low precision.
+    pub low: f32,
+}
+
+/// The probability behind a score, learned by distance, size of the score and what the predicted weight is worth. Scores
+/// mean different things (a router weight of 1/8 may be certain to be used; the first of two guesses is often the second of
+/// the two that are chosen); counting makes probabilities of all of them. Depends on what happened, never on when.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Odds {
-    bins: [[Bin; Self::BINS]; Self::DISTANCES],
+    bins: [[[Bin; Self::BINS]; Self::DISTANCES]; 3],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Bin {
-    used: f32,
+    high: f32,
+    low: f32,
     seen: f32,
 }
 
@@ -24,30 +37,30 @@ impl Odds {
     /// At so many predictions in a bin, what was seen counts half.
     const SEEN_MAX: f32 = 512.0;
 
-    /// Nothing seen: a score is its own probability.
+    /// Nothing seen: a score is its own probability, and what it is worth is what will be asked for.
     pub fn new() -> Self {
-        Self { bins: [[Bin::default(); Self::BINS]; Self::DISTANCES] }
+        Self { bins: Default::default() }
     }
 
-    /// A prediction of this score, `0.0..=1.0`, came true or did not. A distance of 0 counts as 1.
-    pub fn observe(&mut self, distance: u8, score: f32, is_used: bool) {
-        let bin = self.bin_mut(distance, score);
+    /// Of a prediction of this score, `0.0..=1.0`, that was worth `worth`, came `asked`; `None` if the router did not choose
+    /// the expert. A distance of 0 counts as 1.
+    pub fn observe(&mut self, distance: u8, score: f32, worth: Demand, asked: Option<Demand>) {
+        let bin = &mut self.bins[worth as usize][Self::row(distance)][Self::column(score)];
         bin.seen += 1.0;
-        bin.used += f32::from(u8::from(is_used));
+        bin.high += f32::from(u8::from(asked == Some(Demand::High)));
+        bin.low += f32::from(u8::from(asked == Some(Demand::Low)));
         if bin.seen >= Self::SEEN_MAX {
-            *bin = Bin { used: bin.used / 2.0, seen: bin.seen / 2.0 };
+            *bin = Bin { high: bin.high / 2.0, low: bin.low / 2.0, seen: bin.seen / 2.0 };
         }
     }
 
-    /// The probability, `0.0..=1.0`, that a prediction of this score comes true.
-    pub fn probability(&self, distance: u8, score: f32) -> f32 {
-        let bin = self.bins[Self::row(distance)][Self::column(score)];
+    /// What a prediction of this score that is worth `worth` comes to.
+    pub fn chances(&self, distance: u8, score: f32, worth: Demand) -> Chances {
+        let bin = self.bins[worth as usize][Self::row(distance)][Self::column(score)];
         let score = if score.is_nan() { 0.0 } else { score.clamp(0.0, 1.0) };
-        (bin.used + Self::PRIOR * score) / (bin.seen + Self::PRIOR)
-    }
-
-    fn bin_mut(&mut self, distance: u8, score: f32) -> &mut Bin {
-        &mut self.bins[Self::row(distance)][Self::column(score)]
+        let presumed = |demand| if demand == worth { Self::PRIOR * score } else { 0.0 };
+        let chance = |came, demand| (came + presumed(demand)) / (bin.seen + Self::PRIOR);
+        Chances { high: chance(bin.high, Demand::High), low: chance(bin.low, Demand::Low) }
     }
 
     fn row(distance: u8) -> usize {
@@ -75,17 +88,37 @@ impl Default for Odds {
 mod tests {
     use super::*;
 
+    const HIGH: Option<Demand> = Some(Demand::High);
+
+    fn high(odds: &Odds, distance: u8, score: f32) -> f32 {
+        let Chances { high, low } = odds.chances(distance, score, Demand::High);
+        assert_eq!(low, 0.0);
+        high
+    }
+
     #[test]
     fn scores_become_probabilities() {
         let mut odds = Odds::new();
-        assert_eq!(odds.probability(1, 0.125), 0.125);
-        (0..400).for_each(|i| odds.observe(1, 0.125, i % 10 != 0));
-        let learned = odds.probability(1, 0.13);
+        assert_eq!(high(&odds, 1, 0.125), 0.125);
+        (0..400).for_each(|i| odds.observe(1, 0.125, Demand::High, HIGH.filter(|_| i % 10 != 0)));
+        let learned = high(&odds, 1, 0.13);
         assert!((0.88..0.91).contains(&learned), "{learned}");
-        assert_eq!((odds.probability(2, 0.125), odds.probability(1, 0.5)), (0.125, 0.5), "of others nothing is known");
+        assert_eq!((high(&odds, 2, 0.125), high(&odds, 1, 0.5)), (0.125, 0.5), "of others nothing is known");
         // What changes is believed before long.
-        (0..1000).for_each(|_| odds.observe(1, 0.125, false));
-        assert!(odds.probability(1, 0.125) < 0.2);
+        (0..1000).for_each(|_| odds.observe(1, 0.125, Demand::High, None));
+        assert!(high(&odds, 1, 0.125) < 0.2);
+    }
+
+    #[test]
+    fn what_it_is_worth_is_not_what_is_asked_for() {
+        let mut odds = Odds::new();
+        assert_eq!(odds.chances(1, 0.5, Demand::Low), Chances { high: 0.0, low: 0.5 });
+        assert_eq!(odds.chances(1, 0.5, Demand::Skip), Chances::default());
+        let asked = [HIGH, HIGH, Some(Demand::Low), Some(Demand::Skip), None];
+        (0..400).for_each(|i| odds.observe(1, 0.5, Demand::Low, asked[i % asked.len()]));
+        let Chances { high, low } = odds.chances(1, 0.5, Demand::Low);
+        assert!((0.38..0.41).contains(&high) && (0.19..0.22).contains(&low), "{high} {low}");
+        assert_eq!(odds.chances(1, 0.5, Demand::High), Chances { high: 0.5, low: 0.0 });
     }
 
     #[test]
@@ -94,7 +127,7 @@ mod tests {
             [1.0, 0.99, 0.75, 0.74, 0.5, 0.49, 0.004, 0.0, f32::MIN_POSITIVE, f32::NAN, -1.0].map(Odds::column);
         assert_eq!(columns, [0, 1, 1, 2, 2, 3, 15, 15, 15, 15, 15]);
         assert_eq!([0, 1, 2, 4, 5, 255].map(Odds::row), [0, 0, 1, 3, 3, 3]);
-        assert_eq!(Odds::new().probability(1, f32::NAN), 0.0);
-        assert_eq!(Odds::new().probability(1, 7.0), 1.0);
+        assert_eq!(high(&Odds::new(), 1, f32::NAN), 0.0);
+        assert_eq!(high(&Odds::new(), 1, 7.0), 1.0);
     }
 }

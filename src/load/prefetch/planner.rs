@@ -1,9 +1,11 @@
 //! What is read ahead, and what became of it.
 
-use super::{Estimates, Odds, PrefetchCounters};
-use crate::expert::{ExpertId, Version};
+use super::candidate::Candidate;
+use super::{Chances, Estimates, Odds, PrefetchCounters};
+use crate::expert::{ExpertId, Precision, Version};
+use crate::load::LoaderOptions;
 use crate::predict::{Ahead, Predicted, Predictor, ahead_by};
-use crate::route::{Choice, Resident, Thresholds, resolve, unimportance};
+use crate::route::{Demand, Resident, Thresholds, unimportance};
 
 /// What a plan is made by.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,17 +16,30 @@ pub struct PrefetchOptions {
     pub pace: Pace,
     /// Most versions read ahead and not settled yet.
     pub outstanding_max: usize,
+    /// What a read must save at least, as a part of itself.
+    pub saved_min: f64,
+    /// Bytes of a wrong guess that are in flight, so that they cannot be withdrawn, when its layer begins.
+    pub in_flight_bytes: u64,
 }
 
 impl PrefetchOptions {
     /// Enough for two layers of the widest predictions of today's models.
     pub const OUTSTANDING_MAX: usize = 64;
+    /// For what no estimate knows. Measured: reads that saved less by the estimates cost a few per cent of a token where a
+    /// read is long against a layer's computation.
+    pub const SAVED_MIN: f64 = 0.1;
 }
 
 impl Default for PrefetchOptions {
     /// Exact, and as much as there is time for.
     fn default() -> Self {
-        Self { thresholds: Thresholds { t1: 1.0, t2: 1.0 }, pace: Pace::Timed, outstanding_max: Self::OUTSTANDING_MAX }
+        Self {
+            thresholds: Thresholds { t1: 1.0, t2: 1.0 },
+            pace: Pace::Timed,
+            outstanding_max: Self::OUTSTANDING_MAX,
+            saved_min: Self::SAVED_MIN,
+            in_flight_bytes: LoaderOptions::PREFETCH_BYTES,
+        }
     }
 }
 
@@ -75,8 +90,10 @@ pub struct Load {
     pub load_seconds: f64,
     /// Seconds until its layer begins, less what is read before it; 0 where that is unknown.
     pub slack_seconds: f64,
-    /// Expected saved wait, `p * min(load, slack)`, in seconds; in deterministic mode the score instead.
+    /// Expected saved wait in seconds, see [`super`]; in deterministic mode the score instead.
     pub saved: f64,
+    /// Seconds that need not be waited for if the expert is asked for in low and in high precision; 0 where unknown.
+    pub spares: [f64; 2],
 }
 
 /// What became of the loads for one layer.
@@ -101,9 +118,11 @@ pub struct Prefetcher {
     pub estimates: Estimates,
     odds: Odds,
     outstanding: Vec<Outstanding>,
-    /// Predictions that no router has judged yet.
-    predicted: Vec<Predicted>,
+    /// Predictions that no router has judged yet, and what they were worth.
+    predicted: Vec<(Predicted, Demand)>,
     counters: PrefetchCounters,
+    /// Of wrong guesses that were dropped since a layer was settled.
+    stuck_seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +141,7 @@ impl Prefetcher {
             outstanding: Vec::new(),
             predicted: Vec::new(),
             counters: PrefetchCounters::default(),
+            stuck_seconds: 0.0,
         }
     }
 
@@ -129,16 +149,34 @@ impl Prefetcher {
     /// worth would have to be read. What this planner is reading already is not missing.
     pub fn look_ahead(&self, predictor: &mut dyn Predictor, layer: u16, p_max: u8, holdings: &dyn Holdings) -> Ahead {
         ahead_by(predictor, layer, p_max, &mut |predicted, wanted| {
-            let versions = self.versions(predicted, holdings);
-            wanted.extend(versions.into_iter().map(|(predicted, ..)| predicted));
+            let candidates = self.weighed(predicted, holdings).into_iter();
+            wanted.extend(candidates.filter(|own| own.missing().is_some()).map(|own| own.predicted));
         })
+    }
+
+    /// What is predicted, each expert once, and how likely it is used, `0.0..=1.0`, in whatever precision.
+    pub fn probabilities(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<(ExpertId, f32)> {
+        let probability = |own: Candidate| {
+            let Predicted { distance, score, expert } = own.predicted;
+            let Chances { high, low } = self.odds.chances(distance, score, own.worth);
+            (expert, high + low)
+        };
+        self.candidates(ahead, holdings).into_iter().map(probability).collect()
+    }
+
+    /// Who is more likely used than not: they had better stay.
+    pub fn likely(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<ExpertId> {
+        let all = self.probabilities(ahead, holdings).into_iter();
+        all.filter(|(_, probability)| *probability > 0.5).map(|(expert, _)| expert).collect()
     }
 
     /// Which of the wanted experts to read now, in this order. They count as outstanding from now on.
     pub fn plan(&mut self, ahead: &Ahead, link: Link, holdings: &dyn Holdings) -> Vec<Load> {
-        self.remember(&ahead.predicted);
-        let room = self.options.outstanding_max.saturating_sub(self.outstanding.len());
         let candidates = self.candidates(ahead, holdings);
+        self.remember(&candidates);
+        let room = self.options.outstanding_max.saturating_sub(self.outstanding.len());
+        let is_wanted = |own: &Candidate| ahead.wanted.iter().any(|wanted| wanted.expert == own.predicted.expert);
+        let candidates = candidates.into_iter().filter(is_wanted).collect();
         let loads = match self.options.pace {
             Pace::Timed => self.in_time(candidates, link, room),
             Pace::Deterministic(n) => self.first(candidates, n, room),
@@ -157,6 +195,20 @@ impl Prefetcher {
         own.into_iter().for_each(|own| own.has_landed = true);
     }
 
+    /// A load was withdrawn before all of it was read: its layer does not use it.
+    pub fn dropped(&mut self, version: Version) {
+        let Some(place) = self.outstanding.iter().position(|own| own.load.version == version) else { return };
+        let own = self.outstanding.swap_remove(place);
+        self.counters.dropped += 1;
+        self.stuck_seconds += self.stuck(&own.load);
+    }
+
+    /// Seconds of a wrong guess that can no longer be withdrawn when its layer begins.
+    fn stuck(&self, load: &Load) -> f64 {
+        let left = (load.load_seconds - load.slack_seconds).max(0.0);
+        self.estimates.load_seconds(self.options.in_flight_bytes).unwrap_or(0.0).min(left)
+    }
+
     /// A load of a plan was not carried out: there was no slot, the loader refused it, or its read failed.
     pub fn failed(&mut self, version: Version) {
         let before = self.outstanding.len();
@@ -164,19 +216,23 @@ impl Prefetcher {
         self.counters.failed += (before - self.outstanding.len()) as u64;
     }
 
-    /// The router of `layer` chose, and these versions are used. `waits`: others are read on demand now, so that wrong
-    /// guesses may stand in their way.
-    pub fn settle(&mut self, layer: u16, used: &[Version], waits: bool) -> Settled {
+    /// The router of `layer` chose `chosen` experts with their weights, and these versions are used. `waits`: others are
+    /// read on demand now, so that wrong guesses may stand in their way.
+    pub fn settle(&mut self, layer: u16, chosen: &[(u16, f32)], used: &[Version], waits: bool) -> Settled {
+        let weights: Vec<f32> = chosen.iter().map(|(_, weight)| *weight).collect();
+        let mut demands = Vec::with_capacity(weights.len());
+        self.options.thresholds.demands(&weights, &mut demands);
+        let asked = |index: u16| chosen.iter().position(|(own, _)| *own == index).map(|place| demands[place]);
         let odds = &mut self.odds;
-        self.predicted.retain(|predicted| {
+        self.predicted.retain(|(predicted, worth)| {
             let is_here = predicted.expert.layer == layer;
             if is_here {
-                let is_used = used.iter().any(|version| version.expert == predicted.expert);
-                odds.observe(predicted.distance, predicted.score, is_used);
+                odds.observe(predicted.distance, predicted.score, *worth, asked(predicted.expert.index));
             }
             !is_here
         });
         let mut settled = Settled::default();
+        let mut stuck = Vec::new();
         let (counters, takes_back) = (&mut self.counters, self.options.pace == Pace::Timed);
         self.outstanding.retain(|&Outstanding { load, has_landed }| {
             if load.version.expert.layer != layer {
@@ -184,9 +240,15 @@ impl Prefetcher {
             }
             if used.contains(&load.version) {
                 *(if has_landed { &mut counters.useful } else { &mut counters.late }) += 1;
-                // Of one that is late, its slack has passed.
-                let saved = if has_landed { load.load_seconds } else { load.load_seconds.min(load.slack_seconds) };
-                settled.saved_seconds += saved;
+                let spared = match asked(load.version.expert.index) {
+                    Some(Demand::High) => load.spares[1],
+                    Some(Demand::Low) => load.spares[0],
+                    Some(Demand::Skip) | None => 0.0,
+                };
+                // What is left of a late one is waited for.
+                let left = if has_landed { 0.0 } else { (load.load_seconds - load.slack_seconds).max(0.0) };
+                settled.saved_seconds += (spared - left).max(0.0);
+                settled.delayed_seconds += (left - spared).max(0.0);
                 return false;
             }
             counters.wasted += 1;
@@ -195,12 +257,14 @@ impl Prefetcher {
                 if takes_back {
                     settled.drop.push(load.version);
                 }
-                if waits {
-                    settled.delayed_seconds += (load.load_seconds - load.slack_seconds).max(0.0);
-                }
+                stuck.push(load);
             }
             false
         });
+        let dropped = std::mem::take(&mut self.stuck_seconds);
+        if waits {
+            settled.delayed_seconds += dropped + stuck.iter().map(|load| self.stuck(load)).sum::<f64>();
+        }
         self.counters.saved_seconds += settled.saved_seconds;
         self.counters.delayed_seconds += settled.delayed_seconds;
         settled
@@ -237,58 +301,45 @@ impl Prefetcher {
     }
 
     /// For the odds: the last prediction of each layer at each distance.
-    fn remember(&mut self, predicted: &[Predicted]) {
+    fn remember(&mut self, candidates: &[Candidate]) {
         let place = |p: &Predicted| (p.expert.layer, p.distance);
-        self.predicted.retain(|old| !predicted.iter().any(|new| place(new) == place(old)));
-        self.predicted.extend_from_slice(predicted);
+        self.predicted.retain(|(old, _)| !candidates.iter().any(|new| place(&new.predicted) == place(old)));
+        self.predicted.extend(candidates.iter().map(|own| (own.predicted, own.worth)));
     }
 
-    /// Of the predictions for one layer, best first, those that have to be read, and in which version.
+    /// The predictions for one layer, best first, with what they are worth and what is there.
     ///
     /// Weights beyond those of the experts that a token uses do not count: what is predicted there is used at most as the
     /// token's least important expert.
-    fn versions(&self, predicted: &[Predicted], holdings: &dyn Holdings) -> Vec<(Predicted, Version, u64)> {
+    fn weighed(&self, predicted: &[Predicted], holdings: &dyn Holdings) -> Vec<Candidate> {
         let Some(first) = predicted.first() else { return Vec::new() };
         let n_used = holdings.n_used(first.expert.layer);
         let weights: Vec<f32> = predicted.iter().take(n_used).map(|predicted| predicted.score).collect();
         let mut importance = Vec::with_capacity(predicted.len());
         unimportance(&weights, &mut importance);
         importance.resize(predicted.len(), 1.0);
-        let missing = predicted.iter().zip(importance).filter_map(|(&predicted, unimportance)| {
-            let (version, bytes) = self.missing(predicted.expert, unimportance, holdings)?;
-            Some((predicted, version, bytes))
-        });
-        missing.collect()
-    }
-
-    /// The version to read for an expert of this unimportance; `None` where there is nothing to read.
-    fn missing(&self, expert: ExpertId, unimportance: f32, holdings: &dyn Holdings) -> Option<(Version, u64)> {
-        let [high, low] = [Version::high(expert), Version::low(expert)];
         let is_there = |version| holdings.is_resident(version) || self.is_outstanding(version);
-        let resident = Resident { high: is_there(high), low: is_there(low) };
-        let demand = self.options.thresholds.demand(unimportance);
-        let version = match resolve(demand, resident, holdings.bytes(low).is_some()) {
-            Choice::High if holdings.bytes(high).is_none() => low,
-            Choice::High => high,
-            Choice::Low => low,
-            Choice::Skip => return None,
+        let candidate = |(&predicted, unimportance): (&Predicted, f32)| {
+            let [low, high] = [Version::low(predicted.expert), Version::high(predicted.expert)];
+            Candidate {
+                predicted,
+                worth: self.options.thresholds.demand(unimportance),
+                resident: Resident { high: is_there(high), low: is_there(low) },
+                bytes: [holdings.bytes(low), holdings.bytes(high)],
+            }
         };
-        if is_there(version) {
-            return None;
-        }
-        holdings.bytes(version).map(|bytes| (version, bytes))
+        predicted.iter().zip(importance).map(candidate).collect()
     }
 
-    /// Wanted experts with the version to read, each once.
-    fn candidates(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<(Predicted, Version, u64)> {
-        let mut layers: Vec<u16> = ahead.wanted.iter().map(|wanted| wanted.expert.layer).collect();
+    /// All predictions, layer by layer, each expert once.
+    fn candidates(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<Candidate> {
+        let mut layers: Vec<u16> = ahead.predicted.iter().map(|predicted| predicted.expert.layer).collect();
         layers.dedup();
-        let mut candidates: Vec<(Predicted, Version, u64)> = Vec::new();
+        let mut candidates: Vec<Candidate> = Vec::new();
         for layer in layers {
             let predicted: Vec<Predicted> = ahead.of_layer(layer).copied().collect();
-            for candidate in self.versions(&predicted, holdings) {
-                let is_wanted = ahead.wanted.iter().any(|wanted| wanted.expert == candidate.0.expert);
-                if is_wanted && candidates.iter().all(|(other, ..)| other.expert != candidate.0.expert) {
+            for candidate in self.weighed(&predicted, holdings) {
+                if candidates.iter().all(|other| other.predicted.expert != candidate.predicted.expert) {
                     candidates.push(candidate);
                 }
             }
@@ -296,8 +347,27 @@ impl Prefetcher {
         candidates
     }
 
-    /// Again and again the candidate that saves most in the time that is left, as long as it saves more than it risks.
-    fn in_time(&self, mut candidates: Vec<(Predicted, Version, u64)>, link: Link, room: usize) -> Vec<Load> {
+    /// What reading this version of a candidate is worth if `taken` seconds have passed when its read begins.
+    fn load(&self, candidate: &Candidate, precision: Precision, layer_seconds: f64, taken: f64) -> Option<Load> {
+        let (version, bytes) = candidate.version(precision)?;
+        let distance = candidate.predicted.distance;
+        let load_seconds = self.estimates.load_seconds(bytes)?;
+        let slack_seconds = f64::from(distance) * layer_seconds - taken;
+        let spare = |asked| self.estimates.load_seconds(candidate.spared(asked, precision)).unwrap_or(0.0);
+        let chances = self.odds.chances(distance, candidate.predicted.score, candidate.worth);
+        let left = (load_seconds - slack_seconds).max(0.0);
+        let spares = [spare(Demand::Low), spare(Demand::High)];
+        let load = Load { version, bytes, distance, load_seconds, slack_seconds, saved: 0.0, spares };
+        let stuck = self.stuck(&load);
+        let of = |chance: f32, spare: f64| f64::from(chance) * if spare > 0.0 { spare - left } else { -stuck };
+        let wrong = (1.0 - f64::from(chances.low) - f64::from(chances.high)).max(0.0);
+        let saved = of(chances.low, spares[0]) + of(chances.high, spares[1])
+            - wrong * (stuck + self.estimates.hit_rate() * load_seconds);
+        (slack_seconds > 0.0 && saved > self.options.saved_min * load_seconds).then_some(Load { saved, ..load })
+    }
+
+    /// Again and again the version that saves most in the time that is left.
+    fn in_time(&self, mut candidates: Vec<Candidate>, link: Link, room: usize) -> Vec<Load> {
         let (Some(layer_seconds), Some(mut taken)) =
             (self.estimates.layer_seconds(), self.estimates.load_seconds(link.queued_bytes))
         else {
@@ -310,16 +380,17 @@ impl Prefetcher {
         taken += link.elapsed_seconds.max(0.0);
         while loads.len() < room {
             let mut best: Option<(usize, Load)> = None;
-            for (i, &(predicted, version, bytes)) in candidates.iter().enumerate() {
-                let distance = predicted.distance;
-                let Some(load_seconds) = self.estimates.load_seconds(bytes) else { continue };
-                let slack_seconds = f64::from(distance) * layer_seconds - taken;
-                let p = f64::from(self.odds.probability(distance, predicted.score));
-                let saved = p * load_seconds.min(slack_seconds);
-                let delayed = (1.0 - p) * (load_seconds - slack_seconds).max(0.0);
-                if slack_seconds > 0.0 && saved > delayed && best.is_none_or(|(_, best)| saved > best.saved) {
-                    best = Some((i, Load { version, bytes, distance, load_seconds, slack_seconds, saved }));
-                }
+            for (i, candidate) in candidates.iter().enumerate() {
+                let [low, high] = [Precision::Low, Precision::High]
+                    .map(|precision| self.load(candidate, precision, layer_seconds, taken));
+                // Of an expert's versions the one that saves more for its bytes: the link may have better to do.
+                let per_second = |load: &Load| load.saved / load.load_seconds;
+                let load = match (low, high) {
+                    (Some(low), Some(high)) if per_second(&low) >= per_second(&high) => Some(low),
+                    (low, high) => high.or(low),
+                };
+                let is_better = |load: &Load| best.is_none_or(|(_, best)| load.saved > best.saved);
+                best = load.filter(is_better).map(|load| (i, load)).or(best);
             }
             let Some((i, load)) = best else { break };
             candidates.remove(i);
@@ -330,16 +401,18 @@ impl Prefetcher {
     }
 
     /// The first `n` of each layer, by score, what is outstanding for it counted in.
-    fn first(&self, candidates: Vec<(Predicted, Version, u64)>, n: usize, room: usize) -> Vec<Load> {
+    fn first(&self, candidates: Vec<Candidate>, n: usize, room: usize) -> Vec<Load> {
         let mut loads: Vec<Load> = Vec::new();
-        for (predicted, version, bytes) in candidates {
+        for candidate in candidates {
+            let Some((version, bytes)) = candidate.missing() else { continue };
             let layer = version.expert.layer;
             let is_here = |load: &Load| load.version.expert.layer == layer;
             let outstanding = self.outstanding.iter().filter(|own| is_here(&own.load)).count();
             if loads.len() < room && outstanding + loads.iter().filter(|load| is_here(load)).count() < n {
-                let saved = f64::from(predicted.score);
-                let (distance, load_seconds, slack_seconds) = (predicted.distance, 0.0, 0.0);
-                loads.push(Load { version, bytes, distance, load_seconds, slack_seconds, saved });
+                let Predicted { score, distance, .. } = candidate.predicted;
+                let (load_seconds, slack_seconds, spares) = (0.0, 0.0, [0.0; 2]);
+                let saved = f64::from(score);
+                loads.push(Load { version, bytes, distance, load_seconds, slack_seconds, saved, spares });
             }
         }
         loads

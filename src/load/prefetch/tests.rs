@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::expert::{ExpertId, Precision, Version};
 use crate::predict::{Ahead, PredictShape, Predicted, Predictor, StackedGate};
-use crate::route::Thresholds;
+use crate::route::{Demand, Thresholds};
 
 const MIB: u64 = 1 << 20;
 
@@ -76,6 +76,16 @@ fn high(indices: &[u16]) -> Vec<Version> {
     indices.iter().map(|&index| Version::high(expert(index))).collect()
 }
 
+/// That the router chose these, with equal weights, or so many.
+fn chosen(indices: &[u16]) -> Vec<(u16, f32)> {
+    indices.iter().map(|&index| (index, 1.0 / indices.len() as f32)).collect()
+}
+
+/// The chance of high precision, of a prediction that is worth it.
+fn chance(odds: &Odds, distance: u8, score: f32) -> f32 {
+    odds.chances(distance, score, Demand::High).high
+}
+
 #[test]
 fn what_saves_most_goes_first() {
     let world = World { large: Some(2), ..World::default() };
@@ -95,9 +105,10 @@ fn no_more_than_there_is_time_for() {
     };
     // Fate's n = T / t_expert.
     assert_eq!([0.008, 0.0161, 0.024, 0.0401].map(|seconds| n(seconds, 0.3)), [1, 2, 3, 5]);
-    // Half of a further one is worth its risk when it is more likely than not.
-    assert_eq!([n(0.020, 0.3), n(0.020, 0.49), n(0.020, 0.6)], [2, 2, 3]);
-    assert_eq!([n(0.004, 0.3), n(0.004, 0.9), n(0.004, 1.0), n(1e-6, 1.0)], [0, 1, 1, 1]);
+    // Half of a further one is worth its risk at even odds: of 4 ms saved, and of the 2 ms that are in flight.
+    assert_eq!([n(0.020, 0.3), n(0.020, 0.45), n(0.020, 0.5), n(0.020, 0.6)], [2, 2, 3, 3]);
+    assert_eq!([n(0.004, 0.3), n(0.004, 0.9), n(0.004, 1.0)], [0, 1, 1]);
+    assert_eq!([n(0.0007, 1.0), n(0.0009, 1.0)], [0, 1], "a tenth of a read is too little");
     assert_eq!(n(1.0, 0.0), 0, "what is impossible saves nothing");
     // Twice as far, twice as long.
     assert_eq!(timed(0.008).plan(&wanted_at(2, &[0.3; 8]), Link::default(), &World::default()).len(), 2);
@@ -208,11 +219,11 @@ fn what_the_router_did_not_choose_is_dropped() {
     let mut prefetcher = timed(0.012);
     let loads = prefetcher.plan(&wanted(&[0.9, 0.8]), Link::default(), &World::default());
     assert_eq!(versions(&loads), high(&[0, 1]));
-    assert_eq!(prefetcher.settle(7, &high(&[0, 1]), true), Settled::default(), "another layer");
+    assert_eq!(prefetcher.settle(7, &chosen(&[0, 1]), &high(&[0, 1]), true), Settled::default(), "another layer");
     prefetcher.landed(loads[0].version);
-    let settled = prefetcher.settle(1, &high(&[0, 5]), true);
+    let settled = prefetcher.settle(1, &chosen(&[0, 5]), &high(&[0, 5]), true);
     assert_eq!(settled.drop, high(&[1]));
-    assert!((settled.saved_seconds - 0.008).abs() < 1e-12 && (settled.delayed_seconds - 0.004).abs() < 1e-12);
+    assert!((settled.saved_seconds - 0.008).abs() < 1e-12 && (settled.delayed_seconds - 0.002).abs() < 1e-12);
     let counters = *prefetcher.counters();
     assert_eq!((counters.issued, counters.useful, counters.late, counters.wasted), (2, 1, 0, 1));
     assert_eq!((counters.issued_bytes, counters.wasted_bytes), (16 * MIB, 8 * MIB));
@@ -221,7 +232,7 @@ fn what_the_router_did_not_choose_is_dropped() {
     // What is late saved as much as there was time for; what is wrong costs nothing where nobody waits.
     prefetcher.plan(&wanted(&[0.9, 0.9]), Link::default(), &World::default());
     prefetcher.landed(high(&[0])[0]);
-    let settled = prefetcher.settle(1, &high(&[1]), false);
+    let settled = prefetcher.settle(1, &chosen(&[1]), &high(&[1]), false);
     assert_eq!((settled.drop.len(), settled.delayed_seconds), (0, 0.0), "what has landed cannot be dropped");
     assert!((settled.saved_seconds - 0.004).abs() < 1e-12);
     assert_eq!(prefetcher.counters().late, 1);
@@ -234,7 +245,46 @@ fn what_the_router_did_not_choose_is_dropped() {
     // A low version of an expert that is used in high precision is a wrong guess too.
     let mut dynamic = dynamic(0.0, 1.0);
     dynamic.plan(&wanted(&[0.9]), Link::default(), &World { has_low: true, ..World::default() });
-    assert_eq!(dynamic.settle(1, &high(&[0]), true).drop, [Version::low(expert(0))]);
+    assert_eq!(dynamic.settle(1, &chosen(&[0]), &high(&[0]), true).drop, [Version::low(expert(0))]);
+}
+
+#[test]
+fn what_is_dropped_may_have_stood_in_the_way() {
+    let mut prefetcher = timed(0.012);
+    let loads = prefetcher.plan(&wanted(&[0.9, 0.8]), Link::default(), &World::default());
+    prefetcher.dropped(loads[1].version);
+    prefetcher.dropped(loads[1].version);
+    assert!(!prefetcher.is_outstanding(loads[1].version));
+    let settled = prefetcher.settle(1, &chosen(&[0, 5]), &high(&[0, 5]), true);
+    assert!(settled.drop.is_empty() && (settled.delayed_seconds - 0.002).abs() < 1e-12);
+    assert_eq!((prefetcher.counters().dropped, prefetcher.counters().wasted), (1, 0));
+    assert_eq!(prefetcher.settle(1, &[], &[], true), Settled::default(), "told once");
+}
+
+#[test]
+fn residents_are_worth_more_where_they_are_used() {
+    let n = |n_hits, score| {
+        let mut prefetcher = timed(1.0);
+        (0..2000).for_each(|_| prefetcher.estimates.observe_uses(n_hits, 4));
+        prefetcher.plan(&wanted(&[score]), Link::default(), &World::default()).len()
+    };
+    assert_eq!([n(0, 0.1), n(2, 0.3), n(2, 0.4), n(4, 0.4), n(4, 0.6)], [1, 0, 1, 0, 1]);
+}
+
+#[test]
+fn the_asked_for_precision_is_learned() {
+    // What looks like a token's first expert is asked for in low precision nine times of ten.
+    let mut prefetcher = dynamic(0.6, 1.0);
+    let world = World { has_low: true, ..World::default() };
+    let plan = |prefetcher: &mut Prefetcher| versions(&prefetcher.plan(&wanted(&[0.7]), Link::default(), &world));
+    assert_eq!(plan(&mut prefetcher), high(&[0]));
+    for token in 0..100 {
+        let weights = if token % 10 == 0 { [0.7, 0.3] } else { [0.3, 0.7] };
+        prefetcher.settle(1, &[(0, weights[0]), (3, weights[1])], &[], false);
+        plan(&mut prefetcher);
+    }
+    prefetcher.abandon();
+    assert_eq!(plan(&mut prefetcher), [Version::low(expert(0))]);
 }
 
 #[test]
@@ -245,15 +295,15 @@ fn odds_are_learned_from_all_predictions() {
     assert!(prefetcher.plan(&ask, Link::default(), &world).is_empty(), "half of a read, at one to eight");
     for _ in 0..50 {
         prefetcher.plan(&ask, Link { is_busy: true, ..Link::default() }, &world);
-        prefetcher.settle(1, &high(&[0, 1]), false);
+        prefetcher.settle(1, &chosen(&[0, 1]), &high(&[0, 1]), false);
     }
-    assert!(prefetcher.odds().probability(1, 0.125) > 0.9);
+    assert!(chance(prefetcher.odds(), 1, 0.125) > 0.9);
     assert_eq!(versions(&prefetcher.plan(&ask, Link::default(), &world)), high(&[1]));
     // Planned twice, judged once.
     let mut twice = timed(0.004);
     (0..3).for_each(|_| drop(twice.plan(&ask, Link::default(), &world)));
-    twice.settle(1, &[], false);
-    assert_eq!(twice.odds().probability(1, 0.125), 0.5 / 6.0);
+    twice.settle(1, &[], &[], false);
+    assert_eq!(chance(twice.odds(), 1, 0.125), 0.5 / 6.0);
 }
 
 #[test]
@@ -270,14 +320,14 @@ fn deterministic_plans_know_no_time() {
         assert!(unknown.plan(&ask, busy, &World::default()).is_empty(), "two per layer, however often asked");
         unknown.landed(high(&[1])[0]);
         // Nothing is taken back, so what is resident afterwards does not depend on what had landed.
-        assert!(unknown.settle(1, &[], true).drop.is_empty() && slow.settle(1, &[], true).drop.is_empty());
+        assert!(unknown.settle(1, &[], &[], true).drop.is_empty() && slow.settle(1, &[], &[], true).drop.is_empty());
         drop(slow.plan(&ask, busy, &World::default()));
         assert!(slow.abandon().is_empty());
         let all = unknown.plan(&ask, busy, &World::default());
         slow.plan(&ask, busy, &World::default());
         assert_eq!(all.len(), 2);
-        unknown.settle(1, &[], false);
-        slow.settle(1, &[], false);
+        unknown.settle(1, &[], &[], false);
+        slow.settle(1, &[], &[], false);
     }
 }
 
@@ -305,7 +355,7 @@ proptest! {
         pace in prop_oneof![Just(Pace::Timed), (0usize..5).prop_map(Pace::Deterministic)],
     ) {
         let thresholds = Thresholds::new(thresholds.0.min(thresholds.1), thresholds.0.max(thresholds.1)).unwrap();
-        let options = PrefetchOptions { thresholds, pace, outstanding_max: 9 };
+        let options = PrefetchOptions { thresholds, pace, outstanding_max: 9, ..PrefetchOptions::default() };
         let mut prefetcher = prefetcher(layer_seconds, options);
         let mut outstanding: HashSet<Version> = HashSet::new();
         for (predictions, distance, queued_bytes, elapsed_seconds, is_busy, resident, settles) in asks {
@@ -336,11 +386,17 @@ proptest! {
                     let before_last: f64 = loads.iter().rev().skip(1).map(|load| load.load_seconds).sum();
                     prop_assert!(loads.is_empty() || before_last < time, "budget");
                     for load in &loads {
-                        let score = predictions.iter().find(|(index, _)| *index == load.version.expert.index).unwrap().1;
-                        let p = f64::from(odds.probability(distance, score));
-                        prop_assert!(load.slack_seconds > 0.0);
-                        prop_assert!(load.saved == p * load.load_seconds.min(load.slack_seconds));
-                        prop_assert!(load.saved > (1.0 - p) * (load.load_seconds - load.slack_seconds).max(0.0));
+                        prop_assert!(load.slack_seconds > 0.0 && load.saved > 0.0);
+                        let overhang = (load.load_seconds - load.slack_seconds).max(0.0);
+                        let [low, high] = load.spares;
+                        prop_assert!(load.saved <= low.max(high) - overhang + 1e-9, "more than is waited for");
+                        if thresholds.t1 == 1.0 {
+                            let score = predictions.iter().find(|(index, _)| *index == load.version.expert.index).unwrap().1;
+                            let p = f64::from(chance(&odds, distance, score));
+                            let stuck = overhang.min(prefetcher.estimates.load_seconds(2 * MIB).unwrap());
+                            let saved = p * (load.load_seconds - overhang) - (1.0 - p) * stuck;
+                            prop_assert!((load.saved - saved).abs() < 1e-9, "exact");
+                        }
                     }
                     prop_assert!(loads.is_sorted_by(|a, b| a.saved >= b.saved), "order");
                 }
@@ -348,7 +404,7 @@ proptest! {
             }
             if settles {
                 let used: Vec<Version> = loads.iter().map(|load| load.version).take(1).collect();
-                let settled = prefetcher.settle(1, &used, true);
+                let settled = prefetcher.settle(1, &chosen(&used.iter().map(|version| version.expert.index).collect::<Vec<_>>()), &used, true);
                 prop_assert!(settled.drop.iter().all(|version| outstanding.contains(version) && !used.contains(version)));
                 outstanding.clear();
             }

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gguf::{GgmlType, HeaderBuilder};
+use crate::predict::{PathLimits, PathTableBuilder, PredictShape};
 use crate::store::BLOCK_BYTES;
 
 /// A pack of a model without vocabulary, so that every byte of its headers can be tried.
@@ -22,7 +23,10 @@ fn small(dir: &Path) -> Vec<u8> {
     fs::write(&path, &bytes).unwrap();
     let out = dir.join("pack.gguf");
     let thresholds = Some((0.5, 0.9));
-    pack(&path, &out, &PackSpec { low: Some(GgmlType::Q8_0.into()), thresholds, ..PackSpec::new(PackKind::Full) });
+    let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], 1), PathLimits::default());
+    builder.observe(0, [1]);
+    let (low, path_table) = (Some(GgmlType::Q8_0.into()), Some(builder.build()));
+    pack(&path, &out, &PackSpec { low, thresholds, path_table, ..PackSpec::new(PackKind::Full) });
     fs::read(out).unwrap()
 }
 
@@ -57,6 +61,7 @@ fn accepted(path: &Path, bytes: &[u8]) -> bool {
             let short = |_, total| if total < 1 << 20 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
             let _ = unpack::digest(&pack, &mut { short });
             let _ = verified(&pack);
+            let _ = pack.path_table();
             true
         }
     }
@@ -67,7 +72,7 @@ fn sensitive(bytes: &[u8], path: &Path) -> Vec<std::ops::Range<usize>> {
     fs::write(path, bytes).unwrap();
     let gguf = Gguf::open(path).unwrap();
     let header = 0..gguf.header_bytes().len();
-    let own = ["hobbit.header", "hobbit.gaps", "hobbit.index", "hobbit.checksums"].map(|name| {
+    let own = ["hobbit.header", "hobbit.gaps", "hobbit.paths", "hobbit.index", "hobbit.checksums"].map(|name| {
         let extent = gguf.tensor(name).unwrap().extent;
         extent.offset as usize..extent.end() as usize
     });

@@ -237,10 +237,11 @@ fn what_pack_says_about_itself() {
     let dir = tempfile::tempdir().unwrap();
     let path = model(dir.path(), &spec());
     let out = dir.path().join("pack.gguf");
-    let spec = PackSpec { thresholds: Some((0.5, 0.75)), ..low_spec() };
+    let spec = PackSpec { thresholds: Some((0.5, 0.75)), policy: Some("{}".to_owned()), ..low_spec() };
     let written = pack(&path, &out, &spec);
     let pack = Pack::open(&out).unwrap();
     assert_eq!((pack.info.t1, pack.info.t2), (Some(0.5), Some(0.75)));
+    assert_eq!(pack.info.policy.as_deref(), Some("{}"));
     assert_eq!(pack.info.low.as_deref(), Some("q8_0,down=iq4_nl"));
     assert_eq!(pack.info.source_name, "model.gguf");
     // Rows of 96 are no whole blocks of q2_K, in all three layers.

@@ -5,7 +5,7 @@
 pub enum PathTableError {
     /// Something else.
     #[error(
-        "not a path table: it begins with {found:02x?}, expected {expected:02x?}; make one with `gguf-tools profile`"
+        "not a path table: it begins with {found:02x?}, expected {expected:02x?}; make one with `gguf-tools profile --path-table FILE`"
     )]
     NotATable {
         /// The first bytes; fewer where there are no more.
@@ -20,6 +20,16 @@ pub enum PathTableError {
         found: u32,
         /// The version that can be read.
         expected: u32,
+    },
+    /// Larger than any table.
+    #[error(
+        "path table: {found} bytes, expected at most {limit}; profile the model again with fewer pairs, or this is no table"
+    )]
+    TooLong {
+        /// Bytes there are.
+        found: u64,
+        /// The most that are read or written.
+        limit: u64,
     },
     /// It ends too early, or has bytes behind its end.
     #[error("path table: {found} bytes, expected {expected}; it is damaged, profile the model again")]

@@ -27,7 +27,16 @@ const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
 impl PathTable {
-    /// The table's bytes.
+    /// The table's bytes, as a file or a pack may have them.
+    ///
+    /// # Errors
+    /// [`PathTableError::TooLong`], for limits far beyond the default ones.
+    pub fn encode(&self) -> Result<Vec<u8>, PathTableError> {
+        let bytes = self.to_bytes();
+        check_len(bytes.len() as u64).map(|()| bytes)
+    }
+
+    /// The table's bytes, however many.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(MAGIC);
@@ -61,6 +70,7 @@ impl PathTable {
             let found = bytes[..bytes.len().min(MAGIC.len())].to_vec();
             return Err(PathTableError::NotATable { found, expected: MAGIC });
         }
+        check_len(bytes.len() as u64)?;
         let mut reader = Reader { bytes, at: MAGIC.len() };
         let version = reader.u32()?;
         if version != VERSION {
@@ -82,6 +92,13 @@ impl PathTable {
             return Err(PathTableError::Checksum { found, expected });
         }
         Ok(Self { layers })
+    }
+}
+
+fn check_len(found: u64) -> Result<(), PathTableError> {
+    match found <= PathTable::BYTES_MAX {
+        true => Ok(()),
+        false => Err(PathTableError::TooLong { found, limit: PathTable::BYTES_MAX }),
     }
 }
 

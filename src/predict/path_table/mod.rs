@@ -14,6 +14,7 @@
 //! `n` counts the tokens that a key was seen with, `c(e)` those of them that used `e`. Tables are bounded
 //! ([`PathLimits`]); what was cut counts as never seen.
 
+mod batches;
 mod builder;
 mod error;
 mod format;
@@ -21,8 +22,11 @@ mod format;
 #[cfg(test)]
 mod tests;
 
+pub use batches::PathBatches;
 pub use builder::{PathLimits, PathTableBuilder};
 pub use error::PathTableError;
+
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -111,9 +115,17 @@ impl LayerTable {
 }
 
 impl PathTable {
+    /// Bytes of a table, at the most: beyond everything that [`PathLimits::default`] makes of a real model.
+    pub const BYTES_MAX: u64 = 64 << 20;
+
     /// Layers in the table.
     pub fn n_layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Block number of the last layer in the table.
+    pub fn last_layer(&self) -> Option<u16> {
+        self.layers.last().map(|layer| layer.layer)
     }
 
     /// Pairs of expert sets in the table, of all layers.
@@ -158,7 +170,7 @@ impl PathTable {
 #[derive(Clone, Debug)]
 pub struct PathPredictor {
     shape: PredictShape,
-    table: PathTable,
+    table: Arc<PathTable>,
     /// What the running token used, by position of the layer.
     chosen: Vec<Option<Vec<u16>>>,
     probabilities: Vec<f32>,
@@ -167,8 +179,9 @@ pub struct PathPredictor {
 
 impl PathPredictor {
     /// Layers that the table has not in this shape are not predicted.
-    pub fn new(shape: PredictShape, table: PathTable) -> Self {
+    pub fn new(shape: PredictShape, table: impl Into<Arc<PathTable>>) -> Self {
         let chosen = vec![None; shape.layers.len()];
+        let table = table.into();
         Self { shape, table, chosen, probabilities: Vec::new(), best: Vec::new() }
     }
 }

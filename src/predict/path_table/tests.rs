@@ -83,6 +83,49 @@ fn a_pair_never_seen_falls_back_to_one_layer_and_that_to_popularity() {
 }
 
 #[test]
+fn batches_count_as_their_tokens_do() {
+    let shape = top_1();
+    let tokens = exclusive_or();
+    let mut batches = PathBatches::new(PathTableBuilder::new(shape.clone(), PathLimits::default()));
+    for (i, batch) in tokens.chunks(7).enumerate() {
+        for (position, &(layer, ..)) in shape.layers.iter().enumerate() {
+            batches.layer(layer, 1, batch.iter().map(|token| token[position][0]));
+        }
+        // The next batch's first layer says as much.
+        if i % 2 == 0 {
+            batches.end_batch();
+        }
+    }
+    assert_eq!(batches.build(), learn(&shape, PathLimits::default(), &tokens));
+}
+
+#[test]
+fn a_layer_that_dropped_tokens_is_not_counted() {
+    let shape = top_1();
+    let mut batches = PathBatches::new(PathTableBuilder::new(shape, PathLimits::default()));
+    batches.layer(1, 1, [0, 1, 2]);
+    batches.layer(2, 1, [1, 2, 3]);
+    batches.layer(5, 1, [3]);
+    batches.layer(1, 1, [0]);
+    batches.layer(2, 1, [1]);
+    batches.layer(5, 1, [2]);
+    // Nonsense changes nothing.
+    batches.layer(7, 0, []);
+    let table = batches.build();
+    assert_eq!(table.layers.iter().map(|layer| layer.tokens).collect::<Vec<_>>(), [4, 4, 1]);
+    assert_eq!(table.layers[2].popularity, [0, 0, 1, 0], "not expert 3: whose token it was is not known");
+    assert_eq!(table.layers[1].rows[0], Row { tokens: 2, next: vec![(1, 2)] });
+}
+
+#[test]
+fn too_many_bytes_are_no_table() {
+    let mut bytes = PathTable::default().to_bytes();
+    bytes.resize(PathTable::BYTES_MAX as usize + 1, 0);
+    let found = PathTable::BYTES_MAX + 1;
+    assert_eq!(PathTable::from_bytes(&bytes), Err(PathTableError::TooLong { found, limit: PathTable::BYTES_MAX }));
+}
+
+#[test]
 fn sets_have_no_order() {
     let shape = PredictShape { layers: vec![(0, 4, 2), (1, 4, 2), (2, 4, 2)] };
     let mut tokens = vec![vec![vec![1, 0], vec![2, 3], vec![0, 1]]; 8];

@@ -1,6 +1,6 @@
 //! The device: what a test holds, and what ggml's registry sees.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -141,7 +141,7 @@ fn register_all() -> Vec<&'static Shared> {
             get_name: Some(reg_name),
             get_device_count: Some(reg_device_count),
             get_device: Some(reg_device),
-            get_proc_address: None,
+            get_proc_address: Some(reg_proc_address),
         },
         context: ptr::from_ref(pool).cast_mut().cast(),
     }));
@@ -207,6 +207,22 @@ unsafe extern "C" fn reg_device(reg: ggml_backend_reg_t, index: usize) -> ggml_b
     // SAFETY: `register_all` put the pool there.
     let pool = unsafe { &*(*reg.cast::<ffi::ggml_backend_reg>()).context.cast::<Vec<&'static Shared>>() };
     pool.get(index).map_or(ptr::null_mut(), |shared| shared.pointers().device)
+}
+
+/// `hobbit_device_seconds`: the host's virtual time, so that decisions that are a matter of time depend on nothing else.
+unsafe extern "C" fn reg_proc_address(_: ggml_backend_reg_t, name: *const c_char) -> *mut c_void {
+    // SAFETY: ggml passes a NUL-terminated name.
+    match unsafe { CStr::from_ptr(name) } == c"hobbit_device_seconds" {
+        true => device_seconds as *mut c_void,
+        false => ptr::null_mut(),
+    }
+}
+
+/// Not a number in real time.
+unsafe extern "C" fn device_seconds(dev: ggml_backend_dev_t) -> f64 {
+    // SAFETY: the caller passes our device.
+    let shared = unsafe { shared_of(dev) };
+    if shared.options().real_time { f64::NAN } else { shared.state().schedule.host }
 }
 
 unsafe extern "C" fn device_name(dev: ggml_backend_dev_t) -> *const c_char {

@@ -1,7 +1,9 @@
 //! What is remembered of one layer's experts.
 
+use super::follow::Follow;
 use super::learner::Features;
 use super::options::{N_FEATURES, N_RATES};
+use crate::cache::bytes::{Cursor, Writer};
 use crate::cache::policy::Use;
 use crate::expert::Precision;
 
@@ -49,6 +51,38 @@ impl Demands {
     fn total(self) -> f32 {
         self.high + self.low + self.skip
     }
+
+    fn load(saved: &mut Cursor) -> Option<Self> {
+        Some(Self { high: saved.amount()?, low: saved.amount()?, skip: saved.amount()? })
+    }
+
+    fn save(self, out: &mut Writer) {
+        out.f32s(&[self.high, self.low, self.skip]);
+    }
+}
+
+/// Least bytes of a saved expert.
+const EXPERT_BYTES: usize = 4 * (2 * N_RATES + 4) + 8;
+
+impl Expert {
+    fn save(&self, out: &mut Writer) {
+        out.f32s(&self.evidence);
+        out.f32s(&self.uses);
+        out.f32s(&[self.n_run]);
+        out.u64(self.last_step);
+        self.demands.save(out);
+    }
+
+    fn load(saved: &mut Cursor, step: u64) -> Option<Self> {
+        Some(Self {
+            evidence: saved.f32s()?,
+            uses: saved.f32s()?,
+            n_run: saved.amount()?,
+            last_step: saved.events().filter(|last_step| *last_step <= step)?,
+            demands: Demands::load(saved)?,
+            ..Self::default()
+        })
+    }
 }
 
 /// One layer. A step is a token, or a batch.
@@ -68,6 +102,10 @@ pub(super) struct Layer {
     sequence_tokens: f32,
     run_tokens: f32,
     demands: Demands,
+    /// Who was used in this step and in the one before, if both were single tokens, and what follows what.
+    used: Vec<u16>,
+    used_before: Vec<u16>,
+    follow: Follow,
     /// Features some steps ago, and whether a use came since then.
     examples: Vec<(Features, bool)>,
     examples_age: u32,
@@ -89,13 +127,17 @@ impl Layer {
         if self.n_rows > 1 || self.weight > 1.5 {
             // A batch uses whatever there is: nothing to learn from.
             self.examples.clear();
+            self.used.clear();
         } else if self.n_used > 0 {
             self.n_chosen = self.n_used;
+            self.follow.learn(self.experts.len(), &self.used_before, &self.used);
         }
     }
 
     pub(super) fn begin_step(&mut self, token: u64, rates: &Rates) {
         (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
+        std::mem::swap(&mut self.used, &mut self.used_before);
+        self.used.clear();
         self.step += 1;
         self.sequence_tokens += 1.0;
         self.run_tokens += 1.0;
@@ -124,7 +166,37 @@ impl Layer {
         (self.token, self.n_rows, self.weight, self.n_used) = (None, 0, 0.0, 0);
         self.sequence_tokens = 0.0;
         self.experts.iter_mut().for_each(|expert| expert.n_sequence = 0.0);
+        self.used.clear();
         self.examples.clear();
+    }
+
+    /// What outlives a sequence, except for who is resident.
+    pub(super) fn save(&self, out: &mut Writer) {
+        out.u64(self.step);
+        out.u64(self.n_chosen as u64);
+        out.put([self.is_scored.map_or(2, u8::from)]);
+        out.f32s(&[self.run_tokens]);
+        self.demands.save(out);
+        out.count(self.experts.len());
+        self.experts.iter().for_each(|expert| expert.save(out));
+        self.follow.save(out);
+    }
+
+    /// As [`Layer::save`] wrote it.
+    pub(super) fn load(saved: &mut Cursor) -> Option<Self> {
+        let step = saved.events()?;
+        let n_chosen = usize::try_from(saved.events()?).ok()?;
+        let is_scored = match saved.array()? {
+            [0] => Some(false),
+            [1] => Some(true),
+            [2] => None,
+            _ => return None,
+        };
+        let (run_tokens, demands) = (saved.amount()?, Demands::load(saved)?);
+        let n_experts = saved.count(EXPERT_BYTES).filter(|n| *n <= usize::from(u16::MAX) + 1)?;
+        let experts: Option<Vec<Expert>> = (0..n_experts).map(|_| Expert::load(saved, step)).collect();
+        let (experts, follow) = (experts?, Follow::load(saved)?);
+        Some(Self { experts, step, n_chosen, is_scored, run_tokens, demands, follow, ..Self::default() })
     }
 
     fn expert(&mut self, index: u16) -> &mut Expert {
@@ -191,8 +263,9 @@ impl Layer {
         let n_tokens = if weight > 1.0 { weight * self.n_chosen.max(1) as f32 } else { 1.0 };
         let step = self.step;
         let expert = self.expert(index);
+        let is_first_use = usage.precision.is_some() && expert.last_step != step;
         let is_revealed = !expert.is_resident[Precision::High.index()];
-        if usage.precision.is_some() && expert.last_step != step {
+        if is_first_use {
             expert.last_step = step;
             expert.uses.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean += 1.0 - keep);
             expert.n_sequence += n_tokens;
@@ -200,6 +273,9 @@ impl Layer {
             if let Some((_, came)) = self.examples.get_mut(usize::from(index)) {
                 *came = true;
             }
+        }
+        if is_first_use {
+            self.used.push(index);
         }
         if is_revealed {
             let of_expert = &mut self.experts[usize::from(index)].demands;
@@ -225,12 +301,19 @@ impl Layer {
         let ever = (expert.n_run + prior * USED_PART) / (self.run_tokens + prior);
         let lately = (expert.n_sequence + prior * ever) / (self.sequence_tokens + prior);
         let logarithm = |frequency: f32| frequency.clamp(1e-4, 1.0).ln() * LOG_SCALE;
+        let next = self.follow.chance(&self.used, index);
         let mut features = [1.0; N_FEATURES];
         features[1..=N_RATES].copy_from_slice(&expert.evidence);
         features[1 + N_RATES..=2 * N_RATES].copy_from_slice(&expert.uses);
         let age = if expert.last_step > 0 { self.step - expert.last_step } else { self.step } as f32;
         let ages = [1.0 / (1.0 + age), -(1.0 + age).ln() * LOG_SCALE];
-        features[1 + 2 * N_RATES..].copy_from_slice(&[logarithm(lately), logarithm(ever), ages[0], ages[1]]);
+        features[1 + 2 * N_RATES..].copy_from_slice(&[
+            logarithm(lately),
+            logarithm(ever),
+            ages[0],
+            ages[1],
+            logarithm(next),
+        ]);
         features
     }
 

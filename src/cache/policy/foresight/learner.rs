@@ -1,6 +1,7 @@
 //! Logistic regression, one step at a time.
 
 use super::options::N_FEATURES;
+use crate::cache::bytes::{Cursor, Writer};
 
 /// What is known of an expert at some token, about 1 in size.
 pub(super) type Features = [f32; N_FEATURES];
@@ -44,6 +45,18 @@ impl Learner {
             self.weights[i] += self.rate * slope / self.squares[i].sqrt();
             self.weights[i] += self.pull * (self.origin[i] - self.weights[i]);
         }
+    }
+
+    /// Weights and step sizes.
+    pub(super) fn save(&self, out: &mut Writer) {
+        out.f32s(&self.weights);
+        out.f32s(&self.squares);
+    }
+
+    /// As [`Learner::save`] wrote them, on the way back to where these began.
+    pub(super) fn loaded(&self, saved: &mut Cursor) -> Option<Self> {
+        let (weights, squares): (Features, Features) = (saved.f32s()?, saved.f32s()?);
+        squares.iter().all(|square| *square >= 1.0).then(|| Self { weights, squares, ..self.clone() })
     }
 
     #[cfg(test)]

@@ -28,24 +28,27 @@ pub(super) fn pin_present(
     missing
 }
 
-/// Experts of a step with their rows: those that can be multiplied together, and those that come one by one.
+/// Experts of a step with their rows: those that can be multiplied together, and those that come one by one. Of the latter
+/// are those, too, that were copied ahead and may not have come.
 #[allow(clippy::type_complexity)]
 pub(super) fn by_place(
     tier: &Tier,
     step: &Step,
+    kinds: &[SliceKind],
     all: &[Used],
     missing: &[Used],
 ) -> (Vec<Vec<(Used, u32)>>, Vec<(Used, u32)>) {
     let mut present: Vec<(u16, Vec<(Used, u32)>)> = Vec::new();
     let mut coming = Vec::new();
     for &used in all {
-        match tier.place(step.version(used)) {
-            Some((pool, row)) if missing.iter().all(|other| other.index != used.index) => {
-                match present.iter_mut().find(|(known, _)| *known == pool) {
-                    Some((_, members)) => members.push((used, row)),
-                    None => present.push((pool, vec![(used, row)])),
-                }
-            }
+        let version = step.version(used);
+        let is_coming =
+            missing.iter().any(|other| other.index == used.index) || tier.is_version_arriving(version, kinds);
+        match tier.place(version) {
+            Some((pool, row)) if !is_coming => match present.iter_mut().find(|(known, _)| *known == pool) {
+                Some((_, members)) => members.push((used, row)),
+                None => present.push((pool, vec![(used, row)])),
+            },
             place => coming.push((used, place.map_or(0, |(_, row)| row))),
         }
     }

@@ -1,0 +1,88 @@
+//! Which experts follow which: counted while the text runs anyway, or from a trace.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::ensure;
+use hobbit::gguf::{ExpertMap, Gguf};
+use hobbit::pack::Pack;
+use hobbit::predict::{PathBatches, PathLimits, PathTable, PathTableBuilder, PredictShape};
+use hobbit::profile::{path_shape, write_path_table};
+use hobbit::trace::{Record, TraceReader};
+
+use crate::bar::Bar;
+
+/// Flags of `profile` about path tables.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Count which experts follow those of the two layers before, and write the table for --predictor path-table; the more
+    /// --tokens, the better it knows
+    #[arg(long, value_name = "FILE")]
+    pub path_table: Option<PathBuf>,
+    /// Count what a trace says (hobbit-cli --trace) instead of running the model over a text
+    #[arg(long, value_name = "FILE", requires = "path_table",
+          conflicts_with_all = ["text", "shares", "max_loss", "widths", "check", "output", "json"])]
+    pub from_trace: Option<PathBuf>,
+}
+
+/// Nothing counted yet, of a model of this shape.
+pub fn batches(shape: PredictShape) -> PathBatches {
+    PathBatches::new(PathTableBuilder::new(shape, PathLimits::default()))
+}
+
+/// Writes the table and says what is in it.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write(path: &Path, table: &PathTable) -> anyhow::Result<()> {
+    write_path_table(path, table)?;
+    let (n_pairs, n_layers, n_tokens) = (table.n_pairs(), table.n_layers(), table.n_tokens());
+    eprintln!("{}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens", path.display());
+    Ok(())
+}
+
+/// The table of what a trace of the model at `model`, plain or a pack, says.
+///
+/// # Errors
+/// Files that cannot be read, a trace of another model or without tokens.
+pub fn of_trace(model: &Path, trace: &Path) -> anyhow::Result<PathTable> {
+    let mut reader = TraceReader::open(trace)?;
+    let layers = reader.header().model.layers.iter().map(|layer| (layer.layer, layer.n_expert, layer.n_used));
+    let shape = PredictShape { layers: layers.collect() };
+    let (gguf, map) = open(model)?;
+    ensure!(
+        !shape.layers.is_empty() && shape == path_shape(&gguf, &map, shape.layers.last().map(|(layer, ..)| *layer)),
+        "{}: recorded of {}, whose layers and experts are not those of {}; record this model with hobbit-cli --trace",
+        trace.display(),
+        reader.header().model.name,
+        model.display()
+    );
+    let n_bytes = std::fs::metadata(trace).map_or(0, |metadata| metadata.len());
+    let mut bar = Bar::new()?;
+    let mut batches = batches(shape);
+    while let Some(record) = reader.next() {
+        match record? {
+            Record::Layer(layer) => batches.layer(layer.layer, layer.n_used.into(), layer.chosen),
+            Record::Batch(_) | Record::Sequence => batches.end_batch(),
+            Record::Load(_) | Record::Residents(_) | Record::Withdrawn(_) | Record::Measured(_) => {}
+        }
+        ensure!(bar.show("counting", reader.offset(), n_bytes).is_continue(), "interrupted");
+    }
+    drop(bar);
+    if let Some(offset) = reader.truncated() {
+        eprintln!("note: {}: cut off at byte {offset}; what precedes it was counted", trace.display());
+    }
+    let table = batches.build();
+    ensure!(table.n_tokens() > 0, "{}: no tokens; record a run that evaluates some", trace.display());
+    Ok(table)
+}
+
+fn open(model: &Path) -> anyhow::Result<(Gguf, ExpertMap)> {
+    let gguf = Gguf::open(model)?;
+    if Pack::is_pack(&gguf) {
+        let pack = Pack::open(model)?;
+        let map = pack.experts();
+        return Ok((pack.into_plain(), map));
+    }
+    let map = gguf.experts()?;
+    Ok((gguf, map))
+}

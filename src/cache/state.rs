@@ -1,0 +1,209 @@
+//! What caches know, for another run: who was resident, and what their policies have learned.
+//!
+//! A cache that was saved and restored goes on as after [`Cache::begin_sequence`]: equal residents, of equal age. The
+//! file is a hint: bytes of experts come from the model alone, so a wrong one can cost time and nothing else.
+//!
+//! ```text
+//! "HOBBITCS"  version: u32
+//! model name  model bytes: u64  catalog: u64  policy name
+//! number of caches, and of each:  name  number of residents, and of each:  layer: u16  expert: u16  precision: u8
+//!                                 the policy's own bytes
+//! XXH3 of everything before: u64
+//! ```
+//!
+//! Numbers are little-endian; names and lists begin with their length as `u32`.
+
+#[cfg(test)]
+mod tests;
+
+use super::bytes::{Cursor, Writer};
+use super::{Cache, ShareId, SlotId};
+use crate::expert::{ExpertId, Precision, Version};
+use std::collections::BTreeMap;
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: [u8; 8] = *b"HOBBITCS";
+
+/// Counts up when a reader of the last version would misunderstand.
+const VERSION: u32 = 1;
+
+/// Bytes of a resident.
+const RESIDENT_BYTES: usize = 5;
+
+/// Caches that a state may have: the host's, and one for each device.
+const CACHES_MAX: usize = 256;
+
+/// Which model a state belongs to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelMark {
+    /// Name of its file.
+    pub name: String,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// [`crate::gguf::Catalog::fingerprint`].
+    pub catalog: u64,
+}
+
+/// One cache, saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedCache {
+    /// The device's name; empty for the host's.
+    pub name: String,
+    /// Least recently used first.
+    pub residents: Vec<Version>,
+    /// As [`super::Policy::save`] gave it.
+    pub statistics: Vec<u8>,
+}
+
+/// Every cache of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheState {
+    /// The model.
+    pub model: ModelMark,
+    /// The policy whose statistics these are.
+    pub policy: String,
+    /// At most 256.
+    pub caches: Vec<SavedCache>,
+}
+
+/// Why bytes are no state to begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// Something else.
+    #[error("it is not a cache state")]
+    Foreign,
+    /// Of another version of hobbit.
+    #[error("it is a cache state of version {found}, expected {VERSION}")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// Cut off, or changed since it was written.
+    #[error("it is damaged")]
+    Damaged,
+}
+
+impl CacheState {
+    /// A state has at most so many bytes.
+    pub const BYTES_MAX: usize = 64 << 20;
+
+    /// The state as a file has it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        out.put(MAGIC);
+        out.put(VERSION.to_le_bytes());
+        out.bytes(self.model.name.as_bytes());
+        out.u64(self.model.bytes);
+        out.u64(self.model.catalog);
+        out.bytes(self.policy.as_bytes());
+        out.count(self.caches.len());
+        for SavedCache { name, residents, statistics } in &self.caches {
+            out.bytes(name.as_bytes());
+            out.count(residents.len());
+            for Version { expert: ExpertId { layer, index }, precision } in residents {
+                out.put(layer.to_le_bytes());
+                out.put(index.to_le_bytes());
+                out.put([*precision as u8]);
+            }
+            out.bytes(statistics);
+        }
+        let sum = xxh3_64(&out.0);
+        out.u64(sum);
+        out.0
+    }
+
+    /// What [`CacheState::to_bytes`] wrote.
+    ///
+    /// # Errors
+    /// Bytes that are not a state, or not all of one. Nothing at all is damaged, not foreign: it may be replaced.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, StateError> {
+        let n = bytes.len().min(MAGIC.len());
+        if bytes[..n] != MAGIC[..n] {
+            return Err(StateError::Foreign);
+        }
+        let mut cursor = Cursor(&bytes[n..]);
+        let found = cursor.array().map(u32::from_le_bytes).ok_or(StateError::Damaged)?;
+        if found != VERSION {
+            return Err(StateError::Version { found });
+        }
+        let (before, sum) = bytes.split_last_chunk().ok_or(StateError::Damaged)?;
+        if bytes.len() > Self::BYTES_MAX || xxh3_64(before) != u64::from_le_bytes(*sum) {
+            return Err(StateError::Damaged);
+        }
+        let body = before.get(MAGIC.len() + size_of_val(&VERSION)..).ok_or(StateError::Damaged)?;
+        read_body(&mut Cursor(body)).ok_or(StateError::Damaged)
+    }
+}
+
+fn read_body(cursor: &mut Cursor) -> Option<CacheState> {
+    let model = ModelMark { name: text(cursor)?, bytes: cursor.u64()?, catalog: cursor.u64()? };
+    let mut state = CacheState { model, policy: text(cursor)?, caches: Vec::new() };
+    for _ in 0..cursor.count(1).filter(|n| *n <= CACHES_MAX)? {
+        let name = text(cursor)?;
+        let n_residents = cursor.count(RESIDENT_BYTES)?;
+        let residents: Option<Vec<Version>> = (0..n_residents).map(|_| resident(cursor)).collect();
+        state.caches.push(SavedCache { name, residents: residents?, statistics: cursor.bytes()?.to_vec() });
+    }
+    cursor.end(state)
+}
+
+fn text(cursor: &mut Cursor) -> Option<String> {
+    String::from_utf8(cursor.bytes()?.to_vec()).ok()
+}
+
+fn resident(cursor: &mut Cursor) -> Option<Version> {
+    let expert = ExpertId { layer: cursor.u16()?, index: cursor.u16()? };
+    let [precision] = cursor.array()?;
+    Some(Version { expert, precision: *Precision::ALL.get(usize::from(precision))? })
+}
+
+impl Cache {
+    /// What is worth keeping: complete residents, and what the policy has learned. As before a sequence, so that one is
+    /// begun.
+    pub fn save(&mut self, name: &str) -> SavedCache {
+        self.begin_sequence();
+        let ready = self.residents().filter(|(_, slot)| self.is_ready(*slot)).map(|(version, _)| version);
+        let mut residents: Vec<Version> = ready.collect();
+        residents.sort_by_key(|version| self.place(*version).map_or(0, |place| place.last_use));
+        SavedCache { name: name.to_owned(), residents, statistics: self.policy.save() }
+    }
+
+    /// Shows the policy what one of its kind has learned. Whether it took it.
+    pub fn load_statistics(&mut self, saved: &SavedCache) -> bool {
+        self.policy.load(&saved.statistics)
+    }
+
+    /// Makes the saved versions resident, in their order: where there are fewer slots now, the policy decides who goes
+    /// without. What is resident already or not of this model is passed over. Who got a slot, its slices free: the caller
+    /// reads them.
+    pub fn restore(&mut self, saved: &SavedCache) -> Vec<(SlotId, Version)> {
+        let mut taken = Vec::new();
+        for &version in &saved.residents {
+            let is_known = self.share_of(version).is_some();
+            if is_known && self.lookup(version).is_none() && self.acquire(version).is_some() {
+                taken.push(version);
+            }
+        }
+        taken.sort_unstable();
+        taken.dedup();
+        let slots = taken.into_iter().filter_map(|version| Some((self.lookup(version)?, version)));
+        slots.filter(|(slot, _)| !self.is_ready(*slot)).collect()
+    }
+
+    /// The saved versions that would have slots in an empty cache if of too many the least recently used go without; in their
+    /// order.
+    pub fn that_fit(&self, saved: &SavedCache) -> Vec<Version> {
+        let mut left: BTreeMap<ShareId, usize> = BTreeMap::new();
+        let mut fit: Vec<Version> = Vec::new();
+        for &version in saved.residents.iter().rev() {
+            let Some(share) = self.share_of(version) else { continue };
+            let left = left.entry(share).or_insert_with(|| self.slots_of_share(share).len());
+            if *left > 0 {
+                *left -= 1;
+                fit.push(version);
+            }
+        }
+        fit.reverse();
+        fit
+    }
+}

@@ -1,0 +1,186 @@
+//! `hobbit-sim recall`: how much of what layers use was foretold, and at what price in experts.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::args::RecallArgs;
+use super::table::table;
+use crate::predict::{CrossLayer, PathTable, PredictorKind, Recall, RecallCounts};
+use crate::sim::{Foresight, Recording, SimError, Widths, path_recall, path_table, recall, widths, widths_by_distance};
+use crate::trace::Layer;
+
+/// One predictor at one distance.
+#[derive(Serialize)]
+struct Row {
+    predictor: String,
+    distance: u8,
+    #[serde(flatten)]
+    all: Found,
+    layers: Vec<OfLayer>,
+}
+
+#[derive(Serialize)]
+struct OfLayer {
+    layer: u16,
+    #[serde(flatten)]
+    found: Found,
+}
+
+/// Shares from 0 to 1, and experts that were predicted for a token and layer, in the mean.
+#[derive(Clone, Copy, Serialize)]
+struct Found {
+    recall: f64,
+    precision: f64,
+    experts: f64,
+}
+
+/// What the n best of later routers' scores hold.
+#[derive(Serialize)]
+struct Width {
+    distance: u8,
+    /// Fewest experts that reach the aim; `None` if all that were recorded do not.
+    experts_for_aim: Option<usize>,
+    layers: Vec<WidthOfLayer>,
+    curve: Vec<Found>,
+}
+
+#[derive(Serialize)]
+struct WidthOfLayer {
+    layer: u16,
+    experts_for_aim: Option<usize>,
+}
+
+pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
+    let open = |file: &PathBuf| -> Result<Recording> {
+        let recording = Recording::open(file)?;
+        super::warn_of_cut(file, recording.truncated);
+        Ok(recording)
+    };
+    let calibration = args.calibration.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let table = path_table(&calibration);
+    let mut all = Vec::new();
+    for (file, n_before) in args.files.iter().zip(0..) {
+        let recording = open(file)?;
+        if let Some(other) = calibration.iter().find(|own| own.header.model.layers != recording.header.model.layers) {
+            return Err(SimError::OtherModel { first: recording.path, other: other.path.clone() }.into());
+        }
+        let rows = rows(&recording, &table, args.distance);
+        let widths = widths(&recording, args.distance);
+        let priced = priced(&recording, &widths, args.aim / 100.0);
+        if args.json {
+            all.push(serde_json::json!({
+                "file": file,
+                "model": recording.header.model.name,
+                "settings": recording.header.settings,
+                "tokens": recording.n_tokens(),
+                "aim": args.aim / 100.0,
+                "predictors": rows,
+                "best_of_later_routers": priced,
+            }));
+        } else {
+            let gap = if n_before > 0 { "\n" } else { "" };
+            write!(out, "{gap}{}\n{}", super::replay::about(&recording), lines(&recording, &rows, &priced, args.aim))?;
+        }
+    }
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+    }
+    Ok(())
+}
+
+/// Of every predictor that says anything about the recording.
+fn rows(recording: &Recording, table: &PathTable, distance_max: u8) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let kinds = PredictorKind::ALL.into_iter().map(Foresight::Predictor).chain([Foresight::Oracle]);
+    for foresight in kinds {
+        let found = match foresight {
+            Foresight::Predictor(PredictorKind::PathTable) => path_recall(recording, table.clone(), distance_max),
+            _ => recall(recording, foresight, distance_max),
+        };
+        rows.extend((1..=distance_max).filter_map(|distance| row(recording, foresight, distance, &found)));
+    }
+    rows
+}
+
+fn row(recording: &Recording, foresight: Foresight, distance: u8, recall: &Recall) -> Option<Row> {
+    let mut layers = Vec::new();
+    let mut n_judged = 0.0;
+    for layer in &recording.header.model.layers {
+        let counts = recall.get(layer.layer, distance);
+        let judged = counts.used as f64 / f64::from(layer.n_used);
+        n_judged += judged;
+        layers.extend(found(counts, judged).map(|found| OfLayer { layer: layer.layer, found }));
+    }
+    let all = found(recall.total(distance), n_judged)?;
+    Some(Row { predictor: foresight.to_string(), distance, all, layers })
+}
+
+/// `None` where nothing was predicted.
+fn found(counts: RecallCounts, n_judged: f64) -> Option<Found> {
+    let (recall, precision) = (counts.recall()?, counts.precision()?);
+    Some(Found { recall, precision, experts: counts.predicted as f64 / n_judged })
+}
+
+fn priced(recording: &Recording, widths: &BTreeMap<(u16, u8), Widths>, aim: f64) -> Vec<Width> {
+    let of_distance = |(distance, all): (u8, Widths)| {
+        let of_layer = |layer: &Layer| {
+            let own = widths.get(&(layer.layer, distance))?;
+            Some(WidthOfLayer { layer: layer.layer, experts_for_aim: own.fewest(aim) })
+        };
+        let found = |n| Some(Found { recall: all.recall(n)?, precision: all.precision(n)?, experts: n as f64 });
+        Width {
+            distance,
+            experts_for_aim: all.fewest(aim),
+            layers: recording.header.model.layers.iter().filter_map(of_layer).collect(),
+            curve: (1..=all.n_max()).filter_map(found).collect(),
+        }
+    };
+    widths_by_distance(widths).into_iter().map(of_distance).collect()
+}
+
+fn lines(recording: &Recording, rows: &[Row], widths: &[Width], aim: f64) -> String {
+    let layers = &recording.header.model.layers;
+    let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
+    let mut heading = vec!["predictor", "distance", "experts", "precision", "recall"];
+    heading.extend(numbers.iter().map(String::as_str));
+    let percent = |share: f64| format!("{:.1}", 100.0 * share);
+    let cells = rows.iter().map(|row| {
+        let all = row.all;
+        let mut cells = vec![row.predictor.clone(), row.distance.to_string(), format!("{:.2}", all.experts)];
+        cells.extend([percent(all.precision), percent(all.recall)]);
+        cells.extend(layers.iter().map(|layer| {
+            let own = row.layers.iter().find(|own| own.layer == layer.layer);
+            own.map_or("-".into(), |own| percent(own.found.recall))
+        }));
+        cells
+    });
+    let mut text = table(&heading, &cells.collect::<Vec<_>>(), 1);
+    text += "experts: predicted for a token and layer; precision and recall in percent, recall also of each layer\n";
+    if let Some(most) = layers.iter().map(|layer| layer.n_expert).max() {
+        let quarter = 100.0 * f64::from(1.0 - CrossLayer::PERCENTILE);
+        text += &format!(
+            "cross-layer takes the best {quarter} % of a layer's experts (here of {most}), and no fewer than are used\n"
+        );
+    }
+    for width in widths {
+        text += &match width.experts_for_aim {
+            Some(n) => {
+                let precision = percent(width.curve[n - 1].precision);
+                format!("distance {}: {aim} % takes the best {n} experts; precision {precision} %\n", width.distance)
+            }
+            None => {
+                let reached = width.curve.last().map_or("-".into(), |found| percent(found.recall));
+                let n = width.curve.len();
+                format!(
+                    "distance {}: {aim} % takes more than the {n} that were recorded, which hold {reached} %\n",
+                    width.distance
+                )
+            }
+        };
+    }
+    text
+}

@@ -1,0 +1,100 @@
+//! The file of `--cache-state`: read before the first token, replaced as a whole when the model is closed.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use super::log;
+use crate::cache::{CacheState, ModelMark, StateError};
+
+/// Whatever is wrong with it is told, and the run goes on without.
+pub(super) struct StateFile {
+    path: PathBuf,
+    model: ModelMark,
+    policy: String,
+    /// What is there may be replaced.
+    may_replace: bool,
+}
+
+impl StateFile {
+    /// Of a model under a policy. Nothing is read yet.
+    pub(super) fn new(path: &Path, model: ModelMark, policy: String) -> Self {
+        // A link stays one.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        Self { path, model, policy, may_replace: true }
+    }
+
+    /// What an earlier run of this model left, statistics of another policy taken out; `None` if there is none.
+    pub(super) fn read(&mut self) -> Option<CacheState> {
+        let bytes = match read(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => return self.leave(error),
+            Ok(bytes) => bytes,
+        };
+        let mut state = match CacheState::from_bytes(&bytes) {
+            Err(StateError::Foreign) => return self.leave(StateError::Foreign),
+            Err(error) => return self.replace(error),
+            Ok(state) => state,
+        };
+        if state.model != self.model {
+            let CacheState { model: ModelMark { name, bytes, .. }, .. } = state;
+            return self.replace(format_args!(
+                "it is of another model, {name:?} with {bytes} bytes of weights, expected {:?} with {} in the same places",
+                self.model.name, self.model.bytes
+            ));
+        }
+        if state.policy != self.policy {
+            state.caches.iter_mut().for_each(|cache| cache.statistics.clear());
+        }
+        Some(state)
+    }
+
+    /// Replaces the file: readers see the old one or the new one.
+    pub(super) fn write(&self, mut state: CacheState) {
+        if !self.may_replace {
+            return;
+        }
+        (state.model, state.policy) = (self.model.clone(), self.policy.clone());
+        if let Err(error) = replace(&self.path, &state.to_bytes()) {
+            self.tell(format_args!("{error}; what was resident is not saved"));
+        }
+    }
+
+    fn replace(&self, why: impl std::fmt::Display) -> Option<CacheState> {
+        self.tell(format_args!("{why}; caches start empty, and it is replaced in the end"));
+        None
+    }
+
+    fn leave(&mut self, why: impl std::fmt::Display) -> Option<CacheState> {
+        self.may_replace = false;
+        self.tell(format_args!("{why}; caches start empty, and it is left as it is: give another file"));
+        None
+    }
+
+    fn tell(&self, what: impl std::fmt::Display) {
+        log::notice(format_args!("--cache-state {}: {what}", self.path.display()));
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    // Opening a pipe would wait for its other end.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(CacheState::BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut partial = path.to_owned().into_os_string();
+    partial.push(format!(".{}.tmp", std::process::id()));
+    let written = File::create(&partial)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        // Nobody misses it, and the first error is the one to tell.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}

@@ -1,0 +1,74 @@
+//! Path tables as files: what `gguf-tools profile --path-table` writes and `--path-table` reads. The bytes are
+//! [`PathTable`]'s own.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use super::ProfileError;
+use crate::gguf::{ExpertMap, Gguf};
+use crate::predict::{PathTable, PredictShape};
+
+/// Reads a path table. No more than [`PathTable::BYTES_MAX`] bytes are read, whatever the file is.
+///
+/// # Errors
+/// [`ProfileError::Io`], or [`ProfileError::PathTable`] for what is no table, damaged or of another version.
+pub fn read_path_table(path: &Path) -> Result<PathTable, ProfileError> {
+    let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(io)?;
+    file.take(PathTable::BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io)?;
+    PathTable::from_bytes(&bytes).map_err(|error| ProfileError::PathTable { path: path.to_owned(), error })
+}
+
+/// Writes a path table, in place of a file that is there.
+///
+/// # Errors
+/// [`ProfileError::Io`], or [`ProfileError::PathTable`] for a table that is too long.
+pub fn write_path_table(path: &Path, table: &PathTable) -> Result<(), ProfileError> {
+    let of_table = |error| ProfileError::PathTable { path: path.to_owned(), error };
+    let io = |error| ProfileError::Io { path: path.to_owned(), action: "write", error };
+    std::fs::write(path, table.encode().map_err(of_table)?).map_err(io)
+}
+
+/// The layers of a model whose table ends with block `last_layer`, to judge by its files alone. What lies behind is for
+/// multi-token prediction, and does not run; without `last_layer`, every layer with experts.
+pub fn path_shape(gguf: &Gguf, experts: &ExpertMap, last_layer: Option<u16>) -> PredictShape {
+    let used = gguf.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0);
+    let layers = experts.layers.iter().filter(|layer| last_layer.is_none_or(|last| layer.layer <= last));
+    let layers = layers.map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)));
+    PredictShape::new(layers, u32::try_from(used).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::predict::{PathLimits, PathTableBuilder};
+
+    #[test]
+    fn files_are_read_as_they_were_written_and_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.paths");
+        let shape = PredictShape::new([(1, 4), (2, 4)], 2);
+        let mut builder = PathTableBuilder::new(shape, PathLimits::default());
+        builder.observe(1, [0, 3]);
+        builder.observe(2, [1, 2]);
+        let table = builder.build();
+        write_path_table(&path, &table).unwrap();
+        assert_eq!(read_path_table(&path).unwrap(), table);
+
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[30] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let message = read_path_table(&path).unwrap_err().to_string();
+        assert!(message.contains("a.paths: path table") && message.contains("profile the model again"), "{message}");
+        std::fs::write(&path, "GGUF").unwrap();
+        let message = read_path_table(&path).unwrap_err().to_string();
+        assert!(message.contains("a.paths: not a path table") && message.contains("--path-table FILE"), "{message}");
+        // Zeros that take no room on the disk.
+        File::create(&path).unwrap().set_len(PathTable::BYTES_MAX + 2).unwrap();
+        assert!(read_path_table(&path).unwrap_err().to_string().contains("not a path table"));
+        let message = read_path_table(&dir.path().join("none")).unwrap_err().to_string();
+        assert!(message.contains("none: cannot read"), "{message}");
+    }
+}
