@@ -7,7 +7,8 @@ use gguf_tools::synth::{self, Spec};
 use hobbit::gguf::Gguf;
 use hobbit::plan::ExpertCache;
 use hobbit::{
-    BatchToken, Error, Model, ModelOptions, RouterChoice, Sampler, SamplingOptions, SessionOptions, StopReason, Token,
+    BatchToken, CachingOptions, Error, Model, ModelOptions, RouterChoice, Sampler, SamplingOptions, SessionOptions,
+    StopReason, Token,
 };
 
 fn demo() -> PathBuf {
@@ -81,6 +82,27 @@ fn an_observer_sees_every_choice_and_changes_nothing() {
             assert!((weights[0] + weights[1] - 1.0).abs() < 1e-5 && weights[0] >= weights[1], "{weights:?}");
         }
     }
+}
+
+#[test]
+fn waiting_for_all_experts_first_changes_nothing() {
+    let run = |overlap: bool| {
+        let caching = CachingOptions { overlap, ..CachingOptions::default() };
+        // A quarter is what one token uses: a prompt streams through staging besides.
+        let expert_cache = ExpertCache::Percent(25.0);
+        let model = Model::open(&demo(), &ModelOptions { caching, expert_cache, ..ModelOptions::default() }, |_| true);
+        let model = model.unwrap();
+        let (tokens, mut session) = (heldout(&model, 48), model.session(&settings()).unwrap());
+        let mut logits = Vec::new();
+        for piece in [&tokens[..24]].into_iter().chain(tokens[24..].chunks(1)) {
+            session.feed(piece).unwrap();
+            logits.extend_from_slice(session.logits(piece.len() - 1).unwrap());
+        }
+        let misses = session.stats().decode.misses;
+        assert!(misses > 0);
+        (logits, misses)
+    };
+    assert!(run(true) == run(false));
 }
 
 #[test]

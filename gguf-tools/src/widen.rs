@@ -178,11 +178,11 @@ fn copy(
     if run.zeros == 0 {
         return wrote(io::copy(source, out)?);
     }
-    let (mut part, zeros) = (vec![0; run.stored as usize], vec![0; run.zeros as usize]);
+    let mut part = vec![0; run.stored as usize];
     for _ in 0..source.limit() / run.stored {
         source.read_exact(&mut part)?;
         out.write_all(&part)?;
-        out.write_all(&zeros)?;
+        io::copy(&mut io::repeat(0).take(run.zeros), out)?;
         wrote(run.stored + run.zeros)?;
     }
     Ok(())

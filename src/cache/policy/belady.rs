@@ -99,9 +99,7 @@ impl Policy for Belady {
         if let Some(time) = soonest.and_then(VecDeque::pop_front) {
             self.clock = self.clock.max(time);
         }
-        if let Some(precision) = usage.precision {
-            self.last_use.mark(Version { expert, precision });
-        }
+        self.last_use.on_use(expert, usage);
     }
 
     fn on_remove(&mut self, version: Version, _now: Now) {

@@ -1,7 +1,6 @@
 //! HOBBIT's weighted sum (section 4.4, equation 3).
 
 use super::fld::nearness;
-use super::recency::LastUse;
 use super::records::Records;
 use super::{Now, Policy, Use, Weights};
 use crate::expert::{ExpertId, Version};
@@ -16,13 +15,12 @@ pub struct Hobbit {
     weights: Weights,
     n_layers: u16,
     records: Records,
-    last_use: LastUse,
 }
 
 impl Hobbit {
     /// For a model of so many layers.
     pub fn new(weights: Weights, n_layers: u16) -> Self {
-        Self { weights, n_layers, records: Records::default(), last_use: LastUse::default() }
+        Self { weights, n_layers, records: Records::default() }
     }
 
     fn priority(&self, expert: ExpertId, now: Now) -> f64 {
@@ -38,14 +36,11 @@ impl Hobbit {
 
 impl Policy for Hobbit {
     fn on_insert(&mut self, version: Version, _now: Now) {
-        self.last_use.mark(version);
+        self.records.on_insert(version);
     }
 
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
         self.records.on_use(expert, usage, now);
-        if let Some(precision) = usage.precision {
-            self.last_use.mark(Version { expert, precision });
-        }
     }
 
     fn begin_sequence(&mut self) {
@@ -53,7 +48,7 @@ impl Policy for Hobbit {
     }
 
     fn victim(&mut self, _incoming: Version, candidates: &[Version], now: Now) -> usize {
-        self.last_use.lowest(candidates, |version| self.priority(version.expert, now))
+        self.records.lowest(candidates, |expert| self.priority(expert, now))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Least high-precision used in this sequence (HOBBIT, section 4.4: `LeastHighPrecisionUsed`).
 
-use super::recency::LastUse;
 use super::records::Records;
 use super::{Now, Policy, Use};
 use crate::expert::{ExpertId, Version};
@@ -10,19 +9,15 @@ use crate::expert::{ExpertId, Version};
 #[derive(Clone, Debug, Default)]
 pub struct Lhu {
     records: Records,
-    last_use: LastUse,
 }
 
 impl Policy for Lhu {
     fn on_insert(&mut self, version: Version, _now: Now) {
-        self.last_use.mark(version);
+        self.records.on_insert(version);
     }
 
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
         self.records.on_use(expert, usage, now);
-        if let Some(precision) = usage.precision {
-            self.last_use.mark(Version { expert, precision });
-        }
     }
 
     fn begin_sequence(&mut self) {
@@ -30,7 +25,7 @@ impl Policy for Lhu {
     }
 
     fn victim(&mut self, _incoming: Version, candidates: &[Version], _now: Now) -> usize {
-        self.last_use.lowest(candidates, |version| self.records.of(version.expert).high_uses as f64)
+        self.records.lowest(candidates, |expert| self.records.of(expert).high_uses as f64)
     }
 }
 

@@ -17,9 +17,7 @@ impl Policy for Lru {
     }
 
     fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
-        if let Some(precision) = usage.precision {
-            self.last_use.mark(Version { expert, precision });
-        }
+        self.last_use.on_use(expert, usage);
     }
 
     fn victim(&mut self, _incoming: Version, candidates: &[Version], _now: Now) -> usize {

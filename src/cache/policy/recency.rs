@@ -1,7 +1,8 @@
 //! When each version was used last, and who ranks lowest with that as the tie-break.
 
+use super::Use;
 use crate::cache::by_expert::ByExpert;
-use crate::expert::{Precision, Version};
+use crate::expert::{ExpertId, Precision, Version};
 
 /// Event numbers of last uses and insertions: a clock finer than the token.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +17,13 @@ impl LastUse {
     pub(super) fn mark(&mut self, version: Version) {
         self.events += 1;
         self.last.entry(version.expert)[version.precision.index()] = self.events;
+    }
+
+    /// The version in which a token uses an expert was used just now; none where it does without.
+    pub(super) fn on_use(&mut self, expert: ExpertId, usage: Use) {
+        if let Some(precision) = usage.precision {
+            self.mark(Version { expert, precision });
+        }
     }
 
     /// Number of the last event of `version`; 0 for never.
@@ -40,7 +48,6 @@ impl LastUse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expert::ExpertId;
 
     #[test]
     fn values_rank_first_and_age_breaks_ties() {

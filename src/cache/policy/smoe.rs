@@ -74,9 +74,7 @@ impl Policy for Smoe {
     }
 
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
-        if let Some(precision) = usage.precision {
-            self.last_use.mark(Version { expert, precision });
-        }
+        self.last_use.on_use(expert, usage);
         let window = self.layers.entry(expert.layer).or_default();
         if window.scored == Some(now.token) || !usage.weight.is_finite() {
             return;

@@ -41,7 +41,7 @@ pub struct CachingArgs {
     #[arg(long, value_name = "N", default_value_t = CachingOptions::DISTANCE,
           value_parser = clap::value_parser!(u8).range(1..=8), env = "HOBBIT_ARG_PREFETCH_DISTANCE")]
     pub prefetch_distance: u8,
-    /// Wait for all experts of a layer before computing any: to measure what overlapping is worth
+    /// Wait for all experts of a layer on the CPU before computing any: to measure what overlapping is worth
     #[arg(long, env = "HOBBIT_ARG_NO_OVERLAP")]
     pub no_overlap: bool,
     /// Write who was routed where, and what was read for it: for hobbit-sim

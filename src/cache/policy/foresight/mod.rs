@@ -111,9 +111,7 @@ impl Policy for Foresight {
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
         let rates = self.rates;
         self.step(expert.layer, now.token).on_use(expert.index, usage, &rates);
-        if let Some(precision) = usage.precision {
-            self.last_use.mark(Version { expert, precision });
-        }
+        self.last_use.on_use(expert, usage);
     }
 
     fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
