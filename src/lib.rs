@@ -12,7 +12,7 @@
 //! 2. `engine::stream` shows llama.cpp the model without its experts; everything else it loads as usual.
 //! 3. [`plan`] divides the memory budget; [`cache`] gets slots for as many experts as remain.
 //! 4. llama.cpp evaluates a batch. At each MoE layer ggml's scheduler calls `engine::compute` with the router's ids.
-//! 5. [`route`] says in which precision each expert is worth using.
+//! 5. [`routing`] regroups them by expert; [`route`] says in which precision each expert is worth using.
 //! 6. `engine::residency` asks [`cache`] who is resident, and [`load`] to bring the others: [`store`] reads them.
 //! 7. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
 //!
@@ -25,8 +25,8 @@
 //! [`pack`] beside them is a file format: a model with every expert as one record, in two precisions. To the others it
 //! is one more [`gguf::Gguf`] with a [`gguf::Catalog`].
 //!
-//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `predict`,
-//! `load::prefetch`, `store::mode`) are pure: no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
+//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `routing`,
+//! `predict`, `load::prefetch`, `store::mode`) are pure: no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
 //!
 //! # Example
 //!
@@ -68,6 +68,7 @@ pub mod expert;
 pub mod gguf;
 pub mod imatrix;
 pub mod load;
+pub mod measure;
 mod options;
 pub mod pack;
 pub mod perplexity;
@@ -75,6 +76,7 @@ pub mod plan;
 pub mod predict;
 pub mod profile;
 pub mod route;
+pub mod routing;
 pub mod sim;
 pub mod stats;
 pub mod store;

@@ -6,7 +6,7 @@ mod precision;
 mod sampling;
 
 pub use caching::{CachingOptions, Prefetch};
-pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode};
+pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 pub use precision::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 

@@ -101,7 +101,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
         (&["--lora", "x"], "'--lora' is a llama.cpp flag"),
         (&["--prompt-cache", "x"], "'--prompt-cache' is a llama.cpp flag"),
         (&["-sm", "row"], "its slots hold whole matrices"),
-        (&["-ot", "exps=CPU"], "'-ot' is a llama.cpp flag"),
+        (&["-otd", "exps=CPU"], "'-otd' is a llama.cpp flag"),
         (&["-n"], "a value is required after '-n'"),
         (&["-n", "many"], "invalid value 'many'"),
         (&["--mem-budget", "lots"], "'lots'"),

@@ -17,9 +17,6 @@
 mod contestant;
 mod report;
 mod run;
-#[path = "../shared/mod.rs"]
-#[allow(dead_code)]
-mod shared;
 mod stock;
 
 use std::path::PathBuf;
@@ -84,7 +81,7 @@ fn spec() -> Spec {
 fn model(args: &Args) -> Result<(String, PathBuf)> {
     if let Some(path) = &args.model {
         let stem = path.file_stem().context("--model: expected a file")?.to_string_lossy();
-        return Ok((shared::host::sanitised(&stem), path.clone()));
+        return Ok((hobbit::measure::host::sanitised(&stem), path.clone()));
     }
     let (name, spec) = if args.tiny { ("tiny", Spec::tiny("qwen3moe")) } else { ("qwen3moe-420mib", spec()) };
     let path = args.dir.join(format!("devices-{name}.gguf"));

@@ -19,10 +19,8 @@
 //! the exit code stays 0. What `C` needs (the model with its experts in `--low-type`) is made beside the generated model:
 //! minutes, once with `--keep-model`.
 
-mod cgroup;
 mod child;
 mod contestant;
-mod page_cache;
 mod report;
 mod roofline;
 mod runs;
@@ -220,7 +218,7 @@ fn subjects(args: &Args) -> Result<Vec<Subject>> {
         bail!("--json names one file: give --preset or --model with it");
     }
     Ok(match (&args.preset, &args.model) {
-        (None, None) => gguf_tools::synth::PRESETS.into_iter().map(|name| Subject::preset(name, None)).collect(),
+        (None, None) => Subject::PROMISED.into_iter().map(|name| Subject::preset(name, None)).collect(),
         (Some(preset), file) => vec![Subject::preset(preset, file.clone())],
         (None, Some(file)) => vec![Subject::file(file)?],
     })

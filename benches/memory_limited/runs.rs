@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail};
 use hobbit::gguf::Gguf;
 use serde::Serialize;
 
-use super::cgroup::{Cgroup, Usage};
 use super::child::{Answer, Disk, Run, Task, Work};
 use super::contestant::{Contestant, Files};
-use super::page_cache;
 use super::subject::Targets;
+use hobbit::measure::cgroup::{Cgroup, Usage};
+use hobbit::measure::page_cache;
 
 /// What was asked for.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use hobbit::pack::{self, Pack, PackKind, PackSpec};
 use hobbit::{Ggml, check_low};
 use serde::Serialize;
 
-use crate::shared::host::sanitised;
 use crate::shared::requantise::requantise_experts;
+use hobbit::measure::host::sanitised;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -51,6 +51,9 @@ pub struct ModelFile {
 }
 
 impl Subject {
+    /// The shapes of which something is promised.
+    pub const PROMISED: [&str; 2] = ["qwen3moe-bench", "mixtral-bench"];
+
     /// One of [`gguf_tools::synth::PRESETS`]; `file` holds it already.
     pub fn preset(name: &str, file: Option<PathBuf>) -> Self {
         let (limit_gib, decode_ratio, dynamic_ratio, dynamic_stock_ratio) =
@@ -64,7 +67,8 @@ impl Subject {
             dynamic_stock_ratio,
             resident_overhead,
         };
-        Self { name: name.to_owned(), limit: Some((limit_gib * GIB) as u64), targets: Some(targets), file }
+        let targets = Self::PROMISED.contains(&name).then_some(targets);
+        Self { name: name.to_owned(), limit: Some((limit_gib * GIB) as u64), targets, file }
     }
 
     /// A model file of the user's.

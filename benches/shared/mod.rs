@@ -1,4 +1,3 @@
 //! What the benches have in common.
 
-pub mod host;
 pub mod requantise;

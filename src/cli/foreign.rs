@@ -86,7 +86,6 @@ static FLAGS: &[Foreign] = &[
         1,
         SCHEDULING,
     ),
-    refused(&["-ot", "--override-tensor"], 1, PLACEMENT),
     refused(&["-np", "--parallel"], 1, "hobbit-cli runs one sequence"),
     refused(
         &["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"],

@@ -11,6 +11,7 @@
 
 mod args;
 mod argv;
+mod bench;
 mod demo;
 mod escape;
 mod foreign;
@@ -20,7 +21,9 @@ mod report;
 mod resolve;
 mod sim;
 mod stop;
+mod svg;
 mod utf8;
+mod whole;
 
 #[cfg(feature = "engine")]
 mod complete;
@@ -43,6 +46,8 @@ mod run;
 #[cfg(feature = "engine")]
 mod stream;
 
+#[cfg(feature = "engine")]
+pub use bench::main as bench_main;
 #[cfg(feature = "engine")]
 pub use perplexity::main as perplexity_main;
 #[cfg(feature = "rpc")]

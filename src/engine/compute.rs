@@ -19,9 +19,9 @@ use super::buffer::tag_of;
 use super::experts::{ExpertTag, Experts, RouterWeights};
 use super::inner::Inner;
 use super::residency::{Need, Place, Residency, ShareView, Step, Used};
-use super::routing::{Pair, Routing};
 use crate::expert::{SliceId, SliceKind};
 use crate::route::Demand;
+use crate::routing::{Pair, Routing};
 
 use self::tensors::{input_row, output_row, plain_tensor, read_weights, router_input, view_tensor};
 pub(super) use self::tensors::{is_view, read_ids, router_input_tensor, weights_tensor};
@@ -359,12 +359,8 @@ impl ExpertBackend {
         let all_ready = one_view.is_some() && kinds.iter().all(|&kind| ready(residency, kind));
         self.slot_ids.clear();
         if one_view.is_some() {
-            self.rows.clear();
-            self.rows.resize(self.demands.len(), -1);
-            for used in &step.used {
-                self.rows[usize::from(used.index)] = used.row.map_or(-1, |row| row as i32);
-            }
-            self.slot_ids.extend(self.routing.ids.iter().map(|&id| self.rows[usize::from(id)]));
+            let rows = step.used.iter().filter_map(|used| Some((used.index, used.row? as i32)));
+            self.routing.remap(rows, self.demands.len(), &mut self.rows, &mut self.slot_ids);
         }
         for &node in nodes {
             // SAFETY: by the caller.

@@ -5,7 +5,7 @@ mod error;
 mod rpc;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 use serde::Serialize;
@@ -15,7 +15,7 @@ pub use error::DeviceError;
 use super::backends;
 use super::device::Device;
 use super::error::Error;
-use crate::options::DeviceOptions;
+use crate::options::{DeviceChoice, DeviceOptions};
 use choice::Candidate;
 
 /// ggml's name of the backend that [`Device`] registers.
@@ -75,6 +75,30 @@ pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>,
     let candidates: Vec<Candidate> = found.iter().map(|device| candidate(*device)).collect();
     let chosen = choice::choose(&candidates, options)?;
     Ok(chosen.into_iter().map(|index| found[index]).collect())
+}
+
+/// The devices that are named, ended by null, without hobbit's own being registered; `None` leaves the choice to
+/// llama.cpp.
+///
+/// # Errors
+/// As [`choose`].
+pub(super) fn by_name(options: &DeviceOptions) -> Result<Option<Vec<ggml_backend_dev_t>>, Error> {
+    rpc::add_servers(&options.rpc)?;
+    let names = match &options.devices {
+        DeviceChoice::Auto => return Ok(None),
+        DeviceChoice::None => &[][..],
+        DeviceChoice::Named(names) => names,
+    };
+    let find = |name: &String| -> Result<ggml_backend_dev_t, Error> {
+        let unknown = || DeviceError::Unknown { name: name.clone(), known: Vec::new() };
+        let text = CString::new(name.as_str()).map_err(|_| unknown())?;
+        // SAFETY: the text is NUL-terminated; null means that there is no such device.
+        let device = unsafe { llama::ggml_backend_dev_by_name(text.as_ptr()) };
+        if device.is_null() { Err(unknown().into()) } else { Ok(device) }
+    };
+    let mut devices = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    devices.push(std::ptr::null_mut());
+    Ok(Some(devices))
 }
 
 /// Every device but ours.

@@ -25,6 +25,7 @@ mod low;
 mod memory;
 mod model;
 mod offload;
+mod overrides;
 mod pinned;
 mod placement;
 mod precision;
@@ -32,7 +33,6 @@ mod pressure;
 mod quantise;
 mod recorder;
 mod residency;
-mod routing;
 #[cfg(feature = "rpc")]
 mod rpc;
 mod sampling;
@@ -40,6 +40,7 @@ mod session;
 mod source;
 mod staging;
 mod state_file;
+mod stock;
 mod stream;
 mod tiers;
 
@@ -58,6 +59,7 @@ pub use rpc::{RpcDevice, RpcError, RpcEvent, RpcServer};
 pub use sampling::{Sampler, json_schema_to_grammar};
 pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
+pub use stock::{Stock, StockOptions};
 
 /// The CPU features and options llama.cpp was built with, as `llama_print_system_info` words them.
 pub fn system_info() -> String {

@@ -82,7 +82,8 @@ impl HostMemory {
     /// # Errors
     /// The system refuses it.
     pub(super) fn plain(bytes: usize) -> Result<Self, Error> {
-        let arena = Arena::new(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })?;
+        let arena =
+            Arena::touched_meanwhile(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })?;
         Ok(Self { arena, buffer: None, shown: None, dev: None, pinned: false })
     }
 

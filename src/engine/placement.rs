@@ -11,6 +11,7 @@ use super::devices;
 use super::error::Error;
 use super::log;
 use super::offload::{Wrapper, tier::device_memory};
+use super::overrides::Overrides;
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use crate::options::{DeviceOptions, ModelOptions};
 use crate::plan::{ExpertCache, layer_devices};
@@ -37,8 +38,7 @@ pub(super) struct Placement {
     raw: Vec<llama::ggml_backend_dev_t>,
     tensor_split: Vec<f32>,
     n_gpu_layers: i32,
-    patterns: Vec<CString>,
-    overrides: Vec<llama::llama_model_tensor_buft_override>,
+    overrides: Overrides,
 }
 
 impl Placement {
@@ -98,32 +98,22 @@ impl Placement {
             raw,
             tensor_split: split,
             n_gpu_layers: if wrappers.is_empty() { 0 } else { n_gpu_layers.min(n_layer as i32 + 1) },
-            patterns: Vec::new(),
-            overrides: Vec::new(),
+            overrides: Overrides::default(),
         };
         // SAFETY: takes no arguments and returns a constant.
         placement.tensor_split.resize(unsafe { llama::llama_max_devices() }.max(placement.tensor_split.len()), 0.0);
         placement.place_experts(Device::get()?);
+        placement.overrides.add(&options.device.override_tensors, &placement.raw)?;
         Ok(placement)
     }
 
     fn place_experts(&mut self, cpu: &Device) {
-        let mut types = Vec::new();
         for part in self.devices.iter().filter(|part| !part.experts.is_empty()) {
             let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
             let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));
-            self.patterns.push(CString::new(pattern).expect("digits and constants"));
-            types.push(part.wrapper.buffer_type());
+            self.overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type());
         }
-        self.patterns.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"));
-        types.push(cpu.buffer_type());
-        self.overrides = self
-            .patterns
-            .iter()
-            .zip(types)
-            .map(|(pattern, buft)| llama::llama_model_tensor_buft_override { pattern: pattern.as_ptr(), buft })
-            .chain([llama::llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() }])
-            .collect();
+        self.overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), cpu.buffer_type());
     }
 
     /// Tells llama.cpp. What `params` then points to belongs to `self`.

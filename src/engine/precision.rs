@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::routing::Routing;
 use crate::expert::ExpertId;
 use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::route::{Demand, Thresholds, lower_least_popular, renormalise};
+use crate::routing::Routing;
 
 /// Decides demands. One per model; sessions share it.
 #[derive(Clone, Debug)]

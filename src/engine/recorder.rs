@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::log;
-use super::routing::Routing;
 use crate::cache::SavedCache;
 use crate::expert::Version;
 use crate::load::LoadStats;
 use crate::predict::{Predicted, top_k};
 use crate::route::Demand;
+use crate::routing::Routing;
 use crate::trace::{
     Header, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError,
     TraceWriter, WithdrawnRecord, rounded,

@@ -23,11 +23,10 @@ use std::collections::VecDeque;
 use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
 use self::foresee::Foresight;
-use super::gates::Gates;
+use super::gates;
 use super::offload::Tier;
 use super::precision::Precisions;
 use super::recorder::{Recorder, as_recorded};
-use super::routing::Routing;
 use super::staging::{Staged, Staging};
 use super::state_file::StateFile;
 use crate::cache::{Cache, ShareId, SlotId, Use};
@@ -35,7 +34,9 @@ use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, SliceShape, SliceSource, VersionSource};
 use crate::load::{LoadClass, Loader};
 use crate::plan::MemoryPlan;
+use crate::predict::GateStack;
 use crate::route::{Choice, Demand, Resident, resolve};
+use crate::routing::Routing;
 use crate::stats::{
     CachingReport, DeviceCounters, DeviceReport, LayerStats, PrecisionCounts, PrecisionReport, WarmStart,
 };
@@ -242,7 +243,7 @@ pub(super) struct Residency {
     loader: Loader,
     cache: Cache,
     /// Routers, as far as somebody wants to know what they say.
-    gates: Gates,
+    gates: GateStack,
     wants_scores: bool,
     overlaps: bool,
     recorder: Option<Recorder>,
@@ -339,7 +340,7 @@ impl Residency {
             tiers: tiers.into_iter().map(Some).collect(),
             loader,
             cache,
-            gates: Gates::default(),
+            gates: GateStack::default(),
             wants_scores,
             overlaps,
             recorder,
@@ -385,7 +386,9 @@ impl Residency {
         n_expert: usize,
     ) -> Option<Vec<f32>> {
         // SAFETY: by the caller.
-        if !self.wants_input() || !(self.gates.knows(layer) || unsafe { self.gates.learn(layer, ids, n_expert) }) {
+        if !self.wants_input()
+            || !(self.gates.knows(layer) || unsafe { gates::learn(&mut self.gates, layer, ids, n_expert) })
+        {
             return None;
         }
         if !self.wants_scores {

@@ -99,6 +99,37 @@ impl fmt::Display for CpuHelper {
     }
 }
 
+/// Where ordinary weights of some names go: llama.cpp's `--override-tensor`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorOverride {
+    /// A regular expression (C++'s) that a tensor's name contains.
+    pub pattern: String,
+    /// A buffer type by ggml's name: `CPU`, or a device's such as `CUDA0`.
+    pub buffer_type: String,
+}
+
+impl FromStr for TensorOverride {
+    type Err = UnknownWord;
+
+    /// `PATTERN=BUFFER`.
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        match text.rsplit_once('=') {
+            Some((pattern, buffer_type))
+                if ![pattern, buffer_type].iter().any(|part| part.is_empty() || part.contains('\0')) =>
+            {
+                Ok(Self { pattern: pattern.to_owned(), buffer_type: buffer_type.to_owned() })
+            }
+            _ => Err(UnknownWord::new("tensor override", text, r"PATTERN=BUFFER, such as attn_.*\.weight=CPU")),
+        }
+    }
+}
+
+impl fmt::Display for TensorOverride {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.pattern, self.buffer_type)
+    }
+}
+
 /// Where ordinary weights and expert products go.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceOptions {
@@ -114,6 +145,8 @@ pub struct DeviceOptions {
     pub tensor_split: Vec<f32>,
     /// Layers, counted from the first, whose experts are computed on the CPU although the layer is on a device.
     pub n_cpu_moe: u32,
+    /// Ordinary weights that go elsewhere, the first match deciding. Experts are placed by what comes after this.
+    pub override_tensors: Vec<TensorOverride>,
     /// Device memory for experts, over all devices, or percent of all experts.
     pub cache: ExpertCache,
     /// Percent of a device's memory that stays free, `0.0..=100.0`.
@@ -141,6 +174,7 @@ impl Default for DeviceOptions {
             main: 0,
             tensor_split: Vec::new(),
             n_cpu_moe: 0,
+            override_tensors: Vec::new(),
             cache: ExpertCache::default(),
             headroom: Self::HEADROOM,
             cpu_helper: CpuHelper::default(),

@@ -1,7 +1,7 @@
 //! Which experts the next layers will use, guessed before their routers have spoken. Pure: no ggml, no I/O, no clock.
 //!
 //! ```text
-//! gating input x gates of later layers ─► scores ─┐
+//! gating input x gates of later layers ─► scores ─┐   (GateStack)
 //! router's choice ──────────────────────► observe ┴► Predictor ─► ahead (what to shield, what to load) ─► load::prefetch
 //! ```
 //!
@@ -19,6 +19,7 @@
 mod ahead;
 mod cross_layer;
 mod gate;
+mod gate_stack;
 mod oracle;
 mod path_table;
 mod previous;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 
 pub use ahead::{Ahead, ahead, ahead_by};
 pub use cross_layer::CrossLayer;
+pub use gate_stack::{Gate, GateStack, Gating};
 pub use oracle::{FutureToken, Oracle};
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
 pub use previous::Previous;

@@ -13,7 +13,7 @@ use crate::predict::PredictorKind;
 use crate::route::{Choice, Demand, Resident, Thresholds, resolve};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceReader, TraceWriter};
 
-/// As `engine::routing`, whatever the trace says: needed experts of a batch.
+/// As `crate::routing`, whatever the trace says: needed experts of a batch.
 fn needed(tokens: &[Vec<u16>]) -> Vec<u16> {
     let mut needed: Vec<u16> = Vec::new();
     for &index in tokens.iter().flatten() {

@@ -1,8 +1,16 @@
-//! Memory for slots: anonymous, page-aligned, on huge pages where the system has them, faulted in before the first
-//! read.
+//! Memory that reads fill: anonymous, page-aligned, on huge pages where the system has them, faulted in before the first
+//! read or, where it is much, from then on.
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// What is faulted in at once: a multiple of a huge page, and little enough that to stop takes no time.
+const FAULT_BYTES: usize = 16 << 20;
+/// A machine that finds memory slowly finds it sooner on several cores, up to a point.
+const FAULT_THREADS_MAX: usize = 4;
 
 /// A zeroed block of memory that reads may fill. Freed on drop: no read may then be in flight (see
 /// [`crate::load::Loader::drain`]).
@@ -11,6 +19,7 @@ pub struct Arena {
     bytes: usize,
     /// Whose memory it is, unless its own.
     owner: Option<Box<dyn Send + Sync>>,
+    faults: Faults,
 }
 
 impl std::fmt::Debug for Arena {
@@ -30,6 +39,26 @@ impl Arena {
     /// # Errors
     /// What the kernel says when it refuses the mapping (`ENOMEM`).
     pub fn new(bytes: usize) -> io::Result<Self> {
+        let arena = Self::untouched(bytes)?;
+        for offset in (0..arena.bytes).step_by(super::BLOCK_BYTES as usize) {
+            // SAFETY: inside the mapping; volatile, so that the touch is not optimised away.
+            unsafe { arena.base.as_ptr().add(offset).write_volatile(0) };
+        }
+        Ok(arena)
+    }
+
+    /// As [`Arena::new`], but threads touch them, in order: memory that a machine has not used for long takes seconds per
+    /// GiB to be had, which would be a wait before the first token.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub fn touched_meanwhile(bytes: usize) -> io::Result<Self> {
+        let mut arena = Self::untouched(bytes)?;
+        arena.faults = Faults::begin(arena.base, arena.bytes);
+        Ok(arena)
+    }
+
+    fn untouched(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(super::BLOCK_BYTES as usize);
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
         let base = unsafe {
@@ -49,15 +78,12 @@ impl Arena {
             base: NonNull::new(base.cast()).expect("the kernel never maps address 0 unasked"),
             bytes,
             owner: None,
+            faults: Faults::default(),
         };
         #[cfg(target_os = "linux")]
         // SAFETY: the range was just mapped; the advice changes no contents, and refusing it is harmless.
         unsafe {
             libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
-        }
-        for offset in (0..bytes).step_by(super::BLOCK_BYTES as usize) {
-            // SAFETY: inside the mapping; volatile, so that the touch is not optimised away.
-            unsafe { arena.base.as_ptr().add(offset).write_volatile(0) };
         }
         Ok(arena)
     }
@@ -72,7 +98,7 @@ impl Arena {
     /// If `base` is not aligned to blocks.
     pub unsafe fn borrowed(base: NonNull<u8>, bytes: usize, owner: Box<dyn Send + Sync>) -> Self {
         assert!(base.addr().get().is_multiple_of(super::BLOCK_BYTES as usize), "slots start at blocks");
-        Self { base, bytes, owner: Some(owner) }
+        Self { base, bytes, owner: Some(owner), faults: Faults::default() }
     }
 
     /// Gives the pages that lie wholly in `range` (in bytes from the start) back to the system. Their contents are lost,
@@ -83,6 +109,8 @@ impl Arena {
     pub unsafe fn discard(&self, range: std::ops::Range<usize>) -> bool {
         let page = super::BLOCK_BYTES as usize;
         let (start, end) = (range.start.next_multiple_of(page), range.end.min(self.bytes) / page * page);
+        // What is given back must not be touched again.
+        self.faults.end();
         #[cfg(target_os = "linux")]
         if self.owner.is_none() {
             // SAFETY: whole pages of our own private anonymous mapping, which nobody uses now.
@@ -117,10 +145,68 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.faults.end();
         if self.owner.is_some() {
             return;
         }
         // SAFETY: mapped in `new` with this length and unmapped only here.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Threads that fault memory in.
+#[derive(Default)]
+struct Faults {
+    is_over: Arc<AtomicBool>,
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+impl Faults {
+    /// Begins with what is mapped at `base`. It stays mapped until [`Faults::end`] has returned.
+    fn begin(base: NonNull<u8>, bytes: usize) -> Self {
+        let (is_over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let base = base.expose_provenance().get();
+        let work = || {
+            let (end, next) = (Arc::clone(&is_over), Arc::clone(&next));
+            move || {
+                while !end.load(Ordering::Acquire) {
+                    let offset = next.fetch_add(FAULT_BYTES, Ordering::Relaxed);
+                    if offset >= bytes || !populate(base + offset, FAULT_BYTES.min(bytes - offset)) {
+                        return;
+                    }
+                }
+            }
+        };
+        let n_threads = thread::available_parallelism().map_or(1, |n| n.get().min(FAULT_THREADS_MAX));
+        // Without a thread the pages come as they are read into.
+        let start = |_| thread::Builder::new().name("hobbit-faults".into()).spawn(work()).ok();
+        let threads = (0..n_threads).filter_map(start).collect();
+        Self { is_over, threads: Mutex::new(threads) }
+    }
+
+    /// Stops, and waits for what is under way.
+    fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Gives pages to a range that is mapped, without changing what they hold, whoever else writes there. Says whether the
+/// system can.
+fn populate(address: usize, bytes: usize) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: the range is mapped until `Faults::end` has returned; the advice changes no contents.
+        let code =
+            unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, libc::MADV_POPULATE_WRITE) };
+        code == 0
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (address, bytes);
+        false
     }
 }

@@ -325,3 +325,21 @@ fn dropping_a_store_answers_what_it_has_accepted() {
         assert_eq!(answers.iter().filter(|done| done.result.is_ok()).count(), 8, "{name}");
     }
 }
+
+#[test]
+fn memory_that_is_touched_meanwhile_keeps_what_is_written() {
+    // Several times what is faulted in at once.
+    let arena = Arena::touched_meanwhile(100 << 20).unwrap();
+    for offset in (0..arena.len()).step_by(BLOCK_BYTES as usize) {
+        // SAFETY: inside the arena, which nobody else writes to.
+        unsafe { arena.as_ptr().add(offset).write(7) };
+    }
+    // SAFETY: as above; nobody reads meanwhile.
+    let is_given_back = unsafe { arena.discard(0..50 << 20) };
+    let at = |offset: usize| {
+        // SAFETY: inside the arena.
+        unsafe { arena.as_ptr().add(offset).read() }
+    };
+    assert_eq!((at(50 << 20), at(arena.len() - BLOCK_BYTES as usize)), (7, 7));
+    assert_eq!(at(0), if is_given_back { 0 } else { 7 });
+}

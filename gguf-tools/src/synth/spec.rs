@@ -96,7 +96,7 @@ const ROUTER_SPREAD_MAX: f32 = 1000.0;
 const MIXTRAL_ROUTER_SPREAD: f32 = 1.6;
 
 /// Names for [`Spec::preset`].
-pub const PRESETS: [&str; 2] = ["qwen3moe-bench", "mixtral-bench"];
+pub const PRESETS: [&str; 4] = ["qwen3moe-bench", "mixtral-bench", "phimoe-bench", "deepseek-bench"];
 
 impl Spec {
     /// A model of a few MB: 4 layers of 8 experts of 256 x 256, two used per token, Q8_0 (gpt-oss: MXFP4).
@@ -131,7 +131,8 @@ impl Spec {
         }
     }
 
-    /// The shapes of the benchmarks: `qwen3moe-bench` (4.96 GiB) and `mixtral-bench` (5.75 GiB), Q8_0.
+    /// The shapes of the benchmarks, Q8_0: `qwen3moe-bench` (4.96 GiB) and `mixtral-bench` (5.75 GiB); `phimoe-bench`
+    /// (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine experts, top-6, two shared ones, a dense first layer).
     ///
     /// # Errors
     /// [`SynthError::UnknownPreset`].
@@ -153,6 +154,14 @@ impl Spec {
             // and 41 % low and skips 25 %. Shares at T1 and T2 are not comparable between top-2 and top-8.
             "qwen3moe-bench" => Ok(bench("qwen3moe", 768, 64, 8)),
             "mixtral-bench" => Ok(Spec { router_spread: MIXTRAL_ROUTER_SPREAD, ..bench("llama", 7168, 8, 2) }),
+            "phimoe-bench" => Ok(Spec { router_spread: MIXTRAL_ROUTER_SPREAD, ..bench("phimoe", 3200, 16, 2) }),
+            "deepseek-bench" => Ok(Spec {
+                layers: 10,
+                shared: Some(2),
+                dense_lead: Some(1),
+                ff_dense: Some(10_944),
+                ..bench("deepseek", 1408, 64, 6)
+            }),
             _ => Err(SynthError::UnknownPreset { found: name.to_owned() }),
         }
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::{Switch, gpu_layers};
-use crate::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode};
+use crate::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 use crate::plan::ExpertCache;
 
 #[derive(Args, Debug)]
@@ -39,6 +39,10 @@ pub struct DeviceArgs {
     /// Compute the experts of the first N layers on the CPU
     #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_N_CPU_MOE")]
     pub n_cpu_moe: u32,
+    /// Ordinary weights whose names contain a pattern go to a buffer type such as CPU or CUDA0; comma-separated or
+    /// repeated, the first match decides. Experts are placed by --device-cache and --n-cpu-moe
+    #[arg(long, value_name = "PATTERN=BUFFER", value_delimiter = ',', env = "LLAMA_ARG_OVERRIDE_TENSOR")]
+    pub override_tensor: Vec<TensorOverride>,
     /// Device memory that holds experts, over all devices: 'auto' (what the rest leaves), a size, or a share of all
     /// experts such as 25%; 0 computes them on the CPU
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_DEVICE_CACHE")]
@@ -65,6 +69,7 @@ impl DeviceArgs {
             main: self.main_gpu,
             tensor_split: self.tensor_split.clone().unwrap_or_default().0,
             n_cpu_moe: if self.cpu_moe.0 { u32::MAX } else { self.n_cpu_moe },
+            override_tensors: self.override_tensor.clone(),
             cache: self.device_cache,
             headroom: self.device_headroom,
             cpu_helper: self.cpu_helper,

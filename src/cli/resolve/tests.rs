@@ -6,7 +6,7 @@ use crate::cache::Allocation;
 use crate::cli::args::parse;
 use crate::options::{
     CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, KvType, LowShare, LowSource, PrecisionMode, PrecisionOptions,
-    SplitMode,
+    SplitMode, TensorOverride,
 };
 use crate::plan::{Budget, ExpertCache};
 use crate::store::IoMode;
@@ -156,6 +156,8 @@ fn devices() {
         "c:3",
         "-ncmoe",
         "5",
+        "-ot",
+        "attn_.*=x=CPU,output=RPC0[a]",
         "--device-cache",
         "6G",
         "--device_headroom",
@@ -171,6 +173,10 @@ fn devices() {
         main: 1,
         tensor_split: vec![3.0, 1.0, 0.5],
         n_cpu_moe: 5,
+        override_tensors: vec![
+            TensorOverride { pattern: r"attn_.*=x".into(), buffer_type: "CPU".into() },
+            TensorOverride { pattern: "output".into(), buffer_type: "RPC0[a]".into() },
+        ],
         cache: ExpertCache::Bytes(6 << 30),
         headroom: 12.5,
         cpu_helper: CpuHelper::Threads(4),
@@ -348,7 +354,7 @@ fn wrong_usage() {
         (&["--device-cache", "101%"], "0% to 100%"),
         (&["--device-headroom", "200%"], "expected 0% to 100%"),
         (&["--cpu-helper", "maybe"], "unknown CPU helper setting 'maybe'"),
-        (&["-ot", "exps=CPU"], "'-ot' is a llama.cpp flag that hobbit does not have"),
+        (&["-otd", "exps=CPU"], "'-otd' is a llama.cpp flag that hobbit does not have"),
         (&["--precision", "fast"], "unknown precision mode 'fast'"),
         (&["--t1", "1.5"], "expected a number from 0 to 1"),
         (&["--prefill-low", "101%"], "expected 0% to 100%"),

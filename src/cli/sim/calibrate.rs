@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::Result;
 
 use super::args::CalibrateArgs;
+use crate::cli::whole::write_whole;
 use crate::profile::{FittedPolicy, LayerPenalty};
 use crate::route::Thresholds;
 use crate::sim::{FitGoal, Recording, fit};
@@ -42,7 +43,7 @@ pub fn run(args: &CalibrateArgs, out: &mut dyn Write) -> Result<()> {
         let _ = write!(io::stderr(), "\r                    \r");
     }
     let fitted = fitted?;
-    super::write_whole(&args.output, &fitted.to_json())?;
+    write_whole(&args.output, &fitted.to_json())?;
     let [lru, lfu, lhu, fld] = fitted.weights;
     writeln!(out, "{}: weights lru {lru}, lfu {lfu}, lhu {lhu}, fld {fld}", fitted.policy)?;
     if let (Some(t1), Some(t2)) = (fitted.t1, fitted.t2) {

@@ -7,7 +7,6 @@ mod recall;
 mod replay;
 mod report;
 mod show;
-mod svg;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -17,7 +16,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 
 use args::{Args, Command};
@@ -59,18 +58,6 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
     }
     out.flush()?;
     Ok(0)
-}
-
-/// Writes a file whole or not at all.
-fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".partial");
-    let partial = Path::new(&name);
-    let written = std::fs::write(partial, text).and_then(|()| std::fs::rename(partial, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(partial);
-    }
-    written.with_context(|| format!("{}: cannot write this file", path.display()))
 }
 
 /// Tells of a trace that a crash cut off.

@@ -7,7 +7,8 @@ use anyhow::Result;
 
 use super::args::ReportArgs;
 use super::compare::{Row, compare};
-use super::svg::{Line, escape, heat_map, plot};
+use crate::cli::svg::{Line, escape, heat_map, plot};
+use crate::cli::whole::write_whole;
 use crate::predict::PredictorKind;
 use crate::sim::{Foresight, Recording, Widths, hit_curves, recall, widths, widths_by_distance};
 
@@ -16,7 +17,7 @@ const DISTANCES: [u8; 3] = [1, 2, 3];
 
 const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}\
-svg{width:100%;max-width:720px;font:11px system-ui,sans-serif}\
+svg{width:100%;max-width:640px;font:12px system-ui,sans-serif}\
 .grid{stroke:#ddd}.x{text-anchor:middle}.y{text-anchor:end}\
 table{border-collapse:collapse;font-size:13px}td,th{padding:.15rem .6rem;text-align:right}\
 td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}tr:nth-child(even){background:#f4f4f4}";
@@ -33,7 +34,7 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
         section(&mut page, &recording, &rows);
     }
     page.push_str("</html>\n");
-    super::write_whole(&args.output, &page)?;
+    write_whole(&args.output, &page)?;
     writeln!(out, "written to {}", args.output.display())?;
     Ok(())
 }
@@ -60,10 +61,10 @@ fn section(page: &mut String, recording: &Recording, rows: &[Row]) {
     let _ = write!(
         page,
         "<h3>Hit rate by slots</h3>\n{}<h3>Miss penalty by budget</h3>\n{}",
-        plot("slots per layer", "hits, %", &by_policy(rows, slots, hits)),
-        plot("experts with a slot, %", "penalty per token", &by_policy(rows, percent, penalty)),
+        plot("slots per layer", "hits, %", by_policy(rows, slots, hits)),
+        plot("experts with a slot, %", "penalty per token", by_policy(rows, percent, penalty)),
     );
-    let _ = write!(page, "<h3>LRU in each layer</h3>\n{}", plot("slots", "hits, %", &curves(recording)));
+    let _ = write!(page, "<h3>LRU in each layer</h3>\n{}", plot("slots", "hits, %", curves(recording)));
     let _ = write!(page, "<h3>Numbers</h3>\n{}", numbers(rows));
     recalls(page, recording);
     let _ = write!(
@@ -81,7 +82,7 @@ fn by_policy(rows: &[Row], x: impl Fn(&Row) -> f64, y: impl Fn(&Row) -> f64) -> 
         let point = (x(row), y(row));
         match lines.iter_mut().find(|line| line.name == row.policy) {
             Some(line) => line.points.push(point),
-            None => lines.push(Line { name: row.policy.clone(), points: vec![point] }),
+            None => lines.push(Line { name: row.policy.clone(), points: vec![point], ..Line::default() }),
         }
     }
     lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
@@ -99,7 +100,7 @@ fn curves(recording: &Recording) -> Vec<Line> {
         let needed: usize = of_layer.map(|own| own.needed.len().max(usize::from(own.n_used))).sum();
         let rate = |n| 100.0 * curves[at].hits(n) as f64 / needed.max(1) as f64;
         let points = (0..=u32::from(layers[at].n_expert)).map(|n| (f64::from(n), rate(n))).collect();
-        Line { name: format!("layer {}", layers[at].layer), points }
+        Line { name: format!("layer {}", layers[at].layer), points, ..Line::default() }
     };
     chosen.map(line).collect()
 }
@@ -138,27 +139,31 @@ fn recalls(page: &mut String, recording: &Recording) {
             });
             let total = recall.total(distance);
             let mean = total.recall().map_or(String::new(), |mean| format!(" ({:.1} %)", 100.0 * mean));
-            Line { name: format!("distance {distance}{mean}"), points: points.collect() }
+            Line { name: format!("distance {distance}{mean}"), points: points.collect(), ..Line::default() }
         };
         let lines: Vec<Line> = DISTANCES.iter().map(line).filter(|line| !line.points.is_empty()).collect();
         if !lines.is_empty() {
             let _ = write!(
                 page,
                 "<h3>Recall of {kind}</h3>\n{}",
-                plot("layer", "chosen experts that were predicted, %", &lines)
+                plot("layer", "chosen experts that were predicted, %", lines)
             );
         }
     }
     let by_distance = widths_by_distance(&widths(recording, DISTANCES[DISTANCES.len() - 1]));
     let line = |(distance, widths): (&u8, &Widths)| {
         let point = |n: usize| widths.recall(n).map(|recall| (n as f64, 100.0 * recall));
-        Line { name: format!("distance {distance}"), points: (1..=widths.n_max()).filter_map(point).collect() }
+        Line {
+            name: format!("distance {distance}"),
+            points: (1..=widths.n_max()).filter_map(point).collect(),
+            ..Line::default()
+        }
     };
     let lines: Vec<Line> = by_distance.iter().map(line).collect();
     if !lines.is_empty() {
         let x = "experts predicted for each layer, best scores first";
         let _ =
-            write!(page, "<h3>Recall by experts predicted</h3>\n{}", plot(x, "chosen experts among them, %", &lines));
+            write!(page, "<h3>Recall by experts predicted</h3>\n{}", plot(x, "chosen experts among them, %", lines));
     }
 }
 

@@ -40,6 +40,14 @@ pub enum DeviceError {
         /// Devices that were chosen.
         n_devices: usize,
     },
+    /// Tensors that would go where nothing is.
+    #[error("--override-tensor: there is no buffer type named '{found}'; there are {}", known.join(", "))]
+    NoBufferType {
+        /// As given.
+        found: String,
+        /// Names that can be given.
+        known: Vec<String>,
+    },
     /// A build that cannot speak to RPC servers.
     #[error("--rpc: this build of hobbit has no RPC; rebuild with --features rpc")]
     NoRpc,

@@ -33,10 +33,10 @@ use crate::engine::buffer::tag_of;
 use crate::engine::compute::{read_ids, router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterWeights};
 use crate::engine::residency::{Need, Residency, Step, Used};
-use crate::engine::routing::{Pair, Routing};
 use crate::expert::{SliceId, SliceKind};
 use crate::load::balance::Miss;
 use crate::route::Demand;
+use crate::routing::{Pair, Routing};
 
 use self::help::Help;
 use self::place::{Wanted, by_place, pin_present, take_located};

@@ -3,7 +3,7 @@
 use ggml_sys::llama::ggml_tensor;
 
 use crate::engine::residency::Used;
-use crate::engine::routing::{Pair, Routing};
+use crate::routing::{Pair, Routing};
 
 /// Gathered rows and results start at multiples of so many floats.
 const ROW_ALIGNMENT: usize = 64;

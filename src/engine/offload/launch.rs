@@ -21,8 +21,8 @@ use super::stream::Stream;
 use super::tier::{Tier, Weights};
 use crate::engine::compute::is_view;
 use crate::engine::residency::Used;
-use crate::engine::routing::{Pair, Routing};
 use crate::expert::SliceId;
+use crate::routing::{Pair, Routing};
 
 /// Index tensors start at multiples of so many bytes.
 const INDEX_ALIGNMENT: usize = 256;

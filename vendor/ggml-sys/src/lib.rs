@@ -20,6 +20,9 @@ pub mod backend {
 pub mod rpc;
 pub mod shim;
 
+/// Build number of the llama.cpp that `llama-cpp-sys-2` carries; the published sources do not say.
+pub const LLAMA_BUILD_NUMBER: i32 = 12032;
+
 // The interface this crate was written against. A bump of llama-cpp-sys-2 that changes it must not compile.
 const _: () = assert!(backend::GGML_BACKEND_API_VERSION == 3);
 

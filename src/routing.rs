@@ -1,18 +1,18 @@
-//! Who is routed where in one batch: the router's ids, regrouped by expert.
+//! Who is routed where in one batch: the router's ids, regrouped by expert, and as rows of slots. Pure.
 
 use crate::trace::rounded;
 
 /// The (token, rank) pairs of a batch by expert.
-#[derive(Debug, Default)]
-pub(super) struct Routing {
+#[derive(Clone, Debug, Default)]
+pub struct Routing {
     /// Experts per token.
-    pub(super) n_used: usize,
+    pub n_used: usize,
     /// Tokens in the batch.
-    pub(super) n_tokens: usize,
+    pub n_tokens: usize,
     /// The router's choice, `[n_tokens][n_used]`.
-    pub(super) ids: Vec<u16>,
+    pub ids: Vec<u16>,
     /// Needed experts, each once: in the router's order for a single token, by falling popularity for a batch.
-    pub(super) needed: Vec<u16>,
+    pub needed: Vec<u16>,
     /// `pairs[starts[e]..starts[e + 1]]` belong to expert `e`, in token order.
     starts: Vec<u32>,
     pairs: Vec<Pair>,
@@ -20,9 +20,11 @@ pub(super) struct Routing {
 
 /// Token `token` uses an expert as its `rank`-th.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pair {
-    pub(super) token: u32,
-    pub(super) rank: u32,
+pub struct Pair {
+    /// Position in the batch.
+    pub token: u32,
+    /// Position in the token's choice, `0..n_used`.
+    pub rank: u32,
 }
 
 impl Routing {
@@ -30,7 +32,7 @@ impl Routing {
     ///
     /// # Errors
     /// An id that is no expert.
-    pub(super) fn set(&mut self, ids: impl Iterator<Item = i32>, n_used: usize, n_expert: usize) -> Result<(), i32> {
+    pub fn set(&mut self, ids: impl Iterator<Item = i32>, n_used: usize, n_expert: usize) -> Result<(), i32> {
         self.ids.clear();
         for id in ids {
             match u16::try_from(id) {
@@ -74,13 +76,13 @@ impl Routing {
 
     /// The expert's share of the router's weight, summed over tokens, of each of which all shares sum to 1. `weights` is
     /// `[n_tokens][n_used]`; where it is empty, all weigh alike.
-    pub(super) fn share(&self, expert: u16, weights: &[f32]) -> f32 {
+    pub fn share(&self, expert: u16, weights: &[f32]) -> f32 {
         let position = |pair: &Pair| pair.token as usize * self.n_used + pair.rank as usize;
         self.pairs_of(expert).iter().map(|pair| self.share_of_pair(position(pair), weights)).sum()
     }
 
     /// The same of one token, in the precision of traces: the share of the choice at `position` of `[n_tokens][n_used]`.
-    pub(super) fn share_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
+    pub fn share_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
         let start = position - position % self.n_used;
         let sum: f32 = weights.get(start..start + self.n_used).map_or(0.0, |row| row.iter().sum());
         rounded(if sum > 0.0 { weights[position] / sum } else { 1.0 / self.n_used as f32 })
@@ -88,7 +90,7 @@ impl Routing {
 
     /// Takes experts out of the router's weights, `[n_tokens][n_used]`: of each token that has one of them, `without` changes
     /// the weights, told which are left out, and `write` gets each by its token and rank.
-    pub(super) fn leave_out(
+    pub fn leave_out(
         &self,
         skipped: &[u16],
         weights: &mut [f32],
@@ -107,8 +109,32 @@ impl Routing {
         }
     }
 
+    /// The ids as a product takes them whose tensor has a row per slot: `out` is replaced by `[n_tokens][n_used]` rows. `rows`
+    /// names the row of each expert that has one, of a layer with `n_expert`; the others' is -1. `by_expert` is scratch.
+    ///
+    /// # Panics
+    /// If an expert in `rows`, or one that was chosen, is not of the layer.
+    pub fn remap(
+        &self,
+        rows: impl IntoIterator<Item = (u16, i32)>,
+        n_expert: usize,
+        by_expert: &mut Vec<i32>,
+        out: &mut Vec<i32>,
+    ) {
+        by_expert.clear();
+        by_expert.resize(n_expert, -1);
+        for (index, row) in rows {
+            by_expert[usize::from(index)] = row;
+        }
+        out.clear();
+        out.extend(self.ids.iter().map(|&id| by_expert[usize::from(id)]));
+    }
+
     /// Every use of an expert.
-    pub(super) fn pairs_of(&self, expert: u16) -> &[Pair] {
+    ///
+    /// # Panics
+    /// If the layer has no such expert.
+    pub fn pairs_of(&self, expert: u16) -> &[Pair] {
         let e = usize::from(expert);
         &self.pairs[self.starts[e] as usize..self.starts[e + 1] as usize]
     }
@@ -147,6 +173,15 @@ mod tests {
         routing.leave_out(&[1], &mut weights, zero, |token, rank, weight| written.push((token, rank, weight)));
         assert_eq!(weights, [0.75, 0.0, 0.5, 0.5, 0.0, 0.375]);
         assert_eq!(written, [(0, 0, 0.75), (0, 1, 0.0), (2, 0, 0.0), (2, 1, 0.375)]);
+    }
+
+    #[test]
+    fn ids_become_rows_of_slots() {
+        let mut routing = Routing::default();
+        routing.set([3, 1, 1, 0].into_iter(), 2, 4).unwrap();
+        let (mut by_expert, mut rows) = (vec![7; 9], vec![7]);
+        routing.remap([(1, 5), (3, 0), (2, 9)], 4, &mut by_expert, &mut rows);
+        assert_eq!(rows, [0, 5, 5, -1]);
     }
 
     #[test]

@@ -4,37 +4,50 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Machine, kernel, code.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Host {
     /// Names the directory of results.
     pub machine: String,
+    /// Name of the processor.
     pub cpu: String,
+    /// Cores that this process may use.
     pub cores: usize,
+    /// Memory in bytes.
     pub ram_bytes: u64,
+    /// Release of the kernel.
     pub kernel: String,
+    /// The disk of the model.
     pub disk: DiskKind,
+    /// Checked-out commit, or `unknown`.
     pub commit: String,
-    pub hobbit: &'static str,
+    /// hobbit's version.
+    pub hobbit: String,
+    /// Version of llama.cpp's bindings.
     pub llama_cpp_sys: String,
+    /// What llama.cpp uses of the processor.
     pub system_info: String,
 }
 
 /// The disk of the model.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DiskKind {
     /// `nvme`, `virtio`, `ssd`, `hdd`, or `unknown`.
     pub kind: String,
     /// The kernel's read-ahead, which page faults depend on.
     pub read_ahead_kib: Option<u64>,
+    /// The I/O scheduler.
     pub scheduler: Option<String>,
 }
 
 impl Host {
+    /// This machine, and the disk that holds `model`.
     pub fn describe(model: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, key: &str| -> Option<String> {
@@ -55,9 +68,9 @@ impl Host {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             disk,
             commit: commit().unwrap_or_else(|| "unknown".to_owned()),
-            hobbit: env!("CARGO_PKG_VERSION"),
+            hobbit: env!("CARGO_PKG_VERSION").to_owned(),
             llama_cpp_sys: llama_cpp_sys().unwrap_or_else(|| "unknown".to_owned()),
-            system_info: hobbit::system_info(),
+            system_info: system_info(),
         }
     }
 
@@ -93,6 +106,14 @@ impl DiskKind {
             scheduler: scheduler.map(str::to_owned),
         }
     }
+}
+
+/// What the CPU can do and llama.cpp uses of it; empty without the engine.
+fn system_info() -> String {
+    #[cfg(feature = "engine")]
+    return crate::system_info();
+    #[cfg(not(feature = "engine"))]
+    String::new()
 }
 
 /// Lower-case words joined by `-`: fit for a file name.

@@ -2,11 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
+
+/// Tells groups of one process apart.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 const V1: &str = "/sys/fs/cgroup/memory";
 const V2: &str = "/sys/fs/cgroup";
@@ -19,7 +22,7 @@ pub struct Cgroup {
 }
 
 /// What the kernel counted.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Usage {
     /// Bytes allowed.
     pub limit: u64,
@@ -30,14 +33,21 @@ pub struct Usage {
 }
 
 impl Cgroup {
-    /// Needs root.
+    /// A group with a limit in bytes.
+    ///
+    /// # Errors
+    /// Without root, and without memory control groups.
     pub fn new(limit: u64) -> Result<Self> {
         let is_v1 = Path::new(V1).join("memory.limit_in_bytes").exists();
         let mount = if is_v1 { V1 } else { V2 };
         if !is_v1 {
             enable_v2()?;
         }
-        let dir = Path::new(mount).join(format!("hobbit-bench-{}", std::process::id()));
+        let dir = Path::new(mount).join(format!(
+            "hobbit-bench-{}-{}",
+            std::process::id(),
+            NUMBER.fetch_add(1, Ordering::Relaxed)
+        ));
         fs::create_dir(&dir).with_context(|| format!("creating the control group {}", dir.display()))?;
         let group = Self { dir, is_v2: !is_v1, limit };
         let bytes = limit.to_string();
@@ -57,11 +67,15 @@ impl Cgroup {
     }
 
     /// The file to which a process writes `0` to enter.
+    ///
+    /// # Errors
+    /// Where it cannot be opened.
     pub fn entrance(&self) -> Result<File> {
         let path = self.dir.join("cgroup.procs");
         OpenOptions::new().write(true).open(&path).with_context(|| path.display().to_string())
     }
 
+    /// What the kernel counted so far.
     pub fn usage(&self) -> Usage {
         let read = |name: &str| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
         let number = |name: &str| read(name).trim().parse().ok();

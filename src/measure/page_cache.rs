@@ -11,6 +11,9 @@ use anyhow::{Context, Result};
 const LEFT_BYTES_MAX: usize = 16 << 20;
 
 /// Takes the file out of the page cache; where that does not suffice, as root, everything.
+///
+/// # Errors
+/// What stays there, mapped by another process.
 pub fn drop_file(path: &Path) -> Result<()> {
     let file = File::open(path).with_context(|| path.display().to_string())?;
     file.sync_all().with_context(|| path.display().to_string())?; // dirty pages cannot be dropped

@@ -1,0 +1,123 @@
+//! What to load: ahead of the router, and, with a device, who copies and who computes.
+
+use std::hint::black_box;
+
+use gungraun::{library_benchmark, library_benchmark_group};
+use hobbit::expert::{Precision, Version};
+use hobbit::load::balance::{Costs, HelperMode, Miss, split};
+use hobbit::load::prefetch::{Estimates, Holdings, Link, PrefetchOptions, Prefetcher};
+use hobbit::predict::{Predictor, StackedGate};
+use hobbit::route::Thresholds;
+use hobbit_guard::inputs::{self, N_USED, Token};
+
+const MIB: u64 = 1 << 20;
+const N_BEFORE: usize = 8;
+const DISTANCE_MAX: u8 = 2;
+
+/// Experts of 6 MiB, of which two in three are resident.
+struct Held {
+    has_low: bool,
+}
+
+impl Holdings for Held {
+    fn is_resident(&self, version: Version) -> bool {
+        let is_one_in = |n: u16| (version.expert.index + version.expert.layer).is_multiple_of(n);
+        match version.precision {
+            Precision::High => !is_one_in(3),
+            Precision::Low => self.has_low && is_one_in(2),
+        }
+    }
+
+    fn bytes(&self, version: Version) -> Option<u64> {
+        match version.precision {
+            Precision::High => Some(6 * MIB),
+            Precision::Low => self.has_low.then_some(2 * MIB),
+        }
+    }
+
+    fn n_used(&self, _layer: u16) -> usize {
+        N_USED.into()
+    }
+}
+
+struct Ahead {
+    prefetcher: Prefetcher,
+    predictor: StackedGate,
+    held: Held,
+    token: Token,
+}
+
+impl Ahead {
+    /// All layers: settle what was read ahead, look ahead, shield, plan.
+    fn run(&mut self) {
+        let Self { prefetcher, predictor, held, token } = self;
+        predictor.begin_token();
+        for (at, choice) in token.iter().enumerate() {
+            for distance in 1..=DISTANCE_MAX {
+                if let Some(later) = token.get(at + usize::from(distance)) {
+                    predictor.scores(choice.layer, distance, &later.scores);
+                }
+            }
+            let used: Vec<Version> = choice.experts().map(Version::high).collect();
+            black_box(prefetcher.settle(choice.layer, &choice.chosen, &used, true));
+            let ahead = prefetcher.look_ahead(predictor, choice.layer, DISTANCE_MAX, held);
+            black_box(prefetcher.likely(&ahead, held));
+            let loads = prefetcher.plan(&ahead, Link::default(), held);
+            loads.iter().for_each(|load| prefetcher.landed(load.version));
+        }
+        prefetcher.abandon();
+    }
+}
+
+/// A layer takes as long as two reads.
+fn ahead(has_low: bool) -> Ahead {
+    let thresholds = if has_low { Thresholds::default() } else { Thresholds { t1: 1.0, t2: 1.0 } };
+    let options = PrefetchOptions { thresholds, ..PrefetchOptions::default() };
+    let mut estimates = Estimates::seeded(2e9);
+    estimates.observe_layer(0.006);
+    let mut tokens = inputs::tokens(N_BEFORE + 1, 5).into_iter();
+    let mut ahead = Ahead {
+        prefetcher: Prefetcher::new(options, estimates),
+        predictor: StackedGate::new(inputs::shape(), DISTANCE_MAX),
+        held: Held { has_low },
+        token: Vec::new(),
+    };
+    for token in tokens.by_ref().take(N_BEFORE) {
+        ahead.token = token;
+        ahead.run();
+    }
+    ahead.token = tokens.next().unwrap_or_default();
+    assert!(ahead.prefetcher.counters().issued > 0, "there is something to decide");
+    ahead
+}
+
+// A token's prefetches.
+#[library_benchmark(setup = ahead)]
+#[bench::exact(false)]
+#[bench::dynamic(true)]
+fn prefetch(mut ahead: Ahead) -> Ahead {
+    black_box(&mut ahead).run();
+    ahead
+}
+
+/// A token's misses, layer by layer: every chosen expert, three in four of them in host memory.
+fn misses() -> (Vec<Vec<Miss>>, Costs) {
+    let miss = |&(index, score): &(u16, f32)| Miss { index, bytes: 6 * MIB, score, on_host: index % 4 != 0 };
+    let token = inputs::tokens(1, 6).remove(0);
+    let misses = token.iter().map(|choice| choice.chosen.iter().map(miss).collect()).collect();
+    let mut costs = Costs::default();
+    costs.observe_copy(6 * MIB, 0.001);
+    costs.observe_cpu(6 * MIB, 0.002);
+    (misses, costs)
+}
+
+#[library_benchmark(setup = misses)]
+#[bench::token()]
+fn balance((misses, costs): (Vec<Vec<Miss>>, Costs)) -> (Vec<Vec<Miss>>, Costs) {
+    for misses in black_box(&misses) {
+        black_box(split(misses, &costs, 0.0005, HelperMode::Auto));
+    }
+    (misses, costs)
+}
+
+library_benchmark_group!(name = load, benchmarks = [prefetch, balance]);

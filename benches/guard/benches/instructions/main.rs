@@ -1,0 +1,28 @@
+//! How many instructions the hot decisions take. Run by `benches/guard/check.sh`, which compares with what was recorded.
+//!
+//! What is counted is what a bench's function does: its input is made before, and dropped after.
+
+mod caching;
+mod loads;
+mod policies;
+mod predictors;
+mod routing;
+
+use caching::cache;
+use gungraun::{Callgrind, LibraryBenchmarkConfig, main};
+use loads::load;
+use policies::eviction;
+use predictors::predict;
+use routing::route;
+
+/// glibc chooses its string and math functions by what the processor can do. Without these it chooses the ones that every
+/// x86-64 has.
+const GLIBC_TUNABLES: &str = "glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,-FMA,-FMA4,-BMI1,-BMI2,-LZCNT,-MOVBE,-POPCNT,-SSE4_1,-SSE4_2,-SSSE3,-ERMS,-FSRM,-RTM,-AVX_Fast_Unaligned_Load,-Fast_Unaligned_Copy,-Fast_Copy_Backward";
+
+main!(
+    config = LibraryBenchmarkConfig::default()
+        .env("GLIBC_TUNABLES", GLIBC_TUNABLES)
+        // Only instructions are compared: no caches are simulated.
+        .tool(Callgrind::with_args(["--cache-sim=no"])),
+    library_benchmark_groups = [eviction, cache, route, predict, load]
+);

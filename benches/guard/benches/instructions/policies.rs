@@ -1,0 +1,168 @@
+//! What eviction policies take for one token: 256 uses, and an eviction for each that misses.
+
+use std::hint::black_box;
+
+use gungraun::{library_benchmark, library_benchmark_group};
+use hobbit::cache::policy::{self, Belady, PolicyKind, Shape, Weights};
+use hobbit::cache::{Now, Policy, ShareId, Use};
+use hobbit::expert::{ExpertId, Precision, Version};
+use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, Token};
+
+/// Tokens that a policy has seen before: enough for queues and windows to be full.
+const N_BEFORE: usize = 40;
+
+/// What a policy is asked at one layer, ready to ask.
+struct Layer {
+    layer: u16,
+    scores: Vec<f32>,
+    uses: Vec<(ExpertId, Use)>,
+    missing: Vec<Version>,
+    /// Residents that this token does not use.
+    candidates: Vec<Version>,
+}
+
+struct Decisions {
+    policy: Box<dyn Policy>,
+    shows_scores: bool,
+    token: u64,
+    layers: Vec<Layer>,
+    evicted: Vec<Version>,
+}
+
+impl Decisions {
+    /// The cache's part of the contract: scores, uses, then a victim for each miss.
+    fn decide(&mut self) {
+        for Layer { layer, scores, uses, missing, candidates } in &mut self.layers {
+            let now = Now { token: self.token, layer: *layer };
+            if self.shows_scores {
+                self.policy.on_scores(*layer, scores, now);
+            }
+            for &(expert, usage) in uses.iter() {
+                self.policy.on_use(expert, usage, now);
+            }
+            for &version in missing.iter() {
+                let victim = self.policy.victim(version, candidates, now);
+                self.evicted.push(candidates.remove(victim));
+                self.policy.on_insert(version, now);
+            }
+        }
+    }
+
+    fn show(&mut self, number: usize, token: &Token, slots: &[Vec<Version>]) {
+        self.token = number as u64;
+        self.evicted.clear();
+        self.layers.clear();
+        for (choice, slots) in token.iter().zip(slots) {
+            let is_resident = |expert: &ExpertId| slots.contains(&Version::high(*expert));
+            let uses = choice.experts().zip(&choice.chosen).map(|(expert, &(_, weight))| {
+                (expert, Use { hit: is_resident(&expert), precision: Some(Precision::High), weight })
+            });
+            self.layers.push(Layer {
+                layer: choice.layer,
+                scores: choice.scores.clone(),
+                uses: uses.collect(),
+                missing: choice.experts().filter(|expert| !is_resident(expert)).map(Version::high).collect(),
+                candidates: slots
+                    .iter()
+                    .copied()
+                    .filter(|version| choice.experts().all(|e| e != version.expert))
+                    .collect(),
+            });
+        }
+    }
+}
+
+/// A policy that has seen some tokens, and its layers' slots as it left them.
+fn warm(mut policy: Box<dyn Policy>, shows_scores: bool, tokens: &[Token]) -> Decisions {
+    let all = |layer, n| (0..n).map(move |index| Version::high(ExpertId { layer, index }));
+    let mut slots: Vec<Vec<Version>> = Vec::new();
+    for layer in 0..N_LAYERS {
+        policy.on_share(ShareId { pool: 0, layer }, &all(layer, N_EXPERT).collect::<Vec<_>>());
+        let now = Now { token: 0, layer };
+        slots.push(all(layer, N_SLOTS as u16).inspect(|&version| policy.on_insert(version, now)).collect());
+    }
+    let mut decisions = Decisions { policy, shows_scores, token: 0, layers: Vec::new(), evicted: Vec::new() };
+    for (number, token) in tokens.iter().enumerate() {
+        decisions.show(number, token, &slots);
+        if number + 1 < tokens.len() {
+            decisions.decide();
+            let inserted = decisions.layers.iter().flat_map(|layer| &layer.missing);
+            for (evicted, inserted) in decisions.evicted.iter().zip(inserted) {
+                let slots = &mut slots[usize::from(evicted.expert.layer)];
+                slots.iter_mut().filter(|slot| *slot == evicted).for_each(|slot| *slot = *inserted);
+            }
+        }
+    }
+    decisions.evicted.clear();
+    decisions.evicted.reserve(1024);
+    decisions
+}
+
+fn of_kind(kind: PolicyKind) -> Decisions {
+    let shape = Shape { n_layers: N_LAYERS, low_cost: 0.25 };
+    let tokens = inputs::tokens(N_BEFORE + 1, 1);
+    warm(policy::build(kind, &Weights::default(), shape), kind.needs_scores(), &tokens)
+}
+
+/// Of the simulator only.
+fn belady() -> Decisions {
+    let tokens = inputs::tokens(2 * N_BEFORE, 1);
+    let uses = |(choice, time)| inputs::Choice::experts(choice).map(move |expert| (time, expert));
+    let future = tokens.iter().flatten().zip(0..).flat_map(uses).collect();
+    warm(Box::new(Belady::new(future)), false, &tokens[..=N_BEFORE])
+}
+
+#[library_benchmark(setup = of_kind)]
+#[bench::lru(PolicyKind::Lru)]
+#[bench::lfu(PolicyKind::Lfu)]
+#[bench::lhu(PolicyKind::Lhu)]
+#[bench::fld(PolicyKind::Fld)]
+#[bench::hobbit(PolicyKind::Hobbit)]
+#[bench::edgemoe(PolicyKind::EdgeMoe)]
+#[bench::smoe(PolicyKind::Smoe)]
+#[bench::arc(PolicyKind::Arc)]
+#[bench::s3fifo(PolicyKind::S3Fifo)]
+#[bench::sieve(PolicyKind::Sieve)]
+#[bench::foresight(PolicyKind::Foresight)]
+fn decide(mut decisions: Decisions) -> Decisions {
+    black_box(&mut decisions).decide();
+    decisions
+}
+
+#[library_benchmark(setup = belady)]
+#[bench::belady()]
+fn decide_knowing(mut decisions: Decisions) -> Decisions {
+    black_box(&mut decisions).decide();
+    decisions
+}
+
+/// A warm `foresight`, and two tokens to come: it learns from every second one.
+fn learning(shows_scores: bool) -> (Decisions, Vec<Token>) {
+    let tokens = inputs::tokens(N_BEFORE + 3, 1);
+    let policy =
+        policy::build(PolicyKind::Foresight, &Weights::default(), Shape { n_layers: N_LAYERS, low_cost: 0.25 });
+    (warm(policy, shows_scores, &tokens[..=N_BEFORE]), tokens[N_BEFORE + 1..].to_vec())
+}
+
+#[library_benchmark(setup = learning)]
+#[bench::foresight_scored(true)]
+#[bench::foresight_blind(false)]
+fn learn((mut decisions, tokens): (Decisions, Vec<Token>)) -> (Decisions, Vec<Token>) {
+    let Decisions { policy, shows_scores, token, .. } = black_box(&mut decisions);
+    for choices in &tokens {
+        *token += 1;
+        for choice in choices {
+            let now = Now { token: *token, layer: choice.layer };
+            if *shows_scores {
+                policy.on_scores(choice.layer, &choice.scores, now);
+            }
+            for &(index, weight) in &choice.chosen {
+                let usage = Use { hit: true, precision: Some(Precision::High), weight };
+                policy.on_use(ExpertId { layer: choice.layer, index }, usage, now);
+            }
+        }
+    }
+    (decisions, tokens)
+}
+
+library_benchmark_group!(name = eviction, benchmarks = [decide, decide_knowing, learn]);

@@ -1,0 +1,142 @@
+//! From the router's ids and weights to rows of slots and demands: a token (all of its layers), and a layer of a prompt.
+
+use std::hint::black_box;
+
+use gungraun::{library_benchmark, library_benchmark_group};
+use hobbit::route::{
+    Choice, Demand, Resident, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance,
+};
+use hobbit::routing::Routing;
+use hobbit_guard::inputs::{self, N_EXPERT, N_PROMPT, N_USED};
+
+/// Batches of a layer, with what is computed of them.
+struct Batches {
+    /// `[n_tokens][N_USED]` each.
+    ids: Vec<Vec<i32>>,
+    weights: Vec<Vec<f32>>,
+    routing: Vec<Routing>,
+    /// The row of every expert.
+    rows: Vec<(u16, i32)>,
+    by_expert: Vec<i32>,
+    slot_ids: Vec<i32>,
+    of_token: Vec<Demand>,
+    asked: Vec<(u16, Demand)>,
+    demands: Vec<Demand>,
+    floats: Vec<f32>,
+    choices: Vec<Choice>,
+}
+
+/// A token's layers one by one, or the first layer of a prompt.
+fn batches(is_prompt: bool) -> Batches {
+    let tokens = inputs::tokens(if is_prompt { N_PROMPT } else { 1 }, 2);
+    let n_batches = if is_prompt { 1 } else { tokens[0].len() };
+    let of = |layer: usize| tokens.iter().flat_map(move |token| token[layer].chosen.iter().copied());
+    let ids: Vec<Vec<i32>> = (0..n_batches).map(|layer| of(layer).map(|(id, _)| id.into()).collect()).collect();
+    let mut batches = Batches {
+        weights: (0..n_batches).map(|layer| of(layer).map(|(_, weight)| weight).collect()).collect(),
+        routing: vec![Routing::default(); n_batches],
+        ids,
+        rows: (0..N_EXPERT).map(|index| (index, i32::from(index % 32))).collect(),
+        by_expert: Vec::new(),
+        slot_ids: Vec::new(),
+        of_token: Vec::new(),
+        asked: Vec::new(),
+        demands: vec![Demand::Skip; N_EXPERT.into()],
+        floats: Vec::new(),
+        choices: Vec::new(),
+    };
+    // Once before: the engine reuses its memory.
+    regroup_all(&mut batches);
+    remap_all(&mut batches);
+    classify_all(&mut batches);
+    batches
+}
+
+fn regroup_all(batches: &mut Batches) {
+    for (ids, routing) in batches.ids.iter().zip(&mut batches.routing) {
+        let set = routing.set(ids.iter().copied(), N_USED.into(), N_EXPERT.into());
+        assert!(set.is_ok(), "ids of the layer");
+    }
+}
+
+fn remap_all(batches: &mut Batches) {
+    let Batches { routing, rows, by_expert, slot_ids, .. } = batches;
+    for routing in routing {
+        routing.remap(rows.iter().copied(), N_EXPERT.into(), by_expert, slot_ids);
+    }
+}
+
+/// HOBBIT's scorer, Fate's rule, and what experts get of which one in two is resident.
+fn classify_all(batches: &mut Batches) {
+    let thresholds = Thresholds::default();
+    let Batches { ids, weights, routing, of_token, asked, demands, choices, .. } = batches;
+    for ((ids, weights), routing) in ids.iter().zip(weights).zip(routing) {
+        asked.clear();
+        for (ids, weights) in ids.chunks(N_USED.into()).zip(weights.chunks(N_USED.into())) {
+            thresholds.demands(weights, of_token);
+            asked.extend(ids.iter().map(|&id| id as u16).zip(of_token.iter().copied()));
+        }
+        merge(asked.iter().copied(), demands);
+        if routing.n_tokens > 1 {
+            lower_least_popular(&routing.needed, 0.25, demands);
+        }
+        choices.clear();
+        choices.extend(routing.needed.iter().map(|&index| {
+            let resident = Resident { high: index % 2 == 0, low: index % 3 == 0 };
+            resolve(demands[usize::from(index)], resident, true)
+        }));
+    }
+}
+
+#[library_benchmark(setup = batches)]
+#[bench::token(false)]
+#[bench::prompt(true)]
+fn regroup(mut batches: Batches) -> Batches {
+    regroup_all(black_box(&mut batches));
+    batches
+}
+
+#[library_benchmark(setup = batches)]
+#[bench::token(false)]
+#[bench::prompt(true)]
+fn remap(mut batches: Batches) -> Batches {
+    remap_all(black_box(&mut batches));
+    batches
+}
+
+#[library_benchmark(setup = batches)]
+#[bench::token(false)]
+#[bench::prompt(true)]
+fn classify(mut batches: Batches) -> Batches {
+    classify_all(black_box(&mut batches));
+    batches
+}
+
+// Shares of the router's weight by expert, as policies are told them.
+#[library_benchmark(setup = batches)]
+#[bench::token(false)]
+#[bench::prompt(true)]
+fn shares(mut batches: Batches) -> Batches {
+    let Batches { routing, weights, floats, .. } = black_box(&mut batches);
+    floats.clear();
+    for (routing, weights) in routing.iter().zip(weights) {
+        floats.extend(routing.needed.iter().map(|&index| routing.share(index, weights)));
+    }
+    batches
+}
+
+// What skipped experts leave to the others.
+#[library_benchmark(setup = batches)]
+#[bench::token(false)]
+#[bench::prompt(true)]
+fn make_up(mut batches: Batches) -> Batches {
+    let Batches { weights, floats, .. } = black_box(&mut batches);
+    for weights in weights.iter_mut().flat_map(|weights| weights.chunks_mut(N_USED.into())) {
+        unimportance(weights, floats);
+        let skipped: [bool; N_USED as usize] = std::array::from_fn(|rank| floats[rank] > 0.9);
+        renormalise(weights, &skipped);
+    }
+    batches
+}
+
+library_benchmark_group!(name = route, benchmarks = [regroup, remap, classify, shares, make_up]);

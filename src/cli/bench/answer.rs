@@ -1,0 +1,442 @@
+//! What the process of a run answers, and how the runs of a case become a record.
+
+use serde::{Deserialize, Serialize};
+
+use super::args::Who;
+use super::case::{Source, Task};
+use super::record::{Moment, More, Record};
+use crate::measure::host::Host;
+
+/// Points of a series that are kept.
+const SERIES_MAX: usize = 600;
+
+/// What a run was and cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Answer {
+    pub model_type: String,
+    pub model_size: u64,
+    pub model_n_params: u64,
+    pub cpu_info: String,
+    pub gpu_info: String,
+    pub backends: String,
+    pub load_ns: u64,
+    pub first_token_ns: Option<u64>,
+    pub reps: Vec<Rep>,
+    /// Of the measured repetitions.
+    pub disk_bytes: u64,
+    pub major_faults: u64,
+    pub cpu_ns: u64,
+    pub energy_uj: Option<u64>,
+    pub peak_rss: u64,
+    /// Of the logits after each evaluation.
+    pub hashes: Vec<u64>,
+    pub series: Vec<Moment>,
+    pub experts: Option<Experts>,
+}
+
+/// One measured repetition.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rep {
+    pub prompt_ns: u64,
+    pub steps_ns: Vec<u64>,
+}
+
+/// What hobbit says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Experts {
+    pub budget: u64,
+    pub expert_cache: u64,
+    pub expert_bytes: u64,
+    pub n_slots: u64,
+    pub n_experts: u64,
+    pub n_expert: u32,
+    pub n_expert_used: u32,
+    pub precision: String,
+    pub policy: String,
+    pub predictor: String,
+    pub prefetch: String,
+    pub prompt: Traffic,
+    pub decode: Traffic,
+}
+
+/// hobbit's counts in the measured repetitions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Traffic {
+    pub hits: u64,
+    pub misses: u64,
+    pub bytes: u64,
+    pub io_busy_ns: u64,
+    pub stall_ns: u64,
+}
+
+impl std::ops::Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            bytes: self.bytes + other.bytes,
+            io_busy_ns: self.io_busy_ns + other.io_busy_ns,
+            stall_ns: self.stall_ns + other.stall_ns,
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Done(Box<Answer>),
+    /// By the limit.
+    Killed,
+    Failed(String),
+}
+
+/// What the control group counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Group {
+    pub peak: Option<u64>,
+    pub limit_hits: u64,
+}
+
+/// What is known of a case beside its runs.
+pub struct About<'a> {
+    pub task: &'a Task,
+    pub label: &'a str,
+    pub variant: &'a str,
+    pub host: &'a Host,
+    pub test_time: String,
+    /// Bytes per second of random reads.
+    pub bandwidth: Option<f64>,
+}
+
+/// All runs of one engine together.
+pub fn record(about: &About, runs: &[(Outcome, Group)]) -> Record {
+    let (task, host) = (about.task, about.host);
+    let case = &task.case;
+    let stock = task.who == Who::Stock;
+    let answers: Vec<&Answer> = runs
+        .iter()
+        .filter_map(|(outcome, _)| match outcome {
+            Outcome::Done(answer) => Some(&**answer),
+            _ => None,
+        })
+        .collect();
+    let outcome = runs.iter().find_map(|(outcome, _)| match outcome {
+        Outcome::Done(_) => None,
+        Outcome::Killed => Some("killed".to_owned()),
+        Outcome::Failed(why) => Some(format!("failed: {why}")),
+    });
+    let flag = |name: &str| {
+        let value = case.words.iter().rev().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        value.map(str::to_owned)
+    };
+    let or = |name: &str, usual: &str| flag(name).unwrap_or_else(|| usual.to_owned());
+    let number = |name: &str, usual: i32| flag(name).and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let mut record = Record {
+        build_commit: format!("b{}", ggml_build()),
+        build_number: ggml_build(),
+        model_filename: case.model.display().to_string(),
+        n_batch: case.n_batch,
+        n_ubatch: case.n_ubatch,
+        n_threads: case.threads,
+        cpu_mask: "0x0".into(),
+        poll: 50,
+        type_k: case.type_k.clone(),
+        type_v: case.type_v.clone(),
+        n_gpu_layers: match flag("--n-gpu-layers").as_deref() {
+            Some("all") => 999,
+            _ => number("--n-gpu-layers", -1),
+        },
+        n_cpu_moe: number("--n-cpu-moe", 0).unsigned_abs(),
+        split_mode: or("--split-mode", "layer"),
+        main_gpu: number("--main-gpu", 0).unsigned_abs(),
+        no_kv_offload: case.no_kv_offload,
+        flash_attn: match &case.flash_attn[..] {
+            "on" | "1" | "enabled" | "true" => 1,
+            "off" | "0" | "disabled" | "false" => 0,
+            _ => -1,
+        },
+        devices: or("--device", "auto").replace(',', "/"),
+        tensor_split: or("--tensor-split", "0.00"),
+        tensor_buft_overrides: or("--override-tensor", "none").replace(',', ";"),
+        load_mode: if stock { task.load_mode.clone() } else { "none".into() },
+        lazy_mode: "auto".into(),
+        repack: stock && task.repack,
+        n_prompt: case.test.n_prompt,
+        n_gen: case.test.n_gen,
+        n_depth: case.test.n_depth,
+        test_time: about.test_time.clone(),
+        hobbit_engine: if stock { "llama.cpp" } else { "hobbit" }.into(),
+        hobbit_engine_version: if stock { format!("b{}", ggml_build()) } else { host.hobbit.clone() },
+        hobbit_label: about.label.to_owned(),
+        hobbit_variant: about.variant.to_owned(),
+        hobbit_text: match &task.source {
+            Source::Random => "random".into(),
+            Source::Text(path) | Source::Requests(path) => {
+                path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+            }
+        },
+        hobbit_machine: host.machine.clone(),
+        hobbit_limit: case.limit,
+        hobbit_flags: if stock { String::new() } else { case.words.join(" ") },
+        hobbit_cgroup_peak: runs.iter().filter_map(|(_, group)| group.peak).max(),
+        hobbit_limit_hits: case.limit.map(|_| runs.iter().map(|(_, group)| group.limit_hits).sum()),
+        hobbit_bandwidth: about.bandwidth,
+        hobbit_outcome: outcome.unwrap_or_else(|| "ok".into()),
+        more: More { hobbit_host: host.clone(), ..More::default() },
+        ..Record::default()
+    };
+    if let Some(first) = answers.first() {
+        describe(&mut record, first);
+        sum(&mut record, &answers);
+    }
+    record
+}
+
+/// What every run of the case says alike.
+fn describe(record: &mut Record, answer: &Answer) {
+    record.model_type.clone_from(&answer.model_type);
+    record.model_size = answer.model_size;
+    record.model_n_params = answer.model_n_params;
+    record.cpu_info.clone_from(&answer.cpu_info);
+    record.gpu_info.clone_from(&answer.gpu_info);
+    record.backends.clone_from(&answer.backends);
+    let Some(experts) = &answer.experts else { return };
+    record.hobbit_budget = Some(experts.budget);
+    record.hobbit_expert_cache = Some(experts.expert_cache);
+    record.hobbit_expert_bytes = Some(experts.expert_bytes);
+    record.hobbit_n_slots = Some(experts.n_slots);
+    record.hobbit_n_experts = Some(experts.n_experts);
+    record.hobbit_n_expert = Some(experts.n_expert);
+    record.hobbit_n_expert_used = Some(experts.n_expert_used);
+    record.hobbit_precision = Some(experts.precision.clone());
+    record.hobbit_policy = Some(experts.policy.clone());
+    record.hobbit_predictor = Some(experts.predictor.clone());
+    record.hobbit_prefetch = Some(experts.prefetch.clone());
+}
+
+fn sum(record: &mut Record, answers: &[&Answer]) {
+    let reps: Vec<&Rep> = answers.iter().flat_map(|answer| &answer.reps).collect();
+    let (n_prompt, n_gen) = (u64::from(record.n_prompt), u64::from(record.n_gen));
+    let more = &mut record.more;
+    more.hobbit_prompt_ns = reps.iter().map(|rep| rep.prompt_ns).collect();
+    more.hobbit_decode_ns = reps.iter().map(|rep| rep.steps_ns.iter().sum()).collect();
+    more.hobbit_steps_ns = reps.iter().flat_map(|rep| rep.steps_ns.iter().copied()).collect();
+    more.samples_ns = more.hobbit_prompt_ns.iter().zip(&more.hobbit_decode_ns).map(|(a, b)| a + b).collect();
+    more.samples_ts = more.samples_ns.iter().map(|ns| speed(n_prompt + n_gen, *ns).unwrap_or(0.0)).collect();
+    let times: Vec<f64> = more.samples_ns.iter().map(|ns| *ns as f64).collect();
+    record.avg_ns = mean(&times) as u64;
+    record.stddev_ns = deviation(&times) as u64;
+    record.avg_ts = mean(&more.samples_ts);
+    record.stddev_ts = deviation(&more.samples_ts);
+    let n = reps.len() as u64;
+    record.hobbit_prompt_ts = speed(n * n_prompt, more.hobbit_prompt_ns.iter().sum());
+    let decode_ns = more.hobbit_decode_ns.iter().sum();
+    record.hobbit_decode_ts = speed(n * n_gen, decode_ns);
+    let mut steps = more.hobbit_steps_ns.clone();
+    steps.sort_unstable();
+    record.hobbit_decode_median_ns = steps.get(steps.len() / 2).copied();
+
+    let total = |part: fn(&Answer) -> u64| Some(answers.iter().map(|answer| part(answer)).sum::<u64>());
+    record.hobbit_disk_bytes = total(|answer| answer.disk_bytes);
+    record.hobbit_major_faults = total(|answer| answer.major_faults);
+    record.hobbit_cpu_ns = total(|answer| answer.cpu_ns);
+    record.hobbit_energy_uj = answers.iter().map(|answer| answer.energy_uj).sum();
+    record.hobbit_peak_rss = answers.iter().map(|answer| answer.peak_rss).max();
+    // Of several runs the middle one.
+    let middle = |mut values: Vec<u64>| {
+        values.sort_unstable();
+        values.get(values.len() / 2).copied()
+    };
+    record.hobbit_load_ns = middle(answers.iter().map(|answer| answer.load_ns).collect());
+    record.hobbit_first_token_ns = middle(answers.iter().filter_map(|answer| answer.first_token_ns).collect());
+    record.more.hobbit_series = answers.first().map(|answer| thinned(&answer.series)).unwrap_or_default();
+
+    let experts: Vec<&Experts> = answers.iter().filter_map(|answer| answer.experts.as_ref()).collect();
+    if experts.is_empty() {
+        return;
+    }
+    let add = |part: fn(&Experts) -> Traffic| {
+        experts.iter().map(|experts| part(experts)).fold(Traffic::default(), |a, b| a + b)
+    };
+    let (prompt, decode) = (add(|experts| experts.prompt), add(|experts| experts.decode));
+    let both = prompt + decode;
+    record.hobbit_hits = Some(both.hits);
+    record.hobbit_misses = Some(both.misses);
+    record.hobbit_bytes = Some(both.bytes);
+    record.hobbit_stall_ns = Some(both.stall_ns);
+    record.hobbit_io_busy_ns = Some(both.io_busy_ns);
+    record.hobbit_decode_hits = Some(decode.hits);
+    record.hobbit_decode_misses = Some(decode.misses);
+    record.hobbit_decode_bytes = Some(decode.bytes);
+    record.hobbit_decode_stall_ns = Some(decode.stall_ns);
+    // Where nothing was read the disk sets no limit.
+    record.hobbit_roofline_ts = record
+        .hobbit_bandwidth
+        .filter(|_| decode.bytes > 0 && n_gen > 0)
+        .map(|bandwidth| (n * n_gen) as f64 * bandwidth / decode.bytes as f64);
+    record.hobbit_roofline_share =
+        record.hobbit_decode_ts.zip(record.hobbit_roofline_ts).map(|(found, most)| found / most);
+}
+
+/// (compared, equal) evaluations that both engines made: each run of one against the first of the other.
+pub fn equal_logits(ours: &[(Outcome, Group)], theirs: &[(Outcome, Group)]) -> (u64, u64) {
+    let hashes = |runs: &'_ [(Outcome, Group)]| -> Vec<Vec<u64>> {
+        let all = runs.iter().filter_map(|(outcome, _)| match outcome {
+            Outcome::Done(answer) => Some(answer.hashes.clone()),
+            _ => None,
+        });
+        all.collect()
+    };
+    // The n-th run of each evaluates the same text.
+    let (ours, theirs) = (hashes(ours), hashes(theirs));
+    let pairs = ours.iter().zip(&theirs).flat_map(|(a, b)| a.iter().zip(b));
+    pairs.fold((0, 0), |(all, same), (a, b)| (all + 1, same + u64::from(a == b)))
+}
+
+/// The build of llama.cpp that is linked; 0 without the engine.
+pub fn ggml_build() -> i32 {
+    #[cfg(feature = "engine")]
+    return ggml_sys::LLAMA_BUILD_NUMBER;
+    #[cfg(not(feature = "engine"))]
+    0
+}
+
+/// Evenly spaced, with the first and the last.
+pub fn thinned(series: &[Moment]) -> Vec<Moment> {
+    if series.len() <= SERIES_MAX {
+        return series.to_vec();
+    }
+    (0..SERIES_MAX).map(|n| series[n * (series.len() - 1) / (SERIES_MAX - 1)]).collect()
+}
+
+/// Tokens per second; `None` of nothing.
+pub fn speed(tokens: u64, ns: u64) -> Option<f64> {
+    (tokens > 0 && ns > 0).then(|| tokens as f64 * 1e9 / ns as f64)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
+}
+
+/// Of a sample.
+fn deviation(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    let mean = mean(values);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() - 1) as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::{Case, Test};
+    use super::*;
+
+    fn task(who: Who) -> Task {
+        Task {
+            who,
+            case: Case {
+                model: "m.gguf".into(),
+                words: vec!["--policy=lru".into(), "--n-gpu-layers=3".into()],
+                limit: Some(1 << 30),
+                n_batch: 64,
+                n_ubatch: 32,
+                type_k: "f16".into(),
+                type_v: "q8_0".into(),
+                no_kv_offload: false,
+                flash_attn: "on".into(),
+                threads: 2,
+                test: Test { n_prompt: 4, n_gen: 2, n_depth: 0 },
+            },
+            source: Source::Text("dir/text.txt".into()),
+            reps: 2,
+            first_rep: 0,
+            warmup: false,
+            delay: 0,
+            with_hashes: true,
+            load_mode: "mmap".into(),
+            repack: false,
+            started_ns: 0,
+            verbose: false,
+        }
+    }
+
+    fn answer(prompt_ns: u64, step_ns: u64, hashes: &[u64]) -> (Outcome, Group) {
+        let rep = Rep { prompt_ns, steps_ns: vec![step_ns, 3 * step_ns] };
+        let decode = Traffic { hits: 1, misses: 3, bytes: 1000, io_busy_ns: 7, stall_ns: 5 };
+        let experts = Experts { prompt: decode, decode, ..Experts::default() };
+        let answer = Answer {
+            reps: vec![rep.clone(), rep],
+            hashes: hashes.to_vec(),
+            experts: Some(experts),
+            first_token_ns: Some(prompt_ns),
+            ..Answer::default()
+        };
+        (Outcome::Done(Box::new(answer)), Group { peak: Some(9), limit_hits: 2 })
+    }
+
+    fn recorded(who: Who, runs: &[(Outcome, Group)]) -> Record {
+        let host = Host::default();
+        record(
+            &About {
+                task: &task(who),
+                label: "l",
+                variant: "v",
+                host: &host,
+                test_time: String::new(),
+                bandwidth: Some(1e6),
+            },
+            runs,
+        )
+    }
+
+    #[test]
+    fn runs_are_put_together() {
+        let runs = [answer(2_000_000_000, 500_000_000, &[]), answer(4_000_000_000, 500_000_000, &[])];
+        let record = recorded(Who::Hobbit, &runs);
+        assert_eq!(record.more.samples_ns, [4_000_000_000, 4_000_000_000, 6_000_000_000, 6_000_000_000]);
+        assert_eq!(record.avg_ns, 5_000_000_000);
+        assert_eq!((record.hobbit_prompt_ts, record.hobbit_decode_ts), (Some(16.0 / 12.0), Some(1.0)));
+        assert_eq!(record.hobbit_decode_median_ns, Some(1_500_000_000));
+        assert_eq!(
+            (record.hobbit_misses, record.hobbit_decode_misses, record.hobbit_bytes),
+            (Some(12), Some(6), Some(4000))
+        );
+        // 8 tokens, 2000 bytes at a million a second.
+        assert_eq!((record.hobbit_roofline_ts, record.hobbit_roofline_share), (Some(4000.0), Some(1.0 / 4000.0)));
+        assert_eq!((record.hobbit_cgroup_peak, record.hobbit_limit_hits), (Some(9), Some(4)));
+        assert_eq!((record.n_gpu_layers, record.flash_attn, &record.hobbit_text[..]), (3, 1, "text.txt"));
+        assert_eq!(record.hobbit_flags, "--policy=lru --n-gpu-layers=3");
+        assert_eq!(record.hobbit_outcome, "ok");
+    }
+
+    #[test]
+    fn a_run_that_failed_is_told() {
+        let runs = [answer(1, 1, &[]), (Outcome::Killed, Group::default())];
+        assert_eq!(recorded(Who::Stock, &runs).hobbit_outcome, "killed");
+        let record = recorded(Who::Stock, &[(Outcome::Failed("why".into()), Group::default())]);
+        assert_eq!((&record.hobbit_outcome[..], record.avg_ns, record.hobbit_decode_ts), ("failed: why", 0, None));
+        assert_eq!((&record.hobbit_engine[..], &record.load_mode[..]), ("llama.cpp", "mmap"));
+    }
+
+    #[test]
+    fn logits_are_compared_run_by_run() {
+        let (a, b) =
+            ([answer(1, 1, &[1, 2]), answer(1, 1, &[3, 4])], [answer(1, 1, &[1, 2, 9]), answer(1, 1, &[3, 5])]);
+        assert_eq!(equal_logits(&a, &b), (4, 3));
+        assert_eq!(equal_logits(&a, &[(Outcome::Killed, Group::default())]), (0, 0));
+    }
+
+    #[test]
+    fn series_are_thinned_to_their_ends() {
+        let series: Vec<Moment> = (0..5000).map(|t_ns| Moment { t_ns, ..Moment::default() }).collect();
+        let thin = thinned(&series);
+        assert_eq!((thin.len(), thin[0].t_ns, thin[SERIES_MAX - 1].t_ns), (SERIES_MAX, 0, 4999));
+        assert_eq!(thinned(&series[..3]).len(), 3);
+    }
+}

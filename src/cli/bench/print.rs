@@ -1,0 +1,273 @@
+//! Records in llama-bench's formats.
+
+use std::io::{self, Write};
+
+use super::args::Format;
+use super::case::Test;
+use super::record::{Cell, Record};
+
+/// Prints records as they come.
+pub struct Printer<'a> {
+    out: Box<dyn Write + 'a>,
+    format: Format,
+    columns: Vec<Column>,
+    n_printed: usize,
+}
+
+/// A column of the table for people.
+struct Column {
+    name: &'static str,
+    /// Negative: to the left.
+    width: i32,
+    value: fn(&Record) -> String,
+}
+
+/// What varies, and is therefore shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shown {
+    pub limit: bool,
+    pub engine: bool,
+    pub flags: bool,
+    pub batch: bool,
+    pub kv_types: bool,
+    pub flash_attn: bool,
+    pub gpu_layers: bool,
+}
+
+impl<'a> Printer<'a> {
+    /// Prints what comes before the first record.
+    ///
+    /// # Errors
+    /// A closed pipe, a full disk.
+    pub fn new(out: Box<dyn Write + 'a>, format: Format, shown: Shown) -> io::Result<Self> {
+        let mut printer = Self { out, format, columns: columns(shown), n_printed: 0 };
+        let names = || Record::COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        match format {
+            Format::None | Format::Jsonl => (),
+            Format::Csv => writeln!(printer.out, "{}", names().join(","))?,
+            Format::Json => printer.out.write_all(b"[\n")?,
+            Format::Md => {
+                let heads = printer.columns.iter().map(|column| padded(column.name, column.width));
+                writeln!(printer.out, "| {} |", heads.collect::<Vec<_>>().join(" | "))?;
+                let rules = printer.columns.iter().map(|column| {
+                    let dashes = "-".repeat(column.width.unsigned_abs() as usize - 1);
+                    if column.width > 0 { format!("{dashes}:") } else { format!("{dashes}-") }
+                });
+                writeln!(printer.out, "| {} |", rules.collect::<Vec<_>>().join(" | "))?;
+            }
+            Format::Sql => {
+                let columns = Record::COLUMNS.iter().map(|(name, kind)| format!("  {name} {kind}"));
+                let columns = columns.collect::<Vec<_>>().join(",\n");
+                writeln!(printer.out, "CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n")?;
+            }
+        }
+        printer.out.flush()?;
+        Ok(printer)
+    }
+
+    /// # Errors
+    /// As [`Printer::new`].
+    pub fn print(&mut self, record: &Record) -> io::Result<()> {
+        match self.format {
+            Format::None => (),
+            Format::Csv => {
+                let cells = record.cells();
+                let words = cells.iter().map(|cell| format!("\"{}\"", plain(cell).replace('"', "\"\"")));
+                writeln!(self.out, "{}", words.collect::<Vec<_>>().join(","))?;
+            }
+            Format::Json => {
+                let comma = if self.n_printed > 0 { ",\n" } else { "" };
+                let text = serde_json::to_string_pretty(record)?.replace('\n', "\n  ");
+                write!(self.out, "{comma}  {text}")?;
+            }
+            Format::Jsonl => writeln!(self.out, "{}", serde_json::to_string(record)?)?,
+            Format::Md => {
+                let cells = self.columns.iter().map(|column| padded(&(column.value)(record), column.width));
+                writeln!(self.out, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
+            }
+            Format::Sql => {
+                let names = Record::COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+                let cells = record.cells();
+                let values = cells.iter().map(|cell| match cell {
+                    Cell::Null => "NULL".to_owned(),
+                    cell => format!("'{}'", plain(cell).replace('\'', "''")),
+                });
+                let values = values.collect::<Vec<_>>().join(", ");
+                writeln!(self.out, "INSERT INTO llama_bench ({names}) VALUES ({values});")?;
+            }
+        }
+        self.n_printed += 1;
+        self.out.flush()
+    }
+
+    /// Prints what comes behind the last record.
+    ///
+    /// # Errors
+    /// As [`Printer::new`].
+    pub fn finish(&mut self, build: i32) -> io::Result<()> {
+        match self.format {
+            Format::Json => self.out.write_all(b"\n]\n")?,
+            Format::Md => writeln!(self.out, "\nbuild: b{build} ({build})")?,
+            _ => (),
+        }
+        self.out.flush()
+    }
+}
+
+/// As llama-bench writes values: yes is 1.
+fn plain(cell: &Cell) -> String {
+    match cell {
+        Cell::Null => String::new(),
+        Cell::Int(value) => value.to_string(),
+        Cell::Float(value) => format!("{value:.6}"),
+        Cell::Bool(value) => u8::from(*value).to_string(),
+        Cell::Text(text) => text.clone(),
+    }
+}
+
+fn columns(shown: Shown) -> Vec<Column> {
+    let mut columns = vec![
+        Column { name: "model", width: -30, value: |record| record.model_type.replace('|', "/") },
+        Column { name: "size", width: 10, value: |record| size(record.model_size) },
+        Column { name: "params", width: 10, value: |record| parameters(record.model_n_params) },
+        Column { name: "backend", width: -10, value: |record| record.backends.clone() },
+    ];
+    let mut add = |is_shown: bool, name, width, value: fn(&Record) -> String| {
+        if is_shown {
+            columns.push(Column { name, width, value });
+        }
+    };
+    add(shown.gpu_layers, "ngl", 3, |record| record.n_gpu_layers.to_string());
+    add(true, "threads", 7, |record| record.n_threads.to_string());
+    add(shown.batch, "n_batch", 7, |record| record.n_batch.to_string());
+    add(shown.batch, "n_ubatch", 8, |record| record.n_ubatch.to_string());
+    add(shown.kv_types, "type_k", 6, |record| record.type_k.clone());
+    add(shown.kv_types, "type_v", 6, |record| record.type_v.clone());
+    add(shown.flash_attn, "fa", 3, |record| record.flash_attn.to_string());
+    add(shown.engine, "engine", -9, |record| record.hobbit_engine.clone());
+    add(shown.flags, "flags", -24, |record| record.hobbit_flags.replace('|', "/"));
+    add(shown.limit, "limit", 9, |record| record.hobbit_limit.map(size).unwrap_or_default());
+    add(true, "experts", 7, |record| {
+        let share = record.hobbit_expert_cache.zip(record.hobbit_expert_bytes).filter(|(_, all)| *all > 0);
+        share.map(|(part, all)| format!("{:.0}%", (100.0 * part as f64 / all as f64).min(100.0))).unwrap_or_default()
+    });
+    add(true, "test", 15, |record| {
+        Test { n_prompt: record.n_prompt, n_gen: record.n_gen, n_depth: record.n_depth }.name()
+    });
+    add(true, "t/s", 20, |record| match &record.hobbit_outcome[..] {
+        "ok" => format!("{:.2} ± {:.2}", record.avg_ts, record.stddev_ts),
+        other => other.replace('|', "/"),
+    });
+    add(true, "hits", 6, |record| {
+        let hits = record.hobbit_hits.zip(record.hobbit_misses).filter(|(hits, misses)| hits + misses > 0);
+        hits.map(|(hits, misses)| format!("{:.1}%", 100.0 * hits as f64 / (hits + misses) as f64)).unwrap_or_default()
+    });
+    add(true, "MiB/t", 7, |record| {
+        let tokens = (u64::from(record.n_prompt) + u64::from(record.n_gen)) * record.more.samples_ns.len() as u64;
+        let read = record.hobbit_bytes.or(record.hobbit_disk_bytes).filter(|_| tokens > 0);
+        read.map(|bytes| format!("{:.1}", bytes as f64 / tokens as f64 / f64::from(1 << 20))).unwrap_or_default()
+    });
+    add(true, "roofline", 8, |record| {
+        record.hobbit_roofline_share.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
+    });
+    add(true, "peak RSS", 9, |record| record.hobbit_peak_rss.map(size).unwrap_or_default());
+    add(shown.engine, "logits", 9, |record| {
+        let logits = record.hobbit_logits_equal.zip(record.hobbit_logits_compared);
+        logits.map(|(equal, all)| format!("{equal}/{all}")).unwrap_or_default()
+    });
+    columns
+}
+
+fn padded(text: &str, width: i32) -> String {
+    let room = (width.unsigned_abs() as usize).saturating_sub(text.chars().count());
+    if width < 0 { format!("{text}{}", " ".repeat(room)) } else { format!("{}{text}", " ".repeat(room)) }
+}
+
+fn size(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 1024.0 { format!("{mib:.2} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
+}
+
+fn parameters(n: u64) -> String {
+    if n < 1_000_000_000 { format!("{:.2} M", n as f64 / 1e6) } else { format!("{:.2} B", n as f64 / 1e9) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(format: Format, records: &[Record]) -> String {
+        let mut bytes = Vec::new();
+        let shown = Shown { engine: true, limit: true, ..Shown::default() };
+        let mut printer = Printer::new(Box::new(&mut bytes), format, shown).unwrap();
+        records.iter().for_each(|record| printer.print(record).unwrap());
+        printer.finish(7).unwrap();
+        drop(printer);
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn example() -> Record {
+        let mut record = Record {
+            model_type: "qwen3moe | \"x\"".into(),
+            model_size: 3 << 29,
+            n_prompt: 16,
+            n_gen: 32,
+            avg_ts: 1.5,
+            no_kv_offload: true,
+            hobbit_engine: "hob'bit".into(),
+            hobbit_limit: Some(1 << 20),
+            hobbit_outcome: "ok".into(),
+            ..Record::default()
+        };
+        record.more.samples_ns = vec![5];
+        record
+    }
+
+    #[test]
+    fn json_has_llama_benchs_keys_in_their_order() {
+        let text = printed(Format::Json, &[example(), example()]);
+        let parsed: Vec<Record> = serde_json::from_str(&text).unwrap();
+        assert_eq!(parsed, [example(), example()]);
+        let at = |key: &str| text.find(&format!("\"{key}\"")).unwrap_or_else(|| panic!("{key}"));
+        let keys = "build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch \
+                    n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode main_gpu \
+                    no_kv_offload flash_attn devices tensor_split tensor_buft_overrides load_mode lazy_mode embeddings \
+                    no_op_offload no_host repack fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns \
+                    avg_ts stddev_ts hobbit_engine samples_ns samples_ts";
+        let places: Vec<usize> = keys.split_whitespace().map(at).collect();
+        assert!(places.is_sorted(), "{places:?}");
+        assert_eq!(printed(Format::Json, &[]), "[\n\n]\n");
+    }
+
+    #[test]
+    fn a_line_for_each_record() {
+        let text = printed(Format::Jsonl, &[example(), example()]);
+        assert_eq!(text.lines().count(), 2);
+        let record: Record = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        assert_eq!(record, example());
+    }
+
+    #[test]
+    fn csv_and_sql_quote() {
+        let csv = printed(Format::Csv, &[example()]);
+        let (head, row) = csv.split_once('\n').unwrap();
+        assert!(head.starts_with("build_commit,build_number,"));
+        assert_eq!(head.split(',').count(), Record::COLUMNS.len());
+        assert!(row.contains("\"qwen3moe | \"\"x\"\"\""), "{row}");
+        let sql = printed(Format::Sql, &[example()]);
+        assert!(sql.contains("  avg_ts REAL,\n") && sql.contains("'hob''bit'") && sql.contains("NULL"), "{sql}");
+        assert!(sql.contains("  no_kv_offload INTEGER,\n") && sql.contains(", '1', "));
+    }
+
+    #[test]
+    fn a_table_for_people() {
+        let text = printed(Format::Md, &[example(), Record { hobbit_outcome: "killed".into(), ..example() }]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0].matches('|').count(), lines[2].matches('|').count(), "{text}");
+        assert!(
+            lines[1].contains("-: |") && lines[2].contains("pp16+tg32") && lines[2].contains("1.50 ± 0.00"),
+            "{text}"
+        );
+        assert!(lines[3].contains("killed") && text.ends_with("\nbuild: b7 (7)\n"));
+    }
+}

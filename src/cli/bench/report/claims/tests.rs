@@ -1,0 +1,142 @@
+use super::super::synthetic::{GIB, MIB, all, entry, record, with_series};
+use super::*;
+
+/// What was found for the promise that contains `words`, and whether it is kept.
+fn row(entries: &[Entry], words: &str) -> (String, String) {
+    let table = table(entries);
+    let row = table.rows.iter().find(|row| row[0].text.contains(words)).unwrap();
+    assert_eq!(row[2].bold, row[2].text != "yes", "what is not kept stands out");
+    (row[1].text.clone(), row[2].text.clone())
+}
+
+fn judged(records: Vec<Record>, words: &str) -> (String, String) {
+    row(&records.into_iter().map(entry).collect::<Vec<_>>(), words)
+}
+
+#[test]
+fn everything_holds_in_the_synthetic_set_but_what_does_not() {
+    let kept: Vec<String> = table(&all()).rows.into_iter().map(|row| row[2].text.clone()).collect();
+    assert_eq!(kept, ["yes"; 9]);
+    assert!(table(&[]).rows.is_empty());
+    let nothing = table(&[entry(record("", "hobbit", [0, 8], 1.0))]);
+    assert_eq!(nothing.rows.iter().filter(|row| row[2].text == "not measured" && row[2].bold).count(), 8);
+}
+
+#[test]
+fn the_closest_peer_is_named_and_may_win() {
+    let peers = |speed: f64| {
+        vec![
+            record("peers", "hobbit", [0, 8], 10.0),
+            record("peers", "llama.cpp", [0, 8], 0.5),
+            record("peers", "swift", [0, 8], speed),
+            Record {
+                hobbit_outcome: "killed".into(),
+                hobbit_decode_ts: None,
+                ..record("peers", "greedy", [0, 8], 99.0)
+            },
+        ]
+    };
+    let (found, kept) = judged(peers(4.0), "every other engine");
+    assert_eq!(kept, "yes");
+    assert_eq!(found, "2.50x the closest (swift, synthetic in 2.00 GiB, tg8); no speed somewhere: greedy");
+    assert_eq!(judged(peers(10.5), "every other engine").1, "no");
+    let mut killed = peers(4.0);
+    killed[0].hobbit_outcome = "killed".into();
+    let (found, kept) = judged(killed, "every other engine");
+    assert!(kept == "no" && found.contains("hobbit has no speed") && found.contains("killed"), "{found}");
+    // Other limits are other races.
+    let elsewhere = Record { hobbit_limit: Some(GIB), ..record("peers", "swift", [0, 8], 99.0) };
+    assert_eq!(judged(vec![record("peers", "hobbit", [0, 8], 1.0), elsewhere], "every other engine").1, "not measured");
+}
+
+#[test]
+fn overhead_and_startup_go_by_the_worst_model() {
+    let pair = |label: &str, model: &str, ratio: f64| -> Vec<Record> {
+        let of = |engine: &str, ns: f64| Record {
+            model_filename: model.into(),
+            hobbit_decode_median_ns: Some(ns as u64),
+            hobbit_first_token_ns: Some(ns as u64),
+            ..record(label, engine, [1, 8], 1.0)
+        };
+        vec![of("hobbit", 1e8 * ratio), of("llama.cpp", 1e8)]
+    };
+    let both = |label, ratio| [pair(label, "a", 0.95), pair(label, "b", ratio)].concat();
+    assert_eq!(judged(both("resident", 1.019), "overhead"), ("+1.90 % (b in 2.00 GiB, pp1+tg8)".into(), "yes".into()));
+    assert_eq!(judged(both("resident", 1.021), "overhead").1, "no");
+    assert_eq!(judged(both("startup", 0.99), "first token").1, "yes");
+    assert_eq!(
+        judged(both("startup", 1.01), "first token"),
+        ("0.990x as fast (b in 2.00 GiB, pp1+tg8)".into(), "no".into())
+    );
+    let mut failed = both("resident", 1.0);
+    failed[0].hobbit_outcome = "failed: x".into();
+    assert_eq!(judged(failed, "overhead").1, "no", "no figure is no success");
+}
+
+#[test]
+fn memory_goes_by_the_budget_and_a_killed_run_breaks_it() {
+    let of = |peak: Option<u64>, budget: Option<u64>| Record {
+        hobbit_peak_rss: peak,
+        hobbit_budget: budget,
+        ..record("peers", "hobbit", [0, 8], 1.0)
+    };
+    let words = "within the budget";
+    assert_eq!(judged(vec![of(Some(2 * GIB), None)], words).1, "yes");
+    assert_eq!(judged(vec![of(Some(2 * GIB), Some(2 * GIB - 1))], words).1, "no");
+    let killed = Record { hobbit_outcome: "killed".into(), ..of(Some(GIB), None) };
+    let (found, kept) = judged(vec![of(Some(GIB), None), killed, of(None, None)], words);
+    assert_eq!(
+        (found.as_str(), kept.as_str()),
+        ("1 of 2; at most 50.0 % (synthetic in 2.00 GiB); 1 killed; 1 failed without a figure", "no")
+    );
+    let other = Record { hobbit_engine: "llama.cpp".into(), ..of(Some(9 * GIB), None) };
+    let unlimited = Record { hobbit_limit: None, ..of(Some(9 * GIB), None) };
+    assert_eq!(judged(vec![other, unlimited], words).1, "not measured");
+}
+
+#[test]
+fn one_unequal_logit_is_one_too_many_unless_it_was_meant() {
+    let of = |equal: u64, precision: &str| Record {
+        hobbit_logits_compared: Some(100),
+        hobbit_logits_equal: Some(equal),
+        hobbit_precision: Some(precision.into()),
+        ..record("resident", "hobbit", [0, 8], 1.0)
+    };
+    assert_eq!(
+        judged(vec![of(100, "exact"), of(7, "dynamic")], "bit-identical"),
+        ("100 of 100 evaluations".into(), "yes".into())
+    );
+    assert_eq!(
+        judged(vec![of(100, "exact"), of(99, "exact")], "bit-identical"),
+        ("199 of 200 evaluations".into(), "no".into())
+    );
+}
+
+#[test]
+fn long_runs_are_flat_or_not() {
+    let long = |growth: u64| with_series(record("long", "hobbit", [0, 1000], 10.0), 1000, growth);
+    // From the tenth of 1 GiB + 500 MiB on, 900 tokens.
+    let (found, kept) = judged(vec![long(0), long(20_000)], "long run: RSS");
+    assert_eq!((found.as_str(), kept.as_str()), ("+17.2 MiB, +1.13 % (synthetic)", "yes"));
+    assert_eq!(judged(vec![long(0), long(100_000)], "long run: RSS").1, "no");
+    let shrinking = |record: &mut Record| record.more.hobbit_series.last_mut().unwrap().rss = 500 * MIB;
+    let mut shrunk = long(0);
+    shrinking(&mut shrunk);
+    assert!(judged(vec![shrunk], "long run: RSS").0.starts_with("-1"));
+
+    let mut slow = long(0);
+    slow.more.hobbit_steps_ns[900..].iter_mut().for_each(|ns| *ns = *ns * 21 / 20);
+    assert_eq!(judged(vec![slow.clone()], "last tenth").1, "yes");
+    slow.more.hobbit_steps_ns[900..].iter_mut().for_each(|ns| *ns *= 2);
+    let (found, kept) = judged(vec![long(0), slow], "last tenth");
+    assert!(kept == "no" && found.contains("-52.3"), "{found}");
+
+    let mut leaking = long(0);
+    leaking.more.hobbit_series.last_mut().unwrap().fds += 1;
+    assert_eq!(judged(vec![long(0), leaking], "open files"), ("17 to 18 (synthetic)".into(), "no".into()));
+    let mut heap = long(0);
+    heap.more.hobbit_series.last_mut().unwrap().heap = Some(70 * MIB);
+    assert_eq!(judged(vec![heap], "heap").1, "no");
+    let killed = Record { hobbit_outcome: "killed".into(), ..record("long", "hobbit", [0, 1000], 1.0) };
+    assert_eq!(judged(vec![killed], "long run: RSS"), ("killed: synthetic".into(), "no".into()));
+}

@@ -1,0 +1,226 @@
+//! Plain llama.cpp, to compare with: its own loader, its own scheduler, none of ours.
+
+use std::ffi::{CString, c_char};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Once;
+use std::sync::atomic::AtomicBool;
+
+use ggml_sys::{llama, shim};
+
+use super::backends;
+use super::context::context_params;
+use super::devices;
+use super::error::Error;
+use super::log;
+use super::model::with_message;
+use super::overrides::Overrides;
+use crate::Token;
+use crate::options::{DeviceOptions, SessionOptions, SplitMode};
+
+/// Experts of a layer, as llama.cpp's `--n-cpu-moe` has them.
+const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
+
+/// How llama.cpp loads a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StockOptions {
+    /// As in [`ModelOptions`](crate::ModelOptions); what says where experts are cached has no meaning here.
+    pub device: DeviceOptions,
+    /// Layers on devices; -1 lets llama.cpp choose.
+    pub n_gpu_layers: i32,
+    /// `none`, `mmap`, `mlock`, `mmap+mlock` or `dio`; `None` lets llama.cpp choose.
+    pub load_mode: Option<String>,
+    /// Repack weights for the CPU (`use_extra_bufts`).
+    pub repack: bool,
+}
+
+/// A model and a context of plain llama.cpp. In a process where a [`Model`](crate::Model) was opened ggml knows hobbit's
+/// device as well: to be compared, each is given a process of its own.
+pub struct Stock {
+    model: NonNull<llama::llama_model>,
+    context: NonNull<llama::llama_context>,
+    n_batch: usize,
+    /// The context holds its address.
+    _interrupted: Box<AtomicBool>,
+}
+
+impl Stock {
+    /// Loads a model and makes a context.
+    ///
+    /// # Errors
+    /// What llama.cpp says; devices and buffer types that there are not.
+    pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, Error> {
+        let load = |reason: String| Error::Load { path: path.to_owned(), reason };
+        let name = CString::new(path.as_os_str().as_encoded_bytes())
+            .map_err(|_| load("its name contains a NUL byte".to_owned()))?;
+        backends::ready();
+        log::install();
+        static INIT: Once = Once::new();
+        // SAFETY: once per process.
+        INIT.call_once(|| unsafe { llama::llama_backend_init() });
+        // SAFETY: returns a struct of plain values.
+        let mut params = unsafe { llama::llama_model_default_params() };
+        let mut chosen = devices::by_name(&options.device)?;
+        let mut overrides = Overrides::default();
+        overrides.add(&options.device.override_tensors, chosen.as_deref().unwrap_or_default())?;
+        for layer in 0..options.device.n_cpu_moe.min(512) {
+            let pattern = CString::new(format!(r"blk\.{layer}{EXPERTS}")).expect("digits and constants");
+            // SAFETY: takes no arguments and returns a constant.
+            overrides.push(pattern, unsafe { llama::ggml_backend_cpu_buffer_type() });
+        }
+        // SAFETY: takes no arguments and returns a constant.
+        let mut split = vec![0.0; unsafe { llama::llama_max_devices() }];
+        for (to, from) in split.iter_mut().zip(&options.device.tensor_split) {
+            *to = *from;
+        }
+        if let Some(devices) = &mut chosen {
+            params.devices = devices.as_mut_ptr();
+        }
+        params.tensor_buft_overrides = overrides.as_ptr();
+        params.tensor_split = split.as_ptr();
+        params.n_gpu_layers = options.n_gpu_layers;
+        params.main_gpu = i32::try_from(options.device.main).unwrap_or(i32::MAX);
+        params.split_mode = match options.device.split {
+            SplitMode::None => llama::LLAMA_SPLIT_MODE_NONE,
+            SplitMode::Layer => llama::LLAMA_SPLIT_MODE_LAYER,
+        };
+        params.use_extra_bufts = options.repack;
+        if let Some(mode) = &options.load_mode {
+            let mode = CString::new(mode.as_str()).map_err(|_| load("no such load mode".to_owned()))?;
+            // SAFETY: the text is NUL-terminated.
+            params.load_mode = unsafe { llama::llama_load_mode_from_str(mode.as_ptr()) };
+        }
+        log::clear_errors();
+        let with_reason = |message: String| match log::take_errors() {
+            said if message.is_empty() => load(said),
+            _ => load(message),
+        };
+        let model = with_message(|message, capacity| {
+            // SAFETY: name and everything that params point to outlive the call.
+            unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
+        });
+        let model = model.map_err(with_reason)?;
+        let interrupted = Box::new(AtomicBool::new(false));
+        let params = context_params(session, &raw const *interrupted);
+        let context = with_message(|message, capacity| {
+            // SAFETY: the model is live, the flag outlives the context.
+            unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) }
+        });
+        let context = context.map_err(|message| {
+            // SAFETY: made above, freed once.
+            unsafe { llama::llama_model_free(model.as_ptr()) };
+            with_reason(message)
+        })?;
+        Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, _interrupted: interrupted })
+    }
+
+    /// Evaluates after what is in the context; logits of the last token are kept.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
+        for piece in tokens.chunks(self.n_batch) {
+            let mut piece = piece.to_vec();
+            // SAFETY: the batch borrows `piece`, which outlives its evaluation.
+            let code = unsafe {
+                let batch = llama::llama_batch_get_one(piece.as_mut_ptr(), piece.len() as i32);
+                let code = llama::llama_decode(self.context.as_ptr(), batch);
+                llama::llama_synchronize(self.context.as_ptr());
+                code
+            };
+            if code != 0 {
+                return Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of the last token, `[n_vocab]`; `None` before the first.
+    pub fn logits(&self) -> Option<&[f32]> {
+        // SAFETY: the context is live; a non-null answer points at a row of `n_vocab` floats, valid until the next
+        // evaluation, which needs `&mut self`.
+        unsafe {
+            let row = llama::llama_get_logits_ith(self.context.as_ptr(), -1);
+            (!row.is_null()).then(|| std::slice::from_raw_parts(row, self.n_vocab()))
+        }
+    }
+
+    /// Empties the context.
+    pub fn clear(&mut self) {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_memory_clear(llama::llama_get_memory(self.context.as_ptr()), true) };
+    }
+
+    /// Tokens of a text, without special ones.
+    pub fn tokenize(&self, text: &str) -> Vec<Token> {
+        let mut tokens: Vec<Token> = vec![0; text.len() + 8];
+        // SAFETY: text and tokens are valid for the lengths passed; a token stands for at least a byte.
+        let n = unsafe {
+            let (text, text_len) = (text.as_ptr().cast::<c_char>(), text.len() as i32);
+            llama::llama_tokenize(self.vocab(), text, text_len, tokens.as_mut_ptr(), tokens.len() as i32, false, false)
+        };
+        tokens.truncate(usize::try_from(n).unwrap_or(0));
+        tokens
+    }
+
+    /// The token that begins every text, if the model wants one.
+    pub fn bos(&self) -> Option<Token> {
+        // SAFETY: the vocabulary is live.
+        unsafe { llama::llama_vocab_get_add_bos(self.vocab()).then(|| llama::llama_vocab_bos(self.vocab())) }
+    }
+
+    /// Size of the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        // SAFETY: the vocabulary is live.
+        usize::try_from(unsafe { llama::llama_vocab_n_tokens(self.vocab()) }).unwrap_or(0)
+    }
+
+    /// Bytes of the text that a token stands for, special tokens left out.
+    pub fn piece(&self, token: Token) -> Vec<u8> {
+        let mut bytes = vec![0u8; 64];
+        loop {
+            // SAFETY: the vocabulary is live; at most `bytes.len()` bytes are written.
+            let n = unsafe {
+                let (into, room) = (bytes.as_mut_ptr().cast(), bytes.len() as i32);
+                llama::llama_token_to_piece(self.vocab(), token, into, room, 0, false)
+            };
+            match usize::try_from(n) {
+                Ok(n) => {
+                    bytes.truncate(n);
+                    return bytes;
+                }
+                // Minus what it takes.
+                Err(_) if n.unsigned_abs() as usize > bytes.len() => bytes.resize(n.unsigned_abs() as usize, 0),
+                Err(_) => return Vec::new(),
+            }
+        }
+    }
+
+    /// llama.cpp's description of the model, bytes of its tensors, and parameters.
+    pub fn describe(&self) -> (String, u64, u64) {
+        let mut text = [0u8; 128];
+        let model = self.model.as_ptr();
+        // SAFETY: the model is live; at most as many bytes are written as there are, NUL included.
+        let (size, n_params) = unsafe {
+            llama::llama_model_desc(model, text.as_mut_ptr().cast(), text.len());
+            (llama::llama_model_size(model), llama::llama_model_n_params(model))
+        };
+        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        (String::from_utf8_lossy(text).into_owned(), size, n_params)
+    }
+
+    fn vocab(&self) -> *const llama::llama_vocab {
+        // SAFETY: the model is live; its vocabulary lives as long.
+        unsafe { llama::llama_model_get_vocab(self.model.as_ptr()) }
+    }
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        // SAFETY: made in `open`, freed once, the context first.
+        unsafe {
+            llama::llama_free(self.context.as_ptr());
+            llama::llama_model_free(self.model.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What the routers of several layers say about one input.
+//!
+//! A router multiplies its layer's input by a matrix, the *gate*. The inputs of neighbouring layers are alike, so this
+//! layer's input through the next layers' gates foretells their choice (HOBBIT's stacked gate, Fate's cross-layer gate).
+//! Every gate is kept once more, in float and stacked in layer order: the gates of some layers are one product.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Gates of all layers together, in bytes: more than any model has (a layer of 512 experts and width 8192 takes 16 MiB).
+const STACK_BYTES_MAX: usize = 4 << 30;
+
+/// What turns logits into probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gating {
+    /// The exponentials' shares of their sum.
+    Softmax,
+    /// One by one.
+    Sigmoid,
+}
+
+/// One layer's router.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gate {
+    /// The matrix, `[n_expert][width]`.
+    pub rows: Vec<f32>,
+    /// Added to the logits, `[n_expert]`.
+    pub bias: Option<Vec<f32>>,
+    /// Added to the probabilities before the choice, `[n_expert]`.
+    pub choice_bias: Option<Vec<f32>>,
+    /// What turns logits into probabilities.
+    pub gating: Gating,
+}
+
+/// A [`Gate`] whose matrix is in the stack.
+#[derive(Clone, Debug)]
+struct Stacked {
+    /// Its rows in the stack.
+    rows: Range<usize>,
+    bias: Option<Vec<f32>>,
+    choice_bias: Option<Vec<f32>>,
+    gating: Gating,
+}
+
+/// Routers by layer. Filled as layers run for the first time.
+#[derive(Clone, Debug, Default)]
+pub struct GateStack {
+    gates: BTreeMap<u16, Stacked>,
+    /// `[rows][width]`.
+    stack: Vec<f32>,
+    width: usize,
+    /// Reused: logits of one product.
+    logits: Vec<f32>,
+}
+
+impl GateStack {
+    /// Whether the layer's router is known.
+    pub fn knows(&self, layer: u16) -> bool {
+        self.gates.contains_key(&layer)
+    }
+
+    /// Whether there is room for a gate `[n_expert][width]` beside the others, which are all of one width.
+    pub fn takes(&self, width: usize, n_expert: usize) -> bool {
+        let is_usual = width > 0 && (self.width == 0 || width == self.width);
+        is_usual && (self.stack.len() + n_expert * width) * size_of::<f32>() <= STACK_BYTES_MAX
+    }
+
+    /// Adds the router of a layer, the rows of whose matrix have `width` floats. `false`, and nothing has changed, where
+    /// [`GateStack::takes`] says no, or a row or bias is not whole.
+    pub fn add(&mut self, layer: u16, width: usize, gate: Gate) -> bool {
+        let Gate { rows, bias, choice_bias, gating } = gate;
+        let n_expert = rows.len() / width.max(1);
+        let is_whole = |bias: &Option<Vec<f32>>| bias.as_ref().is_none_or(|bias| bias.len() == n_expert);
+        if !self.takes(width, n_expert) || rows.len() != n_expert * width || !is_whole(&bias) || !is_whole(&choice_bias)
+        {
+            return false;
+        }
+        self.width = width;
+        let first = self.stack.len() / width;
+        self.stack.extend(rows);
+        self.gates.insert(layer, Stacked { rows: first..first + n_expert, bias, choice_bias, gating });
+        true
+    }
+
+    /// What the routers of `layers` (ascending) say about the input `x` of `width` floats: each layer and the
+    /// probabilities of its experts, by index. Layers whose router is not known are left out.
+    pub fn scores(&mut self, x: &[f32], layers: &[u16]) -> Vec<(u16, Vec<f32>)> {
+        if x.len() != self.width {
+            return Vec::new();
+        }
+        let mut all = Vec::with_capacity(layers.len());
+        for layer in layers {
+            let Some(gate) = self.gates.get(layer) else { continue };
+            let rows = &self.stack[gate.rows.start * self.width..gate.rows.end * self.width];
+            self.logits.clear();
+            self.logits.extend(rows.chunks_exact(self.width).map(|row| dot(row, x)));
+            all.push((*layer, gate.probabilities(&self.logits)));
+        }
+        all
+    }
+}
+
+impl Stacked {
+    fn probabilities(&self, logits: &[f32]) -> Vec<f32> {
+        let mut scores: Vec<f32> = match &self.bias {
+            Some(bias) => logits.iter().zip(bias).map(|(logit, bias)| logit + bias).collect(),
+            None => logits.to_vec(),
+        };
+        match self.gating {
+            Gating::Softmax => {
+                let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                scores.iter_mut().for_each(|score| *score = (*score - max).exp());
+            }
+            Gating::Sigmoid => scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp())),
+        }
+        if let Some(bias) = &self.choice_bias {
+            scores.iter_mut().zip(bias).for_each(|(score, bias)| *score = (*score + bias).max(0.0));
+        }
+        let sum: f32 = scores.iter().sum();
+        if sum > 0.0 {
+            scores.iter_mut().for_each(|score| *score /= sum);
+        }
+        scores
+    }
+}
+
+/// Sums of sixteen lanes: the compiler makes vector code of it.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0.0f32; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    sums.iter().sum::<f32>() + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gates(gating: Gating) -> GateStack {
+        let mut gates = GateStack::default();
+        let mut add = |layer, scale: f32, bias| {
+            let rows = vec![scale, 0.0, 0.0, scale];
+            assert!(gates.add(layer, 2, Gate { rows, bias, choice_bias: None, gating }));
+        };
+        add(3, 1.0, None);
+        add(5, 2.0, Some(vec![0.0, 4.0]));
+        gates
+    }
+
+    #[test]
+    fn each_layer_has_its_own_rows_and_bias() {
+        let mut gates = gates(Gating::Softmax);
+        assert!(gates.knows(3) && !gates.knows(4));
+        let scores = gates.scores(&[1.0, 0.0], &[3, 4, 5]);
+        let odds: Vec<(u16, f32)> = scores.iter().map(|(layer, p)| (*layer, (p[0] / p[1]).ln())).collect();
+        assert_eq!(odds.iter().map(|odds| odds.0).collect::<Vec<_>>(), [3, 5]);
+        assert!((odds[0].1 - 1.0).abs() < 1e-5 && (odds[1].1 + 2.0).abs() < 1e-5, "{odds:?}");
+        assert!(scores.iter().all(|(_, p)| (p.iter().sum::<f32>() - 1.0).abs() < 1e-6));
+        assert!(gates.scores(&[1.0], &[3]).is_empty(), "an input of another width");
+    }
+
+    #[test]
+    fn sigmoid_scores_are_shares_too() {
+        let scores = gates(Gating::Sigmoid).scores(&[0.0, 0.0], &[3]);
+        assert_eq!(scores, [(3, vec![0.5, 0.5])]);
+    }
+
+    #[test]
+    fn gates_that_do_not_fit_are_refused() {
+        let mut gates = gates(Gating::Softmax);
+        let gate = |rows: usize, bias: Option<usize>| Gate {
+            rows: vec![0.0; rows],
+            bias: bias.map(|n| vec![0.0; n]),
+            choice_bias: None,
+            gating: Gating::Softmax,
+        };
+        assert!(!gates.add(7, 3, gate(6, None)), "another width");
+        assert!(!gates.add(7, 2, gate(5, None)), "half a row");
+        assert!(!gates.add(7, 2, gate(6, Some(2))), "a bias too few");
+        assert!(!gates.add(7, 0, gate(0, None)) && !gates.takes(2, STACK_BYTES_MAX / 8));
+        assert!(!gates.knows(7) && gates.add(7, 2, gate(6, Some(3))));
+    }
+
+    #[test]
+    fn dot_takes_every_element() {
+        let a: Vec<f32> = (0..37).map(|i| i as f32).collect();
+        assert_eq!(dot(&a, &a), (0..37).map(|i| (i * i) as f32).sum::<f32>());
+    }
+}

@@ -1,0 +1,270 @@
+//! `hobbit-bench` as its users meet it: the real binary on the demo model.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn text() -> String {
+    root().join("models/demo-heldout-prose.txt").display().to_string()
+}
+
+fn demo() -> String {
+    root().join("models/demo.gguf").display().to_string()
+}
+
+struct Ran {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+/// Nothing of the caller's environment can change what it does.
+fn bench(args: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-bench"));
+    for (name, _) in std::env::vars_os() {
+        let word = name.to_string_lossy();
+        if word.starts_with("LLAMA_ARG_") || word.starts_with("HOBBIT_") {
+            command.env_remove(&name);
+        }
+    }
+    let output = command.args(args).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).expect("everything printed is UTF-8");
+    Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+impl Ran {
+    fn expect(self, status: i32) -> Self {
+        assert_eq!(self.status, Some(status), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    /// What `-o jsonl` printed.
+    fn records(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// Flags of a small run on one thread, since tests run side by side.
+const SMALL: [&str; 6] = ["-t", "1", "-r", "2", "-o", "jsonl"];
+
+#[test]
+fn both_engines_have_the_same_logits_on_a_text_at_any_cache_size() {
+    let (text, args) = (text(), ["-p", "16", "-n", "8", "-d", "4", "--expert-cache", "25%,100%", "--baseline"]);
+    let ran =
+        bench(&[&SMALL[..], &args, &["--prompt-file", &text, "--label", "l", "--variant", "v"]].concat()).expect(0);
+    let records = ran.records();
+    assert_eq!(records.len(), 8, "two cache sizes, two tests, two engines");
+    for record in &records {
+        assert_eq!(record["hobbit_outcome"], "ok");
+        assert_eq!((&record["hobbit_label"], &record["hobbit_variant"]), (&"l".into(), &"v".into()));
+        let compared = record["hobbit_logits_compared"].as_u64().unwrap();
+        // Two runs of two repetitions each.
+        assert_eq!(compared, if record["n_prompt"] == 16 { 4 } else { 32 });
+        assert_eq!(record["hobbit_logits_equal"], compared);
+        assert_eq!(record["samples_ns"].as_array().unwrap().len(), 4);
+        assert!(record["avg_ts"].as_f64().unwrap() > 0.0);
+        assert!(record["hobbit_peak_rss"].as_u64().unwrap() > 1 << 20);
+        assert_eq!(record["model_n_params"], records[0]["model_n_params"]);
+        assert_eq!(record["hobbit_text"], "demo-heldout-prose.txt");
+    }
+    let engines: Vec<&str> = records.iter().map(|record| record["hobbit_engine"].as_str().unwrap()).collect();
+    assert_eq!(engines[..2], ["hobbit", "llama.cpp"]);
+    let single = &records[2];
+    assert_eq!((single["n_gen"].as_u64(), single["n_depth"].as_u64()), (Some(8), Some(4)));
+    assert_eq!(single["hobbit_steps_ns"].as_array().unwrap().len(), 32);
+    assert!(single["hobbit_misses"].as_u64().unwrap() > 0 && single["hobbit_bytes"].as_u64().unwrap() > 0);
+    assert_eq!((&single["hobbit_policy"], &single["hobbit_precision"]), (&"foresight".into(), &"exact".into()));
+}
+
+#[test]
+fn the_first_token_is_timed_without_a_warm_up() {
+    let ran =
+        bench(&[&SMALL[..], &["-p", "0", "-n", "0", "-pg", "8,2", "--no-warmup", "--no-roofline"]].concat()).expect(0);
+    let record = &ran.records()[0];
+    let (load, first) = (record["hobbit_load_ns"].as_u64().unwrap(), record["hobbit_first_token_ns"].as_u64().unwrap());
+    assert!(load > 0 && first > load);
+    assert!(record["hobbit_prompt_ts"].as_f64().unwrap() > 0.0 && record["hobbit_decode_ts"].as_f64().unwrap() > 0.0);
+    assert_eq!(record["hobbit_text"], "random");
+    let series = record["hobbit_series"].as_array().unwrap();
+    assert_eq!(series.last().unwrap()["tokens"], 20, "two repetitions of ten");
+    assert!(series.iter().all(|moment| moment["rss"].as_u64().unwrap() > 0));
+}
+
+#[test]
+fn requests_are_evaluated() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("requests.jsonl");
+    let request = r#"{"prompt": "In the beginning God created the heaven and the earth. And", "output": "the earth was without form, and void"}"#;
+    fs::write(&path, request).unwrap();
+    let path = path.display().to_string();
+    let ran = bench(&[&SMALL[..], &["-p", "0", "-n", "0", "-pg", "8,4", "--trace", &path, "--no-roofline"]].concat())
+        .expect(0);
+    assert_eq!(ran.records()[0]["hobbit_text"], "requests.jsonl");
+    let ran = bench(&[&SMALL[..], &["-p", "512", "-n", "0", "--trace", &path]].concat()).expect(1);
+    assert!(ran.stderr.contains("no request has a prompt of 512 tokens"), "{}", ran.stderr);
+    assert_eq!(ran.records()[0]["avg_ns"], 0);
+}
+
+#[test]
+fn every_format() {
+    let run =
+        |format| bench(&["-t", "1", "-r", "1", "-p", "4", "-n", "0", "--no-roofline", "-o", format]).expect(0).stdout;
+    let json: Vec<Value> = serde_json::from_str(&run("json")).unwrap();
+    assert_eq!(json[0]["n_prompt"], 4);
+    assert_eq!(run("csv").lines().count(), 2);
+    assert!(run("sql").contains("INSERT INTO llama_bench"));
+    assert!(run("md").contains("pp4 |"));
+    assert_eq!(run("none"), "");
+    let both =
+        bench(&["-t", "1", "-r", "1", "-p", "4", "-n", "0", "--no-roofline", "-o", "none", "-oe", "csv"]).expect(0);
+    assert!(both.stdout.is_empty() && both.stderr.contains("build_commit,build_number"));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_exit_status() {
+    for (args, part) in [
+        (&["--policy", "best"][..], "best"),
+        (&["-p", "x"], "-p: 'x'"),
+        (&["-p", "0", "-n", "0"], "nothing to test"),
+        (&["--lora", "x"], "'--lora' is a llama.cpp flag"),
+        (&["--precision", "exact", "--t1", "0.5"], "contradicts"),
+    ] {
+        let ran = bench(args).expect(2);
+        assert!(ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
+    }
+    // A case that fails is a record, and the others run.
+    let demo = demo();
+    let models = format!("none.gguf,{demo}");
+    let ran = bench(&[&SMALL[..], &["-m", &models, "-p", "4", "-n", "0", "--no-roofline"]].concat()).expect(1);
+    let records = ran.records();
+    let outcome = records[0]["hobbit_outcome"].as_str().unwrap();
+    assert!(outcome.starts_with("failed: ") && outcome.contains("none.gguf"), "{outcome}");
+    assert_eq!(records[1]["hobbit_outcome"], "ok");
+    let ran = bench(&[&SMALL[..], &["-p", "4", "-n", "0", "--mem-budget", "1MiB"]].concat()).expect(1);
+    assert!(ran.records()[0]["hobbit_outcome"].as_str().unwrap().contains("is too small"), "{}", ran.stdout);
+}
+
+/// A program as in `benches/peers`.
+fn peer(dir: &Path, name: &str, script: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = dir.join(name);
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("run"), format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(dir.join("run"), fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+#[test]
+fn peers_continue_the_same_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = dir.path().join("prompt.txt");
+    fs::write(&prompt, "In the beginning God created the").unwrap();
+    let answer = r#"echo '{"engine":"x","version":"1","load_ns":5,"prompt_tokens":6,"prompt_ns":1000000000,"decode_tokens":3,"decode_ns":1000000000,"text":" heaven and xyz"}'"#;
+    let there = [
+        peer(dir.path(), "good", &format!("echo noise; [ \"$5\" = --predict ] || exit 3; {answer}")),
+        peer(dir.path(), "bad", "echo 'no such model' >&2; exit 4"),
+        peer(dir.path(), "silent", "true"),
+    ]
+    .map(|path| path.display().to_string());
+    let (demo, prompt) = (demo(), prompt.display().to_string());
+    let mut args = vec!["peers", "-m", &demo, "--prompt-file", &prompt, "-n", "4", "-t", "1", "-o", "jsonl"];
+    args.extend(there.iter().map(String::as_str));
+    let records = bench(&args).expect(0).records();
+    let engines: Vec<&str> = records.iter().map(|record| record["hobbit_engine"].as_str().unwrap()).collect();
+    assert_eq!(engines, ["hobbit", "llama.cpp", "good", "bad", "silent"]);
+    let (ours, stock, good) = (&records[0], &records[1], &records[2]);
+    assert_eq!(ours["hobbit_generated"], stock["hobbit_generated"]);
+    assert_eq!((&ours["hobbit_text_equal"], &ours["hobbit_label"]), (&ours["hobbit_text_chars"], &"peers".into()));
+    assert_eq!(ours["samples_ns"].as_array().unwrap().len(), 2, "there and back");
+    assert_eq!(good["hobbit_decode_ts"], 3.0);
+    let equal = good["hobbit_text_equal"].as_u64().unwrap();
+    assert!(equal > 0 && equal < good["hobbit_text_chars"].as_u64().unwrap(), "{good}");
+    let outcome = |at: usize| records[at]["hobbit_outcome"].as_str().unwrap().to_owned();
+    assert!(outcome(3).contains("exit status: 4, no such model"), "{}", outcome(3));
+    assert!(outcome(4).contains("printed no JSON"), "{}", outcome(4));
+
+    let ran = bench(&["peers", "-m", &demo, "--prompt-file", &prompt, "nowhere"]).expect(1);
+    assert!(ran.stderr.contains("nowhere: no program `run`"), "{}", ran.stderr);
+    bench(&["peers", "-m", &demo]).expect(2);
+}
+
+#[test]
+fn a_program_that_does_not_end_is_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = dir.path().join("prompt.txt");
+    fs::write(&prompt, "In the").unwrap();
+    // `read` waits for what never comes; its own child would outlive a shell that is killed alone.
+    let stuck = peer(dir.path(), "stuck", "tail -f /dev/null").display().to_string();
+    let (demo, prompt) = (demo(), prompt.display().to_string());
+    let args =
+        ["peers", "-m", &demo, "--prompt-file", &prompt, "-n", "2", "-t", "1", "--timeout", "2", "-o", "jsonl", &stuck];
+    let records = bench(&args).expect(0).records();
+    assert_eq!(records[2]["hobbit_outcome"], "failed: not ready after 2 s");
+}
+
+#[test]
+fn reports_are_made_of_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let (raw, page, readme) =
+        (dir.path().join("raw.jsonl"), dir.path().join("page.html"), dir.path().join("readme.md"));
+    let args = ["-p", "16", "-n", "8", "--expert-cache", "100%", "--baseline", "--label", "resident"];
+    fs::write(&raw, bench(&[&SMALL[..], &args].concat()).expect(0).stdout).unwrap();
+    fs::write(&readme, "before\n<!-- hobbit-bench resident -->\n<!-- /hobbit-bench resident -->\nafter\n").unwrap();
+    let words = [&raw, &page, &readme].map(|path| path.display().to_string());
+    let [raw, page, readme] = &words;
+    bench(&["report", raw, "--readme", readme, "--check"]).expect(1);
+    bench(&["report", raw, "-o", page, "--readme", readme]).expect(0);
+    bench(&["report", raw, "--readme", readme, "--check"]).expect(0);
+    let filled = fs::read_to_string(readme).unwrap();
+    assert!(filled.starts_with("before\n") && filled.ends_with("after\n") && filled.contains("| "), "{filled}");
+    let html = fs::read_to_string(page).unwrap();
+    assert!(html.contains("<svg") || html.contains("<table"), "{}", html.len());
+    assert!(!html.contains("http://") && !html.contains("https://"), "nothing from outside");
+    bench(&["report"]).expect(2);
+    let ran = bench(&["report", "nowhere.jsonl", "--table", "claims"]).expect(1);
+    assert!(ran.stderr.contains("nowhere.jsonl"), "{}", ran.stderr);
+}
+
+#[test]
+fn the_tables_in_the_documents_are_what_the_records_make_them() {
+    let raw = root().join("benches/results/amd-epyc-2c-24gib-virtio/prove");
+    for page in [root().join("README.md"), raw.join("README.md")] {
+        let (raw, page) = (raw.display().to_string(), page.display().to_string());
+        bench(&["report", &raw, "--readme", &page, "--check"]).expect(0);
+    }
+}
+
+/// Under a limit, where the machine lets this process make control groups: as root.
+#[test]
+fn limits() {
+    let text = text();
+    let args = ["-p", "0", "-n", "4", "--limit", "160MiB", "--prompt-file", &text, "--no-roofline"];
+    let ran = bench(&[&SMALL[..], &args].concat());
+    // Where a group can be made by hand, it must be made.
+    let by_hand = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|mount| {
+        let dir = Path::new(mount).join(format!("hobbit-test-{}", std::process::id()));
+        let is_made = fs::create_dir(&dir).is_ok()
+            && ["memory.limit_in_bytes", "memory.max"].iter().any(|file| dir.join(file).exists());
+        let _ = fs::remove_dir(&dir);
+        is_made
+    });
+    match ran.status {
+        Some(0) => {
+            let record = &ran.records()[0];
+            assert_eq!((&record["hobbit_limit"], &record["hobbit_outcome"]), (&(160u64 << 20).into(), &"ok".into()));
+            let budget = record["hobbit_budget"].as_u64().unwrap();
+            assert!(budget <= 160 << 20 && record["hobbit_peak_rss"].as_u64().unwrap() <= budget);
+            assert!(record["hobbit_cgroup_peak"].as_u64().is_none_or(|peak| peak <= 160 << 20));
+        }
+        _ => {
+            assert!(ran.stderr.contains("--limit"), "{}", ran.stderr);
+            assert!(!by_hand.contains(&true), "{}", ran.stderr);
+        }
+    }
+}
