@@ -1,0 +1,209 @@
+#!/usr/bin/env bash
+# What hobbit claims, measured: hobbit, the llama.cpp that is linked into it and other programs, under the same limits.
+#
+# usage: benches/prove.sh [STUDY...]     as root, for the control groups; without a name, all of them: about two hours
+#   papers      [input, output] = [16,32] [16,128] [128,32] [128,128] on four shapes of models
+#   curve       decode speed from the smallest budget that works to everything in memory
+#   ablation    what dynamic precision, prefetching and the policy add
+#   context     decode speed behind longer and longer contexts
+#   experts     models of the same size whose experts are more and smaller
+#   resident    no limit, everything in memory: what hobbit costs
+#   startup     from the start of the process to the first token
+#   long        2,000 tokens in the least memory, alone and with another process that takes memory
+#   peers       other programs: benches/peers/setup.sh installs them
+# then
+#   report      one page and the tables of README.md, from the raw files alone
+#
+# Raw results go to $RESULTS (default: benches/results/<machine>/prove), models to $MODELS (default: target/prove, 20 GiB).
+# The disk's read-ahead is $READ_AHEAD_KIB while it runs: 128, which Linux has by default; llama.cpp depends on it. 0 leaves it.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(dirname "$here")
+bin=${BIN:-$root/target/release}
+models=$(realpath -m "${MODELS:-$root/target/prove}")
+peers=$(realpath -m "${PEERS:-$here/peers}")
+cd "$root"
+
+# Threads that wait for a page fault need no core: of 2, 4 and 8 on two cores, 4 and 8 were equally good for llama.cpp.
+cores=$(nproc)
+waiting=$((2 * cores))
+prose=$root/models/demo-heldout-prose.txt
+code=$root/models/demo-heldout-code.txt
+
+[[ -n ${BIN:-} ]] || cargo build --release --bin hobbit-bench --bin hobbit-cli -p hobbit -p gguf-tools
+mkdir -p "$models"
+results=$(realpath -m "${RESULTS:-$here/results/$("$bin/hobbit-bench" machine "$models")/prove}")
+mkdir -p "$results"
+
+read_ahead=${READ_AHEAD_KIB:-128}
+queue=/sys/dev/block/$(stat -c '%Hd:%Ld' "$models")
+queue=$(realpath "$queue")
+[[ -d $queue/queue ]] || queue=$(dirname "$queue")
+queue=$queue/queue/read_ahead_kb
+if [[ $read_ahead != 0 && -w $queue ]]; then
+    before=$(cat "$queue")
+    trap 'echo "$before" > "$queue"' EXIT
+    echo "$read_ahead" > "$queue"
+fi
+
+# model NAME SYNTH-FLAGS...: generates it unless it is there.
+model() {
+    local name=$1
+    shift
+    [[ -s $models/$name.gguf ]] || "$bin/gguf-tools" synth "$models/$name.gguf" "$@"
+}
+
+shapes() {
+    model mixtral --preset mixtral-bench --layers 8
+    model phimoe --preset phimoe-bench --layers 8
+    model qwen3moe --preset qwen3moe-bench --layers 8
+    model deepseek --preset deepseek-bench --layers 6
+}
+
+# The demo model with larger experts that compute the same: routed as it was trained to be.
+trained() {
+    [[ -s $models/demo-wide.gguf ]] || "$bin/gguf-tools" widen models/demo.gguf --ff 8192 -o "$models/demo-wide.gguf"
+}
+
+# run STUDY FLAGS...: appends the records, in which models have names and no paths.
+run() {
+    local study=$1
+    shift
+    (cd "$models" && "$bin/hobbit-bench" --label "$study" --progress -o jsonl "$@") >> "$results/$study.jsonl"
+}
+
+begin() {
+    echo "== $1" >&2
+    rm -f "$results/$1.jsonl"
+}
+
+papers() {
+    begin papers
+    shapes
+    for name in mixtral phimoe qwen3moe deepseek; do
+        run papers -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline --order AB \
+            --baseline-threads "$waiting" -p 0 -n 0 -pg 16,32 -pg 16,128 -pg 128,32 -pg 128,128 -r 1
+    done
+}
+
+curve() {
+    begin curve
+    shapes
+    for name in mixtral qwen3moe; do
+        run curve -m "$name.gguf" --prompt-file "$prose" --limit 500MiB,750MiB,1GiB,1.5GiB,2GiB,3.25GiB \
+            -t "$cores" --baseline --order AB --baseline-threads "$waiting" -d 64 -p 0 -n 32 -r 1
+    done
+}
+
+ablation() {
+    begin ablation
+    shapes
+    local variants=(
+        'LRU=--policy lru'
+        'LRU, without overlap=--policy lru --no-overlap'
+        'foresight=--policy foresight'
+        'foresight, prefetch=--policy foresight --predictor stacked-gate'
+        'LRU, dynamic=--policy lru --low q2_k'
+        'foresight, dynamic=--policy foresight --low q2_k'
+        'foresight, dynamic, prefetch=--policy foresight --low q2_k --predictor stacked-gate'
+    )
+    for name in mixtral qwen3moe; do
+        # Made once, outside of the limit.
+        "$bin/hobbit-cli" -m "$models/$name.gguf" --low q2_k -p a -n 1 --quiet > "$models/low.log"
+        # There and back: what the disk does meanwhile meets all of them.
+        for at in 0 1 2 3 4 5 6 6 5 4 3 2 1 0; do
+            # shellcheck disable=SC2086
+            run ablation -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" -d 128 -p 0 -n 64 -r 1 \
+                --variant "${variants[at]%%=*}" ${variants[at]#*=}
+        done
+    done
+}
+
+context() {
+    begin context
+    shapes
+    # As many threads for both: llama.cpp's attention over 512 tokens and more is divided among them, and so are its last bits.
+    run context -m "qwen3moe.gguf" --prompt-file "$code" --limit 1.25GiB -t "$cores" --baseline --order AB -p 0 -n 16 -d 0,512,1024,2048,4096 -r 1
+}
+
+experts() {
+    begin experts
+    for n in 16 32 64 128; do
+        model "experts-$n" --preset qwen3moe-bench --layers 4 --experts "$n" --topk $((n / 8)) --ff $((49152 / n))
+        run experts -m "experts-$n.gguf" --prompt-file "$prose" --limit 750MiB -t "$cores" --baseline \
+            --baseline-threads "$waiting" -d 64 -p 0 -n 32 -r 1
+    done
+}
+
+resident() {
+    begin resident
+    shapes
+    for name in mixtral qwen3moe; do
+        run resident -m "$name.gguf" --prompt-file "$prose" --expert-cache 100% -t "$cores" --baseline -p 128 -n 64 -r 3
+    done
+}
+
+startup() {
+    begin startup
+    shapes
+    for name in mixtral phimoe qwen3moe deepseek; do
+        run startup -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline \
+            --baseline-threads "$waiting" -p 0 -n 0 -pg 16,1 -r 1 --no-warmup
+    done
+}
+
+long() {
+    begin long
+    shapes
+    trained
+    # In the shape of a chat; of the synthetic model, whose vocabulary has no words, the text is many more tokens.
+    local chat=$models/chat.txt
+    [[ -s $chat ]] || python3 benches/policies/chat.py "$bin/hobbit-cli" models/demo.gguf "$prose" "$code" > "$chat"
+    local all=(--prompt-file "$chat" -t "$cores" -ub 64 -p 0 -n 2000 -r 1 --no-warmup)
+    run long -m "demo-wide.gguf" "${all[@]}" --limit 160MiB --variant alone
+    run long -m "demo-wide.gguf" "${all[@]}" --limit 260MiB --mem-budget 160MiB --pressure 100MiB \
+        --variant 'under pressure'
+    run long -m "qwen3moe.gguf" "${all[@]}" --limit 700MiB --variant alone
+    run long -m "qwen3moe.gguf" "${all[@]}" --limit 1000MiB --mem-budget 700MiB --pressure 300MiB \
+        --variant 'under pressure'
+}
+
+peers() {
+    begin peers
+    shapes
+    trained
+    local there=()
+    for name in $("$peers/list"); do
+        there+=("$peers/$name")
+    done
+    # Those that read no GGUF are given the model in their own format, outside of the limit: not the same bytes.
+    if [[ " ${there[*]} " == *"/transformers "* ]]; then
+        "$peers/transformers/convert" "$models/qwen3moe.gguf" > "$models/convert.log" 2>&1
+    fi
+    head -c 600 "$prose" > "$models/question.txt"
+    head -c 150 "$prose" > "$models/short.txt" # no words: a token is a byte or two there
+    "$bin/hobbit-bench" peers -m demo-wide.gguf --prompt-file "$models/question.txt" --limit 200MiB,352MiB -n 64 -t "$cores" --ubatch-size 64 \
+        --baseline-threads "$waiting" --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
+    "$bin/hobbit-bench" peers -m mixtral.gguf,qwen3moe.gguf --prompt-file "$models/short.txt" --limit 1.25GiB \
+        -n 32 -t "$cores" --baseline-threads "$waiting" --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
+    cd "$root"
+}
+
+report() {
+    "$bin/hobbit-bench" report "$results" -o "$results/report.html"
+    for page in README.md "$results/README.md"; do
+        [[ ! -f $page ]] || "$bin/hobbit-bench" report "$results" --readme "$page"
+    done
+}
+
+studies=("$@")
+[[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident startup long peers report)
+for study in "${studies[@]}"; do
+    case $study in
+    papers | curve | ablation | context | experts | resident | startup | long | peers | report) "$study" ;;
+    *)
+        echo "$0: no study '$study'; see the head of this file" >&2
+        exit 2
+        ;;
+    esac
+done
