@@ -122,7 +122,7 @@ ablation() {
 context() {
     begin context
     shapes
-    # As many threads for both: llama.cpp's attention over 512 tokens and more is divided among them, and so are its last bits.
+    # As many threads for both: behind 512 tokens and more, logits depend on their number in the last bits.
     run context -m "qwen3moe.gguf" --prompt-file "$code" --limit 1.25GiB -t "$cores" --baseline --order AB -p 0 -n 16 -d 0,512,1024,2048,4096 -r 1
 }
 
