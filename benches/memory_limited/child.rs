@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use hobbit::gguf::Gguf;
+use hobbit::measure::disk::{RandomReads, random_reads};
+use hobbit::measure::process::Costs;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::{PhaseStats, PrecisionCounts, peak_rss_bytes};
-use hobbit::store::{self, StoreKind, measure_random_read, probe};
 use hobbit::{LowShare, Model, ModelOptions, Session, SessionOptions, Token};
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,8 @@ pub const N_BATCH: u32 = 512;
 /// Real text, the same for every model: what is read first is the prompt, what follows is "decoded".
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
 
-/// Reads in flight that are tried for the disk's best.
-const DEPTHS: [usize; 3] = [4, 8, 16];
+/// Time for each depth at which the disk is measured.
+const DISK_TIME: Duration = Duration::from_millis(1500);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +118,7 @@ impl From<PrecisionCounts> for Counts {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     Run(Box<Run>),
-    Disk(Vec<Disk>),
+    Disk(Vec<RandomReads>),
 }
 
 /// A run of an engine.
@@ -140,16 +140,6 @@ pub struct Run {
     pub precision: Option<serde_json::Value>,
 }
 
-/// Random reads of expert slices, `depth` at a time.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Disk {
-    pub engine: String,
-    pub depth: usize,
-    pub slice_bytes: u64,
-    pub bytes: u64,
-    pub bytes_per_second: f64,
-}
-
 /// llama.cpp and hobbit alike.
 pub trait Evaluate {
     fn tokenize(&self, text: &str) -> Result<Vec<Token>>;
@@ -167,7 +157,8 @@ pub trait Evaluate {
 /// Runs the task in this process.
 pub fn run(task: &Task) -> Result<Answer> {
     match task.work {
-        Work::Disk => disk(task).map(Answer::Disk),
+        // The plain model's slices, whoever runs next: one roofline for all.
+        Work::Disk => random_reads(&task.files.model, DISK_TIME).map(Answer::Disk),
         Work::Run(Contestant::Stock) => {
             let started = Instant::now();
             let mut stock = Stock::open(task)?;
@@ -233,14 +224,14 @@ fn phase(engine: &mut dyn Evaluate, batches: &[&[Token]], logits_hash: &mut Vec<
         step_seconds.push(started.elapsed().as_secs_f64());
         logits_hash.push(hash(engine.last_logits()?));
     }
-    let after = Costs::now()?;
+    let costs = Costs::now()?.since(before);
     Ok(Phase {
         tokens: batches.iter().map(|batch| batch.len()).sum(),
         seconds: step_seconds.iter().sum(),
         step_seconds,
-        disk_bytes: after.disk_bytes - before.disk_bytes,
-        major_faults: after.major_faults - before.major_faults,
-        cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+        disk_bytes: costs.disk_bytes,
+        major_faults: costs.major_faults,
+        cpu_seconds: costs.cpu_ns as f64 * 1e-9,
         experts: None,
     })
 }
@@ -265,32 +256,6 @@ fn hash(logits: &[f32]) -> String {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }
     format!("{hash:016x}")
-}
-
-/// What this process has cost so far.
-struct Costs {
-    disk_bytes: u64,
-    major_faults: u64,
-    cpu_seconds: f64,
-}
-
-impl Costs {
-    fn now() -> Result<Self> {
-        let io = std::fs::read_to_string("/proc/self/io").context("/proc/self/io")?;
-        let disk_bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
-        // SAFETY: all zeroes is a valid rusage, which the call fills in.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            ensure!(libc::getrusage(libc::RUSAGE_SELF, &mut usage) == 0, "getrusage failed");
-            usage
-        };
-        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
-        Ok(Self {
-            disk_bytes: disk_bytes.context("no read_bytes in /proc/self/io")?,
-            major_faults: usage.ru_majflt as u64,
-            cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
-        })
-    }
 }
 
 struct Hobbit {
@@ -346,39 +311,4 @@ impl Evaluate for Hobbit {
         let stats = self.session.stats();
         Some((stats.prompt, stats.decode))
     }
-}
-
-/// The disk's random reads, past the page cache where that is possible, at each of [`DEPTHS`].
-fn disk(task: &Task) -> Result<Vec<Disk>> {
-    // The plain model's slices, whoever runs next: one roofline for all.
-    let model = Gguf::open(&task.files.model)?;
-    let experts = model.experts()?;
-    let tensors: Vec<_> = experts.layers.iter().flat_map(|layer| &layer.tensors).collect();
-    let ranges: Vec<_> = tensors
-        .iter()
-        .map(|tensor| {
-            let mut all = tensor.extent(0);
-            all.len *= u64::from(tensor.n_expert);
-            all
-        })
-        .collect();
-    let slice_bytes = tensors.iter().map(|tensor| tensor.slice_bytes).sum::<u64>() / tensors.len().max(1) as u64;
-    ensure!(slice_bytes > 0, "a dense model has no experts to read");
-    let files: Vec<PathBuf> = model.files.iter().map(|file| file.path.clone()).collect();
-    let can_direct = probe::io_uring().is_ok() && files.iter().all(|file| probe::direct(file).is_ok());
-    let store = store::open(if can_direct { StoreKind::Direct } else { StoreKind::Buffered }, &files)?;
-    DEPTHS
-        .iter()
-        .map(|&depth| {
-            let time = Duration::from_millis(1500);
-            let measured = measure_random_read(&*store, &ranges, slice_bytes, depth, 2 << 30, time)?;
-            Ok(Disk {
-                engine: store.name().to_owned(),
-                depth,
-                slice_bytes,
-                bytes: measured.bytes,
-                bytes_per_second: measured.bytes_per_second(),
-            })
-        })
-        .collect()
 }

@@ -1,7 +1,7 @@
 //! Decode speed against what the disk allows.
 
-use super::child::Disk;
 use super::runs::Finished;
+use hobbit::measure::disk::RandomReads;
 
 /// Of one run. Whoever runs, the disk was measured with reads of the plain model's slices: the smaller ones of a low file
 /// are slower to read than that, the longer ones of a pack faster.
@@ -35,6 +35,6 @@ impl Roofline {
     }
 }
 
-fn best(disk: &[Disk]) -> Option<&Disk> {
+fn best(disk: &[RandomReads]) -> Option<&RandomReads> {
     disk.iter().max_by(|a, b| a.bytes_per_second.total_cmp(&b.bytes_per_second))
 }

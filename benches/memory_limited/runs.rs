@@ -10,10 +10,11 @@ use anyhow::{Context, Result, bail};
 use hobbit::gguf::Gguf;
 use serde::Serialize;
 
-use super::child::{Answer, Disk, Run, Task, Work};
+use super::child::{Answer, Run, Task, Work};
 use super::contestant::{Contestant, Files};
 use super::subject::Targets;
 use hobbit::measure::cgroup::{Cgroup, Usage};
+use hobbit::measure::disk::RandomReads;
 use hobbit::measure::page_cache;
 
 /// What was asked for.
@@ -65,7 +66,7 @@ pub struct Finished {
     pub cgroup: Option<Usage>,
     /// Measured just before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub disk: Vec<Disk>,
+    pub disk: Vec<RandomReads>,
 }
 
 /// Everyone in the order asked for.

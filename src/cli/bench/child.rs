@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::{Answer, Experts, Rep, Traffic};
@@ -398,37 +398,4 @@ impl Watch {
         self.thread.thread().unpark();
         self.thread.join().unwrap_or_default()
     }
-}
-
-/// Measures random reads of the model's slices, at several depths: bytes per second of the best.
-///
-/// # Errors
-/// A dense model; reads that fail.
-pub fn disk(model: &std::path::Path) -> Result<f64> {
-    use crate::gguf::Gguf;
-    use crate::store::{self, StoreKind, measure_random_read, probe};
-
-    let gguf = Gguf::open(model)?;
-    let experts = gguf.experts()?;
-    let tensors: Vec<_> = experts.layers.iter().flat_map(|layer| &layer.tensors).collect();
-    let ranges: Vec<_> = tensors
-        .iter()
-        .map(|tensor| {
-            let mut all = tensor.extent(0);
-            all.len *= u64::from(tensor.n_expert);
-            all
-        })
-        .collect();
-    let slice_bytes = tensors.iter().map(|tensor| tensor.slice_bytes).sum::<u64>() / tensors.len().max(1) as u64;
-    anyhow::ensure!(slice_bytes > 0, "a dense model has no experts to read");
-    let files: Vec<std::path::PathBuf> = gguf.files.iter().map(|file| file.path.clone()).collect();
-    let can_direct = probe::io_uring().is_ok() && files.iter().all(|file| probe::direct(file).is_ok());
-    let store = store::open(if can_direct { StoreKind::Direct } else { StoreKind::Buffered }, &files)?;
-    let mut best = 0f64;
-    for depth in [4, 8, 16] {
-        let measured = measure_random_read(&*store, &ranges, slice_bytes, depth, 2 << 30, Duration::from_millis(800))
-            .context("measuring the disk")?;
-        best = best.max(measured.bytes_per_second());
-    }
-    Ok(best)
 }

@@ -132,7 +132,7 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
         models.push(low);
     }
     let place = Place::new(task.case.limit, &models)?;
-    let hog = pressure.map(|bytes| Hog::start(&place, bytes, &task.case.model)).transpose()?;
+    let mut hog = pressure.map(|bytes| Hog::start(&place, bytes, &task.case.model)).transpose()?;
     let mut task = task.clone();
     task.started_ns = now_ns();
     let mut command = own()?;
@@ -144,11 +144,16 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
     let mut text = String::new();
     let read = child.stdout.take().context("a run without stdout")?.read_to_string(&mut text);
     let status = wait(&mut child)?;
+    // Without it to the end there was no pressure.
+    let is_alone = hog.as_mut().is_some_and(Hog::has_ended);
     drop(hog);
     read.context("reading what a run answers")?;
     let said = errors.join().unwrap_or_default();
     let usage = place.usage();
-    let outcome = if status.success() {
+    let outcome = if is_alone {
+        let why = "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
+        Outcome::Failed(why.to_owned())
+    } else if status.success() {
         let answer: Answer = serde_json::from_str(text.trim()).context("the answer of a run")?;
         Outcome::Done(Box::new(answer))
     } else if status.signal() == Some(libc::SIGKILL) && place.is_limited() {
@@ -231,6 +236,12 @@ impl Hog {
         let mut command = own()?;
         command.arg("hog").arg(bytes.to_string()).arg(model).stdin(Stdio::null()).stdout(Stdio::null());
         Ok(Self(place.spawn(&mut command)?))
+    }
+}
+
+impl Hog {
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.0.try_wait(), Ok(None))
     }
 }
 
