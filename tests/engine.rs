@@ -308,7 +308,8 @@ fn layers_that_llama_cpp_leaves_out_are_not_served() {
     synth::write(&path, &Spec { layers: 5, ..Spec::tiny("glm4moe") }).unwrap();
     let layers = |overrides: &[&str]| {
         let kv_overrides = overrides.iter().map(|text| text.parse().unwrap()).collect();
-        let model = Model::open(&path, &ModelOptions { kv_overrides, ..ModelOptions::default() }, |_| true).unwrap();
+        let options = ModelOptions { kv_overrides, stand_aside: false, ..ModelOptions::default() };
+        let model = Model::open(&path, &options, |_| true).unwrap();
         let mut session = model.session(&settings()).unwrap();
         session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
         assert!(session.unseen_experts().is_empty());

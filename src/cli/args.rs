@@ -93,6 +93,9 @@ pub struct ModelArgs {
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,
+    /// Where the whole model fits and llama.cpp runs it by itself: rearrange weights for the CPU while loading
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_REPACK")]
+    pub repack: Switch,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<KvOverride>,
@@ -101,12 +104,16 @@ pub struct ModelArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Memory and I/O (hobbit's own)")]
 pub struct MemoryArgs {
-    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M
+    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A model
+    /// that fits as a whole is run by llama.cpp alone, unless a flag says how its experts are to be kept
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", env = "HOBBIT_ARG_MEM_BUDGET")]
     pub mem_budget: Budget,
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_EXPERT_CACHE")]
     pub expert_cache: ExpertCache,
+    /// Take a budget that exceeds what the system says is available; by default it is refused where it would be used
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
+    pub overcommit: Switch,
     /// Read experts around the page cache (direct), through it (buffered), or as fits the machine
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
     pub io: IoMode,

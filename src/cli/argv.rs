@@ -62,7 +62,7 @@ const SPELLINGS: &[(&str, &str)] = &[
 
 /// Spellings that switch off.
 const NEGATIONS: &[(&str, &str)] =
-    &[("-no-cnv", "conversation"), ("-nkvo", "kv-offload"), ("--no-show-timings", "perf")];
+    &[("-no-cnv", "conversation"), ("-nkvo", "kv-offload"), ("-nr", "repack"), ("--no-show-timings", "perf")];
 
 /// The spellings of `--long` that clap's help would not show.
 pub fn other_spellings(long: &str) -> Vec<String> {

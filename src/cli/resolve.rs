@@ -104,11 +104,16 @@ impl HiArgs {
         let until_full = predict == Some(-2);
         let escape = low.prompt.escape.0;
         let verbosity = verbosity(low.output.quiet, low.output.verbose, low.output.verbosity);
+        let session = session(&low.context, &low.rope, until_full);
         Ok(Self {
             model,
             is_demo,
             model_options: ModelOptions {
                 budget: low.memory.mem_budget,
+                overcommit: low.memory.overcommit.0,
+                stand_aside: true,
+                repack: low.model.repack.0,
+                expects: session.clone(),
                 expert_cache: low.memory.expert_cache,
                 low: low.precision.source(),
                 low_share: low.precision.low_share,
@@ -124,7 +129,7 @@ impl HiArgs {
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
             },
-            session_options: session(&low.context, &low.rope, until_full),
+            session_options: session,
             sampling: sampling(low.sampling, escape, around)?,
             prompt,
             system_prompt: system_prompt(&low.chat, around)?,
@@ -214,6 +219,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
         n_ctx: context.ctx_size,
         n_batch: context.batch_size,
         n_ubatch: context.ubatch_size,
+        n_outputs_max: 1,
         n_seq_max: 1,
         threads: threads(context.threads),
         threads_batch: context.threads_batch.and_then(threads),

@@ -18,6 +18,7 @@ mod error;
 mod experts;
 mod fitted;
 mod gates;
+mod held;
 mod hook;
 mod inner;
 mod log;
@@ -32,6 +33,7 @@ mod precision;
 mod pressure;
 mod quantise;
 mod recorder;
+mod regime;
 mod residency;
 #[cfg(feature = "rpc")]
 mod rpc;

@@ -20,13 +20,14 @@ use super::hook::RouterObserver;
 use super::log;
 use super::placement::{DeviceLayers, Placement};
 use super::precision::Precisions;
+use super::regime;
 use super::session::Session;
 use super::source::ModelSource;
 use super::stream::CookieStream;
 use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
-use crate::plan::ExpertCache;
+use crate::plan::{ExpertCache, Regime};
 use crate::predict::{PathTable, PredictShape};
 use crate::profile::ProfileError;
 use crate::route::Thresholds;
@@ -89,6 +90,8 @@ pub(super) struct Shared {
     pub(super) files: Vec<PathBuf>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
+    /// How its experts are run; of a dense model as if there were any.
+    pub(super) regime: Regime,
     pub(super) fitted: Option<Fitted>,
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,
@@ -142,9 +145,25 @@ impl Model {
         mut progress: impl FnMut(f32) -> bool,
     ) -> Result<Model, Error> {
         let started = Instant::now();
-        let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds, path_table, fitted } =
-            ModelSource::open(path, options, &mut progress)?;
+        let source = ModelSource::open(path, options, &mut progress)?;
         backends::ready();
+        let regime = match source.map.is_empty() || wrap_store.is_some() {
+            true => Regime::Seam,
+            false => regime::choose(&source, options)?,
+        };
+        let ModelSource {
+            gguf,
+            virtual_file,
+            map,
+            mut catalog,
+            files,
+            low_name,
+            mode,
+            thresholds,
+            path_table,
+            fitted,
+            ..
+        } = source;
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
@@ -157,7 +176,8 @@ impl Model {
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
-        placement.apply(&mut params, !experts.map().is_empty());
+        let is_plain = experts.map().is_empty() || regime.stands_aside();
+        placement.apply(&mut params, !is_plain);
         params.check_tensors = options.check_tensors;
         params.kv_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);
@@ -165,7 +185,10 @@ impl Model {
 
         log::clear_errors();
         let mut expert_bytes_read_at_load = 0;
-        let raw = if experts.map().is_empty() {
+        let raw = if is_plain {
+            if let Regime::StandAside { repack } = regime {
+                params.use_extra_bufts = repack && options.repack;
+            }
             let name = path_to_c(&gguf.files[0].path)?;
             with_message(|message, capacity| {
                 // SAFETY: name and params are valid for the call.
@@ -196,7 +219,9 @@ impl Model {
             Error::Load { path: gguf.files[0].path.clone(), reason }
         })?;
 
-        experts.loaded();
+        if !regime.stands_aside() {
+            experts.loaded();
+        }
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(raw, &gguf, &experts, options);
         let mut shared = Shared {
@@ -208,6 +233,7 @@ impl Model {
             low_name,
             placement: placement.devices,
             precisions: Precisions::new(mode, thresholds, options.precision),
+            regime,
             fitted,
             options: options.clone(),
             path_table: None,
@@ -226,6 +252,11 @@ impl Model {
     /// What is known about the model.
     pub fn info(&self) -> &ModelInfo {
         &self.shared.info
+    }
+
+    /// Whether llama.cpp runs the model by itself, because all of it fits, or hobbit keeps its experts.
+    pub fn regime(&self) -> Regime {
+        self.shared.regime
     }
 
     /// Changes T1 and T2 for every session of the model, from the next evaluation on.
@@ -457,7 +488,7 @@ pub(super) fn text_of(message: &[u8]) -> String {
     CStr::from_bytes_until_nul(message).map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
 }
 
-fn path_to_c(path: &Path) -> Result<CString, Error> {
+pub(super) fn path_to_c(path: &Path) -> Result<CString, Error> {
     use std::os::unix::ffi::OsStrExt;
     CString::new(path.as_os_str().as_bytes())
         .map_err(|_| Error::Load { path: path.to_owned(), reason: "its name contains a NUL byte".into() })
@@ -515,10 +546,10 @@ unsafe extern "C" fn on_progress(progress: f32, state: *mut c_void) -> bool {
 }
 
 /// `llama_model_kv_override`s, ended by an empty key.
-struct KvOverrides(Vec<llama::llama_model_kv_override>);
+pub(super) struct KvOverrides(Vec<llama::llama_model_kv_override>);
 
 impl KvOverrides {
-    fn new(options: &ModelOptions) -> Self {
+    pub(super) fn new(options: &ModelOptions) -> Self {
         // SAFETY: all-zero is a valid override: empty key, integer 0.
         let empty = || -> llama::llama_model_kv_override { unsafe { std::mem::zeroed() } };
         let mut list: Vec<_> = options
@@ -557,7 +588,7 @@ impl KvOverrides {
         Self(list)
     }
 
-    fn as_ptr(&self) -> *const llama::llama_model_kv_override {
+    pub(super) fn as_ptr(&self) -> *const llama::llama_model_kv_override {
         if self.0.is_empty() { ptr::null() } else { self.0.as_ptr() }
     }
 }

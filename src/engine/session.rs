@@ -296,6 +296,14 @@ impl Session {
         if batch.is_empty() {
             return Ok(());
         }
+        let n_outputs = batch.iter().filter(|entry| entry.logits).count();
+        let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
+        if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
+            return Err(Error::Decode(format!(
+                "logits of {n_outputs} entries are asked for, of a session that keeps room for {n_outputs_max}: open it \
+                 with a larger n_outputs_max"
+            )));
+        }
         let mut firsts: BTreeMap<i32, i32> = BTreeMap::new();
         for entry in batch {
             let first = firsts.entry(entry.sequence).or_insert(entry.position);

@@ -19,6 +19,8 @@ use crate::route::Thresholds;
 pub(super) struct ModelSource {
     /// The plain model: of a pack, the one it stands for.
     pub(super) gguf: Gguf,
+    /// llama.cpp itself cannot read the file.
+    pub(super) is_pack: bool,
     /// What llama.cpp reads.
     pub(super) virtual_file: VirtualGguf,
     /// The plain model's expert tensors.
@@ -53,7 +55,8 @@ impl ModelSource {
         let wants_paths = options.caching.predictor == PredictorKind::PathTable;
         let mut packed_paths = None;
         let mut packed = None;
-        let (gguf, map, mut catalog) = if Pack::is_pack(&file) {
+        let is_pack = Pack::is_pack(&file);
+        let (gguf, map, mut catalog) = if is_pack {
             let pack = Pack::open(path)?;
             pack.require_full()?;
             calibrated = pack.info.t1.zip(pack.info.t2);
@@ -105,7 +108,7 @@ impl ModelSource {
         let given = fitted.as_ref().filter(|fitted| !fitted.is_packed).and_then(|fitted| fitted.policy.thresholds());
         let (t1, t2) = options.precision.thresholds(given.or(calibrated));
         let thresholds = Thresholds::new(t1, t2)?;
-        Ok(Self { gguf, virtual_file, map, catalog, files, low_name, mode, thresholds, path_table, fitted })
+        Ok(Self { gguf, is_pack, virtual_file, map, catalog, files, low_name, mode, thresholds, path_table, fitted })
     }
 }
 

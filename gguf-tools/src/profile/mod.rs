@@ -216,7 +216,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
 }
 
 fn options(budget: Budget) -> ModelOptions {
-    ModelOptions { budget, ..ModelOptions::default() }
+    ModelOptions { budget, stand_aside: false, ..ModelOptions::default() }
 }
 
 /// The widths that make anything smaller, widest first.

@@ -230,6 +230,8 @@ impl Case {
         let args = engine_args(&self.words)?;
         Ok(ModelOptions {
             budget: args.memory.mem_budget,
+            overcommit: args.memory.overcommit.0,
+            expects: self.session_options()?,
             expert_cache: args.memory.expert_cache,
             low: args.precision.source(),
             low_share: args.precision.low_share,
@@ -254,6 +256,7 @@ impl Case {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
             n_batch: self.n_batch,
             n_ubatch: self.n_ubatch.min(self.n_batch),
+            n_outputs_max: 1,
             threads: Some(self.threads),
             flash_attn: self.flash_attn.parse()?,
             type_k: self.type_k.parse()?,

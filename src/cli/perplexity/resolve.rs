@@ -103,6 +103,11 @@ impl HiArgs {
             is_demo,
             model_options: ModelOptions {
                 budget: low.memory.mem_budget,
+                overcommit: low.memory.overcommit.0,
+                // What is measured here is what hobbit does with experts.
+                stand_aside: false,
+                repack: low.model.repack.0,
+                expects: session(&low.context, &low.rope, true),
                 expert_cache: low.memory.expert_cache,
                 low: low.precision.source(),
                 low_share: low.precision.low_share,
@@ -118,7 +123,8 @@ impl HiArgs {
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
             },
-            session_options: session(&low.context, &low.rope, true),
+            // Whole batches are scored.
+            session_options: SessionOptions { n_outputs_max: 0, ..session(&low.context, &low.rope, true) },
             measure,
             text: given,
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),

@@ -53,8 +53,11 @@ fn defaults_are_llama_cpps() {
     let hi = hi(&["-m", "a.gguf"]);
     assert_eq!(hi.model, Path::new("a.gguf"));
     let measured = DeviceOptions { calibrate: true, ..DeviceOptions::default() };
-    assert_eq!(hi.model_options, ModelOptions { device: measured, ..ModelOptions::default() });
-    assert_eq!(hi.session_options, SessionOptions::default());
+    // A chat asks for the last token's logits only.
+    let session = SessionOptions { n_outputs_max: 1, ..SessionOptions::default() };
+    let expected = ModelOptions { device: measured, expects: session.clone(), ..ModelOptions::default() };
+    assert_eq!(hi.model_options, expected);
+    assert_eq!(hi.session_options, session);
     assert_eq!(hi.sampling, SamplingOptions::default());
     assert_eq!((hi.prompt, hi.predict, hi.conversation), (None, None, None));
     assert!(hi.display_prompt && hi.escape && hi.output.perf && hi.colour);
