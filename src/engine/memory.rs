@@ -181,6 +181,9 @@ pub(super) fn set_up(
     new.preload()?;
     new.warm_up();
     new.record_residents();
+    if shared.options.caching.fill && shared.wrap_store.is_none() {
+        new.fill_free_slots(shared.options.caching.policy);
+    }
     let description = new.description().clone();
     *residency = Some(new);
     Ok(description)

@@ -289,6 +289,12 @@ impl Model {
         self.shared.experts.residency().as_mut().map_or(0, |residency| residency.resize_host(cache))
     }
 
+    /// Waits until no slot is free that could be filled ([`CachingOptions::fill`](crate::CachingOptions::fill)); says how many
+    /// bytes of experts the slots hold then. Without filling, what happens to be there.
+    pub fn finish_filling(&self) -> u64 {
+        self.shared.experts.residency().as_mut().map_or(0, |residency| residency.finish_filling())
+    }
+
     /// As [`Model::set_host_cache`], of the memory of all devices together: it is freed there, and allocated again. What
     /// the slots of a layer held is lost where their number changes. [`Model::device_reports`] tells each device's part.
     pub fn set_device_cache(&self, cache: ExpertCache) -> u64 {

@@ -11,6 +11,7 @@
 
 mod books;
 mod devices;
+mod fill;
 pub(super) mod foresee;
 mod reads;
 mod resize;
@@ -29,6 +30,7 @@ use super::precision::Precisions;
 use super::recorder::{Recorder, as_recorded};
 use super::staging::{Staged, Staging};
 use super::state_file::StateFile;
+use crate::cache::policy::PolicyKind;
 use crate::cache::{Cache, ShareId, SlotId, Use};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, SliceShape, SliceSource, VersionSource};
@@ -261,6 +263,9 @@ pub(super) struct Residency {
     choices: Vec<Option<Precision>>,
     /// Reads ahead may be waiting or in flight.
     is_reading_ahead: bool,
+    /// Free slots are filled while nobody waits.
+    fills: bool,
+    fill: fill::Fill,
     upgrades: Vec<Upgrade>,
     /// The layer that upgrades are looked for next.
     upgrade_layer: u16,
@@ -354,6 +359,8 @@ impl Residency {
             ahead: VecDeque::new(),
             choices: Vec::new(),
             is_reading_ahead: false,
+            fills: false,
+            fill: fill::Fill::default(),
             upgrades: Vec::new(),
             upgrade_layer: 0,
             may_upgrade: false,
@@ -371,6 +378,12 @@ impl Residency {
     /// What the first session was told.
     pub(super) fn description(&self) -> &Description {
         &self.description
+    }
+
+    /// From now on free slots are filled while nobody waits, if that is well with everything else.
+    pub(super) fn fill_free_slots(&mut self, policy: PolicyKind) {
+        self.fills = self.may_fill(policy);
+        self.idle();
     }
 
     /// What the router of `layer` says of all of its experts for one token with the input `x`, `[n_expert]`: tells the

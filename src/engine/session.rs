@@ -210,6 +210,14 @@ impl Session {
         self.interrupt.clone()
     }
 
+    /// Nothing will be evaluated for a while, because somebody types, say: free slots are filled meanwhile
+    /// ([`CachingOptions::fill`](crate::CachingOptions::fill)). Returns at once.
+    pub fn idle(&self) {
+        if let Some(residency) = self.model.shared.experts.residency().as_mut() {
+            residency.idle();
+        }
+    }
+
     /// Forgets the context: the next token is the first of a new sequence.
     pub fn reset(&mut self) {
         // SAFETY: the context is live.
@@ -600,6 +608,12 @@ impl Generation<'_> {
         session.pending = Some(token);
         self.left = self.left.map(|left| left - 1);
         Ok(Ok(token))
+    }
+}
+
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
+        self.session.idle();
     }
 }
 

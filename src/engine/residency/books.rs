@@ -62,6 +62,9 @@ impl Residency {
         self.recorder.iter_mut().for_each(|recorder| recorder.end_batch(n_tokens, seconds, || loader.stats()));
         self.foresight_end_batch(n_tokens, seconds);
         self.next_token();
+        if n_tokens == 1 {
+            self.fill_between_tokens();
+        }
     }
 
     /// The next token begins, for the policy.
