@@ -53,9 +53,9 @@ mod stream;
 pub use bench::main as bench_main;
 #[cfg(feature = "engine")]
 pub use perplexity::main as perplexity_main;
+pub use pipe::{is_closed_pipe, say, tell};
 #[cfg(feature = "rpc")]
 pub use rpc::main as rpc_main;
 #[cfg(feature = "engine")]
 pub use run::main;
-pub use pipe::{is_closed_pipe, say, tell};
 pub use sim::main as sim_main;

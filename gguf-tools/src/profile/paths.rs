@@ -37,10 +37,7 @@ pub fn batches(shape: PredictShape) -> PathBatches {
 pub fn write(path: &Path, table: &PathTable) -> anyhow::Result<()> {
     write_path_table(path, table)?;
     let (n_pairs, n_layers, n_tokens) = (table.n_pairs(), table.n_layers(), table.n_tokens());
-    tell(format_args!(
-        "{}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens",
-        path.display()
-    ));
+    tell(format_args!("{}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens", path.display()));
     Ok(())
 }
 

@@ -190,11 +190,7 @@ pub fn record(about: &About, runs: &[(Outcome, Group)]) -> Record {
         hobbit_limit_hits: case.limit.map(|_| runs.iter().map(|(_, group)| group.limit_hits).sum()),
         hobbit_bandwidth: about.bandwidth,
         hobbit_outcome: outcome.unwrap_or_else(|| "ok".into()),
-        more: More {
-            hobbit_threads_tried: about.tried.clone(),
-            hobbit_host: host.clone(),
-            ..More::default()
-        },
+        more: More { hobbit_threads_tried: about.tried.clone(), hobbit_host: host.clone(), ..More::default() },
         ..Record::default()
     };
     if let Some(first) = answers.first() {

@@ -15,7 +15,11 @@ use super::generate::{Continuation, Wish};
 pub fn find() -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program's file")?;
     let path = own.with_file_name("hobbit-cli");
-    ensure!(path.is_file(), "--cli: no program {}; build it with cargo build --release --bin hobbit-cli", path.display());
+    ensure!(
+        path.is_file(),
+        "--cli: no program {}; build it with cargo build --release --bin hobbit-cli",
+        path.display()
+    );
     Ok(path)
 }
 

@@ -45,8 +45,8 @@ pub fn model(path: &Path) -> Result<()> {
 /// # Errors
 /// What cannot be read, or is no UTF-8; an empty file.
 pub fn text(path: &Path) -> Result<()> {
-    let found = std::fs::read_to_string(path)
-        .with_context(|| format!("{}: cannot read this file as text", path.display()))?;
+    let found =
+        std::fs::read_to_string(path).with_context(|| format!("{}: cannot read this file as text", path.display()))?;
     ensure!(!found.trim().is_empty(), "{}: this file is empty, expected text", path.display());
     Ok(())
 }

@@ -267,7 +267,9 @@ impl<'a> Bench<'a> {
             self.say(&format!("{}, llama.cpp on {threads} threads, a trial", task.case.test.name()));
             let (outcome, _) = start::run(&task, self.typed.bench.comparison.pressure)?;
             let ns = match &outcome {
-                Outcome::Done(answer) => answer.reps.iter().map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum(),
+                Outcome::Done(answer) => {
+                    answer.reps.iter().map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum()
+                }
                 _ => 0,
             };
             let n_tokens = u64::from(short.test.n_prompt) + u64::from(short.test.n_gen);

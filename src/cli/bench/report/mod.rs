@@ -1,8 +1,8 @@
 //! `hobbit-bench report`: tables and plots of raw records, nothing typed by hand.
 //!
 //! [`read`] turns files into records, [`group`] puts those of one case together, [`figures`] takes figures out of them, [`number`]
-//! shows these. [`tables`] and [`claims`] make a [`table`] each, [`plots`] what there is to see; [`page`] is all of it, and
-//! [`markers`] put tables into a Markdown file.
+//! shows these. [`tables`] and [`claims`] make a [`table`] each, [`plots`] what there is to see; [`page`] is all of it with
+//! [`versions`] of everything, and [`markers`] put tables into a Markdown file.
 
 mod args;
 mod claims;
@@ -19,6 +19,7 @@ mod table;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 use std::io::Write;
 use std::path::Path;
