@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use anyhow::Context;
+use hobbit::cli::{say, tell};
 use hobbit::gguf::Gguf;
 use hobbit::imatrix::Imatrix;
 use hobbit::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
@@ -96,16 +97,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     drop(bar);
     let written = written?;
     for pack::Fallback { tensor, ne0, wanted, taken } in &written.fallbacks {
-        eprintln!("note: {tensor}: rows of {ne0} are no whole blocks of {wanted}, took {taken}");
+        tell(format_args!("note: {tensor}: rows of {ne0} are no whole blocks of {wanted}, took {taken}"));
     }
     if written.resumed > 0 {
-        eprintln!("note: {} tensors and records were there from an earlier run", written.resumed);
+        tell(format_args!("note: {} tensors and records were there from an earlier run", written.resumed));
     }
     let info = Pack::open(&written.path)?.info;
     let types = [("high", info.high), ("low", info.low)];
     let types: Vec<_> = types.iter().filter_map(|(what, types)| Some(format!("{what} {}", types.as_ref()?))).collect();
-    println!("{}", written.path.display());
-    eprintln!("{}, {} records, {}", HumanBytes(written.bytes), written.versions, types.join(", "));
+    say(written.path.display())?;
+    tell(format_args!("{}, {} records, {}", HumanBytes(written.bytes), written.versions, types.join(", ")));
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use hobbit::cli::{say, tell};
 use hobbit::pack::{Pack, unpack};
 use indicatif::HumanBytes;
 
@@ -30,13 +31,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let written = unpack(&pack, &args.output, args.force, &mut |done, total| bar.show("unpacking", done, total));
     drop(bar);
     let bytes = written?;
-    println!("{}", args.output.display());
+    say(args.output.display())?;
     let whose = match pack.info.plain_sha256 {
         Some(digest) if digest == pack.info.source_sha256 => format!("bit for bit {}", pack.info.source_name),
         _ => {
             format!("{} with experts of {}", pack.info.source_name, pack.info.high.as_deref().unwrap_or("other types"))
         }
     };
-    eprintln!("{}, {whose}", HumanBytes(bytes));
+    tell(format_args!("{}, {whose}", HumanBytes(bytes)));
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use hobbit::cli::{say, tell};
 use hobbit::expert::SliceKind;
 use hobbit::gguf::{Gguf, HeaderBuilder, TensorInfo};
 use indicatif::HumanBytes;
@@ -93,8 +94,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     })?;
     drop(bar);
     persist(out, &args.output)?;
-    println!("{}", args.output.display());
-    eprintln!("{needed}, experts with {} hidden units", args.ff);
+    say(args.output.display())?;
+    tell(format_args!("{needed}, experts with {} hidden units", args.ff));
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use super::ctrl_c::CtrlC;
 use super::demo;
 use super::devices;
 use super::log::{Level, Log};
+use super::pipe::is_closed_pipe;
 use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::stream::{Desk, End};
@@ -114,12 +115,6 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
     // Flags that lack another one.
     let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. }));
     if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
-}
-
-/// Whether an error comes from a reader that went away.
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
-    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// An error and its causes on one line, each cause once: many of our messages quote theirs.

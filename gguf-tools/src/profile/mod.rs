@@ -15,6 +15,7 @@ use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
+use hobbit::cli::tell;
 use hobbit::gguf::{GgmlType, Gguf, Recode};
 use hobbit::imatrix::Imatrix;
 use hobbit::pack::Pack;
@@ -128,7 +129,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     // Messages of llama.cpp below errors are not for users of this tool.
     hobbit::set_log(|level, text| {
         if level == hobbit::LogLevel::Error {
-            eprint!("{text}");
+            let _ = write!(io::stderr(), "{text}");
         }
     });
     if let (Some(trace), Some(path)) = (&args.paths.from_trace, &args.paths.path_table) {
@@ -231,7 +232,7 @@ fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
         );
         match source.lowers(dtype) {
             true => widths.push(dtype),
-            false => eprintln!("note: --widths {dtype}: not smaller than the model's experts, left out"),
+            false => tell(format_args!("note: --widths {dtype}: not smaller than the model's experts, left out")),
         }
     }
     ensure!(

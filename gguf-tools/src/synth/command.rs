@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
+use hobbit::cli::{say, tell};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::{ExpertGroups, Format, Gating, PRESETS, Spec, architectures, write_with};
@@ -125,9 +126,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let written = written?;
     for file in &written.files {
-        println!("{}", file.display());
+        say(file.display())?;
     }
-    eprintln!("{}, {} layers, {} experts, {}", spec.arch, spec.layers, spec.experts, HumanBytes(written.bytes));
+    let bytes = HumanBytes(written.bytes);
+    tell(format_args!("{}, {} layers, {} experts, {bytes}", spec.arch, spec.layers, spec.experts));
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! The process of one run: opens an engine, evaluates, and tells what it cost.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -76,7 +77,7 @@ pub fn run(task: &Task) -> Result<Answer> {
     if !task.verbose {
         crate::set_log(|level, text| {
             if level == crate::LogLevel::Error {
-                eprint!("{text}");
+                let _ = write!(io::stderr(), "{text}");
             }
         });
     }

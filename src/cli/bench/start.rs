@@ -132,7 +132,13 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
         models.push(low);
     }
     let place = Place::new(task.case.limit, &models)?;
-    let mut hog = pressure.map(|bytes| Hog::start(&place, bytes, &task.case.model)).transpose()?;
+    let mut others: Vec<Other> = Vec::new();
+    if let Some(bytes) = pressure {
+        others.push(Other::taking_memory(&place, bytes, &task.case.model)?);
+    }
+    for _ in 0..task.case.busy {
+        others.push(Other::computing()?);
+    }
     let mut task = task.clone();
     task.started_ns = now_ns();
     let mut command = own()?;
@@ -145,13 +151,12 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
     let read = child.stdout.take().context("a run without stdout")?.read_to_string(&mut text);
     let status = wait(&mut child)?;
     // Without it to the end there was no pressure.
-    let is_alone = hog.as_mut().is_some_and(Hog::has_ended);
-    drop(hog);
+    let gone = others.iter_mut().find_map(Other::has_ended);
+    drop(others);
     read.context("reading what a run answers")?;
     let said = errors.join().unwrap_or_default();
     let usage = place.usage();
-    let outcome = if is_alone {
-        let why = "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
+    let outcome = if let Some(why) = gone {
         Outcome::Failed(why.to_owned())
     } else if status.success() {
         let answer: Answer = serde_json::from_str(text.trim()).context("the answer of a run")?;
@@ -228,27 +233,50 @@ fn passed_on(mut from: impl Read) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Another process that takes memory.
-struct Hog(Child);
+/// Another process, which is there as long as a run.
+struct Other {
+    process: Child,
+    /// What to say if it was not.
+    did_not_last: &'static str,
+}
 
-impl Hog {
-    fn start(place: &Place, bytes: u64, model: &Path) -> Result<Self> {
+impl Other {
+    fn taking_memory(place: &Place, bytes: u64, model: &Path) -> Result<Self> {
         let mut command = own()?;
         command.arg("hog").arg(bytes.to_string()).arg(model).stdin(Stdio::null()).stdout(Stdio::null());
-        Ok(Self(place.spawn(&mut command)?))
+        let did_not_last =
+            "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
+        Ok(Self { process: place.spawn(&mut command)?, did_not_last })
+    }
+
+    /// Outside of the limit: it is to take time, not memory.
+    fn computing() -> Result<Self> {
+        let mut command = own()?;
+        command.arg("busy").stdin(Stdio::null()).stdout(Stdio::null());
+        let did_not_last = "a process of --busy did not last as long as the run; something else has ended it";
+        Ok(Self { process: Place { group: None }.spawn(&mut command)?, did_not_last })
+    }
+
+    /// Why the run does not count.
+    fn has_ended(&mut self) -> Option<&'static str> {
+        (!matches!(self.process.try_wait(), Ok(None))).then_some(self.did_not_last)
     }
 }
 
-impl Hog {
-    fn has_ended(&mut self) -> bool {
-        !matches!(self.0.try_wait(), Ok(None))
-    }
-}
-
-impl Drop for Hog {
+impl Drop for Other {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Computes until it is killed, with the priority that every program begins with.
+pub fn busy() -> ! {
+    let mut state = 1u64;
+    loop {
+        for _ in 0..1 << 20 {
+            state = std::hint::black_box(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        }
     }
 }
 

@@ -21,6 +21,8 @@ use clap::Parser;
 
 use args::{Args, Command};
 
+use super::pipe::is_closed_pipe;
+
 /// Exit status after wrong usage.
 const USAGE: u8 = 2;
 
@@ -66,12 +68,6 @@ fn warn_of_cut(path: &Path, truncated: Option<u64>) {
         let _ =
             writeln!(io::stderr(), "warning: {}: cut off at byte {offset}; what precedes it is used", path.display());
     }
-}
-
-/// Whether an error comes from a reader that went away.
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
-    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// An error and its causes on one line, each cause once.

@@ -47,6 +47,14 @@ fn the_page_needs_nothing_else_and_shows_every_table_and_plot() {
         let with_plots = !["claims", "resident", "startup"].contains(&name);
         assert_eq!(section.contains("<svg"), with_plots, "{name}");
     }
+    let figures = html.split("<figure>").skip(1);
+    for figure in figures.map(|figure| figure.split("</figure>").next().unwrap()) {
+        let explained =
+            figure.contains("<p class='note'>Across: ") || figure.contains("<p class='note'>Length of a bar: ");
+        assert!(explained, "axes without an explanation: {figure}");
+    }
+    assert!(html.contains("<h2>How to read this</h2>") && html.contains("<dl id='versions'>"));
+    assert!(!html.contains("nowrap"), "columns that cannot shrink leave the page at 1200 pixels");
     let outside = ["http", "src=", "url(", "<script", "@import", "NaN", "inf ", "Nothing to plot"];
     assert_eq!(outside.iter().find(|part| html.contains(**part)), None);
     assert!(html.contains("prefers-color-scheme:dark") && html.contains("name='viewport'"));
