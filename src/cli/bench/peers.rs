@@ -19,7 +19,8 @@ use super::generate::{Continuation, Wish};
 use super::print::{Printer, Shown};
 use super::record::{Moment, More, Record};
 use super::start::{self, Place};
-use crate::cli::run::{INTERRUPTED, Interrupted, USAGE};
+use crate::cli::run::{Interrupted, USAGE};
+use crate::cli::signals;
 use crate::measure::host::Host;
 use crate::measure::process::Footprint;
 
@@ -155,7 +156,7 @@ pub fn run(words: &[OsString]) -> Result<u8> {
         }
     }
     out.finish(ggml_build())?;
-    Ok(if interrupted { INTERRUPTED } else { 0 })
+    Ok(if interrupted { signals::status() } else { 0 })
 }
 
 fn compare(

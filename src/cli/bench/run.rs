@@ -20,7 +20,8 @@ use super::report::{self, ReportArgs};
 use super::{child, peers, start};
 use crate::cli::devices;
 use crate::cli::resolve::Surroundings;
-use crate::cli::run::{INTERRUPTED, Interrupted, Process, USAGE, failure};
+use crate::cli::run::{Interrupted, Process, USAGE, failure};
+use crate::cli::signals;
 use crate::measure::disk::random_reads;
 use crate::measure::host::Host;
 
@@ -140,7 +141,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     out.finish(ggml_build())?;
     err.finish(ggml_build())?;
     Ok(match (interrupted, failed) {
-        (true, _) => INTERRUPTED,
+        (true, _) => signals::status(),
         (false, failed) => u8::from(failed),
     })
 }
