@@ -183,8 +183,10 @@ impl Keyboard {
             }
         });
         self.is_awaited = line.is_none();
-        if ctrl_c.is_ending() {
+        if ctrl_c.is_ending() && self.prompts {
             restore_terminal();
+            // Nobody has pressed Return. The terminal may be gone.
+            let _ = screen.print(Voice::Model, "\n");
         } else if self.prompts {
             screen.line_was_ended();
         }

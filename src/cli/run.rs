@@ -334,7 +334,6 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
     if output.perf {
         let log = desk.log;
         let closing = Closing {
-            timings: &timings,
             stats: &stats,
             precision: desk.session.precision(),
             devices: &devices,

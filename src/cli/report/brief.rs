@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{bytes, description};
 use crate::plan::{BudgetSource, MemoryPlan};
-use crate::stats::{DeviceCounters, DeviceReport, PhaseStats, PrecisionReport, Stats, Timings, WarmStart};
+use crate::stats::{DeviceCounters, DeviceReport, PhaseStats, PrecisionReport, Stats, WarmStart};
 
 /// What runs.
 pub struct ModelFacts<'a> {
@@ -59,7 +59,7 @@ pub fn memory_line(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) 
                 if plan.n_low_slots > 0 { format!(" and {} low versions", plan.n_low_slots) } else { String::new() };
             let cache = bytes(plan.expert_cache);
             let percent = percent.unwrap_or(0);
-            write!(line, "; {slots} of {experts} experts ({percent} %){low} fit, in {cache}; the others are read {how}")
+            write!(line, "; {slots} of {experts} experts ({percent} %){low} in {cache}, the others are read {how}")
         }
     };
     if let Some(WarmStart { saved, experts, .. }) = warm {
@@ -95,7 +95,6 @@ fn device(device: &DeviceReport) -> String {
 
 /// What a closing line is made of.
 pub struct Closing<'a> {
-    pub timings: &'a Timings,
     pub stats: &'a Stats,
     pub precision: &'a PrecisionReport,
     pub devices: &'a [DeviceReport],
@@ -109,16 +108,17 @@ pub struct Closing<'a> {
 
 /// The closing lines.
 pub fn closing_lines(run: &Closing) -> Vec<String> {
-    let Closing { timings, stats, .. } = run;
+    let stats = run.stats;
     let mut lines = Vec::new();
-    let mut speed = |name: &str, tokens: u64, ms: f64, end: &str| {
-        if tokens > 0 {
-            let (rate, s) = (1e3 * tokens as f64 / ms, if tokens == 1 { "" } else { "s" });
-            lines.push(format!("{name}: {tokens} token{s} in {:.2} s, {rate:.2} tokens/s{end}", ms / 1e3));
+    for (name, phase) in [("prompt", &stats.prompt), ("decode", &stats.decode)] {
+        if let (tokens @ 1.., Some(rate)) = (phase.tokens, phase.tokens_per_second()) {
+            let (s, seconds) = (if tokens == 1 { "" } else { "s" }, phase.seconds);
+            lines.push(format!("{name}: {tokens} token{s} in {seconds:.2} s, {rate:.2} tokens/s"));
         }
-    };
-    speed("prompt", timings.prompt_tokens, timings.prompt_ms, "");
-    speed("decode", timings.eval_runs, timings.eval_ms, if run.is_eog { "; end of text" } else { "" });
+    }
+    if let Some(last) = lines.last_mut().filter(|_| run.is_eog) {
+        *last += "; end of text";
+    }
     let phases = [("decode", &stats.decode), ("prompt", &stats.prompt)];
     if let Some((name, phase)) = phases.into_iter().find(|(_, phase)| phase.hit_rate().is_some()) {
         lines.push(experts_line(name, phase, run));
@@ -209,31 +209,12 @@ mod tests {
             io_wait_seconds: 0.05,
             ..PhaseStats::default()
         };
-        Stats { decode, peak_rss_bytes: 3 << 29, ..Stats::default() }
+        let prompt = PhaseStats { tokens: 10, seconds: 0.05, ..PhaseStats::default() };
+        Stats { prompt, decode, peak_rss_bytes: 3 << 29, ..Stats::default() }
     }
 
-    const TIMINGS: Timings = Timings {
-        load_ms: 100.0,
-        prompt_ms: 50.0,
-        prompt_tokens: 10,
-        eval_ms: 200.0,
-        eval_runs: 20,
-        sample_ms: 1.0,
-        sample_count: 21,
-        total_ms: 400.0,
-        graphs_reused: 0,
-    };
-
     fn closing<'a>(stats: &'a Stats, precision: &'a PrecisionReport) -> Closing<'a> {
-        Closing {
-            timings: &TIMINGS,
-            stats,
-            precision,
-            devices: &[],
-            is_eog: false,
-            seed: Some(7),
-            is_seed_drawn: false,
-        }
+        Closing { stats, precision, devices: &[], is_eog: false, seed: Some(7), is_seed_drawn: false }
     }
 
     #[test]
@@ -261,7 +242,7 @@ mod tests {
         let (slots, percent, cache) = (part.n_slots, part.n_slots * 100 / 32, bytes(part.expert_cache));
         assert!(0 < slots && slots < 32, "{slots}");
         let expected = format!(
-            "memory: 120.00 MiB (--mem-budget); {slots} of 32 experts ({percent} %) fit, in {cache}; the others are read by direct I/O"
+            "memory: 120.00 MiB (--mem-budget); {slots} of 32 experts ({percent} %) in {cache}, the others are read by direct I/O"
         );
         assert_eq!(words(&part, "direct (why)"), expected);
         assert!(words(&part, "buffered (why)").ends_with("read through the page cache"));
@@ -319,8 +300,8 @@ mod tests {
         assert!(lines[1].ends_with("; end of text") && lines[3].starts_with("seed 7 (drawn; repeat with -s), "));
         assert!(lines[2].ends_with("; computed 67.0 % high, 30.0 % low, 3.0 % skipped"), "{}", lines[2]);
         // Nothing was counted: a dense model, and no tokens.
-        let (none, nothing) = (Stats::default(), Timings { prompt_tokens: 0, eval_runs: 0, ..TIMINGS });
-        let run = Closing { timings: &nothing, ..closing(&none, &precision) };
+        let none = Stats::default();
+        let run = closing(&none, &precision);
         assert_eq!(closing_lines(&run), ["seed 7"]);
         assert!(closing_lines(&Closing { seed: None, ..run }).is_empty(), "greedy");
     }
