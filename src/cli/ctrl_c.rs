@@ -1,5 +1,6 @@
-//! Signals while a model works. The first Ctrl-C stops what is being computed, the next ends the program. SIGTERM and
-//! SIGHUP end it in order: what is computed stops at the next token, everything is written; one more signal ends at once.
+//! Signals while a model works. The first Ctrl-C stops what is being computed, the next ends the program. SIGTERM, SIGHUP
+//! and Ctrl-C where nothing is computed end it in order: what is computed stops at the next token, everything is written;
+//! one more signal ends at once.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ struct State {
     busy: AtomicBool,
     /// A signal came while it was.
     pressed: AtomicBool,
-    /// SIGTERM or SIGHUP came: nothing new is begun.
+    /// SIGTERM or SIGHUP came, or Ctrl-C when nothing was being done: nothing new is begun.
     ending: AtomicBool,
     /// The user is asked for a line, and a signal is an answer.
     asking: AtomicBool,
@@ -34,21 +35,21 @@ impl State {
 
     /// Whether the program goes on after this signal.
     fn take(&self, signal: Signal) -> bool {
-        let was_ending = match signal {
-            Signal::Interrupt => self.ending.load(Ordering::SeqCst),
-            Signal::Terminate | Signal::HangUp => self.ending.swap(true, Ordering::SeqCst),
-        };
-        if was_ending {
+        if self.ending.load(Ordering::SeqCst) {
             return false;
         }
-        if self.asking.load(Ordering::SeqCst) {
+        let (is_busy, is_asking) = (self.busy.load(Ordering::SeqCst), self.asking.load(Ordering::SeqCst));
+        // Between two works nothing but the program is left to end.
+        let ends = signal != Signal::Interrupt || !(is_busy || is_asking);
+        self.ending.store(ends, Ordering::SeqCst);
+        if is_asking {
             // One is enough.
             let _ = self.answers.try_send(());
             return true;
         }
         let was_pressed = self.pressed.swap(true, Ordering::SeqCst);
         self.stop_session();
-        signal != Signal::Interrupt || (self.busy.load(Ordering::SeqCst) && !was_pressed)
+        ends || !was_pressed
     }
 }
 
@@ -175,11 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn between_two_works_ctrl_c_ends_and_sigterm_waits_for_the_next() {
-        assert!(!CtrlC::new().state.take(Signal::Interrupt));
-        let ctrl_c = CtrlC::new();
-        assert!(ctrl_c.state.take(Signal::Terminate));
-        ctrl_c.during(|| assert!(ctrl_c.was_pressed()));
+    fn between_two_works_any_signal_ends_in_order() {
+        for signal in [Signal::Interrupt, Signal::Terminate] {
+            let ctrl_c = CtrlC::new();
+            assert!(ctrl_c.state.take(signal) && ctrl_c.is_ending(), "{signal:?}");
+            ctrl_c.during(|| assert!(ctrl_c.was_pressed()));
+            assert!(!ctrl_c.state.take(signal), "the second ends at once: {signal:?}");
+        }
     }
 
     #[test]

@@ -25,8 +25,8 @@ use super::stream::{Desk, End};
 use super::{complete, converse, input, signals};
 use crate::pack::WriteError;
 use crate::{
-    DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, Sampler, SamplerKind, SamplingOptions, Session,
-    SessionOptions, low_cache_path, quantise_low,
+    DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, RopeOptions, Sampler, SamplerKind,
+    SamplingOptions, Session, SessionOptions, low_cache_path, quantise_low,
 };
 
 /// Exit status when a message got no answer.
@@ -96,7 +96,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         return Err(Interrupted.into());
     }
     describe(&model, &session, args.is_demo, &args.model_options, log);
-    warn_of_training(&model, &session, log);
+    warn_of_training(&model, &args.session_options, log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     // Drawn here, so that every part of the chain has the same, and the run can be repeated.
@@ -308,10 +308,10 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     log.line(Level::More, crate::system_info());
 }
 
-/// Warns of a context that the model was not trained for.
-fn warn_of_training(model: &Model, session: &Session, log: &Log) {
-    let (n_ctx, trained) = (session.n_ctx(), model.info().n_ctx_train);
-    if trained > 0 && n_ctx > trained {
+/// Warns of a context that the model was not trained for. Who scales positions has thought of it.
+fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
+    let (n_ctx, trained) = (options.n_ctx, model.info().n_ctx_train);
+    if trained > 0 && n_ctx > trained && options.rope == RopeOptions::default() {
         let warning = format!(
             "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may talk \
              nonsense; give -c {trained} or less, or see --rope-scaling"

@@ -6,7 +6,7 @@ use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
 use super::memory_signals;
-use super::progress::PromptBar;
+use super::progress::{Prompt, PromptBar};
 use super::resolve::HiArgs;
 use super::stop::StopMatcher;
 use super::utf8::Utf8Decoder;
@@ -95,7 +95,10 @@ impl Desk<'_> {
 
     /// Reads `prompt`, and shows how far where somebody may wait for it.
     fn feed(&mut self, prompt: &[Token]) -> Result<(), Error> {
-        match PromptBar::new(prompt.len(), self.screen.is_mid_line(), self.log) {
+        let n_ubatch = self.args.session_options.n_ubatch as usize;
+        let about = Prompt { n_tokens: prompt.len(), n_ubatch, is_mid_line: self.screen.is_mid_line() };
+        let model = self.model.clone();
+        match PromptBar::new(&about, move || model.evaluated_share(), self.log) {
             Some(bar) => self.session.feed_with(prompt, |done| bar.set(done)),
             None => self.session.feed(prompt),
         }

@@ -288,6 +288,13 @@ impl Model {
         residency.as_ref().map_or_else(Vec::new, |residency| residency.device_reports())
     }
 
+    /// How much of the ubatch that a session evaluates is done, by its layers with experts: 0..1. 0 where nothing is
+    /// evaluated, and of a dense model. Waits for the layer that is computed.
+    pub(crate) fn evaluated_share(&self) -> f64 {
+        let layer = self.shared.experts.residency().as_ref().map_or(0, |residency| residency.counters().layer);
+        f64::from(layer) / f64::from(self.info().n_layer.max(1))
+    }
+
     /// Where every version of every expert lies.
     pub fn catalog(&self) -> &Catalog {
         &self.shared.catalog

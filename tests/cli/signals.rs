@@ -71,15 +71,18 @@ fn a_hang_up_that_is_to_be_ignored_is_ignored() {
 /// It waits for a line that does not come.
 #[test]
 fn a_signal_is_heard_while_nobody_types() {
+    let args = ["-cnv", "--chat-template", "chatml", "-n", "4", "--stats-json", "stats.json"];
+    let once = demo(&[&args[..], &["-st", "-p", "hello", "--no-display-prompt"]].concat()).run().expect(0).stdout;
     for (signal, status) in [("INT", 130), ("TERM", 143)] {
-        let mut talk = demo(&["-cnv", "--chat-template", "chatml", "-n", "4", "--stats-json", "stats.json"]);
+        let mut talk = demo(&args);
         talk.command.stdin(Stdio::piped());
         let (mut child, dir) = talk.spawn();
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(b"hello\n").unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
         // The answer, and the empty line behind it.
-        while stdout.by_ref().lines().next().is_some_and(|line| !line.unwrap().is_empty()) {}
+        let mut answer = vec![0; once.len() + 1];
+        child.stdout.as_mut().unwrap().read_exact(&mut answer).unwrap();
+        assert_eq!(answer, (once.clone() + "\n").as_bytes());
         send(&child, signal);
         let (code, stderr) = end_of(child);
         assert_eq!(code, Some(status), "{stderr}");

@@ -51,6 +51,8 @@ impl Terminal {
     }
 }
 
+/// What the editor writes when it begins to read keys: bracketed paste.
+const EDITS: &str = "\x1b[?2004h";
 const TALK: [&str; 8] = ["-cnv", "--chat-template", "chatml", "-n", "4", "--color", "off", "--quiet"];
 
 #[test]
@@ -65,6 +67,7 @@ fn ctrl_c_clears_a_line_and_ends_on_an_empty_one() {
     // Lines that wait for the rest are dropped as well.
     terminal.type_in("one\\\r");
     terminal.wait_for("one");
+    terminal.wait_for(EDITS);
     terminal.type_in("\x03/help\r");
     terminal.wait_for("/regen");
     terminal.wait_for("> ");
