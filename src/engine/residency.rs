@@ -107,6 +107,8 @@ pub(super) struct Step {
     pub(super) used: Vec<Used>,
     /// Needed experts that are left out.
     pub(super) skipped: Vec<u16>,
+    /// What was chosen, by expert index: for the layer's later splits.
+    pub(super) choices: Vec<Option<Precision>>,
     pinned: Vec<SlotId>,
 }
 
@@ -133,8 +135,9 @@ pub(super) struct Need<'a> {
     pub(super) kinds: &'a [SliceKind],
     /// The next layer will need nearly all of its experts too.
     pub(super) dense: bool,
-    /// A later split of a layer that comes in several: what was decided stands, and is not counted again.
-    pub(super) again: bool,
+    /// Of a later split of a layer that comes in several: what its first one chose, by expert index, stands and is not
+    /// counted again. The backend keeps it: between two splits of a session, another one may begin a layer.
+    pub(super) chosen: Option<&'a [Option<Precision>]>,
     /// Whether a version is where the products run, so that nothing needs to be read.
     pub(super) elsewhere: &'a dyn Fn(Version) -> bool,
 }
@@ -261,8 +264,6 @@ pub(super) struct Residency {
     queue: VecDeque<SliceId>,
     /// Slices of the next layer to stage when nothing of the running layer is left to submit.
     ahead: VecDeque<SliceId>,
-    /// What was chosen for the experts of the running layer, by expert index.
-    choices: Vec<Option<Precision>>,
     /// Reads ahead may be waiting or in flight.
     is_reading_ahead: bool,
     /// Free slots are filled while nobody waits.
@@ -359,7 +360,6 @@ impl Residency {
             targets: Vec::new(),
             queue: VecDeque::new(),
             ahead: VecDeque::new(),
-            choices: Vec::new(),
             is_reading_ahead: false,
             fills: false,
             fill: fill::Fill::default(),
@@ -424,25 +424,23 @@ impl Residency {
         self.failure = None;
         let layer = need.layer;
         self.running = Some(layer);
-        let mut step =
-            Step { layer, used: Vec::with_capacity(need.experts.len()), skipped: Vec::new(), pinned: Vec::new() };
+        let mut step = Step {
+            layer,
+            used: Vec::with_capacity(need.experts.len()),
+            skipped: Vec::new(),
+            choices: need.chosen.map_or_else(|| vec![None; need.demands.len()], <[_]>::to_vec),
+            pinned: Vec::new(),
+        };
         let order = self.load_order(layer, need.kinds);
         let mut missing = Vec::new();
         for &index in need.experts {
             let expert = ExpertId { layer, index };
-            if !need.again {
-                let n_uses = (need.uses)(index);
-                let choice = self.choose(
-                    expert,
-                    need.demands[usize::from(index)],
-                    n_uses,
-                    (need.weights)(index),
-                    need.elsewhere,
-                );
-                self.choices.resize(need.demands.len().max(self.choices.len()), None);
-                self.choices[usize::from(index)] = choice;
+            if need.chosen.is_none() {
+                let (demand, n_uses) = (need.demands[usize::from(index)], (need.uses)(index));
+                step.choices[usize::from(index)] =
+                    self.choose(expert, demand, n_uses, (need.weights)(index), need.elsewhere);
             }
-            let Some(precision) = self.choices[usize::from(index)] else {
+            let Some(precision) = step.choices[usize::from(index)] else {
                 step.skipped.push(index);
                 continue;
             };

@@ -173,6 +173,13 @@ fn sessions_side_by_side() {
 }
 
 #[test]
+fn dynamic_sessions_side_by_side() {
+    fixture::quiet_llama_cpp();
+    let scaled = cases::layouts().into_iter().filter(|case| case.name.contains("scales per expert"));
+    scaled.chain(cases::plain()).for_each(|case| sharing::dynamic_sessions_side_by_side(&case));
+}
+
+#[test]
 fn an_interrupted_batch() {
     fixture::quiet_llama_cpp();
     cases::plain().iter().for_each(sharing::an_interrupted_batch);

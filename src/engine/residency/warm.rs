@@ -103,7 +103,6 @@ impl Residency {
         let Some(&Version { expert, precision }) = versions.first() else { return Ok(true) };
         let kinds = self.layer(expert.layer).kinds.clone();
         let n_expert = usize::from(self.layer(expert.layer).n_expert);
-        self.choices = vec![Some(precision); n_expert];
         let demand = if precision == Precision::High { Demand::High } else { Demand::Low };
         let experts: Vec<u16> = versions.iter().map(|version| version.expert.index).collect();
         let need = Need {
@@ -115,7 +114,7 @@ impl Residency {
             kinds: &kinds,
             dense: false,
             // Nobody uses them yet: nothing is counted.
-            again: true,
+            chosen: Some(&vec![Some(precision); n_expert]),
             elsewhere: &|_| false,
         };
         let step = self.begin(&need);
