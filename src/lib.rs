@@ -65,6 +65,7 @@ pub mod cli;
 #[cfg(feature = "engine")]
 mod engine;
 pub mod expert;
+pub mod files;
 pub mod gguf;
 pub mod imatrix;
 pub mod load;

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gguf_tools::synth::command as synth;
+use hobbit::files::OutputError;
 
 /// Inspect, verify, pack and synthesise GGUF model files.
 #[derive(Debug, Parser)]
@@ -43,6 +44,8 @@ enum Tool {
     Widen(widen::Args),
 }
 
+/// Exit status after wrong usage.
+const USAGE: u8 = 2;
 /// Exit status after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -63,7 +66,11 @@ fn main() -> ExitCode {
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("error: {}", in_words(&e));
-            if bar::is_stopped() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+            match () {
+                () if e.is::<OutputError>() => ExitCode::from(USAGE),
+                () if bar::is_stopped() => ExitCode::from(INTERRUPTED),
+                () => ExitCode::FAILURE,
+            }
         }
     }
 }
