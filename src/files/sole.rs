@@ -48,6 +48,13 @@ pub(crate) fn open(path: &Path) -> Result<File, SoleError> {
     Err(SoleError::Busy)
 }
 
+/// Removes a file that was opened here, if nothing is in it.
+pub(crate) fn remove_empty(path: &Path, file: &File) {
+    if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
+        let _ = fs::remove_file(path); // an empty file does no harm either
+    }
+}
+
 fn is_still_at(path: &Path, file: &File) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(there) => Ok(FileState::of(file)?.is_same_file(&FileState::from(&there))),

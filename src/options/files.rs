@@ -8,19 +8,9 @@ use crate::gguf::shards_by_name;
 
 impl ModelOptions {
     /// The files that a run with these options writes, by the flags of the programs.
-    pub fn outputs(&self) -> Vec<Output<'_>> {
+    fn outputs(&self) -> Vec<Output<'_>> {
         let files = [("--trace", &self.trace, Kind::Trace), ("--cache-state", &self.cache_state, Kind::CacheState)];
         files.into_iter().filter_map(|(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind })).collect()
-    }
-
-    /// The files that it reads beside the model.
-    pub fn inputs(&self) -> Vec<Input<'_>> {
-        let low = match &self.low {
-            Some(LowSource::File(path)) => Some(path),
-            _ => None,
-        };
-        let files = [("--low", low), ("--path-table", self.path_table.as_ref()), ("--profile", self.profile.as_ref())];
-        files.into_iter().filter_map(|(flag, path)| Some(Input { flag, path: path?.as_path() })).collect()
     }
 
     /// Checks that a run of `model` with these options destroys nothing; `more` are what the program writes itself, and what it
@@ -37,7 +27,8 @@ impl ModelOptions {
         let outputs = [self.outputs(), more.0.to_vec()].concat();
         let mut inputs: Vec<Input<'_>> = shards.iter().map(|path| Input { flag: "-m", path }).collect();
         inputs.extend(low_shards.iter().map(|path| Input { flag: "--low", path }));
-        inputs.extend(self.inputs());
+        let files = [("--path-table", &self.path_table), ("--profile", &self.profile)];
+        inputs.extend(files.into_iter().filter_map(|(flag, path)| Some(Input { flag, path: path.as_deref()? })));
         inputs.extend_from_slice(more.1);
         files::check(&outputs, &inputs)
     }

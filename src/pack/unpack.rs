@@ -140,8 +140,8 @@ pub fn unpack(
         SoleError::Io(error) => failed(&partial, "create")(error),
     })?;
     if out.exists() && !force {
-        // Another process has just finished it.
-        let _ = fs::remove_file(&partial);
+        // Another process has just finished it. Ours is empty, or work of one that was interrupted.
+        sole::remove_empty(&partial, &file);
         return Err(UnpackError::Exists { path: out.to_owned() });
     }
     file.set_len(0).map_err(failed(&partial, "empty"))?;

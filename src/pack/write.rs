@@ -106,8 +106,8 @@ pub fn write(
     // Whoever has the partial file has the output and the journal.
     let file = sole::open(&partial).map_err(sole_error(&partial))?;
     if out.exists() && !spec.force {
-        // Another writer has just finished it.
-        let _ = fs::remove_file(&partial);
+        // Another writer has just finished it. Ours is empty, or work of one that was interrupted.
+        sole::remove_empty(&partial, &file);
         return Err(WriteError::Exists { path: out.to_owned() });
     }
     let (mut journal, finished) = open_journal(&partial, &file, &digest_of_plan, spec.force)?;
