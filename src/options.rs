@@ -2,6 +2,7 @@
 
 mod caching;
 mod device;
+mod files;
 mod precision;
 mod sampling;
 
@@ -71,7 +72,8 @@ pub struct ModelOptions {
     /// [`ModelOptions::precision`], penalties for [`CachingOptions::slots`], each where nothing else is given. `None` takes
     /// the pack's, if there is one.
     pub profile: Option<PathBuf>,
-    /// A file to write who was routed where, and what was read for it: see `trace`.
+    /// A file to write who was routed where, and what was read for it: see `trace`. An earlier trace is replaced, another kind
+    /// of file is not.
     pub trace: Option<PathBuf>,
     /// A file that keeps, from one run to the next, which experts were resident and what the policy has learned. It is read
     /// before the first token and replaced when the model is closed: the last clone of the model and the last session are

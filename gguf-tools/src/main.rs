@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use gguf_tools::synth::command as synth;
 use hobbit::cli::{is_closed_pipe, tell};
+use hobbit::files::OutputError;
 
 /// Inspect, verify, pack and synthesise GGUF model files.
 #[derive(Debug, Parser)]
@@ -45,6 +46,8 @@ enum Tool {
     Widen(widen::Args),
 }
 
+/// Exit status after wrong usage.
+const USAGE: u8 = 2;
 /// Exit status after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -65,7 +68,11 @@ fn main() -> ExitCode {
         Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             tell(format_args!("error: {}", in_words(&e)));
-            if bar::is_stopped() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+            match () {
+                () if e.is::<OutputError>() => ExitCode::from(USAGE),
+                () if bar::is_stopped() => ExitCode::from(INTERRUPTED),
+                () => ExitCode::FAILURE,
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use hobbit::cli::{say, tell};
+use hobbit::files::{self, Input, Kind, Output};
 use hobbit::pack::{Pack, unpack};
 use indicatif::HumanBytes;
 
@@ -26,6 +27,8 @@ pub struct Args {
 /// # Errors
 /// The pack is damaged or has no plain form, or the model cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let output = Output { flag: "-o", path: &args.output, kind: Kind::Model };
+    files::check(&[output], &[Input { flag: "the pack", path: &args.file }])?;
     let pack = Pack::open(&args.file)?;
     let mut bar = Bar::new()?;
     let written = unpack(&pack, &args.output, args.force, &mut |done, total| bar.show("unpacking", done, total));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result};
 
 use super::resolve::Verbosity;
-use crate::LogLevel;
+use crate::{LogLevel, files};
 
 /// How much a line matters; the number of `--verbosity` from which it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,8 +31,9 @@ impl Log {
     /// # Errors
     /// The log file cannot be created.
     pub fn new(verbosity: Verbosity, file: Option<&Path>) -> Result<Self> {
-        let open =
-            |path: &Path| File::create(path).with_context(|| format!("{}: cannot write this log", path.display()));
+        let open = |path: &Path| {
+            files::create(path, files::Kind::Log).with_context(|| format!("{}: cannot write this log", path.display()))
+        };
         let file = file.map(open).transpose()?.map(|file| Arc::new(Mutex::new(file)));
         Ok(Self { verbosity, file })
     }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::args::{ChatArgs, ContextArgs, LowArgs, PromptArgs, RopeArgs, SamplingArgs, Switch, Tri};
 use super::demo;
 use super::escape::unescape;
+use crate::files::{Input, Kind, Output, OutputError};
 use crate::options::{
     DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
     sampler_order,
@@ -76,6 +77,8 @@ pub struct HiArgs {
     pub colour: bool,
     pub simple_io: bool,
     pub output: Reporting,
+    /// Files that were read for all this, by their flags.
+    pub read: Vec<(&'static str, PathBuf)>,
 }
 
 /// A text that need not be UTF-8.
@@ -125,6 +128,15 @@ impl HiArgs {
             Some(path) => path,
             None => around.demo_model().map_err(anyhow::Error::msg)?,
         };
+        let read = [
+            ("-f", &low.prompt.file),
+            ("-bf", &low.prompt.binary_file),
+            ("--system-prompt-file", &low.chat.system_prompt_file),
+            ("--chat-template-file", &low.chat.chat_template_file),
+            ("--grammar-file", &low.sampling.grammar_file),
+            ("--json-schema-file", &low.sampling.json_schema_file),
+        ];
+        let read = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
         let conversation = low.chat.conversation.map(|switch| switch.0);
         let interactive_first = low.chat.interactive_first.0;
         let interactive = low.chat.interactive.0 || interactive_first;
@@ -199,7 +211,18 @@ impl HiArgs {
                 log_file: low.output.log_file,
                 stats_json: low.output.stats_json,
             },
+            read,
         })
+    }
+
+    /// Checks that nothing is written over what is read, or over files of other kinds.
+    ///
+    /// # Errors
+    /// As [`crate::files::check`].
+    pub fn check_outputs(&self) -> Result<(), OutputError> {
+        let written =
+            [("--log-file", &self.output.log_file, Kind::Log), ("--stats-json", &self.output.stats_json, Kind::Json)];
+        check_outputs(&self.model_options, &self.model, &written, &self.read)
     }
 
     /// Conversation or completion, as llama-completion decides.
@@ -264,6 +287,21 @@ fn template(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>
 pub fn verbosity(quiet: Switch, verbose: Switch, number: u8) -> Verbosity {
     let logged = if verbose.0 { 5 } else { number };
     Verbosity { shown: if quiet.0 { 1 } else { logged }, logged }
+}
+
+/// Checks what a program writes beside the engine.
+///
+/// # Errors
+/// As [`crate::files::check`].
+pub fn check_outputs(
+    options: &ModelOptions,
+    model: &Path,
+    written: &[(&'static str, &Option<PathBuf>, Kind)],
+    read: &[(&'static str, PathBuf)],
+) -> Result<(), OutputError> {
+    let written = written.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind }));
+    let read = read.iter().map(|(flag, path)| Input { flag, path });
+    options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()))
 }
 
 /// Settings of a session.

@@ -24,6 +24,7 @@ use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::stream::{Desk, End};
 use super::{complete, converse, input, signals};
+use crate::files::{self, Kind, OutputError};
 use crate::pack::WriteError;
 use crate::{
     DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, RopeOptions, Sampler, SamplerKind,
@@ -63,9 +64,11 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         }
     };
     if low.device.list_devices {
-        return devices::list(&low.device.rpc, low.output.verbose.0, low.output.stats_json.as_deref()).map(|()| 0);
+        let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
+        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
     }
     let args = HiArgs::new(low, &Process)?;
+    args.check_outputs()?;
     let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
     let outcome = speak(&args, &notes, &log);
     if let Err(error) = &outcome {
@@ -161,8 +164,8 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
     }
     let _ = writeln!(io::stderr(), "error: {}", in_words(error));
     // Flags that lack another one.
-    let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. }));
-    if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+    let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. } | Error::Output(_)));
+    if is_usage || error.is::<OutputError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }
 
 /// An error and its causes on one line, each cause once: many of our messages quote theirs.
@@ -361,7 +364,8 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         let mut out = io::stdout().lock();
         return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
     }
-    std::fs::write(path, text).with_context(|| format!("{}: cannot write the statistics", path.display()))
+    let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot write the statistics", path.display()))
 }
 
 /// This process, as settings see it.

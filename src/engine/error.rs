@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::devices::DeviceError;
 use super::low::LowError;
+use crate::files::OutputError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
@@ -46,6 +47,25 @@ pub enum Error {
         /// What disagrees.
         mismatch: LowMismatch,
     },
+    /// Low-precision experts of a pack that was made from another model.
+    #[error(
+        "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name}); make \
+         them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the model that they \
+         belong to", low.display(), model.display()
+    )]
+    LowOfAnother {
+        /// The pack.
+        low: PathBuf,
+        /// The model.
+        model: PathBuf,
+        /// Name of the model that the pack was made from, then.
+        source_name: String,
+        /// What tells them apart.
+        what: &'static str,
+    },
+    /// A file that a run would write is one that it reads, or of another kind.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// A predictor without what it looks at.
     #[error(
         "{}: --predictor path-table needs a table, and this file has none; make one with gguf-tools profile --path-table \

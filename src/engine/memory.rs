@@ -117,7 +117,7 @@ pub(super) fn set_up(
         io_uring: probe::io_uring(),
     };
     let choice = choose(shared.options.io, &regime);
-    let mut store = store::open(choice.kind, &shared.files)?;
+    let mut store = store::open_originals(choice.kind, &shared.originals)?;
     if let Some(wrap) = &shared.wrap_store {
         store = wrap(store);
     }

@@ -23,6 +23,7 @@ mod hook;
 mod inner;
 mod log;
 mod low;
+mod made_from;
 mod memory;
 mod model;
 mod offload;

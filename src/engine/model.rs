@@ -32,7 +32,7 @@ use crate::predict::{PathTable, PredictShape};
 use crate::profile::ProfileError;
 use crate::route::Thresholds;
 use crate::stats::DeviceReport;
-use crate::store::Store;
+use crate::store::{Original, Store};
 
 /// Room for a message from the shim, in bytes.
 const MESSAGE_BYTES: usize = 1024;
@@ -88,6 +88,8 @@ pub(super) struct Shared {
     /// Where every version of every expert lies, in `files`.
     pub(super) catalog: Catalog,
     pub(super) files: Vec<PathBuf>,
+    /// The same, as they were when their headers were read; open.
+    pub(super) originals: Vec<Original>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
     /// How its experts are run; of a dense model as if there were any.
@@ -109,6 +111,25 @@ pub(super) struct Shared {
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// That what was loaded is what the headers were read of. llama.cpp opens dense models by their names.
+    fn check_loaded(&self) -> Result<(), Error> {
+        for original in &self.originals {
+            original.check()?;
+            if self.experts.map().is_empty() {
+                Original::open(original.path(), original.state())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why what was read last may be of another model: a file was written to. Words for it.
+    pub(super) fn written_to(&self) -> Option<String> {
+        let changed = self.originals.iter().find_map(|original| original.check_unwritten().err());
+        changed.map(|error| error.to_string())
+    }
+}
 
 impl Drop for Shared {
     fn drop(&mut self) {
@@ -145,6 +166,7 @@ impl Model {
         mut progress: impl FnMut(f32) -> bool,
     ) -> Result<Model, Error> {
         let started = Instant::now();
+        options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
         backends::ready();
         let regime = match source.map.is_empty() || wrap_store.is_some() {
@@ -164,6 +186,9 @@ impl Model {
             fitted,
             ..
         } = source;
+        let originals: Vec<Original> =
+            files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
+        let files: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
@@ -197,7 +222,7 @@ impl Model {
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
-            let mut stream = CookieStream::open(virtual_file, &files)?;
+            let mut stream = CookieStream::open(virtual_file, &originals)?;
             let file = stream.as_file();
             let raw = while_loading(&experts, || {
                 with_message(|message, capacity| {
@@ -230,6 +255,7 @@ impl Model {
             experts,
             catalog,
             files,
+            originals,
             low_name,
             placement: placement.devices,
             precisions: Precisions::new(mode, thresholds, options.precision),
@@ -243,6 +269,7 @@ impl Model {
             info,
             expert_bytes_read_at_load,
         };
+        shared.check_loaded()?;
         shared.path_table = checked_path_table(path_table, &predict_shape(&shared.catalog, &shared.info))?;
         let model = Model { shared: Arc::new(shared) };
         model.check_fitted()?;

@@ -10,10 +10,10 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 
 use super::error::Error;
 use crate::gguf::{Piece, VirtualGguf};
+use crate::store::Original;
 
 /// Largest number of bytes that one callback delivers.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -36,17 +36,16 @@ struct State {
 }
 
 impl CookieStream {
-    /// Opens every source file and a stream over their virtual union.
+    /// Opens a stream over the virtual union of the source files.
     ///
     /// # Errors
-    /// A source file that cannot be opened, or address space for the buffer that cannot be had.
-    pub(super) fn open(virtual_file: VirtualGguf, files: &[PathBuf]) -> Result<CookieStream, Error> {
+    /// A source file that was written to meanwhile, or address space for the buffer that cannot be had.
+    pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, Error> {
         let mut sources = Vec::with_capacity(files.len());
         let mut paths = Vec::with_capacity(files.len());
-        for path in files {
-            let file = File::open(path).map_err(|source| Error::Io { path: path.clone(), action: "open", source })?;
-            sources.push(file);
-            paths.push(path.display().to_string());
+        for file in files {
+            sources.push(file.again()?);
+            paths.push(file.path().display().to_string());
         }
         let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
@@ -73,7 +72,7 @@ impl CookieStream {
             // SAFETY: the mapping made above, unused so far.
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(Error::Io {
-                path: files[0].clone(),
+                path: files[0].path().to_owned(),
                 action: "open a stream on",
                 source: std::io::Error::last_os_error(),
             });

@@ -33,6 +33,11 @@ pub struct Chosen {
 }
 
 impl Args {
+    /// The profile's file.
+    pub fn profile(&self) -> Option<&PathBuf> {
+        self.profile.as_ref()
+    }
+
     /// Whether experts are to be lowered.
     pub fn lower(&self) -> bool {
         self.max_loss.is_some() || self.target_size.is_some()

@@ -24,6 +24,7 @@ use crate::cli::run::{
     Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
 };
 use crate::cli::signals;
+use crate::files;
 use crate::perplexity::windows::Windows;
 use crate::{Error, Model, Session, SessionOptions};
 
@@ -125,9 +126,11 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         }
     };
     if low.device.list_devices {
-        return devices::list(&low.device.rpc, low.output.verbose.0, low.output.json.as_deref()).map(|()| 0);
+        let json = low.output.json.as_deref().map(|path| ("--json", path));
+        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
     }
     let args = HiArgs::new(low, &Process)?;
+    args.check_outputs()?;
     let log = Log::new(args.verbosity, args.log_file.as_deref())?;
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
@@ -236,7 +239,8 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
     if path == Path::new("-") {
         return desk.print(&text);
     }
-    std::fs::write(path, text).with_context(|| format!("{}: cannot write the results", path.display()))
+    let written = files::create(path, files::Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot write the results", path.display()))
 }
 
 fn name(measure: &Measure) -> &'static str {

@@ -18,7 +18,10 @@ impl Residency {
     /// Fills the caches with what the state file has, as far as their slots go. Reads that fail are made again when they
     /// are needed: then it is told.
     pub(in super::super) fn warm_up(&mut self) {
-        let Some(state) = self.state_file.as_mut().and_then(|file| file.read()) else { return };
+        let Some(mut state) = self.state_file.as_mut().and_then(|file| file.read()) else { return };
+        // A cache has one entry. That of a hostile file's second one would be filled as if it were empty.
+        let mut seen = BTreeSet::new();
+        state.caches.retain(|saved| seen.insert(saved.name.clone()));
         let before = self.counters.bytes_read;
         let mut warm = WarmStart::default();
         let hosts = || state.caches.iter().filter(|saved| saved.name == HOST);

@@ -30,6 +30,7 @@ pub use args::ReportArgs;
 use read::Entry;
 
 use crate::cli::whole::write_whole;
+use crate::files::{self, Input, Kind, Output};
 
 /// Does what `args` ask for; `out` gets the table of `--table`, and a line about each file written.
 ///
@@ -39,6 +40,9 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
     if args.output.is_none() && args.readme.is_none() && args.table.is_none() {
         bail!("nothing to make; expected --output FILE.html, --readme FILE.md or --table NAME");
     }
+    let records: Vec<_> = args.files.iter().map(|path| Input { flag: "records", path }).collect();
+    let page = args.output.as_deref().map(|path| Output { flag: "--output", path, kind: Kind::Page });
+    files::check(page.as_slice(), &records)?;
     let entries = read::read(&args.files)?;
     // What can fail comes before what is printed.
     let mut said = Vec::new();

@@ -180,3 +180,17 @@ fn flags_are_read_and_unknown_tables_refused() {
     assert!(refused(&["a", "--table", "speeds"]).contains("ablation"));
     assert!(refused(&["a", "--check"]).contains("--readme") && refused(&[]).contains("FILE"));
 }
+
+#[test]
+fn the_page_is_written_over_no_records_and_no_other_file() {
+    let bench = Bench::with(&all());
+    let notes = bench.path("notes");
+    std::fs::write(&notes, "precious").unwrap();
+    let records = bench.path("records.jsonl");
+    let before = std::fs::read(&records).unwrap();
+    for (files, output) in [(vec![records.clone()], &records), (vec![records.clone()], &notes)] {
+        let error = said(&ReportArgs { files, output: Some(output.clone()), ..ReportArgs::default() }).unwrap_err();
+        assert!(error.is::<crate::files::OutputError>(), "{error}");
+    }
+    assert!(std::fs::read(&records).unwrap() == before && std::fs::read(&notes).unwrap() == b"precious");
+}
