@@ -672,12 +672,6 @@ impl Generation<'_> {
     }
 }
 
-impl Drop for Generation<'_> {
-    fn drop(&mut self) {
-        self.session.idle();
-    }
-}
-
 impl Iterator for Generation<'_> {
     type Item = Result<Token, Error>;
 
@@ -689,6 +683,7 @@ impl Iterator for Generation<'_> {
             Ok(Ok(token)) => Some(Ok(token)),
             Ok(Err(reason)) => {
                 self.stop = Some(reason);
+                self.session.idle();
                 None
             }
             Err(error) => {
