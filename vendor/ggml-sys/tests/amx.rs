@@ -4,6 +4,8 @@
 #[allow(dead_code)]
 #[path = "../amx/verdict.rs"]
 mod amx;
+#[path = "../../../tests/fixture/not_run.rs"]
+mod not_run;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,7 +81,7 @@ fn in_all_that_ask(libraries: &[(String, bool, bool)], expected: bool) -> bool {
 fn a_forced_answer_is_obeyed_in_every_way_of_asking_for_amx() {
     let compiler = ("cc", "c++");
     if compiler_probe("c++", Path::new(env!("CARGO_TARGET_TMPDIR"))) == Probe::Unknown {
-        eprintln!("not run here: c++ does not know AMX");
+        not_run::not_run("amx: a forced answer", "c++ does not know AMX");
         return;
     }
     for (asked, expected) in [("on", true), ("off", false)] {
