@@ -106,8 +106,8 @@ impl Builder {
         Builder { known: tokens.iter().cloned().collect(), tokens, merges: Vec::new() }
     }
 
-    /// Adds `left` + `right`, both of which are tokens already, unless it is known. Once `limit` is reached nothing is added, so
-    /// parts may be missing, too.
+    /// Adds `left` + `right`, both of which are tokens already, unless it is known. Once `limit` is reached nothing is
+    /// added, so parts may be missing, too.
     fn add(&mut self, left: &str, right: &str, limit: usize) {
         if self.tokens.len() >= limit {
             return;
