@@ -1,9 +1,10 @@
-//! Whichever member a command names, llama.cpp (four minutes) and hobbit are built with the same features, so that one build
-//! serves all: `cargo run`, `cargo run -p gguf-tools`, `cargo test --workspace`.
+//! Whichever member a command names, llama.cpp (four minutes) and hobbit are built with the same features, so that
+//! one build serves all: `cargo run`, `cargo run -p gguf-tools`, `cargo test --workspace`.
 
 use std::process::Command;
 
-/// `package` and all that it is built from, with features, as lines of `cargo tree`, when cargo is called with `selection`.
+/// `package` and all that it is built from, with features, as lines of `cargo tree` when cargo is called with
+/// `selection`.
 fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))

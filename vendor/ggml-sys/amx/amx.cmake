@@ -2,8 +2,8 @@
 # (.cargo/config.toml sets it, and llama-cpp-sys-2 passes on what begins with CMAKE_), so it runs after each project().
 #
 # The environment variable HOBBIT_AMX forces the answer: `on` (keep it), `off` (leave it out); otherwise `auto`. Cargo
-# does not see that variable for llama-cpp-sys-2: after a change, `cargo clean --release -p llama-cpp-sys-2`. (ggml-sys's build
-# script notices, and says so.)
+# does not see that variable for llama-cpp-sys-2: after a change, `cargo clean --release -p llama-cpp-sys-2`.
+# (ggml-sys's build script notices, and says so.)
 #
 # The answer stays in CMakeCache.txt, for that build script to report:
 #   HOBBIT_AMX_ASKED    auto, on, off
@@ -88,7 +88,7 @@ function(hobbit_amx_decide)
     set(HOBBIT_AMX_WANTED "${wanted}" CACHE INTERNAL "")
     set(HOBBIT_AMX_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}" CACHE INTERNAL "")
     set(HOBBIT_AMX "${answer}" CACHE INTERNAL "")
-    message(STATUS "hobbit: AMX ${answer} (asked: ${asked}; compiler: ${HOBBIT_AMX_COMPILER}; wanted by this build: ${wanted})")
+    message(STATUS "hobbit: AMX ${answer} (asked: ${asked}; ${HOBBIT_AMX_COMPILER}; wanted by this build: ${wanted})")
 endfunction()
 
 # MSVC's flags are others, and ggml builds no AMX with it.
@@ -99,8 +99,8 @@ if (CMAKE_CXX_COMPILER_LOADED AND NOT MSVC)
         set_property(GLOBAL PROPERTY HOBBIT_AMX_DECIDED TRUE)
     endif()
     if (HOBBIT_AMX STREQUAL left-out)
-        # At the end of the rule itself: ggml's variants get their -mamx-* behind every variable that holds flags. Without
-        # __AMX_INT8__, ggml compiles none of its AMX code, in C as in C++.
+        # At the end of the rule itself: ggml's variants get their -mamx-* behind every variable that holds flags.
+        # Without __AMX_INT8__, ggml compiles none of its AMX code, in C as in C++.
         foreach (language C CXX)
             if (NOT "${CMAKE_${language}_COMPILE_OBJECT}" MATCHES "-mno-amx-tile")
                 string(APPEND CMAKE_${language}_COMPILE_OBJECT " -mno-amx-tile -mno-amx-int8 -mno-amx-bf16")

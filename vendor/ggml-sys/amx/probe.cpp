@@ -1,8 +1,8 @@
 // Compiled, never run: what does the compiler do with stores into a tile configuration?
 //
 // GCC 12 declares 8 of the 64 bytes that _tile_loadconfig reads, so everything that ggml stores behind them (rows and
-// row lengths of the tiles) is dropped as dead, and the first tile instruction faults. Whether a compiler does so is seen
-// in what it makes of this file: the mark is in the object, or it is not.
+// row lengths of the tiles) is dropped as dead, and the first tile instruction faults. Whether a compiler does so is
+// seen in what it makes of this file: the mark is in the object, or it is not.
 
 #if defined(HOBBIT_AMX_WANTED)
 

@@ -1,6 +1,6 @@
 //! What a build of llama.cpp did about AMX, and what is to be said about it. `amx.cmake` decides and leaves a record in
-//! CMakeCache.txt; where it did not run (somebody else's CMAKE_PROJECT_INCLUDE, hobbit as another package's dependency, a
-//! build older than the script), what was built is looked at instead.
+//! CMakeCache.txt; where it did not run (somebody else's CMAKE_PROJECT_INCLUDE, hobbit as another package's
+//! dependency, a build older than the script), what was built is looked at instead.
 //!
 //! Part of the build script, and of its test.
 
@@ -73,16 +73,16 @@ pub fn advice(
         }
         if asked == "off" {
             return Advice::Fail(format!(
-                "HOBBIT_AMX=off, but llama.cpp was built with AMX and without {script}: set CMAKE_PROJECT_INCLUDE={script}, \
-                 then `{remedy}` and build again"
+                "HOBBIT_AMX=off, but llama.cpp was built with AMX and without {script}: set \
+                 CMAKE_PROJECT_INCLUDE={script}, then `{remedy}` and build again"
             ));
         }
         return match probe() {
             Probe::Right | Probe::Unknown => Advice::Nothing,
             Probe::Wrong => Advice::Fail(format!(
-                "llama.cpp was built with AMX, which this C++ compiler miscompiles: prompts would end with SIGSEGV. Set \
-                 CMAKE_PROJECT_INCLUDE={script} (or CFLAGS and CXXFLAGS to '-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'), \
-                 then `{remedy}` and build again; HOBBIT_AMX=on keeps it"
+                "llama.cpp was built with AMX, which this C++ compiler miscompiles: prompts would end with SIGSEGV. \
+                 Set CMAKE_PROJECT_INCLUDE={script} (or CFLAGS and CXXFLAGS to '-mno-amx-tile -mno-amx-int8 \
+                 -mno-amx-bf16'), then `{remedy}` and build again; HOBBIT_AMX=on keeps it"
             )),
         };
     };

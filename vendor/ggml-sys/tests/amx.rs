@@ -1,9 +1,11 @@
-//! AMX is in llama.cpp where the compiler gets it right, and nowhere else, however ggml asks for it. Nothing here runs an
-//! AMX instruction.
+//! AMX is in llama.cpp where the compiler gets it right, and nowhere else, however ggml asks for it. Nothing here
+//! runs an AMX instruction.
 
 #[allow(dead_code)]
 #[path = "../amx/verdict.rs"]
 mod amx;
+#[path = "../../../tests/fixture/not_run.rs"]
+mod not_run;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,8 +33,8 @@ fn compiler_probe(cxx: &str, scratch: &Path) -> Probe {
     amx::probe(|| Command::new(cxx), &in_this_package("amx/probe.cpp"), &scratch.join("probe.o")).unwrap()
 }
 
-/// Configures and builds tests/amx_toy with HOBBIT_AMX as `asked`: what the script recorded, and which of the toy's libraries
-/// have AMX in them, as C++ and as C.
+/// Configures and builds tests/amx_toy with HOBBIT_AMX as `asked`: what the script recorded, and which of the toy's
+/// libraries have AMX in them, as C++ and as C.
 fn build_toy((c, cxx): (&str, &str), asked: &str, more: &[&str]) -> (Record, Vec<(String, bool, bool)>) {
     let name = format!("amx-{cxx}-{asked}-{}", more.len());
     let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -79,7 +81,7 @@ fn in_all_that_ask(libraries: &[(String, bool, bool)], expected: bool) -> bool {
 fn a_forced_answer_is_obeyed_in_every_way_of_asking_for_amx() {
     let compiler = ("cc", "c++");
     if compiler_probe("c++", Path::new(env!("CARGO_TARGET_TMPDIR"))) == Probe::Unknown {
-        eprintln!("not run here: c++ does not know AMX");
+        not_run::not_run("amx: a forced answer", "c++ does not know AMX");
         return;
     }
     for (asked, expected) in [("on", true), ("off", false)] {
@@ -175,7 +177,7 @@ fn what_is_said_of_a_build() {
 #[test]
 fn a_cache_without_the_scripts_record_has_none() {
     assert_eq!(Record::parse("GGML_NATIVE:BOOL=ON\nGGML_AMX_INT8:BOOL=OFF\n"), None);
-    let cache = "HOBBIT_AMX:INTERNAL=left-out\nHOBBIT_AMX_ASKED:INTERNAL=auto\nHOBBIT_AMX_COMPILER:INTERNAL=GNU 12.2.0\n\
-                 HOBBIT_AMX_WANTED:INTERNAL=ON\n";
+    let cache = "HOBBIT_AMX:INTERNAL=left-out\nHOBBIT_AMX_ASKED:INTERNAL=auto\n\
+                 HOBBIT_AMX_COMPILER:INTERNAL=GNU 12.2.0\nHOBBIT_AMX_WANTED:INTERNAL=ON\n";
     assert_eq!(Record::parse(cache), Some(record("auto", true, "left-out")));
 }

@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn habits_are_kept() {
         let mut follow = Follow::default();
-        (0..700u16).for_each(|token| follow.learn(4, &[token % 4], &[(token * token + 1) % 4]));
+        (0..700u16).for_each(|token| follow.learn(4, &[token % 4], &[(token.wrapping_mul(token) + 1) % 4]));
         let mut out = Writer::default();
         follow.save(&mut out);
         let loaded = Follow::load(&mut Cursor(&out.0)).expect("what was saved");

@@ -1,4 +1,5 @@
-// As in ggml-cpu/amx: nothing where the compiler was not asked for AMX. (Old clangs spell it otherwise; ggml then has none.)
+// As in ggml-cpu/amx: nothing where the compiler was not asked for AMX. (Old clangs spell it otherwise; ggml then has
+// none.)
 #if defined(__AMX_INT8__) || defined(__AMXINT8__)
 #include <immintrin.h>
 #include <cstdint>
