@@ -63,8 +63,8 @@ fn an_input_is_known_under_all_its_names() {
             let error = check(&[output("--trace", &path, kind)], &inputs).unwrap_err();
             assert!(matches!(error, OutputError::IsInput { .. }), "{name}: {error}");
             let error = error.to_string();
-            let parts =
-                [&format!("--trace {}", path.display()), "the file of -m", "would be destroyed", "give --trace"];
+            let given = format!("--trace {}", path.display());
+            let parts = [given.as_str(), "the file of -m", "would be destroyed", "give --trace"];
             assert!(parts.iter().all(|part| error.contains(*part)), "{error}");
             assert!(error.contains(&model.display().to_string()), "{error}");
         }
