@@ -8,6 +8,7 @@
 #   context     decode speed behind longer and longer contexts
 #   experts     models of the same size whose experts are more and smaller
 #   resident    no limit, everything in memory: what hobbit costs
+#   contended   everything in memory, and half of it, alone and beside a program that keeps a core busy
 #   startup     from the start of the process to the first token
 #   long        2,000 tokens in the least memory, alone and with another process that takes memory
 #   peers       other programs: benches/peers/setup.sh installs them
@@ -143,6 +144,34 @@ resident() {
     done
 }
 
+# beside_a_busy_program COMMAND...
+beside_a_busy_program() {
+    sh -c 'while :; do :; done' &
+    local busy=$! status=0
+    "$@" || status=$?
+    kill "$busy"
+    wait "$busy" 2>> /dev/null || true
+    return "$status"
+}
+
+contended() {
+    begin contended
+    shapes
+    # 300000 is what libgomp does by itself; where it is given, hobbit changes nothing. There and back.
+    local cache spin name
+    for cache in 100% 50%; do
+        for spin in '' 300000 300000 ''; do
+            name="$cache of the experts${spin:+, always spinning}"
+            local what=(run contended -m qwen3moe.gguf --prompt-file "$prose" --expert-cache "$cache" -t "$cores" -p 128 -n 128 -r 2)
+            (
+                [[ -z $spin ]] || export GOMP_SPINCOUNT=$spin
+                "${what[@]}" --variant "$name, alone"
+                beside_a_busy_program "${what[@]}" --variant "$name, beside a busy program"
+            )
+        done
+    done
+}
+
 startup() {
     begin startup
     shapes
@@ -197,10 +226,10 @@ report() {
 }
 
 studies=("$@")
-[[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident startup long peers report)
+[[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident contended startup long peers report)
 for study in "${studies[@]}"; do
     case $study in
-    papers | curve | ablation | context | experts | resident | startup | long | peers | report) "$study" ;;
+    papers | curve | ablation | context | experts | resident | contended | startup | long | peers | report) "$study" ;;
     *)
         echo "$0: no study '$study'; see the head of this file" >&2
         exit 2

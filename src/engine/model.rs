@@ -20,9 +20,11 @@ use super::hook::RouterObserver;
 use super::log;
 use super::placement::{DeviceLayers, Placement};
 use super::precision::Precisions;
+use super::sanity;
 use super::session::Session;
 use super::source::ModelSource;
 use super::stream::CookieStream;
+use super::validate;
 use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
@@ -144,6 +146,7 @@ impl Model {
         let started = Instant::now();
         let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds, path_table, fitted } =
             ModelSource::open(path, options, &mut progress)?;
+        sanity::check(&gguf, options)?;
         backends::ready();
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
@@ -153,12 +156,17 @@ impl Model {
         // SAFETY: once per process, before any other llama.cpp call of ours.
         INIT.call_once(|| unsafe { llama::llama_backend_init() });
 
+        // Where experts have no memory, llama.cpp could only look at their addresses.
+        let is_checked_here = options.check_tensors && !experts.map().is_empty();
+        if is_checked_here {
+            validate::check(&gguf, experts.map(), &catalog, &files, &mut progress)?;
+        }
         let overrides = KvOverrides::new(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
         placement.apply(&mut params, !experts.map().is_empty());
-        params.check_tensors = options.check_tensors;
+        params.check_tensors = options.check_tensors && !is_checked_here;
         params.kv_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = (&raw mut progress).cast();
@@ -175,8 +183,9 @@ impl Model {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
             let mut stream = CookieStream::open(virtual_file, &files)?;
+            let are_skipped = stream.skips_experts();
             let file = stream.as_file();
-            let raw = while_loading(&experts, || {
+            let raw = while_loading(&experts, are_skipped, || {
                 with_message(|message, capacity| {
                     // SAFETY: the stream outlives the call; so does everything that params point to.
                     unsafe { shim::hobbit_model_load(file, params, message, capacity) }
