@@ -172,6 +172,23 @@ pub enum Error {
     /// llama.cpp or the expert backend failed while computing a batch.
     #[error("decoding failed: {0}")]
     Decode(String),
+    /// A batch of more tokens than the session was opened for.
+    #[error(
+        "a batch of {n_tokens} tokens, of at most {n_batch}; evaluate it in parts, or open the session with a larger \
+         n_batch (-b)"
+    )]
+    BatchTooLarge {
+        /// Tokens in the batch.
+        n_tokens: usize,
+        /// The most that a batch may have.
+        n_batch: usize,
+    },
+    /// Generation without a token whose successor could be chosen.
+    #[error(
+        "there is nothing to go on from: the context is new, or was reset, cut or lost since the last evaluation; feed \
+         at least one token first"
+    )]
+    NothingEvaluated,
     /// The context is full and context shift is off or impossible.
     #[error(
         "the context of {n_ctx} tokens is full; give a larger -c (or --context-shift, for text that goes on and on)"

@@ -11,6 +11,7 @@ mod buffer;
 mod calibrate;
 mod chat;
 mod compute;
+mod contention;
 mod context;
 mod device;
 mod devices;
@@ -39,6 +40,7 @@ mod residency;
 #[cfg(feature = "rpc")]
 mod rpc;
 mod sampling;
+mod sanity;
 mod session;
 mod source;
 mod staging;
@@ -46,6 +48,7 @@ mod state_file;
 mod stock;
 mod stream;
 mod tiers;
+mod validate;
 
 pub use calibrate::{CalibrateError, calibrate_report};
 pub use chat::{ChatMessage, ChatOptions};

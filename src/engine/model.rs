@@ -21,9 +21,11 @@ use super::log;
 use super::placement::{DeviceLayers, Placement};
 use super::precision::Precisions;
 use super::regime;
+use super::sanity;
 use super::session::Session;
 use super::source::ModelSource;
 use super::stream::CookieStream;
+use super::validate;
 use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
@@ -168,6 +170,7 @@ impl Model {
         let started = Instant::now();
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
+        sanity::check(&source.gguf, options)?;
         backends::ready();
         let regime = match source.map.is_empty() || wrap_store.is_some() {
             true => Regime::Seam,
@@ -197,13 +200,18 @@ impl Model {
         // SAFETY: once per process, before any other llama.cpp call of ours.
         INIT.call_once(|| unsafe { llama::llama_backend_init() });
 
+        // Where experts have no memory, llama.cpp could only look at their addresses.
+        let is_plain = experts.map().is_empty() || regime.stands_aside();
+        let is_checked_here = options.check_tensors && !is_plain;
+        if is_checked_here {
+            validate::check(&gguf, experts.map(), &catalog, &files, &mut progress)?;
+        }
         let overrides = KvOverrides::new(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
-        let is_plain = experts.map().is_empty() || regime.stands_aside();
         placement.apply(&mut params, !is_plain);
-        params.check_tensors = options.check_tensors;
+        params.check_tensors = options.check_tensors && !is_checked_here;
         params.kv_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = (&raw mut progress).cast();
@@ -223,8 +231,9 @@ impl Model {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
             let mut stream = CookieStream::open(virtual_file, &originals)?;
+            let are_skipped = stream.skips_experts();
             let file = stream.as_file();
-            let raw = while_loading(&experts, || {
+            let raw = while_loading(&experts, are_skipped, || {
                 with_message(|message, capacity| {
                     // SAFETY: the stream outlives the call; so does everything that params point to.
                     unsafe { shim::hobbit_model_load(file, params, message, capacity) }

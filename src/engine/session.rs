@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use ggml_sys::{llama, shim};
 
+use super::contention;
 use super::context::context_params;
+use super::device;
 use super::error::Error;
 use super::hook::{RouterHook, RouterObserver};
 use super::log;
@@ -79,10 +81,16 @@ pub struct Session {
     options: SessionOptions,
     description: Description,
     interrupt: Interrupt,
+    /// A backend of ours is told before each graph.
+    tells: bool,
+    /// The most that a batch is evaluated on.
+    n_threads: i32,
     n_past: usize,
     n_prompt: usize,
     /// Sampled and yielded, but not evaluated yet.
     pending: Option<Token>,
+    /// The last logits are those after the last token of the context.
+    is_current: bool,
     stats: Stats,
     /// What devices had done for earlier sessions.
     devices_before: Vec<DeviceCounters>,
@@ -116,6 +124,7 @@ impl Session {
             hook.install(&mut params);
         }
         log::clear_errors();
+        let n_backends = device::n_backends_made();
         let init = || {
             with_message(|message, capacity| {
                 // SAFETY: the model is live; params point at the interrupt flag, which the session keeps.
@@ -144,9 +153,12 @@ impl Session {
             options: options.clone(),
             description,
             interrupt,
+            tells: device::n_backends_made() > n_backends,
+            n_threads: params.n_threads.max(params.n_threads_batch),
             n_past: 0,
             n_prompt: 0,
             pending: None,
+            is_current: false,
             stats: Stats::default(),
             devices_before,
             sample_ms: 0.0,
@@ -225,6 +237,7 @@ impl Session {
         self.n_past = 0;
         self.n_prompt = 0;
         self.pending = None;
+        self.is_current = false;
         if let Some(residency) = self.model.shared.experts.residency().as_mut() {
             residency.begin_sequence();
         }
@@ -246,6 +259,8 @@ impl Session {
         if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.memory(), 0, n_keep as i32, -1) } {
             return Err(Error::Decode("this model cannot forget a part of its context".into()));
         }
+        // Without the pending token alone, the logits are those from which it was sampled.
+        self.is_current &= n_keep == self.n_past;
         self.pending = None;
         self.n_past = n_keep;
         self.n_prompt = self.n_prompt.min(n_keep);
@@ -282,7 +297,7 @@ impl Session {
         if result.is_err() && self.n_past > before {
             // SAFETY: the context is live.
             if unsafe { llama::llama_memory_seq_rm(self.memory(), 0, before as i32, -1) } {
-                self.n_past = before;
+                (self.n_past, self.is_current) = (before, false);
             }
         }
         if result.is_err() && self.n_past == before {
@@ -346,7 +361,8 @@ impl Session {
     }
 
     /// Generates after what is in the context, at most `n_predict` tokens (`None`: until the model ends).
-    /// [`Session::feed`] must have evaluated at least one token.
+    /// [`Session::feed`] must have evaluated at least one token since the session was opened, reset or truncated:
+    /// otherwise the first token is [`Error::NothingEvaluated`].
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
@@ -355,10 +371,14 @@ impl Session {
     /// (several sequences, logits of a whole prompt); not to be mixed with [`Session::feed`] on sequence 0.
     ///
     /// # Errors
-    /// As [`Session::feed`].
+    /// More entries than `n_batch` ([`Error::BatchTooLarge`]), and as [`Session::feed`].
     pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
         if batch.is_empty() {
             return Ok(());
+        }
+        let n_batch = self.n_batch();
+        if batch.len() > n_batch {
+            return Err(Error::BatchTooLarge { n_tokens: batch.len(), n_batch });
         }
         let n_outputs = batch.iter().filter(|entry| entry.logits).count();
         let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
@@ -488,7 +508,7 @@ impl Session {
             llama::llama_memory_clear(self.memory(), true);
             llama::llama_synchronize(self.context.0.as_ptr());
             llama::llama_perf_context_reset(self.context.0.as_ptr());
-            self.stats = Stats::default();
+            (self.stats, self.is_current) = (Stats::default(), false);
             result
         }
     }
@@ -536,14 +556,18 @@ impl Session {
         experts.take_failure();
         failure::take();
         let (before, busy_before) = self.counters();
+        self.is_current = false;
         let started = Instant::now();
         let mut message = [0u8; 1024];
+        let running = contention::running(self.n_threads);
         // SAFETY: the context is live and the batch's arrays outlive the call.
         let code = unsafe {
-            let code = shim::hobbit_decode(self.context.0.as_ptr(), batch, message.as_mut_ptr().cast(), message.len());
+            let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
+            let code = shim::hobbit_decode(self.context.0.as_ptr(), batch, self.tells, text, capacity);
             llama::llama_synchronize(self.context.0.as_ptr());
             code
         };
+        drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(residency) = experts.residency().as_mut().filter(|_| code == 0) {
             residency.end_batch(batch.n_tokens.unsigned_abs(), seconds);
@@ -612,6 +636,7 @@ impl Session {
             }
         }
         self.checked = true;
+        self.is_current = true;
         Ok(())
     }
 
@@ -659,6 +684,9 @@ impl Generation<'_> {
                 }
             }
         }
+        if !session.is_current {
+            return Err(Error::NothingEvaluated);
+        }
         let started = Instant::now();
         let token = self.sampler.sample(session.context.0.as_ptr(), -1)?;
         session.sample_ms += started.elapsed().as_secs_f64() * 1e3;
@@ -693,3 +721,6 @@ impl Iterator for Generation<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
