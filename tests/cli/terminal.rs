@@ -68,7 +68,9 @@ fn ctrl_c_clears_a_line_and_ends_on_an_empty_one() {
     terminal.type_in("one\\\r");
     terminal.wait_for("one");
     terminal.wait_for(EDITS);
-    terminal.type_in("\x03/help\r");
+    terminal.type_in("\x03");
+    terminal.wait_for("> ");
+    terminal.type_in("/help\r");
     terminal.wait_for("/regen");
     terminal.wait_for("> ");
     terminal.type_in("\x03");
