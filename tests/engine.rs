@@ -84,6 +84,32 @@ fn an_observer_sees_every_choice_and_changes_nothing() {
     }
 }
 
+/// A prompt that shows its progress is evaluated a ubatch at a time: the same ubatches as llama.cpp cuts.
+#[test]
+fn progress_within_a_prompt_changes_nothing() {
+    const N_UBATCH: usize = 8;
+    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let settings = SessionOptions { n_batch: 32, n_ubatch: N_UBATCH as u32, ..settings() };
+    for n_tokens in [1, 2, 8, 9, 10, 32, 33, 34, 73, 74] {
+        let tokens = heldout(&model, n_tokens);
+        let mut whole = model.session(&settings).unwrap();
+        whole.feed(&tokens).unwrap();
+        let last_batch = (n_tokens - 1) % 32 + 1;
+        let mut told = Vec::new();
+        let mut pieces = model.session(&settings).unwrap();
+        pieces.feed_with(&tokens, |done| told.push(done)).unwrap();
+        let mut last_piece = last_batch;
+        while last_piece > N_UBATCH + 1 {
+            last_piece -= N_UBATCH;
+        }
+        let (expected, found) = (whole.logits(last_batch - 1).unwrap(), pieces.logits(last_piece - 1).unwrap());
+        assert!(expected == found, "logits after {n_tokens} tokens");
+        assert!(told.is_sorted() && told.last() == Some(&n_tokens), "{n_tokens}: {told:?}");
+        assert_eq!(told.len() > 1, n_tokens > N_UBATCH + 1, "{n_tokens}: {told:?}");
+        assert_eq!(whole.stats().prompt.tokens, pieces.stats().prompt.tokens, "{n_tokens}");
+    }
+}
+
 #[test]
 fn waiting_for_all_experts_first_changes_nothing() {
     let run = |overlap: bool| {

@@ -124,6 +124,13 @@ impl Grammar {
     }
 }
 
+impl Grammar {
+    /// Whether a flag in this spelling is the program's own.
+    pub fn knows(&self, flag: &str) -> bool {
+        self.flags.contains_key(flag)
+    }
+}
+
 /// A command line that clap reads as llama.cpp would have read the original.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Line {

@@ -39,13 +39,19 @@ mod ctrl_c;
 #[cfg(feature = "engine")]
 mod devices;
 #[cfg(feature = "engine")]
+mod input;
+#[cfg(feature = "engine")]
 mod log;
 #[cfg(feature = "engine")]
 mod memory_signals;
+#[cfg(feature = "engine")]
+mod progress;
 #[cfg(feature = "rpc")]
 mod rpc;
 #[cfg(feature = "engine")]
 mod run;
+#[cfg(feature = "engine")]
+mod signals;
 #[cfg(feature = "engine")]
 mod stream;
 

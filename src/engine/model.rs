@@ -288,6 +288,13 @@ impl Model {
         residency.as_ref().map_or_else(Vec::new, |residency| residency.device_reports())
     }
 
+    /// How much of the ubatch that a session evaluates is done, by its layers with experts: 0..1. 0 where nothing is
+    /// evaluated, and of a dense model. Waits for the layer that is computed.
+    pub(crate) fn evaluated_share(&self) -> f64 {
+        let layer = self.shared.experts.residency().as_ref().map_or(0, |residency| residency.counters().layer);
+        f64::from(layer) / f64::from(self.info().n_layer.max(1))
+    }
+
     /// Where every version of every expert lies.
     pub fn catalog(&self) -> &Catalog {
         &self.shared.catalog
@@ -325,12 +332,18 @@ impl Model {
         Session::new(self, options, Some(observer))
     }
 
-    /// The tokens of `text`. `add_special` adds BOS and the like where the model wants them, `parse_special` reads
-    /// special tokens written in the text.
+    /// The tokens of `text`, which is UTF-8 or, as llama.cpp takes it, any bytes. `add_special` adds BOS and the like where
+    /// the model wants them, `parse_special` reads special tokens written in the text.
     ///
     /// # Errors
     /// Text that the vocabulary cannot encode.
-    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, Error> {
+    pub fn tokenize(
+        &self,
+        text: impl AsRef<[u8]>,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<Token>, Error> {
+        let text = text.as_ref();
         let text_len = i32::try_from(text.len()).map_err(|_| Error::Tokenize("text of 2 GiB or more".into()))?;
         let mut tokens: Vec<Token> = vec![0; text.len() + 8];
         loop {

@@ -148,6 +148,8 @@ pub(super) struct Counters {
     pub(super) used: PrecisionCounts,
     pub(super) missed: PrecisionCounts,
     pub(super) upgrades: u64,
+    /// The layer that is computed, or was last; 0 between two batches.
+    pub(super) layer: u16,
 }
 
 struct Layer {

@@ -10,7 +10,7 @@ use super::low::{check_low, low_cache_path};
 use super::quantise::Ggml;
 use crate::gguf::{Catalog, ExpertMap, Gguf, LowMismatch, VirtualGguf};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
-use crate::pack::{Pack, PackKind, PackSpec, TypeChoice};
+use crate::pack::{Pack, PackKind, PackSpec, TypeChoice, WriteError};
 use crate::predict::{PathTable, PredictorKind};
 use crate::profile::read_path_table;
 use crate::route::Thresholds;
@@ -158,17 +158,38 @@ pub fn quantise_low(
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     // Ours by its name: of a model that was replaced, or of another version of hobbit.
     let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
-    let written = crate::pack::write(&source, &path, &spec, &Ggml::new(), &mut |now| match progress(
-        now.done as f32 / now.total.max(1) as f32,
-    ) {
-        true => ControlFlow::Continue(()),
-        false => ControlFlow::Break(()),
+    let had_begun = crate::pack::partial_path(&path).exists();
+    let mut finished = 0;
+    let written = crate::pack::write(&source, &path, &spec, &Ggml::new(), &mut |now| {
+        finished = now.finished;
+        match progress(now.done as f32 / now.total.max(1) as f32) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
     });
+    if !had_begun && finished == 0 && written.as_ref().is_err_and(leaves_nothing) {
+        remove_unfinished(&path);
+    }
     match written {
         Ok(_) => Ok(path),
         Err(crate::pack::WriteError::Stopped { .. }) => Err(Error::Cancelled),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether this call alone had begun to write, and gave up.
+fn leaves_nothing(error: &WriteError) -> bool {
+    let gave_up = matches!(error, WriteError::Space { .. } | WriteError::Output { .. } | WriteError::Stopped { .. });
+    gave_up || matches!(error, WriteError::Create { .. })
+}
+
+/// Takes away what holds no work: a partial file, and the journal that says so.
+fn remove_unfinished(path: &Path) {
+    let partial = crate::pack::partial_path(path);
+    let mut journal = partial.clone().into_os_string();
+    journal.push(".journal");
+    let _ = std::fs::remove_file(partial);
+    let _ = std::fs::remove_file(journal);
 }
 
 /// Whether the file holds low versions of this very model. A model file newer than it has been replaced.

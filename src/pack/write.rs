@@ -138,7 +138,11 @@ pub fn write(
 
 pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
     let path = path.to_owned();
-    move |error| WriteError::Output { path, action, error }
+    move |error| match action {
+        // Nothing is there yet.
+        "open" => WriteError::Create { path, error },
+        _ => WriteError::Output { path, action, error },
+    }
 }
 
 /// Length and time of the last change of every source file.

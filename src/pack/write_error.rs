@@ -149,6 +149,14 @@ pub enum WriteError {
         /// Bytes free.
         available: u64,
     },
+    /// The output could not be begun: a directory that is missing or may not be written, a read-only disk.
+    #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]
+    Create {
+        /// Partial output or journal.
+        path: PathBuf,
+        /// The operating system's reason.
+        error: io::Error,
+    },
     /// The output could not be written: disk full, or worse.
     #[error("{}: cannot {action}: {error}; what is finished is kept there, the same command goes on from it", path.display())]
     Output {

@@ -21,7 +21,8 @@ use super::threads::{self, ThreadChoice, Tried};
 use super::watch::Watch;
 use super::{command, inputs};
 use crate::cli::pipe::tell;
-use crate::cli::run::{INTERRUPTED, Interrupted, USAGE};
+use crate::cli::run::{Interrupted, USAGE};
+use crate::cli::signals;
 use crate::measure::host::Host;
 
 const EXAMPLES: &str = "\
@@ -171,7 +172,7 @@ pub fn run(words: &[OsString]) -> Result<u8> {
         }
     }
     out.finish(ggml_build())?;
-    Ok(if interrupted { INTERRUPTED } else { 0 })
+    Ok(if interrupted { signals::status() } else { 0 })
 }
 
 /// Where programs are compared.

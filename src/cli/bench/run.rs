@@ -22,7 +22,8 @@ use super::{child, inputs, peers, start};
 use crate::cli::devices;
 use crate::cli::pipe::{say, tell};
 use crate::cli::resolve::Surroundings;
-use crate::cli::run::{INTERRUPTED, Interrupted, Process, USAGE, failure};
+use crate::cli::run::{Interrupted, Process, USAGE, failure};
+use crate::cli::signals;
 use crate::measure::disk::random_reads;
 use crate::measure::host::Host;
 
@@ -144,7 +145,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     out.finish(ggml_build())?;
     err.finish(ggml_build())?;
     Ok(match (interrupted, failed) {
-        (true, _) => INTERRUPTED,
+        (true, _) => signals::status(),
         (false, failed) => u8::from(failed),
     })
 }

@@ -14,28 +14,28 @@ use anyhow::{Context, Result, bail};
 use super::answer::{Answer, Group, Outcome};
 use super::case::Task;
 use crate::cli::run::Interrupted;
+use crate::cli::signals;
 use crate::gguf::Gguf;
 use crate::measure::cgroup::Cgroup;
 use crate::measure::page_cache;
 
-/// A Ctrl-C came.
+/// A Ctrl-C, SIGTERM or SIGHUP came.
 static PRESSED: AtomicBool = AtomicBool::new(false);
-/// The process that runs, 0 for none: a Ctrl-C ends it.
+/// The process that runs, 0 for none: such a signal ends it.
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 
-/// From now on a Ctrl-C ends what runs, and then the program, which cleans up.
+/// From now on Ctrl-C, SIGTERM and SIGHUP end what runs, and then the program, which cleans up.
 ///
 /// # Errors
 /// The system refuses.
 pub fn watch_ctrl_c() -> Result<()> {
-    ctrlc::set_handler(|| {
+    signals::watch(|_| {
         PRESSED.store(true, Ordering::SeqCst);
         let running = RUNNING.load(Ordering::SeqCst);
         if running > 0 {
             kill_group(running);
         }
     })
-    .context("cannot handle Ctrl-C")
 }
 
 /// # Errors

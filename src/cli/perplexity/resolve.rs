@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::args::{LowArgs, MeasureArgs, TextArgs};
 use crate::cli::demo;
-use crate::cli::resolve::{Surroundings, read, session, text, utf8, verbosity};
+use crate::cli::resolve::{Surroundings, Verbosity, read, session, text, utf8, verbosity};
 use crate::options::{ModelOptions, SessionOptions};
 
 /// What is measured.
@@ -73,7 +73,7 @@ pub struct HiArgs {
     /// A line for each chunk.
     pub in_lines: bool,
     pub n_parallel: usize,
-    pub verbosity: u8,
+    pub verbosity: Verbosity,
     pub log_file: Option<PathBuf>,
     pub perf: bool,
     pub json: Option<PathBuf>,

@@ -21,8 +21,9 @@ use crate::cli::devices;
 use crate::cli::log::{Level, Log};
 use crate::cli::report::{self, Circumstances};
 use crate::cli::run::{
-    INTERRUPTED, Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
+    Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
 };
+use crate::cli::signals;
 use crate::perplexity::windows::Windows;
 use crate::{Error, Model, Session, SessionOptions};
 
@@ -146,7 +147,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, &args.model_options, &log);
+    describe(&model, &session, args.is_demo, &args.model_options, &log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let outcome = ctrl_c.during(|| measurement.run(&desk, &mut session));
@@ -154,7 +155,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(result) => (result, 0),
         Err(error) if matches!(error.downcast_ref(), Some(Error::Interrupted)) => {
             desk.print("\n")?;
-            (Value::Null, INTERRUPTED)
+            (Value::Null, signals::status())
         }
         Err(error) => return Err(error),
     };
