@@ -150,12 +150,12 @@ resident() {
 fits() {
     begin fits
     shapes
-    head -c 24 "$prose" > "$models/twelve.txt" # no words: a token is a byte or two there
+    head -c 17 "$prose" > "$models/twelve.txt" # twelve tokens where there are no words
     local name percent size
     for name in mixtral qwen3moe; do
         local whole=(peers --label fits -m "$name.gguf" --prompt-file twelve.txt -n 32 --cli --warm -t "$cores"
             --baseline-threads auto -o jsonl)
-        size=$(stat -c %s "$models/$name.gguf")
+        size=$(stat -L -c %s "$models/$name.gguf")
         for percent in 30 45 60 75 90 100 110 130; do
             (cd "$models" && "$bin/hobbit-bench" "${whole[@]}" --limit $((size / 100 * percent)) \
                 --repack $((percent > 100))) >> "$results/fits.jsonl"

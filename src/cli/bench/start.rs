@@ -96,6 +96,10 @@ impl Place {
         let program = command.get_program().to_owned();
         let child = command.spawn().with_context(|| format!("starting {}", Path::new(&program).display()))?;
         RUNNING.store(child.id(), Ordering::SeqCst);
+        // A signal that came just before has not seen it.
+        if PRESSED.load(Ordering::SeqCst) {
+            kill_group(child.id());
+        }
         Ok(child)
     }
 

@@ -41,7 +41,8 @@ pub fn write(page: &mut String, entries: &[Entry]) {
         row("Instructions", &known(same().map(|host| instructions(&host.system_info))));
         row("Kernel", &known([host.kernel.clone(), host.os.clone()].into_iter()));
         row("Disk", &disk(host, entries));
-        row("hobbit", &known(same().map(|host| format!("{} of commit {}", host.hobbit, short(&host.commit)))));
+        let commits = known(same().map(|host| short(&host.commit).to_owned()));
+        row("hobbit", &format!("{}, commit {commits}", known(same().map(|host| host.hobbit.clone()))));
         row(
             "llama.cpp",
             &known(records().filter(|record| record.more.hobbit_host.machine == host.machine).map(llama_cpp)),
@@ -147,7 +148,7 @@ mod tests {
             "<dd>SSE3 AVX2</dd>",
             "<dd>0.0, Some Linux 1</dd>",
             "<dd>none, read-ahead 128 KiB, scheduler none, random reads of 1.86 GiB to 1.86 GiB a second</dd>",
-            "<dd>0.0.0 of commit 0123456789ab</dd>",
+            "<dd>0.0.0, commit 0123456789ab</dd>",
             "<dd>build b12032 (llama-cpp-sys-2 0.0.0)</dd>",
             "<td class='words'>llama.cpp</td><td class='words'>b12032</td><td>2, 4</td><td>2</td>",
             "<td class='words'>a</td><td class='words'>not told: it never ran</td>",

@@ -194,6 +194,9 @@ fn fits_goes_by_budget_and_shows_the_whole_command() {
     assert_eq!(rows[0][3..8], ["2.00 GiB", "40.0 %", "8.00", "64.0", "8.00x"], "the smaller first");
     assert_eq!(rows[1][3..8], ["5.00 GiB", "100.0 %", "4.00", "2.00", "0.500x"]);
     assert_eq!(rows[1][8..], ["48.0", "96.0", "0.500x", "8.00", "16.0", "0.500x"]);
+    let dead = Record { hobbit_outcome: "killed".into(), hobbit_whole_ns: None, ..at("hobbit", 2, 8.0) };
+    let rows = cells("fits", vec![dead]);
+    assert_eq!(rows[0][3..], ["2.00 GiB", "40.0 %", "killed", "-", "-", "-", "-", "-", "-", "-", "-"], "said once");
 }
 
 #[test]
