@@ -258,7 +258,8 @@ pub(super) mod tests {
     fn of_the_buffer_only_what_a_read_fills_is_promised() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
         let gguf = Gguf::open(&path).unwrap();
-        let mut stream = CookieStream::open(gguf.virtual_file(), &[path]).unwrap();
+        let original = Original::open(&path, gguf.files[0].state).unwrap();
+        let mut stream = CookieStream::open(gguf.virtual_file(), &[original]).unwrap();
         let buffer = stream.buffer.addr();
         assert!(stream.buffer_bytes > 8 * READ_BYTES_MAX);
         assert_eq!(permissions(buffer), "rw-p");

@@ -169,6 +169,7 @@ mod tests {
             slice_stride_max: 2 * MIB,
         };
         let plan = MemoryPlan::new(&PlanInput {
+            overcommit: false,
             budget: Budget::Bytes(budget * MIB),
             limits: MemoryLimits::default(),
             expert_cache: ExpertCache::Auto,
