@@ -34,7 +34,10 @@ impl ModelOptions {
     }
 
     /// As [`ModelOptions::check_outputs_with`], of a program that writes nothing itself.
-    pub(crate) fn check_outputs(&self, model: &Path) -> Result<(), OutputError> {
+    ///
+    /// # Errors
+    /// As [`files::check`].
+    pub fn check_outputs(&self, model: &Path) -> Result<(), OutputError> {
         self.check_outputs_with(model, (&[], &[]))
     }
 }

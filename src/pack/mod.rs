@@ -31,10 +31,9 @@ mod writer;
 
 pub use copy_only::CopyOnly;
 pub use error::PackError;
-pub use fingerprint::fingerprint;
-#[cfg(feature = "engine")]
-pub(crate) use fingerprint::{
-    keep as keep_fingerprint, kept as kept_fingerprint, kept_path as kept_fingerprint_path, sha256 as source_sha256,
+pub use fingerprint::{
+    fingerprint, keep as keep_fingerprint, kept as kept_fingerprint, kept_path as kept_fingerprint_path,
+    sha256 as source_sha256,
 };
 pub use format::{PackKind, Sha256, VERSION};
 pub use plan::{Fallback, PackSpec, Widths};
