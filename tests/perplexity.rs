@@ -375,7 +375,14 @@ fn winogrande_and_multiple_choice_print_their_tables() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_with_130_and_leaves_no_base() {
+fn signals_end_in_order_and_leave_no_base() {
+    for (signal, status) in [("INT", 130), ("TERM", 143)] {
+        ended_by(signal, status);
+    }
+}
+
+#[cfg(unix)]
+fn ended_by(signal: &str, status: i32) {
     use std::io::{BufRead, BufReader, Read};
     let bench = Bench::new();
     let (model, text) = (demo("demo.gguf"), demo("demo-heldout-prose.txt"));
@@ -387,12 +394,12 @@ fn ctrl_c_ends_with_130_and_leaves_no_base() {
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     stdout.read_line(&mut String::new()).unwrap();
     let id = child.id().to_string();
-    assert!(Command::new("kill").args(["-s", "INT", &id]).status().unwrap().success());
+    assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
     let rest = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     rest.join().unwrap().unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{stderr}");
+    assert_eq!(child.wait().unwrap().code(), Some(status), "{stderr}");
     let json = bench.json("result.json");
     assert_eq!((&json["stop"], &json["result"]), (&Value::from("interrupted"), &Value::Null));
     let ran = bench.run(&["--kl-divergence", "--kl-divergence-base", "base"]).expect(1);
