@@ -327,6 +327,37 @@ fn the_tables_in_the_documents_are_what_the_records_make_them() {
     }
 }
 
+/// Control groups of a process, where memory has them.
+fn groups(process: u32) -> Vec<PathBuf> {
+    let mounts = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"];
+    let dirs = mounts.iter().filter_map(|mount| fs::read_dir(mount).ok()).flatten().flatten().map(|dir| dir.path());
+    let own = format!("hobbit-bench-{process}-");
+    dirs.filter(|dir| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&own))).collect()
+}
+
+/// SIGTERM: what runs is ended, and its control group goes with it, as after a Ctrl-C.
+#[test]
+fn a_termination_leaves_no_control_group() {
+    use std::io::{BufRead, BufReader};
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-bench"));
+    command.args(["-v", "-p", "0", "-n", "64", "-r", "100000", "-t", "1", "--limit", "160MiB", "--no-roofline"]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // What the engine logs: it runs, in its group.
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let first = lines.next().unwrap_or_default();
+    if first.contains("--limit") {
+        child.wait().unwrap();
+        eprintln!("NOT TESTED, control groups: {first}");
+        return;
+    }
+    assert_eq!(groups(child.id()).len(), 1, "{first}");
+    let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let status = child.wait().unwrap();
+    assert!(!status.success() && status.code().is_some(), "it ended by itself: {status}");
+    assert_eq!(groups(child.id()), [] as [PathBuf; 0]);
+}
+
 /// Under a limit, where the machine lets this process make control groups: as root.
 #[test]
 fn limits() {
