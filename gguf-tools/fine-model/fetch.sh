@@ -11,7 +11,7 @@ headers=$(apt-cache depends "$(apt-cache depends linux-headers-amd64 | awk '/Dep
 for package in bible-kjv bible-kjv-text r-cran-janeaustenr anarchism jargon-text dict-devil \
     libpython3.11-minimal libpython3.11-stdlib golang-1.19-src rust-src perl-modules-5.36 libruby3.1 "$headers" \
     python3.11-doc linux-doc-6.1 perl-doc vim-runtime git-doc nodejs-doc postgresql-doc-15 \
-    debian-policy debian-reference-en debian-handbook \
+    debian-policy debian-handbook \
     endless-sky-data freedroidrpg-data naev-data flare-game fillets-ng-data renpy-demo renpy-thequestion \
     crossfire-maps \
     wesnoth-1.16-dm wesnoth-1.16-did wesnoth-1.16-dw wesnoth-1.16-ei wesnoth-1.16-httt wesnoth-1.16-l \

@@ -18,8 +18,6 @@ export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTORCH_CUDA_ALLOC_CONF=expa
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null
 args=(--data "$data" --out "$run" --parts "$out" --minutes "$minutes" --stop-at $((start + ${LIMIT_S:-560})) --resume)
 [ -n "${MAX_STEPS:-}" ] && args+=(--steps "$MAX_STEPS")
-# a fresh machine after a first one: the parts brought along are better than nothing
-[ ! -e "$run/state.pt" ] && [ -e "$here/init/weights.json" ] && args+=(--init "$here/init")
 ${PYTHON:-python3} "$scripts/train.py" "${args[@]}" "$@"
 rc=$?
 cp "$run/train.log" "$out/train.log"

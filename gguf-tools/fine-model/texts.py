@@ -65,15 +65,13 @@ def austen(root):
     """Six novels; a document a chapter. R's lazy-load database is a row of zlib streams (each after its
     length), and a character vector in one is a row of (flags, length, bytes)."""
     data = open(os.path.join(root, "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"), "rb").read()
-    novel = 0
     while len(data) > 4:
         z = zlib.decompressobj()
         blob = z.decompress(data[4:])
         data = z.unused_data
-        lines = [m for m in strings(blob)]
+        lines = list(strings(blob))
         if len(lines) < 1000:
             continue
-        novel += 1
         title = lines[0].strip().title()
         text = "\n".join(lines)
         for i, part in enumerate(re.split(r"(?im)^(?=chapter +[\divxlc]+\.?\s*$)", text)):
@@ -199,10 +197,8 @@ def postgres_doc(root):
 def debian_doc(root):
     for name, text in files(root, "usr/share/doc/debian-handbook/html/en-US", "*.html", r"ix\d|index"):
         yield "debian-handbook", name, untag(text)
-    for package, under in (("debian-policy", "usr/share/doc/debian-policy"),
-                           ("debian-reference-en", "usr/share/debian-reference")):
-        for name, text in files(root, under, "*.txt.gz", r"upgrading|changelog|README"):
-            yield package, name, text
+    for name, text in files(root, "usr/share/doc/debian-policy", "*.txt.gz", r"upgrading|changelog|README"):
+        yield "debian-policy", name, text
 
 
 # ---- dialogue

@@ -74,14 +74,13 @@ def main():
     ap.add_argument("--stop-at", type=float, help="Unix time at which to save and stop even if unfinished")
     ap.add_argument("--steps", type=int, help="at most so many steps: the schedule ends there")
     ap.add_argument("--resume", action="store_true", help="go on from --out/state.pt if it is there")
-    ap.add_argument("--init", help="begin with the weights in parts of this folder")
     ap.add_argument("--batch", type=int, default=64, help="windows a step")
     ap.add_argument("--len", type=int, default=CONFIG["ctx"], help="tokens a window")
-    ap.add_argument("--lr", type=float, default=3e-3)
+    ap.add_argument("--lr", type=float, default=2.5e-3)
     ap.add_argument("--warmup", type=int, default=300, help="steps")
     ap.add_argument("--decay", type=float, default=0.1, help="weight decay")
     ap.add_argument("--drop", type=float, default=0.1)
-    ap.add_argument("--balance", type=float, default=0.01)
+    ap.add_argument("--balance", type=float, default=0.02)
     ap.add_argument("--z", type=float, default=0.001)
     ap.add_argument("--mix", type=float, default=0.7, help="a kind's share of the windows is its size to this power")
     ap.add_argument("--eval-every", type=int, default=500, help="steps")
@@ -92,7 +91,6 @@ def main():
         torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
     dev = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = True
     autocast = lambda: torch.autocast(dev, torch.bfloat16)
     os.makedirs(a.out, exist_ok=True)
     log = open(os.path.join(a.out, "train.log"), "a")
@@ -117,13 +115,8 @@ def main():
     say("tokens: " + ", ".join(f"{k} {x.size} ({100 * s:.1f} % of the windows)" for k, x, s in zip(KINDS, text, share))
         + f"; read in {time.time() - t:.1f} s")
 
-    model = Model(CONFIG)
+    model = Model(CONFIG).to(dev)
     before = dict(step=0, tokens=0, seconds=0.0)
-    if a.init:
-        weights, about = checkpoint.load(a.init)
-        model.load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
-        before = {k: about[k] for k in before}
-    model.to(dev)
     routers = [b.experts.gate_inp for b in model.blocks]
     matrices = [p for p in model.parameters() if p.ndim >= 2 and not any(p is r for r in routers)]
     rest = [p for p in model.parameters() if p.ndim < 2] + routers
