@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import checkpoint
-from network import CONFIG, Experts, Model, fastest_products
+from network import CONFIG, Experts, Model, fastest_products, one_by_one
 from model import windows  # the demo model's
 
 KINDS = ("prose", "code", "docs", "dialogue")
@@ -70,6 +70,7 @@ def main():
     ap.add_argument("--out", required=True, help="folder for state.pt and train.log")
     ap.add_argument("--parts", help="folder for the weights in parts (default: --out)")
     ap.add_argument("--parts-every", type=float, default=150, help="seconds")
+    ap.add_argument("--state-every", type=float, default=60, help="seconds")
     ap.add_argument("--minutes", type=float, default=15, help="training time of the whole schedule, over all resumes")
     ap.add_argument("--stop-at", type=float, help="Unix time at which to save and stop even if unfinished")
     ap.add_argument("--steps", type=int, help="at most so many steps: the schedule ends there")
@@ -102,7 +103,7 @@ def main():
     say(f"python {sys.version.split()[0]}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
         + (f"{torch.cuda.get_device_name()}, {torch.cuda.get_device_properties(0).total_memory >> 20} MiB"
            if dev == "cuda" else f"CPU, {torch.get_num_threads()} threads"))
-    Experts.products = staticmethod(fastest_products(dev))
+    Experts.products = staticmethod(fastest_products(dev) if dev == "cuda" else one_by_one)
     say(f"expert products: {Experts.products.__name__}; {json.dumps(vars(a))}")
 
     t = time.time()
@@ -121,7 +122,7 @@ def main():
     matrices = [p for p in model.parameters() if p.ndim >= 2 and not any(p is r for r in routers)]
     rest = [p for p in model.parameters() if p.ndim < 2] + routers
     opt = torch.optim.AdamW([dict(params=matrices, weight_decay=a.decay), dict(params=rest, weight_decay=0.0)],
-                            lr=a.lr, betas=(0.9, 0.95), eps=1e-9, fused=dev == "cuda")
+                            lr=a.lr, betas=(0.9, 0.95), eps=1e-9, fused=True)
     state = os.path.join(a.out, "state.pt")
     if a.resume and os.path.exists(state):
         saved = torch.load(state, map_location=dev, weights_only=True)
@@ -185,7 +186,7 @@ def main():
                 losses.append([t["step"], row["loss"], *last_held.values()])
                 last = time.time()
             say(json.dumps(row))
-        if done or time.time() - states > 60:
+        if done or time.time() - states > a.state_every:
             save_state()
             states = time.time()
         if done or time.time() - parts > a.parts_every or (step == 50 and dev == "cuda"):
