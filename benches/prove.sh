@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # What hobbit claims, measured: hobbit, the llama.cpp that is linked into it and other programs, under the same limits.
 #
-# usage: benches/prove.sh [STUDY...]     as root, for the control groups; without a name, all of them: about two hours
+# usage: benches/prove.sh [STUDY...]     as root, for the control groups; without a name, all of them: about three hours
 #   papers      [input, output] = [16,32] [16,128] [128,32] [128,128] on four shapes of models
 #   curve       decode speed from the smallest budget that works to everything in memory
 #   ablation    what dynamic precision, prefetching and the policy add
 #   context     decode speed behind longer and longer contexts
 #   experts     models of the same size whose experts are more and smaller
 #   resident    no limit, everything in memory: what hobbit costs
+#   fits        the whole command with budgets from 30 to 130 % of the model: 12 tokens and 32 more
+#   contended   with one other busy process, and without
 #   startup     from the start of the process to the first token
 #   long        2,000 tokens in the least memory, alone and with another process that takes memory
 #   peers       other programs: benches/peers/setup.sh installs them
@@ -15,6 +17,8 @@
 #   report      one page and the tables of README.md, from the raw files alone
 #
 # Raw results go to $RESULTS (default: benches/results/<machine>/prove), models to $MODELS (default: target/prove, 20 GiB).
+# llama.cpp gets as many threads as it is fastest with in a short run of each case: the cores, or twice as many, since those
+# that wait for a page fault need none.
 # The disk's read-ahead is $READ_AHEAD_KIB while it runs: 128, which Linux has by default; llama.cpp depends on it. 0 leaves it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,9 +28,7 @@ models=$(realpath -m "${MODELS:-$root/target/prove}")
 peers=$(realpath -m "${PEERS:-$here/peers}")
 cd "$root"
 
-# Threads that wait for a page fault need no core: of 2, 4 and 8 on two cores, 4 and 8 were equally good for llama.cpp.
 cores=$(nproc)
-waiting=$((2 * cores))
 prose=$root/models/demo-heldout-prose.txt
 code=$root/models/demo-heldout-code.txt
 
@@ -82,7 +84,7 @@ papers() {
     shapes
     for name in mixtral phimoe qwen3moe deepseek; do
         run papers -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline --order AB \
-            --baseline-threads "$waiting" -p 0 -n 0 -pg 16,32 -pg 16,128 -pg 128,32 -pg 128,128 -r 1
+            --baseline-threads auto -p 0 -n 0 -pg 16,32 -pg 16,128 -pg 128,32 -pg 128,128 -r 1
     done
 }
 
@@ -91,7 +93,7 @@ curve() {
     shapes
     for name in mixtral qwen3moe; do
         run curve -m "$name.gguf" --prompt-file "$prose" --limit 500MiB,750MiB,1GiB,1.5GiB,2GiB,3.25GiB \
-            -t "$cores" --baseline --order AB --baseline-threads "$waiting" -d 64 -p 0 -n 32 -r 1
+            -t "$cores" --baseline --order AB --baseline-threads auto -d 64 -p 0 -n 32 -r 1
     done
 }
 
@@ -131,7 +133,7 @@ experts() {
     for n in 16 32 64 128; do
         model "experts-$n" --preset qwen3moe-bench --layers 4 --experts "$n" --topk $((n / 8)) --ff $((49152 / n))
         run experts -m "experts-$n.gguf" --prompt-file "$prose" --limit 750MiB -t "$cores" --baseline \
-            --baseline-threads "$waiting" -d 64 -p 0 -n 32 -r 1
+            --baseline-threads auto -d 64 -p 0 -n 32 -r 1
     done
 }
 
@@ -139,7 +141,37 @@ resident() {
     begin resident
     shapes
     for name in mixtral qwen3moe; do
-        run resident -m "$name.gguf" --prompt-file "$prose" --expert-cache 100% -t "$cores" --baseline -p 128 -n 64 -r 3
+        run resident -m "$name.gguf" --prompt-file "$prose" --expert-cache 100% -t "$cores" --baseline \
+            --baseline-threads auto -p 128 -n 64 -r 3
+    done
+}
+
+# hobbit-cli as its users start it, and llama.cpp as it is by default: repacked weights are copies, for which there must be room.
+fits() {
+    begin fits
+    shapes
+    head -c 17 "$prose" > "$models/twelve.txt" # twelve tokens where there are no words
+    local name percent size
+    for name in mixtral qwen3moe; do
+        local whole=(peers --label fits -m "$name.gguf" --prompt-file twelve.txt -n 32 --cli --warm -t "$cores"
+            --baseline-threads auto -o jsonl)
+        size=$(stat -L -c %s "$models/$name.gguf")
+        for percent in 30 45 60 75 90 100 110 130; do
+            (cd "$models" && "$bin/hobbit-bench" "${whole[@]}" --limit $((size / 100 * percent)) \
+                --repack $((percent > 100))) >> "$results/fits.jsonl"
+        done
+        (cd "$models" && "$bin/hobbit-bench" "${whole[@]}" --repack 1) >> "$results/fits.jsonl"
+    done
+}
+
+contended() {
+    begin contended
+    shapes
+    for name in mixtral qwen3moe; do
+        run contended -m "$name.gguf" --prompt-file "$prose" --expert-cache 100% -t "$cores" --baseline \
+            --baseline-threads auto --busy 0,1 -p 128 -n 32 -r 2
+        run contended -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline --order AB \
+            --baseline-threads auto --busy 0,1 -p 128 -n 32 -r 1
     done
 }
 
@@ -148,7 +180,7 @@ startup() {
     shapes
     for name in mixtral phimoe qwen3moe deepseek; do
         run startup -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline \
-            --baseline-threads "$waiting" -p 0 -n 0 -pg 16,1 -r 1 --no-warmup
+            --baseline-threads auto -p 0 -n 0 -pg 16,1 -r 1 --no-warmup
     done
 }
 
@@ -183,9 +215,9 @@ peers() {
     head -c 600 "$prose" > "$models/question.txt"
     head -c 150 "$prose" > "$models/short.txt" # no words: a token is a byte or two there
     "$bin/hobbit-bench" peers -m demo-wide.gguf --prompt-file "$models/question.txt" --limit 200MiB,352MiB -n 64 -t "$cores" --ubatch-size 64 \
-        --baseline-threads "$waiting" --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
+        --baseline-threads auto --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
     "$bin/hobbit-bench" peers -m mixtral.gguf,qwen3moe.gguf --prompt-file "$models/short.txt" --limit 1.25GiB \
-        -n 32 -t "$cores" --baseline-threads "$waiting" --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
+        -n 32 -t "$cores" --baseline-threads auto --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
     cd "$root"
 }
 
@@ -197,10 +229,10 @@ report() {
 }
 
 studies=("$@")
-[[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident startup long peers report)
+[[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident fits contended startup long peers report)
 for study in "${studies[@]}"; do
     case $study in
-    papers | curve | ablation | context | experts | resident | startup | long | peers | report) "$study" ;;
+    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | report) "$study" ;;
     *)
         echo "$0: no study '$study'; see the head of this file" >&2
         exit 2

@@ -23,7 +23,8 @@
 //! worth reading ahead. A [`trace`] of a run keeps who was routed where; [`sim`] replays it under other decisions.
 //!
 //! [`pack`] beside them is a file format: a model with every expert as one record, in two precisions. To the others it
-//! is one more [`gguf::Gguf`] with a [`gguf::Catalog`].
+//! is one more [`gguf::Gguf`] with a [`gguf::Catalog`]. [`files`] is the rule that every writer asks: nothing is written over what a
+//! run reads.
 //!
 //! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `routing`,
 //! `predict`, `load::prefetch`, `store::mode`) are pure: no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
@@ -65,6 +66,7 @@ pub mod cli;
 #[cfg(feature = "engine")]
 mod engine;
 pub mod expert;
+pub mod files;
 pub mod gguf;
 pub mod imatrix;
 pub mod load;

@@ -2,6 +2,7 @@
 
 mod caching;
 mod device;
+mod files;
 mod precision;
 mod sampling;
 
@@ -43,6 +44,17 @@ impl UnknownWord {
 pub struct ModelOptions {
     /// Memory that weights, KV cache, compute buffers and experts share.
     pub budget: Budget,
+    /// The budget may exceed what the system says is available.
+    pub overcommit: bool,
+    /// Where the whole model fits the budget, and nothing here says how experts are to be kept, llama.cpp runs by itself, on
+    /// the mapped file: see [`Regime`](crate::plan::Regime). `false`: hobbit keeps the experts always.
+    pub stand_aside: bool,
+    /// There, weights may be rearranged for the CPU while loading, as llama.cpp does by default. That is faster, and changes
+    /// the last bits of some types' results.
+    pub repack: bool,
+    /// What sessions will be opened with, as far as that is known: it decides what fits. A context length of 0 counts as
+    /// the model's.
+    pub expects: SessionOptions,
     /// The part of the budget that holds experts.
     pub expert_cache: ExpertCache,
     /// Where low-precision versions of experts come from; a pack brings its own.
@@ -60,7 +72,8 @@ pub struct ModelOptions {
     /// [`ModelOptions::precision`], penalties for [`CachingOptions::slots`], each where nothing else is given. `None` takes
     /// the pack's, if there is one.
     pub profile: Option<PathBuf>,
-    /// A file to write who was routed where, and what was read for it: see `trace`.
+    /// A file to write who was routed where, and what was read for it: see `trace`. An earlier trace is replaced, another kind
+    /// of file is not.
     pub trace: Option<PathBuf>,
     /// A file that keeps, from one run to the next, which experts were resident and what the policy has learned. It is read
     /// before the first token and replaced when the model is closed: the last clone of the model and the last session are
@@ -84,6 +97,10 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             budget: Budget::default(),
+            overcommit: false,
+            stand_aside: true,
+            repack: true,
+            expects: SessionOptions::default(),
             expert_cache: ExpertCache::default(),
             low: None,
             low_share: LowShare::default(),
@@ -111,6 +128,9 @@ pub struct SessionOptions {
     pub n_batch: u32,
     /// Tokens computed at once, at most `n_batch`.
     pub n_ubatch: u32,
+    /// Entries of a batch whose logits may be asked for at once; 0 for all of them. [`Session::feed`](crate::Session::feed)
+    /// needs one. Room for so many is kept in the compute buffers, which for all of a batch is often most of them.
+    pub n_outputs_max: u32,
     /// Sequences that share the context.
     pub n_seq_max: u32,
     /// Threads for single tokens; `None` lets the engine choose.
@@ -143,6 +163,7 @@ impl Default for SessionOptions {
             n_ctx: 0,
             n_batch: 2048,
             n_ubatch: 512,
+            n_outputs_max: 0,
             n_seq_max: 1,
             threads: None,
             threads_batch: None,

@@ -1,5 +1,8 @@
 //! `hobbit-bench` as its users meet it: the real binary on the demo model.
 
+#[path = "fixture/not_run.rs"]
+mod not_run;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -139,15 +142,99 @@ fn what_is_wrong_is_told_with_its_exit_status() {
         assert!(ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
     }
     // A case that fails is a record, and the others run.
-    let demo = demo();
-    let models = format!("none.gguf,{demo}");
-    let ran = bench(&[&SMALL[..], &["-m", &models, "-p", "4", "-n", "0", "--no-roofline"]].concat()).expect(1);
-    let records = ran.records();
+    let small = ["-p", "4", "-n", "0", "--no-roofline", "--mem-budget", "1MiB,1GiB"];
+    let records = bench(&[&SMALL[..], &small].concat()).expect(1).records();
     let outcome = records[0]["hobbit_outcome"].as_str().unwrap();
-    assert!(outcome.starts_with("failed: ") && outcome.contains("none.gguf"), "{outcome}");
+    assert!(outcome.starts_with("failed: ") && outcome.contains("is too small"), "{outcome}");
     assert_eq!(records[1]["hobbit_outcome"], "ok");
-    let ran = bench(&[&SMALL[..], &["-p", "4", "-n", "0", "--mem-budget", "1MiB"]].concat()).expect(1);
-    assert!(ran.records()[0]["hobbit_outcome"].as_str().unwrap().contains("is too small"), "{}", ran.stdout);
+}
+
+#[test]
+fn files_that_are_missing_are_told_before_anything_is_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("empty.txt").display().to_string();
+    fs::write(&empty, "").unwrap();
+    let (demo, text) = (demo(), text());
+    let both = format!("{demo},none.gguf");
+    let records = root().join("benches/results/amd-epyc-2c-24gib-virtio/prove").display().to_string();
+    for (args, part) in [
+        (&["-m", "none.gguf"][..], "none.gguf: cannot open this model"),
+        (&["-m", &both, "-o", "json"], "none.gguf: cannot open this model"),
+        (&["-m", &text], "demo-heldout-prose.txt: not a GGUF file"),
+        (&["-m", &demo, "--prompt-file", "none.txt", "-o", "csv"], "--prompt-file: none.txt: cannot read this file"),
+        (&["-m", &demo, "--prompt-file", &empty, "-o", "sql"], "empty.txt: this file is empty"),
+        (&["-m", &demo, "--trace", "none.jsonl"], "--trace: none.jsonl: cannot read this file"),
+        (&["-m", &demo, "--low", "none.gguf"], "none.gguf"),
+        (&["peers", "-m", "none.gguf", "--prompt-file", &text], "none.gguf: cannot open this model"),
+        (&["peers", "-m", &demo, "--prompt-file", &empty], "empty.txt: this file is empty"),
+        (
+            &["report", &records, "--table", "claims", "-o", "/none/page.html"],
+            "/none/page.html: cannot write this file",
+        ),
+    ] {
+        let ran = bench(args).expect(1);
+        assert!(ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "", "{args:?}");
+    }
+}
+
+#[test]
+fn llama_cpp_gets_the_threads_that_it_is_fastest_with() {
+    let small = [&SMALL[..], &["-p", "4", "-n", "2", "--baseline-only"]].concat();
+    let records = bench(&[&small[..], &["--baseline-threads", "1,2"]].concat()).expect(0).records();
+    for record in &records {
+        let tried: Vec<(i64, f64)> = record["hobbit_threads_tried"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| (one["threads"].as_i64().unwrap(), one["tokens_per_second"].as_f64().unwrap()))
+            .collect();
+        assert_eq!((tried[0].0, tried[1].0), (1, 2));
+        let best = if tried[1].1 > tried[0].1 { 2 } else { 1 };
+        assert_eq!(record["n_threads"], best, "{tried:?}");
+    }
+    let auto = bench(&[&small[..], &["--baseline-threads", "auto"]].concat()).expect(0).records();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(auto[0]["hobbit_threads_tried"][1]["threads"], 2 * cores);
+    let given = bench(&[&small[..], &["--baseline-threads", "2"]].concat()).expect(0).records();
+    assert_eq!((&given[0]["n_threads"], &given[0]["hobbit_threads_tried"]), (&2.into(), &Value::Array(Vec::new())));
+    bench(&["--baseline-threads", "many"]).expect(2);
+}
+
+#[test]
+fn busy_processes_compute_meanwhile() {
+    let args = ["-p", "4", "-n", "2", "--baseline", "--busy", "0,2", "--no-roofline"];
+    let records = bench(&[&SMALL[..], &args].concat()).expect(0).records();
+    let busy: Vec<u64> = records.iter().map(|record| record["hobbit_busy"].as_u64().unwrap()).collect();
+    assert_eq!(busy, [0, 0, 0, 0, 2, 2, 2, 2]);
+    assert!(records.iter().all(|record| record["hobbit_outcome"] == "ok"), "none of them ended before the run");
+}
+
+#[test]
+fn the_whole_command_is_timed_from_start_to_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = dir.path().join("prompt.txt");
+    fs::write(&prompt, "In the beginning God created the").unwrap();
+    let (demo, prompt) = (demo(), prompt.display().to_string());
+    let args = ["peers", "-m", &demo, "--prompt-file", &prompt, "-n", "6", "-t", "1", "-o", "jsonl", "--label", "fits"];
+    let more = ["--cli", "--warm", "--flags", "--expert-cache 50%", "--baseline-threads", "1,2", "--repack", "1"];
+    let records = bench(&[&args[..], &more].concat()).expect(0).records();
+    let number = |record: &Value, key: &str| record[key].as_u64().unwrap();
+    for record in &records {
+        let parts = number(record, "hobbit_load_ns") + number(record, "avg_ns");
+        assert!(number(record, "hobbit_whole_ns") > parts, "{record}");
+        assert_eq!((&record["hobbit_warm"], &record["n_gen"]), (&true.into(), &6.into()));
+        assert_eq!(record["hobbit_wholes_ns"].as_array().unwrap().len(), 2, "there and back");
+        assert!(
+            record["hobbit_prompt_ts"].as_f64().unwrap() > 0.0 && record["hobbit_decode_ts"].as_f64().unwrap() > 0.0
+        );
+    }
+    let (ours, stock) = (&records[0], &records[1]);
+    assert_eq!((&ours["hobbit_engine"], &stock["hobbit_engine"]), (&"hobbit".into(), &"llama.cpp".into()));
+    assert_eq!((&ours["hobbit_flags"], &stock["repack"]), (&"--expert-cache 50%".into(), &true.into()));
+    assert!(ours["hobbit_expert_cache"].as_u64().unwrap() < ours["hobbit_expert_bytes"].as_u64().unwrap());
+    assert!(ours["hobbit_generated"].as_str().unwrap().trim_start().starts_with("heaven"), "{ours}");
+    assert_eq!(stock["hobbit_threads_tried"].as_array().unwrap().len(), 2);
 }
 
 /// A program as in `benches/peers`.
@@ -265,6 +352,7 @@ fn limits() {
         _ => {
             assert!(ran.stderr.contains("--limit"), "{}", ran.stderr);
             assert!(!by_hand.contains(&true), "{}", ran.stderr);
+            not_run::not_run("bench: --limit", "this process may not make control groups (root may)");
         }
     }
 }

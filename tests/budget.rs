@@ -97,6 +97,23 @@ fn a_budget_for_a_quarter_of_the_experts_is_kept() {
     assert!(measured.hits > 0 && measured.misses > 0, "{} hits, {} misses", measured.hits, measured.misses);
 }
 
+/// Routers of 15 MiB, and as many again would be kept by a policy that copied them; tables of 1.5 MiB beside experts of
+/// 51 MiB: a tenth of the least budget.
+#[test]
+fn budgets_count_routers_and_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let wide = Spec { layers: 30, experts: 128, topk: 8, embd: 1024, ff: 32, heads: 8, ..Spec::tiny("qwen3moe") };
+    let model = fixture::write(dir.path(), &wide);
+    let minimum = stated_minimum(&model);
+    for budget in [bytes(&minimum), bytes(&minimum) + (40 << 20)] {
+        for policy in ["foresight", "lru"] {
+            let measured = measure(&model, &["--mem-budget", &budget.to_string(), "--policy", policy]);
+            let peak = measured.peak_rss_bytes;
+            assert!(peak <= budget, "--policy {policy}: {peak} bytes resident, {budget} allowed");
+        }
+    }
+}
+
 #[test]
 fn half_of_the_experts_when_asked_for() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
 //! What sessions promise beside exact logits: observed routers, dense models, context shift, experts that matter.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use gguf_tools::synth::{self, Spec};
+use gguf_tools::synth::{self, Format, Spec};
 use hobbit::gguf::Gguf;
 use hobbit::plan::ExpertCache;
 use hobbit::{
@@ -81,6 +82,32 @@ fn an_observer_sees_every_choice_and_changes_nothing() {
             assert!(experts.iter().all(|e| (0..8).contains(e)) && experts[0] != experts[1], "{experts:?}");
             assert!((weights[0] + weights[1] - 1.0).abs() < 1e-5 && weights[0] >= weights[1], "{weights:?}");
         }
+    }
+}
+
+/// A prompt that shows its progress is evaluated a ubatch at a time: the same ubatches as llama.cpp cuts.
+#[test]
+fn progress_within_a_prompt_changes_nothing() {
+    const N_UBATCH: usize = 8;
+    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let settings = SessionOptions { n_batch: 32, n_ubatch: N_UBATCH as u32, ..settings() };
+    for n_tokens in [1, 2, 8, 9, 10, 32, 33, 34, 73, 74] {
+        let tokens = heldout(&model, n_tokens);
+        let mut whole = model.session(&settings).unwrap();
+        whole.feed(&tokens).unwrap();
+        let last_batch = (n_tokens - 1) % 32 + 1;
+        let mut told = Vec::new();
+        let mut pieces = model.session(&settings).unwrap();
+        pieces.feed_with(&tokens, |done| told.push(done)).unwrap();
+        let mut last_piece = last_batch;
+        while last_piece > N_UBATCH + 1 {
+            last_piece -= N_UBATCH;
+        }
+        let (expected, found) = (whole.logits(last_batch - 1).unwrap(), pieces.logits(last_piece - 1).unwrap());
+        assert!(expected == found, "logits after {n_tokens} tokens");
+        assert!(told.is_sorted() && told.last() == Some(&n_tokens), "{n_tokens}: {told:?}");
+        assert_eq!(told.len() > 1, n_tokens > N_UBATCH + 1, "{n_tokens}: {told:?}");
+        assert_eq!(whole.stats().prompt.tokens, pieces.stats().prompt.tokens, "{n_tokens}");
     }
 }
 
@@ -308,7 +335,8 @@ fn layers_that_llama_cpp_leaves_out_are_not_served() {
     synth::write(&path, &Spec { layers: 5, ..Spec::tiny("glm4moe") }).unwrap();
     let layers = |overrides: &[&str]| {
         let kv_overrides = overrides.iter().map(|text| text.parse().unwrap()).collect();
-        let model = Model::open(&path, &ModelOptions { kv_overrides, ..ModelOptions::default() }, |_| true).unwrap();
+        let options = ModelOptions { kv_overrides, stand_aside: false, ..ModelOptions::default() };
+        let model = Model::open(&path, &options, |_| true).unwrap();
         let mut session = model.session(&settings()).unwrap();
         session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
         assert!(session.unseen_experts().is_empty());
@@ -317,4 +345,95 @@ fn layers_that_llama_cpp_leaves_out_are_not_served() {
     let all = layers(&[]);
     // The last block becomes one for multi-token prediction, which plain decoding never runs.
     assert_eq!(layers(&["glm4moe.nextn_predict_layers=int:1"]), all - 1);
+}
+
+/// Logits of a context that is gone are not sampled from.
+#[test]
+fn what_was_not_evaluated_is_not_gone_on_from() {
+    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let prompt = heldout(&model, 8);
+    let mut session = model.session(&settings()).unwrap();
+    let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
+    let mut next = |session: &mut hobbit::Session| session.generate(&mut sampler, Some(1)).next().unwrap();
+    assert!(matches!(next(&mut session), Err(Error::NothingEvaluated)), "a new session");
+    session.feed(&prompt).unwrap();
+    let first = next(&mut session).unwrap();
+    session.reset();
+    assert!(matches!(next(&mut session), Err(Error::NothingEvaluated)), "after a reset");
+    session.feed(&prompt).unwrap();
+    assert_eq!(next(&mut session).unwrap(), first);
+    // The sampled token alone: the logits are those that it was sampled from.
+    session.truncate(8).unwrap();
+    assert_eq!(next(&mut session).unwrap(), first);
+    session.truncate(4).unwrap();
+    assert!(matches!(next(&mut session), Err(Error::NothingEvaluated)), "after a cut");
+    session.feed(&prompt[4..]).unwrap();
+    assert_eq!(next(&mut session).unwrap(), first);
+}
+
+/// What llama.cpp asserts of a batch is an error, and costs nothing but the batch.
+#[test]
+fn a_batch_that_cannot_be_is_an_error() {
+    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let tokens = heldout(&model, 12);
+    let mut session = model.session(&SessionOptions { n_batch: 8, ..settings() }).unwrap();
+    let place = |tokens: &[Token]| place(tokens, 0, tokens.len(), true);
+    let error = session.evaluate(&place(&tokens)).unwrap_err();
+    assert!(matches!(error, Error::BatchTooLarge { n_tokens: 12, n_batch: 8 }), "{error}");
+    assert!(error.to_string().contains("-b"), "{error}");
+    let good = place(&tokens[..4]);
+    let altered = |alter: &dyn Fn(&mut hobbit::BatchToken)| {
+        let mut batch = good.clone();
+        alter(&mut batch[2]);
+        batch
+    };
+    for (what, batch) in [
+        ("a token that is none", altered(&|entry| entry.token = -1)),
+        ("a token beyond the vocabulary", altered(&|entry| entry.token = i32::MAX)),
+        ("a sequence that is none", altered(&|entry| entry.sequence = -1)),
+        ("a sequence that the session does not have", altered(&|entry| entry.sequence = 7)),
+        ("a position that is none", altered(&|entry| entry.position = -3)),
+        ("a gap", altered(&|entry| entry.position = 100)),
+    ] {
+        assert!(session.evaluate(&batch).is_err(), "{what}");
+    }
+    session.evaluate(&good).unwrap();
+}
+
+#[test]
+fn headers_that_kernels_would_stumble_over_are_refused() {
+    for value in ["-1", "nan"] {
+        let text = format!("llama.attention.layer_norm_rms_epsilon=float:{value}");
+        let options = ModelOptions { kv_overrides: vec![text.parse().unwrap()], ..ModelOptions::default() };
+        let error = Model::open(&demo(), &options, |_| true).err().expect("it is refused").to_string();
+        assert!(error.contains("demo.gguf") && error.contains("layer_norm_rms_epsilon"), "{error}");
+    }
+}
+
+/// Every block of every tensor, experts included, of which llama.cpp only knows addresses.
+#[test]
+fn tensors_are_checked_where_their_bytes_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    synth::write(&path, &Spec { types: vec![Format::Q8_0], ..Spec::tiny("qwen3moe") }).unwrap();
+    let sound = fs::read(&path).unwrap();
+    let checked = || {
+        let options = ModelOptions { check_tensors: true, ..ModelOptions::default() };
+        Model::open(&path, &options, |_| true).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(checked(), Ok(()));
+    let gguf = Gguf::open(&path).unwrap();
+    for (name, told) in [
+        ("blk.1.ffn_down_exps.weight", "blk.1.ffn_down_exps.weight[0]"),
+        ("blk.0.attn_q.weight", "blk.0.attn_q.weight"),
+    ] {
+        let mut bytes = sound.clone();
+        // The scale of the first block becomes infinite.
+        let at = gguf.tensor(name).unwrap().extent.offset as usize;
+        bytes[at..at + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
+        fs::write(&path, bytes).unwrap();
+        let error = checked().unwrap_err();
+        assert!(error.contains("model.gguf") && error.contains(told) && error.contains("invalid data"), "{error}");
+        Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
+    }
 }

@@ -269,8 +269,16 @@ fn open_hobbit(task: &Task, contestant: Contestant) -> Result<Hobbit> {
     let low_share: LowShare = task.low_share.parse()?;
     let precision = contestant.precision();
     let (caching, cache_state) = (contestant.caching(), task.cache_state.clone());
-    let mut options =
-        ModelOptions { n_gpu_layers: 0, low, low_share, precision, caching, cache_state, ..ModelOptions::default() };
+    let mut options = ModelOptions {
+        n_gpu_layers: 0,
+        stand_aside: false,
+        low,
+        low_share,
+        precision,
+        caching,
+        cache_state,
+        ..ModelOptions::default()
+    };
     match task.budget {
         Some(bytes) => options.budget = Budget::Bytes(bytes),
         None => options.expert_cache = ExpertCache::Percent(100.0),

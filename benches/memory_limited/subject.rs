@@ -123,7 +123,9 @@ impl Subject {
         let path = dir.join(format!("{}-{}.pack.gguf", self.name, sanitised(dtype.name())));
         let source = Gguf::open(model.path())?;
         if path.exists() {
-            let is_ours = Pack::open(&path)?.is_made_from(&source);
+            let pack = Pack::open(&path)?;
+            let is_ours =
+                pack.has_header_of(&source) && pack.info.source_fingerprint == Some(pack::fingerprint(&source)?);
             anyhow::ensure!(is_ours, "{} is of another model: delete it, or give another --dir", path.display());
             return Ok(ModelFile { path, is_generated: false });
         }

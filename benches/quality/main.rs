@@ -126,7 +126,7 @@ fn cases(args: &Args, own: GgmlType) -> Result<Vec<Case>> {
 }
 
 fn texts(args: &Args, path: &Path) -> Result<Vec<Text>> {
-    let model = Model::open(path, &ModelOptions::default(), |_| true)?;
+    let model = Model::open(path, &ModelOptions { stand_aside: false, ..ModelOptions::default() }, |_| true)?;
     let held_out = || ["prose", "code"].map(|name| Path::new(MODELS).join(format!("demo-heldout-{name}.txt"))).to_vec();
     let paths = if args.texts.is_empty() { held_out() } else { args.texts.clone() };
     paths.iter().map(|path| Text::new(path, &model, args.windows.unwrap_or(usize::MAX))).collect()

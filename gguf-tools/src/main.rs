@@ -1,5 +1,7 @@
 //! Tools for model files. Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)] // They panic where the reader went away.
+
 mod bar;
 mod inspect;
 mod pack;
@@ -10,11 +12,12 @@ mod unpack;
 mod verify;
 mod widen;
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
 use gguf_tools::synth::command as synth;
+use hobbit::cli::{is_closed_pipe, tell};
+use hobbit::files::OutputError;
 
 /// Inspect, verify, pack and synthesise GGUF model files.
 #[derive(Debug, Parser)]
@@ -43,6 +46,8 @@ enum Tool {
     Widen(widen::Args),
 }
 
+/// Exit status after wrong usage.
+const USAGE: u8 = 2;
 /// Exit status after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -60,10 +65,14 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads our output has seen enough.
-        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {}", in_words(&e));
-            if bar::is_stopped() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+            tell(format_args!("error: {}", in_words(&e)));
+            match () {
+                () if e.is::<OutputError>() => ExitCode::from(USAGE),
+                () if bar::is_stopped() => ExitCode::from(INTERRUPTED),
+                () => ExitCode::FAILURE,
+            }
         }
     }
 }
@@ -75,10 +84,6 @@ fn in_words(error: &anyhow::Error) -> String {
         cause if text.is_empty() => cause,
         cause => format!("{text}: {cause}"),
     })
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::thread;
 
 use anyhow::Context;
-use hobbit::gguf::Gguf;
+use hobbit::cli::{say, tell};
+use hobbit::files::{self, Input, Kind, Output};
+use hobbit::gguf::{Gguf, shards_by_name};
 use hobbit::imatrix::Imatrix;
 use hobbit::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
 use hobbit::profile::{FittedPolicy, read_path_table};
@@ -74,6 +76,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         QUANTISES || (args.low.is_none() && args.high.is_none() && !args.widths.lower()),
         "--low, --high, --max-loss, --target-size: this build cannot quantise, it was made without the feature 'engine'; build gguf-tools with it"
     );
+    check_output(&args)?;
     let source = Gguf::open(&args.file)?;
     let imatrix = match &args.imatrix {
         Some(path) => Some(Imatrix::open(path)?),
@@ -96,17 +99,34 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     drop(bar);
     let written = written?;
     for pack::Fallback { tensor, ne0, wanted, taken } in &written.fallbacks {
-        eprintln!("note: {tensor}: rows of {ne0} are no whole blocks of {wanted}, took {taken}");
+        tell(format_args!("note: {tensor}: rows of {ne0} are no whole blocks of {wanted}, took {taken}"));
     }
     if written.resumed > 0 {
-        eprintln!("note: {} tensors and records were there from an earlier run", written.resumed);
+        tell(format_args!("note: {} tensors and records were there from an earlier run", written.resumed));
     }
     let info = Pack::open(&written.path)?.info;
     let types = [("high", info.high), ("low", info.low)];
     let types: Vec<_> = types.iter().filter_map(|(what, types)| Some(format!("{what} {}", types.as_ref()?))).collect();
-    println!("{}", written.path.display());
-    eprintln!("{}, {} records, {}", HumanBytes(written.bytes), written.versions, types.join(", "));
+    say(written.path.display())?;
+    tell(format_args!("{}, {} records, {}", HumanBytes(written.bytes), written.versions, types.join(", ")));
     Ok(())
+}
+
+/// That neither the pack nor its partial file is written over what goes into it.
+fn check_output(args: &Args) -> anyhow::Result<()> {
+    let partial = pack::partial_path(&args.output);
+    let outputs = [(&args.output, Kind::Model), (&partial, Kind::PartialModel)];
+    let outputs = outputs.map(|(path, kind)| Output { flag: "-o", path, kind });
+    let shards = shards_by_name(&args.file);
+    let flags = [
+        ("--imatrix", args.imatrix.as_ref()),
+        ("--path-table", args.path_table.as_ref()),
+        ("--profile", args.widths.profile()),
+        ("--policy", args.policy.as_ref()),
+    ];
+    let inputs = shards.iter().map(|path| ("the model", Some(path))).chain(flags);
+    let inputs: Vec<_> = inputs.filter_map(|(flag, path)| Some(Input { flag, path: path? })).collect();
+    Ok(files::check(&outputs, &inputs)?)
 }
 
 fn show(bar: &mut Bar, progress: Progress) -> ControlFlow<()> {

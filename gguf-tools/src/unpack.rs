@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use hobbit::cli::{say, tell};
+use hobbit::files::{self, Input, Kind, Output};
 use hobbit::pack::{Pack, unpack};
 use indicatif::HumanBytes;
 
@@ -25,18 +27,20 @@ pub struct Args {
 /// # Errors
 /// The pack is damaged or has no plain form, or the model cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let output = Output { flag: "-o", path: &args.output, kind: Kind::Model };
+    files::check(&[output], &[Input { flag: "the pack", path: &args.file }])?;
     let pack = Pack::open(&args.file)?;
     let mut bar = Bar::new()?;
     let written = unpack(&pack, &args.output, args.force, &mut |done, total| bar.show("unpacking", done, total));
     drop(bar);
     let bytes = written?;
-    println!("{}", args.output.display());
+    say(args.output.display())?;
     let whose = match pack.info.plain_sha256 {
         Some(digest) if digest == pack.info.source_sha256 => format!("bit for bit {}", pack.info.source_name),
         _ => {
             format!("{} with experts of {}", pack.info.source_name, pack.info.high.as_deref().unwrap_or("other types"))
         }
     };
-    eprintln!("{}, {whose}", HumanBytes(bytes));
+    tell(format_args!("{}, {whose}", HumanBytes(bytes)));
     Ok(())
 }

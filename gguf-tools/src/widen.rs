@@ -10,8 +10,10 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use hobbit::cli::{say, tell};
 use hobbit::expert::SliceKind;
-use hobbit::gguf::{Gguf, HeaderBuilder, TensorInfo};
+use hobbit::files::{self, Input, Kind, Output};
+use hobbit::gguf::{Gguf, HeaderBuilder, TensorInfo, shards_by_name};
 use indicatif::HumanBytes;
 
 use crate::bar::Bar;
@@ -52,6 +54,9 @@ struct Wide<'a> {
 /// # Errors
 /// The model cannot be read, has no experts or such as cannot be widened, or the file cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let shards = shards_by_name(&args.file);
+    let inputs: Vec<_> = shards.iter().map(|path| Input { flag: "the model", path }).collect();
+    files::check(&[Output { flag: "-o", path: &args.output, kind: Kind::Model }], &inputs)?;
     ensure!(args.force || !args.output.exists(), "{} exists; give --force to replace it", args.output.display());
     let gguf = Gguf::open(&args.file)?;
     let wide = plan(&gguf, args.ff).with_context(|| format!("{} cannot be widened", args.file.display()))?;
@@ -93,8 +98,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     })?;
     drop(bar);
     persist(out, &args.output)?;
-    println!("{}", args.output.display());
-    eprintln!("{needed}, experts with {} hidden units", args.ff);
+    say(args.output.display())?;
+    tell(format_args!("{needed}, experts with {} hidden units", args.ff));
     Ok(())
 }
 

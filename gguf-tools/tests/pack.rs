@@ -196,3 +196,42 @@ fn low_versions_are_quantised() {
     assert!(fs::metadata(low).unwrap().len() < fs::metadata(&pack).unwrap().len() / 2);
     assert!(text(&tool(&["unpack", low, "-o", &again, "--force"]).stderr).contains("--low"));
 }
+
+/// Under any of its names, whatever is forced: exit status 2, before anything is read.
+#[test]
+fn no_output_is_an_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, _] = paths(dir.path());
+    let split = Spec { shards: 2, layers: 3, experts: 4, vocab: 300, heads: 2, ..Spec::tiny("qwen3moe") };
+    let shards = synth::write(&dir.path().join("split.gguf"), &split).unwrap().files;
+    let shards = shards.iter().map(|path| path.to_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let hard = dir.path().join("hard").to_str().unwrap().to_owned();
+    fs::hard_link(&model, &hard).unwrap();
+    let notes = dir.path().join("notes").to_str().unwrap().to_owned();
+    fs::write(&notes, "precious").unwrap();
+    succeed(&["pack", &model, "-o", &pack]);
+    let files = [&model, &pack, &shards[0], &shards[1], &notes];
+    let before = files.map(|path| fs::read(path).unwrap());
+    let cases: [(&[&str], &str); 10] = [
+        (&["pack", &model, "-o", &model, "--force"], "the file of the model"),
+        (&["pack", &model, "-o", &hard, "--force"], "the file of the model"),
+        (&["pack", &shards[0], "-o", &shards[1], "--force"], "the file of the model"),
+        (&["pack", &model, "-o", &pack, "--force", "--policy", &pack], "the file of --policy"),
+        (&["pack", &model, "-o", &notes, "--force"], "is no GGUF"),
+        (&["unpack", &pack, "-o", &pack, "--force"], "the file of the pack"),
+        (&["unpack", &pack, "-o", &notes, "--force"], "is no GGUF"),
+        (&["widen", &model, "--ff", "4096", "-o", &model, "--force"], "the file of the model"),
+        (&["widen", &shards[0], "--ff", "4096", "-o", &shards[1], "--force"], "the file of the model"),
+        (&["synth", &notes, "--force"], "is no GGUF"),
+    ];
+    for (args, part) in cases {
+        let out = tool(args);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out.stderr));
+        assert!(text(&out.stderr).contains(part), "{args:?}: {}", text(&out.stderr));
+    }
+    assert!(before == files.map(|path| fs::read(path).unwrap()));
+    // Every shard that is there, not only the name that was given.
+    let name = dir.path().join("split.gguf");
+    let out = tool(&["synth", name.to_str().unwrap(), "--split", "2"]);
+    assert!(text(&out.stderr).contains("split-00001-of-00002.gguf: this file exists already"), "{}", text(&out.stderr));
+}

@@ -204,3 +204,23 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     // Without the predictor nobody looks.
     assert!(Model::open(&pack, &options(), |_| true).is_ok());
 }
+
+#[test]
+fn the_model_and_the_text_are_not_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = synth::write(&dir.path().join("model.gguf"), &Spec::tiny("qwen3moe")).unwrap().files.remove(0);
+    let text = dir.path().join("text");
+    std::fs::write(&text, "{ a text that begins as JSON does }").unwrap();
+    let before = std::fs::read(&model).unwrap();
+    for (flag, file, part) in [
+        ("--path-table", &model, "the file of the model"),
+        ("--output", &model, "the file of the model"),
+        ("--output", &text, "the file of --text"),
+        ("--path-table", &text, "the file of --text"),
+    ] {
+        let out = tool(&["profile", word(&model), "--text", word(&text), flag, word(file)]);
+        assert_eq!(out.status.code(), Some(2), "{}", words(&out.stderr));
+        assert!(words(&out.stderr).contains(part) && words(&out.stderr).contains(flag), "{}", words(&out.stderr));
+    }
+    assert!(std::fs::read(&model).unwrap() == before);
+}

@@ -19,7 +19,7 @@ mod tests;
 use super::bytes::{Cursor, Writer};
 use super::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, Precision, Version};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"HOBBITCS";
@@ -191,11 +191,12 @@ impl Cache {
     }
 
     /// The saved versions that would have slots in an empty cache if of too many the least recently used go without; in their
-    /// order.
+    /// order, each once (a hostile file may repeat them): by its last use.
     pub fn that_fit(&self, saved: &SavedCache) -> Vec<Version> {
         let mut left: BTreeMap<ShareId, usize> = BTreeMap::new();
         let mut fit: Vec<Version> = Vec::new();
-        for &version in saved.residents.iter().rev() {
+        let mut seen = BTreeSet::new();
+        for &version in saved.residents.iter().rev().filter(|version| seen.insert(**version)) {
             let Some(share) = self.share_of(version) else { continue };
             let left = left.entry(share).or_insert_with(|| self.slots_of_share(share).len());
             if *left > 0 {

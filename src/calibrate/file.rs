@@ -1,13 +1,14 @@
 //! The cache file: JSON, one entry per machine, newest first.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use etcetera::base_strategy::{BaseStrategy, choose_native_strategy};
 use serde::{Deserialize, Serialize};
 
 use super::Calibration;
+use crate::files;
 
 /// What `format` says.
 const FORMAT: &str = "hobbit-calibration";
@@ -65,17 +66,5 @@ pub(super) fn write(path: &Path, calibrations: &[Calibration]) -> io::Result<()>
     let text = serde_json::to_vec_pretty(&Contents { format: FORMAT.to_owned(), version: VERSION, calibrations })?;
     let directory = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
-    let partial = path.with_extension(format!("json.{}.tmp", std::process::id()));
-    let written = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&partial)
-        .and_then(|mut file| file.write_all(&text))
-        .and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        // Nobody misses it, and the first error is the one to tell.
-        let _ = fs::remove_file(&partial);
-    }
-    written
+    files::replace(path, &text)
 }

@@ -20,6 +20,7 @@ pub use sampling::SamplingArgs;
 pub use switch::{Switch, Tri, is_tri_word};
 
 use super::argv::{self, Grammar, Note};
+use super::foreign::{self, ForeignVariable};
 use crate::options::{FlashAttn, KvOverride, KvType, RopeScaling};
 use crate::plan::{Budget, ExpertCache};
 use crate::store::IoMode;
@@ -43,9 +44,11 @@ Examples:
   hobbit-cli -m model.gguf -no-cnv -f prompt.txt --expert-cache 50% --io direct --stats-json stats.json
       Hold half of the experts in memory, bypass the page cache and write what was measured.
 
-Signals: at the next token, SIGUSR1 halves the expert caches and SIGUSR2 gives them back what was planned at the start.
+Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With -p or
+-f FILE the standard input is not read; -f - reads the text there.
+Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written. At the next token, SIGUSR1 halves the expert caches and SIGUSR2 gives them back what was planned at the start.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
-Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
+Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
 
 /// Run Mixture-of-Experts GGUF models that do not fit in memory.
 #[derive(Debug, Parser)]
@@ -93,6 +96,9 @@ pub struct ModelArgs {
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,
+    /// Where the whole model fits and llama.cpp runs it by itself: rearrange weights for the CPU while loading
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_REPACK")]
+    pub repack: Switch,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<KvOverride>,
@@ -101,12 +107,16 @@ pub struct ModelArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Memory and I/O (hobbit's own)")]
 pub struct MemoryArgs {
-    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M
+    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A model
+    /// that fits as a whole is run by llama.cpp alone, unless a flag says how its experts are to be kept
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", env = "HOBBIT_ARG_MEM_BUDGET")]
     pub mem_budget: Budget,
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_EXPERT_CACHE")]
     pub expert_cache: ExpertCache,
+    /// Take a budget that exceeds what the system says is available; by default it is refused where it would be used
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
+    pub overcommit: Switch,
     /// Read experts around the page cache (direct), through it (buffered), or as fits the machine
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
     pub io: IoMode,
@@ -115,13 +125,13 @@ pub struct MemoryArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
-    /// Text to continue, or the first message of a conversation
+    /// Text to continue, or the first message of a conversation (default: what is piped in)
     #[arg(short, long, value_name = "PROMPT", overrides_with_all = ["file", "binary_file"])]
     pub prompt: Option<String>,
-    /// File with the prompt; one newline at its end is dropped
+    /// File with the prompt, '-' for the standard input; one newline at its end is dropped
     #[arg(short, long, value_name = "FNAME", overrides_with_all = ["prompt", "binary_file"])]
     pub file: Option<PathBuf>,
-    /// File with the prompt, taken as it is (UTF-8 text)
+    /// File with the prompt, '-' for the standard input; its bytes are taken as they are
     #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
     pub binary_file: Option<PathBuf>,
     /// Process \n, \r, \t, \', \", \\ and \xHH in prompts and affixes
@@ -270,10 +280,10 @@ pub struct OutputArgs {
     /// Write what was measured as JSON; '-' is stdout
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_STATS_JSON")]
     pub stats_json: Option<PathBuf>,
-    /// Nothing on stderr but errors
+    /// Nothing on stderr but errors (and that the demo model runs, where no model was given)
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_QUIET")]
     pub quiet: Switch,
-    /// Timing and cache lines at the end
+    /// Closing lines with speeds and cache hits; with -v also llama.cpp's
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PERF")]
     pub perf: Switch,
     /// Colour prompt and input
@@ -291,7 +301,7 @@ pub struct OutputArgs {
     /// Log errors (1), warnings (2), information (3), more (4), everything (5)
     #[arg(long, value_name = "N", default_value = "3", env = "LLAMA_ARG_LOG_VERBOSITY")]
     pub verbosity: u8,
-    /// Write the log to this file too
+    /// Write the log to this file too, also with --quiet
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_LOG_FILE")]
     pub log_file: Option<PathBuf>,
     /// Print this help
@@ -350,7 +360,22 @@ pub fn parse_as<A: FromArgMatches>(
     let words = [name].into_iter().chain(negated).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
     check_precision(&matches, &mut command)?;
-    Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, line.notes))
+    let has_model = matches.value_source("model").is_some();
+    let mut notes = line.notes;
+    for variable in foreign::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
+        notes.push(variable_note(variable, has_model, &mut command)?);
+    }
+    Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
+}
+
+/// What the user should know about a variable of llama.cpp's that nothing here reads: without it another model would run.
+fn variable_note(variable: ForeignVariable, has_model: bool, command: &mut clap::Command) -> Result<Note, clap::Error> {
+    let ForeignVariable { name, why, names_model } = variable;
+    if names_model && !has_model {
+        let message = format!("the environment variable {name} names a model: {why}, or unset it");
+        return Err(command.error(ErrorKind::ArgumentConflict, message));
+    }
+    Ok(Note { flag: format!("the environment variable {name}"), why })
 }
 
 /// Refuses contradictions among the flags of dynamic precision as clap refuses wrong usage.

@@ -62,7 +62,7 @@ const SPELLINGS: &[(&str, &str)] = &[
 
 /// Spellings that switch off.
 const NEGATIONS: &[(&str, &str)] =
-    &[("-no-cnv", "conversation"), ("-nkvo", "kv-offload"), ("--no-show-timings", "perf")];
+    &[("-no-cnv", "conversation"), ("-nkvo", "kv-offload"), ("-nr", "repack"), ("--no-show-timings", "perf")];
 
 /// The spellings of `--long` that clap's help would not show.
 pub fn other_spellings(long: &str) -> Vec<String> {
@@ -121,6 +121,13 @@ impl Grammar {
             }
         }
         Self { flags }
+    }
+}
+
+impl Grammar {
+    /// Whether a flag in this spelling is the program's own.
+    pub fn knows(&self, flag: &str) -> bool {
+        self.flags.contains_key(flag)
     }
 }
 

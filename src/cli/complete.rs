@@ -1,21 +1,23 @@
 //! Completion: a text and its continuation, with the user taking turns if asked to.
 
+use std::io::IsTerminal;
+
 use anyhow::{Result, bail};
 
 use super::console::{Answer, Keyboard, Voice};
 use super::escape::unescape;
+use super::input::Given;
 use super::log::Level;
 use super::stream::{Desk, End, too_long};
 use crate::Token;
 
-/// Continues `--prompt`.
+/// Continues a text.
 ///
 /// # Errors
 /// An empty prompt, failed evaluation, failed output.
-pub fn run(desk: &mut Desk) -> Result<End> {
+pub fn run(desk: &mut Desk, given: &Given) -> Result<End> {
     let args = desk.args;
-    let prompt = args.prompt.as_deref().unwrap_or_default();
-    let mut tokens = desk.model.tokenize(prompt, true, true)?;
+    let mut tokens = desk.model.tokenize(&given.prompt.0, true, true)?;
     desk.explain(&tokens);
     if let Some(error) = too_long("prompt", tokens.len(), desk.session.n_ctx()) {
         bail!(error);
@@ -25,7 +27,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         desk.screen.print(Voice::Prompt, &text)?;
     }
     let mut keyboard = Keyboard::new(args.simple_io, args.multiline_input);
-    if args.interactive {
+    if args.interactive && std::io::stdin().is_terminal() {
         desk.log.line(Level::Info, "hobbit: interactive; Ctrl-C takes the turn, and ends when it is yours");
     }
     let mut users_turn = args.interactive_first;
@@ -39,15 +41,12 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         if tokens.is_empty() && desk.session.n_past() == 0 {
             bail!("the prompt is empty; give a text with -p or a file with -f");
         }
-        let spoken = desk.speak(&tokens, args.predict)?;
+        let spoken = desk.speak(&tokens, given.predict)?;
         tokens.clear();
         // llama-completion shows the reverse prompt: it is the opening of the user's turn.
         desk.screen.print(Voice::Model, spoken.stop.as_deref().unwrap_or_default())?;
-        if !args.interactive || spoken.end == End::ContextFull {
+        if !args.interactive || spoken.end == End::ContextFull || desk.ctrl_c.is_ending() {
             desk.screen.end_line()?;
-            if spoken.end == End::Eog {
-                desk.log.line(Level::Info, "hobbit: end of text");
-            }
             return Ok(spoken.end);
         }
         if spoken.end != End::Stopped {
@@ -61,13 +60,13 @@ pub fn run(desk: &mut Desk) -> Result<End> {
 /// The user's input between its affixes; `None` at the end of input. Ctrl-C here ends the program.
 fn ask(desk: &mut Desk, keyboard: &mut Keyboard) -> Result<Option<Vec<Token>>> {
     let affixes = &desk.args.affixes;
-    let typed = match keyboard.ask(&affixes.prefix, &mut desk.screen)? {
+    let typed = match keyboard.ask(&affixes.prefix, &mut desk.screen, desk.ctrl_c)? {
         Answer::Text(typed) => typed,
         Answer::End => return Ok(None),
         Answer::Interrupted => return Err(super::run::Interrupted.into()),
     };
     desk.screen.print(Voice::Model, &affixes.suffix)?;
-    let typed = if desk.args.escape { String::from_utf8_lossy(&unescape(&typed)).into_owned() } else { typed };
+    let typed = if desk.args.escape { unescape(typed.as_bytes()) } else { typed.into_bytes() };
     let mut tokens = desk.model.tokenize(&affixes.prefix, affixes.bos, true)?;
     tokens.extend(desk.model.tokenize(&typed, false, false)?);
     tokens.extend(desk.model.tokenize(&affixes.suffix, false, true)?);

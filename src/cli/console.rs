@@ -1,10 +1,16 @@
 //! The user's side: generated text out, typed lines in.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 
 use anstyle::{AnsiColor, Style};
+use crossbeam_channel::{Receiver, Sender};
+use nix::errno::Errno;
+use nix::sys::termios::{self, SetArg, Termios};
 use rustyline::error::ReadlineError;
+use rustyline::{Cmd, ConditionalEventHandler, Event, EventContext, EventHandler, KeyEvent, Movement, RepeatCount};
 
+use super::ctrl_c::CtrlC;
 use super::lines::Joiner;
 
 /// Whose words are printed; they differ in colour.
@@ -45,6 +51,11 @@ impl Screen {
         Ok(())
     }
 
+    /// Whether the cursor stands behind a text.
+    pub fn is_mid_line(&self) -> bool {
+        !self.line.is_empty()
+    }
+
     /// Ends the line if it is not empty, and any colour.
     pub fn end_line(&mut self) -> io::Result<()> {
         if !self.line.is_empty() {
@@ -81,13 +92,26 @@ pub enum Answer {
     Text(String),
     /// No more input.
     End,
-    /// Ctrl-C.
+    /// Ctrl-C with nothing typed, or another signal that ends the program.
     Interrupted,
 }
 
-/// Typed lines: edited on a terminal, plain otherwise.
+/// What the reader is asked to do.
+enum Request {
+    /// Read a line. The editor shows the prompt.
+    Line(String),
+    /// Offer this input again when the user goes back.
+    Remember(String),
+}
+
+/// Typed lines: edited on a terminal, plain otherwise. They are read on a thread of their own, so that a signal is heard
+/// while nobody types.
 pub struct Keyboard {
-    editor: Option<rustyline::DefaultEditor>,
+    requests: Sender<Request>,
+    lines: Receiver<io::Result<Answer>>,
+    /// Whether a line was asked for that has not come: a signal was the answer.
+    is_awaited: bool,
+    edits: bool,
     multiline: bool,
     prompts: bool,
 }
@@ -96,58 +120,147 @@ impl Keyboard {
     /// `simple` never edits.
     pub fn new(simple: bool, multiline: bool) -> Self {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-        let editor = if simple || !terminal { None } else { rustyline::DefaultEditor::new().ok() };
-        Self { editor, multiline, prompts: io::stdin().is_terminal() }
+        let editor = if simple || !terminal { None } else { editor() };
+        let edits = editor.is_some();
+        if edits {
+            remember_terminal();
+        }
+        let (requests, wanted) = crossbeam_channel::unbounded();
+        let (send, lines) = crossbeam_channel::unbounded();
+        std::thread::spawn(move || read_lines(editor, &wanted, &send));
+        Self { requests, lines, is_awaited: false, edits, multiline, prompts: io::stdin().is_terminal() }
     }
 
     /// Asks for an input of one or more lines. `prompt` shows only where somebody types.
     ///
     /// # Errors
     /// Input that cannot be read.
-    pub fn ask(&mut self, prompt: &str, screen: &mut Screen) -> io::Result<Answer> {
+    pub fn ask(&mut self, prompt: &str, screen: &mut Screen, ctrl_c: &CtrlC) -> io::Result<Answer> {
         let mut joiner = Joiner::new(self.multiline);
-        let mut prompt = prompt;
+        let mut shown = prompt;
+        // A plain terminal does not tell whether a line was begun: the first Ctrl-C may have been for that.
+        let mut was_warned = self.edits || !self.prompts;
         loop {
-            match self.line(prompt, screen)? {
+            match self.line(shown, screen, ctrl_c)? {
                 Answer::Text(line) => {
                     if let Some(text) = joiner.push(&line) {
-                        if let Some(editor) = &mut self.editor {
-                            let _ = editor.add_history_entry(&text);
-                        }
+                        let _ = self.requests.send(Request::Remember(text.clone()));
                         return Ok(Answer::Text(text));
                     }
+                    shown = "";
                 }
                 Answer::End => return Ok(joiner.finish().map_or(Answer::End, Answer::Text)),
+                Answer::Interrupted if ctrl_c.is_ending() => return Ok(Answer::Interrupted),
+                // The lines before this one.
+                Answer::Interrupted if joiner.has_text() => {
+                    joiner = Joiner::new(self.multiline);
+                    shown = prompt;
+                }
+                Answer::Interrupted if !was_warned => {
+                    was_warned = true;
+                    screen.print(Voice::Model, "\n")?;
+                    let _ = writeln!(io::stderr(), "(Ctrl-C once more ends)");
+                    shown = prompt;
+                }
                 Answer::Interrupted => return Ok(Answer::Interrupted),
             }
-            prompt = "";
         }
     }
 
-    fn line(&mut self, prompt: &str, screen: &mut Screen) -> io::Result<Answer> {
-        if let Some(editor) = &mut self.editor {
-            // The editor draws the whole line: what stands there already is part of its prompt.
-            let answer = match editor.readline(&format!("{}{prompt}", screen.line)) {
-                Ok(line) => Answer::Text(line),
-                Err(ReadlineError::Eof) => Answer::End,
-                Err(ReadlineError::Interrupted) => Answer::Interrupted,
-                Err(ReadlineError::Io(error)) => return Err(error),
-                Err(error) => return Err(io::Error::other(error)),
-            };
-            screen.line_was_ended();
-            return Ok(answer);
-        }
-        if self.prompts {
+    fn line(&mut self, prompt: &str, screen: &mut Screen, ctrl_c: &CtrlC) -> io::Result<Answer> {
+        // The editor draws the whole line: what stands there already is part of its prompt.
+        let drawn = format!("{}{prompt}", screen.line);
+        if self.prompts && !self.edits {
             screen.print(Voice::User, prompt)?;
         }
-        let mut bytes = Vec::new();
-        if io::stdin().lock().read_until(b'\n', &mut bytes)? == 0 {
-            return Ok(Answer::End);
+        if !self.is_awaited {
+            let _ = self.requests.send(Request::Line(drawn));
         }
-        if self.prompts {
+        let line = ctrl_c.while_asking(|signals| {
+            crossbeam_channel::select! {
+                recv(self.lines) -> line => Some(line.unwrap_or(Ok(Answer::End))),
+                recv(signals) -> _ => None,
+            }
+        });
+        self.is_awaited = line.is_none();
+        if ctrl_c.is_ending() && self.prompts {
+            restore_terminal();
+            // Nobody has pressed Return. The terminal may be gone.
+            let _ = screen.print(Voice::Model, "\n");
+        } else if self.prompts {
             screen.line_was_ended();
         }
-        let text = String::from_utf8_lossy(&bytes);
-        Ok(Answer::Text(text.trim_end_matches('\n').trim_end_matches('\r').to_owned()))
+        match line.unwrap_or(Ok(Answer::Interrupted)) {
+            // A terminal that is gone.
+            Err(error) if error.raw_os_error() == Some(Errno::EIO as i32) => Ok(Answer::End),
+            answer => answer,
+        }
+    }
+}
+
+type Editor = rustyline::Editor<(), rustyline::history::DefaultHistory>;
+
+fn editor() -> Option<Editor> {
+    let mut editor = rustyline::DefaultEditor::new().ok()?;
+    editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(ClearLine)));
+    Some(editor)
+}
+
+/// Ctrl-C on a line with text empties it.
+struct ClearLine;
+
+impl ConditionalEventHandler for ClearLine {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, line: &EventContext) -> Option<Cmd> {
+        Some(if line.line().is_empty() { Cmd::Interrupt } else { Cmd::Kill(Movement::WholeBuffer) })
+    }
+}
+
+fn read_lines(mut editor: Option<Editor>, requests: &Receiver<Request>, lines: &Sender<io::Result<Answer>>) {
+    for request in requests {
+        let line = match (request, &mut editor) {
+            (Request::Line(prompt), Some(editor)) => edited_line(editor, &prompt),
+            (Request::Line(_), None) => plain_line(),
+            (Request::Remember(text), Some(editor)) => {
+                let _ = editor.add_history_entry(&text);
+                continue;
+            }
+            (Request::Remember(_), None) => continue,
+        };
+        if lines.send(line).is_err() {
+            return;
+        }
+    }
+}
+
+fn edited_line(editor: &mut Editor, prompt: &str) -> io::Result<Answer> {
+    match editor.readline(prompt) {
+        Ok(line) => Ok(Answer::Text(line)),
+        Err(ReadlineError::Eof) => Ok(Answer::End),
+        Err(ReadlineError::Interrupted | ReadlineError::Signal(_)) => Ok(Answer::Interrupted),
+        Err(ReadlineError::Io(error)) => Err(error),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+fn plain_line() -> io::Result<Answer> {
+    let mut bytes = Vec::new();
+    if io::stdin().lock().read_until(b'\n', &mut bytes)? == 0 {
+        return Ok(Answer::End);
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(Answer::Text(text.trim_end_matches('\n').trim_end_matches('\r').to_owned()))
+}
+
+/// The terminal's settings before an editor changed them.
+static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
+
+fn remember_terminal() {
+    *TERMINAL.lock().unwrap_or_else(PoisonError::into_inner) = termios::tcgetattr(io::stdin()).ok();
+}
+
+/// Undoes what an editor that still waits for a line has changed, before the program ends.
+pub fn restore_terminal() {
+    if let Some(settings) = &*TERMINAL.lock().unwrap_or_else(PoisonError::into_inner) {
+        let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, settings);
     }
 }

@@ -1,5 +1,7 @@
 //! Conversation: messages in the words of the model's chat template.
 
+use std::io::IsTerminal;
+
 use anyhow::{Context, Result};
 
 use super::console::{Answer, Keyboard, Voice};
@@ -7,12 +9,16 @@ use super::lines::{COMMANDS, Input};
 use super::log::Level;
 use super::run::in_words;
 use super::stream::{Desk, End, too_long};
-use crate::{ChatMessage, ChatOptions, Error, Token};
+use crate::{ChatMessage, ChatOptions, Error, Sampler, SamplingOptions, Token};
 
 const PROMPT: &str = "> ";
+/// What makes room in a full context.
+const ROOM: &str = "forget the oldest turns with /forget N or all with /clear (--context-shift does so by itself)";
 
 struct Conversation {
     messages: Vec<ChatMessage>,
+    /// How often the last message was answered.
+    n_answers: u32,
     /// What the context holds, unless it was shifted.
     in_context: Vec<Token>,
     options: ChatOptions,
@@ -26,6 +32,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
     let mut talk = Conversation {
         messages: Vec::new(),
+        n_answers: 0,
         in_context: Vec::new(),
         options: ChatOptions { template: args.template.clone(), jinja: args.jinja, add_generation_prompt: true },
     };
@@ -34,9 +41,10 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
     }
     let mut keyboard = Keyboard::new(args.simple_io, args.multiline_input);
-    let mut given = args.prompt.clone();
-    if given.is_none() || !args.single_turn {
-        desk.log.line(Level::Info, format!("hobbit: conversation\n{COMMANDS}"));
+    let mut given = args.prompt.as_ref().map(|prompt| text_of(&prompt.0, "the prompt", desk));
+    if std::io::stdin().is_terminal() && (given.is_none() || !args.single_turn) {
+        let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
+        desk.log.line(Level::Info, line);
     }
     // Files of /read wait here for the message they belong to.
     let mut attached = String::new();
@@ -48,7 +56,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 echo = args.display_prompt.then(|| format!("{PROMPT}{message}\n"));
                 Input::Message(message)
             }
-            None => match keyboard.ask(PROMPT, &mut desk.screen)? {
+            None => match keyboard.ask(PROMPT, &mut desk.screen, desk.ctrl_c)? {
                 Answer::Text(text) => Input::of(text),
                 Answer::End => return Ok(End::Stopped),
                 Answer::Interrupted => return Err(super::run::Interrupted.into()),
@@ -63,10 +71,20 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 attached.clear();
                 desk.log.line(Level::Info, "hobbit: the conversation is forgotten");
             }
+            Input::Forget(n) => talk.forget(n, desk)?,
             Input::Read(path) => match read(&path) {
-                Ok(text) => attached.push_str(&text),
+                Ok(bytes) => attached += &(text_of(&bytes, &path, desk) + "\n"),
                 Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
             },
+            Input::Unknown(command) => {
+                desk.failed = true;
+                desk.log.line(
+                    Level::Error,
+                    format!(
+                        "error: unknown command {command}; /help lists them, and '/{command}' sends it as a message"
+                    ),
+                );
+            }
             Input::Regenerate if !has_answer => desk.log.line(Level::Error, "error: there is no answer to replace"),
             Input::Message(text) if text.is_empty() && attached.is_empty() => {}
             message => {
@@ -74,11 +92,13 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                     Input::Message(text) => {
                         let text = std::mem::take(&mut attached) + &text;
                         talk.messages.push(ChatMessage::new("user", text));
+                        talk.n_answers = 0;
                     }
                     _ => drop(talk.messages.pop()),
                 }
                 let end = talk.answer(&echo.unwrap_or_default(), desk)?;
-                if args.single_turn {
+                talk.n_answers += 1;
+                if args.single_turn || desk.ctrl_c.is_ending() {
                     return Ok(end);
                 }
             }
@@ -94,6 +114,29 @@ impl Conversation {
         if let Some(system) = &desk.args.system_prompt {
             self.messages.push(ChatMessage::new("system", system.as_str()));
         }
+    }
+
+    /// Forgets the `n` oldest turns: messages of the user with their answers.
+    fn forget(&mut self, n: usize, desk: &Desk) -> Result<()> {
+        let first = self.first_turn();
+        let mut begins: Vec<usize> =
+            (first..self.messages.len()).filter(|&at| self.messages[at].role == "user").collect();
+        begins.push(self.messages.len());
+        let n = n.min(begins.len() - 1);
+        self.messages.drain(first..begins[n]);
+        let (left, tokens) = (begins.len() - 1 - n, self.tokens(&self.messages, desk)?.len());
+        let n_ctx = desk.session.n_ctx();
+        let turns = if n == 1 { "1 turn is".to_owned() } else { format!("{n} turns are") };
+        let line = format!("hobbit: {turns} forgotten, {left} are left: {tokens} of {n_ctx} tokens");
+        desk.log.line(Level::Info, line);
+        Ok(())
+    }
+
+    /// The sampler of the next answer. The first to a message has the seed of the run, each further one the next seed: with
+    /// the same it would say the same again.
+    fn sampler(&self, desk: &Desk) -> Result<Sampler> {
+        let seed = desk.seed.wrapping_add(self.n_answers) % SamplingOptions::RANDOM_SEED;
+        Ok(Sampler::new(desk.model, &SamplingOptions { seed, ..desk.args.sampling.clone() })?)
     }
 
     /// Prints the model's next message, after `echo`, and keeps it.
@@ -116,11 +159,11 @@ impl Conversation {
         desk.screen.print(Voice::User, echo)?;
         desk.explain(&wanted);
         let common = self.keep_common(&wanted, desk)?;
-        desk.sampler.reset();
+        desk.sampler = self.sampler(desk)?;
         let spoken = match desk.speak(&wanted[common..], desk.args.predict) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {
-                desk.log.line(Level::Error, format!("error: {}; /clear forgets the conversation", in_words(&error)));
+                desk.log.line(Level::Error, format!("error: {}; {ROOM}", in_words(&error)));
                 desk.failed = true;
                 self.withdraw(desk);
                 return Ok(End::ContextFull);
@@ -131,6 +174,9 @@ impl Conversation {
         if spoken.tokens.is_empty() && spoken.end == End::Interrupted {
             self.withdraw(desk);
             return Ok(spoken.end);
+        }
+        if spoken.end == End::ContextFull {
+            desk.log.line(Level::Warning, format!("warning: there is no room for another message: {ROOM}"));
         }
         self.in_context = wanted;
         self.in_context.extend(&spoken.tokens);
@@ -181,8 +227,8 @@ impl Conversation {
         }
         (tokens > n_ctx as usize).then(|| {
             format!(
-                "the conversation has {tokens} tokens, but the context holds {n_ctx}; /clear forgets it, and with \
-                 --context-shift its oldest messages are forgotten"
+                "the conversation would have {tokens} tokens, but the context holds {n_ctx}; the message is taken back: \
+                 {ROOM}, and send it again"
             )
         })
     }
@@ -215,7 +261,16 @@ impl Conversation {
     }
 }
 
-fn read(path: &str) -> Result<String> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{path}: cannot read this file"))?;
-    Ok(text + "\n")
+fn read(path: &str) -> Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("{path}: cannot read this file"))
+}
+
+/// Bytes as a message. Chat templates are text: what is no UTF-8 is replaced, and that is told.
+fn text_of(bytes: &[u8], what: &str, desk: &Desk) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    if let std::borrow::Cow::Owned(_) = text {
+        let warning = format!("warning: {what}: not UTF-8, which a conversation needs: other bytes become \u{FFFD}");
+        desk.log.line(Level::Warning, warning);
+    }
+    text.into_owned()
 }

@@ -8,24 +8,28 @@ use serde_json::json;
 
 use super::log::{Level, Log};
 use super::report::device::available_line;
+use crate::files::{self, Kind, Output};
 use crate::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, calibrate_report, devices};
 
 /// Prints the devices beside the CPU as llama.cpp does, with what they can do if `verbose`; as JSON where that is
-/// wanted ('-' is stdout, and then the only thing there).
+/// wanted, by the flag that says where ('-' is stdout, and then the only thing there).
 ///
 /// # Errors
 /// As [`devices`]; a file that cannot be written.
-pub fn list(rpc: &[String], verbose: bool, json: Option<&Path>) -> Result<()> {
+pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Result<()> {
+    let outputs = json.map(|(flag, path)| Output { flag, path, kind: Kind::Json });
+    files::check(outputs.as_slice(), &[])?;
     let found = devices(rpc)?;
     let found: Vec<&DeviceInfo> = found.iter().filter(|device| device.kind != DeviceKind::Cpu).collect();
     let mut out = io::stdout().lock();
-    if let Some(path) = json {
+    if let Some((_, path)) = json {
         let text = serde_json::to_string_pretty(&json!({ "devices": found }))? + "\n";
         if path == Path::new("-") {
             out.write_all(text.as_bytes())?;
             return Ok(out.flush()?);
         }
-        std::fs::write(path, text).with_context(|| format!("{}: cannot write the devices", path.display()))?;
+        let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| format!("{}: cannot write the devices", path.display()))?;
     }
     writeln!(out, "Available devices:")?;
     if found.is_empty() {

@@ -1,8 +1,7 @@
 //! Escape sequences in prompts, as llama.cpp's `string_process_escapes` reads them.
 
 /// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `\xHH` gives a byte, so the result need not be UTF-8.
-pub fn unescape(text: &str) -> Vec<u8> {
-    let bytes = text.as_bytes();
+pub fn unescape(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while at < bytes.len() {
@@ -56,7 +55,7 @@ mod tests {
             (r"\q\", br"\q\"),
             (r"\é", r"\é".as_bytes()),
         ] {
-            assert_eq!(unescape(typed), meant, "{typed}");
+            assert_eq!(unescape(typed.as_bytes()), meant, "{typed}");
         }
     }
 }

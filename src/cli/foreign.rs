@@ -3,6 +3,8 @@
 //! What could change the output or leave something undone is refused with the remedy. Mere hints about speed are
 //! accepted and reported. Requests for what always happens are accepted in silence.
 
+use std::ffi::OsString;
+
 /// What becomes of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -33,6 +35,32 @@ pub fn find(name: &str) -> Option<&'static Foreign> {
     FLAGS.iter().find(|flag| flag.names.contains(&name))
 }
 
+/// A variable of llama.cpp's that sets a flag hobbit-cli has not.
+#[derive(Clone, Copy, Debug)]
+pub struct ForeignVariable {
+    /// Its name.
+    pub name: &'static str,
+    /// Why nothing comes of it.
+    pub why: &'static str,
+    /// Whether it says which model to run.
+    pub names_model: bool,
+}
+
+/// Which of llama.cpp's variables are set to something that hobbit does not do. `value` looks into the environment,
+/// `is_ours` tells flags that this program has after all.
+pub fn variables(value: impl Fn(&str) -> Option<OsString>, is_ours: impl Fn(&str) -> bool) -> Vec<ForeignVariable> {
+    let set = |&(name, flag): &(&'static str, &'static str)| {
+        let foreign = find(flag).filter(|_| !is_ours(flag))?;
+        let value = value(name)?;
+        // A switch that is off asks for nothing.
+        let is_off = foreign.values == 0 && OFF.iter().any(|off| value == **off);
+        let (Verdict::Refused(why) | Verdict::NoEffect(why)) = foreign.verdict else { return None };
+        let names_model = MODEL_FLAGS.contains(&flag);
+        (!value.is_empty() && !is_off).then_some(ForeignVariable { name, why, names_model })
+    };
+    VARIABLES.iter().filter_map(set).collect()
+}
+
 const fn refused(names: &'static [&'static str], values: usize, why: &'static str) -> Foreign {
     Foreign { names, values, verdict: Verdict::Refused(why) }
 }
@@ -55,6 +83,49 @@ const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or
 const THINKING: &str = "what the model thinks is printed as it comes; see --chat-template";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 
+/// Values that switch off (`common/arg.cpp`).
+const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
+
+/// Flags that say which model to run.
+const MODEL_FLAGS: [&str; 4] = ["--hf-repo", "--hf-file", "--model-url", "--docker-repo"];
+
+/// llama.cpp's variables of the flags below (`set_env` in `common/arg.cpp`), without those that only its server reads.
+/// `HF_TOKEN` is not one: other programs have it set.
+static VARIABLES: &[(&str, &str)] = &[
+    ("LLAMA_ARG_HF_REPO", "--hf-repo"),
+    ("LLAMA_ARG_HF_FILE", "--hf-file"),
+    ("LLAMA_ARG_MODEL_URL", "--model-url"),
+    ("LLAMA_ARG_DOCKER_REPO", "--docker-repo"),
+    ("LLAMA_ARG_MMPROJ", "--mmproj"),
+    ("LLAMA_ARG_MMPROJ_URL", "--mmproj-url"),
+    ("LLAMA_ARG_IMAGE_MIN_TOKENS", "--image-min-tokens"),
+    ("LLAMA_ARG_IMAGE_MAX_TOKENS", "--image-max-tokens"),
+    ("LLAMA_ARG_VIDEO_FPS", "--video-fps"),
+    ("LLAMA_ARG_GRP_ATTN_N", "--grp-attn-n"),
+    ("LLAMA_ARG_GRP_ATTN_W", "--grp-attn-w"),
+    ("LLAMA_ARG_N_PARALLEL", "--parallel"),
+    ("LLAMA_ARG_CHAT_TEMPLATE_KWARGS", "--chat-template-kwargs"),
+    ("LLAMA_ARG_THINK", "--reasoning-format"),
+    ("LLAMA_ARG_REASONING", "--reasoning"),
+    ("LLAMA_ARG_REASONING_EFFORT", "--reasoning-effort"),
+    ("LLAMA_ARG_THINK_BUDGET", "--reasoning-budget"),
+    ("LLAMA_ARG_THINK_BUDGET_MESSAGE", "--reasoning-budget-message"),
+    ("LLAMA_ARG_REASONING_PRESERVE", "--reasoning-preserve"),
+    ("LLAMA_ARG_LOG_JSONL", "--log-jsonl"),
+    ("LLAMA_ARG_SPEC_TYPE", "--spec-type"),
+    ("LLAMA_ARG_SPEC_DRAFT_MODEL", "--model-draft"),
+    ("LLAMA_ARG_SPEC_DRAFT_HF_REPO", "--hf-repo-draft"),
+    ("LLAMA_ARG_DRAFT_MAX", "--draft-max"),
+    ("LLAMA_ARG_DRAFT_MIN", "--draft-min"),
+    ("LLAMA_ARG_LOAD_MODE", "--load-mode"),
+    ("LLAMA_ARG_LAZY_MODE", "--lazy-mode"),
+    ("LLAMA_ARG_NUMA", "--numa"),
+    ("LLAMA_ARG_N_CPU_FFN", "--n-cpu-ffn"),
+    ("LLAMA_ARG_NO_HOST", "--no-host"),
+    ("LLAMA_ARG_DEFRAG_THOLD", "--defrag-thold"),
+    ("LLAMA_ARG_BACKEND_SAMPLING", "--backend-sampling"),
+];
+
 static SPECULATIVE: Foreign = refused(&["--spec-*"], 0, DRAFT);
 
 static FLAGS: &[Foreign] = &[
@@ -62,7 +133,6 @@ static FLAGS: &[Foreign] = &[
     no_effect(&["--mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"], 0, READING),
     no_effect(&["-lm", "--load-mode", "-lzm", "--lazy-mode"], 1, READING),
     no_effect(&["--op-offload", "--no-op-offload", "--no-host"], 0, PLACEMENT),
-    no_effect(&["--repack", "-nr", "--no-repack"], 0, PLACEMENT),
     no_effect(&["-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"], 1, LAYERS),
     no_effect(&["--moe-cache-mib"], 1, PLACEMENT),
     no_effect(
@@ -140,6 +210,28 @@ mod tests {
             assert!(name.starts_with('-') && !name.contains('_'), "{name}");
             assert!(seen.insert(name), "{name} twice");
         }
+    }
+
+    #[test]
+    fn variables_stand_for_flags_of_ours_to_judge() {
+        for (name, flag) in VARIABLES {
+            assert!(name.starts_with("LLAMA_ARG_") && find(flag).is_some(), "{name} {flag}");
+        }
+        assert!(MODEL_FLAGS.iter().all(|flag| VARIABLES.iter().any(|(_, of)| of == flag)));
+    }
+
+    #[test]
+    fn variables_that_are_set() {
+        let found = |set: &'static [(&str, &str)], ours: &str| {
+            let value = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+            let found = variables(value, |flag| flag == ours);
+            found.iter().map(|variable| (variable.name, variable.names_model)).collect::<Vec<_>>()
+        };
+        let set = &[("LLAMA_ARG_HF_REPO", "a/b"), ("LLAMA_ARG_N_PARALLEL", "4"), ("LLAMA_ARG_MODEL", "x")];
+        assert_eq!(found(set, ""), [("LLAMA_ARG_HF_REPO", true), ("LLAMA_ARG_N_PARALLEL", false)]);
+        assert_eq!(found(set, "--parallel"), [("LLAMA_ARG_HF_REPO", true)]);
+        assert_eq!(found(&[("LLAMA_ARG_HF_REPO", ""), ("LLAMA_ARG_LOG_JSONL", "off")], ""), []);
+        assert_eq!(found(&[("LLAMA_ARG_LOG_JSONL", "1")], ""), [("LLAMA_ARG_LOG_JSONL", false)]);
     }
 
     #[test]

@@ -24,6 +24,11 @@ impl Joiner {
         None
     }
 
+    /// Whether lines wait for more.
+    pub fn has_text(&self) -> bool {
+        !self.text.is_empty()
+    }
+
     /// What there is when input ends; `None` if nothing.
     pub fn finish(self) -> Option<String> {
         let text = self.text.strip_suffix('\n').unwrap_or(&self.text);
@@ -42,34 +47,49 @@ pub enum Input {
     Clear,
     /// `/regen`
     Regenerate,
+    /// `/forget N`: so many turns.
+    Forget(usize),
     /// `/read FILE`
     Read(String),
     /// `/help`
     Help,
+    /// Something with a slash in front that is none of these.
+    Unknown(String),
 }
 
 /// Explains the commands.
-pub const COMMANDS: &str = "  Ctrl-C       stop the answer; end when there is none
+pub const COMMANDS: &str = "  Ctrl-C       stop the answer; clear a line that was begun; end when there is neither
   /exit        end
   /clear       forget the conversation
-  /regen       answer again
+  /forget N    forget its N oldest turns (1 without a number), which makes room in the context
+  /regen       answer again: each time with the next seed
   /read FILE   add a text file to the next message
-  /help        this list";
+  /help        this list
+  //...        a message that begins with a slash";
 
 impl Input {
-    /// Text that is no command is a message, also with a slash in front.
+    /// Text without a slash in front is a message; of two slashes, the first is taken away.
     pub fn of(text: String) -> Self {
         let trimmed = text.trim();
-        match trimmed.split_once(char::is_whitespace) {
-            None => match trimmed {
-                "/exit" | "/quit" => Self::Exit,
-                "/clear" => Self::Clear,
-                "/regen" => Self::Regenerate,
-                "/help" => Self::Help,
-                _ => Self::Message(text),
+        if !trimmed.starts_with('/') {
+            return Self::Message(text);
+        }
+        if trimmed.starts_with("//") {
+            return Self::Message(text.replacen('/', "", 1));
+        }
+        let (command, rest) = trimmed.split_once(char::is_whitespace).unwrap_or((trimmed, ""));
+        match (command, rest.trim()) {
+            ("/exit" | "/quit", "") => Self::Exit,
+            ("/clear", "") => Self::Clear,
+            ("/regen", "") => Self::Regenerate,
+            ("/help", "") => Self::Help,
+            ("/forget", "") => Self::Forget(1),
+            ("/forget", number) => match number.parse() {
+                Ok(n) if n > 0 => Self::Forget(n),
+                _ => Self::Unknown(trimmed.to_owned()),
             },
-            Some(("/read", file)) => Self::Read(file.trim().to_owned()),
-            Some(_) => Self::Message(text),
+            ("/read", file) if !file.is_empty() => Self::Read(file.to_owned()),
+            _ => Self::Unknown(trimmed.to_owned()),
         }
     }
 }
@@ -117,9 +137,17 @@ mod tests {
             ("/regen", Input::Regenerate),
             ("/help", Input::Help),
             ("/read a b.txt", Input::Read("a b.txt".into())),
-            ("/read", Input::Message("/read".into())),
-            ("/etc/passwd", Input::Message("/etc/passwd".into())),
-            ("/exit now", Input::Message("/exit now".into())),
+            ("/read", Input::Unknown("/read".into())),
+            ("/forget", Input::Forget(1)),
+            ("/forget 3", Input::Forget(3)),
+            ("/forget 0", Input::Unknown("/forget 0".into())),
+            ("/forget it", Input::Unknown("/forget it".into())),
+            ("/bogus", Input::Unknown("/bogus".into())),
+            ("/etc/passwd", Input::Unknown("/etc/passwd".into())),
+            ("/exit now", Input::Unknown("/exit now".into())),
+            ("//exit", Input::Message("/exit".into())),
+            (" // two", Input::Message(" / two".into())),
+            ("and/or", Input::Message("and/or".into())),
             ("", Input::Message("".into())),
         ] {
             assert_eq!(Input::of(text.into()), input, "{text}");

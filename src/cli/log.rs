@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 
-use crate::LogLevel;
+use super::resolve::Verbosity;
+use crate::{LogLevel, files};
 
 /// How much a line matters; the number of `--verbosity` from which it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,23 +23,24 @@ pub enum Level {
 /// A cheap handle on the log.
 #[derive(Clone)]
 pub struct Log {
-    verbosity: u8,
+    verbosity: Verbosity,
     file: Option<Arc<Mutex<File>>>,
 }
 
 impl Log {
     /// # Errors
     /// The log file cannot be created.
-    pub fn new(verbosity: u8, file: Option<&Path>) -> Result<Self> {
-        let open =
-            |path: &Path| File::create(path).with_context(|| format!("{}: cannot write this log", path.display()));
+    pub fn new(verbosity: Verbosity, file: Option<&Path>) -> Result<Self> {
+        let open = |path: &Path| {
+            files::create(path, files::Kind::Log).with_context(|| format!("{}: cannot write this log", path.display()))
+        };
         let file = file.map(open).transpose()?.map(|file| Arc::new(Mutex::new(file)));
         Ok(Self { verbosity, file })
     }
 
-    /// Whether lines of this level show.
+    /// Whether lines of this level show on stderr.
     pub fn shows(&self, level: Level) -> bool {
-        self.verbosity >= level as u8
+        self.verbosity.shown >= level as u8
     }
 
     /// Prints a line.
@@ -48,13 +50,19 @@ impl Log {
 
     /// Prints text that brings its own line ends.
     pub fn text(&self, level: Level, text: &str) {
-        if !self.shows(level) {
-            return;
-        }
         // A log that cannot be written must not end the run.
-        let _ = std::io::stderr().write_all(text.as_bytes());
-        if let Some(file) = &self.file {
+        if self.shows(level) {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+        if let Some(file) = self.file.as_ref().filter(|_| self.verbosity.logged >= level as u8) {
             let _ = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(text.as_bytes());
+        }
+    }
+
+    /// Writes a line to the file alone, for what is printed in another way.
+    pub fn keep(&self, text: impl std::fmt::Display) {
+        if let Some(file) = &self.file {
+            let _ = writeln!(file.lock().unwrap_or_else(PoisonError::into_inner), "{text}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Measurements in words: llama.cpp's timing lines, then hobbit's; the same as JSON.
 
+pub mod brief;
 pub mod device;
 
 use std::fmt::Write as _;
@@ -187,17 +188,17 @@ fn roofline(stats: &Stats) -> Option<f64> {
     stats.decode.roofline_tokens_per_second(stats.decode.read_bandwidth()?)
 }
 
-/// A number of parameters for people: `11.7 M`.
+/// A number of parameters for people: `11.7M`.
 pub fn parameters(n: u64) -> String {
     match n as f64 {
-        few if n < 1_000_000_000 => format!("{:.1} M", few / 1e6),
-        many => format!("{:.2} B", many / 1e9),
+        few if n < 1_000_000_000 => format!("{:.1}M", few / 1e6),
+        many => format!("{:.2}B", many / 1e9),
     }
 }
 
-/// llama.cpp's description of a model, without its marks for what it does not know.
-pub fn description(text: &str) -> String {
-    text.replace("?B ", "").replace(" (guessed)", "")
+/// llama.cpp's description of a model, with the number of parameters where it knows no name for the size.
+pub fn description(text: &str, n_params: u64) -> String {
+    text.replace("?B", &parameters(n_params)).replace(" (guessed)", "")
 }
 
 /// Bytes for people: `1.10 GiB`.
@@ -317,11 +318,11 @@ hobbit: 2 experts upgraded from low to high precision
 
     #[test]
     fn models_in_words() {
-        for (n, text) in [(0, "0.0 M"), (11_700_000, "11.7 M"), (5_020_000_000, "5.02 B")] {
+        for (n, text) in [(0, "0.0M"), (11_700_000, "11.7M"), (5_020_000_000, "5.02B")] {
             assert_eq!(parameters(n), text);
         }
-        assert_eq!(description("llama ?B Q8_0 (guessed)"), "llama Q8_0");
-        assert_eq!(description("llama 8x7B Q8_0"), "llama 8x7B Q8_0");
+        assert_eq!(description("llama ?B Q8_0 (guessed)", 12_200_000), "llama 12.2M Q8_0");
+        assert_eq!(description("llama 8x7B Q8_0", 46_700_000_000), "llama 8x7B Q8_0");
     }
 
     #[test]

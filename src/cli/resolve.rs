@@ -1,5 +1,6 @@
 //! From what was typed to what is done: files read, escapes processed, schemas converted, the model found.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::args::{ChatArgs, ContextArgs, LowArgs, PromptArgs, RopeArgs, SamplingArgs, Switch, Tri};
 use super::demo;
 use super::escape::unescape;
+use crate::files::{Input, Kind, Output, OutputError};
 use crate::options::{
     DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
     sampler_order,
@@ -23,6 +25,18 @@ pub trait Surroundings {
     fn grammar_of_schema(&self, schema: &str) -> Result<String>;
     /// Whether the output is a terminal that shows colours.
     fn shows_colour(&self) -> bool;
+    /// Whether the standard input is a pipe or a file: neither a terminal nor `/dev/null`.
+    fn has_input(&self) -> bool {
+        false
+    }
+    /// Whether the standard input is a terminal.
+    fn is_typed_in(&self) -> bool {
+        false
+    }
+    /// All that the standard input has.
+    fn input(&self) -> io::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
 }
 
 /// Settings of a run, complete and checked.
@@ -35,11 +49,13 @@ pub struct HiArgs {
     pub model_options: ModelOptions,
     pub session_options: SessionOptions,
     pub sampling: SamplingOptions,
-    /// Text to continue, or the first message.
-    pub prompt: Option<String>,
+    /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
+    pub prompt: Option<Bytes>,
     pub system_prompt: Option<String>,
     /// Tokens to generate at once; `None` until the model or the context ends.
     pub predict: Option<usize>,
+    /// The same where the demo model continues its own text.
+    pub demo_predict: Option<usize>,
     /// Texts at which generation stops.
     pub stops: Vec<String>,
     /// `None`: if the model has a chat template.
@@ -61,6 +77,18 @@ pub struct HiArgs {
     pub colour: bool,
     pub simple_io: bool,
     pub output: Reporting,
+    /// Files that were read for all this, by their flags.
+    pub read: Vec<(&'static str, PathBuf)>,
+}
+
+/// A text that need not be UTF-8.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Bytes(pub Vec<u8>);
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        String::from_utf8_lossy(&self.0).fmt(f)
+    }
 }
 
 /// What surrounds the user's input when no template does.
@@ -76,39 +104,62 @@ pub struct Affixes {
 /// Where messages and measurements go.
 #[derive(Debug)]
 pub struct Reporting {
-    /// 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
-    pub verbosity: u8,
+    pub verbosity: Verbosity,
     pub perf: bool,
     pub log_file: Option<PathBuf>,
     pub stats_json: Option<PathBuf>,
 }
 
+/// From which level on lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verbosity {
+    /// On stderr.
+    pub shown: u8,
+    /// In the log file, if there is one.
+    pub logged: u8,
+}
+
 impl HiArgs {
     /// # Errors
-    /// Files that cannot be read, text that is not UTF-8, a schema or sampler that is not understood.
+    /// Files that cannot be read, settings that are not UTF-8, a schema or sampler that is not understood.
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
         let is_demo = low.model.model.is_none();
         let model = match low.model.model {
             Some(path) => path,
             None => around.demo_model().map_err(anyhow::Error::msg)?,
         };
+        let read = [
+            ("-f", &low.prompt.file),
+            ("-bf", &low.prompt.binary_file),
+            ("--system-prompt-file", &low.chat.system_prompt_file),
+            ("--chat-template-file", &low.chat.chat_template_file),
+            ("--grammar-file", &low.sampling.grammar_file),
+            ("--json-schema-file", &low.sampling.json_schema_file),
+        ];
+        let read = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
         let conversation = low.chat.conversation.map(|switch| switch.0);
         let interactive_first = low.chat.interactive_first.0;
         let interactive = low.chat.interactive.0 || interactive_first;
         let mut prompt = prompt(&low.prompt, around)?;
         let mut predict = low.prompt.predict;
-        if is_demo && prompt.is_none() && !interactive && conversation != Some(true) {
-            prompt = Some(demo::PROMPT.to_owned());
-            predict.get_or_insert(demo::PREDICT);
+        let demo_predict = predict.unwrap_or(demo::PREDICT);
+        if is_demo && prompt.is_none() && !interactive && conversation != Some(true) && !around.has_input() {
+            prompt = Some(Bytes(demo::PROMPT.into()));
+            predict = Some(demo_predict);
         }
         let until_full = predict == Some(-2);
         let escape = low.prompt.escape.0;
         let verbosity = verbosity(low.output.quiet, low.output.verbose, low.output.verbosity);
+        let session = session(&low.context, &low.rope, until_full);
         Ok(Self {
             model,
             is_demo,
             model_options: ModelOptions {
                 budget: low.memory.mem_budget,
+                overcommit: low.memory.overcommit.0,
+                stand_aside: true,
+                repack: low.model.repack.0,
+                expects: session.clone(),
                 expert_cache: low.memory.expert_cache,
                 low: low.precision.source(),
                 low_share: low.precision.low_share,
@@ -124,11 +175,12 @@ impl HiArgs {
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
             },
-            session_options: session(&low.context, &low.rope, until_full),
+            session_options: session,
             sampling: sampling(low.sampling, escape, around)?,
             prompt,
             system_prompt: system_prompt(&low.chat, around)?,
             predict: predict.and_then(|n| usize::try_from(n).ok()),
+            demo_predict: usize::try_from(demo_predict).ok(),
             stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
             conversation,
             single_turn: low.chat.single_turn.0,
@@ -159,7 +211,18 @@ impl HiArgs {
                 log_file: low.output.log_file,
                 stats_json: low.output.stats_json,
             },
+            read,
         })
+    }
+
+    /// Checks that nothing is written over what is read, or over files of other kinds.
+    ///
+    /// # Errors
+    /// As [`crate::files::check`].
+    pub fn check_outputs(&self) -> Result<(), OutputError> {
+        let written =
+            [("--log-file", &self.output.log_file, Kind::Log), ("--stats-json", &self.output.stats_json, Kind::Json)];
+        check_outputs(&self.model_options, &self.model, &written, &self.read)
     }
 
     /// Conversation or completion, as llama-completion decides.
@@ -170,16 +233,38 @@ impl HiArgs {
     }
 }
 
-fn prompt(args: &PromptArgs, around: &dyn Surroundings) -> Result<Option<String>> {
+fn prompt(args: &PromptArgs, around: &dyn Surroundings) -> Result<Option<Bytes>> {
     let escape = args.escape.0;
     if let Some(typed) = &args.prompt {
-        return text(typed, escape, "-p").map(Some);
+        return Ok(Some(unescaped(typed.as_bytes(), escape)));
     }
-    if let Some(path) = &args.file {
-        return text(&file(path, around)?, escape, "-f").map(Some);
+    match (&args.file, &args.binary_file) {
+        (Some(path), _) => Ok(Some(as_typed(prompt_file(path, around, "-f")?, escape))),
+        (None, Some(path)) => Ok(Some(Bytes(prompt_file(path, around, "-bf")?))),
+        (None, None) => Ok(None),
     }
-    let Some(path) = &args.binary_file else { return Ok(None) };
-    utf8(read(path, around)?, path).map(Some)
+}
+
+/// A file with a prompt; '-' is the standard input.
+fn prompt_file(path: &Path, around: &dyn Surroundings, flag: &str) -> Result<Vec<u8>> {
+    if path != Path::new("-") {
+        return read(path, around);
+    }
+    let bytes = around.input().with_context(|| format!("{flag} -: cannot read the standard input"))?;
+    if bytes.is_empty() {
+        bail!("{flag} -: the standard input is empty, expected a prompt");
+    }
+    Ok(bytes)
+}
+
+/// What a text file says to a program whose users type: one newline at its end ends the line, and escapes are processed.
+pub fn as_typed(mut bytes: Vec<u8>, escape: bool) -> Bytes {
+    bytes.pop_if(|last| *last == b'\n');
+    unescaped(&bytes, escape)
+}
+
+fn unescaped(bytes: &[u8], escape: bool) -> Bytes {
+    Bytes(if escape { unescape(bytes) } else { bytes.to_vec() })
 }
 
 fn system_prompt(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>> {
@@ -198,13 +283,25 @@ fn template(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>
     }
 }
 
-/// How much the log shows: `--quiet` wins over `--verbose`, and both over a number.
-pub fn verbosity(quiet: Switch, verbose: Switch, number: u8) -> u8 {
-    match (quiet, verbose) {
-        (Switch(true), _) => 1,
-        (_, Switch(true)) => 5,
-        _ => number,
-    }
+/// How much the log shows: `--verbose` wins over a number. `--quiet` is for stderr alone, and wins there.
+pub fn verbosity(quiet: Switch, verbose: Switch, number: u8) -> Verbosity {
+    let logged = if verbose.0 { 5 } else { number };
+    Verbosity { shown: if quiet.0 { 1 } else { logged }, logged }
+}
+
+/// Checks what a program writes beside the engine.
+///
+/// # Errors
+/// As [`crate::files::check`].
+pub fn check_outputs(
+    options: &ModelOptions,
+    model: &Path,
+    written: &[(&'static str, &Option<PathBuf>, Kind)],
+    read: &[(&'static str, PathBuf)],
+) -> Result<(), OutputError> {
+    let written = written.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind }));
+    let read = read.iter().map(|(flag, path)| Input { flag, path });
+    options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()))
 }
 
 /// Settings of a session.
@@ -214,6 +311,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
         n_ctx: context.ctx_size,
         n_batch: context.batch_size,
         n_ubatch: context.ubatch_size,
+        n_outputs_max: 1,
         n_seq_max: 1,
         threads: threads(context.threads),
         threads_batch: context.threads_batch.and_then(threads),
@@ -306,7 +404,7 @@ pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
     if !escape {
         return Ok(typed.to_owned());
     }
-    String::from_utf8(unescape(typed))
+    String::from_utf8(unescape(typed.as_bytes()))
         .with_context(|| format!("{flag}: \\x escapes that do not form UTF-8; use --no-escape to take them literally"))
 }
 

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use super::report;
-use super::run::{INTERRUPTED, USAGE, failure};
+use super::run::{USAGE, failure};
+use super::signals;
 use crate::{LogLevel, RpcEvent, RpcServer, set_log};
 
 const EXAMPLES: &str = "\
@@ -26,7 +27,7 @@ Examples:
 One client is served at a time; others wait. llama.cpp of the same version understands the same protocol.
 Environment: -c keeps tensors in $LLAMA_CACHE/rpc, else $XDG_CACHE_HOME/llama.cpp/rpc, else ~/.cache/llama.cpp/rpc;
 GGML_RPC_DEBUG shows every command.
-Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
+Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
 
 /// Serve this machine's devices to other hobbits (--rpc HOST:PORT).
 #[derive(Debug, Parser)]
@@ -84,7 +85,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
             };
         }
     };
-    ctrlc::set_handler(|| std::process::exit(i32::from(INTERRUPTED))).context("cannot handle Ctrl-C")?;
+    signals::watch(|signal| std::process::exit(i32::from(signal.status())))?;
     let shown = if variable("GGML_RPC_DEBUG").is_some() { LogLevel::Debug } else { LogLevel::Warn };
     set_log(move |level, text| {
         if level >= shown {

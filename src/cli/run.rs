@@ -1,39 +1,48 @@
 //! From the process's arguments to its exit status.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args;
+use super::argv::Note;
 use super::console::Screen;
 use super::ctrl_c::CtrlC;
 use super::demo;
 use super::devices;
 use super::log::{Level, Log};
+use super::pipe::is_closed_pipe;
+use super::progress::bar;
+use super::report::brief::{self, Closing, ModelFacts};
 use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::stream::{Desk, End};
-use super::{complete, converse};
+use super::{complete, converse, input, signals};
+use crate::files::{self, Kind, OutputError};
+use crate::pack::WriteError;
 use crate::{
-    DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, Sampler, Session, SessionOptions,
-    low_cache_path, quantise_low,
+    DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, RopeOptions, Sampler, SamplerKind,
+    SamplingOptions, Session, SessionOptions, low_cache_path, quantise_low,
 };
 
 /// Exit status when a message got no answer.
 const FAILED: u8 = 1;
 /// Exit status after wrong usage.
 pub const USAGE: u8 = 2;
-/// Exit status after Ctrl-C.
-pub const INTERRUPTED: u8 = 130;
 
-/// Ctrl-C where nothing was left to stop.
+/// A signal that asks for the end, where nothing was left to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
+
+/// Said of the model's file where nobody has named one.
+const DEMO: &str = "no model given (-m): running the demo model";
 
 /// Runs `hobbit-cli` with the arguments of this process.
 pub fn main() -> ExitCode {
@@ -55,42 +64,64 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         }
     };
     if low.device.list_devices {
-        return devices::list(&low.device.rpc, low.output.verbose.0, low.output.stats_json.as_deref()).map(|()| 0);
+        let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
+        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
     }
     let args = HiArgs::new(low, &Process)?;
+    args.check_outputs()?;
     let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
+    let outcome = speak(&args, &notes, &log);
+    if let Err(error) = &outcome {
+        log.keep(format!("error: {}", in_words(error)));
+    }
+    outcome
+}
+
+/// Opens the model and has it say what was asked for; the exit status.
+fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
     }
-    warn_of_threads(&args.session_options, &log);
+    warn_of_threads(&args.session_options, log);
     if let Some(path) = &args.output.stats_json {
         try_writing(path)?;
     }
     log.take_llama_cpps();
     let ctrl_c = CtrlC::install(args.colour)?;
     crate::watch_memory_signals();
-    let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
+    let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
+    let has_template = model.info().chat_template.is_some();
+    let given = match args.converses(has_template) {
+        true => None,
+        false => Some(input::text(args, &Process, log, &ctrl_c)?),
+    };
     let session = ctrl_c.during(|| model.session(&args.session_options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, &args.model_options, &log);
+    describe(&model, &session, args.is_demo, &args.model_options, log);
+    warn_of_training(&model, &args.session_options, log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
-    let sampler = Sampler::new(&model, &args.sampling)?;
+    // Drawn here, so that every part of the chain has the same, and the run can be repeated.
+    let seed = drawn_once(args.sampling.seed);
+    let sampler = Sampler::new(&model, &SamplingOptions { seed, ..args.sampling.clone() })?;
     let screen = Screen::new(args.colour);
-    let mut desk =
-        Desk { args: &args, model: &model, session, sampler, screen, log: &log, ctrl_c: &ctrl_c, failed: false };
+    let mut desk = Desk { args, model: &model, session, sampler, seed, screen, log, ctrl_c: &ctrl_c, failed: false };
 
-    let has_template = model.info().chat_template.is_some();
-    let outcome = if args.converses(has_template) { converse::run(&mut desk) } else { complete::run(&mut desk) };
+    let outcome = match &given {
+        Some(text) => complete::run(&mut desk, text),
+        None => converse::run(&mut desk),
+    };
     let (end, status) = match outcome {
-        Ok(End::Interrupted) => (End::Interrupted, INTERRUPTED),
+        // Also where the terminal is gone, and nothing can be printed any more.
+        _ if ctrl_c.is_ending() => (End::Interrupted, signals::status()),
+        Ok(End::Interrupted) => (End::Interrupted, signals::status()),
         Ok(end) if desk.failed && (args.single_turn || !io::stdin().is_terminal()) => (end, FAILED),
         Ok(end) => (end, 0),
         // The reader went away; what was measured is still wanted.
         Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
-        Err(error) if error.is::<Interrupted>() => (End::Interrupted, INTERRUPTED),
+        Err(error) if error.is::<Interrupted>() => (End::Interrupted, signals::status()),
         Err(error) => {
             let _ = desk.screen.end_line();
             return Err(error);
@@ -98,8 +129,29 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     };
     let ended = desk.screen.end_line();
     finish(&desk, &end)?;
-    ended?;
+    if !ctrl_c.is_ending() {
+        ended?;
+    }
     Ok(status)
+}
+
+/// Whether another seed may give another text.
+fn leaves_to_chance(options: &SamplingOptions) -> bool {
+    let is_greedy = options.temp <= 0.0 && options.dynatemp_range <= 0.0;
+    let is_cooled = options.samplers.contains(&SamplerKind::Temperature) || options.mirostat.version != 0;
+    !is_greedy || !is_cooled || options.mirostat.version != 0 || options.xtc.probability > 0.0
+}
+
+/// A seed: the one given, or one that nobody has chosen.
+fn drawn_once(given: u32) -> u32 {
+    use std::hash::{BuildHasher, Hasher};
+    match given {
+        // Hashers are seeded by the system.
+        SamplingOptions::RANDOM_SEED => {
+            std::hash::RandomState::new().build_hasher().finish() as u32 % SamplingOptions::RANDOM_SEED
+        }
+        given => given,
+    }
 }
 
 /// Prints an error with its causes on one line; its exit status.
@@ -108,18 +160,12 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(Error::Interrupted | Error::Cancelled)) {
-        return ExitCode::from(INTERRUPTED);
+        return ExitCode::from(signals::status());
     }
     let _ = writeln!(io::stderr(), "error: {}", in_words(error));
     // Flags that lack another one.
-    let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. }));
-    if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
-}
-
-/// Whether an error comes from a reader that went away.
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
-    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. } | Error::Output(_)));
+    if is_usage || error.is::<OutputError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }
 
 /// An error and its causes on one line, each cause once: many of our messages quote theirs.
@@ -140,8 +186,9 @@ pub(super) fn in_words(error: &anyhow::Error) -> String {
 /// # Errors
 /// As [`Model::open`]; Ctrl-C.
 pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
-    if is_demo {
-        log.line(Level::Info, format!("hobbit: no model given (-m): running the demo model {}", path.display()));
+    if is_demo && !log.shows(Level::Info) {
+        // Otherwise the first of the start-up lines says so. The demo's text must not pass for another model's.
+        log.line(Level::Error, format!("hobbit: {DEMO} {}", path.display()));
     }
     // A missing file is the commonest mistake: tell it before anything else happens.
     std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
@@ -178,12 +225,16 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
         })
     });
     bar.finish_and_clear();
-    Ok(Some(LowSource::File(made?)))
-}
-
-fn bar(log: &Log, template: &'static str) -> ProgressBar {
-    let bar = if log.shows(Level::Info) { ProgressBar::new(1000) } else { ProgressBar::hidden() };
-    bar.with_style(ProgressStyle::with_template(template).expect("the template is constant and valid"))
+    let made = made.map_err(|error| match &error {
+        Error::PackWrite(WriteError::Create { .. } | WriteError::Space { .. } | WriteError::Output { .. }) => {
+            let place =
+                directory.map_or_else(|| "beside the model".to_owned(), |place| format!("in {}", place.display()));
+            let hint = format!("--low {types}: nothing can be kept {place}; give another directory with --low-dir");
+            anyhow::Error::new(error).context(hint)
+        }
+        _ => error.into(),
+    })?;
+    Ok(Some(LowSource::File(made)))
 }
 
 /// Warns of more threads than there are CPUs.
@@ -211,47 +262,60 @@ pub fn try_writing(path: &Path) -> Result<()> {
     opened.map(drop).with_context(|| format!("{}: cannot write the statistics", path.display()))
 }
 
-/// The start-up lines.
-pub fn describe(model: &Model, session: &Session, options: &ModelOptions, log: &Log) {
+/// The start-up lines: three at most, the rest for `-v`. Warnings always.
+pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &ModelOptions, log: &Log) {
     let info = model.info();
-    let (size, experts) = (report::bytes(info.tensor_bytes), report::bytes(info.expert_bytes));
-    let parameters = report::parameters(info.n_params);
-    log.line(Level::Info, format!("hobbit: {}: {}", info.path.display(), report::description(&info.description)));
-    log.line(
-        Level::Info,
-        format!(
-            "hobbit: {parameters} parameters, {size}, {} layers, context {} of {} tokens",
-            info.n_layer,
-            session.n_ctx(),
-            info.n_ctx_train
-        ),
-    );
-    if info.is_moe() {
-        log.line(
-            Level::Info,
-            format!("hobbit: {} experts per layer, {} per token, {experts} in all", info.n_expert, info.n_expert_used),
-        );
-        log.line(Level::Info, format!("hobbit: reading experts: {}", session.io_choice()));
-    } else {
-        log.line(Level::Info, "hobbit: a dense model: no experts to cache, it runs as in llama.cpp");
-    }
+    let say = |level: Level, line: &str| log.line(level, format!("hobbit: {line}"));
     let plan = session.plan();
-    log.line(Level::Info, plan);
-    log.text(Level::Info, &report::device::start_up_lines(session.devices(), plan, options.device.cpu_helper));
+    let name = info.path.display();
+    let name = if is_demo { format!("{DEMO} {name}") } else { name.to_string() };
+    let facts = ModelFacts {
+        name: &name,
+        description: &info.description,
+        n_params: info.n_params,
+        tensor_bytes: info.tensor_bytes,
+        n_layer: info.n_layer,
+        n_expert: info.n_expert,
+        n_expert_used: info.n_expert_used,
+        n_ctx: session.n_ctx(),
+    };
+    say(Level::Info, &brief::model_line(&facts));
+    say(Level::Info, &brief::memory_line(plan, session.io_choice(), session.warm_start()));
+    if let Some(line) = brief::third_line(session.devices(), session.precision()) {
+        say(Level::Info, &line);
+    }
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
-    if info.is_moe() {
-        log.line(Level::Info, format!("hobbit: {}", session.precision()));
-    }
-    for line in session.caching().lines() {
-        log.line(Level::Info, format!("hobbit: {line}"));
-    }
-    if let Some(warm) = session.warm_start() {
-        log.line(Level::Info, report::warm_start(warm));
-    }
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}"));
     }
+
+    let (parameters, experts) = (report::parameters(info.n_params), report::bytes(info.expert_bytes));
+    say(Level::More, &format!("{parameters} parameters, {experts} of experts, trained on {} tokens", info.n_ctx_train));
+    say(Level::More, &format!("reading experts: {}", session.io_choice()));
+    log.line(Level::More, plan);
+    log.text(Level::More, &report::device::start_up_lines(session.devices(), plan, options.device.cpu_helper));
+    if info.is_moe() {
+        say(Level::More, &session.precision().to_string());
+    }
+    for line in session.caching().lines() {
+        say(Level::More, &line);
+    }
+    if let Some(warm) = session.warm_start() {
+        log.line(Level::More, report::warm_start(warm));
+    }
     log.line(Level::More, crate::system_info());
+}
+
+/// Warns of a context that the model was not trained for. Who scales positions has thought of it.
+fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
+    let (n_ctx, trained) = (options.n_ctx, model.info().n_ctx_train);
+    if trained > 0 && n_ctx > trained && options.rope == RopeOptions::default() {
+        let warning = format!(
+            "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may talk \
+             nonsense; give -c {trained} or less, or see --rope-scaling"
+        );
+        log.line(Level::Warning, warning);
+    }
 }
 
 /// What devices hold now, which may be less than at the start.
@@ -265,11 +329,23 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
     let output = &desk.args.output;
     let (timings, stats) = (desk.session.timings(), desk.session.stats());
     let devices = devices_now(&desk.session);
-    if output.perf && desk.log.shows(Level::Info) {
-        desk.log.text(Level::Info, &format!("\n{}", report::timing_lines(&timings)));
-        desk.log.text(Level::Info, &report::cache_lines(&stats));
-        desk.log.text(Level::Info, &report::device::closing_lines(&devices, &stats.devices));
-        desk.log.text(Level::Info, &report::precision_lines(desk.session.precision(), &stats));
+    if output.perf {
+        let log = desk.log;
+        let closing = Closing {
+            stats: &stats,
+            precision: desk.session.precision(),
+            devices: &devices,
+            is_eog: *end == End::Eog,
+            seed: leaves_to_chance(&desk.args.sampling).then_some(desk.seed),
+            is_seed_drawn: desk.args.sampling.seed == SamplingOptions::RANDOM_SEED,
+        };
+        for line in brief::closing_lines(&closing) {
+            log.line(Level::Info, format!("hobbit: {line}"));
+        }
+        log.text(Level::More, &report::timing_lines(&timings));
+        log.text(Level::More, &report::cache_lines(&stats));
+        log.text(Level::More, &report::device::closing_lines(&devices, &stats.devices));
+        log.text(Level::More, &report::precision_lines(desk.session.precision(), &stats));
     }
     let Some(path) = &output.stats_json else { return Ok(()) };
     let about = Circumstances {
@@ -280,7 +356,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         devices: serde_json::to_value(&devices)?,
         io: desk.session.io_choice().to_owned(),
         stop: end.name(),
-        seed: desk.sampler.seed(),
+        seed: desk.seed,
     };
     let mut text = serde_json::to_string_pretty(&report::json(&about, &timings, &stats))?;
     text.push('\n');
@@ -288,7 +364,8 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         let mut out = io::stdout().lock();
         return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
     }
-    std::fs::write(path, text).with_context(|| format!("{}: cannot write the statistics", path.display()))
+    let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot write the statistics", path.display()))
 }
 
 /// This process, as settings see it.
@@ -305,6 +382,20 @@ impl Surroundings for Process {
 
     fn grammar_of_schema(&self, schema: &str) -> Result<String> {
         Ok(crate::json_schema_to_grammar(schema)?)
+    }
+
+    fn has_input(&self) -> bool {
+        // A terminal and /dev/null are character devices.
+        let input = io::stdin().as_fd().try_clone_to_owned().and_then(|input| File::from(input).metadata());
+        input.is_ok_and(|input| !input.file_type().is_char_device())
+    }
+
+    fn is_typed_in(&self) -> bool {
+        io::stdin().is_terminal()
+    }
+
+    fn input(&self) -> io::Result<Vec<u8>> {
+        input::read()
     }
 
     fn shows_colour(&self) -> bool {

@@ -6,6 +6,7 @@ use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
 use super::memory_signals;
+use super::progress::{Prompt, PromptBar};
 use super::resolve::HiArgs;
 use super::stop::StopMatcher;
 use super::utf8::Utf8Decoder;
@@ -17,6 +18,8 @@ pub struct Desk<'a> {
     pub model: &'a Model,
     pub session: Session,
     pub sampler: Sampler,
+    /// The sampler's seed, drawn if none was given.
+    pub seed: u32,
     pub screen: Screen,
     pub log: &'a Log,
     pub ctrl_c: &'a CtrlC,
@@ -90,13 +93,24 @@ impl Desk<'_> {
         Ok(spoken)
     }
 
+    /// Reads `prompt`, and shows how far where somebody may wait for it.
+    fn feed(&mut self, prompt: &[Token]) -> Result<(), Error> {
+        let n_ubatch = self.args.session_options.n_ubatch as usize;
+        let about = Prompt { n_tokens: prompt.len(), n_ubatch, is_mid_line: self.screen.is_mid_line() };
+        let model = self.model.clone();
+        match PromptBar::new(&about, move || model.evaluated_share(), self.log) {
+            Some(bar) => self.session.feed_with(prompt, |done| bar.set(done)),
+            None => self.session.feed(prompt),
+        }
+    }
+
     fn feed_and_generate(&mut self, prompt: &[Token], limit: Option<usize>) -> Result<Spoken> {
         let mut spoken = Spoken { tokens: Vec::new(), text: String::new(), stop: None, end: End::Length };
         for &token in prompt {
             self.sampler.accept(token);
         }
         if !prompt.is_empty() {
-            match self.session.feed(prompt) {
+            match self.feed(prompt) {
                 Ok(()) => {}
                 Err(Error::Interrupted) => return Ok(Spoken { end: End::Interrupted, ..spoken }),
                 Err(error) => return Err(error.into()),

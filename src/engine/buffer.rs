@@ -15,21 +15,23 @@ use ggml_sys::llama::{
 };
 
 use super::experts::{ExpertTag, Experts};
+use super::stream::reserve;
 
 thread_local! {
-    /// The model being loaded by this thread: whose experts the next buffer holds.
-    static LOADING: RefCell<Option<Arc<Experts>>> = const { RefCell::new(None) };
+    /// The model being loaded by this thread: whose experts the next buffer holds, and whether they are written there.
+    static LOADING: RefCell<Option<(Arc<Experts>, bool)>> = const { RefCell::new(None) };
 }
 
-/// Runs `load` such that expert buffers allocated by it on this thread belong to `experts`.
-pub(super) fn while_loading<T>(experts: &Arc<Experts>, load: impl FnOnce() -> T) -> T {
+/// Runs `load` such that expert buffers allocated by it on this thread belong to `experts`. `are_skipped`: it reads no byte of
+/// them.
+pub(super) fn while_loading<T>(experts: &Arc<Experts>, are_skipped: bool, load: impl FnOnce() -> T) -> T {
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {
             LOADING.with(|loading| loading.borrow_mut().take());
         }
     }
-    LOADING.with(|loading| *loading.borrow_mut() = Some(Arc::clone(experts)));
+    LOADING.with(|loading| *loading.borrow_mut() = Some((Arc::clone(experts), are_skipped)));
     let _reset = Reset;
     load()
 }
@@ -102,23 +104,16 @@ unsafe extern "C" fn is_host(_: ggml_backend_buffer_type_t) -> bool {
 }
 
 unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize) -> ggml_backend_buffer_t {
-    let Some(experts) = LOADING.with(|loading| loading.borrow().clone()) else {
+    let Some((experts, are_skipped)) = LOADING.with(|loading| loading.borrow().clone()) else {
         return std::ptr::null_mut();
     };
     let bytes = size.max(1);
-    // SAFETY: reserves address space at a place of the kernel's choice. Writable without a page behind it: where the
-    // seek trick does not hold, loading writes here (and is counted); nothing else does.
-    let base = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if base == libc::MAP_FAILED {
+    let Some(base) = reserve(bytes) else { return std::ptr::null_mut() };
+    // Where the seek trick does not hold, loading writes here (and is counted); otherwise nothing can.
+    // SAFETY: the mapping just made.
+    if !are_skipped && unsafe { libc::mprotect(base, bytes, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
+        // SAFETY: as above; unused so far.
+        unsafe { libc::munmap(base, bytes) };
         return std::ptr::null_mut();
     }
     let interface = ffi::ggml_backend_buffer_i {
@@ -217,5 +212,30 @@ unsafe extern "C" fn get_tensor(
              (a LoRA merge, say) uses experts in a way hobbit does not know"
         ));
         data.cast::<u8>().write_bytes(0, size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ggml_sys::llama;
+
+    use super::*;
+    use crate::engine::stream::tests::permissions;
+    use crate::gguf::ExpertMap;
+
+    /// More address space than any machine has memory: nothing of it may be promised, which writable memory is where
+    /// `vm.overcommit_memory` is 2.
+    #[test]
+    fn experts_that_are_not_read_take_addresses_only() {
+        let experts = Arc::new(Experts::new(ExpertMap::default()));
+        for (are_skipped, bytes, expected) in [(true, 1usize << 40, "---p"), (false, 1 << 20, "rw-p")] {
+            // SAFETY: the type is only kept; the buffer is freed once.
+            unsafe {
+                let buffer = while_loading(&experts, are_skipped, || alloc_buffer(std::ptr::null_mut(), bytes));
+                assert!(!buffer.is_null());
+                assert_eq!(permissions(get_base(buffer).addr() + bytes / 2), expected);
+                llama::ggml_backend_buffer_free(buffer);
+            }
+        }
     }
 }

@@ -19,7 +19,7 @@ use super::buffer::tag_of;
 use super::experts::{ExpertTag, Experts, RouterWeights};
 use super::inner::Inner;
 use super::residency::{Need, Place, Residency, ShareView, Step, Used};
-use crate::expert::{SliceId, SliceKind};
+use crate::expert::{Precision, SliceId, SliceKind};
 use crate::route::Demand;
 use crate::routing::{Pair, Routing};
 
@@ -58,11 +58,13 @@ struct Decided {
     /// Layer, and where the graph keeps the router's choice.
     key: (u16, *const ggml_tensor),
     kinds: Vec<SliceKind>,
+    /// Its choices, by expert index.
+    choices: Vec<Option<Precision>>,
 }
 
 impl Default for Decided {
     fn default() -> Self {
-        Self { key: (0, std::ptr::null()), kinds: Vec::new() }
+        Self { key: (0, std::ptr::null()), kinds: Vec::new(), choices: Vec::new() }
     }
 }
 
@@ -219,7 +221,7 @@ impl ExpertBackend {
         if again {
             self.decided.kinds.extend_from_slice(&kinds);
         } else {
-            self.decided = Decided { key, kinds: kinds.clone() };
+            self.decided = Decided { key, kinds: kinds.clone(), choices: Vec::new() };
             // SAFETY: by the caller.
             weights = unsafe { self.decide(experts, residency, tag.layer, n_expert, nodes)? };
         }
@@ -234,7 +236,7 @@ impl ExpertBackend {
             residency.record(tag.layer, &self.routing, weights, scores.as_deref());
         }
         let share = |expert| self.routing.share(expert, if exact { &self.known } else { &self.weights });
-        let step = residency.begin(&Need {
+        let mut step = residency.begin(&Need {
             layer: tag.layer,
             experts: &self.routing.needed,
             uses: &|expert| self.routing.pairs_of(expert).len() as u64,
@@ -242,9 +244,10 @@ impl ExpertBackend {
             demands: &self.demands,
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
-            again,
+            chosen: again.then_some(&self.decided.choices),
             elsewhere: &|_| false,
         });
+        self.decided.choices = std::mem::take(&mut step.choices);
         if single && !again {
             let chosen: Vec<(u16, f32)> = self.routing.needed.iter().map(|&index| (index, share(index))).collect();
             // SAFETY: by the caller.

@@ -12,9 +12,11 @@ pub(super) fn context_params(options: &SessionOptions, interrupted: *const Atomi
     // SAFETY: returns a struct of plain values.
     let mut params = unsafe { llama::llama_context_default_params() };
     params.n_ctx = options.n_ctx;
-    params.n_batch = options.n_batch;
-    params.n_ubatch = options.n_ubatch.min(options.n_batch);
+    params.n_batch = options.n_batch.max(1);
+    params.n_ubatch = options.n_ubatch.min(params.n_batch);
     params.n_seq_max = options.n_seq_max.max(1);
+    // Every sequence has a last token.
+    params.n_outputs_max = if options.n_outputs_max == 0 { 0 } else { options.n_outputs_max.max(params.n_seq_max) };
     let threads = options.threads.unwrap_or_else(default_threads);
     params.n_threads = threads;
     params.n_threads_batch = options.threads_batch.unwrap_or(threads);

@@ -5,6 +5,7 @@
 //! an expert FFN arrives as one split. The device's own buffer type is the CPU's: ordinary weights stay away, and
 //! what we compute is host memory that the CPU backend reads without a copy.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -230,12 +231,22 @@ fn is_elementwise(op: llama::ggml_op) -> bool {
     )
 }
 
+thread_local! {
+    static N_BACKENDS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Backends of the device that were made on this thread: one more by a context that has one.
+pub(super) fn n_backends_made() -> usize {
+    N_BACKENDS.get()
+}
+
 static GUID: [u8; 16] = *b"hobbit-experts-1";
 
 unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_char) -> ggml_backend_t {
     // SAFETY: ggml passes our device.
     let buft = unsafe { expert_buffer_type(dev) };
     let Some(backend) = ExpertBackend::new(buft) else { return ptr::null_mut() };
+    N_BACKENDS.set(N_BACKENDS.get() + 1);
     let context = Box::into_raw(Box::new(backend));
     Box::into_raw(Box::new(ffi::ggml_backend {
         guid: (&raw const GUID).cast_mut().cast(),
@@ -282,9 +293,13 @@ unsafe extern "C" fn backend_free(backend: ggml_backend_t) {
     }
 }
 
+/// llama.cpp calls this last before it computes a graph, for every context.
 unsafe extern "C" fn set_n_threads(backend: ggml_backend_t, n_threads: c_int) {
     // SAFETY: llama.cpp passes a backend of ours.
-    unsafe { backend_context(backend).set_n_threads(n_threads) };
+    unsafe {
+        backend_context(backend).set_n_threads(n_threads);
+        ggml_sys::shim::hobbit_computing();
+    }
 }
 
 unsafe extern "C" fn set_abort_callback(

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::devices::DeviceError;
 use super::low::LowError;
+use crate::files::OutputError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
@@ -46,6 +47,25 @@ pub enum Error {
         /// What disagrees.
         mismatch: LowMismatch,
     },
+    /// Low-precision experts of a pack that was made from another model.
+    #[error(
+        "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name}); make \
+         them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the model that they \
+         belong to", low.display(), model.display()
+    )]
+    LowOfAnother {
+        /// The pack.
+        low: PathBuf,
+        /// The model.
+        model: PathBuf,
+        /// Name of the model that the pack was made from, then.
+        source_name: String,
+        /// What tells them apart.
+        what: &'static str,
+    },
+    /// A file that a run would write is one that it reads, or of another kind.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// A predictor without what it looks at.
     #[error(
         "{}: --predictor path-table needs a table, and this file has none; make one with gguf-tools profile --path-table \
@@ -152,6 +172,23 @@ pub enum Error {
     /// llama.cpp or the expert backend failed while computing a batch.
     #[error("decoding failed: {0}")]
     Decode(String),
+    /// A batch of more tokens than the session was opened for.
+    #[error(
+        "a batch of {n_tokens} tokens, of at most {n_batch}; evaluate it in parts, or open the session with a larger \
+         n_batch (-b)"
+    )]
+    BatchTooLarge {
+        /// Tokens in the batch.
+        n_tokens: usize,
+        /// The most that a batch may have.
+        n_batch: usize,
+    },
+    /// Generation without a token whose successor could be chosen.
+    #[error(
+        "there is nothing to go on from: the context is new, or was reset, cut or lost since the last evaluation; feed \
+         at least one token first"
+    )]
+    NothingEvaluated,
     /// The context is full and context shift is off or impossible.
     #[error(
         "the context of {n_ctx} tokens is full; give a larger -c (or --context-shift, for text that goes on and on)"

@@ -1,11 +1,14 @@
 //! A model's routers, taken from its running graphs: what [`GateStack`] needs to say what they would about layers that have
-//! not run yet.
+//! not run yet. A matrix of floats in host memory is read where llama.cpp keeps it; others are copied, and [`copied_bytes`]
+//! tells the plan how much that takes.
 
 use std::ffi::CStr;
+use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use crate::predict::{Gate, GateStack, Gating};
+use crate::gguf::{GgmlType, Gguf};
+use crate::predict::{Gate, GateRows, GateStack, Gating};
 
 /// How many nodes lie at most between the router's logits and its choice.
 const DEPTH_MAX: usize = 24;
@@ -33,7 +36,13 @@ pub(super) unsafe fn learn(gates: &mut GateStack, layer: u16, ids: *mut ggml_ten
         if rows != n_expert || !gates.takes(width, n_expert) {
             return false;
         }
-        let Some(floats) = floats_of(weights) else { return false };
+        let rows: Arc<dyn GateRows> = match Lent::of(weights) {
+            Some(lent) => Arc::new(lent),
+            None => match floats_of(weights) {
+                Some(floats) => Arc::new(floats),
+                None => return false,
+            },
+        };
         let vector = |tensor: Option<*mut ggml_tensor>| match tensor {
             None => Some(None),
             Some(tensor) => floats_of(tensor).filter(|bias| bias.len() == n_expert).map(Some),
@@ -41,7 +50,7 @@ pub(super) unsafe fn learn(gates: &mut GateStack, layer: u16, ids: *mut ggml_ten
         let (Some(bias), Some(choice_bias)) = (vector(router.bias), vector(router.choice_bias)) else {
             return false;
         };
-        gates.add(layer, width, Gate { rows: floats, bias, choice_bias, gating: router.gating })
+        gates.add(layer, width, Gate { rows, bias, choice_bias, gating: router.gating })
     }
 }
 
@@ -100,6 +109,56 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
 unsafe fn is_vector(tensor: *mut ggml_tensor) -> bool {
     // SAFETY: by the caller.
     unsafe { tensor.as_ref() }.is_some_and(|tensor| tensor.op == llama::GGML_OP_NONE && tensor.ne[1..] == [1, 1, 1])
+}
+
+/// A matrix that llama.cpp owns.
+struct Lent {
+    data: *const f32,
+    len: usize,
+}
+
+// SAFETY: weights are not written after a model is loaded.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    /// `None` where a weight is not floats in host memory.
+    ///
+    /// # Safety
+    /// A weight of a model that outlives the value: routers are learned by a model's residency, which is asked by contexts
+    /// of the model only.
+    unsafe fn of(weights: *mut ggml_tensor) -> Option<Self> {
+        // SAFETY: by the caller.
+        let tensor = unsafe { &*weights };
+        let buffer = tensor.buffer;
+        // SAFETY: a weight's buffer is live.
+        let is_host = !buffer.is_null() && unsafe { llama::ggml_backend_buffer_is_host(buffer) };
+        // SAFETY: by the caller.
+        let is_plain = tensor.type_ == llama::GGML_TYPE_F32 && unsafe { llama::ggml_is_contiguous(weights) };
+        // SAFETY: by the caller.
+        let len = unsafe { llama::ggml_nelements(weights) } as usize;
+        let data = tensor.data.cast_const().cast::<f32>();
+        (is_host && is_plain && !data.is_null() && data.is_aligned()).then_some(Self { data, len })
+    }
+}
+
+impl GateRows for Lent {
+    fn rows(&self) -> &[f32] {
+        // SAFETY: `len` floats of a weight that outlives this value and is not written.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }
+    }
+}
+
+/// Bytes that [`learn`] copies of a model's routers: of those that are no floats, or not in host memory.
+pub(super) fn copied_bytes(gguf: &Gguf, layers: impl Iterator<Item = u16>, is_on_device: impl Fn(u16) -> bool) -> u64 {
+    let bytes = |layer: u16| {
+        let name = format!("blk.{layer}.ffn_gate_inp.weight");
+        let tensor = gguf.tensors.iter().find(|tensor| tensor.name == name)?;
+        let is_lent = tensor.dtype == GgmlType::F32 && !is_on_device(layer);
+        (!is_lent).then(|| tensor.dims.iter().product::<u64>().saturating_mul(size_of::<f32>() as u64))
+    };
+    layers.filter_map(bytes).fold(0, u64::saturating_add)
 }
 
 /// A weight's values, wherever it lies.

@@ -1,8 +1,11 @@
 //! llama.cpp's log lines, routed to the user's choice; error lines are kept for messages.
 
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_void};
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use ggml_sys::llama;
 
@@ -20,22 +23,58 @@ pub enum LogLevel {
 
 type Sink = Box<dyn FnMut(LogLevel, &str) + Send>;
 
+/// Never held while a sink runs, which may call back.
 struct State {
+    /// Absent while it runs.
     sink: Option<Sink>,
+    /// How often it was replaced.
+    n_replaced: u64,
     last_level: LogLevel,
     errors: String,
+    /// What other threads log while a sink runs, for the thread on which it does.
+    waiting: VecDeque<(LogLevel, String)>,
+    is_running: bool,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { sink: None, last_level: LogLevel::Info, errors: String::new() });
+static STATE: Mutex<State> = Mutex::new(State {
+    sink: None,
+    n_replaced: 0,
+    last_level: LogLevel::Info,
+    errors: String::new(),
+    waiting: VecDeque::new(),
+    is_running: false,
+});
+
+thread_local! {
+    /// This thread runs a sink.
+    static IN_SINK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Pieces that wait for a sink that takes its time; what comes beyond that is dropped.
+const WAITING_MAX: usize = 4096;
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Error text kept for messages, in bytes.
 const ERRORS_BYTES_MAX: usize = 4096;
 
 /// Sends llama.cpp's log to `sink`, text as it comes (lines may arrive in pieces, newlines included). Without a call
 /// to this function the log is discarded.
+///
+/// The sink runs on one thread at a time, in the order of the log. It may use hobbit, and may call this function; what
+/// is logged by what it does is dropped, since it would never come to an end.
 pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
     install();
-    STATE.lock().unwrap_or_else(PoisonError::into_inner).sink = Some(Box::new(sink));
+    let sink: Sink = Box::new(sink);
+    let before = {
+        let mut state = state();
+        state.n_replaced += 1;
+        state.sink.replace(sink)
+    };
+    // Its drop is its owner's code: not under the lock.
+    drop(before);
 }
 
 /// Makes llama.cpp log to us instead of stderr.
@@ -47,22 +86,52 @@ pub(super) fn install() {
 
 /// Tells the user's sink, on a line, what goes otherwise than was asked for.
 pub(super) fn notice(text: impl std::fmt::Display) {
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(sink) = state.sink.as_mut() {
-            sink(LogLevel::Notice, &format!("{text}\n"));
+    let text = format!("{text}\n");
+    deliver(state(), LogLevel::Notice, &text);
+}
+
+/// Hands text to the sink, after what waits for it.
+fn deliver(mut state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
+    if IN_SINK.get() || state.sink.is_none() && !state.is_running {
+        return;
+    }
+    if state.is_running {
+        if state.waiting.len() < WAITING_MAX {
+            state.waiting.push_back((level, text.to_owned()));
         }
-    }));
+        return;
+    }
+    state.is_running = true;
+    let mut piece = Some((level, text.to_owned()));
+    while let Some((level, text)) = piece {
+        let Some(mut sink) = state.sink.take() else { break };
+        let n_replaced = state.n_replaced;
+        drop(state);
+        IN_SINK.set(true);
+        // A sink that panics loses its line, nothing else.
+        let _ = catch_unwind(AssertUnwindSafe(|| sink(level, &text)));
+        IN_SINK.set(false);
+        state = self::state();
+        if state.n_replaced == n_replaced {
+            state.sink = Some(sink);
+        } else {
+            drop(state);
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(sink)));
+            state = self::state();
+        }
+        piece = state.waiting.pop_front();
+    }
+    state.is_running = false;
 }
 
 /// Forgets the errors logged so far.
 pub(super) fn clear_errors() {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner).errors.clear();
+    state().errors.clear();
 }
 
 /// What was logged as an error since [`clear_errors`], on one line.
 pub(super) fn take_errors() -> String {
-    let errors = std::mem::take(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner).errors);
+    let errors = mem::take(&mut state().errors);
     let lines: Vec<String> = errors.lines().map(readable).filter(|line| !line.is_empty()).collect();
     lines.join("; ")
 }
@@ -88,29 +157,57 @@ unsafe extern "C" fn on_log(level: llama::ggml_log_level, text: *const c_char, _
     }
     // SAFETY: ggml passes NUL-terminated text.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-    // A sink that panics loses its line, nothing else.
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-        let level = match level {
-            llama::GGML_LOG_LEVEL_DEBUG => LogLevel::Debug,
-            llama::GGML_LOG_LEVEL_WARN => LogLevel::Warn,
-            llama::GGML_LOG_LEVEL_ERROR => LogLevel::Error,
-            llama::GGML_LOG_LEVEL_CONT => state.last_level,
-            _ => LogLevel::Info,
-        };
-        state.last_level = level;
-        if level == LogLevel::Error && state.errors.len() + text.len() <= ERRORS_BYTES_MAX {
-            state.errors.push_str(&text);
-        }
-        if let Some(sink) = state.sink.as_mut() {
-            sink(level, &text);
-        }
-    }));
+    let mut state = state();
+    let level = match level {
+        llama::GGML_LOG_LEVEL_DEBUG => LogLevel::Debug,
+        llama::GGML_LOG_LEVEL_WARN => LogLevel::Warn,
+        llama::GGML_LOG_LEVEL_ERROR => LogLevel::Error,
+        llama::GGML_LOG_LEVEL_CONT => state.last_level,
+        _ => LogLevel::Info,
+    };
+    state.last_level = level;
+    if level == LogLevel::Error && state.errors.len() + text.len() <= ERRORS_BYTES_MAX {
+        state.errors.push_str(&text);
+    }
+    deliver(state, level, &text);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::readable;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::{notice, readable, set_log};
+
+    /// Other tests of this process may log meanwhile: only these lines count. Without an end, a deadlock would be one.
+    fn next(heard: &mpsc::Receiver<String>) -> String {
+        let of_ours = |line: String| line.strip_prefix("called back: ").map(|line| line.trim_end().to_owned());
+        std::iter::from_fn(|| heard.recv_timeout(Duration::from_secs(60)).ok()).find_map(of_ours).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_sink_may_log_and_replace_itself() {
+        let (first, heard_first) = mpsc::channel();
+        let (second, heard_second) = mpsc::channel();
+        set_log(move |_, text| {
+            let _ = first.send(text.to_owned());
+            if text == "called back: outer\n" {
+                notice("called back: inner");
+                thread::scope(|scope| scope.spawn(|| notice("called back: elsewhere")).join().unwrap());
+                let second = second.clone();
+                set_log(move |_, text| {
+                    let _ = second.send(text.to_owned());
+                });
+            }
+        });
+        notice("called back: outer");
+        notice("called back: after");
+        assert_eq!(next(&heard_first), "outer");
+        assert_eq!(next(&heard_second), "elsewhere", "what others log meanwhile comes later");
+        assert_eq!(next(&heard_second), "after");
+        assert_eq!(next(&heard_first), "", "the first sink is gone, and what it logged itself was dropped");
+    }
 
     #[test]
     fn errors_are_made_readable() {

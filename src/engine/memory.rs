@@ -1,15 +1,15 @@
 //! From a loaded model and a context to slots: measures what llama.cpp holds, plans the rest, allocates it and
 //! starts the loader.
 
-use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use ggml_sys::llama::ggml_backend_dev_t;
-use ggml_sys::{llama, shim};
+use ggml_sys::llama::{self, ggml_backend_dev_t};
 
 use super::allocation::{SlotDivision, cache_slots};
 use super::compute::GATHER_BYTES_MAX;
 use super::error::Error;
+use super::gates;
+use super::held::Held;
 use super::log;
 use super::model::Model;
 use super::offload::{Tier, Wrapper};
@@ -27,11 +27,13 @@ use crate::gguf::{Catalog, LayerCatalog};
 use crate::load::prefetch::PrefetchOptions;
 use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, SessionOptions};
-use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolPlan, PoolSpec, StagingWish};
+use crate::plan::{
+    ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolPlan, PoolSpec, Regime, StagingWish,
+};
 use crate::predict::{self, PredictorKind};
 use crate::route::Thresholds;
 use crate::stats::{LowReport, PrecisionReport, VersionsReport, rss_bytes};
-use crate::store::{self, Arena, BLOCK_BYTES, Regime, choose, probe};
+use crate::store::{self, Arena, BLOCK_BYTES, choose, probe};
 use crate::trace;
 
 /// Staging that keeps reads in flight while a product runs, in bytes.
@@ -54,6 +56,9 @@ pub(super) fn set_up(
     if let Some(residency) = residency.as_ref() {
         return Ok(residency.description().clone());
     }
+    if let Regime::StandAside { repack } = shared.regime {
+        return stand_aside(model, context, repack);
+    }
     let mut catalog = shared.catalog.clone();
     if shared.precisions.is_exact() {
         catalog.drop_low();
@@ -74,6 +79,7 @@ pub(super) fn set_up(
     let mut plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
+        overcommit: shared.options.overcommit,
         expert_cache,
         low_share: shared.options.low_share,
         fixed: fixed_costs(model, options, context)?,
@@ -103,7 +109,7 @@ pub(super) fn set_up(
     }
 
     let ours = plan.budget - plan.unused();
-    let regime = Regime {
+    let regime = store::Regime {
         expert_bytes: (catalog.bytes(Precision::High) + catalog.bytes(Precision::Low))
             .saturating_sub(plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
@@ -111,7 +117,7 @@ pub(super) fn set_up(
         io_uring: probe::io_uring(),
     };
     let choice = choose(shared.options.io, &regime);
-    let mut store = store::open(choice.kind, &shared.files)?;
+    let mut store = store::open_originals(choice.kind, &shared.originals)?;
     if let Some(wrap) = &shared.wrap_store {
         store = wrap(store);
     }
@@ -175,9 +181,40 @@ pub(super) fn set_up(
     new.preload()?;
     new.warm_up();
     new.record_residents();
+    if shared.options.caching.fill && shared.wrap_store.is_none() {
+        new.fill_free_slots(shared.options.caching.policy);
+    }
     let description = new.description().clone();
     *residency = Some(new);
     Ok(description)
+}
+
+/// llama.cpp runs by itself: its memory is told, nothing is divided.
+fn stand_aside(model: &Model, context: NonNull<llama::llama_context>, repack: bool) -> Result<Description, Error> {
+    let shared = &model.shared;
+    let Held { weights, kv, compute, .. } = Held::of(context)?;
+    let runtime = rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN);
+    let plan = MemoryPlan::new(&PlanInput {
+        budget: shared.options.budget,
+        limits: MemoryLimits::read(),
+        overcommit: shared.options.overcommit,
+        expert_cache: ExpertCache::Auto,
+        low_share: shared.options.low_share,
+        fixed: FixedCosts { weights, kv, compute, runtime, prediction: 0 },
+        margin: Some(0),
+        pools: Vec::new(),
+        n_expert_used: model.info().n_expert_used,
+        staging: StagingWish::default(),
+    })?;
+    let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
+    Ok(Description {
+        precision: report(model, &shared.precisions, &plan, &shared.catalog),
+        plan,
+        io_choice: format!("not needed: all of the model fits in memory, and llama.cpp runs it by itself ({how})"),
+        caching: model.caching_report(),
+        devices: Vec::new(),
+        warm_start: None,
+    })
 }
 
 /// Who looks ahead; `None` where nobody is to.
@@ -428,8 +465,7 @@ fn fixed_costs(
     options: &SessionOptions,
     context: NonNull<llama::llama_context>,
 ) -> Result<FixedCosts, Error> {
-    let held = Held::of(context)?;
-    let (weights, kv, compute) = (held.weights, held.kv, held.compute);
+    let Held { weights, kv, compute, .. } = Held::of(context)?;
     // A dense model is mapped: what of it is resident already is among the weights.
     let resident = rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN);
     // The last pages differ from run to run, and a slot more or less may change a text.
@@ -437,7 +473,22 @@ fn fixed_costs(
         true => resident.next_multiple_of(RUNTIME_BYTES_STEP),
         false => resident,
     };
-    Ok(FixedCosts { weights, kv, compute, runtime: resident + scratch_bytes(model, options) })
+    let runtime = resident + scratch_bytes(model, options);
+    Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
+}
+
+/// What will be kept to decide who stays and what comes next.
+fn prediction_bytes(model: &Model) -> u64 {
+    let shared = &model.shared;
+    let caching = &shared.options.caching;
+    let layers = || shared.catalog.layers.iter();
+    let tables: u64 = layers().map(|layer| policy::table_bytes(caching.policy, layer.n_expert)).sum();
+    let asks_routers =
+        caching.policy.needs_scores() || caching.predictor.needs_scores() || shared.options.trace.is_some();
+    // With devices some layers' routers are there: which, llama.cpp decides.
+    let is_on_device = |_| !shared.placement.is_empty();
+    let copied = gates::copied_bytes(model.gguf(), layers().map(|layer| layer.layer), is_on_device);
+    tables + if asks_routers { copied } else { 0 }
 }
 
 /// What products need besides the slots: gathered rows, their results, and ggml's quantised copies of the rows.
@@ -450,39 +501,4 @@ fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
     // One expert may be chosen by every token; groups of several stay below the cap.
     let gathered = (n_tokens * row).max((n_rows * row).min(GATHER_BYTES_MAX as u64));
     gathered + n_rows * n_in * 5 / 4
-}
-
-/// Host memory that llama.cpp holds for a context, in bytes.
-#[derive(Default)]
-struct Held {
-    weights: u64,
-    kv: u64,
-    compute: u64,
-}
-
-impl Held {
-    fn of(context: NonNull<llama::llama_context>) -> Result<Self, Error> {
-        unsafe extern "C" fn add(
-            held: *mut c_void,
-            buft: llama::ggml_backend_buffer_type_t,
-            weights: usize,
-            kv: usize,
-            compute: usize,
-        ) {
-            // SAFETY: `of` passes a `Held`; llama.cpp passes a live buffer type.
-            unsafe {
-                if !llama::ggml_backend_buft_is_host(buft) {
-                    return;
-                }
-                let held = &mut *held.cast::<Held>();
-                held.weights += weights as u64;
-                held.kv += kv as u64;
-                held.compute += compute as u64;
-            }
-        }
-        let mut held = Held::default();
-        // SAFETY: the context is live; `held` outlives the call.
-        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut held).cast()) };
-        if known { Ok(held) } else { Err(Error::Seam("llama.cpp did not say how much memory it holds".into())) }
-    }
 }

@@ -20,18 +20,21 @@ use super::hook::RouterObserver;
 use super::log;
 use super::placement::{DeviceLayers, Placement};
 use super::precision::Precisions;
+use super::regime;
+use super::sanity;
 use super::session::Session;
 use super::source::ModelSource;
 use super::stream::CookieStream;
+use super::validate;
 use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{KvValue, ModelOptions, SessionOptions, Token};
-use crate::plan::ExpertCache;
+use crate::plan::{ExpertCache, Regime};
 use crate::predict::{PathTable, PredictShape};
 use crate::profile::ProfileError;
 use crate::route::Thresholds;
 use crate::stats::DeviceReport;
-use crate::store::Store;
+use crate::store::{Original, Store};
 
 /// Room for a message from the shim, in bytes.
 const MESSAGE_BYTES: usize = 1024;
@@ -87,8 +90,12 @@ pub(super) struct Shared {
     /// Where every version of every expert lies, in `files`.
     pub(super) catalog: Catalog,
     pub(super) files: Vec<PathBuf>,
+    /// The same, as they were when their headers were read; open.
+    pub(super) originals: Vec<Original>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
+    /// How its experts are run; of a dense model as if there were any.
+    pub(super) regime: Regime,
     pub(super) fitted: Option<Fitted>,
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,
@@ -106,6 +113,25 @@ pub(super) struct Shared {
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// That what was loaded is what the headers were read of. llama.cpp opens dense models by their names.
+    fn check_loaded(&self) -> Result<(), Error> {
+        for original in &self.originals {
+            original.check()?;
+            if self.experts.map().is_empty() {
+                Original::open(original.path(), original.state())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why what was read last may be of another model: a file was written to. Words for it.
+    pub(super) fn written_to(&self) -> Option<String> {
+        let changed = self.originals.iter().find_map(|original| original.check_unwritten().err());
+        changed.map(|error| error.to_string())
+    }
+}
 
 impl Drop for Shared {
     fn drop(&mut self) {
@@ -142,9 +168,30 @@ impl Model {
         mut progress: impl FnMut(f32) -> bool,
     ) -> Result<Model, Error> {
         let started = Instant::now();
-        let ModelSource { gguf, virtual_file, map, mut catalog, files, low_name, mode, thresholds, path_table, fitted } =
-            ModelSource::open(path, options, &mut progress)?;
+        options.check_outputs(path)?;
+        let source = ModelSource::open(path, options, &mut progress)?;
+        sanity::check(&source.gguf, options)?;
         backends::ready();
+        let regime = match source.map.is_empty() || wrap_store.is_some() {
+            true => Regime::Seam,
+            false => regime::choose(&source, options)?,
+        };
+        let ModelSource {
+            gguf,
+            virtual_file,
+            map,
+            mut catalog,
+            files,
+            low_name,
+            mode,
+            thresholds,
+            path_table,
+            fitted,
+            ..
+        } = source;
+        let originals: Vec<Original> =
+            files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
+        let files: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
@@ -153,19 +200,28 @@ impl Model {
         // SAFETY: once per process, before any other llama.cpp call of ours.
         INIT.call_once(|| unsafe { llama::llama_backend_init() });
 
+        // Where experts have no memory, llama.cpp could only look at their addresses.
+        let is_plain = experts.map().is_empty() || regime.stands_aside();
+        let is_checked_here = options.check_tensors && !is_plain;
+        if is_checked_here {
+            validate::check(&gguf, experts.map(), &catalog, &files, &mut progress)?;
+        }
         let overrides = KvOverrides::new(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
-        placement.apply(&mut params, !experts.map().is_empty());
-        params.check_tensors = options.check_tensors;
+        placement.apply(&mut params, !is_plain);
+        params.check_tensors = options.check_tensors && !is_checked_here;
         params.kv_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = (&raw mut progress).cast();
 
         log::clear_errors();
         let mut expert_bytes_read_at_load = 0;
-        let raw = if experts.map().is_empty() {
+        let raw = if is_plain {
+            if let Regime::StandAside { repack } = regime {
+                params.use_extra_bufts = repack && options.repack;
+            }
             let name = path_to_c(&gguf.files[0].path)?;
             with_message(|message, capacity| {
                 // SAFETY: name and params are valid for the call.
@@ -174,9 +230,10 @@ impl Model {
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
-            let mut stream = CookieStream::open(virtual_file, &files)?;
+            let mut stream = CookieStream::open(virtual_file, &originals)?;
+            let are_skipped = stream.skips_experts();
             let file = stream.as_file();
-            let raw = while_loading(&experts, || {
+            let raw = while_loading(&experts, are_skipped, || {
                 with_message(|message, capacity| {
                     // SAFETY: the stream outlives the call; so does everything that params point to.
                     unsafe { shim::hobbit_model_load(file, params, message, capacity) }
@@ -196,7 +253,9 @@ impl Model {
             Error::Load { path: gguf.files[0].path.clone(), reason }
         })?;
 
-        experts.loaded();
+        if !regime.stands_aside() {
+            experts.loaded();
+        }
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(raw, &gguf, &experts, options);
         let mut shared = Shared {
@@ -205,9 +264,11 @@ impl Model {
             experts,
             catalog,
             files,
+            originals,
             low_name,
             placement: placement.devices,
             precisions: Precisions::new(mode, thresholds, options.precision),
+            regime,
             fitted,
             options: options.clone(),
             path_table: None,
@@ -217,6 +278,7 @@ impl Model {
             info,
             expert_bytes_read_at_load,
         };
+        shared.check_loaded()?;
         shared.path_table = checked_path_table(path_table, &predict_shape(&shared.catalog, &shared.info))?;
         let model = Model { shared: Arc::new(shared) };
         model.check_fitted()?;
@@ -226,6 +288,11 @@ impl Model {
     /// What is known about the model.
     pub fn info(&self) -> &ModelInfo {
         &self.shared.info
+    }
+
+    /// Whether llama.cpp runs the model by itself, because all of it fits, or hobbit keeps its experts.
+    pub fn regime(&self) -> Regime {
+        self.shared.regime
     }
 
     /// Changes T1 and T2 for every session of the model, from the next evaluation on.
@@ -258,6 +325,12 @@ impl Model {
         self.shared.experts.residency().as_mut().map_or(0, |residency| residency.resize_host(cache))
     }
 
+    /// Waits until no slot is free that could be filled ([`CachingOptions::fill`](crate::CachingOptions::fill)); says how many
+    /// bytes of experts the slots hold then. Without filling, what happens to be there.
+    pub fn finish_filling(&self) -> u64 {
+        self.shared.experts.residency().as_mut().map_or(0, |residency| residency.finish_filling())
+    }
+
     /// As [`Model::set_host_cache`], of the memory of all devices together: it is freed there, and allocated again. What
     /// the slots of a layer held is lost where their number changes. [`Model::device_reports`] tells each device's part.
     pub fn set_device_cache(&self, cache: ExpertCache) -> u64 {
@@ -286,6 +359,13 @@ impl Model {
     pub fn device_reports(&self) -> Vec<DeviceReport> {
         let residency = self.shared.experts.residency();
         residency.as_ref().map_or_else(Vec::new, |residency| residency.device_reports())
+    }
+
+    /// How much of the ubatch that a session evaluates is done, by its layers with experts: 0..1. 0 where nothing is
+    /// evaluated, and of a dense model. Waits for the layer that is computed.
+    pub(crate) fn evaluated_share(&self) -> f64 {
+        let layer = self.shared.experts.residency().as_ref().map_or(0, |residency| residency.counters().layer);
+        f64::from(layer) / f64::from(self.info().n_layer.max(1))
     }
 
     /// Where every version of every expert lies.
@@ -325,12 +405,18 @@ impl Model {
         Session::new(self, options, Some(observer))
     }
 
-    /// The tokens of `text`. `add_special` adds BOS and the like where the model wants them, `parse_special` reads
-    /// special tokens written in the text.
+    /// The tokens of `text`, which is UTF-8 or, as llama.cpp takes it, any bytes. `add_special` adds BOS and the like where
+    /// the model wants them, `parse_special` reads special tokens written in the text.
     ///
     /// # Errors
     /// Text that the vocabulary cannot encode.
-    pub fn tokenize(&self, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, Error> {
+    pub fn tokenize(
+        &self,
+        text: impl AsRef<[u8]>,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<Token>, Error> {
+        let text = text.as_ref();
         let text_len = i32::try_from(text.len()).map_err(|_| Error::Tokenize("text of 2 GiB or more".into()))?;
         let mut tokens: Vec<Token> = vec![0; text.len() + 8];
         loop {
@@ -457,7 +543,7 @@ pub(super) fn text_of(message: &[u8]) -> String {
     CStr::from_bytes_until_nul(message).map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
 }
 
-fn path_to_c(path: &Path) -> Result<CString, Error> {
+pub(super) fn path_to_c(path: &Path) -> Result<CString, Error> {
     use std::os::unix::ffi::OsStrExt;
     CString::new(path.as_os_str().as_bytes())
         .map_err(|_| Error::Load { path: path.to_owned(), reason: "its name contains a NUL byte".into() })
@@ -515,10 +601,10 @@ unsafe extern "C" fn on_progress(progress: f32, state: *mut c_void) -> bool {
 }
 
 /// `llama_model_kv_override`s, ended by an empty key.
-struct KvOverrides(Vec<llama::llama_model_kv_override>);
+pub(super) struct KvOverrides(Vec<llama::llama_model_kv_override>);
 
 impl KvOverrides {
-    fn new(options: &ModelOptions) -> Self {
+    pub(super) fn new(options: &ModelOptions) -> Self {
         // SAFETY: all-zero is a valid override: empty key, integer 0.
         let empty = || -> llama::llama_model_kv_override { unsafe { std::mem::zeroed() } };
         let mut list: Vec<_> = options
@@ -557,7 +643,7 @@ impl KvOverrides {
         Self(list)
     }
 
-    fn as_ptr(&self) -> *const llama::llama_model_kv_override {
+    pub(super) fn as_ptr(&self) -> *const llama::llama_model_kv_override {
         if self.0.is_empty() { ptr::null() } else { self.0.as_ptr() }
     }
 }

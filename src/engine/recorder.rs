@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::log;
 use crate::cache::SavedCache;
 use crate::expert::Version;
+use crate::files;
 use crate::load::LoadStats;
 use crate::predict::{Predicted, top_k};
 use crate::route::Demand;
@@ -47,16 +48,19 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a trace, in place of a file that is there.
+    /// Begins a trace, in place of one that is there.
     ///
     /// # Errors
     /// The file cannot be written.
     pub(super) fn create(path: &Path, header: &Header) -> Result<Self, TraceError> {
         let of_file = |error| TraceError::Io { path: path.to_owned(), action: "create", error };
-        let writer = TraceWriter::new(File::create(path).map_err(of_file)?, header).map_err(|error| match error {
-            TraceError::Io { action, error, .. } => TraceError::Io { path: path.to_owned(), action, error },
-            other => other,
-        })?;
+        let writer =
+            TraceWriter::new(files::create(path, files::Kind::Trace).map_err(of_file)?, header).map_err(|error| {
+                match error {
+                    TraceError::Io { action, error, .. } => TraceError::Io { path: path.to_owned(), action, error },
+                    other => other,
+                }
+            })?;
         Ok(Self {
             path: path.to_owned(),
             writer: Some(writer),

@@ -11,6 +11,7 @@
 
 mod books;
 mod devices;
+mod fill;
 pub(super) mod foresee;
 mod reads;
 mod resize;
@@ -29,6 +30,7 @@ use super::precision::Precisions;
 use super::recorder::{Recorder, as_recorded};
 use super::staging::{Staged, Staging};
 use super::state_file::StateFile;
+use crate::cache::policy::PolicyKind;
 use crate::cache::{Cache, ShareId, SlotId, Use};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, SliceShape, SliceSource, VersionSource};
@@ -105,6 +107,8 @@ pub(super) struct Step {
     pub(super) used: Vec<Used>,
     /// Needed experts that are left out.
     pub(super) skipped: Vec<u16>,
+    /// What was chosen, by expert index: for the layer's later splits.
+    pub(super) choices: Vec<Option<Precision>>,
     pinned: Vec<SlotId>,
 }
 
@@ -131,8 +135,9 @@ pub(super) struct Need<'a> {
     pub(super) kinds: &'a [SliceKind],
     /// The next layer will need nearly all of its experts too.
     pub(super) dense: bool,
-    /// A later split of a layer that comes in several: what was decided stands, and is not counted again.
-    pub(super) again: bool,
+    /// Of a later split of a layer that comes in several: what its first one chose, by expert index, stands and is not
+    /// counted again. The backend keeps it: between two splits of a session, another one may begin a layer.
+    pub(super) chosen: Option<&'a [Option<Precision>]>,
     /// Whether a version is where the products run, so that nothing needs to be read.
     pub(super) elsewhere: &'a dyn Fn(Version) -> bool,
 }
@@ -148,6 +153,8 @@ pub(super) struct Counters {
     pub(super) used: PrecisionCounts,
     pub(super) missed: PrecisionCounts,
     pub(super) upgrades: u64,
+    /// The layer that is computed, or was last; 0 between two batches.
+    pub(super) layer: u16,
 }
 
 struct Layer {
@@ -257,10 +264,11 @@ pub(super) struct Residency {
     queue: VecDeque<SliceId>,
     /// Slices of the next layer to stage when nothing of the running layer is left to submit.
     ahead: VecDeque<SliceId>,
-    /// What was chosen for the experts of the running layer, by expert index.
-    choices: Vec<Option<Precision>>,
     /// Reads ahead may be waiting or in flight.
     is_reading_ahead: bool,
+    /// Free slots are filled while nobody waits.
+    fills: bool,
+    fill: fill::Fill,
     upgrades: Vec<Upgrade>,
     /// The layer that upgrades are looked for next.
     upgrade_layer: u16,
@@ -352,8 +360,9 @@ impl Residency {
             targets: Vec::new(),
             queue: VecDeque::new(),
             ahead: VecDeque::new(),
-            choices: Vec::new(),
             is_reading_ahead: false,
+            fills: false,
+            fill: fill::Fill::default(),
             upgrades: Vec::new(),
             upgrade_layer: 0,
             may_upgrade: false,
@@ -371,6 +380,12 @@ impl Residency {
     /// What the first session was told.
     pub(super) fn description(&self) -> &Description {
         &self.description
+    }
+
+    /// From now on free slots are filled while nobody waits, if that is well with everything else.
+    pub(super) fn fill_free_slots(&mut self, policy: PolicyKind) {
+        self.fills = self.may_fill(policy);
+        self.idle();
     }
 
     /// What the router of `layer` says of all of its experts for one token with the input `x`, `[n_expert]`: tells the
@@ -409,25 +424,23 @@ impl Residency {
         self.failure = None;
         let layer = need.layer;
         self.running = Some(layer);
-        let mut step =
-            Step { layer, used: Vec::with_capacity(need.experts.len()), skipped: Vec::new(), pinned: Vec::new() };
+        let mut step = Step {
+            layer,
+            used: Vec::with_capacity(need.experts.len()),
+            skipped: Vec::new(),
+            choices: need.chosen.map_or_else(|| vec![None; need.demands.len()], <[_]>::to_vec),
+            pinned: Vec::new(),
+        };
         let order = self.load_order(layer, need.kinds);
         let mut missing = Vec::new();
         for &index in need.experts {
             let expert = ExpertId { layer, index };
-            if !need.again {
-                let n_uses = (need.uses)(index);
-                let choice = self.choose(
-                    expert,
-                    need.demands[usize::from(index)],
-                    n_uses,
-                    (need.weights)(index),
-                    need.elsewhere,
-                );
-                self.choices.resize(need.demands.len().max(self.choices.len()), None);
-                self.choices[usize::from(index)] = choice;
+            if need.chosen.is_none() {
+                let (demand, n_uses) = (need.demands[usize::from(index)], (need.uses)(index));
+                step.choices[usize::from(index)] =
+                    self.choose(expert, demand, n_uses, (need.weights)(index), need.elsewhere);
             }
-            let Some(precision) = self.choices[usize::from(index)] else {
+            let Some(precision) = step.choices[usize::from(index)] else {
                 step.skipped.push(index);
                 continue;
             };

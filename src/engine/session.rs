@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use ggml_sys::{llama, shim};
 
+use super::contention;
 use super::context::context_params;
+use super::device;
 use super::error::Error;
 use super::hook::{RouterHook, RouterObserver};
 use super::log;
@@ -79,10 +81,16 @@ pub struct Session {
     options: SessionOptions,
     description: Description,
     interrupt: Interrupt,
+    /// A backend of ours is told before each graph.
+    tells: bool,
+    /// The most that a batch is evaluated on.
+    n_threads: i32,
     n_past: usize,
     n_prompt: usize,
     /// Sampled and yielded, but not evaluated yet.
     pending: Option<Token>,
+    /// The last logits are those after the last token of the context.
+    is_current: bool,
     stats: Stats,
     /// What devices had done for earlier sessions.
     devices_before: Vec<DeviceCounters>,
@@ -116,6 +124,7 @@ impl Session {
             hook.install(&mut params);
         }
         log::clear_errors();
+        let n_backends = device::n_backends_made();
         let init = || {
             with_message(|message, capacity| {
                 // SAFETY: the model is live; params point at the interrupt flag, which the session keeps.
@@ -144,9 +153,12 @@ impl Session {
             options: options.clone(),
             description,
             interrupt,
+            tells: device::n_backends_made() > n_backends,
+            n_threads: params.n_threads.max(params.n_threads_batch),
             n_past: 0,
             n_prompt: 0,
             pending: None,
+            is_current: false,
             stats: Stats::default(),
             devices_before,
             sample_ms: 0.0,
@@ -210,6 +222,14 @@ impl Session {
         self.interrupt.clone()
     }
 
+    /// Nothing will be evaluated for a while, because somebody types, say: free slots are filled meanwhile
+    /// ([`CachingOptions::fill`](crate::CachingOptions::fill)). Returns at once.
+    pub fn idle(&self) {
+        if let Some(residency) = self.model.shared.experts.residency().as_mut() {
+            residency.idle();
+        }
+    }
+
     /// Forgets the context: the next token is the first of a new sequence.
     pub fn reset(&mut self) {
         // SAFETY: the context is live.
@@ -217,6 +237,7 @@ impl Session {
         self.n_past = 0;
         self.n_prompt = 0;
         self.pending = None;
+        self.is_current = false;
         if let Some(residency) = self.model.shared.experts.residency().as_mut() {
             residency.begin_sequence();
         }
@@ -238,6 +259,8 @@ impl Session {
         if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.memory(), 0, n_keep as i32, -1) } {
             return Err(Error::Decode("this model cannot forget a part of its context".into()));
         }
+        // Without the pending token alone, the logits are those from which it was sampled.
+        self.is_current &= n_keep == self.n_past;
         self.pending = None;
         self.n_past = n_keep;
         self.n_prompt = self.n_prompt.min(n_keep);
@@ -251,14 +274,30 @@ impl Session {
     /// A full context ([`Error::ContextFull`]), an interrupt, a failed read. The context is then as before, unless it
     /// was shifted or the model cannot forget a part of it (a recurrent one: it is then empty).
     pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
+        self.feed_by(tokens, Session::feed_pieces)
+    }
+
+    /// As [`Session::feed`], with the same bits: after each ubatch `progress` is told how many of the tokens are evaluated.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), Error> {
+        self.feed_by(tokens, |session, all| session.feed_ubatches(all, all.len() - tokens.len(), &mut progress))
+    }
+
+    fn feed_by(
+        &mut self,
+        tokens: &[Token],
+        feed: impl FnOnce(&mut Session, &[Token]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let waiting = self.pending.take();
         let before = self.n_past;
         let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
-        let result = self.feed_pieces(&all);
+        let result = feed(self, &all);
         if result.is_err() && self.n_past > before {
             // SAFETY: the context is live.
             if unsafe { llama::llama_memory_seq_rm(self.memory(), 0, before as i32, -1) } {
-                self.n_past = before;
+                (self.n_past, self.is_current) = (before, false);
             }
         }
         if result.is_err() && self.n_past == before {
@@ -281,8 +320,49 @@ impl Session {
         Ok(())
     }
 
+    /// As [`Session::feed_pieces`], a ubatch at a time; `n_before` of the tokens are no news to `progress`.
+    fn feed_ubatches(
+        &mut self,
+        tokens: &[Token],
+        n_before: usize,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(), Error> {
+        let n_ubatch = self.n_ubatch();
+        let mut done = 0;
+        for piece in tokens.chunks(self.n_batch()) {
+            self.make_room(piece.len())?;
+            let mut rest = piece;
+            while !rest.is_empty() {
+                // llama.cpp cuts a batch like this; but a last single token would pass for a generated one.
+                let n = if rest.len() <= n_ubatch + 1 { rest.len() } else { n_ubatch };
+                let (ubatch, left) = rest.split_at(n);
+                let has_logits = left.is_empty();
+                self.feed_ubatch(ubatch, has_logits)?;
+                (rest, done) = (left, done + n);
+                progress(done.saturating_sub(n_before));
+            }
+        }
+        Ok(())
+    }
+
+    /// Evaluates tokens for which there is room, with logits of the last if `has_logits`.
+    fn feed_ubatch(&mut self, tokens: &[Token], has_logits: bool) -> Result<(), Error> {
+        let mut tokens = tokens.to_vec();
+        let mut logits = vec![0; tokens.len()];
+        if let Some(last) = logits.last_mut() {
+            *last = i8::from(has_logits);
+        }
+        // SAFETY: the batch borrows both vectors, which outlive its evaluation.
+        let mut batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
+        batch.logits = logits.as_mut_ptr();
+        self.decode(batch, &[(0, self.n_past as i32)])?;
+        self.n_past += tokens.len();
+        Ok(())
+    }
+
     /// Generates after what is in the context, at most `n_predict` tokens (`None`: until the model ends).
-    /// [`Session::feed`] must have evaluated at least one token.
+    /// [`Session::feed`] must have evaluated at least one token since the session was opened, reset or truncated:
+    /// otherwise the first token is [`Error::NothingEvaluated`].
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
@@ -291,10 +371,22 @@ impl Session {
     /// (several sequences, logits of a whole prompt); not to be mixed with [`Session::feed`] on sequence 0.
     ///
     /// # Errors
-    /// As [`Session::feed`].
+    /// More entries than `n_batch` ([`Error::BatchTooLarge`]), and as [`Session::feed`].
     pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
         if batch.is_empty() {
             return Ok(());
+        }
+        let n_batch = self.n_batch();
+        if batch.len() > n_batch {
+            return Err(Error::BatchTooLarge { n_tokens: batch.len(), n_batch });
+        }
+        let n_outputs = batch.iter().filter(|entry| entry.logits).count();
+        let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
+        if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
+            return Err(Error::Decode(format!(
+                "logits of {n_outputs} entries are asked for, of a session that keeps room for {n_outputs_max}: open it \
+                 with a larger n_outputs_max"
+            )));
         }
         let mut firsts: BTreeMap<i32, i32> = BTreeMap::new();
         for entry in batch {
@@ -393,6 +485,11 @@ impl Session {
         unsafe { llama::llama_n_batch(self.context.0.as_ptr()) as usize }
     }
 
+    fn n_ubatch(&self) -> usize {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_ubatch(self.context.0.as_ptr()).max(1) as usize }
+    }
+
     fn memory(&self) -> llama::llama_memory_t {
         // SAFETY: the context is live.
         unsafe { llama::llama_get_memory(self.context.0.as_ptr()) }
@@ -411,7 +508,7 @@ impl Session {
             llama::llama_memory_clear(self.memory(), true);
             llama::llama_synchronize(self.context.0.as_ptr());
             llama::llama_perf_context_reset(self.context.0.as_ptr());
-            self.stats = Stats::default();
+            (self.stats, self.is_current) = (Stats::default(), false);
             result
         }
     }
@@ -459,14 +556,18 @@ impl Session {
         experts.take_failure();
         failure::take();
         let (before, busy_before) = self.counters();
+        self.is_current = false;
         let started = Instant::now();
         let mut message = [0u8; 1024];
+        let running = contention::running(self.n_threads);
         // SAFETY: the context is live and the batch's arrays outlive the call.
         let code = unsafe {
-            let code = shim::hobbit_decode(self.context.0.as_ptr(), batch, message.as_mut_ptr().cast(), message.len());
+            let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
+            let code = shim::hobbit_decode(self.context.0.as_ptr(), batch, self.tells, text, capacity);
             llama::llama_synchronize(self.context.0.as_ptr());
             code
         };
+        drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(residency) = experts.residency().as_mut().filter(|_| code == 0) {
             residency.end_batch(batch.n_tokens.unsigned_abs(), seconds);
@@ -477,7 +578,7 @@ impl Session {
         experts.forget_router_weights();
         // What the experts' side says is nearer to the cause than that the device's part failed.
         let of_device = failure::take();
-        let failure = experts.take_failure().or(of_device);
+        let failure = experts.take_failure().or(of_device).or_else(|| self.model.shared.written_to());
         if code != 0 || failure.is_some() {
             if let Some(residency) = experts.residency().as_mut().filter(|_| failure.is_some()) {
                 residency.settle();
@@ -535,6 +636,7 @@ impl Session {
             }
         }
         self.checked = true;
+        self.is_current = true;
         Ok(())
     }
 
@@ -582,6 +684,9 @@ impl Generation<'_> {
                 }
             }
         }
+        if !session.is_current {
+            return Err(Error::NothingEvaluated);
+        }
         let started = Instant::now();
         let token = self.sampler.sample(session.context.0.as_ptr(), -1)?;
         session.sample_ms += started.elapsed().as_secs_f64() * 1e3;
@@ -606,6 +711,7 @@ impl Iterator for Generation<'_> {
             Ok(Ok(token)) => Some(Ok(token)),
             Ok(Err(reason)) => {
                 self.stop = Some(reason);
+                self.session.idle();
                 None
             }
             Err(error) => {
@@ -615,3 +721,6 @@ impl Iterator for Generation<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,10 +7,11 @@ use std::time::SystemTime;
 use super::error::Error;
 use super::fitted::{Fitted, check_penalties};
 use super::low::{check_low, low_cache_path};
+use super::made_from::check_made_from;
 use super::quantise::Ggml;
-use crate::gguf::{Catalog, ExpertMap, Gguf, LowMismatch, VirtualGguf};
+use crate::gguf::{Catalog, ExpertMap, Gguf, SourceFile, VirtualGguf};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
-use crate::pack::{Pack, PackKind, PackSpec, TypeChoice};
+use crate::pack::{Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
 use crate::predict::{PathTable, PredictorKind};
 use crate::profile::read_path_table;
 use crate::route::Thresholds;
@@ -19,6 +20,8 @@ use crate::route::Thresholds;
 pub(super) struct ModelSource {
     /// The plain model: of a pack, the one it stands for.
     pub(super) gguf: Gguf,
+    /// llama.cpp itself cannot read the file.
+    pub(super) is_pack: bool,
     /// What llama.cpp reads.
     pub(super) virtual_file: VirtualGguf,
     /// The plain model's expert tensors.
@@ -26,7 +29,7 @@ pub(super) struct ModelSource {
     /// Every version; low ones only if they are to be used.
     pub(super) catalog: Catalog,
     /// Files that extents count: the model's, then those of the low versions.
-    pub(super) files: Vec<PathBuf>,
+    pub(super) files: Vec<SourceFile>,
     /// Where low versions come from, for people.
     pub(super) low_name: Option<String>,
     /// Whether results may differ from llama.cpp's.
@@ -53,7 +56,9 @@ impl ModelSource {
         let wants_paths = options.caching.predictor == PredictorKind::PathTable;
         let mut packed_paths = None;
         let mut packed = None;
-        let (gguf, map, mut catalog) = if Pack::is_pack(&file) {
+        let mut sha256 = None;
+        let is_pack = Pack::is_pack(&file);
+        let (gguf, map, mut catalog) = if is_pack {
             let pack = Pack::open(path)?;
             pack.require_full()?;
             calibrated = pack.info.t1.zip(pack.info.t2);
@@ -62,6 +67,7 @@ impl ModelSource {
                 packed_paths = pack.path_table()?;
             }
             packed = pack.info.policy.clone();
+            sha256 = Some(pack.info.source_sha256);
             let (map, catalog) = (pack.experts(), pack.catalog());
             (pack.into_plain(), map, catalog)
         } else {
@@ -78,7 +84,7 @@ impl ModelSource {
             }
         };
         let virtual_file = gguf.virtual_file();
-        let mut files: Vec<PathBuf> = gguf.files.iter().map(|file| file.path.clone()).collect();
+        let mut files = gguf.files.clone();
         let low_path = match &options.low {
             None => None,
             Some(_) if map.is_empty() => return Err(Error::NoExperts { path: path.to_owned() }),
@@ -90,7 +96,7 @@ impl ModelSource {
         };
         if let Some(low_path) = low_path {
             catalog.drop_low();
-            add_low(&mut catalog, &gguf, &low_path, &mut files)?;
+            add_low(&mut catalog, &gguf, sha256, &low_path, &mut files, progress)?;
             low_name = Some(low_path.file_name().unwrap_or_default().display().to_string());
         }
         let mode = options.precision.mode.unwrap_or(match catalog.has_low() {
@@ -105,31 +111,32 @@ impl ModelSource {
         let given = fitted.as_ref().filter(|fitted| !fitted.is_packed).and_then(|fitted| fitted.policy.thresholds());
         let (t1, t2) = options.precision.thresholds(given.or(calibrated));
         let thresholds = Thresholds::new(t1, t2)?;
-        Ok(Self { gguf, virtual_file, map, catalog, files, low_name, mode, thresholds, path_table, fitted })
+        Ok(Self { gguf, is_pack, virtual_file, map, catalog, files, low_name, mode, thresholds, path_table, fitted })
     }
 }
 
 /// Adds the versions in `low_path`, a smaller quant of the same model or a pack of low versions made from it.
-fn add_low(catalog: &mut Catalog, model: &Gguf, low_path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+fn add_low(
+    catalog: &mut Catalog,
+    model: &Gguf,
+    sha256: Option<Sha256>,
+    low_path: &Path,
+    files: &mut Vec<SourceFile>,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<(), Error> {
     let mismatch = |mismatch| Error::LowMismatch { path: low_path.to_owned(), mismatch };
     let low = Gguf::open(low_path)?;
     let first_file = files.len() as u32; // shards are capped
     if !Pack::is_pack(&low) {
         check_low(model, &low)?;
         catalog.add_low(&low.experts()?, first_file).map_err(mismatch)?;
-        files.extend(low.files.into_iter().map(|file| file.path));
+        files.extend(low.files);
         return Ok(());
     }
     let pack = Pack::open(low_path)?;
-    if !pack.is_made_from(model) {
-        return Err(mismatch(LowMismatch {
-            tensor: "hobbit.header".to_owned(),
-            found: format!("a pack made from {}", pack.info.source_name),
-            expected: format!("one made from {}", model.files[0].path.display()),
-        }));
-    }
+    check_made_from(&pack, model, sha256, progress)?;
     catalog.add_low_pack(&pack, first_file).map_err(mismatch)?;
-    files.push(low_path.to_owned());
+    files.extend(pack.raw().files.iter().cloned());
     Ok(())
 }
 
@@ -158,12 +165,18 @@ pub fn quantise_low(
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     // Ours by its name: of a model that was replaced, or of another version of hobbit.
     let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
-    let written = crate::pack::write(&source, &path, &spec, &Ggml::new(), &mut |now| match progress(
-        now.done as f32 / now.total.max(1) as f32,
-    ) {
-        true => ControlFlow::Continue(()),
-        false => ControlFlow::Break(()),
+    let had_begun = crate::pack::partial_path(&path).exists();
+    let mut finished = 0;
+    let written = crate::pack::write(&source, &path, &spec, &Ggml::new(), &mut |now| {
+        finished = now.finished;
+        match progress(now.done as f32 / now.total.max(1) as f32) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        }
     });
+    if !had_begun && finished == 0 && written.as_ref().is_err_and(leaves_nothing) {
+        remove_unfinished(&path);
+    }
     match written {
         Ok(_) => Ok(path),
         Err(crate::pack::WriteError::Stopped { .. }) => Err(Error::Cancelled),
@@ -171,10 +184,30 @@ pub fn quantise_low(
     }
 }
 
-/// Whether the file holds low versions of this very model. A model file newer than it has been replaced.
+/// Whether this call alone had begun to write, and gave up.
+fn leaves_nothing(error: &WriteError) -> bool {
+    let gave_up = matches!(error, WriteError::Space { .. } | WriteError::Output { .. } | WriteError::Stopped { .. });
+    gave_up || matches!(error, WriteError::Create { .. })
+}
+
+/// Takes away what holds no work: a partial file, and the journal that says so.
+fn remove_unfinished(path: &Path) {
+    let partial = crate::pack::partial_path(path);
+    let mut journal = partial.clone().into_os_string();
+    journal.push(".journal");
+    let _ = std::fs::remove_file(partial);
+    let _ = std::fs::remove_file(journal);
+}
+
+/// Whether the file holds low versions of this very model. A model file newer than it has been replaced. A pack that cannot
+/// be told quickly, from an earlier hobbit, is made again.
 fn is_current(path: &Path, model: &Gguf) -> bool {
     let age = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let made: Option<SystemTime> = age(path);
-    let newer = |file: &PathBuf| age(file).is_none_or(|changed| made.is_none_or(|made| changed > made));
-    !model.files.iter().any(|file| newer(&file.path)) && Pack::open(path).is_ok_and(|pack| pack.is_made_from(model))
+    let newer = |file: &SourceFile| age(&file.path).is_none_or(|changed| made.is_none_or(|made| changed > made));
+    let is_of_model = |pack: &Pack| {
+        let print = pack.info.source_fingerprint;
+        pack.has_header_of(model) && print.is_some() && fingerprint(model).ok() == print
+    };
+    !model.files.iter().any(newer) && Pack::open(path).is_ok_and(|pack| is_of_model(&pack))
 }

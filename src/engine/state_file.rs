@@ -1,11 +1,12 @@
 //! The file of `--cache-state`: read before the first token, replaced as a whole when the model is closed.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::log;
 use crate::cache::{CacheState, ModelMark, StateError};
+use crate::files;
 
 /// Whatever is wrong with it is told, and the run goes on without.
 pub(super) struct StateFile {
@@ -55,7 +56,7 @@ impl StateFile {
             return;
         }
         (state.model, state.policy) = (self.model.clone(), self.policy.clone());
-        if let Err(error) = replace(&self.path, &state.to_bytes()) {
+        if let Err(error) = files::replace(&self.path, &state.to_bytes()) {
             self.tell(format_args!("{error}; what was resident is not saved"));
         }
     }
@@ -84,17 +85,4 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(CacheState::BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut partial = path.to_owned().into_os_string();
-    partial.push(format!(".{}.tmp", std::process::id()));
-    let written = File::create(&partial)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        // Nobody misses it, and the first error is the one to tell.
-        let _ = fs::remove_file(&partial);
-    }
-    written
 }

@@ -4,18 +4,19 @@
 //! [`VirtualGguf`]. A seek onto an expert tensor answers with the end of the file; llama.cpp clips every read to
 //! what is left of the file, so it reads nothing there. That needs exact seeks, and glibc rounds a seek down to a
 //! multiple of the buffer size: the buffer is therefore one byte larger than a power of two that exceeds the file
-//! (address space only; the pages behind it are touched as far as one read goes, [`READ_BYTES_MAX`]).
+//! (address space only: stdio fills it from its beginning, so it can be written as far as one read goes,
+//! [`READ_BYTES_MAX`]. The rest is not even promised, which a system that promises no more than it has would refuse).
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 
 use super::error::Error;
 use crate::gguf::{Piece, VirtualGguf};
+use crate::store::Original;
 
-/// Largest number of bytes that one callback delivers.
+/// Largest number of bytes that one callback delivers: a multiple of any page.
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// A `FILE*` over a virtual GGUF, closed on drop.
@@ -36,32 +37,25 @@ struct State {
 }
 
 impl CookieStream {
-    /// Opens every source file and a stream over their virtual union.
+    /// Opens a stream over the virtual union of the source files.
     ///
     /// # Errors
-    /// A source file that cannot be opened, or address space for the buffer that cannot be had.
-    pub(super) fn open(virtual_file: VirtualGguf, files: &[PathBuf]) -> Result<CookieStream, Error> {
+    /// A source file that was written to meanwhile, or address space for the buffer that cannot be had.
+    pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, Error> {
         let mut sources = Vec::with_capacity(files.len());
         let mut paths = Vec::with_capacity(files.len());
-        for path in files {
-            let file = File::open(path).map_err(|source| Error::Io { path: path.clone(), action: "open", source })?;
-            sources.push(file);
-            paths.push(path.display().to_string());
+        for file in files {
+            sources.push(file.again()?);
+            paths.push(file.path().display().to_string());
         }
         let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
-        let buffer = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                buffer_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if buffer == libc::MAP_FAILED {
-            return Err(Error::AddressSpace { bytes: buffer_bytes as u64 });
+        let buffer = reserve(buffer_bytes).ok_or(Error::AddressSpace { bytes: buffer_bytes as u64 })?;
+        let writable = buffer_bytes.min(READ_BYTES_MAX);
+        // SAFETY: the beginning of the mapping just made.
+        if unsafe { libc::mprotect(buffer, writable, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
+            // SAFETY: as above; unused so far.
+            unsafe { libc::munmap(buffer, buffer_bytes) };
+            return Err(Error::AddressSpace { bytes: writable as u64 });
         }
         let mut state =
             Box::new(State { virtual_file, sources, paths, position: 0, expert_bytes_read: 0, error: None });
@@ -73,7 +67,7 @@ impl CookieStream {
             // SAFETY: the mapping made above, unused so far.
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(Error::Io {
-                path: files[0].clone(),
+                path: files[0].path().to_owned(),
                 action: "open a stream on",
                 source: std::io::Error::last_os_error(),
             });
@@ -88,6 +82,23 @@ impl CookieStream {
         self.file.cast()
     }
 
+    /// Whether the trick holds with this system's stdio: after a seek onto an expert nothing is read. To be asked before
+    /// anything is read.
+    pub(super) fn skips_experts(&mut self) -> bool {
+        let Some(expert) = self.state.virtual_file.segments().iter().find(|segment| segment.expert) else {
+            return true;
+        };
+        let Ok(start) = libc::off_t::try_from(expert.start) else { return false };
+        let mut byte = 0u8;
+        // SAFETY: the stream is open, and reads at most one byte into `byte`.
+        unsafe {
+            let is_there = libc::fseeko(self.file, start, libc::SEEK_SET) == 0;
+            let n = libc::fread((&raw mut byte).cast(), 1, 1, self.file);
+            libc::rewind(self.file);
+            is_there && n == 0 && self.state.expert_bytes_read == 0
+        }
+    }
+
     /// Bytes of expert tensors that were served: zero where the seek trick holds.
     pub(super) fn expert_bytes_read(&self) -> u64 {
         self.state.expert_bytes_read
@@ -97,6 +108,22 @@ impl CookieStream {
     pub(super) fn error(&self) -> Option<&str> {
         self.state.error.as_deref()
     }
+}
+
+/// Address space that nothing can be read from or written to: it takes no memory, and the system promises none.
+pub(super) fn reserve(bytes: usize) -> Option<*mut c_void> {
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (base != libc::MAP_FAILED).then_some(base)
 }
 
 impl Drop for CookieStream {
@@ -205,4 +232,44 @@ struct cookie_io_functions_t {
 
 unsafe extern "C" {
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: cookie_io_functions_t) -> *mut libc::FILE;
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::gguf::Gguf;
+
+    /// How the mapping at an address may be used, as the kernel words it: `rw-p`.
+    pub(in crate::engine) fn permissions(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let at = |line: &&str| {
+            let (range, _) = line.split_once(' ').unwrap();
+            let (start, end) = range.split_once('-').unwrap();
+            (usize::from_str_radix(start, 16).unwrap()..usize::from_str_radix(end, 16).unwrap()).contains(&address)
+        };
+        let line = maps.lines().find(at).expect("the address is mapped");
+        line.split(' ').nth(1).unwrap().to_owned()
+    }
+
+    /// Private memory that can be written is promised, all of it, where `vm.overcommit_memory` is 2.
+    #[test]
+    fn of_the_buffer_only_what_a_read_fills_is_promised() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
+        let gguf = Gguf::open(&path).unwrap();
+        let mut stream = CookieStream::open(gguf.virtual_file(), &[path]).unwrap();
+        let buffer = stream.buffer.addr();
+        assert!(stream.buffer_bytes > 8 * READ_BYTES_MAX);
+        assert_eq!(permissions(buffer), "rw-p");
+        assert_eq!(permissions(buffer + READ_BYTES_MAX - 1), "rw-p");
+        assert_eq!(permissions(buffer + READ_BYTES_MAX), "---p");
+        assert_eq!(permissions(buffer + stream.buffer_bytes - 1), "---p");
+        assert!(stream.skips_experts());
+        // And it reads as before.
+        let mut magic = [0u8; 4];
+        // SAFETY: the stream is open; four bytes have room.
+        let n = unsafe { libc::fread(magic.as_mut_ptr().cast(), 1, 4, stream.file) };
+        assert_eq!((n, &magic), (4, b"GGUF"));
+    }
 }

@@ -28,11 +28,13 @@ pub use experts::{ExpertMap, ExpertTensor, LayerExperts};
 pub use header::Header;
 pub use metadata::Metadata;
 pub use recode::{Recode, RecodeError};
+pub use split::shards_by_name;
 pub use value::{Value, ValueType};
 pub use virtual_file::{Piece, Segment, VirtualGguf};
 pub use writer::{HeaderBuilder, WriteError};
 
 use crate::expert::Extent;
+use crate::files::FileState;
 use split::ShardName;
 
 /// One of the files a model consists of.
@@ -42,6 +44,8 @@ pub struct SourceFile {
     pub path: PathBuf,
     /// Length in bytes when the header was read.
     pub len: u64,
+    /// By which the file is known again: as it was when the header was read.
+    pub state: FileState,
 }
 
 /// A tensor of the model.
@@ -317,9 +321,9 @@ fn open_header(path: &Path) -> Result<(SourceFile, Header), GgufError> {
         return Err(GgufError::NotAFile { path: path.to_owned() });
     }
     let file = File::open(path).map_err(io("open"))?;
-    let len = file.metadata().map_err(io("read the length"))?.len();
-    let header = Header::read(file, len, path)?;
-    Ok((SourceFile { path: path.to_owned(), len }, header))
+    let state = FileState::of(&file).map_err(io("read the length"))?;
+    let header = Header::read(file, state.len, path)?;
+    Ok((SourceFile { path: path.to_owned(), len: state.len, state }, header))
 }
 
 #[cfg(test)]

@@ -32,6 +32,14 @@ impl ShardName {
     }
 }
 
+/// The files of the model at `path`, to judge by its name alone: of a shard, all of them. They need not be there.
+pub fn shards_by_name(path: &Path) -> Vec<PathBuf> {
+    match ShardName::parse(path) {
+        Some(name) => (1..=name.count).map(|number| name.path(number, path)).collect(),
+        None => vec![path.to_owned()],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,5 +63,7 @@ mod tests {
         ] {
             assert_eq!(ShardName::parse(Path::new(bad)), None, "{bad}");
         }
+        assert_eq!(shards_by_name(path)[2], Path::new("/m/big-model-00003-of-00003.gguf"));
+        assert_eq!(shards_by_name(Path::new("/m/model.gguf")), [Path::new("/m/model.gguf")]);
     }
 }

@@ -32,14 +32,16 @@ pub enum LoadClass {
     /// A guess. It starts only while nothing that a product waits for is in flight, and little of it at a time, so that it
     /// delays little when it is wrong.
     Prefetch = 4,
+    /// What a free slot may as well hold. As a guess, after all guesses.
+    Fill = 5,
 }
 
 impl LoadClass {
     /// Number of classes.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
     /// Every class, most urgent first.
     pub const ALL: [LoadClass; Self::COUNT] =
-        [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::ReadAhead, Self::Prefetch];
+        [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::ReadAhead, Self::Prefetch, Self::Fill];
 
     /// Position in [`LoadClass::ALL`].
     pub const fn index(self) -> usize {
@@ -48,7 +50,7 @@ impl LoadClass {
 
     /// Whether no product waits for such reads, so that they may be withdrawn.
     pub const fn is_background(self) -> bool {
-        matches!(self, Self::Upgrade | Self::ReadAhead | Self::Prefetch)
+        matches!(self, Self::Upgrade | Self::ReadAhead | Self::Prefetch | Self::Fill)
     }
 }
 
@@ -74,6 +76,8 @@ pub struct LoaderOptions {
     pub max_waiting_upgrades: usize,
     /// Reads ahead, and prefetches, that wait; at least 1.
     pub max_waiting_prefetches: usize,
+    /// Reads for free slots that wait; at least 1.
+    pub max_waiting_fills: usize,
 }
 
 impl LoaderOptions {
@@ -82,6 +86,7 @@ impl LoaderOptions {
             LoadClass::OnDemandHigh | LoadClass::OnDemandLow => self.max_waiting_on_demand,
             LoadClass::Upgrade => self.max_waiting_upgrades,
             LoadClass::ReadAhead | LoadClass::Prefetch => self.max_waiting_prefetches,
+            LoadClass::Fill => self.max_waiting_fills,
         }
     }
 }
@@ -101,6 +106,7 @@ impl Default for LoaderOptions {
             max_waiting_on_demand: 1 << 16,
             max_waiting_upgrades: 64,
             max_waiting_prefetches: 4096,
+            max_waiting_fills: 1 << 16,
         }
     }
 }
@@ -210,13 +216,14 @@ impl Loader {
     /// Waits for at least one answer and takes all that have come.
     ///
     /// # Errors
-    /// [`NothingOutstanding`] when there is none to wait for.
+    /// [`NothingOutstanding`] when there is none to wait for: nobody waits for what fills free slots.
     pub fn wait(&self) -> Result<Vec<ReadDone>, NothingOutstanding> {
         let state = self.shared.lock();
-        if state.done.is_empty() && state.queue.outstanding() == 0 {
+        if state.done.is_empty() && state.queue.expected() == 0 {
             return Err(NothingOutstanding);
         }
-        let mut state = self.shared.wait_while(state, |state| state.done.is_empty());
+        let is_expected = |state: &State| state.done.is_empty() && state.queue.expected() > 0;
+        let mut state = self.shared.wait_while(state, is_expected);
         Ok(std::mem::take(&mut state.done))
     }
 

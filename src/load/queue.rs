@@ -54,7 +54,7 @@ impl Queue {
         let of_class = self.in_flight.iter().filter(|read| read.class == class);
         match class {
             LoadClass::Upgrade => of_class.count() < options.max_in_flight_upgrades,
-            LoadClass::Prefetch => {
+            LoadClass::Prefetch | LoadClass::Fill => {
                 let is_waited_for = self.in_flight.iter().any(|read| !read.class.is_background());
                 !is_waited_for && of_class.map(|read| read.bytes).sum::<u64>() < options.max_in_flight_prefetch_bytes
             }
@@ -112,6 +112,12 @@ impl Queue {
 
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
+    }
+
+    /// Reads that somebody may wait for: not those for free slots.
+    pub fn expected(&self) -> usize {
+        let fills = self.in_flight.iter().filter(|read| read.class == LoadClass::Fill).count();
+        self.outstanding() - self.waiting[LoadClass::Fill.index()].len() - fills
     }
 
     pub fn outstanding(&self) -> usize {

@@ -133,7 +133,7 @@ fn classes_start_by_urgency_and_each_in_order() {
     assert_eq!(tickets(loader.wait().unwrap()), order);
     let stats = loader.stats();
     assert_eq!((stats.reads, stats.prefetches, stats.bytes, stats.failures), (12, 4, 1200, 0));
-    assert_eq!(stats.by_class, [3, 3, 2, 4, 0]);
+    assert_eq!(stats.by_class, [3, 3, 2, 4, 0, 0]);
     assert_eq!((stats.queue_peak, stats.in_flight_peak), (11, 1));
 }
 
@@ -170,7 +170,7 @@ fn prefetches_start_when_nothing_is_waited_for_and_few_at_a_time() {
     assert_eq!(store.started(), [30, 41, 10]);
     assert_eq!(loader.withdraw(LoadClass::Prefetch, |_| true), [42, 43]);
     answer_all(&store);
-    assert_eq!((loader.drain().len(), loader.stats().by_class), (6, [2, 1, 0, 1, 2]));
+    assert_eq!((loader.drain().len(), loader.stats().by_class), (6, [2, 1, 0, 1, 2, 0]));
 }
 
 #[test]
@@ -180,6 +180,7 @@ fn what_waits_is_bounded_and_the_rest_is_refused() {
         max_waiting_on_demand: 3,
         max_waiting_upgrades: 2,
         max_waiting_prefetches: 1,
+        max_waiting_fills: 1,
         ..LoaderOptions::default()
     };
     let (loader, store) = manual_with(options);
@@ -262,7 +263,7 @@ fn what_has_not_started_can_become_urgent() {
     assert_eq!(loader.promote(|_| true, LoadClass::ReadAhead), 0);
     assert_eq!(answer_all(&store), [0, 100, 22, 5, 7, 110, 3, 20, 21, 23, 1, 2, 4, 6]);
     // They count as what they became.
-    assert_eq!(loader.stats().by_class, [4, 2, 4, 4, 0]);
+    assert_eq!(loader.stats().by_class, [4, 2, 4, 4, 0, 0]);
     assert_eq!(loader.drain().len(), 14);
 }
 
@@ -378,4 +379,17 @@ fn dropping_a_loader_withdraws_the_queue_and_waits_for_the_rest() {
         drop(loader);
         drop(arena);
     }
+}
+
+/// Free slots are filled behind everything else, and nobody waits for that.
+#[test]
+fn fills_come_last_and_are_not_waited_for() {
+    let (loader, store) = manual(1, u64::MAX);
+    submit(&loader, LoadClass::Fill, requests([50, 51]));
+    assert!(matches!(loader.wait(), Err(NothingOutstanding)));
+    assert!(!loader.is_idle());
+    submit(&loader, LoadClass::Prefetch, requests([40]));
+    submit(&loader, LoadClass::OnDemandHigh, requests([0]));
+    assert_eq!(answer_all(&store), [50, 0, 40, 51]);
+    assert_eq!(loader.drain().len(), 4);
 }

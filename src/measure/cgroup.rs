@@ -1,6 +1,7 @@
 //! A memory control group of its own for each run, v1 or v2.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
@@ -104,7 +105,7 @@ impl Drop for Cgroup {
             // A process that has just ended may still be counted.
             sleep(Duration::from_millis(20));
         }
-        eprintln!("the control group {} could not be removed", self.dir.display());
+        let _ = writeln!(io::stderr(), "the control group {} could not be removed", self.dir.display());
     }
 }
 

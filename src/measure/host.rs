@@ -22,6 +22,8 @@ pub struct Host {
     pub ram_bytes: u64,
     /// Release of the kernel.
     pub kernel: String,
+    /// Name and version of the system around it.
+    pub os: String,
     /// The disk of the model.
     pub disk: DiskKind,
     /// Checked-out commit, or `unknown`.
@@ -40,6 +42,8 @@ pub struct Host {
 pub struct DiskKind {
     /// `nvme`, `virtio`, `ssd`, `hdd`, or `unknown`.
     pub kind: String,
+    /// What it calls itself.
+    pub model: Option<String>,
     /// The kernel's read-ahead, which page faults depend on.
     pub read_ahead_kib: Option<u64>,
     /// The I/O scheduler.
@@ -66,6 +70,7 @@ impl Host {
             cores,
             ram_bytes,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            os: field(&read("/etc/os-release"), "PRETTY_NAME=").unwrap_or_default().trim_matches('"').to_owned(),
             disk,
             commit: commit().unwrap_or_else(|| "unknown".to_owned()),
             hobbit: env!("CARGO_PKG_VERSION").to_owned(),
@@ -82,7 +87,7 @@ impl Host {
 
 impl DiskKind {
     fn of(model: &Path) -> Self {
-        let unknown = Self { kind: "unknown".to_owned(), read_ahead_kib: None, scheduler: None };
+        let unknown = Self { kind: "unknown".to_owned(), ..Self::default() };
         let Ok(metadata) = fs::metadata(model) else { return unknown };
         let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));
         let Ok(mut device) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return unknown };
@@ -100,8 +105,10 @@ impl DiskKind {
         };
         let scheduler = queue("scheduler");
         let scheduler = scheduler.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(name, _)| name);
+        let model = fs::read_to_string(device.join("device/model")).unwrap_or_default();
         Self {
             kind: kind.to_owned(),
+            model: Some(model.trim().to_owned()).filter(|model| !model.is_empty()),
             read_ahead_kib: queue("read_ahead_kb").trim().parse().ok(),
             scheduler: scheduler.map(str::to_owned),
         }

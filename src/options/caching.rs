@@ -62,6 +62,9 @@ pub struct CachingOptions {
     pub distance: u8,
     /// Compute with the experts that are there while others of the layer are read. Off only to measure what that is worth.
     pub overlap: bool,
+    /// Free slots are filled while nobody waits for a read, before anybody asks for what they then hold. Only with
+    /// [`PolicyKind::Foresight`] or where every expert has a slot; not in traced or deterministic runs, nor with devices.
+    pub fill: bool,
 }
 
 impl CachingOptions {
@@ -79,6 +82,7 @@ impl Default for CachingOptions {
             prefetch: Prefetch::default(),
             distance: Self::DISTANCE,
             overlap: true,
+            fill: true,
         }
     }
 }

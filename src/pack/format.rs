@@ -21,6 +21,7 @@ pub(super) mod key {
     pub const SOURCE_NAME: &str = "hobbit.source.name";
     pub const SOURCE_SIZE: &str = "hobbit.source.size";
     pub const SOURCE_SHA256: &str = "hobbit.source.sha256";
+    pub const SOURCE_FINGERPRINT: &str = "hobbit.source.fingerprint";
     pub const PLAIN_SHA256: &str = "hobbit.plain.sha256";
     pub const T1: &str = "hobbit.t1";
     pub const T2: &str = "hobbit.t2";

@@ -13,13 +13,14 @@
 //! | 48..56 | 0 | 0 |
 //! | 56..64 | xxh3-64 of bytes 0..56 | xxh3-64 of bytes 0..56 |
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::format::Sha256;
+use crate::files::sole::{self, SoleError};
 
 const ROW: usize = 64;
 const MAGIC: &[u8; 8] = b"hobbitpj";
@@ -44,17 +45,21 @@ pub(super) struct Finished {
 /// Why there is no journal to go on with.
 #[derive(Debug)]
 pub(super) enum JournalError {
-    /// Another process holds the lock.
-    Busy,
+    /// Its file is not to be had.
+    File(SoleError),
     /// It belongs to another plan.
     OtherPlan,
-    /// The operating system refused.
-    Io(io::Error),
+}
+
+impl From<SoleError> for JournalError {
+    fn from(error: SoleError) -> Self {
+        Self::File(error)
+    }
 }
 
 impl From<io::Error> for JournalError {
     fn from(error: io::Error) -> Self {
-        Self::Io(error)
+        Self::File(error.into())
     }
 }
 
@@ -82,13 +87,7 @@ impl Journal {
     /// Opens the journal at `path` for the plan of this digest, and says what is finished. `fresh`: nothing is, whatever
     /// the journal says.
     pub fn open(path: &Path, plan: &Sha256, fresh: bool) -> Result<(Self, Finished), JournalError> {
-        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(JournalError::Busy),
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
-            Err(TryLockError::Error(error)) => return Err(error.into()),
-        }
+        let mut file = sole::open(path)?;
         let mut bytes = Vec::new();
         if !fresh {
             file.read_to_end(&mut bytes)?;
@@ -164,7 +163,7 @@ mod tests {
         journal.job(0, 44).unwrap();
         journal.source(&Sha256([9; 32])).unwrap();
         journal.job(5, 55).unwrap();
-        assert!(matches!(Journal::open(&path, &PLAN, false), Err(JournalError::Busy)));
+        assert!(matches!(Journal::open(&path, &PLAN, false), Err(JournalError::File(SoleError::Busy))));
         drop(journal);
 
         let mut bytes = std::fs::read(&path).unwrap();

@@ -9,6 +9,7 @@
 
 mod copy_only;
 mod error;
+mod fingerprint;
 mod format;
 mod gaps;
 mod job;
@@ -30,6 +31,11 @@ mod writer;
 
 pub use copy_only::CopyOnly;
 pub use error::PackError;
+pub use fingerprint::fingerprint;
+#[cfg(feature = "engine")]
+pub(crate) use fingerprint::{
+    keep as keep_fingerprint, kept as kept_fingerprint, kept_path as kept_fingerprint_path, sha256 as source_sha256,
+};
 pub use format::{PackKind, Sha256, VERSION};
 pub use plan::{Fallback, PackSpec, Widths};
 pub use read::{Pack, PackInfo, PackedVersion};

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::error::PackError;
 use super::format::PackKind;
 use crate::expert::{Extent, SliceKind};
+use crate::files::FileState;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{Gguf, Segment, SourceFile, VirtualGguf};
 
@@ -61,6 +62,7 @@ pub(super) fn model(
         Some(extent) if kind == PackKind::Full && expert_of(&tensor.name).is_none() => extent.offset,
         _ => i64::MAX as u64 - tensor.len,
     };
-    let file = raw.files.first().cloned().unwrap_or(SourceFile { path: path.to_owned(), len: 0 });
+    let nowhere = || SourceFile { path: path.to_owned(), len: 0, state: FileState::default() };
+    let file = raw.files.first().cloned().unwrap_or_else(nowhere);
     Ok(Gguf::relocated(file, parsed, metadata, stored, place)?)
 }

@@ -93,6 +93,8 @@ pub(super) struct Plan<'a> {
     /// `hobbit.paths`; empty if there is no path table.
     pub paths: Vec<u8>,
     pub source_size: u64,
+    /// By which the source is known again.
+    pub fingerprint: Sha256,
     pub fallbacks: Vec<Fallback>,
     /// Whether a plain GGUF can express the high versions, and whether it is the source itself.
     pub plain: PlainForm,
@@ -114,8 +116,14 @@ pub(super) enum PlainForm {
 }
 
 impl<'a> Plan<'a> {
-    /// Plans the pack of `source` that `spec` describes; `gaps` are `source`'s.
-    pub fn new(source: &'a Gguf, spec: &PackSpec<'_>, recode: &dyn Recode, gaps: Vec<u8>) -> Result<Self, WriteError> {
+    /// Plans the pack of `source` that `spec` describes; `gaps` and `fingerprint` are `source`'s.
+    pub fn new(
+        source: &'a Gguf,
+        spec: &PackSpec<'_>,
+        recode: &dyn Recode,
+        gaps: Vec<u8>,
+        fingerprint: Sha256,
+    ) -> Result<Self, WriteError> {
         let path = &source.files[0].path;
         if super::Pack::is_pack(source) {
             return Err(WriteError::AlreadyPack { path: path.clone() });
@@ -157,6 +165,7 @@ impl<'a> Plan<'a> {
             gaps,
             paths,
             source_size,
+            fingerprint,
             fallbacks,
             plain,
             importance,
@@ -183,6 +192,10 @@ impl<'a> Plan<'a> {
         let name = self.source.files[0].path.file_name().unwrap_or_default();
         header.key(key::SOURCE_NAME, name.to_string_lossy().into_owned())?;
         header.key(key::SOURCE_SIZE, self.source_size)?.key(key::SOURCE_SHA256, source.to_string())?;
+        // A full pack needs no other file beside it.
+        if self.kind == PackKind::Low {
+            header.key(key::SOURCE_FINGERPRINT, self.fingerprint.to_string())?;
+        }
         if self.plain != PlainForm::None {
             header.key(key::PLAIN_SHA256, plain.unwrap_or(source).to_string())?;
         }

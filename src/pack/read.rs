@@ -36,6 +36,8 @@ pub struct PackInfo {
     pub source_size: u64,
     /// Its digest, counted likewise.
     pub source_sha256: Sha256,
+    /// By which it is known again without reading all of it; `None` in a pack from before this, and in full packs.
+    pub source_fingerprint: Option<Sha256>,
     /// Digest of what [`super::unpack()`] writes; `None` where no plain GGUF can express the pack.
     pub plain_sha256: Option<Sha256>,
     /// Highest unimportance that is loaded in high precision, calibrated on the model.
@@ -221,8 +223,9 @@ impl Pack {
         }
     }
 
-    /// Whether `model` is, to judge by its header and size, the plain model that this pack was made from.
-    pub fn is_made_from(&self, model: &Gguf) -> bool {
+    /// Whether `model` has header and length of the plain model that this pack was made from. So has every fine-tune of it:
+    /// their weights tell them apart.
+    pub fn has_header_of(&self, model: &Gguf) -> bool {
         let (theirs, own) = (model.one_file(), self.plain.one_file());
         theirs.len() == own.len() && theirs.header() == own.header()
     }
@@ -273,6 +276,7 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         source_name: text(key::SOURCE_NAME).ok_or_else(|| fault(key::SOURCE_NAME, "a file name"))?,
         source_size: raw.get_u64(key::SOURCE_SIZE).ok_or_else(|| fault(key::SOURCE_SIZE, "a number of bytes"))?,
         source_sha256: digest(key::SOURCE_SHA256)?.ok_or_else(|| fault(key::SOURCE_SHA256, "a digest"))?,
+        source_fingerprint: digest(key::SOURCE_FINGERPRINT)?,
         plain_sha256: digest(key::PLAIN_SHA256)?,
         t1: threshold(key::T1)?,
         t2: threshold(key::T2)?,

@@ -12,6 +12,8 @@ use super::positioned::read_exact_at;
 use super::sequence::{self, Interrupted};
 use super::{Pack, PackError, SliceTypes, plain};
 use crate::expert::Extent;
+use crate::files::sole::{self, SoleError};
+use crate::files::{self, Input, Kind, Output, OutputError};
 use crate::gguf::{Gguf, HeaderBuilder, LayerCatalog, Segment, VirtualGguf};
 
 /// Why a pack was not unpacked.
@@ -47,6 +49,23 @@ pub enum UnpackError {
     Exists {
         /// Output.
         path: PathBuf,
+    },
+    /// The output, or what leads to it, is the pack or no model.
+    #[error(transparent)]
+    Overwrites(#[from] OutputError),
+    /// Somebody else is at it.
+    #[error("{}: another process is writing this file; wait for it, or give another output", path.display())]
+    Busy {
+        /// Partial output.
+        path: PathBuf,
+    },
+    /// A link, or a second name of another file, where unfinished work goes.
+    #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
+    NotOurs {
+        /// Partial output.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
     },
     /// Not enough room.
     #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
@@ -112,7 +131,20 @@ pub fn unpack(
         return Err(UnpackError::Space { path: directory.to_owned(), needed: view.len(), available });
     }
     let partial = super::partial_path(out);
-    let mut file = File::create(&partial).map_err(failed(&partial, "create"))?;
+    let written = [(out, Kind::Model), (&partial, Kind::PartialModel)];
+    let written = written.map(|(path, kind)| Output { flag: "the output", path, kind });
+    files::check(&written, &[Input { flag: "the pack", path: &pack.path }])?;
+    let mut file = sole::open(&partial).map_err(|error| match error {
+        SoleError::Busy => UnpackError::Busy { path: partial.clone() },
+        SoleError::NotOurs(found) => UnpackError::NotOurs { path: partial.clone(), found },
+        SoleError::Io(error) => failed(&partial, "create")(error),
+    })?;
+    if out.exists() && !force {
+        // Another process has just finished it. Ours is empty, or work of one that was interrupted.
+        sole::remove_empty(&partial, &file);
+        return Err(UnpackError::Exists { path: out.to_owned() });
+    }
+    file.set_len(0).map_err(failed(&partial, "empty"))?;
     let written = stream(pack, &view, out, progress, |bytes| file.write_all(bytes).map_err(failed(&partial, "write")));
     let finished = written.and_then(|found| {
         if let Some(expected) = pack.info.plain_sha256.filter(|expected| *expected != found) {

@@ -10,13 +10,16 @@ use std::path::{Path, PathBuf};
 
 use sha2::Digest;
 
+use super::fingerprint::fingerprint;
 use super::format::Sha256;
 use super::journal::{Finished, Journal, JournalError};
 use super::plan::{Fallback, PackSpec, PlainForm, Plan, gaps_of};
 use super::write_error::WriteError;
 use super::writer::Writer;
+use crate::files::sole::{self, SoleError};
+use crate::files::{self, FileState, Input, Kind, Output};
 use crate::gguf::writer::Layout;
-use crate::gguf::{Gguf, Recode};
+use crate::gguf::{Gguf, Recode, SourceFile};
 
 /// How far a writer has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,16 +93,24 @@ pub fn write(
     if out.exists() && !spec.force {
         return Err(WriteError::Exists { path: out.to_owned() });
     }
-    let before = states(source)?;
-    let plan = Plan::new(source, spec, recode, gaps_of(source)?)?;
+    let partial = partial_path(out);
+    let written = [(out, Kind::Model), (&partial, Kind::PartialModel)];
+    let written = written.map(|(path, kind)| Output { flag: "the output", path, kind });
+    let read: Vec<_> = source.files.iter().map(|file| Input { flag: "the model", path: &file.path }).collect();
+    files::check(&written, &read)?;
+    let plan = Plan::new(source, spec, recode, gaps_of(source)?, fingerprint(source)?)?;
     let header_error = |error| WriteError::Header { path: source.files[0].path.clone(), error };
     let empty = plan.layout(Sha256([0; 32]), None).map_err(header_error)?;
-    let fingerprint = fingerprint(&plan, &empty, &before);
+    let digest_of_plan = digest_of_plan(&plan, &empty);
 
-    let partial = partial_path(out);
-    let (mut journal, finished) = open_journal(&partial, &fingerprint, spec.force)?;
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(&partial);
-    let file = file.map_err(output(&partial, "open"))?;
+    // Whoever has the partial file has the output and the journal.
+    let file = sole::open(&partial).map_err(sole_error(&partial))?;
+    if out.exists() && !spec.force {
+        // Another writer has just finished it. Ours is empty, or work of one that was interrupted.
+        sole::remove_empty(&partial, &file);
+        return Err(WriteError::Exists { path: out.to_owned() });
+    }
+    let (mut journal, finished) = open_journal(&partial, &file, &digest_of_plan, spec.force)?;
     check_space(&partial, &file, empty.len)?;
 
     let mut writer =
@@ -107,9 +118,7 @@ pub fn write(
     writer.take_over(&finished)?;
     let resumed = writer.finished;
     let digest = writer.work(spec, recode, &mut journal, finished.source)?;
-    if states(source)? != before {
-        return Err(WriteError::SourceChanged { path: source.files[0].path.clone() });
-    }
+    check_unchanged(source)?;
 
     writer.finish_file(&plan.layout(digest, None).map_err(header_error)?)?;
     let plain = match plan.plain {
@@ -138,48 +147,62 @@ pub fn write(
 
 pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
     let path = path.to_owned();
-    move |error| WriteError::Output { path, action, error }
+    move |error| match action {
+        // Nothing is there yet.
+        "open" => WriteError::Create { path, error },
+        _ => WriteError::Output { path, action, error },
+    }
 }
 
-/// Length and time of the last change of every source file.
-fn states(source: &Gguf) -> Result<Vec<(u64, u128)>, WriteError> {
-    let state = |path: &PathBuf| {
-        let metadata = fs::metadata(path).map_err(|error| WriteError::Source { path: path.clone(), error })?;
-        let changed = metadata.modified().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
-        Ok((metadata.len(), changed.map_or(0, |t| t.as_nanos())))
-    };
-    source.files.iter().map(|file| state(&file.path)).collect()
+/// What was read is what the header was read of.
+fn check_unchanged(source: &Gguf) -> Result<(), WriteError> {
+    let is_same = |file: &SourceFile| FileState::at(&file.path).is_ok_and(|now| now == file.state);
+    match source.files.iter().find(|file| !is_same(file)) {
+        None => Ok(()),
+        Some(file) => Err(WriteError::SourceChanged { path: file.path.clone() }),
+    }
 }
 
 /// Differs wherever the bytes of the pack may differ.
-fn fingerprint(plan: &Plan<'_>, layout: &Layout, states: &[(u64, u128)]) -> Sha256 {
+fn digest_of_plan(plan: &Plan<'_>, layout: &Layout) -> Sha256 {
     let mut hash = sha2::Sha256::new();
     hash.update(env!("CARGO_PKG_VERSION"));
     for part in [&layout.header, &plan.source_header, &plan.gaps, &plan.paths] {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    for (len, changed) in states {
-        hash.update(len.to_le_bytes());
-        hash.update(changed.to_le_bytes());
+    // Times alone would not do: `cp -p` keeps them. The inode is left out: a model may be moved.
+    hash.update(plan.fingerprint.0);
+    for file in &plan.source.files {
+        hash.update(file.len.to_le_bytes());
+        hash.update(file.state.modified_ns().to_le_bytes());
     }
     plan.rows.iter().filter_map(|row| row.encode()).for_each(|row| hash.update(row));
     hash.update(plan.importance.to_le_bytes());
     Sha256(hash.finalize().into())
 }
 
-fn open_journal(partial: &Path, plan: &Sha256, force: bool) -> Result<(Journal, Finished), WriteError> {
+/// The journal of a partial file that is locked.
+fn open_journal(partial: &Path, file: &File, plan: &Sha256, force: bool) -> Result<(Journal, Finished), WriteError> {
     let path = with_suffix(partial, ".journal");
-    let fresh = !partial.exists();
+    let fresh = file.metadata().map_err(output(partial, "read the length of"))?.len() == 0;
     let opened = match Journal::open(&path, plan, fresh) {
         Err(JournalError::OtherPlan) if force => Journal::open(&path, plan, true),
         opened => opened,
     };
     opened.map_err(|error| match error {
-        JournalError::Busy => WriteError::Busy { path },
         JournalError::OtherPlan => WriteError::OtherWork { path: partial.to_owned() },
-        JournalError::Io(error) => output(&path, "open")(error),
+        JournalError::File(error) => sole_error(&path)(error),
     })
+}
+
+fn sole_error(path: &Path) -> impl FnOnce(SoleError) -> WriteError {
+    let path = path.to_owned();
+    move |error| match error {
+        SoleError::Busy => WriteError::Busy { path },
+        SoleError::NotOurs(found) => WriteError::NotOurs { path, found },
+        SoleError::Io(error) => output(&path, "open")(error),
+    }
 }
 
 fn check_space(partial: &Path, file: &File, len: u64) -> Result<(), WriteError> {

@@ -4,9 +4,11 @@ use std::io;
 use std::path::PathBuf;
 
 use super::PackError;
+use crate::files::OutputError;
 use crate::gguf::{GgmlType, GgufError, RecodeError};
 use crate::imatrix::ImatrixError;
 use crate::predict::PathTableError;
+use crate::store::StoreError;
 
 /// Why [`super::write()`] gave up. Where work had begun, it is kept: the same call goes on from there.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +109,20 @@ pub enum WriteError {
         /// Bytes that these rows have.
         expected: u64,
     },
+    /// The output, or what leads to it, is the source or no pack.
+    #[error(transparent)]
+    Overwrites(#[from] OutputError),
+    /// The source is not what it was when its header was read, or cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A link, or a second name of another file, where unfinished work goes.
+    #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
+    NotOurs {
+        /// Partial file or journal.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
     /// The source could not be read.
     #[error("{}: cannot read: {error}", path.display())]
     Source {
@@ -148,6 +164,14 @@ pub enum WriteError {
         needed: u64,
         /// Bytes free.
         available: u64,
+    },
+    /// The output could not be begun: a directory that is missing or may not be written, a read-only disk.
+    #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]
+    Create {
+        /// Partial output or journal.
+        path: PathBuf,
+        /// The operating system's reason.
+        error: io::Error,
     },
     /// The output could not be written: disk full, or worse.
     #[error("{}: cannot {action}: {error}; what is finished is kept there, the same command goes on from it", path.display())]

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use super::quantised::row_words;
 use super::windows::n_scored;
+use crate::files;
 use crate::options::Token;
 
 const MAGIC: &[u8; 8] = b"_logits_";
@@ -116,6 +117,14 @@ impl BaseHead {
     }
 }
 
+/// Whether a file that begins with these bytes is a base file, or one whose run did not end.
+pub(crate) fn may_replace(head: &[u8]) -> bool {
+    let (magic, numbers) = head.split_at(head.len().min(MAGIC.len()));
+    let is_positive = |number: &[u8]| number.iter().any(|byte| *byte != 0) && number[3] < 0x80;
+    let is_base = MAGIC.starts_with(magic) || magic.iter().all(|byte| *byte == 0);
+    is_base && numbers.chunks_exact(4).take(3).all(is_positive)
+}
+
 /// Writes a base file.
 pub struct BaseWriter {
     path: PathBuf,
@@ -124,10 +133,10 @@ pub struct BaseWriter {
 }
 
 impl BaseWriter {
-    /// Creates the file, or empties it, and writes its head.
+    /// Creates the file, or empties the base file that is there, and writes its head.
     ///
     /// # Errors
-    /// The system refuses, or numbers beyond 31 bits.
+    /// The system refuses, another kind of file is there, or numbers beyond 31 bits.
     pub fn create(path: &Path, head: BaseHead) -> Result<Self, BaseError> {
         let mut bytes = vec![0; MAGIC.len()];
         for (what, n) in [("n_ctx", head.n_ctx), ("n_vocab", head.n_vocab), ("n_chunk", head.n_chunk())] {
@@ -136,7 +145,7 @@ impl BaseWriter {
             bytes.extend(n.to_le_bytes());
         }
         bytes.extend(head.tokens.iter().flat_map(|token| token.to_le_bytes()));
-        let file = File::create(path).and_then(|mut file| file.write_all(&bytes).map(|()| file));
+        let file = files::create(path, files::Kind::Base).and_then(|mut file| file.write_all(&bytes).map(|()| file));
         let file = file.map_err(|source| BaseError::Io { path: path.to_owned(), action: "write", source })?;
         Ok(Self { path: path.to_owned(), file, head })
     }

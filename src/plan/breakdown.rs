@@ -17,6 +17,9 @@ impl fmt::Display for MemoryPlan {
         row("KV cache", self.fixed.kv, "")?;
         row("compute", self.fixed.compute, "")?;
         row("runtime", self.fixed.runtime, "")?;
+        if self.fixed.prediction >= 1 << 20 {
+            row("prediction", self.fixed.prediction, "tables of policy and predictor")?;
+        }
         row("margin", self.margin, "kept free")?;
         if let Some(note) = share(self.n_slots, self.n_experts) {
             row("expert cache", self.expert_cache - self.low_cache, &note)?;
@@ -54,6 +57,33 @@ pub(super) fn flags(mem_budget: Option<u64>, expert_cache: Option<u64>) -> Strin
     let flag = |name: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{name} {}", FlagValue(bytes)));
     let given = [flag("--mem-budget", mem_budget), flag("--expert-cache", expert_cache)];
     given.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+/// What to do where `minimum` bytes are needed: give them if they can be had.
+pub(super) fn more_memory(minimum: u64, available: Option<u64>, or_else: &str) -> String {
+    match available.filter(|available| minimum > *available) {
+        Some(available) => {
+            let advice = or_else.trim_start_matches("or ");
+            format!("{} are available here: {advice}, or run it where there is more memory", Show(available))
+        }
+        None => format!("give --mem-budget {}, {or_else}", FlagValue(minimum)),
+    }
+}
+
+/// The other way to have an expert cache, where there is one.
+pub(super) fn or_budget(minimum: u64, available: Option<u64>) -> String {
+    match available.filter(|available| minimum > *available) {
+        Some(available) => format!(" ({} are available here)", Show(available)),
+        None => format!(", or --mem-budget {}", FlagValue(minimum)),
+    }
+}
+
+/// A budget that can be had, if it is worth naming.
+pub(super) fn or_less(available: u64) -> String {
+    match available >> 20 {
+        0 => String::new(),
+        mib => format!(" or at most {mib}MiB"),
+    }
 }
 
 /// Bytes for a flag, rounded down: an upper limit.

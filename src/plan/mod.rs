@@ -10,14 +10,20 @@
 //!
 //! [`DevicePlan`] divides a device's memory in the same way; [`layer_devices`] says which layers are on which device.
 //!
-//! The margin is for what nobody can count (page tables, allocator slack, the kernel's own): 2 % of a budget that was
-//! given, at least 32 MiB. A budget found in the system also moves with its neighbours: 5 %, at least 64 MiB.
+//! The margin is for what nobody can count (page tables, allocator slack, the kernel's own): 1 % of a budget that was
+//! given, at least 32 MiB; 2 % of a control group's limit, at least 48 MiB, for what the kernel books there besides.
+//! Available memory also moves with its neighbours: 5 %, at least 64 MiB.
+//!
+//! A budget that was given is held to what the system can give ([`PlanInput::overcommit`]).
+//!
+//! [`Regime`] comes before all that: where the whole model fits, there is nothing to divide.
 
 mod breakdown;
 mod device;
 mod layers;
 mod limits;
 mod pools;
+mod regime;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -26,6 +32,7 @@ pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
+pub use regime::{Needs, Regime};
 pub use size::{Budget, ExpertCache, SizeError};
 
 use crate::expert::Precision;
@@ -40,8 +47,10 @@ pub(crate) use size::Show;
 pub struct PlanInput {
     /// What the process may take.
     pub budget: Budget,
-    /// What the system leaves; read only for [`Budget::Auto`].
+    /// What the system leaves: the budget of [`Budget::Auto`], and what any other may not exceed.
     pub limits: MemoryLimits,
+    /// A given budget may exceed what the system leaves.
+    pub overcommit: bool,
     /// How much of it experts may take; a percentage is of all high versions.
     pub expert_cache: ExpertCache,
     /// How much of the expert cache low versions may take.
@@ -69,11 +78,14 @@ pub struct FixedCosts {
     pub compute: u64,
     /// What the process holds besides: code, tokenizer, thread stacks.
     pub runtime: u64,
+    /// What policy and predictor keep: tables, copies of routers.
+    pub prediction: u64,
 }
 
 impl FixedCosts {
     fn total(&self) -> u64 {
-        [self.weights, self.kv, self.compute, self.runtime].into_iter().fold(0, u64::saturating_add)
+        let Self { weights, kv, compute, runtime, prediction } = *self;
+        [weights, kv, compute, runtime, prediction].into_iter().fold(0, u64::saturating_add)
     }
 }
 
@@ -133,9 +145,9 @@ pub struct BelowTokenCycle {
 pub enum PlanError {
     /// The budget cannot hold the model even with no expert cached.
     #[error(
-        "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached; \
-         give --mem-budget {}, or make the context smaller (-c)",
-        Show(*budget), breakdown::origin(*origin), Show(FlagValue(*minimum).bytes()), FlagValue(*minimum)
+        "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached; {}",
+        Show(*budget), breakdown::origin(*origin), Show(FlagValue(*minimum).bytes()),
+        breakdown::more_memory(*minimum, *available, "or make the context smaller (-c)")
     )]
     TooSmall {
         /// Bytes.
@@ -144,12 +156,30 @@ pub enum PlanError {
         origin: BudgetSource,
         /// The smallest budget that works, in bytes.
         minimum: u64,
+        /// What the system leaves, in bytes, if that is known and counts.
+        available: Option<u64>,
+    },
+    /// The budget is more than the system has, and would be used.
+    #[error(
+        "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({}); give \
+         --mem-budget auto{}, or --overcommit if you know of more (swap, a limit that will be raised)",
+        Show(*budget), Show(*takes), Show(*available), breakdown::origin(*origin).trim_start_matches("auto: "),
+        breakdown::or_less(*available)
+    )]
+    AboveLimit {
+        /// Bytes.
+        budget: u64,
+        /// Bytes that would be touched.
+        takes: u64,
+        /// Bytes that the system leaves, what the process holds included.
+        available: u64,
+        /// What leaves no more.
+        origin: BudgetSource,
     },
     /// The expert cache asked for does not fit beside the rest.
     #[error(
-        "an expert cache of {} does not fit into a memory budget of {}; give --expert-cache {} or less, \
-         or --mem-budget {}",
-        Show(*asked), Show(*budget), breakdown::whole_mib(*fits), FlagValue(*minimum)
+        "an expert cache of {} does not fit into a memory budget of {}; give --expert-cache {} or less{}",
+        Show(*asked), Show(*budget), breakdown::whole_mib(*fits), breakdown::or_budget(*minimum, *available)
     )]
     ExpertCacheTooLarge {
         /// Bytes asked for.
@@ -160,6 +190,8 @@ pub enum PlanError {
         budget: u64,
         /// The smallest budget that holds what was asked for, in bytes.
         minimum: u64,
+        /// What the system leaves, in bytes, if that is known and counts.
+        available: Option<u64>,
     },
     /// A device cannot hold what experts pass through.
     #[error(
@@ -211,10 +243,14 @@ impl Margin {
     const MIB: u64 = 1 << 20;
 
     fn of(input: &PlanInput, source: BudgetSource) -> Self {
-        match (input.margin, source) {
-            (Some(floor), _) => Self { percent: 0, floor },
-            (None, BudgetSource::Given) => Self { percent: 2, floor: 32 * Self::MIB },
-            (None, _) => Self { percent: 5, floor: 64 * Self::MIB },
+        input.margin.map_or_else(|| Self::of_source(source), |floor| Self { percent: 0, floor })
+    }
+
+    fn of_source(source: BudgetSource) -> Self {
+        match source {
+            BudgetSource::Given => Self { percent: 1, floor: 32 * Self::MIB },
+            BudgetSource::Cgroup => Self { percent: 2, floor: 48 * Self::MIB },
+            BudgetSource::MemAvailable => Self { percent: 5, floor: 64 * Self::MIB },
         }
     }
 
@@ -234,9 +270,29 @@ impl MemoryPlan {
     /// Divides the budget.
     ///
     /// # Errors
-    /// [`PlanError`]: the budget is below the model's minimum, the expert cache asked for does not fit, or nothing
-    /// is known about the system's memory.
+    /// [`PlanError`]: the budget is below the model's minimum or beyond what the system has, the expert cache asked for
+    /// does not fit, or nothing is known about the system's memory.
     pub fn new(input: &PlanInput) -> Result<Self, PlanError> {
+        let limit = input.limits.budget().filter(|_| !input.overcommit);
+        let (Budget::Bytes(given), Some((available, origin))) = (input.budget, limit) else {
+            return Self::within_budget(input);
+        };
+        let plan = Self::within_budget(input)?;
+        if given <= available {
+            return Ok(plan);
+        }
+        // More than there is was given. That is well where the model does not need it.
+        let held = Self::within_budget(&PlanInput { budget: Budget::Bytes(available), ..input.clone() });
+        match held {
+            Ok(held) if held.pools == plan.pools && held.staging_slots == plan.staging_slots => Ok(held),
+            _ => {
+                let takes = plan.fixed.total().saturating_add(plan.expert_cache).saturating_add(plan.staging);
+                Err(PlanError::AboveLimit { budget: given, takes, available, origin })
+            }
+        }
+    }
+
+    fn within_budget(input: &PlanInput) -> Result<Self, PlanError> {
         let (budget, source) = match input.budget {
             Budget::Bytes(bytes) => (bytes, BudgetSource::Given),
             Budget::Auto => input.limits.budget().ok_or(PlanError::NoLimitKnown)?,
@@ -246,10 +302,16 @@ impl MemoryPlan {
         let given = Margin::of(input, BudgetSource::Given); // what the flags in our advice will be held to
         let fixed = input.fixed.total();
         let budget_for = |for_experts: u64| given.budget_for(fixed.saturating_add(for_experts));
+        let available = input.limits.budget().map(|(bytes, _)| bytes).filter(|_| !input.overcommit);
 
         let room = budget.checked_sub(fixed.saturating_add(margin)).filter(|room| *room >= experts.minimum());
         let Some(room) = room else {
-            return Err(PlanError::TooSmall { budget, origin: source, minimum: budget_for(experts.minimum()) });
+            return Err(PlanError::TooSmall {
+                budget,
+                origin: source,
+                minimum: budget_for(experts.minimum()),
+                available,
+            });
         };
         let asked = match input.expert_cache {
             ExpertCache::Auto => None,
@@ -260,7 +322,7 @@ impl MemoryPlan {
         if let Some(asked) = asked.filter(|asked| experts.room_for(*asked) > room) {
             let fits = experts.largest_cache(room);
             let minimum = budget_for(experts.room_for(asked));
-            return Err(PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum });
+            return Err(PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum, available });
         }
         let Division { pools, staging_slots } = experts.divide(room, asked);
         let of = |precision| pools.iter().filter(move |pool| pool.precision == precision);
@@ -295,6 +357,33 @@ impl MemoryPlan {
             pools,
             warning,
         })
+    }
+
+    /// The same check before anything is loaded, from what is known of the files alone: a budget that certainly would be
+    /// used beyond what the system has. `ordinary` and `experts` are bytes of weights.
+    ///
+    /// # Errors
+    /// [`PlanError::AboveLimit`].
+    pub fn check_budget(
+        budget: Budget,
+        limits: &MemoryLimits,
+        expert_cache: ExpertCache,
+        ordinary: u64,
+        experts: u64,
+    ) -> Result<(), PlanError> {
+        let (Budget::Bytes(budget), Some((available, origin))) = (budget, limits.budget()) else { return Ok(()) };
+        let cached = match expert_cache {
+            ExpertCache::Auto => experts,
+            ExpertCache::Bytes(bytes) => bytes.min(experts),
+            ExpertCache::Percent(percent) => (experts as f64 * percent / 100.0) as u64,
+        };
+        let takes = ordinary.saturating_add(cached).min(budget);
+        if takes > available { Err(PlanError::AboveLimit { budget, takes, available, origin }) } else { Ok(()) }
+    }
+
+    /// What may be taken of so many bytes that the system says it has.
+    pub(crate) fn without_margin(available: u64, source: BudgetSource) -> u64 {
+        available.saturating_sub(Margin::of_source(source).bytes(available))
     }
 
     /// Bytes of the budget that nothing uses: everything fits, or less was asked for.

@@ -15,8 +15,9 @@ fn input() -> PlanInput {
     PlanInput {
         budget: Budget::Bytes(2048 * MIB),
         limits: MemoryLimits::default(),
+        overcommit: false,
         expert_cache: ExpertCache::Auto,
-        fixed: FixedCosts { weights: 412 * MIB, kv: 96 * MIB, compute: 301 * MIB, runtime: 60 * MIB },
+        fixed: FixedCosts { weights: 412 * MIB, kv: 96 * MIB, compute: 301 * MIB, runtime: 60 * MIB, prediction: 0 },
         margin: Some(40 * MIB),
         low_share: LowShare::Auto,
         pools: vec![pool(High, &[32; 32], 4 * MIB, 2 * MIB)],
@@ -98,7 +99,10 @@ fn a_dense_model_needs_no_cache() {
 fn below_the_minimum_the_error_names_it() {
     let minimum = (869 + 40 + 2) * MIB;
     let error = plan(|input| input.budget = Budget::Bytes(minimum - 1)).unwrap_err();
-    assert_eq!(error, PlanError::TooSmall { budget: minimum - 1, origin: BudgetSource::Given, minimum });
+    assert_eq!(
+        error,
+        PlanError::TooSmall { budget: minimum - 1, origin: BudgetSource::Given, minimum, available: None }
+    );
     assert_eq!(
         error.to_string(),
         "a memory budget of 911 MiB (--mem-budget) is too small: this model needs at least 911 MiB, with no expert \
@@ -119,9 +123,66 @@ fn the_margin_follows_the_budget() {
         plan(change).unwrap().margin
     };
     assert_eq!(margin(1000, None), 32 * MIB);
-    assert_eq!(margin(5000, None), 100 * MIB);
+    assert_eq!(margin(5000, None), 50 * MIB);
     assert_eq!(margin(0, Some(1000 * MIB)), 64 * MIB);
     assert_eq!(margin(0, Some(5000 * MIB)), 250 * MIB);
+}
+
+/// Of a machine, or control group, with so many bytes left.
+fn with_only(mib: u64, change: impl FnOnce(&mut PlanInput)) -> Result<MemoryPlan, PlanError> {
+    plan(|input| {
+        input.limits.mem_available = Some(1 << 50);
+        input.limits.cgroup = Some(CgroupMemory { path: "/sys/fs/cgroup/a".into(), limit: mib * MIB, used: 0 });
+        change(input);
+    })
+}
+
+#[test]
+fn a_budget_beyond_what_there_is_is_refused_where_it_would_be_used() {
+    let error = with_only(1024, |input| input.budget = Budget::Bytes(2048 * MIB)).unwrap_err();
+    let PlanError::AboveLimit { budget, takes, available, origin } = error.clone() else { panic!("{error}") };
+    assert_eq!((budget, available, origin), (2048 * MIB, 1024 * MIB, BudgetSource::Cgroup));
+    assert!(takes > available && takes <= budget, "{takes}");
+    let text = error.to_string();
+    assert!(text.contains("1.00 GiB are available (limit of the control group)"), "{text}");
+    assert!(text.contains("--mem-budget auto or at most 1024MiB") && text.contains("--overcommit"), "{text}");
+    let known_better = with_only(1024, |input| (input.budget, input.overcommit) = (Budget::Bytes(2048 * MIB), true));
+    assert_eq!(known_better.unwrap().n_slots, 272);
+}
+
+#[test]
+fn a_budget_beyond_what_there_is_is_no_matter_where_it_is_not_needed() {
+    let plan = with_only(8192, |input| input.budget = Budget::Bytes(1 << 40)).unwrap();
+    assert_eq!((plan.budget, plan.budget_source, plan.is_fully_resident()), (8192 * MIB, BudgetSource::Given, true));
+    assert!(plan.unused() < 8192 * MIB);
+}
+
+#[test]
+fn what_cannot_be_had_is_not_advised() {
+    let too_small = with_only(300, |input| input.budget = Budget::Bytes(300 * MIB)).unwrap_err().to_string();
+    assert!(too_small.contains("300 MiB are available here: make the context smaller (-c)"), "{too_small}");
+    assert!(!too_small.contains("give --mem-budget"), "{too_small}");
+    let cache = |input: &mut PlanInput| {
+        input.budget = Budget::Bytes(1500 * MIB);
+        input.expert_cache = ExpertCache::Percent(50.0);
+    };
+    let too_large = with_only(2000, cache).unwrap_err().to_string();
+    assert!(too_large.contains("or less (1.95 GiB are available here)"), "{too_large}");
+}
+
+#[test]
+fn what_is_certain_is_refused_before_loading() {
+    let cgroup = CgroupMemory { path: "/sys/fs/cgroup/a".into(), limit: 300 * MIB, used: 0 };
+    let limits = MemoryLimits { mem_available: Some(1 << 40), cgroup: Some(cgroup), own: 0 };
+    let check = |budget, expert_cache| {
+        MemoryPlan::check_budget(Budget::Bytes(budget), &limits, expert_cache, 50 * MIB, 4096 * MIB)
+    };
+    assert!(
+        matches!(check(8 << 30, ExpertCache::Auto), Err(PlanError::AboveLimit { takes, .. }) if takes == 4146 * MIB)
+    );
+    assert!(check(8 << 30, ExpertCache::Bytes(400 * MIB)).is_err() && check(301 * MIB, ExpertCache::Auto).is_err());
+    assert_eq!(check(300 * MIB, ExpertCache::Auto), Ok(()));
+    assert_eq!(check(8 << 30, ExpertCache::Percent(5.0)), Ok(()));
 }
 
 #[test]
@@ -316,6 +377,7 @@ fn any_input() -> impl Strategy<Value = PlanInput> {
         |(budget, expert_cache, low_share, weights, margin, pools, n_expert_used, wanted)| PlanInput {
             budget: Budget::Bytes(budget),
             limits: MemoryLimits::default(),
+            overcommit: false,
             expert_cache,
             low_share,
             fixed: FixedCosts { weights, ..FixedCosts::default() },

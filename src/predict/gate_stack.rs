@@ -2,13 +2,27 @@
 //!
 //! A router multiplies its layer's input by a matrix, the *gate*. The inputs of neighbouring layers are alike, so this
 //! layer's input through the next layers' gates foretells their choice (HOBBIT's stacked gate, Fate's cross-layer gate).
-//! Every gate is kept once more, in float and stacked in layer order: the gates of some layers are one product.
+//! A gate in float is read where its owner keeps it ([`GateRows`]): routers are ordinary weights, which llama.cpp holds
+//! in memory already, and all of them together can be a tenth of a small budget.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::fmt;
+use std::sync::Arc;
 
 /// Gates of all layers together, in bytes: more than any model has (a layer of 512 experts and width 8192 takes 16 MiB).
 const STACK_BYTES_MAX: usize = 4 << 30;
+
+/// A router's matrix, wherever it lies.
+pub trait GateRows: Send + Sync {
+    /// `[n_expert][width]`, the same at every call.
+    fn rows(&self) -> &[f32];
+}
+
+impl GateRows for Vec<f32> {
+    fn rows(&self) -> &[f32] {
+        self
+    }
+}
 
 /// What turns logits into probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +34,10 @@ pub enum Gating {
 }
 
 /// One layer's router.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone)]
 pub struct Gate {
     /// The matrix, `[n_expert][width]`.
-    pub rows: Vec<f32>,
+    pub rows: Arc<dyn GateRows>,
     /// Added to the logits, `[n_expert]`.
     pub bias: Option<Vec<f32>>,
     /// Added to the probabilities before the choice, `[n_expert]`.
@@ -32,23 +46,22 @@ pub struct Gate {
     pub gating: Gating,
 }
 
-/// A [`Gate`] whose matrix is in the stack.
-#[derive(Clone, Debug)]
-struct Stacked {
-    /// Its rows in the stack.
-    rows: Range<usize>,
-    bias: Option<Vec<f32>>,
-    choice_bias: Option<Vec<f32>>,
-    gating: Gating,
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, bias, choice_bias, gating } = self;
+        let mut text = f.debug_struct("Gate");
+        text.field("n_rows_floats", &rows.rows().len()).field("bias", bias);
+        text.field("choice_bias", choice_bias).field("gating", gating).finish()
+    }
 }
 
 /// Routers by layer. Filled as layers run for the first time.
 #[derive(Clone, Debug, Default)]
 pub struct GateStack {
-    gates: BTreeMap<u16, Stacked>,
-    /// `[rows][width]`.
-    stack: Vec<f32>,
+    gates: BTreeMap<u16, Gate>,
     width: usize,
+    /// Floats of all matrices.
+    n_floats: usize,
     /// Reused: logits of one product.
     logits: Vec<f32>,
 }
@@ -62,23 +75,24 @@ impl GateStack {
     /// Whether there is room for a gate `[n_expert][width]` beside the others, which are all of one width.
     pub fn takes(&self, width: usize, n_expert: usize) -> bool {
         let is_usual = width > 0 && (self.width == 0 || width == self.width);
-        is_usual && (self.stack.len() + n_expert * width) * size_of::<f32>() <= STACK_BYTES_MAX
+        is_usual && (self.n_floats + n_expert * width) * size_of::<f32>() <= STACK_BYTES_MAX
     }
 
-    /// Adds the router of a layer, the rows of whose matrix have `width` floats. `false`, and nothing has changed, where
+    /// Adds (or replaces) the router of a layer, the rows of whose matrix have `width` floats. `false`, and nothing has changed, where
     /// [`GateStack::takes`] says no, or a row or bias is not whole.
     pub fn add(&mut self, layer: u16, width: usize, gate: Gate) -> bool {
-        let Gate { rows, bias, choice_bias, gating } = gate;
-        let n_expert = rows.len() / width.max(1);
+        let n_floats = gate.rows.rows().len();
+        let n_expert = n_floats / width.max(1);
         let is_whole = |bias: &Option<Vec<f32>>| bias.as_ref().is_none_or(|bias| bias.len() == n_expert);
-        if !self.takes(width, n_expert) || rows.len() != n_expert * width || !is_whole(&bias) || !is_whole(&choice_bias)
-        {
+        let biases_fit = is_whole(&gate.bias) && is_whole(&gate.choice_bias);
+        if !self.takes(width, n_expert) || n_floats != n_expert * width || !biases_fit {
             return false;
         }
         self.width = width;
-        let first = self.stack.len() / width;
-        self.stack.extend(rows);
-        self.gates.insert(layer, Stacked { rows: first..first + n_expert, bias, choice_bias, gating });
+        self.n_floats += n_floats;
+        if let Some(before) = self.gates.insert(layer, gate) {
+            self.n_floats -= before.rows.rows().len();
+        }
         true
     }
 
@@ -91,16 +105,15 @@ impl GateStack {
         let mut all = Vec::with_capacity(layers.len());
         for layer in layers {
             let Some(gate) = self.gates.get(layer) else { continue };
-            let rows = &self.stack[gate.rows.start * self.width..gate.rows.end * self.width];
             self.logits.clear();
-            self.logits.extend(rows.chunks_exact(self.width).map(|row| dot(row, x)));
+            self.logits.extend(gate.rows.rows().chunks_exact(self.width).map(|row| dot(row, x)));
             all.push((*layer, gate.probabilities(&self.logits)));
         }
         all
     }
 }
 
-impl Stacked {
+impl Gate {
     fn probabilities(&self, logits: &[f32]) -> Vec<f32> {
         let mut scores: Vec<f32> = match &self.bias {
             Some(bias) => logits.iter().zip(bias).map(|(logit, bias)| logit + bias).collect(),
@@ -146,7 +159,7 @@ mod tests {
         let mut gates = GateStack::default();
         let mut add = |layer, scale: f32, bias| {
             let rows = vec![scale, 0.0, 0.0, scale];
-            assert!(gates.add(layer, 2, Gate { rows, bias, choice_bias: None, gating }));
+            assert!(gates.add(layer, 2, Gate { rows: Arc::new(rows), bias, choice_bias: None, gating }));
         };
         add(3, 1.0, None);
         add(5, 2.0, Some(vec![0.0, 4.0]));
@@ -175,7 +188,7 @@ mod tests {
     fn gates_that_do_not_fit_are_refused() {
         let mut gates = gates(Gating::Softmax);
         let gate = |rows: usize, bias: Option<usize>| Gate {
-            rows: vec![0.0; rows],
+            rows: Arc::new(vec![0.0; rows]),
             bias: bias.map(|n| vec![0.0; n]),
             choice_bias: None,
             gating: Gating::Softmax,

@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 pub use ahead::{Ahead, ahead, ahead_by};
 pub use cross_layer::CrossLayer;
-pub use gate_stack::{Gate, GateStack, Gating};
+pub use gate_stack::{Gate, GateRows, GateStack, Gating};
 pub use oracle::{FutureToken, Oracle};
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
 pub use previous::Previous;
@@ -128,6 +128,11 @@ pub enum PredictorKind {
 }
 
 impl PredictorKind {
+    /// Whether it asks the routers of later layers.
+    pub const fn needs_scores(self) -> bool {
+        matches!(self, Self::StackedGate | Self::CrossLayer)
+    }
+
     /// Every kind.
     pub const ALL: [Self; 5] = [Self::None, Self::StackedGate, Self::CrossLayer, Self::PathTable, Self::Previous];
 

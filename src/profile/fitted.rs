@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FittedError;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::route::{Shares, Thresholds};
 
 /// What `format` says.
@@ -94,7 +95,7 @@ impl FittedPolicy {
     /// [`FittedError::Io`], [`FittedError::Malformed`] or [`FittedError::Version`].
     pub fn read(path: &Path) -> Result<Self, FittedError> {
         let file = path.display().to_string();
-        match std::fs::read_to_string(path) {
+        match capped::read_text(path, JSON_BYTES_MAX) {
             Ok(text) => Self::parse(&text, &file),
             Err(error) => Err(FittedError::Io { file, error }),
         }

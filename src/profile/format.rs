@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{ProfileError, SliceTypes};
+use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::route::Shares;
 
@@ -186,7 +187,7 @@ impl Profile {
     /// [`ProfileError::Io`], [`ProfileError::Malformed`] or [`ProfileError::Version`].
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
-        Self::parse(&std::fs::read_to_string(path).map_err(io)?, path)
+        Self::parse(&capped::read_text(path, JSON_BYTES_MAX).map_err(io)?, path)
     }
 
     /// Reads a profile's text; `path` is for messages.

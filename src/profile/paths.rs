@@ -2,10 +2,11 @@
 //! [`PathTable`]'s own.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use super::ProfileError;
+use crate::files;
 use crate::gguf::{ExpertMap, Gguf};
 use crate::predict::{PathTable, PredictShape};
 
@@ -21,14 +22,15 @@ pub fn read_path_table(path: &Path) -> Result<PathTable, ProfileError> {
     PathTable::from_bytes(&bytes).map_err(|error| ProfileError::PathTable { path: path.to_owned(), error })
 }
 
-/// Writes a path table, in place of a file that is there.
+/// Writes a path table, in place of one that is there.
 ///
 /// # Errors
 /// [`ProfileError::Io`], or [`ProfileError::PathTable`] for a table that is too long.
 pub fn write_path_table(path: &Path, table: &PathTable) -> Result<(), ProfileError> {
     let of_table = |error| ProfileError::PathTable { path: path.to_owned(), error };
     let io = |error| ProfileError::Io { path: path.to_owned(), action: "write", error };
-    std::fs::write(path, table.encode().map_err(of_table)?).map_err(io)
+    let bytes = table.encode().map_err(of_table)?;
+    files::create(path, files::Kind::PathTable).and_then(|mut file| file.write_all(&bytes)).map_err(io)
 }
 
 /// The layers of a model whose table ends with block `last_layer`, to judge by its files alone. What lies behind is for

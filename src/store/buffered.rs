@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Store;
 use super::error::StoreError;
 use super::request::{Completion, ReadRequest};
 use super::workers::{Source, Workers};
+use super::{Original, Store};
 
 /// Reading threads: enough to keep a solid-state disk busy when the page cache misses.
 pub const THREADS: usize = 4;
@@ -37,15 +37,35 @@ impl BufferedStore {
                 Err(source) => Err(StoreError::Open { path: path.clone(), engine: "buffered", source }),
             })
             .collect::<Result<Vec<_>, _>>()?;
-        #[cfg(target_os = "linux")]
-        for (_, file) in &open {
-            use std::os::fd::AsRawFd;
-            // Slices are read whole and in no order: read-ahead would only fetch other experts.
-            // SAFETY: the descriptor is open; the call takes no memory, and its failure is harmless.
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-        }
+        Self::of_files(open)
+    }
+
+    /// As [`BufferedStore::open`], of files that are open already.
+    ///
+    /// # Errors
+    /// As [`BufferedStore::open`]; [`StoreError::Changed`].
+    pub fn of_originals(files: &[Original]) -> Result<Self, StoreError> {
+        let again = |file: &Original| Ok((file.path().to_owned(), file.again()?));
+        Self::of_files(files.iter().map(again).collect::<Result<_, StoreError>>()?)
+    }
+
+    fn of_files(open: Vec<(PathBuf, File)>) -> Result<Self, StoreError> {
+        // Slices are read whole and in no order: read-ahead would only fetch other experts.
+        open.iter().for_each(|(_, file)| advise_random(file));
         Ok(Self { workers: Workers::start(Files { open }, THREADS, CHUNK_BYTES)? })
     }
+}
+
+/// Tells the system that what follows what is read will not be read next. Where it cannot be told, that costs time only.
+pub(crate) fn advise_random(file: &File) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the descriptor is open; the call takes no memory, and its failure is harmless.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
 }
 
 impl Store for BufferedStore {

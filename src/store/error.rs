@@ -51,6 +51,17 @@ pub enum StoreError {
         /// Length of the file when the end was met, in bytes.
         file_len: u64,
     },
+    /// The file is not the one that was looked at first, or has been written to since.
+    #[error(
+        "{}: this file was replaced or written to after it was opened ({what}), so that old and new weights would be \
+         mixed; start again, and change no model while it is in use", path.display()
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// By which it is known.
+        what: &'static str,
+    },
     /// A request names a file that the store was not opened with.
     #[error("a read names source file {file}, but the model has {files} (expected 0..{files})")]
     NoSuchFile {

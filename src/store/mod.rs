@@ -17,6 +17,7 @@ pub mod faulty;
 pub mod measure;
 pub mod memory;
 pub mod mode;
+pub mod original;
 pub mod probe;
 mod request;
 mod window;
@@ -29,9 +30,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use arena::Arena;
+pub(crate) use buffered::advise_random;
 pub use error::StoreError;
 pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, IoMode, Regime, StoreKind, choose};
+pub use original::Original;
 pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
 pub use window::{BLOCK_BYTES, lead_of, slot_stride};
 
@@ -62,8 +65,25 @@ pub fn open(kind: StoreKind, files: &[PathBuf]) -> Result<Arc<dyn Store>, StoreE
         #[cfg(target_os = "linux")]
         StoreKind::Direct => Ok(Arc::new(direct::DirectStore::open(files)?)),
         #[cfg(not(target_os = "linux"))]
-        StoreKind::Direct => {
-            Err(StoreError::Unavailable { engine: "direct", reason: "it needs Linux (io_uring and O_DIRECT)".into() })
-        }
+        StoreKind::Direct => Err(no_direct()),
     }
+}
+
+/// As [`open`], of files that are open already: they are read whatever has taken their names since.
+///
+/// # Errors
+/// As [`open`]; [`StoreError::Changed`] for a file that has been written to.
+pub fn open_originals(kind: StoreKind, files: &[Original]) -> Result<Arc<dyn Store>, StoreError> {
+    match kind {
+        StoreKind::Buffered => Ok(Arc::new(buffered::BufferedStore::of_originals(files)?)),
+        #[cfg(target_os = "linux")]
+        StoreKind::Direct => Ok(Arc::new(direct::DirectStore::of_originals(files)?)),
+        #[cfg(not(target_os = "linux"))]
+        StoreKind::Direct => Err(no_direct()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn no_direct() -> StoreError {
+    StoreError::Unavailable { engine: "direct", reason: "it needs Linux (io_uring and O_DIRECT)".into() }
 }

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use crossbeam_channel::unbounded;
 
+#[path = "../../tests/fixture/not_run.rs"]
+mod not_run;
+
 use super::faulty::{Faults, FaultyStore, Hold};
 use super::*;
 use crate::expert::Extent;
@@ -125,7 +128,7 @@ impl Files {
     #[cfg(target_os = "linux")]
     fn direct(&self, options: direct::DirectOptions) -> Option<Arc<dyn Store>> {
         if let Err(why) = probe::io_uring().and_then(|()| probe::direct(&self.paths()[0])) {
-            eprintln!("direct engine not tested: {why}");
+            not_run::not_run("store: direct reads", why);
             return None;
         }
         Some(Arc::new(direct::DirectStore::with_options(&self.paths(), options).unwrap()))

@@ -1,6 +1,7 @@
 //! `--cache-state` with a device: its slots are filled again, and it computes the same.
 
 use gguf_tools::synth::Spec;
+use hobbit::cache::CacheState;
 use hobbit::{DeviceChoice, DeviceOptions, Model, ModelOptions, SessionOptions, WarmStart};
 use lagging_device::{Options, Order};
 
@@ -41,6 +42,23 @@ fn what_was_on_the_device_is_there_again() {
     let WarmStart { saved, experts, .. } = restored.unwrap();
     assert_eq!((saved, experts), (48, 48), "a quarter of 3 layers of 32 here, and there");
     assert!(run(None).0 == expected);
+
+    // A hostile file: every resident twice, strangers among them, and each cache again.
+    let path_of_state = dir.path().join("state");
+    let mut hostile = CacheState::from_bytes(&std::fs::read(&path_of_state).unwrap()).unwrap();
+    for saved in &mut hostile.caches {
+        let mut twice: Vec<_> = saved.residents.iter().flat_map(|version| [*version; 2]).collect();
+        let mut stranger = saved.residents[0];
+        stranger.expert.index = u16::MAX;
+        twice.extend([stranger, saved.residents[0]]);
+        saved.residents = twice;
+    }
+    hostile.caches.extend(hostile.caches.clone());
+    assert_eq!(hostile.caches.len(), 4);
+    std::fs::write(dir.path().join("hostile"), hostile.to_bytes()).unwrap();
+    let (logits, restored, _) = run(Some("hostile"));
+    assert!(logits == expected);
+    assert_eq!(restored.unwrap().experts, 48);
     let faults = device.faults();
     assert!(faults.is_empty(), "{faults:?}");
     assert!(warm.hits > cold.hits, "{cold:?}, {warm:?}");

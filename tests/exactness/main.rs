@@ -159,6 +159,8 @@ fn an_altered_weight_is_noticed() {
 /// Reads may be answered in any order, by either engine.
 #[test]
 fn any_order_of_answers() {
+    let beside_the_models = tempfile::NamedTempFile::new().expect("a temporary directory");
+    fixture::reads_directly("exactness: any order of answers", beside_the_models.path());
     let variants: Vec<Variant> = [IoMode::Buffered, IoMode::Direct]
         .into_iter()
         .flat_map(|io| (0..2).flat_map(move |seed| Variant::SIZES.map(|v| Variant { io, shuffle: Some(seed), ..v })))
@@ -170,6 +172,13 @@ fn any_order_of_answers() {
 fn sessions_side_by_side() {
     fixture::quiet_llama_cpp();
     cases::plain().iter().for_each(sharing::sessions_side_by_side);
+}
+
+#[test]
+fn dynamic_sessions_side_by_side() {
+    fixture::quiet_llama_cpp();
+    let scaled = cases::layouts().into_iter().filter(|case| case.name.contains("scales per expert"));
+    scaled.chain(cases::plain()).for_each(|case| sharing::dynamic_sessions_side_by_side(&case));
 }
 
 #[test]

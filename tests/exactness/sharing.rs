@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::{Completion, ReadRequest, Store};
-use hobbit::{Error, Interrupt, Model, ModelOptions, Session};
+use hobbit::{BatchToken, Error, Interrupt, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions, Session};
 
 use super::cases::{Case, Source, Variant};
 use super::compare::Hobbit;
@@ -89,4 +89,52 @@ impl Store for Interrupting {
         }
         self.inner.submit(requests, sink);
     }
+}
+
+/// Rounds of both sessions; a race that shows in most of them cannot hide.
+const ROUNDS: usize = 8;
+
+/// In dynamic precision, where a layer comes in several splits (scales per expert), what one session chose for its first
+/// split stands for its later ones, whatever another session chooses meanwhile. Without slots nothing is resident, so the
+/// choices depend on the router's weights alone, and serial evaluation is the reference.
+pub fn dynamic_sessions_side_by_side(case: &Case) {
+    let Source::Synth(spec) = &case.model else { panic!("{}: not a model of our own", case.name) };
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let path = fixture::write(dirs[0].path(), spec);
+    let low = fixture::write(dirs[1].path(), &super::dynamic::lowered(spec));
+    let precision = PrecisionOptions {
+        mode: Some(PrecisionMode::Dynamic),
+        t1: Some(0.3),
+        t2: Some(0.6),
+        ..PrecisionOptions::default()
+    };
+    let options =
+        ModelOptions { low: Some(LowSource::File(low)), precision, ..self::options(Variant::ONE_SLOT.expert_cache) };
+    let model = Model::open(&path, &options, |_| true).unwrap();
+    let texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]];
+    let evaluate = |session: &mut Session, text: &[hobbit::Token]| -> Vec<Vec<u32>> {
+        session.reset();
+        let one = |(position, &token)| {
+            let entry = BatchToken { token, position, sequence: 0, logits: true };
+            session.evaluate(&[entry]).unwrap();
+            session.logits(0).unwrap().iter().map(|logit| logit.to_bits()).collect()
+        };
+        (0..).zip(text).map(one).collect()
+    };
+    let expected = texts.map(|text| evaluate(&mut model.session(&case.options).unwrap(), &text));
+    let mut session = model.session(&case.options).unwrap();
+    assert!(evaluate(&mut session, &texts[0]) == expected[0], "{}: a later session differs", case.name);
+    let used = session.stats().total().used;
+    assert!(used.high > 0 && used.low > 0 && used.skipped > 0, "{}: not every choice is made: {used:?}", case.name);
+    drop(session);
+    let differ: usize = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|which| {
+            let mut session = model.session(&case.options).unwrap();
+            let (texts, expected) = (&texts, &expected);
+            scope
+                .spawn(move || (0..ROUNDS).filter(|_| evaluate(&mut session, &texts[which]) != expected[which]).count())
+        });
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(differ, 0, "{}: of {} evaluations side by side so many differ", case.name, 2 * ROUNDS);
 }

@@ -123,6 +123,7 @@ impl hobbit::store::Store for Either {
 fn a_file_that_shrinks_while_running() {
     fixture::quiet_llama_cpp();
     let dir = tempfile::tempdir().unwrap();
+    fixture::reads_directly("robustness: a file that shrinks", &fixture::write(dir.path(), &spec()));
     for (io, cache) in [IoMode::Buffered, IoMode::Direct].into_iter().flat_map(|io| CACHES.map(|cache| (io, cache))) {
         let path = fixture::write(dir.path(), &spec());
         let whole = fs::read(&path).unwrap();

@@ -1,5 +1,9 @@
 //! Finds the llama.cpp sources that `llama-cpp-sys-2` built, binds ggml's backend interface and compiles the shim. On
-//! request it compiles the RPC backend, or gathers the libraries that a program with dynamic backends needs.
+//! request it compiles the RPC backend, or gathers the libraries that a program with dynamic backends needs. Says what
+//! became of AMX.
+
+#[path = "amx/verdict.rs"]
+mod amx;
 
 use std::env;
 use std::fs;
@@ -8,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 fn main() {
     println!("cargo:rerun-if-changed=shim");
-    let source = llama_cpp_source();
+    let built = Built::find();
+    check_amx(&built);
+    let source = built.source;
     bind_backend_interface(&source);
     compile_shim(&source);
     if env::var_os("CARGO_FEATURE_RPC").is_some() {
@@ -19,21 +25,69 @@ fn main() {
     }
 }
 
-/// The directory of the llama.cpp sources, as CMake recorded it when `llama-cpp-sys-2` was built.
-fn llama_cpp_source() -> PathBuf {
-    let cmake_dir = env::var("DEP_LLAMA_GGML_CMAKE_DIR")
-        .expect("llama-cpp-sys-2 reports where it installed ggml (DEP_LLAMA_GGML_CMAKE_DIR)");
-    let cache = Path::new(&cmake_dir)
-        .ancestors()
-        .map(|dir| dir.join("build/CMakeCache.txt"))
-        .find(|path| path.is_file())
-        .expect("llama-cpp-sys-2 keeps its CMakeCache.txt beside what it installed");
-    let text = fs::read_to_string(&cache).expect("CMakeCache.txt is readable");
-    let home = text
-        .lines()
-        .find_map(|line| line.strip_prefix("CMAKE_HOME_DIRECTORY:INTERNAL="))
-        .expect("CMakeCache.txt names its source directory");
-    PathBuf::from(home)
+/// What `llama-cpp-sys-2` built, and where.
+struct Built {
+    /// The text of CMakeCache.txt.
+    cache: String,
+    /// The directory of the libraries.
+    libraries: PathBuf,
+    /// The directory of the llama.cpp sources, as CMake recorded it.
+    source: PathBuf,
+}
+
+impl Built {
+    fn find() -> Built {
+        let cmake_dir = env::var("DEP_LLAMA_GGML_CMAKE_DIR")
+            .expect("llama-cpp-sys-2 reports where it installed ggml (DEP_LLAMA_GGML_CMAKE_DIR)");
+        let cmake_dir = Path::new(&cmake_dir);
+        let cache = cmake_dir
+            .ancestors()
+            .map(|dir| dir.join("build/CMakeCache.txt"))
+            .find(|path| path.is_file())
+            .expect("llama-cpp-sys-2 keeps its CMakeCache.txt beside what it installed");
+        let cache = fs::read_to_string(&cache).expect("CMakeCache.txt is readable");
+        let source = cache
+            .lines()
+            .find_map(|line| line.strip_prefix("CMAKE_HOME_DIRECTORY:INTERNAL="))
+            .map(PathBuf::from)
+            .expect("CMakeCache.txt names its source directory");
+        let libraries = cmake_dir.parent().expect("ggml's package is in a subdirectory of lib").to_owned();
+        Built { cache, libraries, source }
+    }
+}
+
+/// One line if AMX was left out where there would be some; an error if programs would crash for it.
+fn check_amx(built: &Built) {
+    println!("cargo:rerun-if-changed=amx");
+    println!("cargo:rerun-if-env-changed=HOBBIT_AMX");
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch != "x86_64" && arch != "x86") {
+        return;
+    }
+    let asked = env::var("HOBBIT_AMX").ok().filter(|asked| !asked.is_empty()).unwrap_or_else(|| "auto".to_owned());
+    let backends = env::var_os("DEP_LLAMA_BACKENDS_DIR").map(PathBuf::from).unwrap_or_default();
+    let release = if env::var("PROFILE").is_ok_and(|profile| profile == "release") { " --release" } else { "" };
+    let directory = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR")).join("amx");
+    let probe = || {
+        let object = Path::new(&env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("amx_probe.o");
+        let compiler = cc::Build::new().cpp(true).warnings(false).get_compiler();
+        amx::probe(|| compiler.to_command(), &directory.join("probe.cpp"), &object).expect("the C++ compiler runs")
+    };
+    let advice = amx::advice(
+        amx::Record::parse(&built.cache).as_ref(),
+        &asked,
+        amx::is_in_libraries(&[&built.libraries, &backends]),
+        probe,
+        &format!("cargo clean{release} -p llama-cpp-sys-2"),
+        &directory.join("amx.cmake").display().to_string(),
+    );
+    match advice {
+        amx::Advice::Nothing => {}
+        amx::Advice::Warn(line) => println!("cargo::warning={line}"),
+        amx::Advice::Fail(line) => {
+            println!("cargo::error={line}");
+            std::process::exit(1);
+        }
+    }
 }
 
 fn bind_backend_interface(source: &Path) {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use hobbit::cli::tell;
 use hobbit::expert::SliceKind;
 use hobbit::gguf::{ExpertClass, ExpertMap, Gguf};
 use hobbit::pack::{SliceTypes, TypeChoice, Widths, fitting};
@@ -32,6 +33,11 @@ pub struct Chosen {
 }
 
 impl Args {
+    /// The profile's file.
+    pub fn profile(&self) -> Option<&PathBuf> {
+        self.profile.as_ref()
+    }
+
     /// Whether experts are to be lowered.
     pub fn lower(&self) -> bool {
         self.max_loss.is_some() || self.target_size.is_some()
@@ -54,13 +60,13 @@ impl Args {
         };
         let chosen = profile::widths(&profile, &map, goal)?;
         let counts: Vec<_> = chosen.counts.iter().map(|(dtype, n)| format!("{n} at {dtype}")).collect();
-        eprintln!(
+        tell(format_args!(
             "{} experts lowered ({}): predicted perplexity {:+.2} %, high-precision records {}",
             chosen.types.len(),
             if counts.is_empty() { "none".to_owned() } else { counts.join(", ") },
             100.0 * chosen.loss,
             HumanBytes(chosen.record_bytes)
-        );
+        ));
         let slices = |types: profile::SliceTypes| -> SliceTypes {
             SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, types.get(kind)?))).collect()
         };

@@ -15,7 +15,9 @@ use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use hobbit::gguf::{GgmlType, Gguf, Recode};
+use hobbit::cli::tell;
+use hobbit::files::{self, Input, Kind, Output};
+use hobbit::gguf::{GgmlType, Gguf, Recode, shards_by_name};
 use hobbit::imatrix::Imatrix;
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
@@ -128,9 +130,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     // Messages of llama.cpp below errors are not for users of this tool.
     hobbit::set_log(|level, text| {
         if level == hobbit::LogLevel::Error {
-            eprint!("{text}");
+            let _ = write!(io::stderr(), "{text}");
         }
     });
+    check_outputs(&args)?;
     if let (Some(trace), Some(path)) = (&args.paths.from_trace, &args.paths.path_table) {
         return paths::write(path, &paths::of_trace(&args.file, trace)?);
     }
@@ -138,11 +141,31 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let profile = profile(&args, file)?;
     let json = profile.to_json();
     if let Some(path) = &args.output {
-        std::fs::write(path, &json).with_context(|| format!("{}: cannot write", path.display()))?;
+        let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(json.as_bytes()));
+        written.with_context(|| format!("{}: cannot write", path.display()))?;
     }
     let shown = if args.json { json } else { table::Table(&profile).to_string() };
     io::stdout().write_all(shown.as_bytes())?;
     Ok(())
+}
+
+/// That nothing is written over what is read, or over files of other kinds.
+fn check_outputs(args: &Args) -> anyhow::Result<()> {
+    let outputs = [("--output", &args.output, Kind::Json), ("--path-table", &args.paths.path_table, Kind::PathTable)];
+    let outputs: Vec<_> =
+        outputs.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind })).collect();
+    let shards = shards_by_name(&args.file);
+    let low = args.low.as_ref().map(PathBuf::from);
+    let flags = [
+        ("--text", &args.text),
+        ("--from-trace", &args.paths.from_trace),
+        ("--imatrix", &args.imatrix),
+        ("--low", &low),
+    ];
+    let flags = flags.map(|(flag, path)| (flag, path.as_ref()));
+    let inputs = shards.iter().map(|path| ("the model", Some(path))).chain(flags);
+    let inputs: Vec<_> = inputs.filter_map(|(flag, path)| Some(Input { flag, path: path? })).collect();
+    Ok(files::check(&outputs, &inputs)?)
 }
 
 fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
@@ -216,7 +239,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
 }
 
 fn options(budget: Budget) -> ModelOptions {
-    ModelOptions { budget, ..ModelOptions::default() }
+    ModelOptions { budget, stand_aside: false, ..ModelOptions::default() }
 }
 
 /// The widths that make anything smaller, widest first.
@@ -231,7 +254,7 @@ fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
         );
         match source.lowers(dtype) {
             true => widths.push(dtype),
-            false => eprintln!("note: --widths {dtype}: not smaller than the model's experts, left out"),
+            false => tell(format_args!("note: --widths {dtype}: not smaller than the model's experts, left out")),
         }
     }
     ensure!(

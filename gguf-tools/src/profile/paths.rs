@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
+use hobbit::cli::tell;
 use hobbit::gguf::{ExpertMap, Gguf};
 use hobbit::pack::Pack;
 use hobbit::predict::{PathBatches, PathLimits, PathTable, PathTableBuilder, PredictShape};
@@ -36,7 +37,7 @@ pub fn batches(shape: PredictShape) -> PathBatches {
 pub fn write(path: &Path, table: &PathTable) -> anyhow::Result<()> {
     write_path_table(path, table)?;
     let (n_pairs, n_layers, n_tokens) = (table.n_pairs(), table.n_layers(), table.n_tokens());
-    eprintln!("{}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens", path.display());
+    tell(format_args!("{}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens", path.display()));
     Ok(())
 }
 
@@ -69,7 +70,7 @@ pub fn of_trace(model: &Path, trace: &Path) -> anyhow::Result<PathTable> {
     }
     drop(bar);
     if let Some(offset) = reader.truncated() {
-        eprintln!("note: {}: cut off at byte {offset}; what precedes it was counted", trace.display());
+        tell(format_args!("note: {}: cut off at byte {offset}; what precedes it was counted", trace.display()));
     }
     let table = batches.build();
     ensure!(table.n_tokens() > 0, "{}: no tokens; record a run that evaluates some", trace.display());

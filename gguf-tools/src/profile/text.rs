@@ -25,7 +25,7 @@ impl Text {
     /// A file that cannot be read or is too short to predict anything.
     pub fn read(path: &Path, model: &Model, n_tokens: usize, context: usize) -> anyhow::Result<Self> {
         let bytes = std::fs::read(path).with_context(|| format!("{}: cannot read", path.display()))?;
-        let tokens = model.tokenize(&String::from_utf8_lossy(&bytes), false, false)?;
+        let tokens = model.tokenize(&*String::from_utf8_lossy(&bytes), false, false)?;
         let n_least = 2 * WARM_UP;
         anyhow::ensure!(
             tokens.len() >= n_least,

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
+use hobbit::cli::{say, tell};
+use hobbit::files::{self, Kind, Output};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::file::shard_names;
 use super::{ExpertGroups, Format, Gating, PRESETS, Spec, architectures, write_with};
 
 /// Write a model with random weights, of any size
@@ -113,8 +116,11 @@ enum GatingName {
 /// Those of [`super::write`].
 pub fn run(args: Args) -> anyhow::Result<()> {
     let spec = spec(&args)?;
-    if args.out.is_file() && !args.force {
-        bail!("{}: this file exists already; give another name, or --force to replace it", args.out.display());
+    let names = shard_names(&args.out, spec.shards)?;
+    let outputs: Vec<_> = names.iter().map(|path| Output { flag: "the output", path, kind: Kind::Model }).collect();
+    files::check(&outputs, &[])?;
+    if let Some(there) = names.iter().find(|name| name.is_file() && !args.force) {
+        bail!("{}: this file exists already; give another name, or --force to replace it", there.display());
     }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")?);
@@ -125,9 +131,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     bar.finish_and_clear();
     let written = written?;
     for file in &written.files {
-        println!("{}", file.display());
+        say(file.display())?;
     }
-    eprintln!("{}, {} layers, {} experts, {}", spec.arch, spec.layers, spec.experts, HumanBytes(written.bytes));
+    let bytes = HumanBytes(written.bytes);
+    tell(format_args!("{}, {} layers, {} experts, {bytes}", spec.arch, spec.layers, spec.experts));
     Ok(())
 }
 

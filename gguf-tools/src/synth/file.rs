@@ -157,7 +157,8 @@ fn divide(tensors: &[Tensor], count: usize, total: u64) -> Vec<&[Tensor]> {
     shards
 }
 
-fn shard_names(path: &Path, count: u32) -> Result<Vec<PathBuf>, SynthError> {
+/// The files of a model at `path`.
+pub(super) fn shard_names(path: &Path, count: u32) -> Result<Vec<PathBuf>, SynthError> {
     let fault = || SynthError::Name { path: path.to_owned() };
     let stem = path.file_stem().and_then(|stem| stem.to_str()).ok_or_else(fault)?;
     if count == 1 {

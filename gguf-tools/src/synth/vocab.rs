@@ -106,11 +106,15 @@ impl Builder {
         Builder { known: tokens.iter().cloned().collect(), tokens, merges: Vec::new() }
     }
 
-    /// Adds `left` + `right`, both of which are tokens already, unless it is known or `limit` is reached.
+    /// Adds `left` + `right`, both of which are tokens already, unless it is known. Once `limit` is reached nothing is
+    /// added, so parts may be missing, too.
     fn add(&mut self, left: &str, right: &str, limit: usize) {
+        if self.tokens.len() >= limit {
+            return;
+        }
         debug_assert!(self.known.contains(left) && self.known.contains(right), "{left} {right}");
         let token = format!("{left}{right}");
-        if self.tokens.len() < limit && !self.known.contains(&token) {
+        if !self.known.contains(&token) {
             self.merges.push(format!("{left} {right}"));
             self.known.insert(token.clone());
             self.tokens.push(token);

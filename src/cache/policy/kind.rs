@@ -2,6 +2,7 @@
 
 use super::{
     Arc, EdgeMoe, Fld, Foresight, ForesightOptions, Hobbit, Lfu, Lhu, Lru, Policy, S3Fifo, Sieve, Smoe, Weights,
+    foresight,
 };
 use crate::options::UnknownWord;
 use std::fmt;
@@ -99,6 +100,14 @@ pub struct Shape {
     /// Bytes of a low version for each byte of a high one, which is what its load costs beside a high one; 1 if there
     /// are no low versions.
     pub low_cost: f32,
+}
+
+/// What a policy may come to keep for a layer of so many experts, in bytes.
+pub fn table_bytes(kind: PolicyKind, n_expert: u16) -> u64 {
+    // Counts and times of each expert, as any policy has them.
+    let records = 256 * u64::from(n_expert);
+    let pairs = if kind == PolicyKind::Foresight { foresight::pair_bytes(n_expert) } else { 0 };
+    records + pairs
 }
 
 /// A policy that has seen nothing yet. Only [`Hobbit`] looks at the weights.

@@ -33,7 +33,7 @@ pub use edgemoe::EdgeMoe;
 pub use fld::Fld;
 pub use foresight::{Foresight, ForesightOptions};
 pub use hobbit::Hobbit;
-pub use kind::{PolicyKind, Shape, build};
+pub use kind::{PolicyKind, Shape, build, table_bytes};
 pub use lfu::Lfu;
 pub use lhu::Lhu;
 pub use lru::Lru;

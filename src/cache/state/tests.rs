@@ -214,6 +214,17 @@ fn strangers_and_repetitions_are_passed_over() {
 }
 
 #[test]
+fn what_is_repeated_fits_once() {
+    let mut saved = used();
+    let cache = cache(Box::new(Lru::default()), 3);
+    assert_eq!(cache.that_fit(&saved), [0, 3, 1].map(|index| high(0, index)));
+    saved.residents.extend([high(0, 3), high(0, 2), high(0, 3)]);
+    assert_eq!(cache.that_fit(&saved), [1, 2, 3].map(|index| high(0, index)));
+    let mut cache = cache;
+    assert_eq!(cache.restore(&saved).len(), 3);
+}
+
+#[test]
 fn slices_that_never_came_are_not_saved() {
     let mut cache = cache(Box::new(Lru::default()), 4);
     cache.acquire(high(0, 3)).unwrap();

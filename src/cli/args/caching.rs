@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Args;
 
+use super::Switch;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::options::{CachingOptions, Prefetch};
@@ -44,6 +45,9 @@ pub struct CachingArgs {
     /// Wait for all experts of a layer on the CPU before computing any: to measure what overlapping is worth
     #[arg(long, env = "HOBBIT_ARG_NO_OVERLAP")]
     pub no_overlap: bool,
+    /// Fill free slots while nobody waits for a read: before the first prompt, while somebody types
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
+    pub fill: Switch,
     /// Write who was routed where, and what was read for it: for hobbit-sim
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_TRACE")]
     pub trace: Option<PathBuf>,
@@ -64,6 +68,7 @@ impl CachingArgs {
             prefetch: self.prefetch,
             distance: self.prefetch_distance,
             overlap: !self.no_overlap,
+            fill: self.fill.0,
         }
     }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::args::Who;
 use super::case::{Source, Task};
 use super::record::{Moment, More, Record};
+use super::threads::Tried;
 use crate::measure::host::Host;
 
 /// Points of a series that are kept.
@@ -110,6 +111,8 @@ pub struct About<'a> {
     pub test_time: String,
     /// Bytes per second of random reads.
     pub bandwidth: Option<f64>,
+    /// Short runs that the number of threads was chosen by.
+    pub tried: Vec<Tried>,
 }
 
 /// All runs of one engine together.
@@ -181,12 +184,13 @@ pub fn record(about: &About, runs: &[(Outcome, Group)]) -> Record {
         },
         hobbit_machine: host.machine.clone(),
         hobbit_limit: case.limit,
+        hobbit_busy: Some(case.busy),
         hobbit_flags: if stock { String::new() } else { case.words.join(" ") },
         hobbit_cgroup_peak: runs.iter().filter_map(|(_, group)| group.peak).max(),
         hobbit_limit_hits: case.limit.map(|_| runs.iter().map(|(_, group)| group.limit_hits).sum()),
         hobbit_bandwidth: about.bandwidth,
         hobbit_outcome: outcome.unwrap_or_else(|| "ok".into()),
-        more: More { hobbit_host: host.clone(), ..More::default() },
+        more: More { hobbit_threads_tried: about.tried.clone(), hobbit_host: host.clone(), ..More::default() },
         ..Record::default()
     };
     if let Some(first) = answers.first() {
@@ -246,11 +250,6 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     record.hobbit_cpu_ns = total(|answer| answer.cpu_ns);
     record.hobbit_energy_uj = answers.iter().map(|answer| answer.energy_uj).sum();
     record.hobbit_peak_rss = answers.iter().map(|answer| answer.peak_rss).max();
-    // Of several runs the middle one.
-    let middle = |mut values: Vec<u64>| {
-        values.sort_unstable();
-        values.get(values.len() / 2).copied()
-    };
     record.hobbit_load_ns = middle(answers.iter().map(|answer| answer.load_ns).collect());
     record.hobbit_first_token_ns = middle(answers.iter().filter_map(|answer| answer.first_token_ns).collect());
     record.more.hobbit_series = answers.first().map(|answer| thinned(&answer.series)).unwrap_or_default();
@@ -313,6 +312,14 @@ pub fn thinned(series: &[Moment]) -> Vec<Moment> {
     (0..SERIES_MAX).map(|n| series[n * (series.len() - 1) / (SERIES_MAX - 1)]).collect()
 }
 
+/// The median; of an even number, the mean of the two in the middle.
+pub fn middle(mut values: Vec<u64>) -> Option<u64> {
+    values.sort_unstable();
+    let upper = *values.get(values.len() / 2)?;
+    let lower = if values.len() % 2 == 0 { values[values.len() / 2 - 1] } else { upper };
+    Some(lower + (upper - lower) / 2)
+}
+
 /// Tokens per second; `None` of nothing.
 pub fn speed(tokens: u64, ns: u64) -> Option<f64> {
     (tokens > 0 && ns > 0).then(|| tokens as f64 * 1e9 / ns as f64)
@@ -344,6 +351,7 @@ mod tests {
                 model: "m.gguf".into(),
                 words: vec!["--policy=lru".into(), "--n-gpu-layers=3".into()],
                 limit: Some(1 << 30),
+                busy: 0,
                 n_batch: 64,
                 n_ubatch: 32,
                 type_k: "f16".into(),
@@ -390,6 +398,7 @@ mod tests {
                 host: &host,
                 test_time: String::new(),
                 bandwidth: Some(1e6),
+                tried: Vec::new(),
             },
             runs,
         )

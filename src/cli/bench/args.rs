@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser};
 
+use super::threads::ThreadChoice;
 use super::values;
 use crate::cli::args::{self, CachingArgs, DeviceArgs, MemoryArgs, PrecisionArgs};
 use crate::cli::argv::{self, Grammar, Note};
@@ -120,9 +121,10 @@ pub struct ComparisonArgs {
     /// Who runs when with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = order)]
     pub order: Order,
-    /// Threads of llama.cpp, of which those that wait for a page fault need no core [default: as --threads]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=512))]
-    pub baseline_threads: Option<i32>,
+    /// Threads of llama.cpp, of which those that wait for a page fault need no core: of several the best in a short run
+    /// in the same memory; auto tries the cores and twice as many [default: as --threads]
+    #[arg(long, value_name = "auto|N,N,...")]
+    pub baseline_threads: Option<ThreadChoice>,
     /// How llama.cpp loads the model: mmap, none, mlock, mmap+mlock or dio
     #[arg(long, value_name = "MODE", default_value = "mmap", value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
     pub load_mode: String,
@@ -132,6 +134,9 @@ pub struct ComparisonArgs {
     /// Another process in the same control group that takes up to so much memory, again and again
     #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "limit")]
     pub pressure: Option<u64>,
+    /// Other processes that compute without end meanwhile, each on one core
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=512))]
+    pub busy: Vec<u32>,
     /// Do not measure the disk, which the roofline needs
     #[arg(long)]
     pub no_roofline: bool,
@@ -392,6 +397,8 @@ mod tests {
             (&["--baseline", "--baseline-only"], "cannot be used with"),
             (&["-o", "xml"], "possible values"),
             (&["-r", "0"], "0 is not in"),
+            (&["--baseline-threads", "most"], "expected auto, or numbers"),
+            (&["--busy", "x"], "--busy"),
             (&["--np", "1"], "unexpected argument"),
         ] {
             let error = typed(words).unwrap_err();

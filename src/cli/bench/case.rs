@@ -58,6 +58,8 @@ pub struct Case {
     pub words: Vec<String>,
     /// Memory of the process in bytes.
     pub limit: Option<u64>,
+    /// Other processes that compute without end meanwhile.
+    pub busy: u32,
     pub n_batch: u32,
     pub n_ubatch: u32,
     pub type_k: String,
@@ -106,6 +108,10 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         [] => vec![None],
         limits => limits.iter().copied().map(Some).collect(),
     };
+    let busy = match &typed.bench.comparison.busy[..] {
+        [] => &[0],
+        given => given,
+    };
     let numbers = |flag: &str, given: &[String], usual: u32| -> Result<Vec<u32>> {
         if given.is_empty() {
             return Ok(vec![usual]);
@@ -151,7 +157,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
 
     let mut cases = Vec::new();
     for model in &models {
-        for &limit in &limits {
+        for (&limit, &busy) in pairs(&limits, busy) {
             for words in product(&typed.engine) {
                 // Contradictions among flags show only together.
                 engine_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
@@ -163,6 +169,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
                                     model: model.clone(),
                                     words: words.clone(),
                                     limit,
+                                    busy,
                                     n_batch,
                                     n_ubatch,
                                     type_k: type_k.clone(),
@@ -230,6 +237,8 @@ impl Case {
         let args = engine_args(&self.words)?;
         Ok(ModelOptions {
             budget: args.memory.mem_budget,
+            overcommit: args.memory.overcommit.0,
+            expects: self.session_options()?,
             expert_cache: args.memory.expert_cache,
             low: args.precision.source(),
             low_share: args.precision.low_share,
@@ -254,6 +263,7 @@ impl Case {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
             n_batch: self.n_batch,
             n_ubatch: self.n_ubatch.min(self.n_batch),
+            n_outputs_max: 1,
             threads: Some(self.threads),
             flash_attn: self.flash_attn.parse()?,
             type_k: self.type_k.parse()?,
@@ -297,6 +307,8 @@ mod tests {
         assert_eq!((cases[0].threads, cases[1].threads), (1, 2));
         assert_eq!(cases[2].words, ["--policy=lfu"]);
         assert_eq!((cases[4].limit, cases[8].model.to_str()), (Some(2 << 30), Some("b")));
+        let busy = all(&["--busy", "0,2", "-n", "0"]).unwrap();
+        assert_eq!((busy.len(), busy[0].busy, busy[1].busy), (2, 0, 2));
     }
 
     #[test]

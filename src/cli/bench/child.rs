@@ -1,5 +1,6 @@
 //! The process of one run: opens an engine, evaluates, and tells what it cost.
 
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -16,7 +17,7 @@ use super::tokens::Tokens;
 use crate::measure::energy::Energy;
 use crate::measure::process::{Costs, Footprint, heap_bytes};
 use crate::stats::PhaseStats;
-use crate::{CachingOptions, DeviceKind, Model, Session, Stock, StockOptions, Token};
+use crate::{CachingOptions, DeviceKind, Model, ModelOptions, Session, Stock, StockOptions, Token};
 
 /// Between two looks at the process.
 const LOOK: Duration = Duration::from_millis(100);
@@ -52,7 +53,7 @@ pub trait Engine {
 /// As [`Model::open`] and [`Stock::open`].
 pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
     let (case, session) = (&task.case, task.case.session_options()?);
-    let options = case.model_options()?;
+    let options = ModelOptions { repack: task.repack, ..case.model_options()? };
     if task.who == Who::Stock {
         let stock = StockOptions {
             n_gpu_layers: options.n_gpu_layers,
@@ -76,7 +77,7 @@ pub fn run(task: &Task) -> Result<Answer> {
     if !task.verbose {
         crate::set_log(|level, text| {
             if level == crate::LogLevel::Error {
-                eprint!("{text}");
+                let _ = write!(io::stderr(), "{text}");
             }
         });
     }

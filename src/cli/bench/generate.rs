@@ -1,11 +1,13 @@
 //! A greedy continuation by either engine, told as the programs in `benches/peers` tell theirs.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::answer::Experts;
 use super::args::Who;
 use super::case::Task;
 use super::child::{self, Engine};
@@ -42,6 +44,10 @@ pub struct Continuation {
     pub model_size: u64,
     pub model_n_params: u64,
     pub peak_rss: u64,
+    /// Of hobbit's plan, where it tells.
+    pub budget: Option<u64>,
+    pub expert_cache: Option<u64>,
+    pub expert_bytes: Option<u64>,
 }
 
 /// Continues a text by always taking the most probable token.
@@ -51,7 +57,7 @@ pub struct Continuation {
 pub fn run(wish: &Wish) -> Result<Continuation> {
     crate::set_log(|level, text| {
         if level == crate::LogLevel::Error {
-            eprint!("{text}");
+            let _ = write!(io::stderr(), "{text}");
         }
     });
     let began = child::began(&wish.task);
@@ -76,6 +82,8 @@ pub fn run(wish: &Wish) -> Result<Continuation> {
         tokens.push(token);
     }
     let (model_type, model_size, model_n_params) = engine.describe();
+    let plan = engine.experts();
+    let of_plan = |part: fn(&Experts) -> u64| plan.as_ref().map(part);
     let is_stock = wish.task.who == Who::Stock;
     Ok(Continuation {
         engine: if is_stock { "llama.cpp" } else { "hobbit" }.into(),
@@ -93,6 +101,9 @@ pub fn run(wish: &Wish) -> Result<Continuation> {
         model_size,
         model_n_params,
         peak_rss: crate::stats::peak_rss_bytes(),
+        budget: of_plan(|plan| plan.budget),
+        expert_cache: of_plan(|plan| plan.expert_cache),
+        expert_bytes: of_plan(|plan| plan.expert_bytes),
     })
 }
 

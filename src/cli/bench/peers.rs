@@ -4,27 +4,26 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
-use super::answer::{Group, ggml_build, speed, thinned};
+use super::answer::{Group, ggml_build, middle, speed, thinned};
 use super::args::{Format, Who, bytes};
 use super::case::{Case, Source, Task, Test};
 use super::generate::{Continuation, Wish};
 use super::print::{Printer, Shown};
 use super::record::{Moment, More, Record};
 use super::start::{self, Place};
-use crate::cli::run::{INTERRUPTED, Interrupted, USAGE};
+use super::threads::{self, ThreadChoice, Tried};
+use super::watch::Watch;
+use super::{command, inputs};
+use crate::cli::pipe::tell;
+use crate::cli::run::{Interrupted, USAGE};
+use crate::cli::signals;
 use crate::measure::host::Host;
-use crate::measure::process::Footprint;
-
-/// Between two looks at a program.
-const LOOK: Duration = Duration::from_millis(100);
 
 const EXAMPLES: &str = "\
 Each PEER is a directory with a program `run` that takes --model, --prompt-file, --predict and --threads, and prints as its
@@ -33,7 +32,9 @@ without being named.
 
 Examples:
   hobbit-bench peers -m mixtral.gguf --limit 2.5GiB --prompt-file question.txt -n 32 benches/peers/llama-cpp
-  hobbit-bench peers -m mixtral.gguf --limit 2.5GiB,4GiB --prompt-file question.txt -o jsonl benches/peers/*/";
+  hobbit-bench peers -m mixtral.gguf --limit 2.5GiB,4GiB --prompt-file question.txt -o jsonl benches/peers/*/
+  hobbit-bench peers -m mixtral.gguf --prompt-file question.txt -n 32 --cli --warm --repack 1 --baseline-threads auto
+      hobbit-cli as its users start it and llama.cpp as it is by default, from start to end, the model in the page cache.";
 
 /// Continue the same text with hobbit, llama.cpp and other programs in the same memory.
 #[derive(Debug, Parser)]
@@ -57,10 +58,19 @@ pub struct PeersArgs {
     /// Threads [default: cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=512))]
     pub threads: Option<i32>,
-    /// Threads of the llama.cpp that is linked in, of which those that wait for a page fault need no core [default: as
-    /// --threads]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=512))]
-    pub baseline_threads: Option<i32>,
+    /// Threads of the llama.cpp that is linked in, of which those that wait for a page fault need no core: of several the
+    /// best in a short run in the same memory; auto tries the cores and twice as many [default: as --threads]
+    #[arg(long, value_name = "auto|N,N,...")]
+    pub baseline_threads: Option<ThreadChoice>,
+    /// Let the llama.cpp that is linked in repack weights, as it does by default: 0 or 1
+    #[arg(long, value_name = "0|1", default_value = "0", value_parser = ["0", "1"])]
+    pub repack: String,
+    /// hobbit is the hobbit-cli beside this program, as its users start it
+    #[arg(long)]
+    pub cli: bool,
+    /// Every run follows an equal one in the same memory, and finds what that has left in the page cache
+    #[arg(long)]
+    pub warm: bool,
     /// Prompt tokens that hobbit and the llama.cpp that is linked in compute at once: their buffers are reserved for so many
     #[arg(long, value_name = "N", default_value = "512", value_parser = clap::value_parser!(u32).range(1..=16_384))]
     pub ubatch_size: u32,
@@ -104,6 +114,8 @@ impl Contestant {
 /// How a program ended.
 struct Run {
     outcome: Result<Continuation, String>,
+    /// From the start of the process to its end.
+    whole_ns: u64,
     group: Group,
     peak_rss: u64,
     series: Vec<Moment>,
@@ -129,8 +141,12 @@ pub fn run(words: &[OsString]) -> Result<u8> {
         ensure!(dir.join("run").is_file(), "{}: no program `run` in this directory; see --help", dir.display());
         contestants.push(Contestant::Program(dir.canonicalize()?));
     }
-    let prompt = std::fs::metadata(&args.prompt_file)
-        .with_context(|| format!("--prompt-file {}", args.prompt_file.display()))?;
+    args.model.iter().try_for_each(|model| inputs::model(model))?;
+    inputs::text(&args.prompt_file).context("--prompt-file")?;
+    let prompt = std::fs::metadata(&args.prompt_file)?;
+    if args.cli {
+        command::find()?;
+    }
     start::watch_ctrl_c()?;
     let shown = Shown { limit: !args.limit.is_empty(), engine: true, ..Shown::default() };
     let mut out = Printer::new(Box::new(io::stdout()), args.output, shown)?;
@@ -141,7 +157,8 @@ pub fn run(words: &[OsString]) -> Result<u8> {
     let mut interrupted = false;
     'all: for model in &args.model {
         for &limit in &limits {
-            match compare(&args, &contestants, model, limit, prompt.len()) {
+            let setting = Setting { args: &args, model, limit, prompt_bytes: prompt.len(), tried: Vec::new() };
+            match compare(setting, &contestants) {
                 Ok(records) => records.iter().try_for_each(|record| out.print(record))?,
                 Err(error) if error.is::<Interrupted>() => {
                     interrupted = true;
@@ -155,17 +172,38 @@ pub fn run(words: &[OsString]) -> Result<u8> {
         }
     }
     out.finish(ggml_build())?;
-    Ok(if interrupted { INTERRUPTED } else { 0 })
+    Ok(if interrupted { signals::status() } else { 0 })
 }
 
-fn compare(
-    args: &PeersArgs,
-    contestants: &[Contestant],
-    model: &Path,
+/// Where programs are compared.
+struct Setting<'a> {
+    args: &'a PeersArgs,
+    model: &'a Path,
     limit: Option<u64>,
     prompt_bytes: u64,
-) -> Result<Vec<Record>> {
+    /// What the baseline's number of threads was chosen by.
+    tried: Vec<Tried>,
+}
+
+fn compare(mut setting: Setting, contestants: &[Contestant]) -> Result<Vec<Record>> {
+    let Setting { args, model, limit, .. } = setting;
     let test_time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let say = |what: &str| tell(format_args!("{}, {}: {what}", model.display(), in_gib(limit)));
+    let candidates = setting.candidates();
+    let has_choice = candidates.len() > 1;
+    for threads in candidates.into_iter().filter(|_| has_choice) {
+        say(&format!("llama.cpp on {threads} threads, a trial"));
+        let baseline = Contestant::Own(Who::Stock);
+        let mut wish = setting.wish(&baseline)?;
+        wish.task.case.threads = threads;
+        wish.predict = wish.predict.min(threads::TRIAL_PREDICT);
+        let done = start_one(args, &baseline, &wish)?.outcome.unwrap_or_default();
+        setting.tried.push(Tried::new(
+            threads,
+            done.prompt_tokens + done.decode_tokens,
+            done.prompt_ns + done.decode_ns,
+        ));
+    }
     let mut runs: Vec<Vec<Run>> = contestants.iter().map(|_| Vec::new()).collect();
     let forth = 0..contestants.len();
     let order: Vec<usize> = if args.once { forth.collect() } else { forth.clone().chain(forth.rev()).collect() };
@@ -174,93 +212,120 @@ fn compare(
         if runs[at].iter().any(|run| run.outcome.is_err()) {
             continue;
         }
-        eprintln!("{}, {}: {}", model.display(), in_gib(limit), contestants[at].name());
-        let wish = wish(args, &contestants[at], model, limit, prompt_bytes)?;
+        say(&contestants[at].name());
+        let wish = setting.wish(&contestants[at])?;
         runs[at].push(start_one(args, &contestants[at], &wish)?);
     }
     let host = Host::describe(model);
     let reference = runs[1].first().and_then(|run| run.outcome.as_ref().ok()).cloned();
-    let about = runs[0].iter().chain(&runs[1]).find_map(|run| run.outcome.as_ref().ok()).cloned().unwrap_or_default();
-    Ok(contestants
-        .iter()
-        .zip(&runs)
-        .map(|(contestant, runs)| {
-            let wish = wish(args, contestant, model, limit, prompt_bytes);
-            let threads = wish.map_or(0, |wish| wish.task.case.threads);
-            let mut record = record(contestant, runs, reference.as_ref());
-            record.model_filename = model.display().to_string();
-            record.model_type.clone_from(&about.model_type);
-            (record.model_size, record.model_n_params) = (about.model_size, about.model_n_params);
-            record.n_threads = threads;
-            (record.n_batch, record.n_ubatch) = (2048, args.ubatch_size);
-            record.n_prompt = about.prompt_tokens as u32;
-            record.n_gen = args.predict;
-            record.backends = "CPU".into();
-            record.test_time.clone_from(&test_time);
-            record.hobbit_label.clone_from(&args.label);
-            record.hobbit_variant.clone_from(&args.variant);
-            record.hobbit_text = args.prompt_file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            record.hobbit_machine.clone_from(&host.machine);
-            record.hobbit_limit = limit;
-            record.more.hobbit_host = host.clone();
-            record
-        })
-        .collect())
+    // hobbit-cli does not tell all of it.
+    let about = runs[1].iter().chain(&runs[0]).find_map(|run| run.outcome.as_ref().ok()).cloned().unwrap_or_default();
+    let all = contestants.iter().zip(&runs).map(|(contestant, runs)| {
+        let mut record = record(contestant, runs, reference.as_ref());
+        let is_stock = matches!(contestant, Contestant::Own(Who::Stock));
+        if is_stock {
+            record.more.hobbit_threads_tried.clone_from(&setting.tried);
+            record.repack = args.repack == "1";
+        }
+        record.build_number = ggml_build();
+        record.build_commit = format!("b{}", ggml_build());
+        record.model_filename = model.display().to_string();
+        record.model_type.clone_from(&about.model_type);
+        (record.model_size, record.model_n_params) = (about.model_size, about.model_n_params);
+        record.n_threads = setting.threads(contestant);
+        (record.n_batch, record.n_ubatch) = (2048, args.ubatch_size);
+        record.n_prompt = about.prompt_tokens as u32;
+        record.n_gen = args.predict;
+        record.backends = "CPU".into();
+        record.test_time.clone_from(&test_time);
+        record.hobbit_label.clone_from(&args.label);
+        record.hobbit_variant.clone_from(&args.variant);
+        record.hobbit_text = args.prompt_file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        record.hobbit_machine.clone_from(&host.machine);
+        record.hobbit_limit = limit;
+        record.hobbit_warm = args.warm;
+        record.more.hobbit_host = host.clone();
+        record
+    });
+    Ok(all.collect())
 }
 
-fn wish(
-    args: &PeersArgs,
-    contestant: &Contestant,
-    model: &Path,
-    limit: Option<u64>,
-    prompt_bytes: u64,
-) -> Result<Wish> {
-    let cores = thread::available_parallelism().map_or(4, |n| n.get() as i32);
-    let threads = args.threads.unwrap_or(cores);
-    let who = match contestant {
-        Contestant::Own(who) => *who,
-        Contestant::Program(_) => Who::Stock,
-    };
-    let is_hobbit = who == Who::Hobbit;
-    let words = args.flags.split_whitespace().map(str::to_owned);
-    let case = Case {
-        model: model.to_owned(),
-        words: words.filter(|_| is_hobbit).collect(),
-        limit,
-        n_batch: 2048,
-        n_ubatch: args.ubatch_size,
-        type_k: "f16".into(),
-        type_v: "f16".into(),
-        no_kv_offload: false,
-        flash_attn: "auto".into(),
-        threads: match contestant {
-            Contestant::Own(Who::Stock) => args.baseline_threads.unwrap_or(threads),
-            _ => threads,
-        },
-        // A token is a byte at least, but for one that begins the text.
-        test: Test { n_prompt: u32::try_from(prompt_bytes + 1)?, n_gen: args.predict, n_depth: 0 },
-    };
-    let task = Task {
-        who,
-        case,
-        source: Source::Random,
-        reps: 1,
-        first_rep: 0,
-        warmup: false,
-        delay: 0,
-        with_hashes: false,
-        load_mode: "mmap".into(),
-        repack: false,
-        started_ns: 0,
-        verbose: false,
-    };
-    Ok(Wish { task, prompt_file: args.prompt_file.clone(), predict: args.predict as usize })
+impl Setting<'_> {
+    /// Numbers of threads for the baseline.
+    fn candidates(&self) -> Vec<i32> {
+        let cores = thread::available_parallelism().map_or(4, usize::from);
+        self.args.baseline_threads.as_ref().map(|choice| choice.candidates(cores)).unwrap_or_default()
+    }
+
+    fn threads(&self, contestant: &Contestant) -> i32 {
+        let cores = || thread::available_parallelism().map_or(4, |n| n.get() as i32);
+        let usual = self.args.threads.unwrap_or_else(cores);
+        match contestant {
+            Contestant::Own(Who::Stock) => {
+                threads::best(&self.tried).or_else(|| self.candidates().first().copied()).unwrap_or(usual)
+            }
+            _ => usual,
+        }
+    }
+
+    fn wish(&self, contestant: &Contestant) -> Result<Wish> {
+        let args = self.args;
+        let who = match contestant {
+            Contestant::Own(who) => *who,
+            Contestant::Program(_) => Who::Stock,
+        };
+        let is_hobbit = who == Who::Hobbit;
+        let words = args.flags.split_whitespace().map(str::to_owned);
+        let case = Case {
+            model: self.model.to_owned(),
+            words: words.filter(|_| is_hobbit).collect(),
+            limit: self.limit,
+            busy: 0,
+            n_batch: 2048,
+            n_ubatch: args.ubatch_size,
+            type_k: "f16".into(),
+            type_v: "f16".into(),
+            no_kv_offload: false,
+            flash_attn: "auto".into(),
+            threads: self.threads(contestant),
+            // A token is a byte at least, but for one that begins the text.
+            test: Test { n_prompt: u32::try_from(self.prompt_bytes + 1)?, n_gen: args.predict, n_depth: 0 },
+        };
+        let task = Task {
+            who,
+            case,
+            source: Source::Random,
+            reps: 1,
+            first_rep: 0,
+            warmup: false,
+            delay: 0,
+            with_hashes: false,
+            load_mode: "mmap".into(),
+            repack: args.repack == "1",
+            started_ns: 0,
+            verbose: false,
+        };
+        Ok(Wish { task, prompt_file: args.prompt_file.clone(), predict: args.predict as usize })
+    }
 }
 
 fn start_one(args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
     let case = &wish.task.case;
     let place = Place::new(case.limit, std::slice::from_ref(&case.model))?;
+    if args.warm {
+        let before = start_in(&place, args, contestant, wish)?;
+        if before.outcome.is_err() {
+            return Ok(before);
+        }
+    }
+    start_in(&place, args, contestant, wish)
+}
+
+fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
+    let case = &wish.task.case;
+    let is_cli = args.cli && matches!(contestant, Contestant::Own(Who::Hobbit));
     let mut command = match contestant {
+        Contestant::Own(_) if is_cli => command::hobbit_cli(wish)?,
         Contestant::Own(_) => {
             let mut wish = wish.clone();
             wish.task.started_ns = start::now_ns();
@@ -285,26 +350,28 @@ fn start_one(args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<R
     let mut text = Vec::new();
     let read = child.stdout.take().context("a program without stdout")?.read_to_end(&mut text);
     let status = start::wait(&mut child)?;
+    let whole_ns = started.elapsed().as_nanos() as u64;
     read.context("reading what a program answers")?;
     let (series, peak_rss, timed_out) = watch.stop();
     let said = errors.join().unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    let last = text.lines().rev().find(|line| line.trim_start().starts_with('{'));
     let outcome = if timed_out {
         Err(format!("failed: not ready after {} s", args.timeout))
     } else if !status.success() {
         // A shell or an interpreter tells of a child that was killed by 128 + 9.
         let is_killed = start::signal(status) == Some(libc::SIGKILL) || status.code() == Some(128 + libc::SIGKILL);
         Err(if is_killed && place.is_limited() { "killed".to_owned() } else { format!("failed: {status}, {said}") })
+    } else if is_cli {
+        command::continuation(wish, &text).map_err(|error| format!("failed: {error:#}"))
     } else {
-        match last.map(serde_json::from_str) {
+        match text.lines().rev().find(|line| line.trim_start().starts_with('{')).map(serde_json::from_str) {
             Some(Ok(done)) => Ok(done),
             Some(Err(error)) => Err(format!("failed: its last line: {error}")),
             None => Err("failed: it printed no JSON".to_owned()),
         }
     };
     let own_peak = outcome.as_ref().map_or(0, |done: &Continuation| done.peak_rss);
-    Ok(Run { outcome, group: place.usage(), peak_rss: peak_rss.max(own_peak), series })
+    Ok(Run { outcome, whole_ns, group: place.usage(), peak_rss: peak_rss.max(own_peak), series })
 }
 
 fn record(contestant: &Contestant, runs: &[Run], reference: Option<&Continuation>) -> Record {
@@ -321,6 +388,7 @@ fn record(contestant: &Contestant, runs: &[Run], reference: Option<&Continuation
         hobbit_limit_hits: Some(runs.iter().map(|run| run.group.limit_hits).sum()),
         more: More {
             samples_ns: done.iter().map(|one| one.prompt_ns + one.decode_ns).collect(),
+            hobbit_wholes_ns: runs.iter().filter(|run| run.outcome.is_ok()).map(|run| run.whole_ns).collect(),
             hobbit_prompt_ns: done.iter().map(|one| one.prompt_ns).collect(),
             hobbit_decode_ns: done.iter().map(|one| one.decode_ns).collect(),
             hobbit_steps_ns: done.iter().flat_map(|one| one.token_ns.iter().copied()).collect(),
@@ -329,7 +397,10 @@ fn record(contestant: &Contestant, runs: &[Run], reference: Option<&Continuation
         },
         ..Record::default()
     };
+    record.hobbit_whole_ns = middle(record.more.hobbit_wholes_ns.clone());
     let Some(first) = done.first() else { return record };
+    (record.hobbit_budget, record.hobbit_expert_cache) = (first.budget, first.expert_cache);
+    record.hobbit_expert_bytes = first.expert_bytes;
     record.hobbit_engine_version.clone_from(&first.version);
     record.hobbit_flags.clone_from(&first.command);
     record.hobbit_load_ns = done.iter().map(|one| one.load_ns).min();
@@ -360,71 +431,6 @@ fn in_gib(limit: Option<u64>) -> String {
     limit.map_or_else(|| "no limit".into(), |limit| format!("{:.2} GiB", limit as f64 / f64::from(1 << 30)))
 }
 
-/// Looks at all processes of a process group, and ends them when their time is over.
-struct Watch {
-    is_over: Arc<AtomicBool>,
-    peak: Arc<AtomicU64>,
-    thread: thread::JoinHandle<(Vec<Moment>, bool)>,
-}
-
-impl Watch {
-    fn start(group: u32, started: Instant, timeout: Duration) -> Self {
-        let (is_over, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (end, most) = (Arc::clone(&is_over), Arc::clone(&peak));
-        let thread = thread::spawn(move || {
-            let (mut series, mut timed_out) = (Vec::new(), false);
-            while !end.load(Ordering::Acquire) {
-                let now: Vec<Footprint> = members(group).iter().filter_map(|process| Footprint::of(process)).collect();
-                let sum = |part: fn(&Footprint) -> u64| now.iter().map(part).sum::<u64>();
-                // One alone tells its own peak.
-                let peak = if let [one] = &now[..] { one.peak_rss } else { sum(|one| one.rss) };
-                most.fetch_max(peak, Ordering::Relaxed);
-                if !now.is_empty() {
-                    series.push(Moment {
-                        t_ns: started.elapsed().as_nanos() as u64,
-                        rss: sum(|one| one.rss),
-                        anon: sum(|one| one.anon),
-                        heap: None,
-                        fds: now.iter().map(|one| one.fds).sum(),
-                        threads: now.iter().map(|one| one.threads).sum(),
-                        tokens: 0,
-                    });
-                }
-                if !timed_out && started.elapsed() > timeout {
-                    timed_out = true;
-                    start::kill_group(group);
-                }
-                thread::park_timeout(LOOK);
-            }
-            (series, timed_out)
-        });
-        Self { is_over, peak, thread }
-    }
-
-    fn stop(self) -> (Vec<Moment>, u64, bool) {
-        self.is_over.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        let (series, timed_out) = self.thread.join().unwrap_or_default();
-        (series, self.peak.load(Ordering::Relaxed), timed_out)
-    }
-}
-
-/// Processes of a process group, by number.
-fn members(group: u32) -> Vec<String> {
-    let group = group.to_string();
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    numbers
-        .filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-        .filter(|number| {
-            let stat = std::fs::read_to_string(Path::new("/proc").join(number).join("stat")).unwrap_or_default();
-            // The name, which comes second, may contain blanks and brackets.
-            let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-            rest.split(' ').nth(2) == Some(&group)
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -434,13 +440,6 @@ mod tests {
         assert_eq!(equal_characters(" In the end", "In the beginning"), (7, 16));
         assert_eq!(equal_characters("", "a"), (0, 1));
         assert_eq!(equal_characters("äb", "äb\n"), (2, 2));
-    }
-
-    #[test]
-    fn this_process_is_in_its_group() {
-        // SAFETY: no preconditions.
-        let group = unsafe { libc::getpgrp() };
-        assert!(members(group as u32).contains(&std::process::id().to_string()));
     }
 
     #[test]
@@ -455,6 +454,7 @@ mod tests {
                 load_ns: 5,
                 ..Continuation::default()
             }),
+            whole_ns: 2 * decode_ns,
             group: Group { peak: Some(7), limit_hits: 1 },
             peak_rss: 100,
             series: Vec::new(),
@@ -466,6 +466,7 @@ mod tests {
         assert_eq!((all.hobbit_text_equal, all.hobbit_text_chars), (Some(2), Some(3)));
         assert_eq!((&all.hobbit_engine[..], &all.hobbit_outcome[..]), ("peer", "ok"));
         assert_eq!(all.hobbit_first_token_ns, Some(1_000_000_005));
+        assert_eq!(all.hobbit_whole_ns, Some(3_000_000_000), "of two runs the mean");
         let killed = Run { outcome: Err("killed".into()), ..run(1, "") };
         assert_eq!(record(&peer, &[killed], None).hobbit_outcome, "killed");
     }

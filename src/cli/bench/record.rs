@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::threads::Tried;
 use crate::measure::host::Host;
 
 /// The value of a column.
@@ -195,6 +196,10 @@ record! {
     hobbit_machine: String,
     /// Bytes of the control group.
     hobbit_limit: Option<u64>,
+    /// Other processes that computed without end meanwhile.
+    hobbit_busy: Option<u32>,
+    /// Whether the page cache was as an equal run before had left it.
+    hobbit_warm: bool,
     /// Bytes that hobbit planned with.
     hobbit_budget: Option<u64>,
     /// Bytes of all slots.
@@ -253,6 +258,8 @@ record! {
     hobbit_load_ns: Option<u64>,
     /// From the start of the process to the first logits; only without warm-up.
     hobbit_first_token_ns: Option<u64>,
+    /// From the start of the process to its end: the median of the runs.
+    hobbit_whole_ns: Option<u64>,
     /// Tokens per second of prompts.
     hobbit_prompt_ts: Option<f64>,
     /// Tokens per second of single tokens.
@@ -291,6 +298,10 @@ pub struct More {
     pub hobbit_prompt_ns: Vec<u64>,
     /// Time of each repetition's single tokens.
     pub hobbit_decode_ns: Vec<u64>,
+    /// From the start of the process to its end, for each run.
+    pub hobbit_wholes_ns: Vec<u64>,
+    /// Short runs that llama.cpp's number of threads was chosen by; without any it was given.
+    pub hobbit_threads_tried: Vec<Tried>,
     /// Time of every single token, in order.
     pub hobbit_steps_ns: Vec<u64>,
     /// The process over time.

@@ -1,7 +1,7 @@
 //! From the process's arguments to its exit status.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -17,10 +17,13 @@ use super::generate::{self, Wish};
 use super::print::{Printer, Shown};
 use super::record::Record;
 use super::report::{self, ReportArgs};
-use super::{child, peers, start};
+use super::threads::{self, Tried};
+use super::{child, inputs, peers, start};
 use crate::cli::devices;
+use crate::cli::pipe::{say, tell};
 use crate::cli::resolve::Surroundings;
-use crate::cli::run::{INTERRUPTED, Interrupted, Process, USAGE, failure};
+use crate::cli::run::{Interrupted, Process, USAGE, failure};
+use crate::cli::signals;
 use crate::measure::disk::random_reads;
 use crate::measure::host::Host;
 
@@ -43,6 +46,7 @@ pub fn main() -> ExitCode {
             Ok(serde_json::to_string(&generate::run(&wish)?)?)
         }),
         "hog" => hog(&rest()),
+        "busy" => start::busy(),
         "machine" => inner(&rest(), |word| Ok(Host::describe(word.as_ref()).machine)),
         "peers" => peers::run(&rest()),
         "report" => write_report(&rest()),
@@ -57,7 +61,7 @@ pub fn main() -> ExitCode {
 /// A process of our own making: one argument, an answer on stdout.
 fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8> {
     let word = words.first().and_then(|word| word.to_str()).context("for hobbit-bench itself: one argument")?;
-    println!("{}", work(word)?);
+    say(work(word)?)?;
     Ok(0)
 }
 
@@ -100,15 +104,16 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         return devices::list(&[], typed.bench.output.verbose, None).map(|()| 0);
     }
     for note in &typed.notes {
-        eprintln!("note: {note}");
+        tell(format_args!("note: {note}"));
     }
     let cases = match cases(&typed, || Process.demo_model()) {
         Ok(cases) => cases,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            tell(format_args!("error: {error:#}"));
             return Ok(USAGE);
         }
     };
+    inputs::check(&cases, &source(&typed))?;
     start::watch_ctrl_c()?;
     let output = &typed.bench.output;
     let shown = shown(&typed, &cases);
@@ -140,7 +145,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     out.finish(ggml_build())?;
     err.finish(ggml_build())?;
     Ok(match (interrupted, failed) {
-        (true, _) => INTERRUPTED,
+        (true, _) => signals::status(),
         (false, failed) => u8::from(failed),
     })
 }
@@ -168,16 +173,23 @@ struct Bench<'a> {
     bar: ProgressBar,
     /// The model whose disk was measured last, and its speed.
     disk: Option<(PathBuf, f64)>,
+    /// What llama.cpp's number of threads was chosen by so far.
+    trials: Vec<(Case, Vec<Tried>)>,
+}
+
+/// Where tokens come from.
+fn source(typed: &Typed) -> Source {
+    let comparison = &typed.bench.comparison;
+    match (&comparison.prompt_file, &comparison.trace) {
+        (Some(path), _) => Source::Text(path.clone()),
+        (_, Some(path)) => Source::Requests(path.clone()),
+        _ => Source::Random,
+    }
 }
 
 impl<'a> Bench<'a> {
     fn new(typed: &'a Typed, n_cases: usize) -> Self {
         let comparison = &typed.bench.comparison;
-        let source = match (&comparison.prompt_file, &comparison.trace) {
-            (Some(path), _) => Source::Text(path.clone()),
-            (_, Some(path)) => Source::Requests(path.clone()),
-            _ => Source::Random,
-        };
         let order = match (comparison.baseline, comparison.baseline_only) {
             (true, _) => comparison.order.0.clone(),
             (_, true) => vec![Who::Stock],
@@ -188,15 +200,16 @@ impl<'a> Bench<'a> {
         let bar = if is_quiet { ProgressBar::hidden() } else { ProgressBar::new(n_runs) };
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} runs, {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self { typed, source, order, n_cases, bar, disk: None }
+        Self { typed, source: source(typed), order, n_cases, bar, disk: None, trials: Vec::new() }
     }
 
     fn case(&mut self, number: usize, case: &Case) -> Result<Vec<Record>> {
         let host = Host::describe(&case.model);
         let test_time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let tried = self.tried(case)?;
         let mut runs: [Vec<(Outcome, Group)>; 2] = Default::default();
         for &who in &self.order {
-            let task = self.task(case, who, runs[who as usize].len() as u32);
+            let task = self.task(case, who, &tried, runs[who as usize].len() as u32);
             self.tell(number, &task);
             // What was killed or failed once will be again.
             if runs[who as usize].iter().all(|(outcome, _)| matches!(outcome, Outcome::Done(_))) {
@@ -213,7 +226,7 @@ impl<'a> Bench<'a> {
             }
             let bandwidth = self.bandwidth(case, who, runs)?;
             let output = &self.typed.bench.output;
-            let task = self.task(case, who, 0);
+            let task = self.task(case, who, &tried, 0);
             let about = About {
                 task: &task,
                 label: &output.label,
@@ -221,6 +234,7 @@ impl<'a> Bench<'a> {
                 host: &host,
                 test_time: test_time.clone(),
                 bandwidth,
+                tried: if who == Who::Stock { tried.clone() } else { Vec::new() },
             };
             let mut record = record(&about, runs);
             if self.typed.bench.comparison.baseline {
@@ -237,11 +251,47 @@ impl<'a> Bench<'a> {
         Ok(records)
     }
 
-    fn task(&self, case: &Case, who: Who, run: u32) -> Task {
+    /// Short runs of llama.cpp with every number of threads that was asked for, if it takes part and there is a choice.
+    fn tried(&mut self, case: &Case) -> Result<Vec<Tried>> {
+        let candidates = self.candidates();
+        if !self.order.contains(&Who::Stock) || candidates.len() < 2 {
+            return Ok(Vec::new());
+        }
+        let short = Case { test: threads::trial(case.test), ..case.clone() };
+        if let Some((_, tried)) = self.trials.iter().find(|(known, _)| *known == short) {
+            return Ok(tried.clone());
+        }
+        let mut tried = Vec::new();
+        for threads in candidates {
+            let case = Case { threads, ..short.clone() };
+            let task = Task { case, reps: 1, with_hashes: false, ..self.task(&short, Who::Stock, &[], 0) };
+            self.say(&format!("{}, llama.cpp on {threads} threads, a trial", task.case.test.name()));
+            let (outcome, _) = start::run(&task, self.typed.bench.comparison.pressure)?;
+            let ns = match &outcome {
+                Outcome::Done(answer) => {
+                    answer.reps.iter().map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum()
+                }
+                _ => 0,
+            };
+            let n_tokens = u64::from(short.test.n_prompt) + u64::from(short.test.n_gen);
+            tried.push(Tried::new(threads, n_tokens, ns));
+        }
+        self.trials.push((short, tried.clone()));
+        Ok(tried)
+    }
+
+    fn candidates(&self) -> Vec<i32> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let choice = self.typed.bench.comparison.baseline_threads.as_ref();
+        choice.map(|choice| choice.candidates(cores)).unwrap_or_default()
+    }
+
+    fn task(&self, case: &Case, who: Who, tried: &[Tried], run: u32) -> Task {
         let (test, comparison) = (&self.typed.bench.test, &self.typed.bench.comparison);
         let mut case = case.clone();
         if who == Who::Stock {
-            case.threads = comparison.baseline_threads.unwrap_or(case.threads);
+            let given = || self.candidates().first().copied();
+            case.threads = threads::best(tried).or_else(given).unwrap_or(case.threads);
         }
         Task {
             who,
@@ -261,11 +311,14 @@ impl<'a> Bench<'a> {
 
     fn tell(&self, number: usize, task: &Task) {
         let who = if task.who == Who::Stock { "llama.cpp" } else { "hobbit" };
-        let what = format!("{}, {who}", task.case.test.name());
+        self.say(&format!("benchmark {}/{}: {}, {who}", number + 1, self.n_cases, task.case.test.name()));
+    }
+
+    fn say(&self, what: &str) {
         if self.typed.bench.output.progress {
-            let _ = writeln!(io::stderr(), "hobbit-bench: benchmark {}/{}: {what}", number + 1, self.n_cases);
+            tell(format_args!("hobbit-bench: {what}"));
         }
-        self.bar.set_message(what);
+        self.bar.set_message(what.to_owned());
     }
 
     /// Bytes per second of the disk, where hobbit read from it.

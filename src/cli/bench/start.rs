@@ -14,28 +14,28 @@ use anyhow::{Context, Result, bail};
 use super::answer::{Answer, Group, Outcome};
 use super::case::Task;
 use crate::cli::run::Interrupted;
+use crate::cli::signals;
 use crate::gguf::Gguf;
 use crate::measure::cgroup::Cgroup;
 use crate::measure::page_cache;
 
-/// A Ctrl-C came.
+/// A Ctrl-C, SIGTERM or SIGHUP came.
 static PRESSED: AtomicBool = AtomicBool::new(false);
-/// The process that runs, 0 for none: a Ctrl-C ends it.
+/// The process that runs, 0 for none: such a signal ends it.
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 
-/// From now on a Ctrl-C ends what runs, and then the program, which cleans up.
+/// From now on Ctrl-C, SIGTERM and SIGHUP end what runs, and then the program, which cleans up.
 ///
 /// # Errors
 /// The system refuses.
 pub fn watch_ctrl_c() -> Result<()> {
-    ctrlc::set_handler(|| {
+    signals::watch(|_| {
         PRESSED.store(true, Ordering::SeqCst);
         let running = RUNNING.load(Ordering::SeqCst);
         if running > 0 {
             kill_group(running);
         }
     })
-    .context("cannot handle Ctrl-C")
 }
 
 /// # Errors
@@ -96,6 +96,10 @@ impl Place {
         let program = command.get_program().to_owned();
         let child = command.spawn().with_context(|| format!("starting {}", Path::new(&program).display()))?;
         RUNNING.store(child.id(), Ordering::SeqCst);
+        // A signal that came just before has not seen it.
+        if PRESSED.load(Ordering::SeqCst) {
+            kill_group(child.id());
+        }
         Ok(child)
     }
 
@@ -132,7 +136,13 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
         models.push(low);
     }
     let place = Place::new(task.case.limit, &models)?;
-    let mut hog = pressure.map(|bytes| Hog::start(&place, bytes, &task.case.model)).transpose()?;
+    let mut others: Vec<Other> = Vec::new();
+    if let Some(bytes) = pressure {
+        others.push(Other::taking_memory(&place, bytes, &task.case.model)?);
+    }
+    for _ in 0..task.case.busy {
+        others.push(Other::computing()?);
+    }
     let mut task = task.clone();
     task.started_ns = now_ns();
     let mut command = own()?;
@@ -145,13 +155,12 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
     let read = child.stdout.take().context("a run without stdout")?.read_to_string(&mut text);
     let status = wait(&mut child)?;
     // Without it to the end there was no pressure.
-    let is_alone = hog.as_mut().is_some_and(Hog::has_ended);
-    drop(hog);
+    let gone = others.iter_mut().find_map(Other::has_ended);
+    drop(others);
     read.context("reading what a run answers")?;
     let said = errors.join().unwrap_or_default();
     let usage = place.usage();
-    let outcome = if is_alone {
-        let why = "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
+    let outcome = if let Some(why) = gone {
         Outcome::Failed(why.to_owned())
     } else if status.success() {
         let answer: Answer = serde_json::from_str(text.trim()).context("the answer of a run")?;
@@ -228,27 +237,50 @@ fn passed_on(mut from: impl Read) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Another process that takes memory.
-struct Hog(Child);
+/// Another process, which is there as long as a run.
+struct Other {
+    process: Child,
+    /// What to say if it was not.
+    did_not_last: &'static str,
+}
 
-impl Hog {
-    fn start(place: &Place, bytes: u64, model: &Path) -> Result<Self> {
+impl Other {
+    fn taking_memory(place: &Place, bytes: u64, model: &Path) -> Result<Self> {
         let mut command = own()?;
         command.arg("hog").arg(bytes.to_string()).arg(model).stdin(Stdio::null()).stdout(Stdio::null());
-        Ok(Self(place.spawn(&mut command)?))
+        let did_not_last =
+            "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
+        Ok(Self { process: place.spawn(&mut command)?, did_not_last })
+    }
+
+    /// Outside of the limit: it is to take time, not memory.
+    fn computing() -> Result<Self> {
+        let mut command = own()?;
+        command.arg("busy").stdin(Stdio::null()).stdout(Stdio::null());
+        let did_not_last = "a process of --busy did not last as long as the run; something else has ended it";
+        Ok(Self { process: Place { group: None }.spawn(&mut command)?, did_not_last })
+    }
+
+    /// Why the run does not count.
+    fn has_ended(&mut self) -> Option<&'static str> {
+        (!matches!(self.process.try_wait(), Ok(None))).then_some(self.did_not_last)
     }
 }
 
-impl Hog {
-    fn has_ended(&mut self) -> bool {
-        !matches!(self.0.try_wait(), Ok(None))
-    }
-}
-
-impl Drop for Hog {
+impl Drop for Other {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Computes until it is killed, with the priority that every program begins with.
+pub fn busy() -> ! {
+    let mut state = 1u64;
+    loop {
+        for _ in 0..1 << 20 {
+            state = std::hint::black_box(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        }
     }
 }
 

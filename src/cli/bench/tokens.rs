@@ -175,6 +175,7 @@ mod tests {
             model: "m".into(),
             words: Vec::new(),
             limit: None,
+            busy: 0,
             n_batch: 8,
             n_ubatch: 8,
             type_k: "f16".into(),

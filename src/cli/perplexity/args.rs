@@ -27,7 +27,7 @@ Examples:
       A benchmark.
 
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
-Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
+Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
 
 /// Measure how well a Mixture-of-Experts GGUF model that need not fit in memory predicts a text.
 #[derive(Debug, Parser)]

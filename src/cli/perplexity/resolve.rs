@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use super::args::{LowArgs, MeasureArgs, TextArgs};
-use crate::cli::demo;
-use crate::cli::resolve::{Surroundings, read, session, text, utf8, verbosity};
+use crate::cli::resolve::{Surroundings, Verbosity, check_outputs, read, session, text, utf8, verbosity};
+use crate::cli::{demo, resolve};
+use crate::files::{Kind, OutputError};
 use crate::options::{ModelOptions, SessionOptions};
 
 /// What is measured.
@@ -73,13 +74,35 @@ pub struct HiArgs {
     /// A line for each chunk.
     pub in_lines: bool,
     pub n_parallel: usize,
-    pub verbosity: u8,
+    pub verbosity: Verbosity,
     pub log_file: Option<PathBuf>,
     pub perf: bool,
     pub json: Option<PathBuf>,
+    /// Files that are read for all this, by their flags.
+    pub read: Vec<(&'static str, PathBuf)>,
 }
 
 impl HiArgs {
+    /// Checks that nothing is written over what is read, or over files of other kinds.
+    ///
+    /// # Errors
+    /// As [`crate::files::check`].
+    pub fn check_outputs(&self) -> Result<(), OutputError> {
+        const BASE: &str = "--kl-divergence-base";
+        let mut read = self.read.clone();
+        let base = match &self.measure {
+            Measure::Perplexity { base } => base.clone(),
+            Measure::Divergence { base } => {
+                read.push((BASE, base.clone()));
+                None
+            }
+            _ => None,
+        };
+        let written =
+            [("--log-file", &self.log_file, Kind::Log), ("--json", &self.json, Kind::Json), (BASE, &base, Kind::Base)];
+        check_outputs(&self.model_options, &self.model, &written, &read)
+    }
+
     /// # Errors
     /// No text, files that cannot be read, a comparison without a base.
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
@@ -89,11 +112,14 @@ impl HiArgs {
             None => around.demo_model().map_err(anyhow::Error::msg)?,
         };
         let measure = measure(&low.measure)?;
+        let read = [("-f", &low.text.file), ("-bf", &low.text.binary_file)];
+        let mut read: Vec<_> = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
         let mut given = given_text(&low.text, around)?;
         let wants_prose = matches!(measure, Measure::Perplexity { .. } | Measure::Strided { .. });
         if given.is_none() && is_demo && wants_prose {
             let name = model.with_file_name(demo::TEXT);
-            given = Some(Text { bytes: without_newline(read(&name, around)?), name });
+            read.push(("-f", name.clone()));
+            given = Some(Text { bytes: without_newline(resolve::read(&name, around)?), name });
         }
         if given.is_none() && !matches!(measure, Measure::Divergence { .. }) {
             bail!("no text: give a file with -f (or -bf), or a text with -p");
@@ -103,6 +129,11 @@ impl HiArgs {
             is_demo,
             model_options: ModelOptions {
                 budget: low.memory.mem_budget,
+                overcommit: low.memory.overcommit.0,
+                // What is measured here is what hobbit does with experts.
+                stand_aside: false,
+                repack: low.model.repack.0,
+                expects: session(&low.context, &low.rope, true),
                 expert_cache: low.memory.expert_cache,
                 low: low.precision.source(),
                 low_share: low.precision.low_share,
@@ -118,7 +149,8 @@ impl HiArgs {
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
             },
-            session_options: session(&low.context, &low.rope, true),
+            // Whole batches are scored.
+            session_options: SessionOptions { n_outputs_max: 0, ..session(&low.context, &low.rope, true) },
             measure,
             text: given,
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),
@@ -128,6 +160,7 @@ impl HiArgs {
             log_file: low.output.log_file,
             perf: low.output.perf.0,
             json: low.output.json,
+            read,
         })
     }
 }

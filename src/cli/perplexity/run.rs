@@ -21,8 +21,10 @@ use crate::cli::devices;
 use crate::cli::log::{Level, Log};
 use crate::cli::report::{self, Circumstances};
 use crate::cli::run::{
-    INTERRUPTED, Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
+    Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
 };
+use crate::cli::signals;
+use crate::files;
 use crate::perplexity::windows::Windows;
 use crate::{Error, Model, Session, SessionOptions};
 
@@ -124,9 +126,11 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         }
     };
     if low.device.list_devices {
-        return devices::list(&low.device.rpc, low.output.verbose.0, low.output.json.as_deref()).map(|()| 0);
+        let json = low.output.json.as_deref().map(|path| ("--json", path));
+        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
     }
     let args = HiArgs::new(low, &Process)?;
+    args.check_outputs()?;
     let log = Log::new(args.verbosity, args.log_file.as_deref())?;
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
@@ -146,7 +150,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, &args.model_options, &log);
+    describe(&model, &session, args.is_demo, &args.model_options, &log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let outcome = ctrl_c.during(|| measurement.run(&desk, &mut session));
@@ -154,7 +158,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(result) => (result, 0),
         Err(error) if matches!(error.downcast_ref(), Some(Error::Interrupted)) => {
             desk.print("\n")?;
-            (Value::Null, INTERRUPTED)
+            (Value::Null, signals::status())
         }
         Err(error) => return Err(error),
     };
@@ -235,7 +239,8 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
     if path == Path::new("-") {
         return desk.print(&text);
     }
-    std::fs::write(path, text).with_context(|| format!("{}: cannot write the results", path.display()))
+    let written = files::create(path, files::Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot write the results", path.display()))
 }
 
 fn name(measure: &Measure) -> &'static str {

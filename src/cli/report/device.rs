@@ -114,6 +114,7 @@ mod tests {
         let plan = MemoryPlan::new(&PlanInput {
             budget: Budget::Bytes(1024 * MIB),
             limits: MemoryLimits::default(),
+            overcommit: false,
             expert_cache: ExpertCache::Percent(50.0),
             low_share: Default::default(),
             fixed: FixedCosts::default(),

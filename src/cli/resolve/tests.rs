@@ -14,6 +14,7 @@ use crate::store::IoMode;
 #[derive(Default)]
 struct Fake {
     files: HashMap<PathBuf, Vec<u8>>,
+    input: Option<&'static [u8]>,
 }
 
 impl Surroundings for Fake {
@@ -32,12 +33,30 @@ impl Surroundings for Fake {
     fn shows_colour(&self) -> bool {
         true
     }
+
+    fn has_input(&self) -> bool {
+        self.input.is_some()
+    }
+
+    fn input(&self) -> io::Result<Vec<u8>> {
+        Ok(self.input.unwrap_or_default().to_vec())
+    }
 }
 
 fn with(files: &[(&str, &[u8])], words: &[&str]) -> Result<HiArgs> {
     let files = files.iter().map(|(path, bytes)| (PathBuf::from(path), bytes.to_vec())).collect();
     let (low, _) = parse(words.iter().map(OsString::from)).map_err(|error| anyhow::anyhow!(error.to_string()))?;
-    HiArgs::new(low, &Fake { files })
+    HiArgs::new(low, &Fake { files, input: None })
+}
+
+/// With `input` piped in.
+fn piped(input: &'static [u8], words: &[&str]) -> Result<HiArgs> {
+    let (low, _) = parse(words.iter().map(OsString::from)).map_err(|error| anyhow::anyhow!(error.to_string()))?;
+    HiArgs::new(low, &Fake { input: Some(input), ..Fake::default() })
+}
+
+fn prompt_of(hi: &HiArgs) -> Option<&str> {
+    hi.prompt.as_ref().map(|prompt| std::str::from_utf8(&prompt.0).unwrap())
 }
 
 fn hi(words: &[&str]) -> HiArgs {
@@ -53,12 +72,15 @@ fn defaults_are_llama_cpps() {
     let hi = hi(&["-m", "a.gguf"]);
     assert_eq!(hi.model, Path::new("a.gguf"));
     let measured = DeviceOptions { calibrate: true, ..DeviceOptions::default() };
-    assert_eq!(hi.model_options, ModelOptions { device: measured, ..ModelOptions::default() });
-    assert_eq!(hi.session_options, SessionOptions::default());
+    // A chat asks for the last token's logits only.
+    let session = SessionOptions { n_outputs_max: 1, ..SessionOptions::default() };
+    let expected = ModelOptions { device: measured, expects: session.clone(), ..ModelOptions::default() };
+    assert_eq!(hi.model_options, expected);
+    assert_eq!(hi.session_options, session);
     assert_eq!(hi.sampling, SamplingOptions::default());
     assert_eq!((hi.prompt, hi.predict, hi.conversation), (None, None, None));
     assert!(hi.display_prompt && hi.escape && hi.output.perf && hi.colour);
-    assert_eq!(hi.output.verbosity, 3);
+    assert_eq!(hi.output.verbosity, Verbosity { shown: 3, logged: 3 });
 }
 
 #[test]
@@ -271,7 +293,7 @@ fn contradictions_of_dynamic_precision_are_wrong_usage() {
 #[test]
 fn prompts() {
     let files: &[(&str, &[u8])] = &[("p", b"from\\n file\n\n"), ("b", b"raw\\n\n"), ("bad", b"ok\xff")];
-    let prompt = |words: &[&str]| with(files, words).map(|hi| hi.prompt.unwrap());
+    let prompt = |words: &[&str]| with(files, words).map(|hi| prompt_of(&hi).unwrap().to_owned());
     assert_eq!(prompt(&["-p", r"a\nb"]).unwrap(), "a\nb");
     assert_eq!(prompt(&["-p", r"a\nb", "--no-escape"]).unwrap(), r"a\nb");
     assert_eq!(prompt(&["-p", "-ngl"]).unwrap(), "-ngl");
@@ -280,22 +302,40 @@ fn prompts() {
     assert_eq!(prompt(&["-bf", "b"]).unwrap(), "raw\\n\n");
     assert_eq!(prompt(&["-p", "x", "-f", "p"]).unwrap(), "from\n file\n");
     assert_eq!(prompt(&["-f", "p", "-p", "x"]).unwrap(), "x");
-    assert_eq!(format!("{:#}", prompt(&["-f", "bad"]).unwrap_err()), "bad: not UTF-8 text (at byte 2)");
+    for words in [&["-f", "bad"][..], &["-bf", "bad"], &["-p", r"ab\xff"]] {
+        let prompt = with(files, words).unwrap().prompt.unwrap();
+        assert_eq!(prompt.0, b"ab\xff", "llama.cpp takes any bytes: {words:?}");
+        assert_eq!(format!("{prompt:?}"), "\"ab\u{FFFD}\"");
+    }
     assert!(format!("{:#}", prompt(&["-f", "none"]).unwrap_err()).starts_with("none: cannot read this file: "));
-    assert!(format!("{:#}", prompt(&["-p", r"\xff"]).unwrap_err()).starts_with("-p: "));
+    assert!(format!("{:#}", with(files, &["-r", r"\xff"]).unwrap_err()).starts_with("-r: "));
     let hi = with(files, &["-sysf", "p", "-r", r"\nUser:", "--in-prefix", r"\t"]).unwrap();
     assert_eq!(hi.system_prompt.as_deref(), Some("from\\n file\n"));
     assert_eq!((hi.stops, hi.affixes.prefix), (vec!["\nUser:".to_owned()], "\t".to_owned()));
 }
 
 #[test]
+fn a_prompt_may_come_from_the_standard_input() {
+    let prompt = |input, words: &[&str]| piped(input, words).map(|hi| prompt_of(&hi).map(str::to_owned));
+    assert_eq!(prompt(b"a\\nb\n", &["-f", "-"]).unwrap().unwrap(), "a\nb");
+    assert_eq!(prompt(b"a\\nb\n", &["-bf", "-"]).unwrap().unwrap(), "a\\nb\n");
+    assert_eq!(prompt(b"ignored", &["-p", "x"]).unwrap().unwrap(), "x");
+    assert!(format!("{:#}", prompt(b"", &["-f", "-"]).unwrap_err()).starts_with("-f -: the standard input is empty"));
+    // Read when it is known that no conversation reads it; till then the demo has no text of its own.
+    let demo = piped(b"piped", &["-n", "-1"]).unwrap();
+    assert_eq!((demo.prompt, demo.predict, demo.demo_predict), (None, None, None));
+    let demo = piped(b"piped", &[]).unwrap();
+    assert_eq!((demo.prompt, demo.predict, demo.demo_predict), (None, None, Some(64)));
+}
+
+#[test]
 fn the_demo_model_has_a_default_prompt_and_length() {
     let demo = hi(&[]);
     assert!(demo.is_demo && demo.model == Path::new("demo.gguf"));
-    assert_eq!((demo.prompt.as_deref(), demo.predict), (Some(demo::PROMPT), Some(64)));
+    assert_eq!((prompt_of(&demo), demo.predict), (Some(demo::PROMPT), Some(64)));
     assert_eq!(hi(&["-n", "5"]).predict, Some(5));
     let asked = hi(&["-p", "x"]);
-    assert_eq!((asked.prompt.as_deref(), asked.predict), (Some("x"), None));
+    assert_eq!((prompt_of(&asked), asked.predict), (Some("x"), None));
     assert_eq!(hi(&["-i"]).prompt, None);
     assert_eq!(hi(&["-cnv"]).prompt, None);
 }
@@ -327,8 +367,14 @@ fn conversation_or_completion() {
 
 #[test]
 fn verbosity() {
-    for (words, expected) in [(&["--quiet"][..], 1), (&["-v"], 5), (&["-lv", "4"], 4), (&["-v", "--log-disable"], 1)] {
-        assert_eq!(hi(words).output.verbosity, expected, "{words:?}");
+    for (words, shown, logged) in [
+        (&["--quiet"][..], 1, 3),
+        (&["--quiet", "-lv", "4"], 1, 4),
+        (&["-v"], 5, 5),
+        (&["-lv", "4"], 4, 4),
+        (&["-v", "--log-disable"], 1, 5),
+    ] {
+        assert_eq!(hi(words).output.verbosity, Verbosity { shown, logged }, "{words:?}");
     }
     assert!(!hi(&["--color", "off"]).colour);
 }

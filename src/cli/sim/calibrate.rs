@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use super::args::CalibrateArgs;
 use crate::cli::whole::write_whole;
+use crate::files::Kind;
 use crate::profile::{FittedPolicy, LayerPenalty};
 use crate::route::Thresholds;
 use crate::sim::{FitGoal, Recording, fit};
@@ -15,6 +16,7 @@ pub fn run(args: &CalibrateArgs, out: &mut dyn Write) -> Result<()> {
         (Some(t1), Some(t2)) => Some(Thresholds::new(t1, t2)?),
         _ => None,
     };
+    super::check_output(&args.output, Kind::Json, &args.files)?;
     let mut recordings = Vec::new();
     for file in &args.files {
         let mut recording = Recording::open(file)?;

@@ -13,13 +13,16 @@ mod tests;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
 
 use args::{Args, Command};
+
+use super::pipe::is_closed_pipe;
+use crate::files::{self, Input, Kind, Output, OutputError};
 
 /// Exit status after wrong usage.
 const USAGE: u8 = 2;
@@ -33,7 +36,7 @@ pub fn main() -> ExitCode {
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "error: {}", in_words(&error));
-            ExitCode::FAILURE
+            if error.is::<OutputError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -60,18 +63,18 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
     Ok(0)
 }
 
+/// Checks that a result is written over nothing but an earlier one.
+fn check_output(path: &Path, kind: Kind, traces: &[PathBuf]) -> Result<(), OutputError> {
+    let traces: Vec<_> = traces.iter().map(|path| Input { flag: "a trace", path }).collect();
+    files::check(&[Output { flag: "-o", path, kind }], &traces)
+}
+
 /// Tells of a trace that a crash cut off.
 fn warn_of_cut(path: &Path, truncated: Option<u64>) {
     if let Some(offset) = truncated {
         let _ =
             writeln!(io::stderr(), "warning: {}: cut off at byte {offset}; what precedes it is used", path.display());
     }
-}
-
-/// Whether an error comes from a reader that went away.
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
-    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// An error and its causes on one line, each cause once.

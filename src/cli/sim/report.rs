@@ -9,6 +9,7 @@ use super::args::ReportArgs;
 use super::compare::{Row, compare};
 use crate::cli::svg::{Line, escape, heat_map, plot};
 use crate::cli::whole::write_whole;
+use crate::files::Kind;
 use crate::predict::PredictorKind;
 use crate::sim::{Foresight, Recording, Widths, hit_curves, recall, widths, widths_by_distance};
 
@@ -23,6 +24,7 @@ table{border-collapse:collapse;font-size:13px}td,th{padding:.15rem .6rem;text-al
 td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}tr:nth-child(even){background:#f4f4f4}";
 
 pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
+    super::check_output(&args.output, Kind::Page, &args.files)?;
     let mut page = format!(
         "<!doctype html>\n<html lang='en'><meta charset='utf-8'><title>hobbit-sim report</title>\n<style>{STYLE}</style>\n\
          <h1>What the traces say</h1>\n"

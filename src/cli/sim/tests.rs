@@ -217,3 +217,20 @@ fn a_trace_that_was_cut_off_is_used_as_far_as_it_goes() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json[0]["tokens"], 9);
 }
+
+#[test]
+fn results_are_not_written_over_traces_or_other_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, notes) = (path(&directory, "a.trace"), path(&directory, "notes"));
+    trace(Path::new(&file), 4);
+    std::fs::write(&notes, "precious").unwrap();
+    let before = std::fs::read(&file).unwrap();
+    for command in ["calibrate", "report"] {
+        for (output, part) in [(&file, "the file of a trace"), (&notes, "exists and is no")] {
+            let error = hobbit_sim(&[command, &file, "-o", output]).unwrap_err();
+            assert!(error.is::<crate::files::OutputError>(), "{error}");
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+    assert!(std::fs::read(&file).unwrap() == before && std::fs::read(&notes).unwrap() == b"precious");
+}

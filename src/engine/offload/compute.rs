@@ -33,7 +33,7 @@ use crate::engine::buffer::tag_of;
 use crate::engine::compute::{read_ids, router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterWeights};
 use crate::engine::residency::{Need, Residency, Step, Used};
-use crate::expert::{SliceId, SliceKind};
+use crate::expert::{Precision, SliceId, SliceKind};
 use crate::load::balance::Miss;
 use crate::route::Demand;
 use crate::routing::{Pair, Routing};
@@ -73,6 +73,8 @@ pub(super) struct Offload {
 struct Decided {
     key: (u16, usize),
     kinds: Vec<SliceKind>,
+    /// Its choices, by expert index.
+    choices: Vec<Option<Precision>>,
 }
 
 /// A step that did not succeed: ggml's status for it.
@@ -398,7 +400,7 @@ impl Offload {
         if again {
             self.decided.kinds.extend_from_slice(&kinds);
         } else {
-            self.decided = Decided { key, kinds: kinds.clone() };
+            self.decided = Decided { key, kinds: kinds.clone(), choices: Vec::new() };
             // SAFETY: read back just now.
             unsafe { self.decide(experts, residency, tag.layer, n_expert, weights)? };
         }
@@ -410,7 +412,7 @@ impl Offload {
             residency.record(tag.layer, &self.routing, self.router_weights(), scores.as_deref());
         }
         let share = |expert| self.routing.share(expert, if exact { &self.known } else { &self.weights });
-        let step = residency.begin(&Need {
+        let mut step = residency.begin(&Need {
             layer: tag.layer,
             experts: &self.routing.needed,
             uses: &|expert| self.routing.pairs_of(expert).len() as u64,
@@ -418,9 +420,10 @@ impl Offload {
             demands: &self.demands,
             kinds: &kinds,
             dense: !single && self.routing.needed.len() * 10 >= n_expert * 9,
-            again,
+            chosen: again.then_some(&self.decided.choices),
             elsewhere: &|version| tier.has(version, &kinds),
         });
+        self.decided.choices = std::mem::take(&mut step.choices);
         if let Some(weights) = weights.filter(|_| !step.skipped.is_empty() && !again) {
             // SAFETY: the weights are on the device until the ubatch is done.
             unsafe { self.leave_out(&step.skipped, residency, weights) };

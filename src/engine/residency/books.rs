@@ -45,8 +45,9 @@ impl Residency {
             .collect()
     }
 
-    /// Notes what the router of a layer chose, if somebody wants a trace. As [`Recorder::begin_layer`].
+    /// Notes which layer is computed, and what its router chose if somebody wants a trace. As [`Recorder::begin_layer`].
     pub(in super::super) fn record(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>) {
+        self.counters.layer = layer;
         let waited = self.counters.wait_seconds;
         self.recorder.iter_mut().for_each(|recorder| recorder.begin_layer(layer, routing, weights, scores, waited));
     }
@@ -60,8 +61,12 @@ impl Residency {
     pub(in super::super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
         let loader = &self.loader;
         self.recorder.iter_mut().for_each(|recorder| recorder.end_batch(n_tokens, seconds, || loader.stats()));
+        self.counters.layer = 0;
         self.foresight_end_batch(n_tokens, seconds);
         self.next_token();
+        if n_tokens == 1 {
+            self.fill_between_tokens();
+        }
     }
 
     /// The next token begins, for the policy.

@@ -22,7 +22,7 @@ impl Residency {
 
     /// What was to be read sometime is needed now.
     pub(super) fn hurry(&mut self, step: &Step) {
-        if self.upgrades.is_empty() && !self.is_reading_ahead {
+        if self.upgrades.is_empty() && !self.is_reading_ahead && !self.is_filling() {
             return;
         }
         let needed = |version: Version| {
@@ -49,6 +49,7 @@ impl Residency {
     /// Drops reads ahead that have not started and that the running layer has no use for: what the router chose is
     /// known now.
     pub(super) fn drop_obsolete(&mut self, layer: u16) {
+        self.stop_filling(Some(layer));
         if !self.is_reading_ahead {
             return;
         }

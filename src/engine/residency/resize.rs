@@ -39,6 +39,7 @@ impl Residency {
             // this value is borrowed mutably; devices have been waited for.
             unsafe { arena.discard(at(n)..at(most)) };
         }
+        self.fill_again_later();
         self.host_cache_bytes()
     }
 

@@ -92,9 +92,17 @@ impl Residency {
 
     /// After a failed batch: waits for what is in flight and forgets how it ended, so that it does not fail the next.
     pub(in super::super) fn settle(&mut self) {
+        self.stop_filling(None);
         self.queue.clear();
         self.ahead.clear();
-        while self.wait() {}
+        loop {
+            while self.wait() {}
+            // What fills free slots and has started.
+            match self.loader.drain() {
+                done if done.is_empty() => break,
+                done => self.land(done),
+            }
+        }
         self.failure = None;
     }
 }

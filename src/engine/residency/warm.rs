@@ -18,7 +18,10 @@ impl Residency {
     /// Fills the caches with what the state file has, as far as their slots go. Reads that fail are made again when they
     /// are needed: then it is told.
     pub(in super::super) fn warm_up(&mut self) {
-        let Some(state) = self.state_file.as_mut().and_then(|file| file.read()) else { return };
+        let Some(mut state) = self.state_file.as_mut().and_then(|file| file.read()) else { return };
+        // A cache has one entry. That of a hostile file's second one would be filled as if it were empty.
+        let mut seen = BTreeSet::new();
+        state.caches.retain(|saved| seen.insert(saved.name.clone()));
         let before = self.counters.bytes_read;
         let mut warm = WarmStart::default();
         let hosts = || state.caches.iter().filter(|saved| saved.name == HOST);
@@ -103,7 +106,6 @@ impl Residency {
         let Some(&Version { expert, precision }) = versions.first() else { return Ok(true) };
         let kinds = self.layer(expert.layer).kinds.clone();
         let n_expert = usize::from(self.layer(expert.layer).n_expert);
-        self.choices = vec![Some(precision); n_expert];
         let demand = if precision == Precision::High { Demand::High } else { Demand::Low };
         let experts: Vec<u16> = versions.iter().map(|version| version.expert.index).collect();
         let need = Need {
@@ -115,7 +117,7 @@ impl Residency {
             kinds: &kinds,
             dense: false,
             // Nobody uses them yet: nothing is counted.
-            again: true,
+            chosen: Some(&vec![Some(precision); n_expert]),
             elsewhere: &|_| false,
         };
         let step = self.begin(&need);

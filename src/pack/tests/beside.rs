@@ -16,7 +16,7 @@ fn a_low_pack_serves_beside_its_model() {
     let (path, low) = low_pack(dir.path());
     let source = Gguf::open(&path).unwrap();
     assert_eq!((low.kind, low.info.high.clone()), (PackKind::Low, None));
-    assert!(low.is_made_from(&source) && low.require_full().is_err());
+    assert!(low.has_header_of(&source) && low.require_full().is_err());
     assert!(low.raw().tensors.iter().all(|t| t.name.ends_with(".ffn_exps.low") || t.name.starts_with("hobbit.")));
     assert_eq!(verified(&low).faults, []);
     let message = unpacked(&low, dir.path()).unwrap_err().to_string();
@@ -50,7 +50,7 @@ fn another_model_is_refused() {
     ] {
         let other = tempfile::tempdir().unwrap();
         let source = Gguf::open(&model(other.path(), &spec)).unwrap();
-        assert!(!low.is_made_from(&source));
+        assert!(!low.has_header_of(&source));
         let mut catalog = Catalog::plain(&source.experts().unwrap());
         let before = catalog.clone();
         let message = catalog.add_low_pack(&low, 1).unwrap_err().to_string();

@@ -3,6 +3,7 @@
 mod beside;
 mod damage;
 mod hostile;
+mod links;
 mod paths;
 mod resume;
 mod round_trip;

@@ -22,11 +22,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LayerTable, PathTable, PathTableError, Row};
 
-const MAGIC: [u8; 4] = *b"hbPT";
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
 impl PathTable {
+    /// A table's first bytes.
+    pub(crate) const MAGIC: [u8; 4] = *b"hbPT";
+
     /// The table's bytes, as a file or a pack may have them.
     ///
     /// # Errors
@@ -39,7 +41,7 @@ impl PathTable {
     /// The table's bytes, however many.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        bytes.extend(MAGIC);
+        bytes.extend(PathTable::MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend((self.layers.len() as u16).to_le_bytes());
         for layer in &self.layers {
@@ -66,12 +68,12 @@ impl PathTable {
     /// # Errors
     /// All of [`PathTableError`] but [`PathTableError::Shape`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PathTableError> {
-        if !bytes.starts_with(&MAGIC) {
-            let found = bytes[..bytes.len().min(MAGIC.len())].to_vec();
-            return Err(PathTableError::NotATable { found, expected: MAGIC });
+        if !bytes.starts_with(&PathTable::MAGIC) {
+            let found = bytes[..bytes.len().min(PathTable::MAGIC.len())].to_vec();
+            return Err(PathTableError::NotATable { found, expected: PathTable::MAGIC });
         }
         check_len(bytes.len() as u64)?;
-        let mut reader = Reader { bytes, at: MAGIC.len() };
+        let mut reader = Reader { bytes, at: PathTable::MAGIC.len() };
         let version = reader.u32()?;
         if version != VERSION {
             return Err(PathTableError::Version { found: version, expected: VERSION });

@@ -33,7 +33,7 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use self::ring::{Bell, Command, Reader};
 use super::error::StoreError;
 use super::request::{Completion, ReadDone, ReadRequest};
-use super::{BLOCK_BYTES, Store};
+use super::{BLOCK_BYTES, Original, Store};
 
 pub(super) const ENGINE: &str = "direct";
 
@@ -111,6 +111,20 @@ impl DirectStore {
                 Err(source) => Err(StoreError::Open { path: path.clone(), engine: ENGINE, source }),
             })
             .collect::<Result<Vec<_>, _>>()?;
+        Self::of_files(open, options)
+    }
+
+    /// As [`DirectStore::open`], of files that are open already.
+    ///
+    /// # Errors
+    /// See [`DirectStore::with_options`]; [`StoreError::Changed`].
+    pub fn of_originals(files: &[Original]) -> Result<Self, StoreError> {
+        let again = |file: &Original| Ok(DirectFile { path: file.path().to_owned(), file: file.again_direct()? });
+        Self::of_files(files.iter().map(again).collect::<Result<_, StoreError>>()?, DirectOptions::default())
+    }
+
+    fn of_files(open: Vec<DirectFile>, options: DirectOptions) -> Result<Self, StoreError> {
+        let n_files = open.len();
         let bell = Arc::new(Bell::new().map_err(|source| StoreError::Thread { engine: ENGINE, source })?);
         let (commands, inbox) = unbounded();
         // The ring is made on its own thread (the kernel may then skip locking); `ready` brings its verdict.
@@ -131,7 +145,7 @@ impl DirectStore {
                 .map_err(|source| StoreError::Thread { engine: ENGINE, source })?
         };
         match verdict.recv() {
-            Ok(Ok(())) => Ok(Self { commands, bell, files: files.len(), thread: Some(thread) }),
+            Ok(Ok(())) => Ok(Self { commands, bell, files: n_files, thread: Some(thread) }),
             Ok(Err(error)) => Err(StoreError::Unavailable { engine: ENGINE, reason: super::probe::refusal(&error) }),
             Err(_) => Err(StoreError::Stopped { engine: ENGINE }),
         }

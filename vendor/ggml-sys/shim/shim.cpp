@@ -26,12 +26,15 @@ static_assert(GGML_MAX_DIMS == 4 && GGML_MAX_SRC >= 10, "see UPGRADE.md: the ten
 namespace {
 
 // Depth of guarded calls on this thread in which a failed assertion may be thrown as an exception. Zero on worker
-// threads and while a graph is computed: throwing through a parallel region is not defined.
+// threads.
 thread_local int throwing_guards = 0;
+// The guarded call has handed a graph to the backends: throwing through a parallel region is not defined.
+thread_local bool computing = false;
 
 struct throwing_guard {
-    throwing_guard() { ++throwing_guards; }
-    ~throwing_guard() { --throwing_guards; }
+    const bool before = computing;
+    throwing_guard() { ++throwing_guards; computing = false; }
+    ~throwing_guard() { --throwing_guards; computing = before; }
 };
 
 struct failed_assertion : std::exception {
@@ -41,7 +44,7 @@ struct failed_assertion : std::exception {
 };
 
 void on_abort(const char * message) {
-    if (throwing_guards > 0) {
+    if (throwing_guards > 0 && !computing) {
         throw failed_assertion(message);
     }
     // Without the directories of the machine that compiled it.
@@ -136,8 +139,14 @@ llama_context * hobbit_context_init(llama_model * model, llama_context_params pa
     }
 }
 
-int hobbit_decode(llama_context * ctx, llama_batch batch, char * error, size_t error_capacity) {
+void hobbit_computing() {
+    computing = true;
+}
+
+int hobbit_decode(llama_context * ctx, llama_batch batch, bool tells, char * error, size_t error_capacity) {
     try {
+        throwing_guard guard;
+        computing = !tells;
         return llama_decode(ctx, batch);
     } catch (const std::exception & e) {
         put_error(error, error_capacity, e.what());

@@ -51,10 +51,16 @@ unsafe extern "C" {
         error_capacity: usize,
     ) -> *mut llama_context;
 
-    /// `llama_decode` that does not throw: -100 and a message in `error` where it would have.
+    /// From now until the end of the guarded call on this thread, a failed assertion cannot become an error: llama.cpp
+    /// has handed its graph to the backends.
+    pub fn hobbit_computing();
+
+    /// `llama_decode` that does not throw: -100 and a message in `error` where it would have. `tells`: a backend of the
+    /// context calls [`hobbit_computing`] before each graph, so that until then failed assertions may become errors.
     pub fn hobbit_decode(
         ctx: *mut llama_context,
         batch: llama_batch,
+        tells: bool,
         error: *mut c_char,
         error_capacity: usize,
     ) -> c_int;

@@ -1,6 +1,7 @@
 //! What predictors take for one token, and the product that two of them live on.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::predict::{
@@ -17,7 +18,7 @@ fn gates(gating: Gating) -> (GateStack, Vec<f32>) {
     let mut gates = GateStack::default();
     for layer in 0..N_GATES {
         let rows = inputs::floats(WIDTH * usize::from(N_EXPERT), 10 + u32::from(layer));
-        assert!(gates.add(layer, WIDTH, Gate { rows, bias: None, choice_bias: None, gating }));
+        assert!(gates.add(layer, WIDTH, Gate { rows: Arc::new(rows), bias: None, choice_bias: None, gating }));
     }
     (gates, inputs::floats(WIDTH, 9))
 }

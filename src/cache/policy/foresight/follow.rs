@@ -24,6 +24,12 @@ pub(super) struct Follow {
     n_seen: Vec<f32>,
 }
 
+/// Bytes of one layer's chances.
+pub(super) fn table_bytes(n_expert: usize) -> u64 {
+    let n_pairs = if n_expert > N_EXPERT_MAX { 0 } else { n_expert * n_expert };
+    ((n_pairs + n_expert) * size_of::<f32>()) as u64
+}
+
 impl Follow {
     /// A token used `now`, the one before it `before`, of `n_expert` experts.
     pub(super) fn learn(&mut self, n_expert: usize, before: &[u16], now: &[u16]) {
@@ -104,7 +110,7 @@ mod tests {
     #[test]
     fn habits_are_kept() {
         let mut follow = Follow::default();
-        (0..700u16).for_each(|token| follow.learn(4, &[token % 4], &[(token * token + 1) % 4]));
+        (0..700u16).for_each(|token| follow.learn(4, &[token % 4], &[(token.wrapping_mul(token) + 1) % 4]));
         let mut out = Writer::default();
         follow.save(&mut out);
         let loaded = Follow::load(&mut Cursor(&out.0)).expect("what was saved");

@@ -102,6 +102,11 @@ impl Foresight {
     }
 }
 
+/// Bytes of the table of pairs of a layer's experts.
+pub(super) fn pair_bytes(n_expert: u16) -> u64 {
+    follow::table_bytes(usize::from(n_expert))
+}
+
 impl Policy for Foresight {
     fn on_insert(&mut self, version: Version, _now: Now) {
         self.layer(version.expert.layer).set_resident(version.expert.index, version.precision, true);

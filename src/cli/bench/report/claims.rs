@@ -1,15 +1,24 @@
 //! What hobbit promises, what was found, and whether it holds.
 
-use super::figures::{FIRST, LAST, Measure, decode_ts, first_token_s, median_ms, tenth_ts, warm_and_end};
+use super::figures::{
+    FIRST, LAST, Measure, decode_ts, first_token_s, mean_ms, median_ms, of_model, prefill_s, tenth_ts, warm_and_end,
+    whole_s,
+};
 use super::group::{Case, HOBBIT, Study};
 use super::number::{bytes, change, digits, percent, ratio};
 use super::read::Entry;
 use super::table::{Cell, Table, bold};
-use super::tables::long;
+use super::tables::{contended, fits, long};
 use crate::cli::bench::record::{Moment, Record};
 
 /// Overhead with everything in memory stays below this share.
 const OVERHEAD_MAX: f64 = 0.02;
+/// Where the model fits, the whole command takes at most so much longer than llama.cpp's.
+const WHOLE_MAX: f64 = 0.02;
+/// With more memory a command is at most so much slower than with less.
+const DIP_MAX: f64 = 0.05;
+/// Beside busy processes hobbit is at most so much slower than llama.cpp.
+const CONTENDED_MAX: f64 = 0.02;
 /// Memory stays within this share of what it was.
 const DRIFT_MAX: f64 = 0.02;
 /// The end of a long run is at most so much slower than its beginning.
@@ -23,9 +32,12 @@ struct Finding {
 
 /// The promises as rows.
 pub fn table(entries: &[Entry]) -> Table {
-    let promises: [(&str, Option<Finding>); 9] = [
+    let promises: [(&str, Option<Finding>); 12] = [
         ("decodes faster than every other engine in the same memory", ahead(entries)),
-        ("overhead with everything in memory below 2 % of the median token", overhead(entries)),
+        ("overhead with everything in memory below 2 % of the median token and of the mean", overhead(entries)),
+        ("where the model fits, the whole command within 2 % of llama.cpp's", whole(entries)),
+        ("with more memory never slower by 5 %: no dip where the model begins to fit", dip(entries)),
+        ("beside busy processes not slower than llama.cpp by 2 %", beside_others(entries)),
         ("first token before llama.cpp's under the limit", startup(entries)),
         ("peak RSS within the budget in every run", within_budget(entries)),
         ("logits bit-identical to llama.cpp's in exact precision", identical(entries)),
@@ -54,12 +66,14 @@ pub fn table(entries: &[Entry]) -> Table {
         n_words: 3,
         rows: promises.map(row).collect(),
         files,
+        ..Table::default()
     }
 }
 
 fn where_(case: &Case) -> String {
     let limit = case.limit.map_or(String::new(), |limit| format!(" in {}", bytes(limit as f64)));
-    format!("{}{limit}, {}", case.model, case.test)
+    let busy = if case.busy == 0 { String::new() } else { format!(", beside {}", case.busy) };
+    format!("{}{limit}, {}{busy}", case.model, case.test)
 }
 
 /// The slowest of hobbit's variants against the fastest of the others.
@@ -120,13 +134,88 @@ fn worst(study: &Study, with_limit: bool, figure: Measure) -> (Option<(f64, Stri
     (worst, failures)
 }
 
+/// A median hides what is rare and long, a mean what is usual: both count.
 fn overhead(entries: &[Entry]) -> Option<Finding> {
-    let (worst, failures) = worst(&Study::of(entries, &["resident"]), false, median_ms);
+    let study = Study::of(entries, &["resident"]);
+    let (mut words, mut kept) = (Vec::new(), true);
+    for (name, figure) in [("median", median_ms as Measure), ("mean", mean_ms)] {
+        let (worst, failures) = worst(&study, false, figure);
+        kept &= failures.is_empty() && worst.as_ref().is_some_and(|(share, _)| share - 1.0 < OVERHEAD_MAX);
+        words.extend(worst.map(|(share, place)| format!("{name} {} ({place})", change(share - 1.0))));
+        words.extend(failures.into_iter().map(|failure| format!("{name}: {failure}")));
+    }
+    (!words.is_empty()).then(|| Finding { found: words.join("; "), kept })
+}
+
+/// Commands in as much memory as the model's bytes, in more, or without a limit.
+fn whole(entries: &[Entry]) -> Option<Finding> {
+    let mut study = Study::of(entries, &[fits::LABEL]);
+    // Of runs that failed as well.
+    let fits = |case: &Case| case.runs.iter().any(|run| of_model(&run.record).is_some_and(|share| share >= 1.0));
+    study.cases.retain(|case| case.limit.is_none() || fits(case));
+    let (worst, failures) = worst(&study, false, whole_s);
     if worst.is_none() && failures.is_empty() {
         return None;
     }
-    let kept = failures.is_empty() && worst.as_ref().is_some_and(|(share, _)| share - 1.0 < OVERHEAD_MAX);
+    let kept = failures.is_empty() && worst.as_ref().is_some_and(|(share, _)| share - 1.0 <= WHOLE_MAX);
     let found = worst.map(|(share, place)| format!("{} ({place})", change(share - 1.0)));
+    Some(Finding { found: found.into_iter().chain(failures).collect::<Vec<_>>().join("; "), kept })
+}
+
+/// The whole command and decoding with each budget, against the best that any smaller one reached.
+fn dip(entries: &[Entry]) -> Option<Finding> {
+    let study = Study::of(entries, &[fits::LABEL]);
+    let (mut worst, mut broken) = (None::<(f64, String)>, Vec::new());
+    for (name, speed) in [("the whole command", per_second as Measure), ("decode", decode_ts)] {
+        for (model, variant, test) in study.distinct(|case| (case.model.clone(), case.variant, case.test)) {
+            let own = |case: &&Case| (&case.model, case.variant, case.test) == (&model, variant, test);
+            let mut cases: Vec<&Case> = study.hobbit().filter(own).collect();
+            cases.sort_by_key(|case| case.limit.unwrap_or(u64::MAX));
+            let mut best = None::<f64>;
+            for case in cases {
+                match (case.median(speed), best) {
+                    (Some(found), Some(most)) if worst.as_ref().is_none_or(|(least, _)| found / most < *least) => {
+                        worst = Some((found / most, format!("{name} of {}", where_(case))));
+                    }
+                    // Too little memory is no dip; failing with more than enough before is.
+                    (None, Some(_)) => broken.push(format!("{}: {}", case.outcome(), where_(case))),
+                    _ => {}
+                }
+                best = case.median(speed).into_iter().chain(best).reduce(f64::max);
+            }
+        }
+    }
+    if worst.is_none() && broken.is_empty() {
+        return None;
+    }
+    let kept = broken.is_empty() && worst.as_ref().is_some_and(|(least, _)| *least >= 1.0 - DIP_MAX);
+    let found = worst.map(|(least, place)| format!("{} to the best with less ({place})", change(least - 1.0)));
+    Some(Finding { found: found.into_iter().chain(broken).collect::<Vec<_>>().join("; "), kept })
+}
+
+/// Commands in a second.
+fn per_second(record: &Record) -> Option<f64> {
+    whole_s(record).map(|seconds| 1.0 / seconds)
+}
+
+fn beside_others(entries: &[Entry]) -> Option<Finding> {
+    let mut study = Study::of(entries, &[contended::LABEL]);
+    study.cases.retain(|case| case.busy > 0);
+    let (mut slowest, mut failures) = (None::<(f64, String)>, Vec::new());
+    for (name, figure) in [("prompt", prefill_s as Measure), ("decode", mean_ms)] {
+        let (worst, failed) = worst(&study, false, figure);
+        failures.extend(failed);
+        if let Some((share, place)) = worst
+            && slowest.as_ref().is_none_or(|(most, _)| share > *most)
+        {
+            slowest = Some((share, format!("{name} of {place}")));
+        }
+    }
+    if slowest.is_none() && failures.is_empty() {
+        return None;
+    }
+    let kept = failures.is_empty() && slowest.as_ref().is_some_and(|(share, _)| 1.0 / share >= 1.0 - CONTENDED_MAX);
+    let found = slowest.map(|(share, place)| format!("{} as fast ({place})", ratio(1.0 / share)));
     Some(Finding { found: found.into_iter().chain(failures).collect::<Vec<_>>().join("; "), kept })
 }
 

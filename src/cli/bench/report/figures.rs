@@ -46,6 +46,16 @@ pub fn mean_ms(record: &Record) -> Option<f64> {
     quotient(1e3, decode_ts(record)?)
 }
 
+/// Seconds from the start of the process to its end.
+pub fn whole_s(record: &Record) -> Option<f64> {
+    positive(record.hobbit_whole_ns? as f64 / 1e9)
+}
+
+/// The limit as a share of the model's bytes.
+pub fn of_model(record: &Record) -> Option<f64> {
+    quotient(record.hobbit_limit? as f64, record.model_size as f64).and_then(positive)
+}
+
 /// Seconds until the context is open.
 pub fn load_s(record: &Record) -> Option<f64> {
     positive(record.hobbit_load_ns? as f64 / 1e9)

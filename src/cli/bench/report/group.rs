@@ -63,6 +63,8 @@ pub struct Case<'a> {
     pub model: String,
     /// Bytes of the control group.
     pub limit: Option<u64>,
+    /// Other processes that computed meanwhile.
+    pub busy: u32,
     /// What was evaluated.
     pub test: Test,
     /// Who did.
@@ -110,7 +112,7 @@ impl Case<'_> {
 
     /// Where it was measured and what.
     pub fn place(&self) -> Place<'_> {
-        Place { model: &self.model, limit: self.limit, test: self.test }
+        Place { model: &self.model, limit: self.limit, busy: self.busy, test: self.test }
     }
 }
 
@@ -121,6 +123,8 @@ pub struct Place<'a> {
     pub model: &'a str,
     /// The memory.
     pub limit: Option<u64>,
+    /// Other processes that computed meanwhile.
+    pub busy: u32,
     /// The tokens.
     pub test: Test,
 }
@@ -144,6 +148,7 @@ impl<'a> Study<'a> {
             let case = Case {
                 model: figures::model(record, entries),
                 limit: record.hobbit_limit,
+                busy: record.hobbit_busy.unwrap_or(0),
                 test: alone.test(record),
                 engine: &record.hobbit_engine,
                 variant: &record.hobbit_variant,
@@ -182,6 +187,31 @@ impl<'a> Study<'a> {
     pub fn baseline(&self, case: &Case) -> Option<&Case<'a>> {
         let at_place = || self.cases.iter().filter(|other| other.engine == BASELINE && other.place() == case.place());
         at_place().find(|other| other.variant == case.variant).or_else(|| at_place().next())
+    }
+
+    /// On how many threads both engines computed, and how llama.cpp's were chosen; ends with a space unless it is empty.
+    pub fn threads(&self) -> String {
+        let runs = |engine: &'static str| {
+            let of_engine = self.cases.iter().filter(move |case| case.engine == engine);
+            of_engine.flat_map(|case| &case.runs).map(|run| &run.record).filter(|record| record.n_threads > 0)
+        };
+        let distinct = |engine: &'static str| {
+            let mut numbers: Vec<i32> = runs(engine).map(|record| record.n_threads).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+        };
+        let (own, stock) = (distinct(HOBBIT), distinct(BASELINE));
+        let mut words: Vec<String> = Vec::new();
+        if !own.is_empty() {
+            words.push(format!("hobbit on {own} threads"));
+        }
+        if !stock.is_empty() {
+            let tried = runs(BASELINE).all(|record| !record.more.hobbit_threads_tried.is_empty());
+            let how = if tried { ", in each case as many as it was fastest with in a short run of it" } else { "" };
+            words.push(format!("llama.cpp on {stock}{how}"));
+        }
+        if words.is_empty() { String::new() } else { format!("Threads: {}. ", words.join("; ")) }
     }
 
     /// Names of the files behind it, each once.

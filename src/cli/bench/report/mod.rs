@@ -1,8 +1,8 @@
 //! `hobbit-bench report`: tables and plots of raw records, nothing typed by hand.
 //!
 //! [`read`] turns files into records, [`group`] puts those of one case together, [`figures`] takes figures out of them, [`number`]
-//! shows these. [`tables`] and [`claims`] make a [`table`] each, [`plots`] what there is to see; [`page`] is all of it, and
-//! [`markers`] put tables into a Markdown file.
+//! shows these. [`tables`] and [`claims`] make a [`table`] each, [`plots`] what there is to see; [`page`] is all of it with
+//! [`versions`] of everything, and [`markers`] put tables into a Markdown file.
 
 mod args;
 mod claims;
@@ -19,6 +19,7 @@ mod table;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 use std::io::Write;
 use std::path::Path;
@@ -29,6 +30,7 @@ pub use args::ReportArgs;
 use read::Entry;
 
 use crate::cli::whole::write_whole;
+use crate::files::{self, Input, Kind, Output};
 
 /// Does what `args` ask for; `out` gets the table of `--table`, and a line about each file written.
 ///
@@ -38,20 +40,26 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
     if args.output.is_none() && args.readme.is_none() && args.table.is_none() {
         bail!("nothing to make; expected --output FILE.html, --readme FILE.md or --table NAME");
     }
+    let records: Vec<_> = args.files.iter().map(|path| Input { flag: "records", path }).collect();
+    let page = args.output.as_deref().map(|path| Output { flag: "--output", path, kind: Kind::Page });
+    files::check(page.as_slice(), &records)?;
     let entries = read::read(&args.files)?;
-    if let Some(name) = &args.table {
-        let table = markdown(name, &entries);
-        let table =
-            table.with_context(|| format!("--table {name}: none of the {} records belongs to it", entries.len()))?;
-        out.write_all(table.as_bytes())?;
-    }
+    // What can fail comes before what is printed.
+    let mut said = Vec::new();
     if let Some(path) = &args.readme {
-        fill(path, args.check, &entries, out)?;
+        fill(path, args.check, &entries, &mut said)?;
     }
+    let table = |name: &String| {
+        let lacking = || format!("--table {name}: none of the {} records belongs to it", entries.len());
+        markdown(name, &entries).with_context(lacking)
+    };
+    let table = args.table.as_ref().map(table).transpose()?;
     if let Some(path) = &args.output {
         write_whole(path, &page::page(&entries))?;
-        writeln!(out, "written to {}", path.display())?;
+        writeln!(said, "written to {}", path.display())?;
     }
+    out.write_all(table.unwrap_or_default().as_bytes())?;
+    out.write_all(&said)?;
     Ok(())
 }
 

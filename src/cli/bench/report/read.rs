@@ -7,6 +7,10 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::cli::bench::record::Record;
+use crate::files::capped;
+
+/// Longest file of records, in bytes: a hundred thousand of them.
+const RECORDS_BYTES_MAX: u64 = 256 << 20;
 
 /// A record and where it stood.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +92,8 @@ fn note(path: &Path, what: &str) {
 
 /// The records of a file; `None` if it holds something else.
 fn of_file(path: &Path) -> Result<Option<Vec<Entry>>, ReadError> {
-    let bytes = std::fs::read(path).map_err(|source| ReadError::Unreadable { path: path.to_owned(), source })?;
+    let bytes = capped::read(path, RECORDS_BYTES_MAX);
+    let bytes = bytes.map_err(|source| ReadError::Unreadable { path: path.to_owned(), source })?;
     let Ok(text) = String::from_utf8(bytes) else { return Ok(None) };
     let Some(values) = objects(&text, path) else { return Ok(None) };
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

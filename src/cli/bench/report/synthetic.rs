@@ -18,7 +18,8 @@ pub fn record(label: &str, engine: &str, test: [u32; 2], decode_ts: f64) -> Reco
         cores: 2,
         ram_bytes: 24 * GIB,
         kernel: "0.0".into(),
-        disk: DiskKind { kind: "none".into(), read_ahead_kib: Some(128), scheduler: Some("none".into()) },
+        disk: DiskKind { kind: "none".into(), read_ahead_kib: Some(128), scheduler: Some("none".into()), model: None },
+        os: String::new(),
         commit: "0123456789abcdef".into(),
         hobbit: "0.0.0".into(),
         llama_cpp_sys: "0.0.0".into(),
@@ -69,6 +70,11 @@ pub fn with_cache(mut record: Record, share: f64) -> Record {
     record.hobbit_roofline_ts = record.hobbit_decode_ts.map(|speed| speed * (1.1 + 4.0 * share * share));
     record.hobbit_roofline_share = Some(1.0 / (1.1 + 4.0 * share * share));
     record
+}
+
+/// The whole command, in seconds.
+pub fn with_whole(record: Record, seconds: f64) -> Record {
+    Record { hobbit_whole_ns: Some((seconds * 1e9) as u64), hobbit_warm: true, ..record }
 }
 
 /// `n_tokens` steps and a series whose memory grows by `growth` bytes a token after the first tenth.
@@ -166,6 +172,23 @@ pub fn all() -> Vec<Entry> {
         let (load, first) =
             if engine == "hobbit" { (900_000_000, 1_100_000_000) } else { (1_200_000_000, 9_000_000_000) };
         all.push(Record { hobbit_load_ns: Some(load), hobbit_first_token_ns: Some(first), ..start });
+    }
+    for percent in [30u64, 60, 100, 130] {
+        let share = percent as f64 / 100.0;
+        for (engine, speed) in [("hobbit", 8.0 + 8.0 * share.min(1.0)), ("llama.cpp", 16.0 * share.min(1.0).powi(3))] {
+            let own = record("fits", engine, [12, 32], speed);
+            let whole = 1.0 + f64::from(own.n_gen) / speed;
+            let limit = Some(5 * GIB * percent / 100);
+            all.push(named(Record { hobbit_limit: limit, ..with_whole(own, whole) }, "synthetic-qwen", ""));
+        }
+    }
+    for (engine, speeds) in [("hobbit", [17.0, 10.0]), ("llama.cpp", [17.0, 5.0])] {
+        for (busy, speed) in [0, 1].into_iter().zip(speeds) {
+            for test in [[128, 0], [0, 32]] {
+                let own = Record { hobbit_busy: Some(busy), ..record("contended", engine, test, speed) };
+                all.push(named(own, "synthetic-qwen", ""));
+            }
+        }
     }
     for variant in ["chat", "pressure"] {
         all.push(named(with_series(record("long", "hobbit", [0, 2000], 9.0), 2000, 100), "synthetic-qwen", variant));

@@ -40,6 +40,8 @@ pub struct Table {
     pub title: &'static str,
     /// How to read it.
     pub note: &'static str,
+    /// On how many threads, up to the space behind.
+    pub threads: String,
     /// Of each column.
     pub heading: Vec<String>,
     /// So many columns hold words and not numbers; what repeats in them from row to row is left blank.
@@ -71,7 +73,7 @@ impl Table {
         let has_spread = self.rows.iter().flatten().any(|cell| cell.text.contains(SPREAD));
         let spread = if has_spread { "Several runs: the median (least to most). " } else { "" };
         let gap = if self.note.is_empty() { "" } else { " " };
-        format!("{}{gap}{spread}", self.note)
+        format!("{}{gap}{spread}{}", self.note, self.threads)
     }
 
     /// As GitHub's Markdown, with its source below.
@@ -109,7 +111,7 @@ impl Table {
         for row in self.sparse() {
             text.push_str("<tr>");
             for (column, cell) in row.iter().enumerate() {
-                let inner = escape(&cell.text);
+                let inner = with_units(escape(&cell.text));
                 let inner = if cell.bold { format!("<b>{inner}</b>") } else { inner };
                 let _ = write!(text, "<td{}>{inner}</td>", class(column));
             }
@@ -118,6 +120,11 @@ impl Table {
         text.push_str("</tbody></table></div>\n");
         text
     }
+}
+
+/// Numbers that keep their units on their line: cells may break anywhere else.
+fn with_units(text: String) -> String {
+    [" %", " KiB", " MiB", " GiB"].iter().fold(text, |text, unit| text.replace(unit, &unit.replace(' ', "&nbsp;")))
 }
 
 /// Text inside a cell of Markdown: on one line, and nothing that is markup.
@@ -162,6 +169,8 @@ mod tests {
         let html = table.html();
         assert!(html.contains("<td class='words'>m</td><td class='words'>hobbit</td><td><b>9.43</b></td>"), "{html}");
         assert_eq!(html.matches(">m<").count(), 1);
+        table.rows[0][2] = "1.12 of 1.25 GiB (89.3 %)".into();
+        assert!(table.html().contains("<td>1.12 of 1.25&nbsp;GiB (89.3&nbsp;%)</td>"), "{}", table.html());
     }
 
     #[test]

@@ -47,6 +47,14 @@ fn the_page_needs_nothing_else_and_shows_every_table_and_plot() {
         let with_plots = !["claims", "resident", "startup"].contains(&name);
         assert_eq!(section.contains("<svg"), with_plots, "{name}");
     }
+    let figures = html.split("<figure>").skip(1);
+    for figure in figures.map(|figure| figure.split("</figure>").next().unwrap()) {
+        let explained =
+            figure.contains("<p class='note'>Across: ") || figure.contains("<p class='note'>Length of a bar: ");
+        assert!(explained, "axes without an explanation: {figure}");
+    }
+    assert!(html.contains("<h2>How to read this</h2>") && html.contains("<dl id='versions'>"));
+    assert!(!html.contains("nowrap"), "columns that cannot shrink leave the page at 1200 pixels");
     let outside = ["http", "src=", "url(", "<script", "@import", "NaN", "inf ", "Nothing to plot"];
     assert_eq!(outside.iter().find(|part| html.contains(**part)), None);
     assert!(html.contains("prefers-color-scheme:dark") && html.contains("name='viewport'"));
@@ -171,4 +179,18 @@ fn flags_are_read_and_unknown_tables_refused() {
     let refused = |words: &[&str]| parse(words).err().unwrap().to_string();
     assert!(refused(&["a", "--table", "speeds"]).contains("ablation"));
     assert!(refused(&["a", "--check"]).contains("--readme") && refused(&[]).contains("FILE"));
+}
+
+#[test]
+fn the_page_is_written_over_no_records_and_no_other_file() {
+    let bench = Bench::with(&all());
+    let notes = bench.path("notes");
+    std::fs::write(&notes, "precious").unwrap();
+    let records = bench.path("records.jsonl");
+    let before = std::fs::read(&records).unwrap();
+    for (files, output) in [(vec![records.clone()], &records), (vec![records.clone()], &notes)] {
+        let error = said(&ReportArgs { files, output: Some(output.clone()), ..ReportArgs::default() }).unwrap_err();
+        assert!(error.is::<crate::files::OutputError>(), "{error}");
+    }
+    assert!(std::fs::read(&records).unwrap() == before && std::fs::read(&notes).unwrap() == b"precious");
 }

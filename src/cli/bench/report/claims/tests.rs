@@ -1,4 +1,4 @@
-use super::super::synthetic::{GIB, MIB, all, entry, record, with_series};
+use super::super::synthetic::{GIB, MIB, all, entry, record, with_series, with_whole};
 use super::*;
 
 /// What was found for the promise that contains `words`, and whether it is kept.
@@ -16,10 +16,10 @@ fn judged(records: Vec<Record>, words: &str) -> (String, String) {
 #[test]
 fn everything_holds_in_the_synthetic_set_but_what_does_not() {
     let kept: Vec<String> = table(&all()).rows.into_iter().map(|row| row[2].text.clone()).collect();
-    assert_eq!(kept, ["yes"; 9]);
+    assert_eq!(kept, ["yes"; 12]);
     assert!(table(&[]).rows.is_empty());
     let nothing = table(&[entry(record("", "hobbit", [0, 8], 1.0))]);
-    assert_eq!(nothing.rows.iter().filter(|row| row[2].text == "not measured" && row[2].bold).count(), 8);
+    assert_eq!(nothing.rows.iter().filter(|row| row[2].text == "not measured" && row[2].bold).count(), 11);
 }
 
 #[test]
@@ -56,21 +56,84 @@ fn overhead_and_startup_go_by_the_worst_model() {
             model_filename: model.into(),
             hobbit_decode_median_ns: Some(ns as u64),
             hobbit_first_token_ns: Some(ns as u64),
-            ..record(label, engine, [1, 8], 1.0)
+            ..record(label, engine, [1, 8], 1e9 / ns)
         };
         vec![of("hobbit", 1e8 * ratio), of("llama.cpp", 1e8)]
     };
     let both = |label, ratio| [pair(label, "a", 0.95), pair(label, "b", ratio)].concat();
-    assert_eq!(judged(both("resident", 1.019), "overhead"), ("+1.90 % (b in 2.00 GiB, pp1+tg8)".into(), "yes".into()));
+    assert_eq!(
+        judged(both("resident", 1.019), "overhead"),
+        ("median +1.90 % (b in 2.00 GiB, pp1+tg8); mean +1.90 % (b in 2.00 GiB, pp1+tg8)".into(), "yes".into())
+    );
     assert_eq!(judged(both("resident", 1.021), "overhead").1, "no");
     assert_eq!(judged(both("startup", 0.99), "first token").1, "yes");
     assert_eq!(
         judged(both("startup", 1.01), "first token"),
         ("0.990x as fast (b in 2.00 GiB, pp1+tg8)".into(), "no".into())
     );
+    // A few long tokens, which the median does not see.
+    let mut uneven = both("resident", 1.0);
+    uneven[2].hobbit_decode_ts = uneven[3].hobbit_decode_ts.map(|speed| speed / 1.05);
+    let (found, kept) = judged(uneven, "overhead");
+    assert_eq!(kept, "no");
+    assert!(found.starts_with("median +0.00 %") && found.contains("; mean +5.00 % (b"), "{found}");
     let mut failed = both("resident", 1.0);
     failed[0].hobbit_outcome = "failed: x".into();
     assert_eq!(judged(failed, "overhead").1, "no", "no figure is no success");
+}
+
+/// hobbit's and llama.cpp's whole command at budgets in percent of the model's 5 GiB.
+fn commands(of: &[(u64, f64, f64)]) -> Vec<Record> {
+    let at = |percent: u64, engine: &str, seconds: f64| Record {
+        hobbit_limit: Some(5 * GIB * percent / 100),
+        ..with_whole(record("fits", engine, [12, 32], 32.0 / seconds), seconds)
+    };
+    of.iter().flat_map(|&(percent, own, stock)| [at(percent, "hobbit", own), at(percent, "llama.cpp", stock)]).collect()
+}
+
+#[test]
+fn the_whole_command_counts_where_the_model_fits() {
+    let words = "the whole command within";
+    let (found, kept) = judged(commands(&[(50, 9.0, 3.0), (100, 3.0, 3.0), (130, 3.03, 3.0)]), words);
+    assert_eq!((found.as_str(), kept.as_str()), ("+1.00 % (synthetic in 6.50 GiB, pp12+tg32)", "yes"));
+    assert_eq!(judged(commands(&[(100, 5.0, 3.3)]), words).1, "no");
+    assert_eq!(judged(commands(&[(50, 9.0, 3.0)]), words).1, "not measured");
+    let mut killed = commands(&[(100, 3.0, 3.0)]);
+    killed[0].hobbit_outcome = "killed".into();
+    assert_eq!(judged(killed, words).1, "no");
+}
+
+#[test]
+fn more_memory_is_never_slower() {
+    let words = "no dip";
+    let rising = [(30, 9.0, 30.0), (90, 5.0, 9.0), (100, 5.1, 3.0), (130, 3.0, 3.0)];
+    let (found, kept) = judged(commands(&rising), words);
+    assert_eq!(kept, "yes", "{found}");
+    assert!(found.starts_with("-1.96 % to the best with less (the whole command of synthetic in 5.00 GiB"), "{found}");
+    assert_eq!(judged(commands(&[(30, 9.0, 30.0), (90, 4.0, 9.0), (100, 5.0, 3.0)]), words).1, "no");
+    let mut killed = commands(&rising);
+    killed[6].hobbit_outcome = "killed".into();
+    let (found, kept) = judged(killed, words);
+    assert!(kept == "no" && found.contains("killed: synthetic in 6.50 GiB"), "{found}");
+    let mut starved = commands(&rising);
+    starved[0].hobbit_outcome = "killed".into();
+    assert_eq!(judged(starved, words).1, "yes", "too little memory is no dip");
+}
+
+#[test]
+fn beside_busy_processes_llama_cpp_is_the_measure() {
+    let words = "beside busy processes";
+    let of = |busy: u32, own: f64, stock: f64| {
+        [("hobbit", own), ("llama.cpp", stock)]
+            .map(|(engine, speed)| Record { hobbit_busy: Some(busy), ..record("contended", engine, [16, 8], speed) })
+    };
+    let (found, kept) = judged([of(0, 1.0, 9.0), of(1, 9.0, 5.0)].concat(), words);
+    assert_eq!(
+        (found.as_str(), kept.as_str()),
+        ("1.80x as fast (prompt of synthetic in 2.00 GiB, pp16+tg8, beside 1)", "yes")
+    );
+    assert_eq!(judged([of(0, 9.0, 9.0), of(1, 4.8, 5.0)].concat(), words).1, "no");
+    assert_eq!(judged(of(0, 9.0, 9.0).to_vec(), words).1, "not measured", "nobody was busy");
 }
 
 #[test]

@@ -1,11 +1,47 @@
 //! Speeds beside each other, and where a token's time goes.
 
-use super::super::figures::{decode_ts, hit_rate, hits_per_token, in_memory, misses_per_token, stall_ms, token_ms};
+use super::super::figures::{
+    Measure, decode_ts, hit_rate, hits_per_token, in_memory, misses_per_token, prompt_ts, stall_ms, token_ms,
+};
 use super::super::group::{BASELINE, Case, HOBBIT, Study};
 use super::super::number::{self, digits, percent};
 use super::super::read::Entry;
+use super::super::tables::contended::LABEL;
 use super::{Figure, room};
 use crate::cli::svg::{Bar, bars};
+
+const SPEEDS: &str = "Length of a bar: tokens per second while decoding, longer is better; of several runs the median, and in \
+                      brackets the least and the most.";
+
+/// Speeds alone and beside busy processes.
+pub fn contended(entries: &[Entry]) -> Vec<Figure> {
+    let study = Study::of(entries, &[LABEL]);
+    let mut figures = Vec::new();
+    for (model, limit, test) in study.distinct(|case| (case.model.clone(), case.limit, case.test)) {
+        let here = |case: &&Case| (&case.model, case.limit, case.test) == (&model, limit, test);
+        let parts: [(&str, Measure, &'static str); 2] = [("Decode", decode_ts, SPEEDS), ("Prompt", prompt_ts, PROMPTS)];
+        for (part, figure, note) in parts {
+            let row = |case: &Case| {
+                let others = match case.busy {
+                    0 => "alone".to_owned(),
+                    1 => "beside a busy process".to_owned(),
+                    n => format!("beside {n} busy processes"),
+                };
+                let spread = case.spread(figure)?;
+                let note = format!("{} t/s", number::spread(Some(spread), digits));
+                Some(Bar { name: format!("{}, {others}", case.name()), values: vec![spread.median], note })
+            };
+            let rows: Vec<Bar> = study.cases.iter().filter(here).filter_map(row).collect();
+            if !rows.is_empty() {
+                let title = format!("{part} speed beside others: {}, {test}", room(&model, limit));
+                figures.push(Figure { title, svg: bars("tokens per second", &[part], &rows), note });
+            }
+        }
+    }
+    figures
+}
+
+const PROMPTS: &str = "Length of a bar: tokens per second of the prompt, longer is better.";
 
 /// Decode speed of every case of a place.
 pub fn speeds(entries: &[Entry], label: &str) -> Vec<Figure> {
@@ -31,7 +67,7 @@ pub fn speeds(entries: &[Entry], label: &str) -> Vec<Figure> {
         }
         if rows.iter().any(|row| !row.values.is_empty()) {
             let title = format!("Decode speed: {}, {}", room(&place.0, place.1), place.2);
-            figures.push(Figure { title, svg: bars("tokens per second", &["decode"], &rows), note: "" });
+            figures.push(Figure { title, svg: bars("tokens per second", &["decode"], &rows), note: SPEEDS });
         }
     }
     figures
@@ -65,7 +101,8 @@ pub fn stalls(entries: &[Entry], label: &str) -> Vec<Figure> {
             figures.push(Figure {
                 title: format!("Where a token's time goes: {place}"),
                 svg: bars("ms per token", &parts, &rows),
-                note: "Single tokens where they were counted apart, all tokens of the test elsewhere.",
+                note: "Length of a bar: milliseconds that a token takes, less is better; its first part, those in which it waits \
+                       for reads. Single tokens where they were counted apart, all tokens of the test elsewhere.",
             });
         }
     }

@@ -1,8 +1,9 @@
 //! Speed against memory, context and experts.
 
-use super::super::figures::{Measure, decode_ts, in_memory, prompt_ts, roofline_ts};
+use super::super::figures::{Measure, decode_ts, in_memory, of_model, prompt_ts, roofline_ts, whole_s};
 use super::super::group::{BASELINE, Case, HOBBIT, Study};
 use super::super::read::Entry;
+use super::super::tables::fits::LABEL;
 use super::{Figure, room};
 use crate::cli::svg::{Line, Plot};
 
@@ -70,8 +71,58 @@ pub fn curve(entries: &[Entry]) -> Vec<Figure> {
             figures.push(Figure {
                 title: format!("Decode speed by memory: {model}, {test}"),
                 svg: plot.draw(),
-                note: "llama.cpp stands where hobbit stands with the same limit.",
+                note: "Across: how many of the model's experts have room in memory. Up: tokens per second, more is better. llama.cpp \
+                       stands where hobbit stands with the same limit; dashed: what reading alone would allow.",
             });
+        }
+    }
+    figures
+}
+
+/// The whole command, prompts and decoding by the budget's share of the model.
+pub fn fits(entries: &[Entry]) -> Vec<Figure> {
+    let study = Study::of(entries, &[LABEL]);
+    let parts: [(&str, Measure, &str, &'static str); 3] = [
+        (
+            "Whole command",
+            whole_s,
+            "seconds",
+            "Across: memory of the control group, in percent of the model's bytes. Up: seconds from the start of the process to its end, less is better.",
+        ),
+        (
+            "Prompt",
+            prompt_ts,
+            "prompt, tokens per second",
+            "Across: memory of the control group, in percent of the model's bytes. Up: tokens per second of the prompt, more is better.",
+        ),
+        (
+            "Decode",
+            decode_ts,
+            "decode, tokens per second",
+            "Across: memory of the control group, in percent of the model's bytes. Up: tokens per second while decoding, more is better.",
+        ),
+    ];
+    let mut figures = Vec::new();
+    for (model, test) in study.distinct(|case| (case.model.clone(), case.test)) {
+        for (part, figure, y_label, up) in parts {
+            let mut lines: Vec<Line> = Vec::new();
+            for case in study.cases.iter().filter(|case| (&case.model, case.test) == (&model, test)) {
+                let Some(share) = case.runs.iter().find_map(|run| of_model(&run.record)) else { continue };
+                let name = case.name();
+                if !lines.iter().any(|line| line.name == name) {
+                    lines.push(Line { name: name.clone(), ..Line::default() });
+                }
+                if let Some(line) = lines.iter_mut().find(|line| line.name == name) {
+                    push(line, 100.0 * share, case, figure);
+                }
+            }
+            let lines = sorted(lines);
+            if !lines.is_empty() {
+                let x_label = "budget, % of the model".into();
+                let plot = Plot { x_label, y_label: y_label.into(), lines, from_zero: true, y_max: None };
+                let title = format!("{part} by memory: {model}, {test}");
+                figures.push(Figure { title, svg: plot.draw(), note: up });
+            }
         }
     }
     figures
@@ -80,11 +131,12 @@ pub fn curve(entries: &[Entry]) -> Vec<Figure> {
 /// By tokens in the context.
 pub fn context(entries: &[Entry]) -> Vec<Figure> {
     let study = Study::of(entries, &["context"]);
+    let note = "Across: tokens that are in the context before. Up: tokens per second, more is better.";
     let mut figures = Vec::new();
     for (model, limit) in study.distinct(|case| (case.model.clone(), case.limit)) {
         let is_here = |case: &Case| case.model == model && case.limit == limit;
         let depth = |case: &Case| Some(f64::from(case.test.n_depth));
-        figures.extend(sweep(&study, is_here, depth, "tokens in the context", &room(&model, limit)));
+        figures.extend(sweep(&study, is_here, depth, ("tokens in the context", note), &room(&model, limit)));
     }
     figures
 }
@@ -93,14 +145,16 @@ pub fn context(entries: &[Entry]) -> Vec<Figure> {
 pub fn experts(entries: &[Entry]) -> Vec<Figure> {
     let study = Study::of(entries, &["experts"]);
     let n_expert = |case: &Case| case.runs.iter().find_map(|run| run.record.hobbit_n_expert).map(f64::from);
-    sweep(&study, |_| true, n_expert, "experts of a layer", "the models of the table")
+    let note =
+        "Across: experts of a layer, the larger their number the smaller each. Up: tokens per second, more is better.";
+    sweep(&study, |_| true, n_expert, ("experts of a layer", note), "the models of the table")
 }
 
 fn sweep(
     study: &Study,
     is_here: impl Fn(&Case) -> bool,
     x: impl Fn(&Case) -> Option<f64>,
-    x_label: &str,
+    (x_label, note): (&str, &'static str),
     place: &str,
 ) -> Vec<Figure> {
     let mut figures = Vec::new();
@@ -133,7 +187,7 @@ fn sweep(
                 y_max: None,
             };
             let title = format!("{part} speed by {x_label}: {place}");
-            figures.push(Figure { title, svg: plot.draw(), note: "" });
+            figures.push(Figure { title, svg: plot.draw(), note });
         }
     }
     figures

@@ -13,7 +13,7 @@ pub struct Figure {
     pub title: String,
     /// The plot.
     pub svg: String,
-    /// How to read it.
+    /// What its axes are, and how to read it.
     pub note: &'static str,
 }
 
@@ -22,6 +22,8 @@ pub fn of(table: &str, entries: &[Entry]) -> Vec<Figure> {
     let groups = match table {
         "peers" => vec![bars::speeds(entries, "peers"), over_time::memory(entries, &["peers"])],
         "papers" => vec![bars::stalls(entries, "papers")],
+        "fits" => vec![lines::fits(entries)],
+        "contended" => vec![bars::contended(entries)],
         "curve" => vec![lines::curve(entries), bars::stalls(entries, "curve")],
         "ablation" => vec![bars::speeds(entries, "ablation"), bars::stalls(entries, "ablation")],
         "context" => vec![lines::context(entries)],

@@ -68,7 +68,7 @@ pub fn memory(entries: &[Entry], labels: &[&str]) -> Vec<Figure> {
         figures.push(Figure {
             title: format!("Memory over time: {place}"),
             svg: plot.draw(),
-            note: "Of repeated runs the first. The resident set counts mapped pages of the model's file, which the kernel may drop.",
+            note: "Across: time. Up: memory of the process; below the dashed limit is better. Of repeated runs the first. The resident set counts mapped pages of the model's file, which the kernel may drop.",
         });
     }
     figures
@@ -94,7 +94,7 @@ pub fn speed(entries: &[Entry], labels: &[&str]) -> Vec<Figure> {
         figures.push(Figure {
             title,
             svg: plot.draw(),
-            note: "Means of a sixtieth of the tokens each; of repeated runs the first.",
+            note: "Across: time. Up: tokens per second, more is better: means of a sixtieth of the tokens each; of repeated runs the first.",
         });
     }
     figures

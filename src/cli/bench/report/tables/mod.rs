@@ -1,7 +1,9 @@
 //! The tables, each of one study.
 
 mod ablation;
+pub mod contended;
 mod curve;
+pub mod fits;
 pub mod long;
 mod papers;
 mod peers;
@@ -22,15 +24,17 @@ use super::table::Table;
 type Make = fn(&[Entry]) -> Table;
 
 /// Names and makers, in the order of the page.
-const ALL: [(&str, Make); 10] = [
+const ALL: [(&str, Make); 12] = [
     ("claims", claims::table),
     ("peers", peers::table),
     ("papers", papers::table),
+    ("fits", fits::table),
     ("curve", curve::table),
     ("ablation", ablation::table),
     ("context", sweep::context),
     ("experts", sweep::experts),
     ("resident", resident::table),
+    ("contended", contended::table),
     ("startup", startup::table),
     ("long", long::table),
 ];
@@ -85,6 +89,7 @@ fn of_study(study: &Study, name: &'static str, title: &'static str, heading: &[&
         title,
         heading: heading.iter().map(|&name| name.to_owned()).collect(),
         n_words,
+        threads: study.threads(),
         files: study.files(),
         ..Table::default()
     }

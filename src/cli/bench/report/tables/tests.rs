@@ -1,6 +1,7 @@
-use super::super::synthetic::{GIB, MIB, entry, record, with_cache, with_series};
+use super::super::synthetic::{GIB, MIB, entry, record, with_cache, with_series, with_whole};
 use super::*;
 use crate::cli::bench::record::Record;
+use crate::cli::bench::threads::Tried;
 
 /// The cells of a table made from records.
 fn cells(name: &str, records: Vec<Record>) -> Vec<Vec<String>> {
@@ -178,6 +179,57 @@ fn resident_and_startup_compare_with_llama_cpp() {
     );
     assert_eq!(rows[0][4..], ["0.500", "0.250", "0.500x", "1.00", "4.00", "4.00x"]);
     assert_eq!(cells("startup", vec![start("hobbit", 1, None)])[0][7], "-");
+}
+
+#[test]
+fn fits_goes_by_budget_and_shows_the_whole_command() {
+    let at = |engine: &str, gib: u64, seconds: f64| Record {
+        hobbit_limit: Some(gib * GIB),
+        ..with_whole(record("fits", engine, [12, 32], 32.0 / seconds), seconds)
+    };
+    let rows = cells(
+        "fits",
+        vec![at("hobbit", 5, 4.0), at("llama.cpp", 5, 2.0), at("hobbit", 2, 8.0), at("llama.cpp", 2, 64.0)],
+    );
+    assert_eq!(rows[0][3..8], ["2.00 GiB", "40.0 %", "8.00", "64.0", "8.00x"], "the smaller first");
+    assert_eq!(rows[1][3..8], ["5.00 GiB", "100.0 %", "4.00", "2.00", "0.500x"]);
+    assert_eq!(rows[1][8..], ["48.0", "96.0", "0.500x", "8.00", "16.0", "0.500x"]);
+    let dead = Record { hobbit_outcome: "killed".into(), hobbit_whole_ns: None, ..at("hobbit", 2, 8.0) };
+    let rows = cells("fits", vec![dead]);
+    assert_eq!(rows[0][3..], ["2.00 GiB", "40.0 %", "killed", "-", "-", "-", "-", "-", "-", "-", "-"], "said once");
+}
+
+#[test]
+fn contended_compares_with_the_same_engine_alone() {
+    let of = |engine: &str, busy: u32, test: [u32; 2], speed: f64| Record {
+        hobbit_busy: Some(busy),
+        ..record("contended", engine, test, speed)
+    };
+    let both = |engine, busy, speed| [of(engine, busy, [64, 0], speed), of(engine, busy, [0, 8], speed)];
+    let records =
+        [both("hobbit", 0, 10.0), both("hobbit", 1, 6.0), both("llama.cpp", 0, 12.0), both("llama.cpp", 1, 3.0)];
+    let rows = cells("contended", records.concat());
+    assert_eq!(rows[0][3..], ["hobbit", "1", "60.0", "36.0", "60.0 %", "10.0", "6.00", "60.0 %"]);
+    assert_eq!(rows[1][3..], ["llama.cpp", "1", "72.0", "18.0", "25.0 %", "12.0", "3.00", "25.0 %"]);
+    assert_eq!(rows.len(), 2);
+    assert_eq!(cells("contended", both("hobbit", 1, 6.0).to_vec())[0][5..8], ["-", "36.0", "-"], "never alone");
+}
+
+#[test]
+fn threads_are_said_and_how_they_were_chosen() {
+    let of = |engine: &str, threads: i32, tried: &[Tried]| {
+        let mut record = record("papers", engine, [16, 8], 1.0);
+        record.n_threads = threads;
+        record.more.hobbit_threads_tried = tried.to_vec();
+        entry(record)
+    };
+    let said = |entries: &[Entry]| by_name("papers", entries).unwrap().remarks();
+    let given = said(&[of("hobbit", 2, &[]), of("llama.cpp", 4, &[])]);
+    assert!(given.ends_with("Threads: hobbit on 2 threads; llama.cpp on 4. "), "{given}");
+    let tried = [Tried::new(2, 8, 9), Tried::new(4, 8, 3)];
+    let chosen = said(&[of("hobbit", 2, &[]), of("llama.cpp", 4, &tried), of("llama.cpp", 2, &tried)]);
+    assert!(chosen.contains("llama.cpp on 2 or 4, in each case as many as it was fastest with"), "{chosen}");
+    assert!(!said(&[of("hobbit", 0, &[])]).contains("Threads"));
 }
 
 #[test]

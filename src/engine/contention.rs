@@ -1,0 +1,233 @@
+//! Other programs on our cores: while they take turns with the compute threads, nobody spins at a barrier.
+//!
+//! llama.cpp and the inner backend compute on one OpenMP team. Its threads spin at barriers, as libgomp has them do: for
+//! milliseconds, which costs nothing where the cores are ours and saves waking up. Where another program runs, it costs
+//! most of the speed: who spins looks as busy to the scheduler as who computes, so the thread that everybody waits for
+//! gets its turn late, and no core ever looks free for it.
+//!
+//! libgomp gives up spinning by itself (after 100 rounds) while there are more OpenMP threads than cores; its manual says
+//! so under `GOMP_SPINCOUNT`. So a thread of ours looks, four times a second while a batch is evaluated, at how long the
+//! process's threads have waited for a core. While they have to, it keeps a team of threads that do nothing but be counted.
+//! Whoever sets `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` has decided, and nothing is done.
+
+mod policy;
+mod waited;
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use self::policy::Contention;
+use self::waited::Waited;
+
+/// Between two looks. A token of a large model takes as long.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Looks without any evaluation after which there are none until the next one.
+const IDLE_LOOKS_MAX: u32 = 8;
+
+/// Threads that are only counted: no machine has so many more cores than a session has threads.
+const EXTRAS_MAX: usize = 1024;
+
+/// `GOMP_parallel`: runs a function on a team of so many threads, the calling one included.
+type Parallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
+
+/// Of threads that are only counted, for whoever looks at the process.
+const EXTRAS_NAME: &str = "hobbit-extras";
+
+/// libgomp, if llama.cpp computes with it.
+struct Gomp {
+    parallel: Parallel,
+    n_cores: usize,
+}
+
+impl Gomp {
+    /// The copy that is loaded; `None` where there is none (another OpenMP, a static one).
+    fn loaded() -> Option<Gomp> {
+        // SAFETY: the library is only looked up, and stays loaded as long as llama.cpp, which uses it. libgomp's binary
+        // interface fixes the types of both functions since version 4.0 of it.
+        unsafe {
+            let library = libc::dlopen(c"libgomp.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
+            if library.is_null() {
+                return None;
+            }
+            let parallel = libc::dlsym(library, c"GOMP_parallel".as_ptr());
+            let n_cores = libc::dlsym(library, c"omp_get_num_procs".as_ptr());
+            if parallel.is_null() || n_cores.is_null() {
+                return None;
+            }
+            let parallel = std::mem::transmute::<*mut c_void, Parallel>(parallel);
+            let n_cores = std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(n_cores);
+            Some(Gomp { parallel, n_cores: n_cores().max(1) as usize })
+        }
+    }
+}
+
+struct Watch {
+    gomp: Gomp,
+    /// Evaluations that run.
+    n_running: AtomicUsize,
+    /// Threads of the largest session so far.
+    n_threads: AtomicUsize,
+    is_asleep: AtomicBool,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+/// An evaluation that runs, until it is dropped.
+pub(super) struct Running(Option<&'static Watch>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(watch) = self.0 {
+            watch.n_running.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A batch is evaluated on so many threads from now on.
+pub(super) fn running(n_threads: i32) -> Running {
+    let Some(watch) = usize::try_from(n_threads).ok().filter(|n| *n > 1).and_then(|_| watch()) else {
+        return Running(None);
+    };
+    watch.n_threads.fetch_max(n_threads.unsigned_abs() as usize, Ordering::Relaxed);
+    watch.n_running.fetch_add(1, Ordering::SeqCst);
+    if watch.is_asleep.load(Ordering::SeqCst) {
+        let _guard = watch.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+        watch.wake.notify_one();
+    }
+    Running(Some(watch))
+}
+
+/// Started with the first evaluation; `None` where nothing can be seen or done.
+fn watch() -> Option<&'static Watch> {
+    static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
+    static STARTED: OnceLock<bool> = OnceLock::new();
+    let watch = WATCH.get_or_init(|| {
+        let is_decided = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"].iter().any(|name| std::env::var_os(name).is_some());
+        let gomp = if is_decided || Waited::look().is_none() { None } else { Gomp::loaded() };
+        gomp.map(|gomp| Watch {
+            gomp,
+            n_running: AtomicUsize::new(0),
+            n_threads: AtomicUsize::new(0),
+            is_asleep: AtomicBool::new(false),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+        })
+    });
+    let watch = watch.as_ref()?;
+    let start = || thread::Builder::new().name("hobbit-cores".into()).spawn(|| watch.run()).is_ok();
+    STARTED.get_or_init(start).then_some(watch)
+}
+
+impl Watch {
+    fn run(&self) {
+        let mut contention = Contention::default();
+        let mut extras: Option<Extras> = None;
+        let (mut before, mut at) = (Waited::look(), Instant::now());
+        let mut n_idle = 0;
+        loop {
+            thread::sleep(INTERVAL);
+            let (now, elapsed) = (Waited::look(), at.elapsed());
+            at = Instant::now();
+            if let (Some(before), Some(now)) = (&before, &now) {
+                let sample = now.since(before, elapsed);
+                match (contention.observe(sample), &extras) {
+                    (true, None) => extras = self.extras(),
+                    (false, Some(_)) => extras = None,
+                    _ => {}
+                }
+            }
+            before = now;
+            n_idle = if self.n_running.load(Ordering::SeqCst) > 0 { 0 } else { n_idle + 1 };
+            if n_idle > IDLE_LOOKS_MAX {
+                self.sleep();
+                (before, at, n_idle) = (Waited::look(), Instant::now(), 0);
+            }
+        }
+    }
+
+    /// Until the next evaluation.
+    fn sleep(&self) {
+        let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_asleep.store(true, Ordering::SeqCst);
+        while self.n_running.load(Ordering::SeqCst) == 0 {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.is_asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// One thread more than there are cores for, those that compute included.
+    fn extras(&self) -> Option<Extras> {
+        let n_threads = self.n_threads.load(Ordering::Relaxed);
+        Extras::new(&self.gomp, (self.gomp.n_cores.saturating_sub(n_threads) + 2).min(EXTRAS_MAX))
+    }
+}
+
+/// A team that does nothing. Its threads sleep, and are counted, until this is dropped.
+struct Extras {
+    end: Option<Sender<()>>,
+    master: Option<JoinHandle<()>>,
+}
+
+impl Extras {
+    /// `None` where the system refuses a thread.
+    fn new(gomp: &Gomp, n: usize) -> Option<Self> {
+        let (end, ended) = mpsc::channel();
+        let (formed, is_formed) = mpsc::channel();
+        let parallel = gomp.parallel;
+        let master = thread::Builder::new().name(EXTRAS_NAME.into()).spawn(move || {
+            // SAFETY: the function takes no data. Threads of a team stay in the pool of the thread that formed it, and are
+            // counted as long as it lives.
+            unsafe { parallel(nothing, std::ptr::null_mut(), n as c_uint, 0) };
+            let _ = formed.send(());
+            let _ = ended.recv();
+        });
+        let extras = Self { end: Some(end), master: Some(master.ok()?) };
+        is_formed.recv().ok().map(|()| extras)
+    }
+}
+
+impl Drop for Extras {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(master) = self.master.take() {
+            let _ = master.join();
+        }
+    }
+}
+
+extern "C" fn nothing(_: *mut c_void) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn n_extras() -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.trim_end() == EXTRAS_NAME).count()
+    }
+
+    /// llama.cpp is linked to the libgomp that is found here, and its threads come and go as wanted.
+    #[test]
+    fn extra_threads_are_there_until_they_are_not_wanted() {
+        let gomp = Gomp::loaded().expect("llama.cpp computes with libgomp");
+        assert!(gomp.n_cores > 0);
+        let extras = Extras::new(&gomp, 3).unwrap();
+        assert_eq!(n_extras(), 3);
+        drop(extras);
+        // They are on their way out.
+        while n_extras() > 0 {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn the_kernel_counts() {
+        assert!(Waited::look().is_some(), "/proc/self/task/*/schedstat: contention cannot be seen here");
+    }
+}

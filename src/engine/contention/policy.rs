@@ -1,0 +1,126 @@
+//! Whether others compute on our cores, from how long our threads wait for one.
+
+/// What the process's threads did between two looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    pub(super) seconds: f64,
+    /// All threads together.
+    pub(super) ran_seconds: f64,
+    /// All threads together: they could have run, but others had the cores.
+    pub(super) waited_seconds: f64,
+}
+
+/// Of the time in which threads could run, what they wait when others compute.
+const WAITED_SHARE_CONTENDED: f64 = 0.05;
+
+/// The same, below which the cores are ours again.
+const WAITED_SHARE_CALM: f64 = 0.02;
+
+/// Less than this part of a core tells nothing: nobody computes.
+const BUSY_CORES_MIN: f64 = 0.1;
+
+/// Seconds of calm before threads spin again. Little: memory that is faulted in while the first tokens are computed looks
+/// like another program.
+const PATIENCE_SECONDS: f64 = 0.5;
+
+/// The same, after it was wrong again and again.
+const PATIENCE_SECONDS_MAX: f64 = 32.0;
+
+/// Others that come back so soon had never gone: threads that sleep wait less.
+const RELAPSE_SECONDS: f64 = 2.0;
+
+/// The state between two looks.
+#[derive(Debug)]
+pub(super) struct Contention {
+    is_contended: bool,
+    /// For how long it has been calm; while it is not contended, since when.
+    calm_seconds: f64,
+    patience_seconds: f64,
+}
+
+impl Default for Contention {
+    fn default() -> Self {
+        Self { is_contended: false, calm_seconds: f64::INFINITY, patience_seconds: PATIENCE_SECONDS }
+    }
+}
+
+impl Contention {
+    /// Whether others compute on our cores.
+    pub(super) fn observe(&mut self, sample: Sample) -> bool {
+        let could_run = sample.ran_seconds + sample.waited_seconds;
+        if could_run < BUSY_CORES_MIN * sample.seconds {
+            return self.is_contended;
+        }
+        let share = sample.waited_seconds / could_run;
+        if !self.is_contended {
+            self.calm_seconds += sample.seconds;
+            if share >= WAITED_SHARE_CONTENDED {
+                self.patience_seconds = match self.calm_seconds <= RELAPSE_SECONDS {
+                    true => (2.0 * self.patience_seconds).min(PATIENCE_SECONDS_MAX),
+                    false => PATIENCE_SECONDS,
+                };
+                (self.is_contended, self.calm_seconds) = (true, 0.0);
+            }
+        } else if share >= WAITED_SHARE_CALM {
+            self.calm_seconds = 0.0;
+        } else {
+            self.calm_seconds += sample.seconds;
+            if self.calm_seconds >= self.patience_seconds {
+                (self.is_contended, self.calm_seconds) = (false, 0.0);
+            }
+        }
+        self.is_contended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second in which two threads could run and waited for this share of it.
+    fn second(share: f64) -> Sample {
+        Sample { seconds: 1.0, ran_seconds: 2.0 * (1.0 - share), waited_seconds: 2.0 * share }
+    }
+
+    /// How many calm seconds it takes until it is not contended any more.
+    fn seconds_to_calm(contention: &mut Contention) -> usize {
+        (1..200).find(|_| !contention.observe(second(0.0))).expect("it ends")
+    }
+
+    #[test]
+    fn waiting_for_cores_is_noticed_at_once_and_forgotten_later() {
+        let mut contention = Contention::default();
+        assert!(!contention.observe(second(0.01)));
+        assert!(contention.observe(second(0.2)));
+        for _ in 0..100 {
+            assert!(contention.observe(second(0.03)), "less waiting is still waiting");
+        }
+        assert_eq!(seconds_to_calm(&mut contention), 1);
+        assert!(!contention.observe(second(0.01)));
+    }
+
+    #[test]
+    fn who_comes_back_at_once_is_believed_to_stay() {
+        let mut contention = Contention::default();
+        for expected in [1, 1, 2, 4, 8, 16, 32, 32] {
+            assert!(contention.observe(second(0.2)));
+            assert_eq!(seconds_to_calm(&mut contention), expected);
+        }
+        for _ in 0..3 {
+            assert!(!contention.observe(second(0.0)));
+        }
+        assert!(contention.observe(second(0.2)));
+        assert_eq!(seconds_to_calm(&mut contention), 1, "after a while it starts anew");
+    }
+
+    #[test]
+    fn while_nobody_computes_nothing_changes() {
+        let idle = Sample { seconds: 1.0, ran_seconds: 0.01, waited_seconds: 0.02 };
+        let mut contention = Contention::default();
+        assert!(!contention.observe(idle));
+        assert!(contention.observe(second(0.2)));
+        for _ in 0..100 {
+            assert!(contention.observe(idle));
+        }
+    }
+}

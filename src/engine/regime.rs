@@ -1,0 +1,157 @@
+//! Whether llama.cpp runs by itself. Near the border of what fits it is asked what it would take, without taking it.
+
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
+
+use ggml_sys::{llama, shim};
+
+use super::context::context_params;
+use super::devices;
+use super::error::Error;
+use super::held::Held;
+use super::model::{KvOverrides, path_to_c, with_message};
+use super::source::ModelSource;
+use crate::gguf::Gguf;
+use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, SessionOptions};
+use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime};
+use crate::store::IoMode;
+
+/// Of what the process holds besides: code, allocator, thread stacks; in bytes.
+const PROCESS_BYTES: u64 = 24 << 20;
+
+/// A token of the vocabulary: its text, score, type, and what the tokenizer keeps of it; in bytes, and seldom so many.
+const VOCABULARY_BYTES: u64 = 400;
+
+/// Chooses the regime for a model with experts.
+///
+/// # Errors
+/// A budget that certainly exceeds what the system has.
+pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<Regime, Error> {
+    let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
+    let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
+    let limits = MemoryLimits::read();
+    if !options.overcommit && !on_devices {
+        let ordinary = tensor_bytes(&source.gguf).saturating_sub(experts);
+        MemoryPlan::check_budget(options.budget, &limits, options.expert_cache, ordinary, experts)?;
+    }
+    if on_devices || source.is_pack || !options.stand_aside || wants_a_cache(options) {
+        return Ok(Regime::Seam);
+    }
+    let Some(room) = room(options, &limits) else { return Ok(Regime::Seam) };
+    let (least, mut most) = bounds(&source.gguf, &options.expects);
+    if !options.repack {
+        most.repacked = 0;
+    }
+    // Where llama.cpp cannot say, the seam says why.
+    let asked = || ask(&source.gguf, options).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
+    Ok(Regime::within(&least, &most, room).unwrap_or_else(asked))
+}
+
+/// Bytes that plain llama.cpp may take.
+fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
+    let available = limits.budget().map(|(bytes, source)| MemoryPlan::without_margin(bytes, source));
+    match options.budget {
+        Budget::Auto => available,
+        Budget::Bytes(given) if options.overcommit => Some(given),
+        Budget::Bytes(given) => Some(available.map_or(given, |available| available.min(given))),
+    }
+}
+
+/// Whether the options say how experts are to be kept, or ask what only the seam can tell.
+fn wants_a_cache(options: &ModelOptions) -> bool {
+    options.expert_cache != ExpertCache::Auto
+        || options.low.is_some()
+        || options.low_share != Default::default()
+        || options.precision != PrecisionOptions::default()
+        || options.caching != CachingOptions::default()
+        || options.io != IoMode::default()
+        || options.device.n_cpu_moe > 0
+        || !options.device.override_tensors.is_empty()
+        || [&options.path_table, &options.profile, &options.trace, &options.cache_state]
+            .into_iter()
+            .any(Option::is_some)
+}
+
+fn tensor_bytes(gguf: &Gguf) -> u64 {
+    gguf.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.extent.len))
+}
+
+/// What is certain of a model's needs, and what they cannot exceed by far, from its header.
+fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
+    let architecture = gguf.architecture();
+    let number = |key: &str| gguf.get_u64(&format!("{architecture}.{key}"));
+    let mapped = tensor_bytes(gguf);
+    let quantised = gguf.tensors.iter().filter(|tensor| tensor.dtype.is_quantized()).map(|tensor| tensor.extent.len);
+    let embeddings = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
+    let n_vocab: u64 = embeddings.and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
+    let n_embd = number("embedding_length").unwrap_or(0);
+    // Where layers differ, as many as there could be.
+    let n_head = number("attention.head_count").unwrap_or(n_embd);
+    let n_head_kv = number("attention.head_count_kv").unwrap_or(n_head);
+    let head = n_embd / n_head.max(1);
+    let row = number("attention.key_length").unwrap_or(head) + number("attention.value_length").unwrap_or(head);
+    let n_ctx = if session.n_ctx == 0 { number("context_length").unwrap_or(0) } else { session.n_ctx.into() };
+    let n_ctx = n_ctx.next_multiple_of(256).saturating_mul(session.n_seq_max.max(1).into());
+    let n_layer = number("block_count").unwrap_or(0);
+    // As wide as the widest of both; 4 bytes at the most.
+    let width = if [session.type_k, session.type_v].contains(&KvType::F32) { 4 } else { 2 };
+    let kv = [n_ctx, n_layer, n_head_kv, row, width].into_iter().fold(1, u64::saturating_mul);
+    let n_tokens = u64::from(session.n_ubatch.min(session.n_batch));
+    let n_used = number("expert_used_count").unwrap_or(1);
+    let n_ff = number("expert_feed_forward_length").unwrap_or(0).max(number("feed_forward_length").unwrap_or(0));
+    // Activations of a layer, an attention without fused kernels included.
+    let activations = 16 * n_embd + n_used.saturating_mul(3 * n_ff + 2 * n_embd) + n_head.saturating_mul(n_ctx);
+    let n_outputs = if session.n_outputs_max == 0 { n_tokens } else { session.n_outputs_max.into() };
+    let compute =
+        n_tokens.saturating_mul(activations).saturating_add(n_outputs.saturating_mul(n_vocab)).saturating_mul(4);
+    let runtime = PROCESS_BYTES + n_vocab.saturating_mul(VOCABULARY_BYTES);
+    let least = Needs { mapped, repacked: 0, kv: 0, compute: 0, runtime: PROCESS_BYTES };
+    (least, Needs { mapped, repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime })
+}
+
+/// What llama.cpp would take: it makes model and context without allocating them. `None` where it cannot.
+fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
+    let name = path_to_c(&gguf.files[0].path).ok()?;
+    let overrides = KvOverrides::new(options);
+    let mut no_devices = [std::ptr::null_mut()];
+    // SAFETY: returns a struct of plain values.
+    let mut params = unsafe { llama::llama_model_default_params() };
+    params.devices = no_devices.as_mut_ptr();
+    params.n_gpu_layers = 0;
+    params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
+    params.no_alloc = true;
+    params.use_extra_bufts = options.repack;
+    params.kv_overrides = overrides.as_ptr();
+    let model = with_message(|message, capacity| {
+        // SAFETY: name and params are valid for the call.
+        unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
+    });
+    let model = Owned(model.ok()?, |model| {
+        // SAFETY: made above, freed once, after its context.
+        unsafe { llama::llama_model_free(model) }
+    });
+    let never = AtomicBool::new(false);
+    let context = with_message(|message, capacity| {
+        // SAFETY: the model is live; the flag outlives the context.
+        let params = context_params(&options.expects, &raw const never);
+        unsafe { shim::hobbit_context_init(model.0.as_ptr(), params, message, capacity) }
+    });
+    let context = Owned(context.ok()?, |context| {
+        // SAFETY: made above, freed once.
+        unsafe { llama::llama_free(context) }
+    });
+    let held = Held::of(context.0).ok()?;
+    // The vocabulary and all else that the real model will hold as well is resident now.
+    let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);
+    let Held { weights, repacked, kv, compute } = held;
+    Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
+}
+
+/// Something of llama.cpp's that is to be freed.
+struct Owned<T>(NonNull<T>, fn(*mut T));
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        (self.1)(self.0.as_ptr());
+    }
+}

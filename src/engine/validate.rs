@@ -1,0 +1,93 @@
+//! `--check-tensors`: whether every block of every weight holds numbers, as llama.cpp checks while it loads.
+//!
+//! Experts have no memory that llama.cpp could look at, so the files are read once more, a piece at a time.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use ggml_sys::llama;
+
+use super::error::Error;
+use crate::expert::{ExpertId, Extent, Precision, SliceId, Version};
+use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
+
+/// What is read at once, in bytes.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// A run of whole blocks of one type.
+struct Weights {
+    name: String,
+    dtype: GgmlType,
+    extent: Extent,
+}
+
+/// Checks ordinary weights and all versions of all experts. `progress` is called with 0..=1 and stops by answering false.
+///
+/// # Errors
+/// The first tensor with a block that is no number; a file that cannot be read; [`Error::Cancelled`].
+pub(super) fn check(
+    gguf: &Gguf,
+    map: &ExpertMap,
+    catalog: &Catalog,
+    files: &[PathBuf],
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<(), Error> {
+    let all = in_file_order(gguf, map, catalog);
+    let total: u64 = all.iter().map(|weights| weights.extent.len).sum();
+    let mut done = 0;
+    let mut buffer = vec![0u64; PIECE_BYTES / size_of::<u64>()];
+    let mut open: Option<(u32, File)> = None;
+    for Weights { name, dtype, extent } in &all {
+        let path = &files[extent.file as usize];
+        let of_file = |action| move |source| Error::Io { path: path.clone(), action, source };
+        if open.as_ref().is_none_or(|(file, _)| *file != extent.file) {
+            open = Some((extent.file, File::open(path).map_err(of_file("open"))?));
+        }
+        let Some((_, file)) = &open else { continue };
+        let block = dtype.type_size().max(1);
+        let most = PIECE_BYTES as u64 / block * block;
+        let mut at = 0;
+        while at < extent.len {
+            let n = most.min(extent.len - at) as usize;
+            // SAFETY: the buffer has room for a piece, and any bytes are valid in it.
+            let piece = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), n) };
+            file.read_exact_at(piece, extent.offset + at).map_err(of_file("read"))?;
+            // SAFETY: the bytes are there, aligned for every type of block.
+            if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {
+                let reason = format!("{name} has invalid data (--check-tensors)");
+                return Err(Error::Load { path: path.clone(), reason });
+            }
+            at += n as u64;
+            done += n as u64;
+            if !progress(done as f32 / total.max(1) as f32) {
+                return Err(Error::Cancelled);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn in_file_order(gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Vec<Weights> {
+    let is_expert = |name: &str| map.layers.iter().any(|layer| layer.tensors.iter().any(|tensor| tensor.name == name));
+    let ordinary = gguf.tensors.iter().filter(|tensor| !is_expert(&tensor.name));
+    let mut all: Vec<Weights> = ordinary
+        .map(|tensor| Weights { name: format!("tensor '{}'", tensor.name), dtype: tensor.dtype, extent: tensor.extent })
+        .collect();
+    for layer in &catalog.layers {
+        for (index, precision) in
+            (0..layer.n_expert).flat_map(|index| Precision::ALL.map(|precision| (index, precision)))
+        {
+            let Some(source) = layer.source(index, precision) else { continue };
+            let version = Version { expert: ExpertId { layer: layer.layer, index }, precision };
+            let shapes = &catalog.classes[usize::from(source.class)].slices;
+            all.extend(shapes.iter().zip(&source.slices).map(|(shape, slice)| Weights {
+                name: format!("tensor '{}'", SliceId { version, kind: shape.kind }),
+                dtype: shape.dtype,
+                extent: slice.extent,
+            }));
+        }
+    }
+    all.sort_by_key(|weights| (weights.extent.file, weights.extent.offset));
+    all
+}

@@ -1,0 +1,20 @@
+//! What programs may do to files of the user's: what they write over, how they replace, how much they read.
+//!
+//! * [`outputs`]: nothing is written over a file that the run reads, or over one of another kind. Every program and every
+//!   writer asks here;
+//! * [`replace`]: files that are written whole or not at all;
+//! * [`sole`]: partial files that only one process writes;
+//! * [`capped`]: files that are read whole, up to a limit;
+//! * [`state`]: by which a file is known again.
+//!
+//! No name that we make up is followed if it is a link.
+
+pub mod capped;
+pub mod outputs;
+pub mod replace;
+pub(crate) mod sole;
+pub mod state;
+
+pub use outputs::{Input, Kind, Output, OutputError, check, create};
+pub use replace::replace;
+pub use state::FileState;

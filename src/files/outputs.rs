@@ -1,0 +1,286 @@
+//! What may be written over: never a file that the run reads, under whatever name, and of other files only one of the kind
+//! about to be written.
+//!
+//! [`check`] is for flags, before anything is loaded; [`create`] is how files are opened that are written in place, and looks
+//! once more. What a file is, its first kibibyte says:
+//!
+//! | written | what may be there |
+//! |---|---|
+//! | a log | text: no byte 0, and no GGUF |
+//! | JSON | what begins with `{` or `[` |
+//! | a page | what begins as HTML does |
+//! | a trace, a path table, a model or pack | what begins as one, be it cut off |
+//! | log-probabilities | a base file, or one whose run did not end |
+//!
+//! An empty file may always be written, and so may what is no file: a pipe, `/dev/null`.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use crate::{predict::PathTable, trace};
+
+/// So much of a file says what it is, in bytes.
+const HEAD_BYTES: u64 = 1024;
+
+const GGUF: &[u8] = b"GGUF";
+
+/// What is about to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Lines for people.
+    Log,
+    /// Statistics, a profile, a policy.
+    Json,
+    /// A page of plots.
+    Page,
+    /// [`crate::trace`].
+    Trace,
+    /// [`crate::perplexity::base`].
+    Base,
+    /// [`PathTable`].
+    PathTable,
+    /// A GGUF: a model or an expert pack.
+    Model,
+    /// A model that is being written: nothing yet where its header goes.
+    PartialModel,
+    /// What the caches know: the engine itself leaves alone what is none.
+    CacheState,
+}
+
+impl Kind {
+    /// For messages.
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Log => "text",
+            Self::Json => "JSON",
+            Self::Page => "HTML page",
+            Self::Trace => "trace",
+            Self::Base => "file of log-probabilities",
+            Self::PathTable => "path table",
+            Self::Model => "GGUF",
+            Self::PartialModel => "unfinished GGUF",
+            Self::CacheState => "cache state",
+        }
+    }
+
+    /// Whether a file that begins with these bytes may be written over.
+    fn may_replace(self, head: &[u8]) -> bool {
+        let begins_with = |magic: &[u8]| head.starts_with(magic) || magic.starts_with(head);
+        let text = || {
+            let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
+            (!head.contains(&0)).then_some(text)
+        };
+        match self {
+            Self::Log => !head.contains(&0) && !head.starts_with(GGUF),
+            Self::Json => text().is_some_and(|text| matches!(text.first(), None | Some(b'{' | b'['))),
+            Self::Page => text().is_some_and(|text| {
+                let starts = |tag: &str| text.get(..tag.len()).is_some_and(|s| s.eq_ignore_ascii_case(tag.as_bytes()));
+                text.is_empty() || starts("<!doctype html") || starts("<html")
+            }),
+            Self::Trace => begins_with(&trace::MAGIC),
+            Self::Base => crate::perplexity::base::may_replace(head),
+            Self::PathTable => begins_with(&PathTable::MAGIC),
+            Self::Model => begins_with(GGUF),
+            Self::PartialModel => begins_with(GGUF) || head.iter().all(|byte| *byte == 0),
+            Self::CacheState => true,
+        }
+    }
+}
+
+/// A file that a run will write.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// By which the user named it: `--trace`.
+    pub flag: &'a str,
+    /// Where it goes. `-` is no file where JSON is written.
+    pub path: &'a Path,
+    /// What it will hold.
+    pub kind: Kind,
+}
+
+/// A file that a run reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// By which the user named it: `-m`.
+    pub flag: &'a str,
+    /// Where it is.
+    pub path: &'a Path,
+}
+
+/// Why a file is not written.
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    /// The run needs it.
+    #[error(
+        "{flag} {}: this is the file of {input_flag}{}, and would be destroyed; give {flag} a name of its own",
+        path.display(), other_name(path, input)
+    )]
+    IsInput {
+        /// Of the output.
+        flag: String,
+        /// As given with it.
+        path: PathBuf,
+        /// Of the input.
+        input_flag: String,
+        /// As given with that.
+        input: PathBuf,
+    },
+    /// Two outputs, one file.
+    #[error("{flag} {}: this is the file of {other_flag} too; give each a name of its own", path.display())]
+    Twice {
+        /// Of the one.
+        flag: String,
+        /// As given with it.
+        path: PathBuf,
+        /// Of the other.
+        other_flag: String,
+    },
+    /// Something else that somebody may need.
+    #[error("{flag} {}: {reason}", path.display())]
+    Refused {
+        /// Of the output.
+        flag: String,
+        /// As given with it.
+        path: PathBuf,
+        /// What is there.
+        reason: Refusal,
+    },
+}
+
+/// What stands in the way of writing a file.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// A file of another kind.
+    #[error(
+        "this file exists and is no {}: it would be destroyed; give another name, or remove it first", expected.words()
+    )]
+    OtherKind {
+        /// What is to be written.
+        expected: Kind,
+    },
+    /// Nobody can tell what it is.
+    #[error(
+        "this file exists and cannot be read ({source}), so what would be lost is unknown; give another name, or remove it first"
+    )]
+    Unreadable {
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+fn other_name(path: &Path, input: &Path) -> String {
+    if path == input { String::new() } else { format!(", {}", input.display()) }
+}
+
+/// Checks that no output is a file that the run reads (by links of either kind, too), that no two are one, and that each may
+/// be written over if it is there. Nothing is opened for writing.
+///
+/// # Errors
+/// The first that may not be written.
+pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputError> {
+    let outputs: Vec<(Output<'_>, Place)> =
+        outputs.iter().filter_map(|output| Some((*output, Place::of_output(output)?))).collect();
+    if outputs.is_empty() {
+        return Ok(());
+    }
+    let inputs: Vec<(&Input<'_>, Option<Place>)> = inputs.iter().map(|input| (input, Place::of(input.path))).collect();
+    for (i, (output, place)) in outputs.iter().enumerate() {
+        let (flag, path) = (output.flag.to_owned(), output.path.to_owned());
+        if let Some((input, _)) = inputs.iter().find(|(_, input)| input.as_ref() == Some(place)) {
+            let (input_flag, input) = (input.flag.to_owned(), input.path.to_owned());
+            return Err(OutputError::IsInput { flag, path, input_flag, input });
+        }
+        if let Some((other, _)) = outputs[..i].iter().find(|(_, other)| other == place) {
+            return Err(OutputError::Twice { flag, path, other_flag: other.flag.to_owned() });
+        }
+        look(output.path, output.kind).map_err(|reason| OutputError::Refused { flag, path, reason })?;
+    }
+    Ok(())
+}
+
+/// Opens a file to be written from its beginning, as [`File::create`] does, but what is there is looked at before it is cut.
+///
+/// # Errors
+/// What the system says; [`io::ErrorKind::AlreadyExists`] with a [`Refusal`] where the file may not be written over.
+pub fn create(path: &Path, kind: Kind) -> io::Result<File> {
+    if !is_file(path) {
+        return File::create(path);
+    }
+    let refuse = |refusal: Refusal| io::Error::new(io::ErrorKind::AlreadyExists, refusal);
+    let mut file = File::options().read(true).write(true).open(path)?;
+    let head = head_of(&mut file).map_err(|source| refuse(Refusal::Unreadable { source }))?;
+    if !kind.may_replace(&head) {
+        return Err(refuse(Refusal::OtherKind { expected: kind }));
+    }
+    file.set_len(0)?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+/// Whether what is at `path`, if anything, may be written over.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn look(path: &Path, kind: Kind) -> Result<(), Refusal> {
+    if !is_file(path) || kind == Kind::CacheState {
+        return Ok(());
+    }
+    let head = File::open(path).and_then(|mut file| head_of(&mut file));
+    let head = head.map_err(|source| Refusal::Unreadable { source })?;
+    if kind.may_replace(&head) { Ok(()) } else { Err(Refusal::OtherKind { expected: kind }) }
+}
+
+fn head_of(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    file.take(HEAD_BYTES).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+/// Whether there is something that can be lost. A descriptor's name (`/dev/stdout`) stands for what the user has opened.
+fn is_file(path: &Path) -> bool {
+    !path.starts_with("/dev") && fs::metadata(path).is_ok_and(|found| found.is_file())
+}
+
+/// Which file a path means.
+#[derive(PartialEq)]
+enum Place {
+    /// One that is there.
+    File(FileId),
+    /// One that is not, yet: its directory, and its name there.
+    Nowhere(PathBuf),
+}
+
+#[cfg(unix)]
+type FileId = (u64, u64);
+#[cfg(not(unix))]
+type FileId = PathBuf;
+
+impl Place {
+    /// `None` for what is no file.
+    fn of_output(output: &Output<'_>) -> Option<Self> {
+        let is_stdout = output.kind == Kind::Json && output.path == Path::new("-");
+        if is_stdout { None } else { Self::of(output.path) }
+    }
+
+    fn of(path: &Path) -> Option<Self> {
+        match fs::metadata(path) {
+            Ok(_) if !is_file(path) => None,
+            #[cfg(unix)]
+            Ok(found) => {
+                use std::os::unix::fs::MetadataExt;
+                Some(Self::File((found.dev(), found.ino())))
+            }
+            #[cfg(not(unix))]
+            Ok(_) => fs::canonicalize(path).ok().map(Self::File),
+            Err(_) => {
+                let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+                Some(Self::Nowhere(directory.join(path.file_name()?)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+use super::*;
+
+fn base(magic: &[u8], n: [i32; 3]) -> Vec<u8> {
+    [magic, &n.map(i32::to_le_bytes).concat()].concat()
+}
+
+#[test]
+fn what_may_be_written_over_is_of_the_same_kind() {
+    use Kind::*;
+    let unfinished = base(&[0; 8], [512, 32000, 3]);
+    let complete = base(b"_logits_", [512, 32000, 3]);
+    let table: &[(&[u8], &[Kind])] = &[
+        (b"", &[Log, Json, Page, Trace, Base, PathTable, Model, PartialModel]),
+        (b"GGUF\x03\0\0\0", &[Model, PartialModel]),
+        (b"GGUF", &[Model, PartialModel]),
+        (b"GG", &[Log, Model, PartialModel]),
+        (b"hobbit: a line\n", &[Log]),
+        (b"{\"n\": 1}", &[Log, Json]),
+        (b"\xef\xbb\xbf \n[1]", &[Log, Json]),
+        (b" \n", &[Log, Json, Page]),
+        (b"{\0", &[]),
+        (b"#!/bin/sh\n", &[Log]),
+        (b"<!DOCTYPE html>\n<html>", &[Log, Page]),
+        (b"\n<html lang='en'>", &[Log, Page]),
+        (b"<svg>", &[Log]),
+        (b"HOBBITTR\x02\0\0\0", &[Trace]),
+        (b"HOBB", &[Log, Trace]),
+        (b"hbPT\x01\0\0\0", &[PathTable]),
+        (&[0; 64], &[PartialModel]),
+        (&unfinished, &[Base]),
+        (&complete, &[Base]),
+        (b"_logits_", &[Log, Base]),
+        (&[0; 7], &[Base, PartialModel]),
+        (b"PK\x03\x04\0\0", &[]),
+    ];
+    for (head, kinds) in table {
+        for kind in [Log, Json, Page, Trace, Base, PathTable, Model, PartialModel] {
+            let text = String::from_utf8_lossy(head);
+            assert_eq!(kind.may_replace(head), kinds.contains(&kind), "{kind:?} over {text:?}");
+        }
+        assert!(CacheState.may_replace(head));
+    }
+}
+
+fn output<'a>(flag: &'a str, path: &'a Path, kind: Kind) -> Output<'a> {
+    Output { flag, path, kind }
+}
+
+#[cfg(unix)]
+#[test]
+fn an_input_is_known_under_all_its_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("model.gguf"), "GGUF").unwrap();
+    std::os::unix::fs::symlink(at("model.gguf"), at("symbolic")).unwrap();
+    fs::hard_link(at("model.gguf"), at("hard")).unwrap();
+    std::os::unix::fs::symlink(dir.path(), at("directory")).unwrap();
+    let model = at("model.gguf");
+    let inputs = [Input { flag: "--low", path: Path::new("absent") }, Input { flag: "-m", path: &model }];
+    for name in ["model.gguf", "symbolic", "hard", "directory/model.gguf", "directory/directory/hard"] {
+        let path = at(name);
+        for kind in [Kind::Trace, Kind::Model, Kind::CacheState] {
+            let error = check(&[output("--trace", &path, kind)], &inputs).unwrap_err();
+            assert!(matches!(error, OutputError::IsInput { .. }), "{name}: {error}");
+            let error = error.to_string();
+            let given = format!("--trace {}", path.display());
+            let parts = [given.as_str(), "the file of -m", "would be destroyed", "give --trace"];
+            assert!(parts.iter().all(|part| error.contains(*part)), "{error}");
+            assert!(error.contains(&model.display().to_string()), "{error}");
+        }
+    }
+    assert_eq!(fs::read(&model).unwrap(), b"GGUF");
+}
+
+#[test]
+fn other_files_are_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (notes, log, new) = (at("notes.txt"), at("old.log"), at("new"));
+    fs::write(&notes, "precious").unwrap();
+    fs::write(&log, "hobbit: a line\n").unwrap();
+    let error = check(&[output("--trace", &notes, Kind::Trace)], &[]).unwrap_err().to_string();
+    assert!(error.contains("--trace") && error.contains("notes.txt: this file exists and is no trace"), "{error}");
+    assert!(error.contains("remove it first"), "{error}");
+    let error = create(&notes, Kind::Json).unwrap_err();
+    assert!(error.kind() == io::ErrorKind::AlreadyExists && error.to_string().contains("is no JSON"), "{error}");
+    assert_eq!(fs::read(&notes).unwrap(), b"precious");
+
+    let outputs = [
+        output("--log-file", &log, Kind::Log),
+        output("--trace", &new, Kind::Trace),
+        output("--json", Path::new("-"), Kind::Json),
+        output("--stats-json", Path::new("-"), Kind::Json),
+        output("--cache-state", Path::new("/dev/null"), Kind::CacheState),
+    ];
+    check(&outputs, &[Input { flag: "-f", path: &notes }]).unwrap();
+    assert!(!new.exists(), "nothing is made by looking");
+    drop(create(&log, Kind::Log).unwrap());
+    assert_eq!(fs::read(&log).unwrap(), b"", "as with File::create");
+}
+
+#[test]
+fn two_outputs_are_two_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let (there, absent) = (dir.path().join("there"), dir.path().join("absent"));
+    fs::write(&there, "").unwrap();
+    for path in [&there, &absent] {
+        let again = dir.path().join(".").join(path.file_name().unwrap());
+        let outputs = [output("--trace", path, Kind::Trace), output("--log-file", &again, Kind::Log)];
+        let error = check(&outputs, &[]).unwrap_err().to_string();
+        assert!(error.contains("--log-file") && error.contains("the file of --trace too"), "{error}");
+    }
+    let null = Path::new("/dev/null");
+    check(&[output("--trace", null, Kind::Trace), output("--log-file", null, Kind::Log)], &[]).unwrap();
+}

@@ -1,0 +1,141 @@
+//! Partial files under names that everybody can guess, because an interrupted run goes on with them: `OUT.partial`, its
+//! journal. Such a file has to be ours alone: not a link that somebody has put there, not a second name of another file, and
+//! not written by two processes at once.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::path::Path;
+
+use super::FileState;
+
+/// Times that the file may be gone before it is locked.
+const TRIES: u32 = 100;
+
+/// Why a partial file cannot be written.
+#[derive(Debug)]
+pub(crate) enum SoleError {
+    /// Another process holds it.
+    Busy,
+    /// A link, a file with a second name, or no file at all; words for it.
+    NotOurs(&'static str),
+    /// The operating system refused.
+    Io(io::Error),
+}
+
+impl From<io::Error> for SoleError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Opens `path` for reading and writing, with what is in it, or makes it; locked until it is dropped. Where the file system
+/// has no locks, two processes are not kept apart.
+pub(crate) fn open(path: &Path) -> Result<File, SoleError> {
+    for _ in 0..TRIES {
+        let file = open_unlinked(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(SoleError::Busy),
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        // Between opening and locking, whoever had the lock may have renamed or removed the file: then ours is a lock that
+        // keeps nobody away.
+        if is_still_at(path, &file)? {
+            return Ok(file);
+        }
+    }
+    Err(SoleError::Busy)
+}
+
+/// Removes a file that was opened here, if nothing is in it.
+pub(crate) fn remove_empty(path: &Path, file: &File) {
+    if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
+        let _ = fs::remove_file(path); // an empty file does no harm either
+    }
+}
+
+fn is_still_at(path: &Path, file: &File) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(there) => Ok(FileState::of(file)?.is_same_file(&FileState::from(&there))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_unlinked(path: &Path) -> Result<File, SoleError> {
+    let is_link = |found: &fs::Metadata| found.file_type().is_symlink();
+    if fs::symlink_metadata(path).is_ok_and(|found| is_link(&found)) {
+        return Err(SoleError::NotOurs("a link"));
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        // A link that appeared just now.
+        options.custom_flags(libc::O_NOFOLLOW);
+    }
+    let file = match options.open(path) {
+        #[cfg(unix)]
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(SoleError::NotOurs("a link")),
+        other => other?,
+    };
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(SoleError::NotOurs("no regular file"));
+    }
+    #[cfg(unix)]
+    if std::os::unix::fs::MetadataExt::nlink(&metadata) > 1 {
+        return Err(SoleError::NotOurs("a file that has another name too"));
+    }
+    Ok(file)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn links_of_both_kinds_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::os::unix::fs::symlink(&victim, at("symbolic")).unwrap();
+        std::os::unix::fs::symlink(at("nothing"), at("dangling")).unwrap();
+        fs::hard_link(&victim, at("hard")).unwrap();
+        for name in ["symbolic", "dangling", "hard"] {
+            assert!(matches!(open(&at(name)), Err(SoleError::NotOurs(_))), "{name}");
+        }
+        assert!(matches!(open(Path::new("/dev/null")), Err(SoleError::NotOurs("no regular file"))));
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+        assert!(!at("nothing").exists());
+    }
+
+    #[test]
+    fn one_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        open(&path).unwrap().write_all(b"kept").unwrap();
+        let first = open(&path).unwrap();
+        assert!(matches!(open(&path), Err(SoleError::Busy)));
+        drop(first);
+        open(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"kept");
+    }
+
+    /// The second has opened the file when the first renames or removes it and lets go of the lock.
+    #[test]
+    fn a_lock_on_a_file_that_is_gone_keeps_nobody_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let opened = open_unlinked(&path).unwrap();
+        assert!(is_still_at(&path, &opened).unwrap());
+        fs::rename(&path, dir.path().join("b")).unwrap();
+        assert!(!is_still_at(&path, &opened).unwrap());
+        let new = open(&path).unwrap();
+        assert!(!is_still_at(&path, &opened).unwrap() && is_still_at(&path, &new).unwrap());
+    }
+}

@@ -1,0 +1,201 @@
+//! By which a model is known again in milliseconds: blocks of every tensor, spread over its length.
+//!
+//! Header and length say nothing of the weights: every fine-tune of a model has the same. Reading all of it says everything,
+//! and takes a minute of every start. Models that differ differ in whole tensors (training moves every weight of the tensors it
+//! moves), so that a few blocks of each tensor tell them apart, and the same ones every time. A file in which somebody has
+//! changed single blocks is not noticed here.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sha2::Digest;
+
+use super::format::Sha256;
+use super::plain;
+use super::positioned::read_exact_at;
+use super::sequence::{self, Interrupted};
+use crate::expert::Extent;
+use crate::files;
+use crate::gguf::{Gguf, TensorInfo};
+use crate::store::{Original, StoreError};
+
+/// Bytes of a block.
+const BLOCK_BYTES: u64 = 4096;
+/// Blocks of a tensor of experts.
+const EXPERT_BLOCKS: u64 = 8;
+/// Threads that read: a disk answers many small reads at once much faster than one after the other.
+const THREADS: usize = 8;
+/// A file beside a pack is no longer, in bytes.
+const KEPT_BYTES_MAX: u64 = 1024;
+/// First line of such a file.
+const KEPT_MAGIC: &str = "hobbit-fingerprint 1";
+
+/// The parts of a tensor that are read, ascending: of an ordinary one the middle, of experts the first bytes, the last, and six
+/// in between. What is not longer than its blocks is read whole.
+fn samples(tensor: &TensorInfo) -> Vec<Extent> {
+    let Extent { file, offset, len } = tensor.extent;
+    let n = if plain::expert_of(&tensor.name).is_some() { EXPERT_BLOCKS } else { 1 };
+    if len <= n * BLOCK_BYTES {
+        return vec![tensor.extent];
+    }
+    let room = len - BLOCK_BYTES;
+    let start = |i: u64| if n == 1 { room / 2 } else { (u128::from(room) * u128::from(i) / u128::from(n - 1)) as u64 };
+    (0..n).map(|i| Extent { file, offset: offset + start(i), len: BLOCK_BYTES }).collect()
+}
+
+/// SHA-256 of the SHA-256 of each tensor's samples, in the tensors' order. Shards and one file of the same tensors have the
+/// same.
+///
+/// # Errors
+/// A file of the model that cannot be read, or is not what it was when its header was read.
+pub fn fingerprint(model: &Gguf) -> Result<Sha256, StoreError> {
+    let files = originals(model)?;
+    files.iter().for_each(|file| crate::store::advise_random(file.file()));
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let digests: Mutex<Vec<[u8; 32]>> = Mutex::new(vec![[0; 32]; model.tensors.len()]);
+    let work = || {
+        let mut bytes = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(tensor) = model.tensors.get(index) else { return };
+            let mut hash = sha2::Sha256::new();
+            for sample in samples(tensor) {
+                let file = &files[sample.file as usize];
+                bytes.resize(sample.len as usize, 0); // a few blocks at most
+                if let Err(source) = read_exact_at(file.file(), &mut bytes, sample.offset) {
+                    let Extent { offset, len, .. } = sample;
+                    let path = file.path().to_owned();
+                    lock(&failure).get_or_insert(StoreError::Read { path, offset, len, source });
+                    return;
+                }
+                hash.update(&bytes);
+            }
+            lock(&digests)[index] = hash.finalize().into();
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..THREADS.min(model.tensors.len())).for_each(|_| drop(scope.spawn(work)));
+    });
+    if let Some(error) = lock(&failure).take() {
+        return Err(error);
+    }
+    let mut hash = sha2::Sha256::new();
+    lock(&digests).iter().for_each(|digest| hash.update(digest));
+    Ok(Sha256(hash.finalize().into()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn originals(model: &Gguf) -> Result<Vec<Original>, StoreError> {
+    model.files.iter().map(|file| Original::open(&file.path, file.state)).collect()
+}
+
+/// SHA-256 of a plain model as one file: all of it is read. `progress` is told bytes read and to read; `None` if it asked for an
+/// end.
+///
+/// # Errors
+/// As [`fingerprint`].
+pub fn sha256(
+    model: &Gguf,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Option<Sha256>, StoreError> {
+    let originals = originals(model)?;
+    let files: Vec<_> = originals.iter().map(Original::again).collect::<Result<_, _>>()?;
+    let view = model.one_file();
+    let (mut hash, mut done) = (sha2::Sha256::new(), 0);
+    let nothing_absent = |_: &_, _: &mut sequence::Put<'_, ()>| Ok(());
+    let walked = sequence::walk(&view, &files, nothing_absent, |bytes| {
+        hash.update(bytes);
+        done += bytes.len() as u64;
+        match progress(done, view.len()) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(()),
+        }
+    });
+    match walked {
+        Ok(()) => {}
+        Err(Interrupted::Sink(())) => return Ok(None),
+        Err(Interrupted::Read(file, source)) => {
+            let path = originals[file as usize].path().to_owned();
+            return Err(StoreError::Read { path, offset: done, len: 1, source });
+        }
+    }
+    originals.iter().try_for_each(Original::check)?;
+    Ok(Some(Sha256(hash.finalize().into())))
+}
+
+/// Where the fingerprint of a pack's source is kept if the pack itself, from an earlier hobbit, does not have it.
+pub fn kept_path(pack: &Path) -> std::path::PathBuf {
+    let mut name = pack.as_os_str().to_owned();
+    name.push(".fingerprint");
+    name.into()
+}
+
+/// The fingerprint kept beside the pack at `path`, whose source has this digest; `None` if there is none.
+pub fn kept(path: &Path, source: &Sha256) -> Option<Sha256> {
+    let text = files::capped::read_text(&kept_path(path), KEPT_BYTES_MAX).ok()?;
+    let mut lines = text.lines();
+    let digest = |line: Option<&str>, key: &str| line?.strip_prefix(key)?.trim().parse().ok();
+    let is_of_source = lines.next()? == KEPT_MAGIC && digest(lines.next(), "source ") == Some(*source);
+    digest(lines.next(), "fingerprint ").filter(|_| is_of_source)
+}
+
+/// Keeps a fingerprint beside the pack at `path`.
+///
+/// # Errors
+/// What the system says; something else is there under this name.
+pub fn keep(path: &Path, source: &Sha256, fingerprint: &Sha256) -> std::io::Result<()> {
+    let kept = kept_path(path);
+    let is_ours = match files::capped::read(&kept, KEPT_BYTES_MAX) {
+        Ok(bytes) => bytes.is_empty() || bytes.starts_with(KEPT_MAGIC.as_bytes()),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    };
+    if !is_ours {
+        return Err(std::io::Error::other("there is another file of this name"));
+    }
+    files::replace(&kept, format!("{KEPT_MAGIC}\nsource {source}\nfingerprint {fingerprint}\n").as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::GgmlType;
+
+    #[test]
+    fn samples_are_spread_over_the_tensor() {
+        let of = |name: &str, len| {
+            let extent = Extent { file: 3, offset: 1000, len };
+            let tensor = TensorInfo { name: name.into(), dtype: GgmlType::F32, dims: vec![len / 4], extent };
+            let samples = samples(&tensor);
+            assert!(samples.iter().all(|sample| sample.file == 3 && sample.end() <= 1000 + len));
+            samples.iter().map(|sample| (sample.offset - 1000, sample.len)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("blk.0.attn_q.weight", 4096), [(0, 4096)]);
+        assert_eq!(of("blk.0.attn_q.weight", 8192), [(2048, 4096)]);
+        assert_eq!(of("blk.0.ffn_up_exps.weight", 8 * 4096), [(0, 8 * 4096)]);
+        let experts = of("blk.0.ffn_up_exps.weight", 8 << 30);
+        assert_eq!((experts.len(), experts[0], experts[7]), (8, (0, 4096), ((8 << 30) - 4096, 4096)));
+        assert!(experts.windows(2).all(|pair| pair[1].0 - pair[0].0 > 1 << 30));
+    }
+
+    #[test]
+    fn what_is_kept_beside_a_pack_is_of_one_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let pack = dir.path().join("low.gguf");
+        let (source, print) = (Sha256([1; 32]), Sha256([2; 32]));
+        assert_eq!(kept(&pack, &source), None);
+        keep(&pack, &source, &print).unwrap();
+        assert_eq!(kept(&pack, &source), Some(print));
+        assert_eq!(kept(&pack, &print), None, "the pack was replaced by one of another source");
+        keep(&pack, &print, &source).unwrap();
+        assert_eq!(kept(&pack, &print), Some(source));
+        std::fs::write(kept_path(&pack), "somebody's notes").unwrap();
+        assert!(keep(&pack, &source, &print).is_err());
+        assert_eq!(std::fs::read(kept_path(&pack)).unwrap(), b"somebody's notes");
+    }
+}

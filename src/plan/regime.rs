@@ -1,0 +1,107 @@
+//! Whether hobbit is needed at all: where everything fits, plain llama.cpp is as fast as it gets.
+
+use serde::Serialize;
+
+/// How a model with experts is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "name")]
+pub enum Regime {
+    /// Everything fits: plain llama.cpp on the mapped file, nothing of ours in between.
+    StandAside {
+        /// Weights are rearranged for the CPU while loading, as llama.cpp does by default; there is room for both copies.
+        repack: bool,
+    },
+    /// Experts do not fit, or a flag asks for their cache: they stay in the file, and hobbit computes their products.
+    Seam,
+}
+
+/// What plain llama.cpp takes for a model, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Needs {
+    /// The tensors, mapped from the file.
+    pub mapped: u64,
+    /// Copies of tensors that are rearranged for the CPU; the mapped ones are dropped only once all are made.
+    pub repacked: u64,
+    /// KV cache at its full length.
+    pub kv: u64,
+    /// Compute buffers.
+    pub compute: u64,
+    /// What the process holds besides.
+    pub runtime: u64,
+}
+
+impl Needs {
+    /// With as much of the weights rearranged as llama.cpp would.
+    fn most(&self) -> u64 {
+        self.least().saturating_add(self.repacked)
+    }
+
+    fn least(&self) -> u64 {
+        let page_tables = self.mapped / 512;
+        [self.mapped, page_tables, self.kv, self.compute, self.runtime].into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+impl Regime {
+    /// The regime for a model that needs so much where `room` bytes may be taken. What is mapped gives way under pressure,
+    /// so no margin stays free on top.
+    pub fn of(needs: &Needs, room: u64) -> Self {
+        match room {
+            _ if needs.most() <= room => Self::StandAside { repack: true },
+            _ if needs.least() <= room => Self::StandAside { repack: false },
+            _ => Self::Seam,
+        }
+    }
+
+    /// The same where only bounds are known; `None` where it depends on what lies between them.
+    pub fn within(least: &Needs, most: &Needs, room: u64) -> Option<Self> {
+        let regime = Self::of(least, room);
+        (regime == Self::of(most, room)).then_some(regime)
+    }
+
+    /// Whether llama.cpp runs by itself.
+    pub fn stands_aside(self) -> bool {
+        matches!(self, Self::StandAside { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn needs(mapped: u64, repacked: u64) -> Needs {
+        Needs { mapped: mapped * MIB, repacked: repacked * MIB, kv: 10 * MIB, compute: 20 * MIB, runtime: 30 * MIB }
+    }
+
+    #[test]
+    fn what_fits_decides() {
+        let needs = needs(512, 400); // 573 MiB with page tables
+        for (room, expected) in [
+            (572, Regime::Seam),
+            (573, Regime::StandAside { repack: false }),
+            (972, Regime::StandAside { repack: false }),
+            (973, Regime::StandAside { repack: true }),
+            (1 << 20, Regime::StandAside { repack: true }),
+            (0, Regime::Seam),
+        ] {
+            assert_eq!(Regime::of(&needs, room * MIB), expected, "{room} MiB");
+        }
+    }
+
+    #[test]
+    fn bounds_decide_where_they_agree() {
+        let (least, most) = (needs(512, 0), Needs { kv: 110 * MIB, ..needs(512, 512) });
+        assert_eq!(Regime::within(&least, &most, 500 * MIB), Some(Regime::Seam));
+        assert_eq!(Regime::within(&least, &most, 600 * MIB), None);
+        assert_eq!(Regime::within(&least, &most, 1100 * MIB), None, "with or without rearranged weights");
+        assert_eq!(Regime::within(&least, &most, 1200 * MIB), Some(Regime::StandAside { repack: true }));
+    }
+
+    #[test]
+    fn absurd_sizes_do_not_overflow() {
+        let absurd = Needs { mapped: u64::MAX, repacked: u64::MAX, kv: u64::MAX, compute: 1, runtime: 1 };
+        assert_eq!(Regime::of(&absurd, u64::MAX - 1), Regime::Seam);
+    }
+}

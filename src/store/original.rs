@@ -1,0 +1,188 @@
+//! A file that stays open, so that what is read later is what was looked at first.
+//!
+//! Between a model's header and its last token, whoever fetches models may put another file in its place. A file that was
+//! *replaced* (renamed over, removed) does no harm: all reads go to the file that was opened. A file that was *written to* in
+//! place is noticed by its times ([`FileState`]): strictly whenever it is opened again, and after each evaluation by length and
+//! time of the last write. Then there is an error in place of a mixture of two models.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::StoreError;
+use crate::files::FileState;
+
+/// A file as it was when somebody looked at it first.
+#[derive(Debug)]
+pub struct Original {
+    path: PathBuf,
+    file: File,
+    state: FileState,
+}
+
+impl Original {
+    /// Opens a file that was in `state` when it was looked at.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`]; [`StoreError::Changed`] if it is another one now, or was written to.
+    pub fn open(path: &Path, state: FileState) -> Result<Self, StoreError> {
+        let opened = File::open(path).map_err(|source| open_error(path, "buffered", source))?;
+        let original = Self { path: path.to_owned(), file: opened, state };
+        original.check()?;
+        Ok(original)
+    }
+
+    /// Name under which it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file, open for reading at any place.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// As it was when it was looked at.
+    pub fn state(&self) -> FileState {
+        self.state
+    }
+
+    /// A handle of its own on the same file.
+    ///
+    /// # Errors
+    /// [`StoreError::Changed`], [`StoreError::Open`].
+    pub fn again(&self) -> Result<File, StoreError> {
+        self.check()?;
+        self.file.try_clone().map_err(|source| open_error(&self.path, "buffered", source))
+    }
+
+    /// The same file opened past the page cache.
+    ///
+    /// # Errors
+    /// [`StoreError::Changed`], [`StoreError::Open`].
+    #[cfg(target_os = "linux")]
+    pub fn again_direct(&self) -> Result<File, StoreError> {
+        use std::os::fd::AsRawFd;
+        self.check()?;
+        // This name leads to the file that is open, whatever its own name means by now. Where /proc is not to be had, the own
+        // name may do.
+        let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let opened = super::direct::open_direct(Path::new(&name)).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => super::direct::open_direct(&self.path),
+            _ => Err(error),
+        });
+        let opened = opened.map_err(|source| open_error(&self.path, super::direct::ENGINE, source))?;
+        let state = FileState::of(&opened).map_err(|source| open_error(&self.path, super::direct::ENGINE, source))?;
+        if state.is_same_file(&self.state) { Ok(opened) } else { Err(self.changed("another file has its name now")) }
+    }
+
+    /// That the file is still as it was, to the time of its last change. Other rights or a further name count as changes;
+    /// that it has lost its name does not.
+    ///
+    /// # Errors
+    /// [`StoreError::Changed`].
+    pub fn check(&self) -> Result<(), StoreError> {
+        let now = self.now()?;
+        // Who loses a name is changed, too.
+        let has_lost_its_name = || !FileState::at(&self.path).is_ok_and(|there| there.is_same_file(&now));
+        match () {
+            () if now == self.state => Ok(()),
+            () if !now.is_same_file(&self.state) => Err(self.changed("another file has its name now")),
+            () if now.len != self.state.len => Err(self.changed("its length is another")),
+            () if now.is_unwritten_since(&self.state) && has_lost_its_name() => Ok(()),
+            () => Err(self.changed("the time of its last change is another")),
+        }
+    }
+
+    /// That nothing tells of a write: what may be asked often, and does not end a run because a link was made.
+    ///
+    /// # Errors
+    /// [`StoreError::Changed`].
+    pub fn check_unwritten(&self) -> Result<(), StoreError> {
+        match self.now()?.is_unwritten_since(&self.state) {
+            true => Ok(()),
+            false => Err(self.changed("its length, or the time of its last write, is another")),
+        }
+    }
+
+    fn now(&self) -> Result<FileState, StoreError> {
+        FileState::of(&self.file).map_err(|source| open_error(&self.path, "buffered", source))
+    }
+
+    fn changed(&self, what: &'static str) -> StoreError {
+        StoreError::Changed { path: self.path.clone(), what }
+    }
+}
+
+fn open_error(path: &Path, engine: &'static str, source: io::Error) -> StoreError {
+    StoreError::Open { path: path.to_owned(), engine, source }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Read;
+
+    /// A file and its state.
+    fn file(dir: &Path) -> (PathBuf, FileState) {
+        let path = dir.join("model");
+        fs::write(&path, "first").unwrap();
+        let state = FileState::at(&path).unwrap();
+        (path, state)
+    }
+
+    fn text(mut file: File) -> String {
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_is_read_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, state) = file(dir.path());
+        let original = Original::open(&path, state).unwrap();
+        fs::write(dir.path().join("new"), "second").unwrap();
+        fs::rename(dir.path().join("new"), &path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        original.check_unwritten().unwrap();
+        assert_eq!(text(original.again().unwrap()), "first");
+        fs::remove_file(&path).unwrap();
+        original.again().unwrap();
+        fs::write(&path, "third").unwrap();
+        let error = Original::open(&path, state).unwrap_err().to_string();
+        assert!(error.contains(&path.display().to_string()) && error.contains("another file has its name"), "{error}");
+    }
+
+    /// `cp -p other model`: the same inode, length and time of the last write.
+    #[test]
+    fn a_time_that_was_set_back_does_not_hide_a_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, state) = file(dir.path());
+        let original = Original::open(&path, state).unwrap();
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        // Until the clock of the file system, which counts in ticks, has another time than that of the first write.
+        while FileState::at(&path).unwrap() == state {
+            fs::write(&path, "other").unwrap();
+            File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+        }
+        assert!(FileState::at(&path).unwrap().is_unwritten_since(&state));
+        for error in [original.check(), original.again().map(drop), Original::open(&path, state).map(drop)] {
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("model: this file was replaced or written to") && error.contains("start again"));
+        }
+    }
+
+    #[test]
+    fn a_write_is_noticed_and_a_new_name_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, state) = file(dir.path());
+        let original = Original::open(&path, state).unwrap();
+        fs::hard_link(&path, dir.path().join("second name")).unwrap();
+        original.check_unwritten().unwrap();
+        fs::write(&path, "longer than before").unwrap();
+        assert!(matches!(original.check_unwritten(), Err(StoreError::Changed { .. })));
+        assert!(matches!(original.check(), Err(StoreError::Changed { what: "its length is another", .. })));
+    }
+}

@@ -1,0 +1,10 @@
+//! `hobbit-cli` as its users meet it: the real binary, in a fresh directory, with a clean environment.
+
+mod fitted;
+mod prompts;
+mod reports;
+mod rig;
+mod signals;
+mod talk;
+mod terminal;
+mod usage;

@@ -1,0 +1,119 @@
+//! What a run says about itself.
+
+use serde_json::Value;
+
+use crate::rig::*;
+
+#[test]
+fn a_run_is_told_in_three_lines_before_and_four_after() {
+    let whole = ["-p", "In the beginning", "-n", "4"];
+    for extra in [&[][..], &["--expert-cache", "25%"], &["--io", "buffered", "--cache-state", "a.state"]] {
+        let stderr = demo(&[&whole[..], extra].concat()).run().expect(0).stderr;
+        let lines: Vec<&str> = stderr.lines().collect();
+        assert!(lines.len() <= 7 && lines.iter().all(|line| line.starts_with("hobbit: ")), "{extra:?}: {stderr}");
+        assert!(lines[0].contains("demo.gguf: llama 11.7M Q8_0, 11.88 MiB, 6 layers of 8 experts"), "{stderr}");
+        assert!(lines[1].starts_with("hobbit: memory: "), "{stderr}");
+        for part in ["hobbit: prompt: 4 tokens in ", "hobbit: decode: 3 tokens in ", "read per token", "peak memory"] {
+            assert!(stderr.contains(part), "{part}: {stderr}");
+        }
+        assert!(!stderr.contains("outside the cache"), "{stderr}");
+    }
+    let low =
+        demo(&[&whole[..], &["--expert-cache", "25%", "--low", "q2_k", "--low-dir", "."]].concat()).run().expect(0);
+    assert!(low.stderr.contains("results are approximate"), "{}", low.stderr);
+    let all = demo(&[&whole[..], &["-v"]].concat()).run().expect(0).stderr;
+    for part in
+        ["llama_perf_context_print:        eval time = ", "memory budget", "precision: exact", "reading experts"]
+    {
+        assert!(all.contains(part), "{part}: {all}");
+    }
+}
+
+#[test]
+fn a_context_beyond_the_training_is_told() {
+    let warning = "warning: the context holds 1024 tokens, but the model was trained on 512";
+    assert!(demo(&["-p", "a", "-n", "1", "-c", "1024"]).run().expect(0).stderr.contains(warning));
+    assert!(!demo(&["-p", "a", "-n", "1", "-c", "512"]).run().expect(0).stderr.contains("warning"));
+}
+
+#[test]
+fn low_versions_that_cannot_be_kept_name_the_flag_that_helps() {
+    for directory in ["absent", "/proc"] {
+        let args = ["-p", "a", "-n", "1", "--expert-cache", "25%", "--low", "q2_k", "--low-dir", directory];
+        let stderr = demo(&args).run().expect(1).stderr;
+        let parts = ["error: --low q2_k: nothing can be kept in ", directory, "--low-dir", "cannot create this file: "];
+        assert!(parts.iter().all(|part| stderr.contains(part)), "{stderr}");
+        assert!(!stderr.contains("what is finished is kept"), "{stderr}");
+    }
+}
+
+#[test]
+fn low_versions_of_which_none_is_finished_leave_no_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = hobbit::quantise_low(&demo_model(), "q2_k", Some(dir.path()), &mut |_| false);
+    assert!(matches!(made, Err(hobbit::Error::Cancelled)), "{made:?}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn quiet_runs_print_nothing_but_the_text() {
+    let ran = demo(&["-p", "In the beginning", "-n", "4", "--quiet"]).run().expect(0);
+    assert_eq!(ran.stderr, "");
+    let ran = demo(&["-p", "In the beginning", "-n", "4", "--no-perf"]).run().expect(0);
+    assert!(ran.stderr.contains("hobbit: memory") && !ran.stderr.contains("hobbit: decode"), "{}", ran.stderr);
+}
+
+#[test]
+fn stats_json_has_counts_and_rates() {
+    let cli = demo(&["-p", "In the beginning", "-n", "8", "--ignore-eos", "--stats-json", "stats.json"]);
+    let path = cli.dir.path().join("stats.json");
+    let Cli { dir, mut command } = cli;
+    ran(command.output().unwrap()).expect(0);
+    let stats: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    drop(dir);
+    assert_eq!(stats["stop"], "length");
+    assert_eq!(stats["timings"]["sample_count"], 8);
+    assert!(stats["model"]["n_expert"].as_u64().unwrap() > 0);
+    for phase in ["prompt", "decode", "total"] {
+        let phase = &stats[phase];
+        let needed = phase["hits"].as_u64().unwrap() + phase["misses"].as_u64().unwrap();
+        assert!(phase["tokens"].as_u64().unwrap() > 0 && needed > 0, "{stats:#}");
+        assert!((0.0..=1.0).contains(&phase["hit_rate"].as_f64().unwrap()));
+    }
+    assert!(stats["peak_rss_bytes"].as_u64().unwrap() > 0);
+    assert!(stats["plan"]["budget"].as_u64().unwrap() > 0);
+    // On the standard output nothing else follows the text.
+    let printed = demo(&["-p", "a", "-n", "1", "--no-display-prompt", "--stats-json", "-"]).run().expect(0).stdout;
+    let json = &printed[printed.find('{').unwrap()..];
+    assert!(serde_json::from_str::<Value>(json).is_ok(), "{printed}");
+}
+
+#[test]
+fn the_log_file_holds_what_stderr_shows() {
+    let cli = demo(&["-p", "a", "-n", "1", "--log-file", "log.txt"]);
+    let path = cli.dir.path().join("log.txt");
+    let Cli { dir, mut command } = cli;
+    let ran = ran(command.output().unwrap()).expect(0);
+    assert_eq!(std::fs::read_to_string(path).unwrap(), ran.stderr);
+    drop(dir);
+}
+
+#[test]
+fn the_log_file_of_a_quiet_run_holds_the_log() {
+    let logged = |extra: &[&str], status| {
+        let cli = demo(&[&["-n", "1", "--log-file", "log.txt", "--quiet"], extra].concat());
+        let path = cli.dir.path().join("log.txt");
+        let Cli { dir, mut command } = cli;
+        let ran = ran(command.output().unwrap()).expect(status);
+        let log = std::fs::read_to_string(path).unwrap();
+        drop(dir);
+        (ran.stderr, log)
+    };
+    let (stderr, log) = logged(&["-p", "a"], 0);
+    assert_eq!(stderr, "");
+    assert!(log.contains("hobbit: memory: ") && !log.contains("llama_perf"), "{log}");
+    let (stderr, log) = logged(&["-p", "a", "-v"], 0);
+    assert!(stderr.is_empty() && log.contains("llama_perf"), "{log}");
+    let (stderr, log) = logged(&["-p", "a", "-dev", "Warp9"], 1);
+    assert!(stderr.starts_with("error: --device: ") && log.ends_with(&stderr), "{stderr}{log}");
+}

@@ -1,0 +1,110 @@
+//! Ends that come from outside.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::rig::*;
+
+/// Generates without end: context shift, no EOS. Returns when it has begun.
+fn endless(cli: Cli) -> (Child, tempfile::TempDir, std::thread::JoinHandle<u64>) {
+    let (mut child, dir) = cli.spawn();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut first = [0u8; 32];
+    stdout.read_exact(&mut first).unwrap();
+    let reader = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()).unwrap());
+    (child, dir, reader)
+}
+
+const ENDLESS: [&str; 6] = ["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift"];
+
+/// All that stderr says until the end, and the status.
+fn end_of(mut child: Child) -> (Option<i32>, String) {
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    (child.wait().unwrap().code(), stderr)
+}
+
+fn stats_in(dir: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(dir.join("stats.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn signals_end_a_completion_in_order_and_the_status_tells_which() {
+    for (signal, status) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        let files = ["--stats-json", "stats.json", "--cache-state", "a.state", "--trace", "a.trace"];
+        let (child, dir, reader) = endless(demo(&[&ENDLESS[..], &files, &["--expert-cache", "50%"]].concat()));
+        send(&child, signal);
+        let (code, stderr) = end_of(child);
+        assert_eq!(code, Some(status), "{signal}: {stderr}");
+        reader.join().unwrap();
+        assert!(stderr.contains("hobbit: decode: "), "{signal}: {stderr}");
+        assert_eq!(stats_in(dir.path())["stop"], "interrupted", "{signal}");
+        assert!(std::fs::metadata(dir.path().join("a.state")).unwrap().len() > 0, "{signal}");
+        let trace = dir.path().join("a.trace");
+        let shown = Command::new(env!("CARGO_BIN_EXE_hobbit-sim")).arg("show").arg(&trace).output().unwrap();
+        ran(shown).expect(0);
+    }
+}
+
+/// As nohup does.
+#[test]
+fn a_hang_up_that_is_to_be_ignored_is_ignored() {
+    let mut cli = demo(&[]);
+    let program = cli.command.get_program().to_owned();
+    let args: Vec<_> = cli.command.get_args().map(ToOwned::to_owned).collect();
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(program).args(args).args(ENDLESS);
+    command.args(["--stats-json", "stats.json"]).current_dir(cli.dir.path()).stdin(Stdio::null());
+    cli.command = command;
+    let (child, dir, reader) = endless(cli);
+    send(&child, "HUP");
+    send(&child, "INT");
+    let (code, stderr) = end_of(child);
+    reader.join().unwrap();
+    // Had the first one ended it, the second would have ended it at once: without statistics.
+    assert_eq!((code, &stats_in(dir.path())["stop"]), (Some(130), &"interrupted".into()), "{stderr}");
+}
+
+/// It waits for a line that does not come.
+#[test]
+fn a_signal_is_heard_while_nobody_types() {
+    let args = ["-cnv", "--chat-template", "chatml", "-n", "4", "--stats-json", "stats.json"];
+    let once = demo(&[&args[..], &["-st", "-p", "hello", "--no-display-prompt"]].concat()).run().expect(0).stdout;
+    for (signal, status) in [("INT", 130), ("TERM", 143)] {
+        let mut talk = demo(&args);
+        talk.command.stdin(Stdio::piped());
+        let (mut child, dir) = talk.spawn();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(b"hello\n").unwrap();
+        // The answer, and the empty line behind it.
+        let mut answer = vec![0; once.len() + 1];
+        child.stdout.as_mut().unwrap().read_exact(&mut answer).unwrap();
+        assert_eq!(answer, (once.clone() + "\n").as_bytes());
+        send(&child, signal);
+        let (code, stderr) = end_of(child);
+        assert_eq!(code, Some(status), "{stderr}");
+        assert!(stats_in(dir.path())["prompt"]["tokens"].as_u64().is_some_and(|n| n > 0), "{stderr}");
+    }
+}
+
+#[test]
+fn a_closed_pipe_is_not_an_error() {
+    let args = ["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift", "--stats-json", "stats.json"];
+    let (mut child, dir) = demo(&args).spawn();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut byte = [0u8; 1];
+    stdout.read_exact(&mut byte).unwrap();
+    drop(stdout);
+    let mut stderr = String::new();
+    for line in BufReader::new(child.stderr.take().unwrap()).lines() {
+        stderr.push_str(&line.unwrap());
+        stderr.push('\n');
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("error"), "{stderr}");
+    let stats: Value = serde_json::from_slice(&std::fs::read(dir.path().join("stats.json")).unwrap()).unwrap();
+    assert!(stats["prompt"]["tokens"].as_u64().unwrap() > 0, "{stats:#}");
+}

@@ -1,0 +1,51 @@
+//! Whichever member a command names, llama.cpp (four minutes) and hobbit are built with the same features, so that
+//! one build serves all: `cargo run`, `cargo run -p gguf-tools`, `cargo test --workspace`.
+
+use std::process::Command;
+
+/// `package` and all that it is built from, with features, as lines of `cargo tree` when cargo is called with
+/// `selection`.
+fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
+    let output = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["tree", "--offline", "--locked", "--edges", "normal,build", "--prefix", "depth", "--no-dedupe"])
+        .args(["--format", " {p} {f}"])
+        .args(selection)
+        .output()
+        .expect("cargo, which runs this test, can be run");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{selection:?}: {stderr}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let depth = |line: &str| line.split(' ').next().and_then(|depth| depth.parse::<usize>().ok());
+    let mut lines = text.lines().skip_while(|line| line.split(' ').nth(1) != Some(package));
+    let first = lines.next().unwrap_or_else(|| panic!("{package} is not built by {selection:?}"));
+    let top = depth(first).unwrap();
+    let relative = |line: &str| {
+        let (depth, what) = line.split_once(' ').unwrap();
+        format!("{} {what}", depth.parse::<usize>().unwrap() - top)
+    };
+    let below = lines.take_while(|line| depth(line).is_some_and(|depth| depth > top));
+    [first].into_iter().chain(below).map(relative).collect()
+}
+
+/// The lines of `other` that `expected` lacks, which is easier to read than both.
+fn assert_same(expected: &[String], other: &[String], selection: &str) {
+    let new: Vec<_> = other.iter().filter(|line| !expected.contains(line)).collect();
+    assert!(expected == other, "{selection} builds again: {new:#?}");
+}
+
+#[test]
+fn llama_cpp_is_built_once_for_all_members() {
+    let expected = built_from("llama-cpp-sys-2", &[]);
+    for selection in [&["--workspace"][..], &["-p", "gguf-tools"], &["-p", "lagging-device"], &["-p", "ggml-sys"]] {
+        assert_same(&expected, &built_from("llama-cpp-sys-2", selection), &selection.join(" "));
+    }
+}
+
+#[test]
+fn gguf_tools_takes_hobbit_as_it_is_built_for_its_own_programs() {
+    let expected = built_from("hobbit", &[]);
+    for selection in [&["--workspace"][..], &["-p", "gguf-tools"]] {
+        assert_same(&expected, &built_from("hobbit", selection), &selection.join(" "));
+    }
+}

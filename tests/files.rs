@@ -1,0 +1,300 @@
+//! Files of the user's: no run writes over what it reads, and no model is mixed with another that has taken its name.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use gguf_tools::synth::{Format, Spec};
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::store::IoMode;
+use hobbit::{DeviceChoice, DeviceOptions, LowSource, Model, ModelOptions, SessionOptions, quantise_low};
+
+mod fixture;
+
+fn spec(seed: u64) -> Spec {
+    Spec {
+        embd: 64,
+        ff: 64,
+        heads: 2,
+        experts: 8,
+        layers: 3,
+        types: vec![Format::Q8_0],
+        seed,
+        ..Spec::tiny("qwen3moe")
+    }
+}
+
+/// A model in a directory of its own below `dir`.
+fn model(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
+    let dir = dir.join(name);
+    fs::create_dir(&dir).unwrap();
+    fixture::write(&dir, spec)
+}
+
+/// A program on `args` in `dir`; exit status and stderr.
+fn run(program: &str, dir: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("LLAMA_ARG_") || text.starts_with("HOBBIT_") {
+            command.env_remove(&name);
+        }
+    }
+    let output = command.current_dir(dir).args(args).stdin(Stdio::null()).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+const CLI: &str = env!("CARGO_BIN_EXE_hobbit-cli");
+const PERPLEXITY: &str = env!("CARGO_BIN_EXE_hobbit-perplexity");
+
+#[test]
+fn no_flag_destroys_what_the_run_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let shards = model(dir.path(), "split", &Spec { shards: 2, ..spec(1) });
+    let second = shards.with_file_name("qwen3moe-00002-of-00002.gguf");
+    let path = model(dir.path(), "whole", &spec(1));
+    symlink(&path, at("symbolic")).unwrap();
+    fs::hard_link(&path, at("hard")).unwrap();
+    fs::write(at("text.txt"), "In the beginning God created the heaven and the earth. ".repeat(40)).unwrap();
+    fs::write(at("grammar"), "root ::= [a-z]+\n").unwrap();
+    let before = [&path, &second, &at("text.txt"), &at("grammar")].map(|path| fs::read(path).unwrap());
+    let (whole, split) = (path.to_str().unwrap(), shards.to_str().unwrap());
+    let cli = ["-p", "a", "-n", "1", "-t", "1", "-c", "64"];
+    let perplexity = ["-f", "text.txt", "-c", "64", "--chunks", "1", "-t", "1"];
+    let cases: [(&str, &[&str], &str, &str, &str, &str); 14] = [
+        (CLI, &cli, whole, "--trace", whole, "-m"),
+        (CLI, &cli, whole, "--log-file", "symbolic", "-m"),
+        (CLI, &cli, whole, "--stats-json", "hard", "-m"),
+        (CLI, &cli, whole, "--cache-state", "hard", "-m"),
+        (CLI, &cli, split, "--trace", second.to_str().unwrap(), "-m"),
+        (CLI, &["-f", "text.txt", "-n", "1", "-t", "1"], whole, "--log-file", "text.txt", "-f"),
+        (CLI, &["-p", "a", "--grammar-file", "grammar"], whole, "--log-file", "grammar", "--grammar-file"),
+        (CLI, &["-p", "a", "--low", split], whole, "--trace", second.to_str().unwrap(), "--low"),
+        (PERPLEXITY, &perplexity, whole, "--json", whole, "-m"),
+        (PERPLEXITY, &perplexity, whole, "--kl-divergence-base", "symbolic", "-m"),
+        (PERPLEXITY, &perplexity, whole, "--log-file", "hard", "-m"),
+        (PERPLEXITY, &perplexity, whole, "--trace", whole, "-m"),
+        (PERPLEXITY, &perplexity, whole, "--json", "text.txt", "-f"),
+        (PERPLEXITY, &perplexity, whole, "--kl-divergence-base", "text.txt", "-f"),
+    ];
+    for (program, usual, model, flag, file, reads) in cases {
+        let args = [usual, &["-m", model, flag, file]].concat();
+        let (status, stderr) = run(program, dir.path(), &args);
+        assert_eq!(status, Some(2), "{args:?}: {stderr}");
+        let parts = [flag, file, &format!("the file of {reads}"), "would be destroyed", "name of its own"];
+        assert!(parts.iter().all(|part| stderr.contains(*part)), "{args:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "nothing was loaded: {stderr}");
+    }
+    assert!(before == [&path, &second, &at("text.txt"), &at("grammar")].map(|path| fs::read(path).unwrap()));
+}
+
+#[test]
+fn files_of_other_kinds_are_left_alone_and_those_of_the_same_kind_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let path = model(dir.path(), "a", &spec(1));
+    let other = model(dir.path(), "b", &spec(2));
+    fs::write(at("notes"), "precious").unwrap();
+    let usual = ["-p", "a", "-n", "1", "-t", "1", "-c", "64", "-no-cnv", "-m", path.to_str().unwrap()];
+    let other = other.to_str().unwrap();
+    for (flag, file, kind) in [
+        ("--trace", "notes", "no trace"),
+        ("--stats-json", "notes", "no JSON"),
+        ("--log-file", other, "no text"),
+        ("--stats-json", other, "no JSON"),
+    ] {
+        let (status, stderr) = run(CLI, dir.path(), &[&usual[..], &[flag, file]].concat());
+        assert_eq!(status, Some(2), "{flag} {file}: {stderr}");
+        assert!(stderr.contains(flag) && stderr.contains(file) && stderr.contains(kind), "{stderr}");
+    }
+    let (status, stderr) = run(CLI, dir.path(), &[&usual[..], &["--trace", "x", "--log-file", "./x"]].concat());
+    assert!(status == Some(2) && stderr.contains("the file of --trace too"), "{stderr}");
+    let (status, stderr) = run(CLI, dir.path(), &["--list-devices", "--stats-json", "notes"]);
+    assert!(status == Some(2) && stderr.contains("no JSON"), "{stderr}");
+    assert_eq!(fs::read(at("notes")).unwrap(), b"precious");
+    assert!(!at("x").exists());
+
+    // Twice the same: the second run replaces what the first has written.
+    let all = ["--trace", "run.trace", "--stats-json", "stats.json", "--log-file", "run.log", "--cache-state", "state"];
+    for _ in 0..2 {
+        let (status, stderr) = run(CLI, dir.path(), &[&usual[..], &all].concat());
+        assert_eq!(status, Some(0), "{stderr}");
+    }
+    assert!(at("run.trace").exists() && at("state").exists());
+}
+
+/// Who calls the library meets the same rule.
+#[test]
+fn a_trace_over_the_model_is_refused_before_it_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = model(dir.path(), "a", &spec(1));
+    let before = fs::read(&path).unwrap();
+    let options = ModelOptions { trace: Some(path.clone()), ..options(IoMode::Auto) };
+    let mut loads = false;
+    let error = Model::open(&path, &options, |_| {
+        loads = true;
+        true
+    });
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("--trace") && error.contains("would be destroyed") && !loads, "{error}");
+    assert!(fs::read(&path).unwrap() == before);
+}
+
+fn options(io: IoMode) -> ModelOptions {
+    ModelOptions {
+        budget: Budget::Bytes(4 << 30),
+        expert_cache: ExpertCache::Percent(25.0),
+        io,
+        device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
+        ..ModelOptions::default()
+    }
+}
+
+fn session() -> SessionOptions {
+    SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() }
+}
+
+fn logits(model: &Model) -> Result<Vec<f32>, hobbit::Error> {
+    let mut session = model.session(&session())?;
+    let mut all = Vec::new();
+    for token in 10..20 {
+        session.feed(&[token])?;
+        all.extend_from_slice(session.logits(0).unwrap());
+    }
+    Ok(all)
+}
+
+/// `cp -p from to`: the same inode, length and time of the last write as before. File systems count time in ticks: until the
+/// time of the last change, which nobody can set, is another.
+fn copy_with_time(from: &Path, to: &Path) {
+    let before = fs::metadata(to).unwrap();
+    assert_eq!(fs::metadata(from).unwrap().len(), before.len());
+    let changed = |found: &fs::Metadata| (found.ctime(), found.ctime_nsec());
+    while changed(&fs::metadata(to).unwrap()) == changed(&before) {
+        fs::write(to, fs::read(from).unwrap()).unwrap();
+        fs::File::options().write(true).open(to).unwrap().set_modified(before.modified().unwrap()).unwrap();
+    }
+    let now = fs::metadata(to).unwrap();
+    assert_eq!(
+        (now.ino(), now.len(), now.modified().unwrap()),
+        (before.ino(), before.len(), before.modified().unwrap())
+    );
+}
+
+#[test]
+fn low_versions_of_another_model_are_refused() {
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (model(dir.path(), "a", &spec(1)), model(dir.path(), "b", &spec(2)));
+    let own = fs::read(&path).unwrap();
+    let low = quantise_low(&path, "q4_0", None, &mut |_| true).unwrap();
+    let with_low = ModelOptions { low: Some(LowSource::File(low.clone())), ..options(IoMode::Auto) };
+    let open = || Model::open(&path, &with_low, |_| true).map(drop).map_err(|error| error.to_string());
+    let is_refused = || {
+        let error = open().unwrap_err();
+        let names = [low.to_str().unwrap(), path.to_str().unwrap(), "another model", "its weights differ"];
+        let parts = [&names[..], &["gguf-tools pack --only-low", "--low TYPES"]].concat();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    open().unwrap();
+    assert!(!makes_low(&path), "it is there already");
+
+    copy_with_time(&other, &path);
+    is_refused();
+    // Other names, the same model: by what is in it.
+    let moved = dir.path().join("moved.gguf");
+    fs::write(&moved, &own).unwrap();
+    Model::open(&moved, &with_low, |_| true).unwrap();
+
+    // A pack from before fingerprints: all of the model is read, and what came of it is kept.
+    let mut old = fs::read(&low).unwrap();
+    let key = b"hobbit.source.fingerprint";
+    let at = old.windows(key.len()).position(|window| window == key).expect("the pack says of what it was made");
+    old[at + key.len() - 1] = b'_';
+    fs::write(&low, &old).unwrap();
+    let kept = PathBuf::from(format!("{}.fingerprint", low.display()));
+    is_refused();
+    assert!(!kept.exists());
+    fs::write(&path, &own).unwrap();
+    open().unwrap();
+    let text = fs::read_to_string(&kept).unwrap();
+    assert!(text.starts_with("hobbit-fingerprint 1\nsource "), "{text}");
+    open().unwrap();
+    copy_with_time(&other, &path);
+    is_refused();
+    fs::write(&path, &own).unwrap();
+    // It is asked, and the model is not read once more.
+    let (before, print) = text.trim_end().rsplit_once(' ').unwrap();
+    fs::write(&kept, format!("{before} {}\n", print.replace(|c: char| c != '0', "0"))).unwrap();
+    is_refused();
+
+    // What hobbit keeps itself is made again: where its model is not known, and where it is another, however old.
+    fs::remove_file(&kept).unwrap();
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    fs::File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
+    assert!(makes_low(&path) && !makes_low(&path));
+    copy_with_time(&other, &path);
+    is_refused();
+    assert!(makes_low(&path) && !makes_low(&path));
+    open().unwrap();
+}
+
+/// Whether there was something to make.
+fn makes_low(path: &Path) -> bool {
+    let mut has_begun = false;
+    let mut progress = |_| {
+        has_begun = true;
+        true
+    };
+    quantise_low(path, "q4_0", None, &mut progress).unwrap();
+    has_begun
+}
+
+#[test]
+fn a_model_that_is_replaced_after_it_was_opened_is_read_on() {
+    fixture::quiet_llama_cpp();
+    for io in [IoMode::Buffered, IoMode::Direct] {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (model(dir.path(), "a", &spec(1)), model(dir.path(), "b", &spec(2)));
+        let expected = logits(&Model::open(&path, &options(io), |_| true).unwrap()).unwrap();
+        let opened = Model::open(&path, &options(io), |_| true).unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert!(logits(&opened).unwrap() == expected, "{io}");
+        assert!(logits(&Model::open(&path, &options(io), |_| true).unwrap()).unwrap() != expected, "{io}");
+    }
+}
+
+#[test]
+fn a_model_that_is_written_to_after_it_was_opened_is_an_error() {
+    fixture::quiet_llama_cpp();
+    let is_told = |error: hobbit::Error, path: &Path| {
+        let error = error.to_string();
+        let parts = [path.to_str().unwrap(), "replaced or written to after it was opened", "start again"];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    for io in [IoMode::Buffered, IoMode::Direct] {
+        let dir = tempfile::tempdir().unwrap();
+        let split = |seed| Spec { shards: 2, ..spec(seed) };
+        let (path, other) = (model(dir.path(), "a", &split(1)), model(dir.path(), "b", &split(2)));
+        let second = |path: &Path| path.with_file_name("qwen3moe-00002-of-00002.gguf");
+        let opened = Model::open(&path, &options(io), |_| true).unwrap();
+        copy_with_time(&second(&other), &second(&path));
+        is_told(logits(&opened).unwrap_err(), &second(&path));
+
+        // During a run, by the time of the write.
+        let opened = Model::open(&path, &options(io), |_| true).unwrap();
+        let mut session = opened.session(&session()).unwrap();
+        session.feed(&[10]).unwrap();
+        fs::hard_link(&path, dir.path().join("a second name")).unwrap();
+        session.feed(&[11]).unwrap();
+        let written = || fs::metadata(second(&path)).unwrap().modified().unwrap();
+        let (before, bytes) = (written(), fs::read(second(&path)).unwrap());
+        while written() == before {
+            fs::write(second(&path), &bytes).unwrap();
+        }
+        is_told(session.feed(&[12]).unwrap_err(), &second(&path));
+    }
+}

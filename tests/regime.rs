@@ -1,0 +1,156 @@
+//! Where everything fits, llama.cpp runs by itself, and its bits are llama.cpp's own defaults'.
+
+#[path = "fixture/cli.rs"]
+mod cli;
+#[path = "fixture/mod.rs"]
+mod fixture;
+
+use std::path::Path;
+
+use gguf_tools::synth::Spec;
+use hobbit::gguf::Gguf;
+use hobbit::plan::{Budget, ExpertCache, Regime};
+use hobbit::store::IoMode;
+use hobbit::{Model, ModelOptions, PrecisionMode, SessionOptions, Stock, StockOptions, Token};
+
+const GIB: u64 = 1 << 30;
+
+fn settings() -> SessionOptions {
+    SessionOptions {
+        n_ctx: 256,
+        n_batch: 64,
+        n_ubatch: 64,
+        n_outputs_max: 1,
+        threads: Some(2),
+        warmup: false,
+        ..SessionOptions::default()
+    }
+}
+
+fn options() -> ModelOptions {
+    // The budget is the test's own: what the machine has left meanwhile decides nothing.
+    ModelOptions { budget: Budget::Bytes(GIB), overcommit: true, expects: settings(), ..ModelOptions::default() }
+}
+
+fn open(path: &Path, options: &ModelOptions) -> Model {
+    Model::open(path, options, |_| true).unwrap()
+}
+
+/// A prompt and single tokens.
+const TOKENS: [&[Token]; 4] = [&[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], &[17], &[18], &[3]];
+
+/// Logits of the last token of each piece, as bits.
+fn logits_of(path: &Path, options: &ModelOptions) -> Vec<Vec<u32>> {
+    let model = open(path, options);
+    let mut session = model.session(&settings()).unwrap();
+    let mut row = |tokens: &[Token]| {
+        session.feed(tokens).unwrap();
+        // The last entry of the batch asked for logits.
+        let last = session.logits(tokens.len() - 1).unwrap();
+        last.iter().map(|logit| logit.to_bits()).collect()
+    };
+    TOKENS.iter().map(|tokens| row(tokens)).collect()
+}
+
+fn stock_logits(path: &Path, repack: bool) -> Vec<Vec<u32>> {
+    let load = StockOptions { device: ModelOptions::default().device, n_gpu_layers: 0, load_mode: None, repack };
+    let mut stock = Stock::open(path, &load, &settings()).unwrap();
+    let mut row = |tokens: &[Token]| {
+        stock.feed(tokens).unwrap();
+        stock.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
+    };
+    TOKENS.iter().map(|tokens| row(tokens)).collect()
+}
+
+#[test]
+fn bits_are_llama_cpps_own_defaults() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["q8_0", "q4_0", "q4_k"] {
+        let types = vec![name.parse().unwrap()];
+        let spec = Spec { embd: 256, ff: 256, types: types.clone(), down_types: types, ..Spec::tiny("qwen3moe") };
+        let path = fixture::write(dir.path(), &spec);
+        for repack in [true, false] {
+            let options = ModelOptions { repack, ..options() };
+            assert_eq!(open(&path, &options).regime(), Regime::StandAside { repack }, "{name}");
+            assert!(logits_of(&path, &options) == stock_logits(&path, repack), "{name}, repack {repack}");
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn whatever_says_how_experts_are_kept_takes_the_seam() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
+    let regime = |change: &dyn Fn(&mut ModelOptions)| {
+        let mut options = options();
+        change(&mut options);
+        open(&path, &options).regime()
+    };
+    assert!(regime(&|_| ()).stands_aside());
+    assert_eq!(regime(&|options| options.stand_aside = false), Regime::Seam);
+    assert_eq!(regime(&|options| options.expert_cache = ExpertCache::Percent(100.0)), Regime::Seam);
+    assert_eq!(regime(&|options| options.precision.mode = Some(PrecisionMode::Exact)), Regime::Seam);
+    assert_eq!(regime(&|options| options.caching.overlap = false), Regime::Seam);
+    assert_eq!(regime(&|options| options.io = IoMode::Buffered), Regime::Seam);
+    assert_eq!(regime(&|options| options.cache_state = Some(dir.path().join("state"))), Regime::Seam);
+    assert_eq!(regime(&|options| options.trace = Some(dir.path().join("trace"))), Regime::Seam);
+}
+
+/// From the smallest budget up: first the seam, then llama.cpp by itself; the budget is kept on both sides of the border.
+#[test]
+fn the_border_is_where_everything_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3moe") };
+    let path = fixture::write(dir.path(), &spec);
+    let file = Gguf::open(&path).unwrap().tensors.iter().map(|tensor| tensor.extent.len).sum::<u64>();
+    let mut regimes = Vec::new();
+    for percent in [80, 100, 130, 170, 300] {
+        let budget = file * percent / 100;
+        let stats = dir.path().join(format!("{percent}.json"));
+        let words = ["--mem-budget", &budget.to_string(), "--stats-json", stats.to_str().unwrap(), "-c", "256"];
+        let run = cli::run(&path, &words);
+        assert_eq!(run.code, Some(0), "{percent} %:\n{}", run.stderr);
+        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+        let peak = json["stats"]["peak_rss_bytes"].as_u64().or(json["peak_rss_bytes"].as_u64()).unwrap();
+        assert!(peak <= budget, "{percent} %: {peak} of {budget} bytes");
+        regimes.push(json["plan"]["n_experts"].as_u64().unwrap() == 0);
+    }
+    assert!(!regimes[0] && regimes[4], "{regimes:?}");
+    assert!(regimes.is_sorted(), "{regimes:?}");
+}
+
+#[test]
+fn free_slots_are_filled_before_anybody_asks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
+    let first_token = |fill: bool, expert_cache: ExpertCache| {
+        let mut options = ModelOptions { expert_cache, ..options() };
+        options.caching.fill = fill;
+        let model = open(&path, &options);
+        let mut session = model.session(&settings()).unwrap();
+        let bytes = model.finish_filling();
+        session.feed(&[5]).unwrap();
+        (bytes, session.stats().decode)
+    };
+    let (bytes, filled) = first_token(true, ExpertCache::Percent(100.0));
+    let (none, empty) = first_token(false, ExpertCache::Percent(100.0));
+    assert_eq!((filled.misses, filled.bytes_read, none, empty.hits), (0, 0, 0, 0), "{filled:?} {empty:?}");
+    assert!(filled.hits > 0 && filled.hits == empty.misses);
+    assert!(bytes >= open(&path, &options()).info().expert_bytes, "{bytes} bytes in slots");
+    let (half, stats) = first_token(true, ExpertCache::Percent(50.0));
+    assert!(half > 0 && half < bytes && stats.hits + stats.misses == filled.hits, "{half} of {bytes}: {stats:?}");
+}
+
+#[test]
+fn a_session_gives_as_many_logits_as_it_was_opened_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
+    let model = open(&path, &options());
+    let mut session = model.session(&settings()).unwrap();
+    let entry = |position: i32| hobbit::BatchToken { token: 5, position, sequence: 0, logits: true };
+    let error = session.evaluate(&[entry(0), entry(1)]).unwrap_err().to_string();
+    assert!(error.contains("n_outputs_max"), "{error}");
+    session.evaluate(&[entry(0)]).unwrap();
+    assert!(session.logits(0).is_some());
+}
