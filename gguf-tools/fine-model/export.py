@@ -29,7 +29,7 @@ def main():
     w.add_name("hobbit-fine")
     w.add_basename("hobbit-fine")
     w.add_description(DESCRIPTION)
-    w.add_license("MIT OR Apache-2.0")
+    w.add_license("MIT")
     w.add_tags(["text-generation", "mixture-of-experts", "demo"])
     w.add_languages(["en"])
     w.add_size_label(f"{c['experts']}x0.8M")
