@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads a GGUF of the demo model back, and computes with numpy alone, from the
+"""Reads a GGUF of the demo model or of the fine-grained one back, and computes with numpy alone, from the
 file alone (weights, hyperparameters, vocabulary and merges): held-out perplexity,
 which expert takes how many tokens, what swapping two experts does, and greedy
 completions. It shares no code with the trainer, so a mistake on export shows as a perplexity
@@ -53,8 +53,11 @@ class Gguf:
     def __init__(self, path):
         r = gguf.GGUFReader(path)
         f = {k: v.contents() for k, v in r.fields.items()}
-        g = lambda k: f["llama." + k]
-        assert f["general.architecture"] == "llama"
+        arch = f["general.architecture"]
+        g = lambda k: f[arch + "." + k]
+        assert arch in ("llama", "deepseek"), arch
+        # Mixtral makes the chosen experts' weights sum to 1, DeepSeek takes them as they are
+        self.sum_to_one = arch == "llama"
         self.heads, self.kv = g("attention.head_count"), g("attention.head_count_kv")
         self.layers, self.used = g("block_count"), g("expert_used_count")
         self.experts, self.eps = g("expert_count"), g("attention.layer_norm_rms_epsilon")
@@ -77,6 +80,11 @@ class Gguf:
         out[..., 0::2] = x[..., 0::2] * c - x[..., 1::2] * s
         out[..., 1::2] = x[..., 0::2] * s + x[..., 1::2] * c
         return out
+
+    def ffn(self, h, layer, kind, e=...):
+        gate, up, down = (self.w[f"{layer}ffn_{n}_{kind}.weight"][e] for n in ("gate", "up", "down"))
+        g = h @ gate.T
+        return (g / (1 + np.exp(-g)) * (h @ up.T)) @ down.T
 
     def logits(self, ids):
         w, T = self.w, len(ids)
@@ -101,16 +109,13 @@ class Gguf:
             r /= r.sum(-1, keepdims=True)
             top = np.argsort(-r, -1, kind="stable")[:, :self.used]
             rw = np.take_along_axis(r, top, -1)
-            rw /= rw.sum(-1, keepdims=True)
-            y = np.zeros_like(x)
+            if self.sum_to_one:
+                rw /= rw.sum(-1, keepdims=True)
+            y = self.ffn(h, p, "shexp") if p + "ffn_up_shexp.weight" in w else np.zeros_like(x)
             for e in range(self.experts):
                 t, slot = np.nonzero(top == e)
                 self.counts[l, e] += len(t)
-                he = h[t]
-                g = he @ w[p + "ffn_gate_exps.weight"][e].T
-                u = he @ w[p + "ffn_up_exps.weight"][e].T
-                y[t] += (g / (1 + np.exp(-g)) * u) @ w[p + "ffn_down_exps.weight"][e].T \
-                    * rw[t, slot][:, None]
+                y[t] += self.ffn(h[t], p, "exps", e) * rw[t, slot][:, None]
             x = x + y
         return self.norm(x, "output_norm.weight") @ w["token_embd.weight"].T
 

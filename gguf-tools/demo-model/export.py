@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes a checkpoint as GGUF (architecture "llama" with experts, i.e. Mixtral):
 matrices as Q8_0 or F16, norms and routers as F32."""
-import argparse, json, os
-import numpy as np
+import argparse, os
 import torch
 import gguf
-from gguf import GGMLQuantizationType as Q, LlamaFileType
+import vocabulary
+from gguf import GGMLQuantizationType as Q
 
 DESCRIPTION = ("A small Mixtral (8 experts, 2 used) trained from scratch on the King James "
                "Bible and the Python standard library. For demonstrations and tests: it "
@@ -22,13 +22,7 @@ def main():
     a = ap.parse_args()
     ck = torch.load(os.path.join(a.work, a.name + ".pt"), map_location="cpu")
     sd, c = ck["model"], ck["config"]
-    tok = json.load(open(os.path.join(a.work, "tokenizer.json")))
-    vocab = tok["model"]["vocab"]
-    tokens = [t for t, _ in sorted(vocab.items(), key=lambda kv: kv[1])]
-    assert len(tokens) == c["vocab"] and tokens[0] == "<|endoftext|>"
-    merges = [m if isinstance(m, str) else " ".join(m) for m in tok["model"]["merges"]]
-    wtype, ftype = {"q8_0": (Q.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-                    "f16": (Q.F16, LlamaFileType.MOSTLY_F16)}[a.type]
+    wtype, ftype = vocabulary.TYPES[a.type]
 
     w = gguf.GGUFWriter(a.out, "llama")
     w.add_type(gguf.GGUFType.MODEL)
@@ -41,7 +35,6 @@ def main():
     w.add_size_label(f"{c['experts']}x1M")
     w.add_file_type(ftype)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    w.add_vocab_size(c["vocab"])
     w.add_context_length(c["ctx"])
     w.add_embedding_length(c["dim"])
     w.add_block_count(c["layers"])
@@ -55,24 +48,10 @@ def main():
     w.add_layer_norm_rms_eps(c["eps"])
     w.add_expert_count(c["experts"])
     w.add_expert_used_count(c["used"])
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(tokens)
-    w.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (len(tokens) - 1))
-    w.add_token_merges(merges)
-    w.add_bos_token_id(0)
-    w.add_eos_token_id(0)
-    w.add_add_bos_token(True)
-    w.add_add_eos_token(False)
+    vocabulary.write(w, os.path.join(a.work, "tokenizer.json"), c["vocab"])
 
     def add(name, t, qtype=wtype):
-        t = np.ascontiguousarray(t.numpy(), dtype=np.float32)
-        if qtype == Q.F32:
-            w.add_tensor(name, t)
-        elif qtype == Q.F16:
-            w.add_tensor(name, t.astype(np.float16))
-        else:
-            w.add_tensor(name, gguf.quants.quantize(t, qtype), raw_dtype=qtype)
+        vocabulary.add(w, name, t.numpy(), qtype)
 
     add("token_embd.weight", sd["embd"])
     add("output_norm.weight", sd["norm"], Q.F32)
@@ -92,10 +71,7 @@ def main():
         add(o + "ffn_gate_exps.weight", gate)
         add(o + "ffn_up_exps.weight", up)
         add(o + "ffn_down_exps.weight", sd[p + "experts.down"])
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    vocabulary.finish(w)
     print(f"{a.out}: {os.path.getsize(a.out)} bytes, {a.type}, after {ck['step']} steps, "
           f"{ck['tokens']} tokens, {ck['seconds']:.0f} s")
 

@@ -12,10 +12,9 @@ the model nor the tokenizer sees it.
 """
 import argparse, os, re, subprocess
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers, decoders, trainers
+import bpe
 
 VOCAB = 4096
-EOT = "<|endoftext|>"  # id 0: begins every document, ends every text
 LIB = "/usr/lib/python3.11"
 # Tables, generated files, tests and the like are left out.
 SKIP_FILES = {"_sysconfigdata__linux_x86_64-linux-gnu.py", "turtle.py", "this.py",
@@ -92,15 +91,9 @@ def main():
         with open(os.path.join(a.models, f"demo-heldout-{name}.txt"), "w") as f:
             f.write(h)
 
-    tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tok.decoder = decoders.ByteLevel()
     # half of the code, so that prose has the larger say in the vocabulary
-    tok.train_from_iterator(docs_prose + docs_code[::2], trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=[EOT], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tok = bpe.train(docs_prose + docs_code[::2], VOCAB)
     tok.save(os.path.join(a.work, "tokenizer.json"))
-    assert tok.get_vocab_size() == VOCAB and tok.token_to_id(EOT) == 0
 
     for name, docs, h in (("prose", docs_prose, held_prose), ("code", docs_code, held_code)):
         ids = []
@@ -113,10 +106,7 @@ def main():
         np.save(os.path.join(a.work, f"heldout-{name}.npy"), np.array(hid, dtype=np.int16))
         print(name, len(ids), "tokens; held out", len(hid), "tokens,",
               round(len(h.encode()) / len(hid), 3), "bytes per token")
-    # positions right after a line end, where a window may begin
-    nl = np.array([s.endswith("\u010a") for s, _ in
-                   sorted(tok.get_vocab().items(), key=lambda kv: kv[1])])
-    np.save(os.path.join(a.work, "newline.npy"), nl)
+    np.save(os.path.join(a.work, "newline.npy"), np.array(bpe.ends_line(tok)))
 
 
 if __name__ == "__main__":
