@@ -154,10 +154,11 @@ fn a_trace_makes_the_same_table() {
     let other = synth::write(&dir.path().join("other.gguf"), &other).unwrap().files.remove(0);
     let of_other = ["profile", word(&other), "--from-trace", word(&trace), "--path-table", word(&counted)];
     refused(&of_other, &["a.trace: recorded of demo.gguf", "not those of", "other.gguf"]);
-    refused(
-        &["pack", word(&other), "-o", word(&counted), "--force", "--path-table", word(&table)],
-        &["other.gguf: path table"],
-    );
+    let pack = dir.path().join("pack.gguf");
+    refused(&["pack", word(&other), "-o", word(&pack), "--path-table", word(&table)], &["other.gguf: path table"]);
+    let over_the_table = tool(&["pack", word(&other), "-o", word(&counted), "--force"]);
+    assert_eq!(over_the_table.status.code(), Some(2), "{}", words(&over_the_table.stderr));
+    assert_eq!(read_path_table(&counted).unwrap(), read_path_table(&table).unwrap());
     assert_eq!(tool(&count[..4]).status.code(), Some(2), "a trace, and nothing to write");
     assert_eq!(tool(&["profile", word(&demo), "--path-table", word(&counted)]).status.code(), Some(2), "no text");
     assert_eq!(tool(&[&count[..], &["--text", "some.txt"]].concat()).status.code(), Some(2), "a trace and a text");

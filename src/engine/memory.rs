@@ -210,7 +210,7 @@ fn stand_aside(model: &Model, context: NonNull<llama::llama_context>, repack: bo
     Ok(Description {
         precision: report(model, &shared.precisions, &plan, &shared.catalog),
         plan,
-        io_choice: format!("not needed: all of the model fits in memory, and llama.cpp runs it by itself ({how})"),
+        io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
         caching: model.caching_report(),
         devices: Vec::new(),
         warm_start: None,

@@ -87,7 +87,8 @@ impl Queue {
     }
 
     /// Moves waiting background reads that are less urgent than `to` behind its own, in order, as long as fewer than
-    /// `max_waiting` wait there; returns how many.
+    /// `max_waiting` wait there; returns how many. What fills free slots and has started becomes one of them, too: now
+    /// somebody waits for it.
     pub fn promote(&mut self, mut needed: impl FnMut(u64) -> bool, to: LoadClass, max_waiting: usize) -> usize {
         let mut moved = Vec::new();
         let mut room = max_waiting.saturating_sub(self.waiting[to.index()].len());
@@ -99,6 +100,11 @@ impl Queue {
                 } else {
                     self.waiting[from.index()].push_back(request);
                 }
+            }
+        }
+        for read in self.in_flight.iter_mut().filter(|read| read.class == LoadClass::Fill) {
+            if needed(read.ticket) {
+                read.class = to;
             }
         }
         let n_moved = moved.len();

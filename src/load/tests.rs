@@ -393,3 +393,18 @@ fn fills_come_last_and_are_not_waited_for() {
     assert_eq!(answer_all(&store), [50, 0, 40, 51]);
     assert_eq!(loader.drain().len(), 4);
 }
+
+#[test]
+fn a_fill_that_is_needed_is_waited_for() {
+    let (loader, store) = manual(1, u64::MAX);
+    submit(&loader, LoadClass::Fill, requests([50, 51, 52]));
+    assert!(matches!(loader.wait(), Err(NothingOutstanding)));
+    // One is on its way, one waits.
+    assert_eq!(loader.promote(|ticket| ticket != 52, LoadClass::OnDemandHigh), 1);
+    assert_eq!(loader.withdraw(LoadClass::Fill, |_| true), [52]);
+    store.answer(50, Ok(100));
+    assert_eq!(tickets(loader.wait().unwrap()), [50]);
+    store.answer(51, Ok(100));
+    assert_eq!(tickets(loader.wait().unwrap()), [51]);
+    assert_eq!(loader.stats().by_class[LoadClass::OnDemandHigh.index()], 2);
+}

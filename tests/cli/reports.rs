@@ -7,7 +7,7 @@ use crate::rig::*;
 #[test]
 fn a_run_is_told_in_three_lines_before_and_four_after() {
     let whole = ["-p", "In the beginning", "-n", "4"];
-    for extra in [&[][..], &["--expert-cache", "25%"], &["--io", "buffered", "--cache-state", "a.state"]] {
+    for extra in [&["--expert-cache", "25%"][..], &["--io", "buffered", "--cache-state", "a.state"]] {
         let stderr = demo(&[&whole[..], extra].concat()).run().expect(0).stderr;
         let lines: Vec<&str> = stderr.lines().collect();
         assert!(lines.len() <= 7 && lines.iter().all(|line| line.starts_with("hobbit: ")), "{extra:?}: {stderr}");
@@ -18,6 +18,10 @@ fn a_run_is_told_in_three_lines_before_and_four_after() {
         }
         assert!(!stderr.contains("outside the cache"), "{stderr}");
     }
+    let plain = demo(&whole).run().expect(0).stderr;
+    let lines: Vec<&str> = plain.lines().collect();
+    assert!(lines.len() <= 6 && lines.iter().all(|line| line.starts_with("hobbit: ")), "{plain}");
+    assert!(lines[1].contains("all of the model fits, and llama.cpp runs it by itself (mapped"), "{plain}");
     let low =
         demo(&[&whole[..], &["--expert-cache", "25%", "--low", "q2_k", "--low-dir", "."]].concat()).run().expect(0);
     assert!(low.stderr.contains("results are approximate"), "{}", low.stderr);
@@ -65,7 +69,17 @@ fn quiet_runs_print_nothing_but_the_text() {
 
 #[test]
 fn stats_json_has_counts_and_rates() {
-    let cli = demo(&["-p", "In the beginning", "-n", "8", "--ignore-eos", "--stats-json", "stats.json"]);
+    let cli = demo(&[
+        "-p",
+        "In the beginning",
+        "-n",
+        "8",
+        "--ignore-eos",
+        "--expert-cache",
+        "50%",
+        "--stats-json",
+        "stats.json",
+    ]);
     let path = cli.dir.path().join("stats.json");
     let Cli { dir, mut command } = cli;
     ran(command.output().unwrap()).expect(0);

@@ -23,7 +23,7 @@ use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::profile::{FORMAT, ModelId, Profile, TextId, VERSION};
 use hobbit::route::Shares;
-use hobbit::{Model, ModelOptions};
+use hobbit::{CachingOptions, Model, ModelOptions};
 
 use lower::{Lowered, Source};
 use text::Text;
@@ -239,7 +239,9 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
 }
 
 fn options(budget: Budget) -> ModelOptions {
-    ModelOptions { budget, stand_aside: false, ..ModelOptions::default() }
+    // What is measured must not depend on how fast reads are.
+    let caching = CachingOptions { fill: false, ..CachingOptions::default() };
+    ModelOptions { budget, caching, stand_aside: false, ..ModelOptions::default() }
 }
 
 /// The widths that make anything smaller, widest first.

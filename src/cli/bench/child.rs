@@ -74,13 +74,12 @@ pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
 /// # Errors
 /// As [`open`]; a text that is too short; what fails while it is evaluated.
 pub fn run(task: &Task) -> Result<Answer> {
-    if !task.verbose {
-        crate::set_log(|level, text| {
-            if level == crate::LogLevel::Error {
-                let _ = write!(io::stderr(), "{text}");
-            }
-        });
-    }
+    let is_verbose = task.verbose;
+    crate::set_log(move |level, text| {
+        if is_verbose || level == crate::LogLevel::Error {
+            let _ = write!(io::stderr(), "{text}");
+        }
+    });
     let began = began(task);
     let mut engine = open(task)?;
     let engine = &mut *engine;
