@@ -298,9 +298,12 @@ impl MemoryPlan {
             Budget::Auto => input.limits.budget().ok_or(PlanError::NoLimitKnown)?,
         };
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
-        let margin = Margin::of(input, source).bytes(budget);
         let given = Margin::of(input, BudgetSource::Given); // what the flags in our advice will be held to
         let fixed = input.fixed.total();
+        // What would do if it were given does as well where it was found.
+        let usual = Margin::of(input, source).bytes(budget);
+        let least = fixed.saturating_add(experts.minimum());
+        let margin = if least.saturating_add(usual) > budget { given.bytes(budget).min(usual) } else { usual };
         let budget_for = |for_experts: u64| given.budget_for(fixed.saturating_add(for_experts));
         let available = input.limits.budget().map(|(bytes, _)| bytes).filter(|_| !input.overcommit);
 

@@ -170,6 +170,17 @@ fn what_cannot_be_had_is_not_advised() {
     assert!(too_large.contains("or less (1.95 GiB are available here)"), "{too_large}");
 }
 
+/// What is found is held to a larger margin than what is given, but not where nothing would run for it.
+#[test]
+fn a_budget_that_is_advised_is_not_refused_where_it_is_found() {
+    let run = |mib: u64| with_only(mib, |input| (input.budget, input.margin) = (Budget::Auto, None));
+    let error = run(869 + 2 + 31).unwrap_err();
+    let PlanError::TooSmall { minimum, .. } = error else { panic!("{error}") };
+    let plan = run(minimum >> 20).unwrap();
+    assert_eq!((plan.budget_source, plan.margin), (BudgetSource::Cgroup, 32 * MIB));
+    assert_eq!(run(2000).unwrap().margin, 48 * MIB);
+}
+
 #[test]
 fn what_is_certain_is_refused_before_loading() {
     let cgroup = CgroupMemory { path: "/sys/fs/cgroup/a".into(), limit: 300 * MIB, used: 0 };
