@@ -49,6 +49,9 @@ fn run(program: &str, dir: &Path, args: &[&str]) -> (Option<i32>, String) {
 const CLI: &str = env!("CARGO_BIN_EXE_hobbit-cli");
 const PERPLEXITY: &str = env!("CARGO_BIN_EXE_hobbit-perplexity");
 
+/// Program, its usual flags, the model, the flag of an output, its file, and the flag of the input that it is.
+type Case<'a> = (&'a str, &'a [&'a str], &'a str, &'a str, &'a str, &'a str);
+
 #[test]
 fn no_flag_destroys_what_the_run_reads() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,7 +67,7 @@ fn no_flag_destroys_what_the_run_reads() {
     let (whole, split) = (path.to_str().unwrap(), shards.to_str().unwrap());
     let cli = ["-p", "a", "-n", "1", "-t", "1", "-c", "64"];
     let perplexity = ["-f", "text.txt", "-c", "64", "--chunks", "1", "-t", "1"];
-    let cases: [(&str, &[&str], &str, &str, &str, &str); 14] = [
+    let cases: [Case; 14] = [
         (CLI, &cli, whole, "--trace", whole, "-m"),
         (CLI, &cli, whole, "--log-file", "symbolic", "-m"),
         (CLI, &cli, whole, "--stats-json", "hard", "-m"),

@@ -115,11 +115,11 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// That what was loaded is what the headers were read of. llama.cpp opens dense models by their names.
+    /// That what was loaded is what the headers were read of. By itself llama.cpp opens models by their names.
     fn check_loaded(&self) -> Result<(), Error> {
         for original in &self.originals {
             original.check()?;
-            if self.experts.map().is_empty() {
+            if self.experts.map().is_empty() || self.regime.stands_aside() {
                 Original::open(original.path(), original.state())?;
             }
         }

@@ -44,7 +44,10 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<Reg
     }
     // Where llama.cpp cannot say, the seam says why.
     let asked = || ask(&source.gguf, options).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
-    Ok(Regime::within(&least, &most, room).unwrap_or_else(asked))
+    Ok(match Regime::within(&least, &most, room).unwrap_or_else(asked) {
+        Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack },
+        Regime::Seam => Regime::Seam,
+    })
 }
 
 /// Bytes that plain llama.cpp may take.

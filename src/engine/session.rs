@@ -578,7 +578,8 @@ impl Session {
         experts.forget_router_weights();
         // What the experts' side says is nearer to the cause than that the device's part failed.
         let of_device = failure::take();
-        let failure = experts.take_failure().or(of_device).or_else(|| self.model.shared.written_to());
+        let written_to = self.model.shared.written_to();
+        let failure = experts.take_failure().or(of_device).or(written_to);
         if code != 0 || failure.is_some() {
             if let Some(residency) = experts.residency().as_mut().filter(|_| failure.is_some()) {
                 residency.settle();

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use super::error::StoreError;
 use crate::files::FileState;
@@ -18,6 +19,17 @@ pub struct Original {
     path: PathBuf,
     file: File,
     state: FileState,
+    /// What [`Original::check_unwritten`] has seen of writes.
+    written: Mutex<Written>,
+}
+
+/// A file that became shorter is to be restored, as errors of reads advise: the write that does so is none of another model.
+#[derive(Debug, Default)]
+struct Written {
+    /// It was too short when it was looked at last.
+    is_short: bool,
+    /// As it was when it had its length again.
+    restored: Option<FileState>,
 }
 
 impl Original {
@@ -27,7 +39,7 @@ impl Original {
     /// [`StoreError::Open`]; [`StoreError::Changed`] if it is another one now, or was written to.
     pub fn open(path: &Path, state: FileState) -> Result<Self, StoreError> {
         let opened = File::open(path).map_err(|source| open_error(path, "buffered", source))?;
-        let original = Self { path: path.to_owned(), file: opened, state };
+        let original = Self { path: path.to_owned(), file: opened, state, written: Mutex::default() };
         original.check()?;
         Ok(original)
     }
@@ -94,12 +106,18 @@ impl Original {
         }
     }
 
-    /// That nothing tells of a write: what may be asked often, and does not end a run because a link was made.
+    /// That nothing tells of a write: what may be asked often, and does not end a run because a link was made. A file that
+    /// was too short and has its length again was restored.
     ///
     /// # Errors
     /// [`StoreError::Changed`].
     pub fn check_unwritten(&self) -> Result<(), StoreError> {
-        match self.now()?.is_unwritten_since(&self.state) {
+        let now = self.now()?;
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut written.is_short, now.len < self.state.len) && now.len == self.state.len {
+            written.restored = Some(now);
+        }
+        match now.is_unwritten_since(written.restored.as_ref().unwrap_or(&self.state)) {
             true => Ok(()),
             false => Err(self.changed("its length, or the time of its last write, is another")),
         }
@@ -153,6 +171,21 @@ mod tests {
         fs::write(&path, "third").unwrap();
         let error = Original::open(&path, state).unwrap_err().to_string();
         assert!(error.contains(&path.display().to_string()) && error.contains("another file has its name"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_was_cut_may_be_restored() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, state) = file(dir.path());
+        let original = Original::open(&path, state).unwrap();
+        fs::write(&path, "fir").unwrap();
+        original.check_unwritten().unwrap_err();
+        original.check_unwritten().unwrap_err();
+        fs::write(&path, "first").unwrap();
+        original.check_unwritten().unwrap();
+        original.check_unwritten().unwrap();
+        fs::write(&path, "first and last").unwrap();
+        original.check_unwritten().unwrap_err();
     }
 
     /// `cp -p other model`: the same inode, length and time of the last write.

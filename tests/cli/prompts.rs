@@ -66,7 +66,7 @@ fn what_the_context_cannot_hold_is_refused_before_it_is_shown() {
         assert_eq!(ran.stdout, "");
         assert!(ran.stderr.contains("error: the prompt has ") && ran.stderr.contains("holds 256; give -c "));
         let talk = [&["-cnv", "--chat-template", "chatml", "-n", "4", "--quiet"], extra].concat();
-        let ran = demo(&talk).type_in(&format!("{long}\nshort\n")).expect(1);
+        let ran = demo(&talk).type_in(format!("{long}\nshort\n")).expect(1);
         assert!(ran.stderr.starts_with("error: the message has ") && ran.stderr.lines().count() == 1, "{}", ran.stderr);
         assert!(!ran.stdout.is_empty(), "the short message is answered");
         let ran = demo(&[&talk[..], &["-st", "-p", &long]].concat()).run().expect(1);

@@ -316,7 +316,7 @@ pub fn thinned(series: &[Moment]) -> Vec<Moment> {
 pub fn middle(mut values: Vec<u64>) -> Option<u64> {
     values.sort_unstable();
     let upper = *values.get(values.len() / 2)?;
-    let lower = if values.len() % 2 == 0 { values[values.len() / 2 - 1] } else { upper };
+    let lower = if values.len().is_multiple_of(2) { values[values.len() / 2 - 1] } else { upper };
     Some(lower + (upper - lower) / 2)
 }
 
