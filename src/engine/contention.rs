@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use self::policy::Contention;
 use self::waited::Waited;
+use crate::store::arena::is_faulting;
 
 /// Between two looks. A token of a large model takes as long.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -128,12 +129,14 @@ impl Watch {
         let mut contention = Contention::default();
         let mut extras: Option<Extras> = None;
         let (mut before, mut at) = (Waited::look(), Instant::now());
-        let mut n_idle = 0;
+        let (mut n_idle, mut was_faulting) = (0, is_faulting());
         loop {
             thread::sleep(INTERVAL);
             let (now, elapsed) = (Waited::look(), at.elapsed());
             at = Instant::now();
-            if let (Some(before), Some(now)) = (&before, &now) {
+            // Who faults in our slots is no other program, though it takes turns with us as one would.
+            let is_ours = std::mem::replace(&mut was_faulting, is_faulting()) || was_faulting;
+            if let (Some(before), Some(now), false) = (&before, &now, is_ours) {
                 let sample = now.since(before, elapsed);
                 match (contention.observe(sample), &extras) {
                     (true, None) => extras = self.extras(),

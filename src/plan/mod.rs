@@ -385,7 +385,7 @@ impl MemoryPlan {
     }
 
     /// What may be taken of so many bytes that the system says it has.
-    pub(crate) fn without_margin(available: u64, source: BudgetSource) -> u64 {
+    pub fn without_margin(available: u64, source: BudgetSource) -> u64 {
         available.saturating_sub(Margin::of_source(source).bytes(available))
     }
 

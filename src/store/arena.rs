@@ -154,6 +154,30 @@ impl Drop for Arena {
     }
 }
 
+/// Threads of all arenas that fault memory in now.
+static N_FAULTING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether threads of ours take time of the cores to fault memory in.
+pub fn is_faulting() -> bool {
+    N_FAULTING.load(Ordering::Relaxed) > 0
+}
+
+/// One of them, until it is dropped.
+struct Faulting;
+
+impl Faulting {
+    fn begin() -> Self {
+        N_FAULTING.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Faulting {
+    fn drop(&mut self) {
+        N_FAULTING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Threads that fault memory in.
 #[derive(Default)]
 struct Faults {
@@ -169,6 +193,7 @@ impl Faults {
         let work = || {
             let (end, next) = (Arc::clone(&is_over), Arc::clone(&next));
             move || {
+                let _faulting = Faulting::begin();
                 while !end.load(Ordering::Acquire) {
                     let offset = next.fetch_add(FAULT_BYTES, Ordering::Relaxed);
                     if offset >= bytes || !populate(base + offset, FAULT_BYTES.min(bytes - offset)) {
