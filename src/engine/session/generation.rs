@@ -1,0 +1,90 @@
+//! Tokens one by one: evaluate the last, sample the next.
+
+use std::time::Instant;
+
+use ggml_sys::llama;
+
+use super::{Session, StopReason};
+use crate::engine::error::Error;
+use crate::engine::sampling::Sampler;
+use crate::options::Token;
+
+/// The tokens of a generation. See [`Session::generate`].
+pub struct Generation<'a> {
+    session: &'a mut Session,
+    sampler: &'a mut Sampler,
+    left: Option<usize>,
+    stop: Option<StopReason>,
+    failed: bool,
+}
+
+impl<'a> Generation<'a> {
+    pub(super) fn new(session: &'a mut Session, sampler: &'a mut Sampler, left: Option<usize>) -> Self {
+        Self { session, sampler, left, stop: None, failed: false }
+    }
+
+    /// Why the iterator ended; `None` before its end and after an error.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop
+    }
+
+    fn step(&mut self) -> Result<Result<Token, StopReason>, Error> {
+        if self.left == Some(0) {
+            return Ok(Err(StopReason::Length));
+        }
+        let session = &mut *self.session;
+        if let Some(mut token) = session.pending.take() {
+            let room = session.make_room(1);
+            // SAFETY: the batch borrows `token`, which outlives its evaluation.
+            let batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
+            let before = session.n_past;
+            match room.and_then(|()| session.decode(batch, &[(0, before as i32)])) {
+                Ok(()) => session.n_past += 1,
+                Err(error) => {
+                    // Unless the whole context was lost, the token waits for another try.
+                    session.pending = (session.n_past == before).then_some(token);
+                    return match error {
+                        Error::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
+                        Error::Interrupted => Ok(Err(StopReason::Interrupted)),
+                        error => Err(error),
+                    };
+                }
+            }
+        }
+        if !session.is_current {
+            return Err(Error::NothingEvaluated);
+        }
+        let started = Instant::now();
+        let token = self.sampler.sample(session.context.0.as_ptr(), -1)?;
+        session.sample_ms += started.elapsed().as_secs_f64() * 1e3;
+        session.sample_count += 1;
+        if session.model.is_eog(token) {
+            return Ok(Err(StopReason::Eog(token)));
+        }
+        session.pending = Some(token);
+        self.left = self.left.map(|left| left - 1);
+        Ok(Ok(token))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Token, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.stop.is_some() || self.failed {
+            return None;
+        }
+        match self.step() {
+            Ok(Ok(token)) => Some(Ok(token)),
+            Ok(Err(reason)) => {
+                self.stop = Some(reason);
+                self.session.idle();
+                None
+            }
+            Err(error) => {
+                self.failed = true;
+                Some(Err(error))
+            }
+        }
+    }
+}
