@@ -2,7 +2,7 @@
 //!
 //! * [`outputs`]: nothing is written over a file that the run reads, or over one of another kind. Every program and every
 //!   writer asks here;
-//! * [`replace`]: files that are written whole or not at all;
+//! * [`mod@replace`]: files that are written whole or not at all;
 //! * [`sole`]: partial files that only one process writes;
 //! * [`capped`]: files that are read whole, up to a limit;
 //! * [`state`]: by which a file is known again.
