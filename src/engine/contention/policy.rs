@@ -13,6 +13,9 @@ pub(super) struct Sample {
 /// Of the time in which threads could run, what they wait when others compute.
 const WAITED_SHARE_CONTENDED: f64 = 0.05;
 
+/// The same where one look is enough. Less may be a moment of the system's own work: then the next look must agree.
+const WAITED_SHARE_CERTAIN: f64 = 0.15;
+
 /// The same, below which the cores are ours again.
 const WAITED_SHARE_CALM: f64 = 0.02;
 
@@ -33,6 +36,8 @@ const RELAPSE_SECONDS: f64 = 2.0;
 #[derive(Debug)]
 pub(super) struct Contention {
     is_contended: bool,
+    /// The last look saw waiting that one look alone does not prove.
+    is_suspected: bool,
     /// For how long it has been calm; while it is not contended, since when.
     calm_seconds: f64,
     patience_seconds: f64,
@@ -40,7 +45,12 @@ pub(super) struct Contention {
 
 impl Default for Contention {
     fn default() -> Self {
-        Self { is_contended: false, calm_seconds: f64::INFINITY, patience_seconds: PATIENCE_SECONDS }
+        Self {
+            is_contended: false,
+            is_suspected: false,
+            calm_seconds: f64::INFINITY,
+            patience_seconds: PATIENCE_SECONDS,
+        }
     }
 }
 
@@ -54,7 +64,8 @@ impl Contention {
         let share = sample.waited_seconds / could_run;
         if !self.is_contended {
             self.calm_seconds += sample.seconds;
-            if share >= WAITED_SHARE_CONTENDED {
+            let was_suspected = std::mem::replace(&mut self.is_suspected, share >= WAITED_SHARE_CONTENDED);
+            if share >= WAITED_SHARE_CERTAIN || self.is_suspected && was_suspected {
                 self.patience_seconds = match self.calm_seconds <= RELAPSE_SECONDS {
                     true => (2.0 * self.patience_seconds).min(PATIENCE_SECONDS_MAX),
                     false => PATIENCE_SECONDS,
@@ -97,6 +108,17 @@ mod tests {
         }
         assert_eq!(seconds_to_calm(&mut contention), 1);
         assert!(!contention.observe(second(0.01)));
+    }
+
+    #[test]
+    fn a_moment_of_waiting_is_no_other_program() {
+        let mut contention = Contention::default();
+        for _ in 0..3 {
+            assert!(!contention.observe(second(0.1)));
+            assert!(!contention.observe(second(0.0)));
+        }
+        assert!(!contention.observe(second(0.1)));
+        assert!(contention.observe(second(0.1)));
     }
 
     #[test]
