@@ -22,8 +22,8 @@ const WAITED_SHARE_CALM: f64 = 0.02;
 /// Less than this part of a core tells nothing: nobody computes.
 const BUSY_CORES_MIN: f64 = 0.1;
 
-/// Seconds of calm before threads spin again. Little: memory that is faulted in while the first tokens are computed looks
-/// like another program.
+/// Seconds of calm before threads spin again. Little: what looks like another program may have been a moment of the system's
+/// own work.
 const PATIENCE_SECONDS: f64 = 0.5;
 
 /// The same, after it was wrong again and again.
