@@ -83,7 +83,7 @@ impl HostMemory {
     /// The system refuses it.
     pub(super) fn plain(bytes: usize) -> Result<Self, Error> {
         let arena =
-            Arena::touched_meanwhile(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })?;
+            Arena::touched_as_needed(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })?;
         Ok(Self { arena, buffer: None, shown: None, dev: None, pinned: false })
     }
 

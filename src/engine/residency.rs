@@ -260,6 +260,8 @@ pub(super) struct Residency {
     catalog: Catalog,
     layers: Vec<Option<Layer>>,
     targets: Vec<Option<Target>>,
+    /// Where the search for a free one begins.
+    last_ticket: usize,
     /// Slices the running layer still has to stage, in the order of use.
     queue: VecDeque<SliceId>,
     /// Slices of the next layer to stage when nothing of the running layer is left to submit.
@@ -358,6 +360,7 @@ impl Residency {
             catalog,
             layers,
             targets: Vec::new(),
+            last_ticket: 0,
             queue: VecDeque::new(),
             ahead: VecDeque::new(),
             is_reading_ahead: false,

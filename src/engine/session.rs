@@ -559,6 +559,9 @@ impl Session {
         let experts = Arc::clone(&self.model.shared.experts);
         experts.take_failure();
         failure::take();
+        if let Some(residency) = experts.residency().as_mut() {
+            residency.begin_batch(batch.n_tokens.unsigned_abs());
+        }
         let (before, busy_before) = self.counters();
         self.is_current = false;
         let started = Instant::now();

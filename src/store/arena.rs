@@ -1,14 +1,14 @@
 //! Memory that reads fill: anonymous, page-aligned, on huge pages where the system has them, faulted in before the first
-//! read or, where it is much, from then on.
+//! read or, where it is much, by threads beside the reads.
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// What is faulted in at once: a multiple of a huge page, and little enough that to stop takes no time.
-const FAULT_BYTES: usize = 16 << 20;
+/// What is faulted in at once: a huge page. Who maps memory meanwhile waits for it.
+const FAULT_BYTES: usize = 2 << 20;
 /// A machine that finds memory slowly finds it sooner on several cores, up to a point.
 const FAULT_THREADS_MAX: usize = 4;
 
@@ -47,15 +47,29 @@ impl Arena {
         Ok(arena)
     }
 
-    /// As [`Arena::new`], but threads touch them, in order: memory that a machine has not used for long takes seconds per
-    /// GiB to be had, which would be a wait before the first token.
+    /// As [`Arena::new`], but nothing is touched before [`Arena::need`] names it: memory that a machine has not used for
+    /// long takes seconds per GiB to be had, which would be a wait before the first token.
     ///
     /// # Errors
     /// As [`Arena::new`].
-    pub fn touched_meanwhile(bytes: usize) -> io::Result<Self> {
+    pub fn touched_as_needed(bytes: usize) -> io::Result<Self> {
         let mut arena = Self::untouched(bytes)?;
         arena.faults = Faults::begin(arena.base, arena.bytes);
         Ok(arena)
+    }
+
+    /// Reads of `bytes` bytes at `start` come next: threads touch them, the last named first, since reads begin with the
+    /// first. Memory of others is passed over.
+    pub fn need(&self, start: *const u8, bytes: usize) {
+        let offset = start.addr().wrapping_sub(self.base.addr().get());
+        if offset < self.bytes {
+            self.faults.need(offset..offset.saturating_add(bytes).min(self.bytes));
+        }
+    }
+
+    /// What [`Arena::need`] has named and nobody has begun with may wait until it is named again.
+    pub fn need_nothing(&self) {
+        self.faults.need_nothing();
     }
 
     fn untouched(bytes: usize) -> io::Result<Self> {
@@ -181,23 +195,75 @@ impl Drop for Faulting {
 /// Threads that fault memory in.
 #[derive(Default)]
 struct Faults {
-    is_over: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
+/// What they share.
+#[derive(Default)]
+struct Shared {
+    wanted: Mutex<Wanted>,
+    woken: Condvar,
+    /// Pieces of [`FAULT_BYTES`] that none of them has begun with.
+    n_left: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Wanted {
+    /// Pieces, the next one last.
+    queue: Vec<usize>,
+    /// Of every piece, whether one of them has begun with it.
+    is_begun: Vec<bool>,
+    is_over: bool,
+}
+
+impl Shared {
+    fn wanted(&self) -> MutexGuard<'_, Wanted> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next piece. `None`: there will be none.
+    fn next(&self) -> Option<usize> {
+        let mut wanted = self.wanted();
+        loop {
+            if wanted.is_over || self.n_left.load(Ordering::Relaxed) == 0 {
+                return None;
+            }
+            while let Some(piece) = wanted.queue.pop() {
+                if !std::mem::replace(&mut wanted.is_begun[piece], true) {
+                    if self.n_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                        self.woken.notify_all();
+                    }
+                    return Some(piece);
+                }
+            }
+            wanted = self.woken.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn end(&self) {
+        self.wanted().is_over = true;
+        self.n_left.store(0, Ordering::Relaxed);
+        self.woken.notify_all();
+    }
+}
+
 impl Faults {
-    /// Begins with what is mapped at `base`. It stays mapped until [`Faults::end`] has returned.
+    /// For what is mapped at `base`. It stays mapped until [`Faults::end`] has returned.
     fn begin(base: NonNull<u8>, bytes: usize) -> Self {
-        let (is_over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let n_pieces = bytes.div_ceil(FAULT_BYTES);
+        let wanted = Wanted { is_begun: vec![false; n_pieces], ..Wanted::default() };
+        let n_left = AtomicUsize::new(n_pieces);
+        let shared = Arc::new(Shared { wanted: Mutex::new(wanted), woken: Condvar::new(), n_left });
         let base = base.expose_provenance().get();
         let work = || {
-            let (end, next) = (Arc::clone(&is_over), Arc::clone(&next));
+            let shared = Arc::clone(&shared);
             move || {
-                let _faulting = Faulting::begin();
-                while !end.load(Ordering::Acquire) {
-                    let offset = next.fetch_add(FAULT_BYTES, Ordering::Relaxed);
-                    if offset >= bytes || !populate(base + offset, FAULT_BYTES.min(bytes - offset)) {
-                        return;
+                while let Some(piece) = shared.next() {
+                    let _faulting = Faulting::begin();
+                    let offset = piece * FAULT_BYTES;
+                    if !populate(base + offset, FAULT_BYTES.min(bytes - offset)) {
+                        shared.end();
                     }
                 }
             }
@@ -206,12 +272,30 @@ impl Faults {
         // Without a thread the pages come as they are read into.
         let start = |_| thread::Builder::new().name("hobbit-faults".into()).spawn(work()).ok();
         let threads = (0..n_threads).filter_map(start).collect();
-        Self { is_over, threads: Mutex::new(threads) }
+        Self { shared, threads: Mutex::new(threads) }
+    }
+
+    fn need(&self, range: std::ops::Range<usize>) {
+        if range.is_empty() || self.shared.n_left.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let pieces = range.start / FAULT_BYTES..range.end.div_ceil(FAULT_BYTES);
+        let mut wanted = self.shared.wanted();
+        let Wanted { queue, is_begun, .. } = &mut *wanted;
+        queue.extend(pieces.filter(|&piece| !is_begun[piece]));
+        drop(wanted);
+        self.shared.woken.notify_all();
+    }
+
+    fn need_nothing(&self) {
+        if self.shared.n_left.load(Ordering::Relaxed) > 0 {
+            self.shared.wanted().queue.clear();
+        }
     }
 
     /// Stops, and waits for what is under way.
     fn end(&self) {
-        self.is_over.store(true, Ordering::Release);
+        self.shared.end();
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
             let _ = thread.join();

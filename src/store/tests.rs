@@ -330,9 +330,15 @@ fn dropping_a_store_answers_what_it_has_accepted() {
 }
 
 #[test]
-fn memory_that_is_touched_meanwhile_keeps_what_is_written() {
-    // Several times what is faulted in at once.
-    let arena = Arena::touched_meanwhile(100 << 20).unwrap();
+fn memory_that_is_touched_as_needed_keeps_what_is_written() {
+    // Many times what is faulted in at once.
+    let arena = Arena::touched_as_needed(100 << 20).unwrap();
+    arena.need(arena.as_ptr(), 10 << 20);
+    arena.need(arena.as_ptr().wrapping_add(5 << 20), usize::MAX);
+    // Of another arena.
+    arena.need(arena.as_ptr().wrapping_sub(1 << 20), 1 << 20);
+    arena.need_nothing();
+    arena.need(arena.as_ptr().wrapping_add((100 << 20) - 1), 1);
     for offset in (0..arena.len()).step_by(BLOCK_BYTES as usize) {
         // SAFETY: inside the arena, which nobody else writes to.
         unsafe { arena.as_ptr().add(offset).write(7) };

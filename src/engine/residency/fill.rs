@@ -6,6 +6,7 @@ use crate::cache::SlotId;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Version};
 use crate::load::LoadClass;
+use crate::store::Arena;
 
 /// Between two tokens, at most so many bytes are lined up.
 const BETWEEN_TOKENS_BYTES: u64 = 16 << 20;
@@ -15,16 +16,18 @@ const BETWEEN_TOKENS_BYTES: u64 = 16 << 20;
 pub(super) struct Fill {
     /// Reads are lined up or on their way.
     is_reading: bool,
+    /// They are so few that an evaluation may begin beside them.
+    is_little: bool,
     /// No slot was free at the last look, and none has become so.
     is_done: bool,
 }
 
 impl Residency {
-    /// Nobody will need anything for a while: lines up reads for all free slots. What is needed meanwhile goes before them,
-    /// and a layer that runs withdraws its own.
+    /// Nobody will need anything for a while: lines up reads for all free slots. An evaluation withdraws them.
     pub(in super::super) fn idle(&mut self) {
         if self.fills && !self.fill.is_done {
             self.poll();
+            self.fill.is_little = false;
             self.fill_slots(0..self.catalog.layers.len(), u64::MAX);
         }
     }
@@ -44,7 +47,15 @@ impl Residency {
     /// A token is done, and the next may follow at once: the deepest layers leave most time.
     pub(super) fn fill_between_tokens(&mut self) {
         if self.fills && !self.fill.is_done && self.loader.is_idle() {
+            self.fill.is_little = true;
             self.fill_slots((0..self.catalog.layers.len()).rev(), BETWEEN_TOKENS_BYTES);
+        }
+    }
+
+    /// An evaluation begins: the disk, and the memory that slots have yet to be given, are for what it needs.
+    pub(in super::super) fn begin_batch(&mut self, n_tokens: u32) {
+        if n_tokens > 1 || !self.fill.is_little {
+            self.stop_filling(None);
         }
     }
 
@@ -96,6 +107,9 @@ impl Residency {
     pub(super) fn stop_filling(&mut self, layer: Option<u16>) {
         if !self.fill.is_reading {
             return;
+        }
+        if layer.is_none() {
+            self.pools.iter().for_each(Arena::need_nothing);
         }
         let targets = &self.targets;
         let is_of = |target: &super::Target| layer.is_none_or(|layer| target.version().expert.layer == layer);

@@ -228,6 +228,9 @@ impl Residency {
             let part = |r: &ReadRequest| Some((r.ticket, version(r.ticket)?, r.extent.len));
             parts.extend(requests.iter().filter_map(part));
         }
+        for arena in self.pools.iter().chain([&self.staging_memory]) {
+            requests.iter().for_each(|request| arena.need(request.dst.as_ptr(), request.capacity));
+        }
         for refused in self.loader.submit(class, requests) {
             parts.retain(|(ticket, ..)| *ticket != refused.ticket);
             let target = self.targets[refused.ticket as usize].take().expect("just requested");
@@ -271,13 +274,15 @@ impl Residency {
         capacity: usize,
         target: Target,
     ) -> ReadRequest {
-        let ticket = match self.targets.iter().position(Option::is_none) {
+        let is_free = |ticket: &usize| self.targets[*ticket].is_none();
+        let ticket = match (self.last_ticket..self.targets.len()).chain(0..self.last_ticket).find(is_free) {
             Some(free) => free,
             None => {
                 self.targets.push(None);
                 self.targets.len() - 1
             }
         };
+        self.last_ticket = ticket;
         self.targets[ticket] = Some(target);
         // SAFETY: `dst` is a slot, or a slice's region of one, of `capacity` bytes in an arena of this value that
         // outlives the loader. Its state is loading from now until `land`: nothing else reads or writes it, and it
