@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::contestant::{Contestant, Helper};
 use super::run::{Run, Settings};
-use hobbit::measure::host::Host;
+use hobbit_programs::measure::host::Host;
 
 /// Of the better of copying all and computing all.
 const AUTO_MIN: f64 = 0.9;

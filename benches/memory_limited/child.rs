@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use hobbit::measure::disk::{RandomReads, random_reads};
-use hobbit::measure::process::Costs;
+use hobbit_programs::measure::disk::{RandomReads, random_reads};
+use hobbit_programs::measure::process::Costs;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::{PhaseStats, PrecisionCounts, peak_rss_bytes};
 use hobbit::{LowShare, Model, ModelOptions, Session, SessionOptions, Token};

@@ -12,7 +12,7 @@ use super::roofline::Roofline;
 use super::runs::{Finished, Settings};
 use super::total::Total;
 use super::verdict;
-use hobbit::measure::host::Host;
+use hobbit_programs::measure::host::Host;
 
 const MIB: f64 = (1 << 20) as f64;
 const GIB: f64 = 1024.0 * MIB;

@@ -1,7 +1,7 @@
 //! Decode speed against what the disk allows.
 
 use super::runs::Finished;
-use hobbit::measure::disk::RandomReads;
+use hobbit_programs::measure::disk::RandomReads;
 
 /// Of one run. Whoever runs, the disk was measured with reads of the plain model's slices: the smaller ones of a low file
 /// are slower to read than that, the longer ones of a pack faster.

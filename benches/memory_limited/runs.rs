@@ -13,9 +13,9 @@ use serde::Serialize;
 use super::child::{Answer, Run, Task, Work};
 use super::contestant::{Contestant, Files};
 use super::subject::Targets;
-use hobbit::measure::cgroup::{Cgroup, Usage};
-use hobbit::measure::disk::RandomReads;
-use hobbit::measure::page_cache;
+use hobbit_programs::measure::cgroup::{Cgroup, Usage};
+use hobbit_programs::measure::disk::RandomReads;
+use hobbit_programs::measure::page_cache;
 
 /// What was asked for.
 #[derive(Clone, Debug)]

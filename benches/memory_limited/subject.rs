@@ -11,7 +11,7 @@ use hobbit::{Ggml, check_low};
 use serde::Serialize;
 
 use crate::shared::requantise::requantise_experts;
-use hobbit::measure::host::sanitised;
+use hobbit_programs::measure::host::sanitised;
 
 const GIB: f64 = (1u64 << 30) as f64;
 

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::case::Kind;
 use super::compare::Row;
 use super::measure::WINDOW;
-use hobbit::measure::host::Host;
+use hobbit_programs::measure::host::Host;
 
 /// What default thresholds may cost, of the exact model's perplexity.
 const COST_MAX: f64 = 0.01;

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gguf_tools::synth::command as synth;
-use hobbit::cli::{is_closed_pipe, tell};
+use hobbit_programs::{is_closed_pipe, tell};
 use hobbit::files::OutputError;
 
 /// Inspect, verify, pack and synthesise GGUF model files.

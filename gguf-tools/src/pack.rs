@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use anyhow::Context;
-use hobbit::cli::{say, tell};
+use hobbit_programs::{say, tell};
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::gguf::{Gguf, shards_by_name};
 use hobbit::imatrix::Imatrix;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hobbit::cli::{say, tell};
+use hobbit_programs::{say, tell};
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::pack::{Pack, unpack};
 use indicatif::HumanBytes;

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use hobbit::cli::{say, tell};
+use hobbit_programs::{say, tell};
 use hobbit::expert::SliceKind;
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::gguf::{Gguf, HeaderBuilder, TensorInfo, shards_by_name};

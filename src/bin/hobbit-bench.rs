@@ -1,5 +1,5 @@
 //! `hobbit-bench`: measures hobbit as llama.cpp's `llama-bench` measures llama.cpp, and both under the same limit.
 
 fn main() -> std::process::ExitCode {
-    hobbit::cli::bench_main()
+    hobbit_programs::bench_main()
 }

@@ -1,5 +1,5 @@
 //! `hobbit-perplexity`: how well a model predicts a text, compatible with llama.cpp's `llama-perplexity`.
 
 fn main() -> std::process::ExitCode {
-    hobbit::cli::perplexity_main()
+    hobbit_programs::perplexity_main()
 }

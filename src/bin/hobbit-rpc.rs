@@ -1,5 +1,5 @@
 //! `hobbit-rpc`: this machine's devices for other hobbits, compatible with llama.cpp's `ggml-rpc-server`.
 
 fn main() -> std::process::ExitCode {
-    hobbit::cli::rpc_main()
+    hobbit_programs::rpc_main()
 }

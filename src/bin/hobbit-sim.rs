@@ -1,5 +1,5 @@
 //! `hobbit-sim`: what other policies, predictors and budgets would have done with a recorded run.
 
 fn main() -> std::process::ExitCode {
-    hobbit::cli::sim_main()
+    hobbit_programs::sim_main()
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::gguf::Gguf;
-use crate::store::{self, StoreKind, measure_random_read, probe};
+use hobbit::gguf::Gguf;
+use hobbit::store::{self, StoreKind, measure_random_read, probe};
 
 /// Reads in flight that are tried for the disk's best.
 const DEPTHS: [usize; 3] = [4, 8, 16];

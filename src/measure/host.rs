@@ -118,7 +118,7 @@ impl DiskKind {
 /// What the CPU can do and llama.cpp uses of it; empty without the engine.
 fn system_info() -> String {
     #[cfg(feature = "engine")]
-    return crate::system_info();
+    return hobbit::system_info();
     #[cfg(not(feature = "engine"))]
     String::new()
 }

@@ -1,243 +1,138 @@
-//! How far a model's predictions lie from those of a base: Kullback-Leibler divergence, changed probabilities, equal
-//! favourites.
+//! A model's predictions beside those of another, read from a base file.
 
-use super::estimate::{Estimate, Sums, median, percentile};
-use super::quantised::Row;
-use super::softmax::{Normaliser, logit};
-use crate::options::Token;
+use std::path::Path;
 
-/// Fewest tokens for which `llama-perplexity` prints statistics.
-pub const TOKENS_MIN: usize = 100;
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
 
-/// One token, predicted by the model and by the base.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Comparison {
-    /// Negative log-likelihood of the token that came, in nats.
-    pub nll: f32,
-    /// The same by the base.
-    pub nll_base: f32,
-    /// Divergence of the model from the base over the whole vocabulary, in nats.
-    pub kld: f64,
-    /// Probability of the token that came, minus that by the base.
-    pub p_diff: f32,
-    /// Whether both think the same token most probable.
-    pub same_top: bool,
+use super::evaluate::{self, on_all_cpus, start_token};
+use super::{Desk, Measurement, Shape};
+use crate::log::Level;
+use hobbit::perplexity::base::{BaseHead, BaseReader};
+use hobbit::perplexity::divergence::{Divergence, TOKENS_MIN, compare};
+use hobbit::perplexity::quantised::{Row, row_words};
+use hobbit::perplexity::windows::Windows;
+use hobbit::{Model, Session, Token};
+
+/// See the [module](self).
+pub struct Compared {
+    windows: Windows,
+    base: BaseReader,
+    bos: Option<Token>,
 }
 
-/// Compares the logits of a token's predecessor, `[n_vocab]`, with the base's row; `None` if either has no `token`.
-pub fn compare(logits: &[f32], base: Row<'_>, token: Token) -> Option<Comparison> {
-    let Normaliser { max, argmax, sum_exp } = Normaliser::of(logits);
-    let log_sum_exp = sum_exp.ln() as f32;
-    let nll = max + log_sum_exp - logit(logits, token)?;
-    let nll_base = -base.log_prob(token)?;
-    let normaliser = max + log_sum_exp;
-    let mut kld = 0.0;
-    let mut top_base = (0, f32::NEG_INFINITY);
-    for (i, (log_prob, &logit)) in base.log_probs().zip(logits).enumerate() {
-        if i == 0 || log_prob > top_base.1 {
-            top_base = (i, log_prob);
+impl Compared {
+    /// # Errors
+    /// A file that is no complete base, or one of another vocabulary or another text.
+    pub fn new(desk: &Desk, model: &Model, path: &Path) -> Result<Self> {
+        let bos = start_token(model)?;
+        let base = BaseReader::open(path)?;
+        let head = base.head();
+        if head.n_vocab != model.n_vocab() {
+            bail!(
+                "{}: inconsistent vocabulary ({} vs {}): the base is another model's; make one with a model of the same family",
+                path.display(),
+                head.n_vocab,
+                model.n_vocab()
+            );
         }
-        // What a row cannot tell apart from nothing.
-        if log_prob > -super::quantised::DEPTH {
-            kld += f64::from(log_prob.exp() * (log_prob - logit + normaliser));
+        let n_ctx = desk.args.session_options.n_ctx as usize;
+        if head.n_ctx > n_ctx {
+            bail!(
+                "{} has been computed with {}, while the current context is {n_ctx}. Increase it with -c and retry",
+                path.display(),
+                head.n_ctx
+            );
         }
-    }
-    let p_diff = (-nll).exp() - (-nll_base).exp();
-    Some(Comparison { nll, nll_base, kld, p_diff, same_top: argmax == top_base.0 })
-}
-
-/// Comparisons of many tokens.
-#[derive(Clone, Debug, Default)]
-pub struct Divergence {
-    nll: Sums,
-    nll_base: Sums,
-    sum_nll_products: f64,
-    kld: Sums,
-    p_diff: Sums,
-    p_diff_squared: Sums,
-    n_same_top: usize,
-    klds: Vec<f32>,
-    p_diffs: Vec<f32>,
-}
-
-/// Means so far: a line for each chunk.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct Means {
-    /// Perplexity of the model.
-    pub ppl: Estimate,
-    /// Perplexity of the base.
-    pub ppl_base: Estimate,
-    /// Correlation of both log-perplexities, -1..=1.
-    pub ln_ppl_correlation: f64,
-    /// ln(PPL / PPL(base)).
-    pub ln_ppl_ratio: Estimate,
-    /// PPL / PPL(base).
-    pub ppl_ratio: Estimate,
-    /// PPL - PPL(base).
-    pub ppl_difference: Estimate,
-    /// Divergence in nats.
-    pub kld: Estimate,
-    /// Change of the right token's probability, -1..=1.
-    pub p_diff: Estimate,
-    /// Root of its mean square.
-    pub p_diff_rms: Estimate,
-    /// Share of tokens with the same favourite, 0..=1.
-    pub same_top: Estimate,
-}
-
-/// How values are distributed.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Distribution {
-    /// Smallest value.
-    pub minimum: f32,
-    /// Share of the values, 0..=1, and the value below which they lie, descending.
-    pub percentiles: Vec<(f32, f32)>,
-    /// Middle value.
-    pub median: f32,
-    /// Largest value.
-    pub maximum: f32,
-}
-
-impl Distribution {
-    /// Of `values` at `shares`.
-    pub fn of(mut values: Vec<f32>, shares: &[f32]) -> Self {
-        values.sort_by(f32::total_cmp);
-        Self {
-            minimum: percentile(&values, 0.0),
-            percentiles: shares.iter().map(|&share| (share, percentile(&values, share))).collect(),
-            median: median(&values),
-            maximum: percentile(&values, 1.0),
+        if desk.args.text.is_some() {
+            is_of_text(head, &model.tokenize(desk.text()?.as_str()?, true, false)?, path)?;
         }
+        let windows = desk.windows(head.n_ctx, head.n_chunk());
+        base.holds(windows.n_chunk)?;
+        Ok(Self { windows, base, bos })
     }
 }
 
-impl Divergence {
-    /// Adds one token.
-    pub fn add(&mut self, one: &Comparison) {
-        let Comparison { nll, nll_base, kld, p_diff, same_top } = *one;
-        self.nll.add_with_square(nll.into(), (nll * nll).into());
-        self.nll_base.add_with_square(nll_base.into(), (nll_base * nll_base).into());
-        self.sum_nll_products += f64::from(nll * nll_base);
-        self.kld.add(kld);
-        let square = f64::from(p_diff * p_diff);
-        self.p_diff.add_with_square(p_diff.into(), square);
-        self.p_diff_squared.add(square);
-        self.n_same_top += usize::from(same_top);
-        self.klds.push(kld as f32);
-        self.p_diffs.push(p_diff);
+/// Whether a base was made from this text.
+fn is_of_text(head: &BaseHead, tokens: &[Token], path: &Path) -> Result<()> {
+    let equal = head.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+    if equal < head.tokens.len() {
+        bail!(
+            "{} was computed on another text: token {equal} of {} differs; give the base's text with -f, or none",
+            path.display(),
+            head.tokens.len()
+        );
+    }
+    Ok(())
+}
+
+impl Measurement for Compared {
+    fn shape(&self) -> Shape {
+        Shape::of_windows(&self.windows)
     }
 
-    /// Tokens compared.
-    pub fn count(&self) -> usize {
-        self.kld.count()
-    }
-
-    /// Means so far.
-    pub fn means(&self) -> Means {
-        let (ln_ppl, ln_base) = (self.nll.estimate(), self.nll_base.estimate());
-        let covariance = self.nll.covariance(&self.nll_base, self.sum_nll_products);
-        let (ppl, ppl_base) = (ln_ppl.exp(), ln_base.exp());
-        // Errors of both are correlated: Gauss's law with the covariance.
-        // Of nearly equal series rounding would make a square negative.
-        let of_difference = |a: f64, b: f64, covariance: f64| (a * a + b * b - 2.0 * covariance).max(0.0).sqrt();
-        let ln_ppl_ratio = Estimate {
-            value: ln_ppl.value - ln_base.value,
-            uncertainty: of_difference(ln_ppl.uncertainty, ln_base.uncertainty, covariance),
-        };
-        let mean_square = self.p_diff_squared.estimate();
-        let rms = mean_square.value.sqrt();
-        Means {
-            ppl,
-            ppl_base,
-            ln_ppl_correlation: covariance / (ln_ppl.uncertainty * ln_base.uncertainty),
-            ln_ppl_ratio,
-            ppl_ratio: ln_ppl_ratio.exp(),
-            ppl_difference: Estimate {
-                value: ppl.value - ppl_base.value,
-                uncertainty: of_difference(
-                    ppl.uncertainty,
-                    ppl_base.uncertainty,
-                    ppl.value * ppl_base.value * covariance,
-                ),
-            },
-            kld: self.kld.estimate(),
-            p_diff: self.p_diff.estimate(),
-            p_diff_rms: Estimate { value: rms, uncertainty: 0.5 / rms * mean_square.uncertainty },
-            same_top: Estimate::share(self.n_same_top, self.count()),
+    fn run(mut self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value> {
+        let windows = self.windows;
+        desk.log.line(
+            Level::Info,
+            format!(
+                "kl_divergence: computing over {} chunks, n_ctx={}, batch_size={}, n_seq={}",
+                windows.n_chunk,
+                windows.n_ctx,
+                windows.n_batch,
+                windows.n_seq()
+            ),
+        );
+        let tokens = self.base.head().tokens.clone();
+        let n_vocab = session.model().n_vocab();
+        let n_words = row_words(n_vocab);
+        let mut all = Divergence::default();
+        let mut words = Vec::new();
+        for pass in windows.passes() {
+            let started = std::time::Instant::now();
+            let mut compared = vec![Vec::new(); pass.len()];
+            evaluate::pass(session, &windows, pass.clone(), &tokens, self.bos, |rows| {
+                words.resize(rows.len() * n_words, 0u16);
+                self.base.rows(rows[0].chunk, rows[0].row, &mut words)?;
+                let pairs = rows.iter().zip(words.chunks_exact(n_words)).collect();
+                let found = on_all_cpus(pairs, |(row, words)| compare(row.logits, Row::new(words, n_vocab)?, row.next));
+                // Vocabulary and tokens were checked: every token has its place.
+                compared[rows[0].chunk - pass.start].extend(found.into_iter().flatten());
+                Ok(())
+            })?;
+            if pass.start == 0 {
+                desk.print_eta("kl_divergence", started.elapsed(), &windows)?;
+                desk.print(super::lines::DIVERGENCE_HEAD)?;
+            }
+            for (chunk, compared) in pass.zip(&compared) {
+                compared.iter().for_each(|one| all.add(one));
+                desk.print(&super::lines::divergence_line(chunk + 1, &all.means()))?;
+            }
         }
-    }
-
-    /// How divergences are distributed.
-    pub fn klds(&self) -> Distribution {
-        Distribution::of(self.klds.clone(), &[0.999, 0.99, 0.95, 0.9, 0.1, 0.05, 0.01, 0.001])
-    }
-
-    /// How changes of the right token's probability are distributed.
-    pub fn p_diffs(&self) -> Distribution {
-        Distribution::of(self.p_diffs.clone(), &[0.999, 0.99, 0.95, 0.9, 0.75, 0.25, 0.1, 0.05, 0.01, 0.001])
+        desk.print("\n")?;
+        if all.count() >= TOKENS_MIN {
+            desk.print(&super::lines::divergence_table(&all))?;
+        }
+        Ok(json!({
+            "n_tokens_scored": all.count(),
+            "means": all.means(),
+            "kld": all.klds(),
+            "p_diff": all.p_diffs(),
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perplexity::quantised::{encode, row_words};
-
-    fn row(logits: &[f32]) -> Vec<u16> {
-        let mut row = vec![0; row_words(logits.len())];
-        encode(logits, 0, &mut row);
-        row
-    }
-
-    fn compared(logits: &[f32], base: &[f32], token: Token) -> Comparison {
-        compare(logits, Row::new(&row(base), base.len()).unwrap(), token).unwrap()
-    }
 
     #[test]
-    fn a_model_does_not_diverge_from_itself() {
-        let logits = [0.3, -1.0, 2.0, 0.0];
-        let same = compared(&logits, &logits, 2);
-        assert!(same.kld.abs() < 1e-4 && same.p_diff.abs() < 1e-4 && same.same_top, "{same:?}");
-    }
-
-    #[test]
-    fn divergence_of_two_coins() {
-        // KL of a fair base from a model that says 3 : 1 is ln(2 / sqrt(3)).
-        let one = compared(&[3f32.ln(), 0.0], &[0.0, 0.0], 1);
-        assert!((one.kld - (2.0 / 3f64.sqrt()).ln()).abs() < 1e-6, "{one:?}");
-        assert!((one.p_diff + 0.25).abs() < 1e-6 && (one.nll - 4f32.ln()).abs() < 1e-6);
-        assert!(one.same_top, "of equals the first is the favourite");
-        assert!(!compared(&[0.0, 1.0], &[1.0, 0.0], 1).same_top);
-        assert_eq!(compare(&[0.0], Row::new(&row(&[0.0]), 1).unwrap(), 1), None);
-    }
-
-    #[test]
-    fn means_of_many() {
-        let mut all = Divergence::default();
-        for token in 0..200 {
-            let tilt = (token % 7) as f32 * 0.1;
-            all.add(&compared(&[tilt, 0.0, 1.0], &[0.0, 0.0, 1.0 + tilt], token % 3));
-        }
-        let means = all.means();
-        assert_eq!(all.count(), 200);
-        assert!((means.ppl_ratio.value - means.ppl.value / means.ppl_base.value).abs() < 1e-9);
-        assert!((means.ppl_difference.value - (means.ppl.value - means.ppl_base.value)).abs() < 1e-12);
-        assert!((0.0..=1.0).contains(&means.same_top.value) && means.kld.value > 0.0);
-        assert!((-1.0..=1.0).contains(&means.ln_ppl_correlation), "{means:?}");
-        let spread = all.klds();
-        assert!(spread.minimum <= spread.median && spread.median <= spread.maximum);
-        assert!(spread.percentiles.windows(2).all(|pair| pair[0].1 >= pair[1].1 - 1e-6));
-    }
-
-    #[test]
-    fn a_series_correlates_with_itself() {
-        let mut all = Divergence::default();
-        for i in 0..50 {
-            let nll = 1.0 + (i % 5) as f32;
-            all.add(&Comparison { nll, nll_base: nll, kld: 0.0, p_diff: 0.0, same_top: true });
-        }
-        let means = all.means();
-        assert!((means.ln_ppl_correlation - 1.0).abs() < 1e-9, "{means:?}");
-        assert_eq!((means.ln_ppl_ratio.value, means.same_top.value), (0.0, 1.0));
+    fn a_text_is_recognised_by_its_tokens() {
+        let head = BaseHead { n_ctx: 2, n_vocab: 9, tokens: vec![1, 2, 3, 4] };
+        let path = Path::new("base");
+        is_of_text(&head, &[1, 2, 3, 4, 5], path).unwrap();
+        let error = is_of_text(&head, &[1, 2, 7, 4], path).unwrap_err().to_string();
+        assert!(error.contains("base was computed on another text: token 2 of 4 differs"), "{error}");
+        assert!(is_of_text(&head, &[1, 2], path).is_err());
     }
 }

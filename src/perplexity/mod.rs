@@ -1,18 +1,30 @@
-//! How good a model predicts a text, in the numbers of llama.cpp's `llama-perplexity`.
+//! The command line of `hobbit-perplexity`.
 //!
-//! [`softmax`] scores one token; [`estimate`] makes a perplexity with its uncertainty of many. [`windows`] says which
-//! tokens are evaluated together. [`quantised`] is how log-probabilities are kept in a base file ([`base`]), against
-//! which [`divergence`] compares another model. [`tasks`] are the multiple-choice benchmarks. Nothing here knows an
-//! engine: logits come as slices, `[n_vocab]`.
-//!
-//! Sums are taken in the types that llama.cpp takes them in (`tools/perplexity/perplexity.cpp`), so that both tools
-//! print the same digits.
+//! [`args`] holds what was typed, [`resolve`] makes settings of it. A [`Measurement`] is prepared with the model, says
+//! what context it needs and runs in it: `text`, `strided` and `divergence` on chunks of a text, `benchmarks` on tasks
+//! (through `choices`). `evaluate` turns tokens into rows of logits; what is made of these is [`hobbit::perplexity`]'s.
+//! [`lines`] are `llama-perplexity`'s, on the streams that it prints them to.
 
-pub mod base;
-pub mod divergence;
-pub mod estimate;
-pub mod quantised;
-pub mod random;
-pub mod softmax;
-pub mod tasks;
-pub mod windows;
+pub mod args;
+mod lines;
+mod resolve;
+
+#[cfg(feature = "engine")]
+mod benchmarks;
+#[cfg(feature = "engine")]
+mod choices;
+#[cfg(feature = "engine")]
+mod divergence;
+#[cfg(feature = "engine")]
+mod evaluate;
+#[cfg(feature = "engine")]
+mod run;
+#[cfg(feature = "engine")]
+mod strided;
+#[cfg(feature = "engine")]
+mod text;
+
+#[cfg(feature = "engine")]
+pub use run::main;
+#[cfg(feature = "engine")]
+use run::{Desk, Measurement, Shape};

@@ -1,43 +1,90 @@
-//! Replays traces through the engine's own policies, predictors and precision rules, with a virtual clock.
-//!
-//! ```text
-//! trace -> Recording -> replay(Config) -> Outcome
-//!                          |  cache::Cache, route, predict: the engine's objects
-//!                          |  Link: the file, as bytes per second, latency, reads in flight
-//! ```
-//!
-//! A replay does what `engine::residency` does, in its order: every needed expert is touched and what is resident is
-//! pinned; then misses get slots and are submitted; products of what is there run while the rest lands. So a replay with
-//! the recording's own policy and slots reproduces the recorded hit or miss of every expert where nothing depended on how fast
-//! reads were, and comes near elsewhere. What it leaves out: staging slots are without limit, a dense batch reads ahead into
-//! empty slots only, and tiers on devices are not seen.
-//!
-//! [`Eviction::Belady`] is the optimum; [`fit()`] fits HOBBIT's weights and thresholds, and measures
-//! what each layer's misses cost.
+//! `hobbit-sim`: traces printed, replayed, fitted to and drawn.
 
-mod budget;
-mod config;
-mod curves;
-mod error;
-mod fit;
-mod link;
-mod outcome;
-mod penalties;
+mod args;
+mod calibrate;
+mod compare;
 mod recall;
-mod recording;
 mod replay;
-mod step;
+mod report;
+mod show;
+mod table;
 #[cfg(test)]
 mod tests;
-mod upgrades;
 
-pub use budget::{Budget, BudgetError, LayerSlots, slots};
-pub use config::{Compute, Config, Eviction, Foresight, Prefetch};
-pub use curves::{HitCurve, hit_curves};
-pub use error::SimError;
-pub use fit::{FitGoal, fit};
-pub use link::LinkModel;
-pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome};
-pub use recall::{Widths, path_recall, path_table, recall, widths, widths_by_distance};
-pub use recording::{Batch, Event, Recording};
-pub use replay::replay;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use args::{Args, Command};
+
+use super::pipe::is_closed_pipe;
+use hobbit::files::{self, Input, Kind, Output, OutputError};
+
+/// Exit status after wrong usage.
+const USAGE: u8 = 2;
+
+/// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
+/// written is written whole at the end.
+pub fn main() -> ExitCode {
+    let mut out = io::stdout().lock();
+    match run(std::env::args_os(), &mut out) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {}", in_words(&error));
+            if error.is::<OutputError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// Does what `words`, program name first, ask for.
+fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
+    let args = match Args::try_parse_from(words) {
+        Ok(args) => args,
+        Err(error) => {
+            return match error.print() {
+                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+            };
+        }
+    };
+    match args.command {
+        Command::Show(args) => show::run(&args, out)?,
+        Command::Replay(args) => replay::run(&args, out)?,
+        Command::Calibrate(args) => calibrate::run(&args, out)?,
+        Command::Recall(args) => recall::run(&args, out)?,
+        Command::Report(args) => report::run(&args, out)?,
+    }
+    out.flush()?;
+    Ok(0)
+}
+
+/// Checks that a result is written over nothing but an earlier one.
+fn check_output(path: &Path, kind: Kind, traces: &[PathBuf]) -> Result<(), OutputError> {
+    let traces: Vec<_> = traces.iter().map(|path| Input { flag: "a trace", path }).collect();
+    files::check(&[Output { flag: "-o", path, kind }], &traces)
+}
+
+/// Tells of a trace that a crash cut off.
+fn warn_of_cut(path: &Path, truncated: Option<u64>) {
+    if let Some(offset) = truncated {
+        let _ =
+            writeln!(io::stderr(), "warning: {}: cut off at byte {offset}; what precedes it is used", path.display());
+    }
+}
+
+/// An error and its causes on one line, each cause once.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause);
+        }
+    }
+    text
+}

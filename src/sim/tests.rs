@@ -1,401 +1,236 @@
-//! Replays against caches that are driven directly, against exhaustive search, and against arithmetic.
+//! Command lines on files, from words to what is printed.
 
+use std::ffi::OsString;
 use std::path::Path;
 
-use proptest::prelude::*;
+use super::{in_words, run};
+use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Prediction, Record, TraceReader, TraceWriter};
 
-use super::*;
-use crate::cache::policy::{self, PolicyKind, Shape, Weights};
-use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SliceKinds, Use};
-use crate::expert::{ExpertId, Precision, SliceKind, Version};
-use crate::options::PrecisionMode;
-use crate::predict::PredictorKind;
-use crate::route::{Choice, Demand, Resident, Thresholds, resolve};
-use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceReader, TraceWriter};
-
-/// As `crate::routing`, whatever the trace says: needed experts of a batch.
-fn needed(tokens: &[Vec<u16>]) -> Vec<u16> {
-    let mut needed: Vec<u16> = Vec::new();
-    for &index in tokens.iter().flatten() {
-        if !needed.contains(&index) {
-            needed.push(index);
-        }
-    }
-    if tokens.len() > 1 {
-        needed.sort_unstable();
-        needed.sort_by_key(|index| std::cmp::Reverse(tokens.iter().flatten().filter(|other| *other == index).count()));
-    }
-    needed
-}
-
-struct Toy {
-    n_layers: u16,
-    n_expert: u16,
-    n_used: u16,
-    slots: (u32, u32),
-    thresholds: Option<Thresholds>,
-    policy: PolicyKind,
-}
-
-impl Toy {
-    fn header(&self) -> Header {
-        let layer = |layer| Layer {
-            layer,
-            n_expert: self.n_expert,
-            n_used: self.n_used,
-            bytes_high: 4000,
-            bytes_low: if self.thresholds.is_some() { 1000 } else { 0 },
-            slots_high: self.slots.0,
-            slots_low: self.slots.1,
-        };
-        let model = ModelDescription { layers: (0..self.n_layers).map(layer).collect(), ..Default::default() };
-        let mut header = Header { model, ..Header::default() };
-        header.settings.policy = self.policy.to_string();
-        if let Some(thresholds) = self.thresholds {
-            header.settings.mode = PrecisionMode::Dynamic.to_string();
-            (header.settings.t1, header.settings.t2) = (thresholds.t1, thresholds.t2);
-        }
-        header
-    }
-
-    /// A recording made by driving a cache as the engine does: one pool per precision, slots divided by the cache itself.
-    fn record(&self, sequences: &[Vec<Vec<Vec<Vec<u16>>>>]) -> Vec<u8> {
-        let kinds = SliceKinds::from_iter([SliceKind::Gate, SliceKind::Down]);
-        let pool = |of: fn(ExpertId) -> Version, slots: u32| {
-            let members = |layer| (0..self.n_expert).map(move |index| of(ExpertId { layer, index })).collect();
-            let layers =
-                (0..self.n_layers).map(|layer| LayerLayout { layer, members: members(layer), kinds }).collect();
-            PoolLayout { layers, n_slots: slots * u32::from(self.n_layers), capacities: None }
-        };
-        let pools = vec![pool(Version::high, self.slots.0), pool(Version::low, self.slots.1)];
-        let shape = Shape { n_layers: self.n_layers, low_cost: 0.25 };
-        let mut cache = Cache::new(pools, policy::build(self.policy, &Weights::default(), shape));
-        let mut writer = TraceWriter::new(Vec::new(), &self.header()).unwrap();
-        for sequence in sequences {
-            cache.begin_sequence();
-            writer.sequence().unwrap();
-            for batch in sequence {
-                for (tokens, layer) in batch.iter().zip(0..) {
-                    let record = self.step(&mut cache, layer, tokens);
-                    writer.layer(&record).unwrap();
+/// A run of two layers whose first experts are used most.
+fn trace(path: &Path, n_tokens: u16) {
+    let layer =
+        |layer| Layer { layer, n_expert: 8, n_used: 2, bytes_high: 1 << 20, bytes_low: 0, slots_high: 3, slots_low: 0 };
+    let model =
+        ModelDescription { name: "toy".into(), architecture: "toymoe".into(), layers: vec![layer(0), layer(2)] };
+    let mut header = Header { model, ..Header::default() };
+    (header.settings.predictor, header.settings.distance) = ("stacked-gate".into(), 1);
+    let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+    writer.sequence().unwrap();
+    for token in 0..n_tokens {
+        for layer in [0, 2] {
+            let mut record = LayerRecord::new(layer, 2);
+            let chosen = [token % 3, 3 + (token * 7 + layer) % 5];
+            record.push_token(&chosen, &[0.75, 0.25], None, 0);
+            // Right about the first expert of the next layer, and about the second only as its third guess.
+            if layer == 0 {
+                let second = 3 + (token * 7 + 2) % 5;
+                for (expert, score) in [(chosen[0], 0.75), ((chosen[0] + 1) % 3, 0.125), (second, 0.0625)] {
+                    record.predictions.push(Prediction { distance: 1, expert, score });
                 }
-                cache.next_token();
-                let phase = if batch[0].len() == 1 { Phase::Decode } else { Phase::Prefill };
-                writer.batch(phase, batch[0].len() as u32, 0.01).unwrap();
             }
+            record.compute_seconds = 0.001;
+            writer.layer(&record).unwrap();
         }
-        writer.finish().unwrap()
+        writer.batch(Phase::Decode, 1, 0.004).unwrap();
     }
-
-    fn step(&self, cache: &mut Cache, layer: u16, tokens: &[Vec<u16>]) -> LayerRecord {
-        let mut record = LayerRecord::new(layer, self.n_used);
-        let mut demands = vec![Demand::Skip; usize::from(self.n_expert)];
-        let mut weight_of = vec![0.0f32; usize::from(self.n_expert)];
-        for chosen in tokens {
-            let raw: Vec<f32> = (0..chosen.len()).map(|rank| 1.0 / (rank as f32 + 1.5)).collect();
-            let weights: Vec<f32> = raw.iter().map(|w| w / raw.iter().sum::<f32>()).collect();
-            let mut asked = Vec::new();
-            self.thresholds.unwrap_or(Thresholds { t1: 1.0, t2: 1.0 }).demands(&weights, &mut asked);
-            for (rank, &index) in chosen.iter().enumerate() {
-                let at = usize::from(index);
-                demands[at] = demands[at].max(asked[rank]);
-                weight_of[at] += crate::trace::rounded(weights[rank]);
-            }
-            record.push_token(chosen, &weights, None, 0);
-        }
-        let (mut pinned, mut missing) = (Vec::new(), Vec::new());
-        for index in needed(tokens) {
-            let expert = ExpertId { layer, index };
-            let there = |cache: &Cache, version| cache.lookup(version).is_some();
-            let resident =
-                Resident { high: there(cache, Version::high(expert)), low: there(cache, Version::low(expert)) };
-            let demand = demands[usize::from(index)];
-            let used = match resolve(demand, resident, self.thresholds.is_some()) {
-                Choice::High => Some(Precision::High),
-                Choice::Low => Some(Precision::Low),
-                Choice::Skip => None,
-            };
-            let slot = used.and_then(|precision| cache.lookup(Version { expert, precision }));
-            let hit = slot.is_some_and(|slot| cache.is_ready(slot));
-            cache.touch(expert, Use { hit, precision: used, weight: weight_of[usize::from(index)] });
-            record.needed.push(Needed { expert: index, demand, used, hit, class: None, bytes: 0 });
-            match (slot, used) {
-                (Some(slot), _) => {
-                    cache.pin(slot);
-                    pinned.push(slot);
-                }
-                (None, Some(precision)) => missing.push(Version { expert, precision }),
-                (None, None) => {}
-            }
-        }
-        for version in missing {
-            let Some(acquired) = cache.acquire(version) else { continue };
-            for kind in [SliceKind::Gate, SliceKind::Down] {
-                cache.set_loading(acquired.slot, kind);
-                cache.set_ready(acquired.slot, kind);
-            }
-            pinned.push(acquired.slot);
-            cache.pin(acquired.slot);
-        }
-        pinned.into_iter().for_each(|slot| cache.unpin(slot));
-        record.compute_seconds = 0.001;
-        record
-    }
+    std::fs::write(path, writer.finish().unwrap()).unwrap();
 }
 
-fn recording(bytes: &[u8]) -> Recording {
-    Recording::read(TraceReader::new(bytes, "toy.trace").unwrap(), Path::new("toy.trace")).unwrap()
+fn hobbit_sim(words: &[&str]) -> anyhow::Result<(u8, String)> {
+    let mut out = Vec::new();
+    let status = run(std::iter::once("hobbit-sim").chain(words.iter().copied()).map(OsString::from), &mut out)?;
+    Ok((status, String::from_utf8(out).unwrap()))
 }
 
-type Seen = Vec<(ExpertId, Option<Precision>, bool)>;
+fn path(directory: &tempfile::TempDir, name: &str) -> String {
+    directory.path().join(name).into_os_string().into_string().unwrap()
+}
 
-fn recorded(recording: &Recording) -> Seen {
-    let records = recording.batches().flat_map(|batch| &batch.layers);
-    let of = |record: &LayerRecord| {
-        let id = |index| ExpertId { layer: record.layer, index };
-        record.needed.iter().map(|needed| (id(needed.expert), needed.used, needed.hit)).collect::<Vec<_>>()
+#[test]
+fn show_prints_json_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = path(&directory, "a.trace");
+    trace(Path::new(&file), 3);
+    let (status, text) = hobbit_sim(&["show", &file]).unwrap();
+    let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds: Vec<&str> = lines.iter().map(|line| line["record"].as_str().unwrap()).collect();
+    assert_eq!(status, 0);
+    assert_eq!(kinds[..5], ["header", "sequence", "layer", "layer", "batch"]);
+    assert_eq!(lines.len(), 2 + 3 * 3);
+    assert_eq!(lines[0]["header"]["model"]["name"], "toy");
+    assert_eq!(lines[2]["chosen"], serde_json::json!([0, 3]));
+    assert_eq!(hobbit_sim(&["show", &file, "--header"]).unwrap().1.lines().count(), 1);
+}
+
+#[test]
+fn replay_compares_with_lru_and_the_optimum() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = path(&directory, "a.trace");
+    trace(Path::new(&file), 60);
+    let words = ["replay", &file, "--policy", "lfu", "--budget", "25%,4slots", "--predictor", "none,oracle"];
+    let (_, text) = hobbit_sim(&words).unwrap();
+    assert!(text.lines().nth(1).unwrap().starts_with("budget  predictor  policy"), "{text}");
+    assert_eq!(text.lines().count(), 2 + 2 * (2 * 2 + 1), "{text}");
+    let (_, json) = hobbit_sim(&[&words[..], &["--json"]].concat()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let rows = json[0]["replays"].as_array().unwrap();
+    for row in rows {
+        let is = |key: &str, word: &str| row[key] == word;
+        assert!(!is("policy", "lru") || row["penalty_to_lru"] == 1.0);
+        assert!(!is("policy", "belady") || row["penalty_to_belady"] == 1.0);
+        assert!(!is("predictor", "none") || row["penalty_to_belady"].as_f64().unwrap() >= 1.0);
+        assert_eq!(row["outcome"]["decode"]["tokens"], 60);
+    }
+    assert_eq!(hobbit_sim(&words).unwrap().1, text, "equal commands print the same");
+}
+
+#[test]
+fn calibrate_and_report_write_whole_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, fitted, page) = (path(&directory, "a.trace"), path(&directory, "a.json"), path(&directory, "a.html"));
+    trace(Path::new(&file), 40);
+    let (_, text) =
+        hobbit_sim(&["calibrate", &file, "-o", &fitted, "--low-bytes", "25%", "--shares", "50/50/0"]).unwrap();
+    assert!(text.contains("thresholds: T1"), "{text}");
+    let found = hobbit::profile::FittedPolicy::read(Path::new(&fitted)).unwrap();
+    assert_eq!(found.policy, "hobbit");
+    assert_eq!(found.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect::<Vec<_>>(), [(0, 8), (2, 8)]);
+    assert!(found.has_penalties() && text.contains("penalty by layer"), "{text}");
+    assert!(found.penalty <= found.penalty_lru && found.t1.is_some());
+
+    hobbit_sim(&["report", &file, "-o", &page, "--policy", "lru,lfu", "--budget", "25%,50%"]).unwrap();
+    let html = std::fs::read_to_string(&page).unwrap();
+    let section = |heading: &str| {
+        let (_, rest) = html.split_once(&format!("<h3>{heading}</h3>")).unwrap_or_else(|| panic!("no {heading}"));
+        rest.split("<h3>").next().unwrap_or_default()
     };
-    records.flat_map(of).collect()
-}
-
-fn replayed(recording: &Recording, config: &Config) -> (Seen, Outcome) {
-    let mut seen = Vec::new();
-    let outcome = replay(recording, config, &mut |expert, used, hit| seen.push((expert, used, hit))).unwrap();
-    (seen, outcome)
-}
-
-/// Batches of one to three tokens, none of which needs nine tenths of a layer, for `n_layers` layers; each token uses distinct experts.
-fn sequences(n_layers: usize, n_expert: u16, n_used: usize) -> impl Strategy<Value = Vec<Vec<Vec<Vec<Vec<u16>>>>>> {
-    // Half of the tokens stay among few experts, so that there is something to hit.
-    let experts: Vec<u16> = (0..n_expert).collect();
-    let few: Vec<u16> = (0..n_expert.div_ceil(2)).collect();
-    let token = prop_oneof![
-        prop::sample::subsequence(experts, n_used).prop_shuffle(),
-        prop::sample::subsequence(few, n_used).prop_shuffle()
-    ];
-    let batch = prop_oneof![3 => Just(1usize), 1 => 2..4usize]
-        .prop_flat_map(move |n_tokens| prop::collection::vec(prop::collection::vec(token.clone(), n_tokens), n_layers));
-    prop::collection::vec(prop::collection::vec(batch, 1..12), 1..4)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn its_own_settings_give_every_recorded_hit(
-        sequences in sequences(3, 8, 2),
-        slots in 0..9u32,
-        policy in prop::sample::select(PolicyKind::ALL.to_vec()),
-    ) {
-        let toy = Toy { n_layers: 3, n_expert: 8, n_used: 2, slots: (slots, 0), thresholds: None, policy };
-        let recording = recording(&toy.record(&sequences));
-        let config = Config::recorded(&recording).unwrap();
-        let (seen, outcome) = replayed(&recording, &config);
-        let expected = recorded(&recording);
-        prop_assert_eq!(&seen, &expected);
-        let hits = expected.iter().filter(|(.., hit)| *hit).count() as u64;
-        let total = outcome.total();
-        prop_assert_eq!((total.hits, total.n_misses()), (hits, expected.len() as u64 - hits));
-        prop_assert_eq!(total.penalty, total.n_misses() as f64);
-        // The same number of slots as a budget.
-        let even = Config { budget: Budget::Slots(slots), ..config };
-        prop_assert_eq!(replayed(&recording, &even).0, expected);
-    }
-
-    #[test]
-    fn dynamic_precision_is_replayed_too(sequences in sequences(2, 12, 3), high in 0..5u32, low in 0..5u32) {
-        let thresholds = Some(Thresholds { t1: 0.5, t2: 0.75 });
-        let policy = PolicyKind::ALL[0];
-        let toy = Toy { n_layers: 2, n_expert: 12, n_used: 3, slots: (high, low), thresholds, policy };
-        let recording = recording(&toy.record(&sequences));
-        let config = Config::recorded(&recording).unwrap();
-        let (seen, outcome) = replayed(&recording, &config);
-        prop_assert_eq!(seen, recorded(&recording));
-        let total = outcome.total();
-        prop_assert_eq!(total.penalty, total.misses.high as f64 + 0.25 * total.misses.low as f64);
-    }
-
-    #[test]
-    fn no_policy_beats_belady_and_nothing_breaks_with_prefetch(
-        sequences in sequences(3, 8, 2),
-        slots in 2..8u32,
-        policy in prop::sample::select(PolicyKind::ALL.to_vec()),
-        foresight in prop::sample::select(vec![
-            Foresight::Oracle, Foresight::Predictor(PredictorKind::Previous), Foresight::Predictor(PredictorKind::None),
-        ]),
-    ) {
-        let toy = Toy { n_layers: 3, n_expert: 8, n_used: 2, slots: (slots, 0), thresholds: None, policy };
-        let recording = recording(&toy.record(&sequences));
-        let config = Config::recorded(&recording).unwrap();
-        let belady = Config { eviction: Eviction::Belady, ..config.clone() };
-        let least = replayed(&recording, &belady).1.total().n_misses();
-        // Where more is needed at once than there are slots, who gets one is nobody's choice.
-        let fits = |record: &LayerRecord| record.needed.len() <= slots as usize;
-        if recording.batches().flat_map(|batch| &batch.layers).all(fits) {
-            prop_assert!(least <= replayed(&recording, &config).1.total().n_misses());
+    // Each plot with its axes, a line for each of these, and a key.
+    for (heading, axes, lines) in [
+        ("Hit rate by slots", ["slots per layer", "hits, %"], &["lru", "lfu", "belady"][..]),
+        ("Miss penalty by budget", ["experts with a slot, %", "penalty per token"], &["lru", "lfu", "belady"]),
+        ("LRU in each layer", ["slots", "hits, %"], &["layer 0", "layer 2"]),
+        ("Recall of previous", ["layer", "chosen experts that were predicted, %"], &["distance 1 (0.0 %)"]),
+        ("Recall of stacked-gate", ["layer", "chosen experts that were predicted, %"], &["distance 1 (50.0 %)"]),
+        ("Recall by experts predicted", ["experts predicted", "chosen experts among them, %"], &["distance 1"]),
+    ] {
+        let plot = section(heading);
+        assert!(axes.iter().all(|axis| plot.contains(axis)), "{heading}: {plot}");
+        for line in lines {
+            assert!(plot.contains(&format!("<title>{line}</title></polyline>")), "{heading}, {line}: {plot}");
+            assert!(plot.contains(&format!(">{line}</text>")), "{heading}: the key of {line}");
         }
-        let config = Config { foresight, prefetch: Some(Prefetch::default()), ..config };
-        let (seen, outcome) = replayed(&recording, &config);
-        prop_assert_eq!(seen.len(), recorded(&recording).len());
-        let PrefetchOutcome { issued, useful, wasted, dropped } = outcome.prefetch;
-        prop_assert_eq!(issued, useful + wasted + dropped);
-        prop_assert_eq!(replayed(&recording, &config).1, outcome, "equal replays are equal");
+        assert!(plot.contains("class='grid'") && plot.matches("class='x'").count() >= 3, "{heading}: ticks");
     }
-
-    #[test]
-    fn belady_is_the_optimum(tokens in prop::collection::vec(prop::sample::subsequence(vec![0u16, 1, 2, 3, 4], 2), 1..8), slots in 2..4u32) {
-        let policy = PolicyKind::ALL[0];
-        let toy = Toy { n_layers: 1, n_expert: 5, n_used: 2, slots: (slots, 0), thresholds: None, policy };
-        let sequence: Vec<_> = tokens.iter().map(|token| vec![vec![token.clone()]]).collect();
-        let recording = recording(&toy.record(&[sequence]));
-        let config = Config { eviction: Eviction::Belady, ..Config::recorded(&recording).unwrap() };
-        prop_assert_eq!(replayed(&recording, &config).1.total().n_misses(), fewest_misses(&tokens, slots, &[]));
-    }
+    let map = section("Who is used");
+    assert_eq!(map.matches("<rect").count(), 2 * 8 + 11, "an expert each, and the legend");
+    assert!([">expert</text>", ">layer</text>", "class='legend'"].iter().all(|part| map.contains(part)), "{map}");
+    assert!(html.ends_with("</html>\n") && !html.contains("http") && !html.contains("src=") && !html.contains("url("));
+    let mut names: Vec<_> =
+        std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.html", "a.json", "a.trace"]);
 }
 
-/// Tries every victim.
-fn fewest_misses(tokens: &[Vec<u16>], slots: u32, resident: &[u16]) -> u64 {
-    let Some((token, rest)) = tokens.split_first() else { return 0 };
-    let missing: Vec<u16> = token.iter().copied().filter(|index| !resident.contains(index)).collect();
-    let mut states = vec![resident.to_vec()];
-    for &index in &missing {
-        let mut next = Vec::new();
-        for state in states {
-            if state.len() < slots as usize {
-                next.push([state.clone(), vec![index]].concat());
-                continue;
-            }
-            for victim in state.iter().filter(|victim| !token.contains(victim)) {
-                let stays = state.iter().copied().filter(|other| other != victim);
-                next.push(stays.chain([index]).collect());
-            }
+#[test]
+fn recall_tells_what_was_foretold_and_what_more_would_cost() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, other) = (path(&directory, "a.trace"), path(&directory, "b.trace"));
+    trace(Path::new(&file), 60);
+    trace(Path::new(&other), 90);
+    let (_, json) = hobbit_sim(&["recall", &file, "--calibration", &other, "--json"]).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let row = |predictor: &str| {
+        let rows = json[0]["predictors"].as_array().unwrap();
+        rows.iter().find(|row| row["predictor"] == predictor && row["distance"] == 1).unwrap()
+    };
+    let figures = |row: &serde_json::Value| ["recall", "precision", "experts"].map(|key| row[key].as_f64().unwrap());
+    assert_eq!(figures(row("oracle")), [1.0, 1.0, 2.0]);
+    assert_eq!(figures(row("stacked-gate")), [0.5, 0.5, 2.0]);
+    // A quarter of eight experts is as many as a token uses.
+    assert_eq!(figures(row("cross-layer")), [0.5, 0.5, 2.0]);
+    assert!(figures(row("path-table"))[0] > 0.5, "{}", row("path-table"));
+    assert_eq!(row("oracle")["layers"].as_array().unwrap().len(), 1, "nothing foretells the first layer");
+    let price = &json[0]["best_of_later_routers"][0];
+    assert_eq!((&price["distance"], &price["experts_for_aim"]), (&1.into(), &3.into()));
+    assert_eq!(figures(&price["curve"][2]), [1.0, 2.0 / 3.0, 3.0]);
+    assert_eq!(price["layers"], serde_json::json!([{ "layer": 2, "experts_for_aim": 3 }]));
+
+    let (_, text) = hobbit_sim(&["recall", &file]).unwrap();
+    let line =
+        |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {text}"));
+    assert_eq!(
+        line("stacked-gate").split_whitespace().collect::<Vec<_>>(),
+        ["stacked-gate", "1", "2.00", "50.0", "50.0", "-", "50.0"]
+    );
+    assert_eq!(line("distance 1"), "distance 1: 97 % takes the best 3 experts; precision 66.7 %");
+    assert!(!text.contains("path-table"), "without a calibration there is no table: {text}");
+    // What a predictor without scores expected is nothing that routers said.
+    let mut header = TraceReader::open(Path::new(&file)).unwrap().header().clone();
+    header.settings.predictor = "previous".into();
+    let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+    for record in TraceReader::open(Path::new(&file)).unwrap() {
+        match record.unwrap() {
+            Record::Layer(layer) => writer.layer(&layer).unwrap(),
+            Record::Batch(batch) => writer.batch(batch.phase, batch.n_tokens, batch.seconds).unwrap(),
+            _ => {}
         }
-        states = next;
     }
-    let least = states.iter().map(|state| fewest_misses(rest, slots, state)).min();
-    missing.len() as u64 + least.expect("there is always room for a token")
-}
-
-/// One layer of four experts, one per token, all with a slot; a read takes 4 seconds, products 1, the rest 2.
-fn clockwork(prefetch: Option<Prefetch>, n_layers: u16) -> Outcome {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers, n_expert: 4, n_used: 1, slots: (4, 0), thresholds: None, policy };
-    let token = |index| vec![vec![vec![index]]; usize::from(n_layers)];
-    let recording = recording(&toy.record(&[vec![token(0), token(1), token(0)]]));
-    let config = Config {
-        foresight: Foresight::Oracle,
-        prefetch,
-        link: LinkModel { bytes_per_second: 1000.0, latency_seconds: 0.0, in_flight: 1 },
-        compute: Compute::Given { layer_seconds: 2.0, expert_seconds: 1.0 },
-        ..Config::recorded(&recording).unwrap()
-    };
-    replayed(&recording, &config).1
+    std::fs::write(&file, writer.finish().unwrap()).unwrap();
+    let (_, text) = hobbit_sim(&["recall", &file]).unwrap();
+    assert!(!text.contains("stacked-gate") && !text.contains("97 %") && text.contains("previous"), "{text}");
 }
 
 #[test]
-fn the_clock_waits_for_misses_only() {
-    let outcome = clockwork(None, 1);
-    // Twice 2 + 4 + 1, and 2 + 1 for the hit.
-    assert_eq!((outcome.decode.seconds, outcome.decode.stall_seconds), (17.0, 8.0));
-    assert_eq!(outcome.decode.tokens_per_second(), Some(3.0 / 17.0));
-    assert_eq!((outcome.decode.hits, outcome.decode.n_misses(), outcome.bytes_read), (1, 2, 8000));
-}
-
-#[test]
-fn a_perfect_guess_hides_what_time_allows() {
-    let late = Prefetch { distance_max: 1, shield: true, in_time: false };
-    assert_eq!(clockwork(None, 2).decode.stall_seconds, 16.0);
-    // The second layer's read starts behind the first one's and has 1 + 2 of its 4 seconds.
-    assert_eq!(clockwork(Some(late), 2).decode.stall_seconds, 10.0);
-    assert_eq!(clockwork(Some(late), 2).prefetch, PrefetchOutcome { issued: 2, useful: 2, wasted: 0, dropped: 0 });
-    // Part of a read that is sure is worth it.
-    let in_time = Prefetch { in_time: true, ..late };
-    assert_eq!(clockwork(Some(in_time), 2).decode.stall_seconds, 10.0);
-}
-
-#[test]
-fn a_dense_batch_fills_the_next_layers_empty_slots() {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers: 2, n_expert: 4, n_used: 2, slots: (3, 0), thresholds: None, policy };
-    let recording = recording(&toy.record(&[vec![vec![vec![vec![0, 1], vec![2, 3]], vec![vec![0, 1], vec![3, 1]]]]]));
-    let config = Config::recorded(&recording).unwrap();
-    let link = LinkModel { bytes_per_second: 1e12, latency_seconds: 0.0, in_flight: 4 };
-    let (seen, outcome) = replayed(&recording, &Config { link, ..config });
-    let hits: Vec<u16> = seen.iter().filter(|(.., hit)| *hit).map(|(expert, ..)| expert.index).collect();
-    assert_eq!(hits, [1, 0], "0, 1 and 2 were read ahead; 3 found no empty slot");
-    assert_eq!(outcome.prefetch, PrefetchOutcome::default(), "that is no guess");
-    assert_eq!(outcome.bytes_read, 8 * 4000, "four, three ahead, one missing");
-}
-
-#[test]
-fn the_oracle_recalls_everything() {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers: 3, n_expert: 4, n_used: 1, slots: (4, 0), thresholds: None, policy };
-    let token = |index: u16| vec![vec![vec![index]], vec![vec![index]], vec![vec![3 - index]]];
-    let recording = recording(&toy.record(&[vec![token(0), token(1), token(1)]]));
-    let of = |foresight| {
-        let recall = recall(&recording, foresight, 2);
-        [(1, 1), (2, 1), (2, 2)].map(|(layer, distance)| {
-            let counts = recall.get(layer, distance);
-            (counts.both, counts.used)
-        })
-    };
-    assert_eq!(of(Foresight::Oracle), [(3, 3); 3]);
-    assert_eq!(of(Foresight::Predictor(PredictorKind::Previous)), [(1, 3); 3]);
-}
-
-#[test]
-fn curves_are_lrus_hits() {
-    let policy = PolicyKind::ALL[0];
-    let tokens = [0u16, 1, 2, 0, 1, 1, 3, 0, 2, 2, 1];
-    let sequence: Vec<_> = tokens.iter().map(|&index| vec![vec![vec![index]]]).collect();
-    for slots in 0..5 {
-        let toy = Toy { n_layers: 1, n_expert: 4, n_used: 1, slots: (slots, 0), thresholds: None, policy };
-        let recording = recording(&toy.record(std::slice::from_ref(&sequence)));
-        let lru = Config { eviction: "lru".parse().unwrap(), ..Config::recorded(&recording).unwrap() };
-        assert_eq!(hit_curves(&recording)[0].hits(slots), replayed(&recording, &lru).1.decode.hits, "{slots} slots");
+fn failures_name_the_file_and_wrong_usage_is_told_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = path(&directory, "a.trace");
+    let failure = |words: &[&str]| in_words(&hobbit_sim(words).unwrap_err());
+    assert!(failure(&["show", &file]).starts_with(&format!("{file}: cannot open this trace: ")));
+    std::fs::write(&file, "GGUF").unwrap();
+    assert!(failure(&["replay", &file]).contains("not a trace"));
+    trace(Path::new(&file), 0);
+    assert!(failure(&["replay", &file]).contains("no complete batch"));
+    trace(Path::new(&file), 2);
+    assert!(failure(&["replay", &file, "--precision", "dynamic"]).contains("--low-bytes"));
+    assert!(failure(&["replay", &file, "--t1", "0.9", "--t2", "0.5"]).contains("--t1 0.9 is above"));
+    for words in [
+        &["replay"][..],
+        &["fly"],
+        &["replay", &file, "--policy", "magic"],
+        &["replay", &file, "--budget", "lots"],
+        &["replay", &file, "--layer-ms", "1"],
+        &["calibrate", &file],
+    ] {
+        assert_eq!(hobbit_sim(words).unwrap().0, 2, "{words:?}");
     }
+    assert_eq!(hobbit_sim(&["--help"]).unwrap().0, 0);
 }
 
 #[test]
-fn weights_are_fitted_to_what_the_trace_rewards() {
-    // Two experts come all the time, between ever new ones: frequency keeps them, recency does not.
-    let tokens: Vec<u16> = (0..60).flat_map(|i| [0, 2 + i % 6, 1, 2 + (i + 3) % 6, 2 + (i + 1) % 6]).collect();
-    let sequence: Vec<_> = tokens.iter().map(|&index| vec![vec![vec![index]]]).collect();
-    let policy: PolicyKind = "hobbit".parse().unwrap();
-    let toy = Toy { n_layers: 1, n_expert: 8, n_used: 1, slots: (3, 0), thresholds: None, policy };
-    let recording = recording(&toy.record(&[sequence]));
-    let goal = FitGoal {
-        policy,
-        budget: Budget::Recorded,
-        allocation: Allocation::Even,
-        low_percent: 0.0,
-        shares: crate::route::Shares::new(0.67, 0.30, 0.03).unwrap(),
-        thresholds: None,
-    };
-    let recordings = [recording];
-    let fitted = fit(&recordings, &goal, &mut |_| true).unwrap();
-    assert_eq!(fitted, fit(&recordings, &goal, &mut |_| true).unwrap());
-    assert!(fitted.penalty < 0.8 * fitted.penalty_lru, "{fitted:?}");
-    assert!((fitted.weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
-    assert_eq!((fitted.t1, fitted.fitted_on.tokens), (None, 300), "no low versions");
-    let [curve] = &fitted.layers[..] else { panic!("{:?}", fitted.layers) };
-    assert_eq!((curve.layer, curve.n_expert, &curve.slots), (0, 8, &(0..=8).collect()));
-    assert_eq!((curve.penalty[0], curve.penalty[8]), (1.0, 8.0 / 300.0), "a use a token; each expert once");
-    assert_eq!(curve.penalty[3], fitted.penalty, "with the slots that the weights were fitted for");
-    assert!(curve.penalty.is_sorted_by(|a, b| a >= b), "{curve:?}");
-    let mut n_replays = 0;
-    fit(&recordings, &goal, &mut |n| (n_replays = n, false).1).unwrap();
-    assert_eq!(n_replays, 1, "ended when told to");
-    let ended = fit(&recordings, &goal, &mut |n| n < 40).unwrap();
-    assert!(!ended.has_penalties() && ended.layers[0].n_expert == 8, "nothing was measured");
+fn a_trace_that_was_cut_off_is_used_as_far_as_it_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = path(&directory, "a.trace");
+    trace(Path::new(&file), 10);
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 3]).unwrap();
+    let (_, json) = hobbit_sim(&["replay", &file, "--policy", "lru", "--json"]).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json[0]["tokens"], 9);
 }
 
 #[test]
-fn dynamic_replays_need_low_versions() {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers: 1, n_expert: 4, n_used: 1, slots: (2, 0), thresholds: None, policy };
-    let recording = recording(&toy.record(&[vec![vec![vec![vec![0]]]]]));
-    let config = Config { mode: PrecisionMode::Dynamic, ..Config::recorded(&recording).unwrap() };
-    assert!(matches!(replay(&recording, &config, &mut |_, _, _| {}), Err(SimError::NoLow { .. })));
+fn results_are_not_written_over_traces_or_other_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, notes) = (path(&directory, "a.trace"), path(&directory, "notes"));
+    trace(Path::new(&file), 4);
+    std::fs::write(&notes, "precious").unwrap();
+    let before = std::fs::read(&file).unwrap();
+    for command in ["calibrate", "report"] {
+        for (output, part) in [(&file, "the file of a trace"), (&notes, "exists and is no")] {
+            let error = hobbit_sim(&[command, &file, "-o", output]).unwrap_err();
+            assert!(error.is::<hobbit::files::OutputError>(), "{error}");
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+    assert!(std::fs::read(&file).unwrap() == before && std::fs::read(&notes).unwrap() == b"precious");
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hobbit::cli::tell;
+use hobbit_programs::tell;
 use hobbit::expert::SliceKind;
 use hobbit::gguf::{ExpertClass, ExpertMap, Gguf};
 use hobbit::pack::{SliceTypes, TypeChoice, Widths, fitting};

@@ -15,7 +15,7 @@ use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use hobbit::cli::tell;
+use hobbit_programs::tell;
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::gguf::{GgmlType, Gguf, Recode, shards_by_name};
 use hobbit::imatrix::Imatrix;

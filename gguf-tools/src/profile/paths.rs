@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use hobbit::cli::tell;
+use hobbit_programs::tell;
 use hobbit::gguf::{ExpertMap, Gguf};
 use hobbit::pack::Pack;
 use hobbit::predict::{PathBatches, PathLimits, PathTable, PathTableBuilder, PredictShape};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use hobbit::cli::{say, tell};
+use hobbit_programs::{say, tell};
 use hobbit::files::{self, Kind, Output};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 

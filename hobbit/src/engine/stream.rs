@@ -1,0 +1,276 @@
+//! The virtual GGUF as a C stream: llama.cpp reads headers and ordinary weights, never an expert.
+//!
+//! llama.cpp loads from a `FILE*` (`llama_model_load_from_file_ptr`). We hand it a cookie stream over
+//! [`VirtualGguf`]. A seek onto an expert tensor answers with the end of the file; llama.cpp clips every read to
+//! what is left of the file, so it reads nothing there. That needs exact seeks, and glibc rounds a seek down to a
+//! multiple of the buffer size: the buffer is therefore one byte larger than a power of two that exceeds the file
+//! (address space only: stdio fills it from its beginning, so it can be written as far as one read goes,
+//! [`READ_BYTES_MAX`]. The rest is not even promised, which a system that promises no more than it has would refuse).
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::error::Error;
+use crate::gguf::{Piece, VirtualGguf};
+use crate::store::Original;
+
+/// Largest number of bytes that one callback delivers: a multiple of any page.
+const READ_BYTES_MAX: usize = 1 << 20;
+
+/// A `FILE*` over a virtual GGUF, closed on drop.
+pub(super) struct CookieStream {
+    file: *mut libc::FILE,
+    buffer: *mut c_void,
+    buffer_bytes: usize,
+    state: Box<State>,
+}
+
+struct State {
+    virtual_file: VirtualGguf,
+    sources: Vec<File>,
+    paths: Vec<String>,
+    position: u64,
+    expert_bytes_read: u64,
+    error: Option<String>,
+}
+
+impl CookieStream {
+    /// Opens a stream over the virtual union of the source files.
+    ///
+    /// # Errors
+    /// A source file that was written to meanwhile, or address space for the buffer that cannot be had.
+    pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, Error> {
+        let mut sources = Vec::with_capacity(files.len());
+        let mut paths = Vec::with_capacity(files.len());
+        for file in files {
+            sources.push(file.again()?);
+            paths.push(file.path().display().to_string());
+        }
+        let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
+        let buffer = reserve(buffer_bytes).ok_or(Error::AddressSpace { bytes: buffer_bytes as u64 })?;
+        let writable = buffer_bytes.min(READ_BYTES_MAX);
+        // SAFETY: the beginning of the mapping just made.
+        if unsafe { libc::mprotect(buffer, writable, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
+            // SAFETY: as above; unused so far.
+            unsafe { libc::munmap(buffer, buffer_bytes) };
+            return Err(Error::AddressSpace { bytes: writable as u64 });
+        }
+        let mut state =
+            Box::new(State { virtual_file, sources, paths, position: 0, expert_bytes_read: 0, error: None });
+        let callbacks = cookie_io_functions_t { read: Some(read), write: None, seek: Some(seek), close: None };
+        let cookie: *mut State = &mut *state;
+        // SAFETY: `state` is boxed and outlives the stream: `Drop` closes the stream first.
+        let file = unsafe { fopencookie(cookie.cast(), c"rb".as_ptr(), callbacks) };
+        if file.is_null() {
+            // SAFETY: the mapping made above, unused so far.
+            unsafe { libc::munmap(buffer, buffer_bytes) };
+            return Err(Error::Io {
+                path: files[0].path().to_owned(),
+                action: "open a stream on",
+                source: std::io::Error::last_os_error(),
+            });
+        }
+        // SAFETY: the stream was just opened and no I/O happened on it; the buffer outlives it.
+        unsafe { libc::setvbuf(file, buffer.cast::<c_char>(), libc::_IOFBF, buffer_bytes) };
+        Ok(CookieStream { file, buffer, buffer_bytes, state })
+    }
+
+    /// The `FILE*` to hand to llama.cpp, valid as long as `self`.
+    pub(super) fn as_file(&mut self) -> *mut c_void {
+        self.file.cast()
+    }
+
+    /// Whether the trick holds with this system's stdio: after a seek onto an expert nothing is read. To be asked before
+    /// anything is read.
+    pub(super) fn skips_experts(&mut self) -> bool {
+        let Some(expert) = self.state.virtual_file.segments().iter().find(|segment| segment.expert) else {
+            return true;
+        };
+        let Ok(start) = libc::off_t::try_from(expert.start) else { return false };
+        let mut byte = 0u8;
+        // SAFETY: the stream is open, and reads at most one byte into `byte`.
+        unsafe {
+            let is_there = libc::fseeko(self.file, start, libc::SEEK_SET) == 0;
+            let n = libc::fread((&raw mut byte).cast(), 1, 1, self.file);
+            libc::rewind(self.file);
+            is_there && n == 0 && self.state.expert_bytes_read == 0
+        }
+    }
+
+    /// Bytes of expert tensors that were served: zero where the seek trick holds.
+    pub(super) fn expert_bytes_read(&self) -> u64 {
+        self.state.expert_bytes_read
+    }
+
+    /// What went wrong in a callback, if anything did.
+    pub(super) fn error(&self) -> Option<&str> {
+        self.state.error.as_deref()
+    }
+}
+
+/// Address space that nothing can be read from or written to: it takes no memory, and the system promises none.
+pub(super) fn reserve(bytes: usize) -> Option<*mut c_void> {
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (base != libc::MAP_FAILED).then_some(base)
+}
+
+impl Drop for CookieStream {
+    fn drop(&mut self) {
+        // SAFETY: opened by us, closed once; the buffer is only unmapped after the stream let go of it.
+        unsafe {
+            libc::fclose(self.file);
+            libc::munmap(self.buffer, self.buffer_bytes);
+        }
+    }
+}
+
+impl State {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize, String> {
+        let room = out.len().min(READ_BYTES_MAX);
+        let n = match self.virtual_file.segment_at(self.position) {
+            Piece::End => return Ok(0),
+            Piece::Header(rest) => {
+                let n = rest.len().min(room);
+                out[..n].copy_from_slice(&rest[..n]);
+                n
+            }
+            Piece::Zeros(len) => {
+                let n = len.min(room as u64) as usize;
+                out[..n].fill(0);
+                n
+            }
+            Piece::Absent { len, .. } => {
+                let n = len.min(room as u64) as usize;
+                out[..n].fill(0);
+                self.expert_bytes_read += n as u64;
+                n
+            }
+            Piece::Source { segment, source } => {
+                let n = source.len.min(room as u64) as usize;
+                let file = source.file as usize;
+                self.sources[file].read_exact_at(&mut out[..n], source.offset).map_err(|error| {
+                    format!("{}: reading {n} bytes at offset {}: {error}", self.paths[file], source.offset)
+                })?;
+                if segment.expert {
+                    self.expert_bytes_read += n as u64;
+                }
+                n
+            }
+        };
+        self.position += n as u64;
+        Ok(n)
+    }
+
+    fn seek(&mut self, offset: i64, whence: c_int) -> Option<u64> {
+        let len = self.virtual_file.len();
+        let base = match whence {
+            libc::SEEK_SET => 0,
+            libc::SEEK_CUR => self.position as i64,
+            libc::SEEK_END => len as i64,
+            _ => return None,
+        };
+        let target = u64::try_from(base.checked_add(offset)?).ok()?;
+        let on_expert = matches!(
+            self.virtual_file.segment_at(target),
+            Piece::Source { segment, .. } | Piece::Absent { segment, .. }
+                if segment.expert && segment.start == target
+        );
+        self.position = if on_expert { len } else { target };
+        Some(self.position)
+    }
+}
+
+unsafe extern "C" fn read(cookie: *mut c_void, buf: *mut c_char, size: usize) -> isize {
+    // SAFETY: the cookie is the boxed `State` of the open stream, used by one thread at a time (stdio locks), and
+    // stdio passes a buffer of at least `size` bytes. Only the part that is delivered is viewed as a slice.
+    let (state, out) = unsafe {
+        let n = size.min(READ_BYTES_MAX);
+        (&mut *cookie.cast::<State>(), std::slice::from_raw_parts_mut(buf.cast::<u8>(), n))
+    };
+    match catch_unwind(AssertUnwindSafe(|| state.read(out))) {
+        Ok(Ok(n)) => n as isize,
+        Ok(Err(message)) => {
+            state.error.get_or_insert(message);
+            -1
+        }
+        Err(_) => -1,
+    }
+}
+
+unsafe extern "C" fn seek(cookie: *mut c_void, offset: *mut i64, whence: c_int) -> c_int {
+    // SAFETY: the cookie is the boxed `State` of the open stream; stdio passes a valid offset.
+    let (state, offset) = unsafe { (&mut *cookie.cast::<State>(), &mut *offset) };
+    match catch_unwind(AssertUnwindSafe(|| state.seek(*offset, whence))) {
+        Ok(Some(position)) => {
+            *offset = position as i64;
+            0
+        }
+        _ => -1,
+    }
+}
+
+#[repr(C)]
+#[allow(non_camel_case_types)]
+struct cookie_io_functions_t {
+    read: Option<unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> isize>,
+    write: Option<unsafe extern "C" fn(*mut c_void, *const c_char, usize) -> isize>,
+    seek: Option<unsafe extern "C" fn(*mut c_void, *mut i64, c_int) -> c_int>,
+    close: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
+}
+
+unsafe extern "C" {
+    fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: cookie_io_functions_t) -> *mut libc::FILE;
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::gguf::Gguf;
+
+    /// How the mapping at an address may be used, as the kernel words it: `rw-p`.
+    pub(in crate::engine) fn permissions(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let at = |line: &&str| {
+            let (range, _) = line.split_once(' ').unwrap();
+            let (start, end) = range.split_once('-').unwrap();
+            (usize::from_str_radix(start, 16).unwrap()..usize::from_str_radix(end, 16).unwrap()).contains(&address)
+        };
+        let line = maps.lines().find(at).expect("the address is mapped");
+        line.split(' ').nth(1).unwrap().to_owned()
+    }
+
+    /// Private memory that can be written is promised, all of it, where `vm.overcommit_memory` is 2.
+    #[test]
+    fn of_the_buffer_only_what_a_read_fills_is_promised() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
+        let gguf = Gguf::open(&path).unwrap();
+        let original = Original::open(&path, gguf.files[0].state).unwrap();
+        let mut stream = CookieStream::open(gguf.virtual_file(), &[original]).unwrap();
+        let buffer = stream.buffer.addr();
+        assert!(stream.buffer_bytes > 8 * READ_BYTES_MAX);
+        assert_eq!(permissions(buffer), "rw-p");
+        assert_eq!(permissions(buffer + READ_BYTES_MAX - 1), "rw-p");
+        assert_eq!(permissions(buffer + READ_BYTES_MAX), "---p");
+        assert_eq!(permissions(buffer + stream.buffer_bytes - 1), "---p");
+        assert!(stream.skips_experts());
+        // And it reads as before.
+        let mut magic = [0u8; 4];
+        // SAFETY: the stream is open; four bytes have room.
+        let n = unsafe { libc::fread(magic.as_mut_ptr().cast(), 1, 4, stream.file) };
+        assert_eq!((n, &magic), (4, b"GGUF"));
+    }
+}

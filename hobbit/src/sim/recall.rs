@@ -1,0 +1,187 @@
+//! How much of what layers need was predicted, whatever was in memory.
+
+use std::collections::BTreeMap;
+
+use super::config::Foresight;
+use super::recording::{Batch, Event, Recording};
+use super::step::{chosen, show};
+use crate::predict::{
+    self, CrossLayer, FutureToken, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape,
+    Predictor, PredictorKind, Recall,
+};
+use crate::trace::{Header, LayerRecord, Prediction};
+
+/// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that need what
+/// later routers say take what was recorded of it; Fate's, which looks one layer ahead, is asked for all distances.
+pub fn recall(recording: &Recording, foresight: Foresight, distance_max: u8) -> Recall {
+    let shape = predict_shape(&recording.header);
+    let mut predictor: Box<dyn Predictor> = match foresight {
+        Foresight::Predictor(PredictorKind::CrossLayer) => {
+            Box::new(CrossLayer::new(shape, CrossLayer::PERCENTILE).up_to(distance_max))
+        }
+        Foresight::Predictor(kind) => predict::build(kind, shape, None),
+        Foresight::Oracle => Box::new(Oracle::new(shape, future(recording).into_iter())),
+    };
+    judge(recording, predictor.as_mut(), distance_max)
+}
+
+/// Recall of EdgeMoE's table; make it from other recordings ([`path_table`]).
+pub fn path_recall(recording: &Recording, table: PathTable, distance_max: u8) -> Recall {
+    judge(recording, &mut PathPredictor::new(predict_shape(&recording.header), table), distance_max)
+}
+
+/// A path table of the single tokens of recordings of one model.
+pub fn path_table(recordings: &[Recording]) -> PathTable {
+    let Some(first) = recordings.first() else { return PathTable::default() };
+    let mut builder = PathTableBuilder::new(predict_shape(&first.header), PathLimits::default());
+    for batch in recordings.iter().flat_map(Recording::batches).filter(|batch| batch.n_tokens == 1) {
+        builder.begin_token();
+        for record in &batch.layers {
+            builder.observe(record.layer, record.chosen.iter().copied());
+        }
+    }
+    builder.build()
+}
+
+fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8) -> Recall {
+    let header = &recording.header;
+    let (mut recall, mut predicted, mut scores) = (Recall::default(), Vec::new(), Vec::new());
+    let layers = &header.model.layers;
+    for event in &recording.events {
+        let batch = match event {
+            Event::Sequence => {
+                predictor.begin_sequence();
+                recall.forget_expected();
+                continue;
+            }
+            Event::Batch(batch) if batch.n_tokens == 1 => batch,
+            Event::Batch(_) => continue,
+        };
+        predictor.begin_token();
+        recall.forget_expected();
+        for record in &batch.layers {
+            recall.observe(record.layer, &token(record));
+            show(predictor, record, &chosen(record), header, &mut scores);
+            let at = layers.iter().position(|own| own.layer == record.layer);
+            for distance in 1..=distance_max {
+                let Some(target) = at.and_then(|at| layers.get(at + usize::from(distance))) else { continue };
+                predicted.clear();
+                predictor.predict(record.layer, distance, &mut predicted);
+                recall.expect(target.layer, distance, &predicted);
+            }
+        }
+    }
+    recall
+}
+
+/// What the n best of a later router's scores hold of its choice, for every n.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Widths {
+    /// By rank among the scores, best first: chosen experts that were there.
+    at_rank: Vec<u64>,
+    /// Chosen experts.
+    used: u64,
+    /// Choices of a layer that were judged.
+    judged: u64,
+}
+
+impl Widths {
+    /// Experts that were recorded at the most: of wider predictions nothing is known.
+    pub fn n_max(&self) -> usize {
+        self.at_rank.len()
+    }
+
+    /// Share of the chosen experts among the n best, `0.0..=1.0`; `None` where nothing was judged.
+    pub fn recall(&self, n: usize) -> Option<f64> {
+        (self.used > 0).then(|| self.both(n) as f64 / self.used as f64)
+    }
+
+    /// Share of the n best that were chosen.
+    pub fn precision(&self, n: usize) -> Option<f64> {
+        let predicted = self.judged * n as u64;
+        (predicted > 0).then(|| self.both(n) as f64 / predicted as f64)
+    }
+
+    /// The fewest experts that hold such a share; `None` where more would be needed than were recorded.
+    pub fn fewest(&self, recall: f64) -> Option<usize> {
+        (1..=self.n_max()).find(|&n| self.recall(n).is_some_and(|found| found >= recall))
+    }
+
+    fn both(&self, n: usize) -> u64 {
+        self.at_rank.iter().take(n).sum()
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.at_rank.resize(self.at_rank.len().max(other.at_rank.len()), 0);
+        self.at_rank.iter_mut().zip(&other.at_rank).for_each(|(own, other)| *own += other);
+        self.used += other.used;
+        self.judged += other.judged;
+    }
+}
+
+/// Widths by layer that was predicted and distance, for distances up to `distance_max`; empty where the recording has no scores
+/// of later routers.
+pub fn widths(recording: &Recording, distance_max: u8) -> BTreeMap<(u16, u8), Widths> {
+    let mut all = BTreeMap::new();
+    if has_router_scores(&recording.header) {
+        for batch in recording.batches().filter(|batch| batch.n_tokens == 1) {
+            widths_of(batch, &recording.header, distance_max, &mut all);
+        }
+    }
+    // Where nothing was ever foretold, nothing is known, and not that nothing was right.
+    all.retain(|_, widths: &mut Widths| widths.n_max() > 0);
+    all
+}
+
+/// All layers together, by distance.
+pub fn widths_by_distance(widths: &BTreeMap<(u16, u8), Widths>) -> BTreeMap<u8, Widths> {
+    let mut all: BTreeMap<u8, Widths> = BTreeMap::new();
+    widths.iter().for_each(|((_, distance), own)| all.entry(*distance).or_default().add(own));
+    all
+}
+
+fn widths_of(batch: &Batch, header: &Header, distance_max: u8, all: &mut BTreeMap<(u16, u8), Widths>) {
+    let layers = &header.model.layers;
+    let position = |record: &LayerRecord| layers.iter().position(|own| own.layer == record.layer);
+    let mut ranked: Vec<&Prediction> = Vec::new();
+    for target in &batch.layers {
+        let Some(at) = position(target) else { continue };
+        for distance in 1..=distance_max {
+            let from = at.checked_sub(usize::from(distance)).map(|at| layers[at].layer);
+            let Some(from) = batch.layers.iter().find(|own| Some(own.layer) == from) else { continue };
+            ranked.clear();
+            ranked.extend(from.predictions.iter().filter(|own| own.distance == distance));
+            ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+            let widths = all.entry((target.layer, distance)).or_default();
+            widths.used += target.chosen.len() as u64;
+            widths.judged += 1;
+            widths.at_rank.resize(widths.at_rank.len().max(ranked.len()), 0);
+            for (rank, prediction) in ranked.iter().enumerate() {
+                widths.at_rank[rank] += u64::from(target.chosen.contains(&prediction.expert));
+            }
+        }
+    }
+}
+
+/// Whether predictions of a recording are scores of later routers: its predictor worked on them.
+pub(super) fn has_router_scores(header: &Header) -> bool {
+    let gates = [PredictorKind::StackedGate, PredictorKind::CrossLayer];
+    header.settings.predictor.parse().is_ok_and(|kind: PredictorKind| gates.contains(&kind))
+}
+
+pub(super) fn predict_shape(header: &Header) -> PredictShape {
+    PredictShape { layers: header.model.layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect() }
+}
+
+/// What the single tokens of a recording will use.
+pub(super) fn future(recording: &Recording) -> Vec<FutureToken> {
+    let single = recording.batches().filter(|batch| batch.n_tokens == 1);
+    single.map(|batch| batch.layers.iter().map(|record| (record.layer, token(record))).collect()).collect()
+}
+
+/// A single token's experts, by falling weight.
+fn token(record: &LayerRecord) -> Vec<(u16, f32)> {
+    let mut chosen: Vec<(u16, f32)> = record.token(0).collect();
+    chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
+    chosen
+}

@@ -1,0 +1,354 @@
+//! One body, every engine.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crossbeam_channel::unbounded;
+
+#[path = "../../tests/fixture/not_run.rs"]
+mod not_run;
+
+use super::faulty::{Faults, FaultyStore, Hold};
+use super::*;
+use crate::expert::Extent;
+
+/// Slots for tests, on pages; every byte starts as 0xEE.
+pub(crate) struct SlotMemory {
+    arena: Arena,
+    slot_bytes: usize,
+}
+
+impl SlotMemory {
+    pub fn new(slots: usize, slot_bytes: usize) -> Self {
+        let arena = Arena::new(slots * slot_bytes).unwrap();
+        // SAFETY: the arena is ours and no read has started.
+        unsafe { arena.as_ptr().write_bytes(0xEE, arena.len()) };
+        Self { arena, slot_bytes }
+    }
+
+    pub fn request(&self, ticket: u64, extent: Extent, slot: usize, lead: usize) -> ReadRequest {
+        assert!((slot + 1) * self.slot_bytes <= self.arena.len());
+        // SAFETY: inside the arena, and the tests wait for every answer before they look or drop.
+        let dst = unsafe { SlotPtr::new(self.arena.as_ptr().add(slot * self.slot_bytes)) };
+        ReadRequest { ticket, extent, dst, capacity: self.slot_bytes, lead }
+    }
+
+    /// A slot of its own at `shift` bytes into slot number `slot`, with `capacity` bytes.
+    fn shifted(&self, extent: Extent, slot: usize, shift: usize, capacity: usize, lead: usize) -> ReadRequest {
+        assert!(shift + capacity <= self.slot_bytes);
+        let mut request = self.request(slot as u64, extent, slot, lead);
+        // SAFETY: as in `request`.
+        request.dst = unsafe { SlotPtr::new(request.dst.as_ptr().add(shift)) };
+        request.capacity = capacity;
+        request
+    }
+
+    pub fn bytes(&self, slot: usize, at: usize, len: usize) -> &[u8] {
+        assert!(at + len <= self.slot_bytes && (slot + 1) * self.slot_bytes <= self.arena.len());
+        // SAFETY: initialised, inside the arena, and no read is in flight when the tests look.
+        unsafe { std::slice::from_raw_parts(self.arena.as_ptr().add(slot * self.slot_bytes + at), len) }
+    }
+}
+
+pub(crate) fn read_one(submit: impl FnOnce(Vec<ReadRequest>, &Arc<dyn Completion>), request: ReadRequest) -> ReadDone {
+    read_all(submit, vec![request]).remove(0)
+}
+
+/// Submits and waits for all answers, in the order in which they came.
+fn read_all(submit: impl FnOnce(Vec<ReadRequest>, &Arc<dyn Completion>), requests: Vec<ReadRequest>) -> Vec<ReadDone> {
+    let (sender, answers) = unbounded();
+    let sink: Arc<dyn Completion> = Arc::new(sender);
+    let count = requests.len();
+    submit(requests, &sink);
+    (0..count).map(|_| answers.recv().unwrap()).collect()
+}
+
+/// Two files whose byte at `offset` is known; neither length is a multiple of a block.
+struct Files {
+    folder: tempfile::TempDir,
+    contents: Vec<Vec<u8>>,
+}
+
+fn byte_at(file: usize, offset: usize) -> u8 {
+    ((offset as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 + file as u64 * 2) >> 56) as u8
+}
+
+impl Files {
+    fn new() -> Self {
+        // Beside the build's outputs, not in a temporary folder that may be memory without direct reads.
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR").to_owned() + "/../target")
+            .or_else(|_| tempfile::tempdir())
+            .unwrap();
+        let contents: Vec<Vec<u8>> = [3_000_017, 70_001]
+            .iter()
+            .enumerate()
+            .map(|(file, &len)| (0..len).map(|offset| byte_at(file, offset)).collect())
+            .collect();
+        for (file, bytes) in contents.iter().enumerate() {
+            std::fs::write(folder.path().join(file.to_string()), bytes).unwrap();
+        }
+        Self { folder, contents }
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        (0..self.contents.len()).map(|file| self.folder.path().join(file.to_string())).collect()
+    }
+
+    fn expected(&self, extent: &Extent) -> &[u8] {
+        &self.contents[extent.file as usize][extent.offset as usize..extent.end() as usize]
+    }
+
+    /// Every engine that this machine has, plain and reordered by a faulty wrapper.
+    fn stores(&self) -> Vec<(String, Arc<dyn Store>)> {
+        let contents = self.contents.iter().map(|bytes| Arc::from(bytes.as_slice())).collect();
+        let mut plain: Vec<(String, Arc<dyn Store>)> = vec![
+            ("memory".into(), Arc::new(memory::MemoryStore::new(contents).unwrap())),
+            ("buffered".into(), open(StoreKind::Buffered, &self.paths()).unwrap()),
+        ];
+        #[cfg(target_os = "linux")]
+        if let Some(direct) = self.direct(direct::DirectOptions::default()) {
+            plain.push(("direct".into(), direct));
+            let small = direct::DirectOptions { depth: 2, chunk_bytes: 8192, ..Default::default() };
+            plain.extend(self.direct(small).map(|store| ("direct, small chunks".into(), store)));
+            let cut = direct::DirectOptions { depth: 3, chunk_bytes: 65536, cut_bytes: Some(4096) };
+            plain.extend(self.direct(cut).map(|store| ("direct, short reads".into(), store)));
+        }
+        let wrapped: Vec<_> = plain
+            .iter()
+            .map(|(name, store)| {
+                let faults = Faults { hold: Some(Hold { answers_max: 7, seed: 42 }), ..Default::default() };
+                let store: Arc<dyn Store> = Arc::new(FaultyStore::new(Arc::clone(store), faults));
+                (format!("{name}, reordered"), store)
+            })
+            .collect();
+        plain.into_iter().chain(wrapped).collect()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn direct(&self, options: direct::DirectOptions) -> Option<Arc<dyn Store>> {
+        if let Err(why) = probe::io_uring().and_then(|()| probe::direct(&self.paths()[0])) {
+            not_run::not_run("store: direct reads", why);
+            return None;
+        }
+        Some(Arc::new(direct::DirectStore::with_options(&self.paths(), options).unwrap()))
+    }
+}
+
+/// Places that matter: block borders on either side, one byte, more than a chunk, the unaligned end of each file.
+fn extents() -> Vec<Extent> {
+    let mut extents = Vec::new();
+    for (offset, len) in [
+        (0, 1),
+        (0, 4096),
+        (4095, 2),
+        (4096, 4096),
+        (32, 8160),
+        (32, 8161),
+        (12_345, 100_000),
+        (1_000_000, 1_999_999),
+        (2_999_999, 18),
+        (3_000_016, 1),
+        (0, 3_000_017),
+        (500, 0),
+    ] {
+        extents.push(Extent { file: 0, offset, len });
+    }
+    for (offset, len) in [(0, 70_001), (65_536, 4465), (69_632, 369), (70_000, 1)] {
+        extents.push(Extent { file: 1, offset, len });
+    }
+    extents
+}
+
+#[test]
+fn every_engine_reads_every_extent_to_its_lead() {
+    let files = Files::new();
+    let extents = extents();
+    let slot_bytes = slot_stride(3_000_017) as usize;
+    let memory = SlotMemory::new(extents.len(), slot_bytes);
+    for (name, store) in files.stores() {
+        for wanted_lead in [None, Some(0), Some(64), Some(4095)] {
+            // SAFETY: no read is in flight.
+            unsafe { memory.arena.as_ptr().write_bytes(0xEE, memory.arena.len()) };
+            let lead = |extent: &Extent| wanted_lead.unwrap_or_else(|| lead_of(extent));
+            let requests = extents
+                .iter()
+                .zip(0..)
+                .map(|(extent, slot)| memory.request(slot as u64 + 100, *extent, slot, lead(extent)));
+            let mut answers = read_all(|requests, sink| store.submit(requests, sink), requests.collect());
+            answers.sort_by_key(|done| done.ticket);
+            for (slot, (extent, done)) in extents.iter().zip(&answers).enumerate() {
+                assert_eq!(done.ticket, slot as u64 + 100, "{name}");
+                let moved = *done.result.as_ref().unwrap_or_else(|error| panic!("{name} {extent:?}: {error}"));
+                assert!(moved >= extent.len && moved <= slot_stride(extent.len), "{name} {extent:?}: {moved}");
+                let got = memory.bytes(slot, lead(extent), extent.len as usize);
+                assert!(got == files.expected(extent), "{name} {extent:?} lead {:?}", lead(extent));
+            }
+        }
+    }
+}
+
+#[test]
+fn slots_may_be_tight_or_unaligned() {
+    let files = Files::new();
+    let extent = Extent { file: 0, offset: 4064, len: 10_000 };
+    let memory = SlotMemory::new(3, 20_480);
+    for (name, store) in files.stores() {
+        // Exactly the slice and no block more; an odd address; both.
+        for (slot, shift, capacity, lead) in [(0, 0, 10_000, 0), (1, 37, 16_384, 9), (2, 1, 10_001, 1)] {
+            let request = memory.shifted(extent, slot, shift, capacity, lead);
+            let done = read_one(|requests, sink| store.submit(requests, sink), request);
+            assert!(done.result.is_ok(), "{name}: {done:?}");
+            assert!(memory.bytes(slot, shift + lead, 10_000) == files.expected(&extent), "{name} slot {slot}");
+            assert!(memory.bytes(slot, shift + capacity, 1) == [0xEE], "{name} wrote past slot {slot}");
+        }
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_right_are_refused() {
+    let files = Files::new();
+    let memory = SlotMemory::new(1, 8192);
+    let whole = |offset, len| Extent { file: 0, offset, len };
+    for (name, store) in files.stores() {
+        for (extent, lead) in [
+            (whole(0, 8193), 0),
+            (whole(0, 8192), 1),
+            (whole(0, 1), usize::MAX),
+            (whole(0, u64::MAX), 0),
+            (whole(u64::MAX, 1), 0),
+            (whole(i64::MAX as u64 - 10, 10), 0),
+        ] {
+            let done = read_one(|requests, sink| store.submit(requests, sink), memory.request(5, extent, 0, lead));
+            let error = done.result.unwrap_err();
+            assert!(matches!(error, StoreError::SlotTooSmall { .. }), "{name} {extent:?}: {error}");
+        }
+        let nowhere = Extent { file: 2, offset: 0, len: 1 };
+        let done = read_one(|requests, sink| store.submit(requests, sink), memory.request(6, nowhere, 0, 0));
+        assert!(matches!(done.result, Err(StoreError::NoSuchFile { file: 2, files: 2 })), "{name}");
+    }
+}
+
+#[test]
+fn a_file_that_shrank_is_named() {
+    let files = Files::new();
+    let memory = SlotMemory::new(3, slot_stride(2_000_000) as usize);
+    let stores = files.stores();
+    let path = files.folder.path().join("0");
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1_000_100).unwrap();
+    for (name, store) in stores.into_iter().filter(|(name, _)| !name.starts_with("memory")) {
+        let extents = [
+            Extent { file: 0, offset: 0, len: 1_000_100 },
+            Extent { file: 0, offset: 32, len: 1_000_069 },
+            Extent { file: 0, offset: 2_000_000, len: 50_000 },
+        ];
+        let requests = extents.iter().zip(0..).map(|(extent, slot)| memory.request(slot as u64, *extent, slot, 0));
+        let mut answers = read_all(|requests, sink| store.submit(requests, sink), requests.collect());
+        answers.sort_by_key(|done| done.ticket);
+        assert!(answers[0].result.is_ok(), "{name}: {:?}", answers[0]);
+        for done in &answers[1..] {
+            let error = done.result.as_ref().unwrap_err();
+            assert!(matches!(error, StoreError::Shrank { file_len: 1_000_100, .. }), "{name}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(path.to_str().unwrap()) && text.contains("restore the file"), "{name}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_file_is_named_when_opening() {
+    let missing = PathBuf::from("/nonexistent/model.gguf");
+    for kind in [StoreKind::Direct, StoreKind::Buffered] {
+        let error = open(kind, std::slice::from_ref(&missing)).err().unwrap();
+        let named = error.to_string().contains("/nonexistent/model.gguf");
+        assert!(named || matches!(error, StoreError::Unavailable { .. }), "{error}");
+    }
+}
+
+#[test]
+fn faults_strike_the_requests_they_name() {
+    let files = Files::new();
+    let extent = |offset| Extent { file: 0, offset, len: 10_000 };
+    for (name, store) in files.stores() {
+        let faults = Faults {
+            io_error: vec![1],
+            short_read: vec![3],
+            shrunk: HashMap::from([(0, 50_000)]),
+            hold: Some(Hold { answers_max: 3, seed: 1 }),
+        };
+        let store = FaultyStore::new(store, faults);
+        let memory = SlotMemory::new(6, slot_stride(10_000) as usize);
+        let offsets = [0, 10_000, 20_000, 30_000, 40_000, 45_000];
+        let requests =
+            offsets.iter().zip(0..).map(|(&offset, slot)| memory.request(slot as u64, extent(offset), slot, 0));
+        let mut answers = read_all(|requests, sink| store.submit(requests, sink), requests.collect());
+        answers.sort_by_key(|done| done.ticket);
+        let outcome: Vec<_> = answers
+            .iter()
+            .map(|done| match &done.result {
+                Ok(_) => "ok",
+                Err(StoreError::Read { .. }) => "eio",
+                Err(StoreError::Shrank { .. }) => "shrank",
+                Err(error) => panic!("{name}: {error}"),
+            })
+            .collect();
+        assert_eq!(outcome, ["ok", "eio", "ok", "shrank", "ok", "shrank"], "{name}");
+        assert!(memory.bytes(3, 0, 5000) == files.expected(&Extent { file: 0, offset: 30_000, len: 5000 }), "{name}");
+    }
+}
+
+#[test]
+fn held_answers_come_out_of_order_and_all_of_them() {
+    let store = Arc::new(memory::MemoryStore::new(vec![vec![1; 100].into()]).unwrap());
+    let faults = Faults { hold: Some(Hold { answers_max: 64, seed: 3 }), ..Default::default() };
+    let store = FaultyStore::new(store, faults);
+    let memory = SlotMemory::new(1, 4096);
+    let requests: Vec<_> =
+        (0..20).map(|ticket| memory.request(ticket, Extent { file: 0, offset: 0, len: 0 }, 0, 0)).collect();
+    let order: Vec<_> =
+        read_all(|requests, sink| store.submit(requests, sink), requests).iter().map(|done| done.ticket).collect();
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..20).collect::<Vec<_>>());
+    assert_ne!(order, sorted);
+}
+
+#[test]
+fn dropping_a_store_answers_what_it_has_accepted() {
+    let files = Files::new();
+    let memory = SlotMemory::new(8, slot_stride(1_000_000) as usize);
+    for (name, store) in files.stores() {
+        let (sender, answers) = unbounded();
+        let sink: Arc<dyn Completion> = Arc::new(sender);
+        let extent = |slot| Extent { file: 0, offset: slot as u64 * 1000, len: 1_000_000 };
+        store.submit((0..8).map(|slot| memory.request(slot as u64, extent(slot), slot, 0)).collect(), &sink);
+        drop(store);
+        drop(sink);
+        // The channel closes when the last answer is out.
+        assert_eq!(answers.iter().filter(|done| done.result.is_ok()).count(), 8, "{name}");
+    }
+}
+
+#[test]
+fn memory_that_is_touched_as_needed_keeps_what_is_written() {
+    // Many times what is faulted in at once.
+    let arena = Arena::touched_as_needed(100 << 20).unwrap();
+    arena.need(arena.as_ptr(), 10 << 20);
+    arena.need(arena.as_ptr().wrapping_add(5 << 20), usize::MAX);
+    // Of another arena.
+    arena.need(arena.as_ptr().wrapping_sub(1 << 20), 1 << 20);
+    arena.need_nothing();
+    arena.need(arena.as_ptr().wrapping_add((100 << 20) - 1), 1);
+    for offset in (0..arena.len()).step_by(BLOCK_BYTES as usize) {
+        // SAFETY: inside the arena, which nobody else writes to.
+        unsafe { arena.as_ptr().add(offset).write(7) };
+    }
+    // SAFETY: as above; nobody reads meanwhile.
+    let is_given_back = unsafe { arena.discard(0..50 << 20) };
+    let at = |offset: usize| {
+        // SAFETY: inside the arena.
+        unsafe { arena.as_ptr().add(offset).read() }
+    };
+    assert_eq!((at(50 << 20), at(arena.len() - BLOCK_BYTES as usize)), (7, 7));
+    assert_eq!(at(0), if is_given_back { 0 } else { 7 });
+}

@@ -1,0 +1,117 @@
+//! Flags that say which experts stay in memory.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use super::Switch;
+use hobbit::cache::Allocation;
+use hobbit::cache::policy::{PolicyKind, Weights};
+use hobbit::options::{CachingOptions, Prefetch};
+use hobbit::predict::PredictorKind;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Expert caches (hobbit's own)")]
+pub struct CachingArgs {
+    /// Who leaves a cache when room is needed: lru, lfu, lhu, fld, hobbit, edgemoe, smoe, arc, s3fifo, sieve or foresight
+    #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_POLICY")]
+    pub policy: PolicyKind,
+    /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with commas
+    /// (default: the profile's, or 0.34,0.28,0.28,0.1)
+    #[arg(long, value_name = "LRU,LFU,LHU,FLD", env = "HOBBIT_ARG_POLICY_WEIGHTS")]
+    pub policy_weights: Option<Weights>,
+    /// How layers share the slots: even, shallow-first:N (the first N layers whole first) or by-penalty (where they save
+    /// most, as a profile says). A layer keeps as many as a token uses
+    #[arg(long, value_name = "even|shallow-first[:N]|by-penalty", default_value_t, env = "HOBBIT_ARG_SLOTS")]
+    pub slots: Allocation,
+    /// What hobbit-sim calibrate fitted to traces of the model: policy weights, T1 and T2, and penalties for --slots
+    /// by-penalty. Flags win (default: the pack's)
+    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PROFILE")]
+    pub profile: Option<PathBuf>,
+    /// Who guesses what the next layers will use: none, stacked-gate, cross-layer, path-table or previous
+    #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_PREDICTOR")]
+    pub predictor: PredictorKind,
+    /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
+    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]
+    pub path_table: Option<PathBuf>,
+    /// Read what is predicted before it is needed: as long as that is measured to help (auto), always, or never
+    #[arg(long, value_name = "auto|on|off", default_value_t, env = "HOBBIT_ARG_PREFETCH")]
+    pub prefetch: Prefetch,
+    /// How many layers ahead to look at most
+    #[arg(long, value_name = "N", default_value_t = CachingOptions::DISTANCE,
+          value_parser = clap::value_parser!(u8).range(1..=8), env = "HOBBIT_ARG_PREFETCH_DISTANCE")]
+    pub prefetch_distance: u8,
+    /// Wait for all experts of a layer on the CPU before computing any: to measure what overlapping is worth
+    #[arg(long, env = "HOBBIT_ARG_NO_OVERLAP")]
+    pub no_overlap: bool,
+    /// Fill free slots while nobody waits for a read: before the first prompt, while somebody types
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
+    pub fill: Switch,
+    /// Write who was routed where, and what was read for it: for hobbit-sim
+    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_TRACE")]
+    pub trace: Option<PathBuf>,
+    /// Read the experts that were in memory when the last run ended before the first token, and save which these are at
+    /// the end of this one
+    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_CACHE_STATE")]
+    pub cache_state: Option<PathBuf>,
+}
+
+impl CachingArgs {
+    /// How the caches evict.
+    pub fn options(&self) -> CachingOptions {
+        CachingOptions {
+            policy: self.policy,
+            weights: self.policy_weights,
+            slots: self.slots,
+            predictor: self.predictor,
+            prefetch: self.prefetch,
+            distance: self.prefetch_distance,
+            overlap: !self.no_overlap,
+            fill: self.fill.0,
+        }
+    }
+
+    /// The file of the path table.
+    ///
+    /// # Errors
+    /// A table that no predictor would look at.
+    pub fn path_table(&self) -> Result<Option<PathBuf>> {
+        ensure!(
+            self.path_table.is_none() || self.predictor == PredictorKind::PathTable,
+            "--path-table is for --predictor path-table, found --predictor {}; give that too, or leave the table away",
+            self.predictor
+        );
+        Ok(self.path_table.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        caching: CachingArgs,
+    }
+
+    fn path_table(args: &[&str]) -> Result<Option<PathBuf>> {
+        Line::try_parse_from([&["line"], args].concat())?.caching.path_table()
+    }
+
+    #[test]
+    fn a_path_table_is_for_its_predictor() {
+        let given = ["--predictor", "path-table", "--path-table", "a.paths"];
+        assert_eq!(path_table(&given).unwrap(), Some("a.paths".into()));
+        assert_eq!(path_table(&given[..2]).unwrap(), None);
+        for predictor in ["none", "cross-layer"] {
+            let error = path_table(&["--predictor", predictor, "--path-table", "a.paths"]).unwrap_err().to_string();
+            assert!(error.contains(predictor), "{error}");
+        }
+        assert!(path_table(&["--path-table", "a.paths"]).is_err());
+        assert!(path_table(&["--predictor", "gate"]).is_err());
+    }
+}

@@ -1,0 +1,137 @@
+//! Flags that say where weights and expert products go. Names and meaning are llama.cpp's, but for the last four.
+
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::{Switch, gpu_layers};
+use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
+use hobbit::plan::ExpertCache;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Devices")]
+pub struct DeviceArgs {
+    /// Devices to offload to, in this order; 'none' for the CPU alone (default: every GPU, RPC servers first)
+    #[arg(long, value_name = "DEV1,DEV2", env = "LLAMA_ARG_DEVICE")]
+    pub device: Option<DeviceChoice>,
+    /// Print the devices there are and exit; with -v also what they can do, and how fast they were found to be
+    #[arg(long)]
+    pub list_devices: bool,
+    /// Layers whose ordinary weights go to devices, counted from the last: a number, 'auto' or 'all'
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = gpu_layers, env = "LLAMA_ARG_N_GPU_LAYERS")]
+    pub n_gpu_layers: i32,
+    /// How several devices share the model: by whole layers, or one of them alone (none)
+    #[arg(long, value_name = "none|layer", default_value = "layer", value_parser = split_mode,
+          env = "LLAMA_ARG_SPLIT_MODE")]
+    pub split_mode: SplitMode,
+    /// The device that --split-mode none uses, by its place among the devices
+    #[arg(long, value_name = "INDEX", default_value = "0", env = "LLAMA_ARG_MAIN_GPU")]
+    pub main_gpu: u32,
+    /// Portions of the layers for each device, such as 3,1 (default: by free memory)
+    #[arg(long, value_name = "N0,N1", env = "LLAMA_ARG_TENSOR_SPLIT")]
+    pub tensor_split: Option<TensorSplit>,
+    /// RPC servers whose devices are to be had, HOST:PORT; comma-separated or repeated
+    #[arg(long, value_name = "SERVERS", value_delimiter = ',', env = "LLAMA_ARG_RPC")]
+    pub rpc: Vec<String>,
+    /// Compute all experts on the CPU
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_CPU_MOE")]
+    pub cpu_moe: Switch,
+    /// Compute the experts of the first N layers on the CPU
+    #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_N_CPU_MOE")]
+    pub n_cpu_moe: u32,
+    /// Ordinary weights whose names contain a pattern go to a buffer type such as CPU or CUDA0; comma-separated or
+    /// repeated, the first match decides. Experts are placed by --device-cache and --n-cpu-moe
+    #[arg(long, value_name = "PATTERN=BUFFER", value_delimiter = ',', env = "LLAMA_ARG_OVERRIDE_TENSOR")]
+    pub override_tensor: Vec<TensorOverride>,
+    /// Device memory that holds experts, over all devices: 'auto' (what the rest leaves), a size, or a share of all
+    /// experts such as 25%; 0 computes them on the CPU
+    #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_DEVICE_CACHE")]
+    pub device_cache: ExpertCache,
+    /// Share of each device's memory that stays free
+    #[arg(long, value_name = "N%", default_value = "10%", value_parser = percent, env = "HOBBIT_ARG_DEVICE_HEADROOM")]
+    pub device_headroom: f64,
+    /// Compute missing experts on the CPU while the device computes: where that is sooner than copying them (auto),
+    /// always, never, or as auto with N threads
+    #[arg(long, value_name = "auto|on|off|N", default_value = "auto", env = "HOBBIT_ARG_CPU_HELPER")]
+    pub cpu_helper: CpuHelper,
+    /// Keep experts in pinned host memory where the device offers it, which makes copies faster
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_PINNED")]
+    pub pinned: Switch,
+}
+
+impl DeviceArgs {
+    /// Where weights and products go.
+    pub fn options(&self) -> DeviceOptions {
+        DeviceOptions {
+            devices: self.device.clone().unwrap_or_default(),
+            rpc: self.rpc.clone(),
+            split: self.split_mode,
+            main: self.main_gpu,
+            tensor_split: self.tensor_split.clone().unwrap_or_default().0,
+            n_cpu_moe: if self.cpu_moe.0 { u32::MAX } else { self.n_cpu_moe },
+            override_tensors: self.override_tensor.clone(),
+            cache: self.device_cache,
+            headroom: self.device_headroom,
+            cpu_helper: self.cpu_helper,
+            pinned: self.pinned.0,
+            calibrate: true,
+        }
+    }
+}
+
+/// Portions of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TensorSplit(pub Vec<f32>);
+
+impl FromStr for TensorSplit {
+    type Err = String;
+
+    /// Numbers with commas or slashes between them.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let portion = |word: &str| word.trim().parse().ok().filter(|portion: &f32| (0.0..1e30).contains(portion));
+        let portions = text.split([',', '/']).map(portion).collect::<Option<Vec<_>>>();
+        portions.map(Self).ok_or_else(|| "expected numbers from 0 on with commas between them, such as 3,1".to_owned())
+    }
+}
+
+fn split_mode(word: &str) -> Result<SplitMode, String> {
+    match word {
+        "row" | "tensor" => {
+            Err("an expert is one device's: its slots hold whole matrices, so they cannot be split by rows; \
+                                 give layer or none"
+                .to_owned())
+        }
+        _ => word.parse().map_err(|error: hobbit::options::UnknownWord| error.to_string()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+    let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or_else(|| "expected 0% to 100%".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portions() {
+        let split = |text: &str| text.parse::<TensorSplit>().map(|split| split.0);
+        assert_eq!(split("3,1"), Ok(vec![3.0, 1.0]));
+        assert_eq!(split("0.5/0.25, 0"), Ok(vec![0.5, 0.25, 0.0]));
+        for text in ["", ",", "1,", "a", "-1,2", "nan", "inf", "1e31"] {
+            assert!(split(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn percentages() {
+        for (text, value) in [("0", 0.0), ("10%", 10.0), ("12.5 %", 12.5), ("100%", 100.0)] {
+            assert_eq!(percent(text), Ok(value));
+        }
+        for text in ["", "%", "-1", "101%", "nan", "x"] {
+            assert!(percent(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Flags of dynamic precision: where low-precision experts come from, and when they may stand in.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+
+use super::Switch;
+use hobbit::expert::SliceKind;
+use hobbit::gguf::GgmlType;
+use hobbit::options::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Dynamic precision (hobbit's own)")]
+pub struct PrecisionArgs {
+    /// Low-precision experts: a GGUF of the same model in a smaller quant, or types to make them of once, such as q2_k
+    /// or q2_k,down=q3_k. A pack brings its own
+    #[arg(long, value_name = "FILE.gguf|TYPES", env = "HOBBIT_ARG_LOW",
+          value_parser = OsStringValueParser::new().try_map(|text| low_source(text, Path::is_file)))]
+    pub low: Option<LowSource>,
+    /// Where the file that --low TYPES makes goes (default: beside the model)
+    #[arg(long, value_name = "DIR", env = "HOBBIT_ARG_LOW_DIR")]
+    pub low_dir: Option<PathBuf>,
+    /// The part of the expert cache that holds low-precision experts: 'auto', or a share such as 25%
+    #[arg(long, value_name = "N%|auto", default_value = "auto", env = "HOBBIT_ARG_LOW_SHARE")]
+    pub low_share: LowShare,
+    /// exact: as llama.cpp, bit by bit. dynamic: a missing expert of little weight comes in low precision or is
+    /// skipped (default: dynamic where there are low-precision experts)
+    #[arg(long, value_name = "exact|dynamic", env = "HOBBIT_ARG_PRECISION")]
+    pub precision: Option<PrecisionMode>,
+    /// A missing expert comes in high precision if the token's router weights above its own sum to at most N, 0 to 1; 1
+    /// takes every one so (default: the pack's, or 0.6)
+    #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T1")]
+    pub t1: Option<f32>,
+    /// Otherwise in low precision if they sum to at most N; beyond, it is skipped, with 1 never (default: the pack's, or
+    /// 0.9)
+    #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T2")]
+    pub t2: Option<f32>,
+    /// Share of a layer's experts, least popular first, that may come in low precision while a prompt is read
+    #[arg(long, value_name = "N%", default_value = "25%", value_parser = percent, env = "HOBBIT_ARG_PREFILL_LOW")]
+    pub prefill_low: f32,
+    /// When an expert is skipped, scale the weights of the others up
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_RENORMALISE")]
+    pub renormalise: Switch,
+    /// Replace often used low-precision experts by high-precision ones while nothing else is read
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_UPGRADE")]
+    pub upgrade: Switch,
+    /// Let nothing depend on how fast reads are: same seed, budget and prompt give the same text
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_DETERMINISTIC")]
+    pub deterministic: Switch,
+}
+
+/// Flags that contradict each other.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum Contradiction {
+    /// A threshold that nothing would ask for.
+    #[error(
+        "'{flag} {value}' contradicts '--precision exact', which takes every expert in high precision; drop one of them"
+    )]
+    Exact { flag: &'static str, value: f32 },
+    /// Thresholds in the wrong order.
+    #[error(
+        "'--t1 {t1}' is above '--t2 {t2}': missing experts come in high precision up to T1 and in low precision from \
+         there to T2; give --t1 at most --t2"
+    )]
+    Order { t1: f32, t2: f32 },
+    /// A directory for a file that is not made.
+    #[error("'--low-dir' is where the file of '--low TYPES' goes, but {found}; drop --low-dir or give e.g. --low q2_k")]
+    Directory { found: String },
+}
+
+impl PrecisionArgs {
+    /// Looks for contradictions. `is_typed` tells by its id whether a flag was on the command line: what comes from the
+    /// environment is a default for many runs, and gives way without a word to a flag that leaves no use for it.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn check(&self, is_typed: impl Fn(&str) -> bool) -> Result<(), Contradiction> {
+        match (self.precision, self.t1, self.t2) {
+            (Some(PrecisionMode::Exact), t1, t2) => {
+                let given = [("t1", "--t1", t1), ("t2", "--t2", t2)];
+                let typed = given.into_iter().find(|(id, ..)| is_typed(id));
+                if let Some((_, flag, Some(value))) = typed {
+                    return Err(Contradiction::Exact { flag, value });
+                }
+            }
+            (_, Some(t1), Some(t2)) if t1 > t2 => return Err(Contradiction::Order { t1, t2 }),
+            _ => (),
+        }
+        let found = match &self.low {
+            Some(LowSource::Quantise { .. }) => return Ok(()),
+            Some(LowSource::File(path)) => format!("--low names the file {}", path.display()),
+            None => "there is no --low".to_owned(),
+        };
+        if is_typed("low_dir") { Err(Contradiction::Directory { found }) } else { Ok(()) }
+    }
+
+    /// Where low-precision experts come from.
+    pub fn source(&self) -> Option<LowSource> {
+        match self.low.clone()? {
+            LowSource::Quantise { types, .. } => Some(LowSource::Quantise { types, directory: self.low_dir.clone() }),
+            file => Some(file),
+        }
+    }
+
+    /// When they may stand in.
+    pub fn options(&self) -> PrecisionOptions {
+        PrecisionOptions {
+            mode: self.precision,
+            t1: self.t1,
+            t2: self.t2,
+            renormalise: self.renormalise.0,
+            prefill_low: self.prefill_low,
+            upgrade: self.upgrade.0,
+            deterministic: self.deterministic.0,
+        }
+    }
+}
+
+/// A file if there is one or the name ends like one, otherwise types, in lower case.
+fn low_source(text: OsString, is_file: impl Fn(&Path) -> bool) -> Result<LowSource, String> {
+    let path = Path::new(&text);
+    if is_file(path) || path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
+        return Ok(LowSource::File(text.into()));
+    }
+    let types = text.to_string_lossy().to_ascii_lowercase();
+    match check_types(&types) {
+        Ok(()) => Ok(LowSource::Quantise { types, directory: None }),
+        Err(why) => {
+            Err(format!("there is no such file, and these are no types such as q2_k or q2_k,down=q3_k either: {why}"))
+        }
+    }
+}
+
+/// `TYPE[,MATRIX=TYPE]...`
+fn check_types(text: &str) -> Result<(), String> {
+    let mut words = text.split(',');
+    check_type(words.next().unwrap_or_default())?;
+    let mut seen = Vec::new();
+    for word in words {
+        let (matrix, name) = word.split_once('=').ok_or_else(|| format!("'{word}' is not of the form MATRIX=TYPE"))?;
+        if !SliceKind::ALL.into_iter().any(|kind| matrix_name(kind) == matrix) {
+            let known = SliceKind::ALL.map(matrix_name).join(", ");
+            return Err(format!("unknown matrix '{matrix}' (known: {known})"));
+        }
+        if seen.contains(&matrix) {
+            return Err(format!("two types for '{matrix}'"));
+        }
+        seen.push(matrix);
+        check_type(name)?;
+    }
+    Ok(())
+}
+
+fn check_type(name: &str) -> Result<(), String> {
+    match GgmlType::from_name(name) {
+        Some(found) if holds_weights(found) => Ok(()),
+        _ => {
+            let known: Vec<_> = GgmlType::all().filter(|&known| holds_weights(known)).map(GgmlType::name).collect();
+            Err(format!("unknown type '{name}' (known: {})", known.join(", ")))
+        }
+    }
+}
+
+/// Not so integers and doubles, nor the types that llama.cpp quantises activations to.
+fn holds_weights(found: GgmlType) -> bool {
+    !["i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"].contains(&found.name())
+}
+
+/// `gate`, `gate_up`, `up` or `down`.
+fn matrix_name(kind: SliceKind) -> &'static str {
+    let stem = kind.tensor_stem();
+    stem.strip_prefix("ffn_").and_then(|stem| stem.strip_suffix("_exps")).unwrap_or(stem)
+}
+
+fn threshold(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| "expected a number from 0 to 1".to_owned())
+}
+
+/// `25%` or `25`, as a share.
+fn percent(text: &str) -> Result<f32, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+    let percent: Option<f32> = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    percent.map(|percent| percent / 100.0).ok_or_else(|| "expected 0% to 100%".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches;
+
+    use super::*;
+
+    fn source(text: &str) -> Result<LowSource, String> {
+        low_source(text.into(), |path| path == Path::new("q4_0"))
+    }
+
+    #[test]
+    fn files_and_types() {
+        let types = |types: &str| Ok(LowSource::Quantise { types: types.to_owned(), directory: None });
+        let file = |path: &str| Ok(LowSource::File(path.into()));
+        assert_eq!(source("q2_k"), types("q2_k"));
+        assert_eq!(source("Q2_K,down=Q3_K,gate_up=iq4_nl"), types("q2_k,down=q3_k,gate_up=iq4_nl"));
+        assert_eq!(source("bf16"), types("bf16"));
+        assert_eq!(source("dir/Low.GGUF"), file("dir/Low.GGUF"));
+        assert_eq!(source("q4_0"), file("q4_0"), "what exists is a file, whatever its name");
+    }
+
+    #[test]
+    fn what_is_neither_is_refused_with_both() {
+        for (text, why) in [
+            ("q9_9", "unknown type 'q9_9' (known: f32, f16, q4_0, "),
+            ("", "unknown type ''"),
+            ("i8", "unknown type 'i8'"),
+            ("q8_K", "unknown type 'q8_k'"),
+            ("low/model.bin", "unknown type 'low/model.bin'"),
+            ("q2_k,", "'' is not of the form MATRIX=TYPE"),
+            ("q2_k,q3_k", "'q3_k' is not of the form MATRIX=TYPE"),
+            ("q2_k,out=q3_k", "unknown matrix 'out' (known: gate, gate_up, up, down)"),
+            ("q2_k,down=", "unknown type ''"),
+            ("q2_k,down=q3_k,down=q4_k", "two types for 'down'"),
+            ("down=q3_k", "unknown type 'down=q3_k'"),
+        ] {
+            let error = source(text).unwrap_err();
+            assert!(error.contains("no such file") && error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn numbers() {
+        for (text, value) in [("0", 0.0), ("0.6", 0.6), ("1", 1.0), ("1.0", 1.0)] {
+            assert_eq!(threshold(text), Ok(value));
+        }
+        for (text, share) in [("0%", 0.0), ("25%", 0.25), ("12.5 %", 0.125), ("100", 1.0)] {
+            assert_eq!(percent(text), Ok(share));
+        }
+        for bad in ["", "%", "-1", "-0.1", "101%", "1.01e2", "nan", "inf", "x"] {
+            assert!(threshold(bad).is_err() && percent(bad).is_err(), "{bad}");
+        }
+        assert!(threshold("60%").is_err() && threshold("1.5").is_err());
+    }
+
+    #[test]
+    fn the_environment_gives_way_to_what_is_typed() {
+        let command = super::super::command();
+        let check = |typed: &[&str], from_environment: &[&str]| {
+            // Clap reads the process's environment, which tests share: the source of a value is told instead.
+            let words: Vec<_> = ["hobbit-cli"].iter().chain(typed).chain(from_environment).collect();
+            let matches = command.clone().try_get_matches_from(words).unwrap();
+            let is_typed =
+                |id: &str| typed.iter().any(|word| word.starts_with(&format!("--{}=", id.replace('_', "-"))));
+            let args = PrecisionArgs::from_arg_matches(&matches).unwrap();
+            args.check(is_typed).map(|()| args.source())
+        };
+        assert_eq!(check(&["--precision=exact"], &["--t1=0.5", "--t2=0.2"]), Ok(None));
+        assert_eq!(
+            check(&["--precision=exact", "--t2=0.5"], &["--t1=0.5"]),
+            Err(Contradiction::Exact { flag: "--t2", value: 0.5 })
+        );
+        assert_eq!(check(&["--t1=0.5"], &["--t2=0.2"]), Err(Contradiction::Order { t1: 0.5, t2: 0.2 }));
+        assert_eq!(check(&[], &["--low-dir=d"]), Ok(None));
+        let file = Some(LowSource::File("a.gguf".into()));
+        assert_eq!(check(&["--low=a.gguf"], &["--low-dir=d"]), Ok(file));
+    }
+}

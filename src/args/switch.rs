@@ -1,0 +1,95 @@
+//! Values of flags that are on or off: bare, `--no-…`, `=on`, or from the environment.
+
+use std::ffi::OsString;
+use std::str::FromStr;
+
+/// On or off, in llama.cpp's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch(pub bool);
+
+/// On, off, or as the circumstances suggest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tri {
+    Auto,
+    On,
+    Off,
+}
+
+impl Switch {
+    /// Marks such flags in the command.
+    pub const NAME: &str = "on|off";
+}
+
+impl Tri {
+    /// Marks such flags in the command.
+    pub const NAME: &str = "on|off|auto";
+}
+
+/// Whether `word` is a value that a [`Tri`] flag may take from the next argument.
+pub fn is_tri_word(word: &str) -> bool {
+    word.parse::<Tri>().is_ok()
+}
+
+impl FromStr for Switch {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "on" | "enabled" | "true" | "1" => Ok(Self(true)),
+            "off" | "disabled" | "false" | "0" => Ok(Self(false)),
+            _ => Err("expected on or off".to_owned()),
+        }
+    }
+}
+
+impl FromStr for Tri {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "auto" | "-1" => Ok(Self::Auto),
+            _ => match word.parse() {
+                Ok(Switch(true)) => Ok(Self::On),
+                Ok(Switch(false)) => Ok(Self::Off),
+                Err(_) => Err("expected on, off or auto".to_owned()),
+            },
+        }
+    }
+}
+
+/// llama.cpp's rule that `LLAMA_ARG_NO_X`, with any value, switches off what `LLAMA_ARG_X` would set:
+/// the words to put before the command line.
+pub fn negated_by_environment(command: &clap::Command, is_set: impl Fn(&str) -> bool) -> Vec<OsString> {
+    command
+        .get_arguments()
+        .filter(|arg| arg.get_value_names().is_some_and(|names| names == [Switch::NAME]))
+        .filter_map(|arg| {
+            let positive = arg.get_env()?.to_str()?;
+            let negative = positive.replacen("_ARG_", "_ARG_NO_", 1);
+            is_set(&negative).then(|| arg.get_long().map(|long| format!("--{long}=off").into()))?
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words() {
+        assert_eq!("enabled".parse(), Ok(Switch(true)));
+        assert_eq!("0".parse(), Ok(Switch(false)));
+        assert!("yes".parse::<Switch>().is_err());
+        assert_eq!("-1".parse(), Ok(Tri::Auto));
+        assert_eq!("on".parse(), Ok(Tri::On));
+        assert!(is_tri_word("false") && !is_tri_word("-m"));
+    }
+
+    #[test]
+    fn negative_environment() {
+        let command = crate::args::command();
+        let words = negated_by_environment(&command, |name| name == "LLAMA_ARG_NO_KV_OFFLOAD");
+        assert_eq!(words, ["--kv-offload=off"]);
+        assert!(negated_by_environment(&command, |_| false).is_empty());
+    }
+}

@@ -1,0 +1,408 @@
+//! What was typed after `hobbit-bench`. Names and grammar follow llama.cpp's `llama-bench`; every flag that says how hobbit
+//! holds experts is hobbit-cli's, and takes lists as well.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser};
+
+use super::threads::ThreadChoice;
+use super::values;
+use crate::args::{self, CachingArgs, DeviceArgs, MemoryArgs, PrecisionArgs};
+use crate::argv::{self, Grammar, Note};
+
+const EXAMPLES: &str = "\
+Examples:
+  hobbit-bench -m mixtral.gguf
+      As llama-bench: a prompt of 512 random tokens, then 128 single ones.
+  hobbit-bench -m mixtral.gguf --prompt-file book.txt --limit 2.5GiB --baseline -p 0 -n 0 -pg 16,32 -pg 128,128 -o json
+      Real text, in a memory control group, hobbit and plain llama.cpp alternately (as root).
+  hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 10%,25%,50%,100% --policy lru,foresight
+      Every flag of hobbit-cli that says how experts are held takes a list: all combinations are run.
+  hobbit-bench peers -m mixtral.gguf --limit 2.5GiB --prompt-file question.txt -n 32 benches/peers/llama-cpp
+      The same prompt by hobbit, llama.cpp and other programs under the same limit.
+  hobbit-bench report benches/results/HOST -o report.html
+      One page with tables and plots of raw results.
+
+Several values of a flag: with commas between them, or the flag again; numbers as first-last, first-last+step or
+first-last*mult too.
+Exit status: 0 success, 1 failure (of any test), 2 wrong usage, 130 interrupted.";
+
+/// Measure hobbit as llama-bench measures llama.cpp.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hobbit-bench",
+    version = env!("HOBBIT_VERSION"),
+    override_usage = "hobbit-bench [OPTIONS]\n       hobbit-bench peers [OPTIONS] [PEER]...\n       hobbit-bench report [OPTIONS] <FILE>...",
+    max_term_width = 110,
+    after_help = EXAMPLES
+)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub test: TestArgs,
+    #[command(flatten)]
+    pub comparison: ComparisonArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Tests (llama-bench's)")]
+pub struct TestArgs {
+    /// Model; without it the bundled demo model
+    #[arg(short, long, value_name = "FNAME", value_delimiter = ',')]
+    pub model: Vec<PathBuf>,
+    /// Tokens of the prompt; 0 for no such test [default: 512]
+    #[arg(short = 'p', long, value_name = "N")]
+    pub n_prompt: Vec<String>,
+    /// Tokens evaluated one by one; 0 for no such test [default: 128]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub n_gen: Vec<String>,
+    /// A prompt of PP tokens and then TG single ones, in one test
+    #[arg(long, value_name = "PP,TG")]
+    pub pg: Vec<String>,
+    /// Tokens in the context before a test begins [default: 0]
+    #[arg(short = 'd', long, value_name = "N")]
+    pub n_depth: Vec<String>,
+    /// Prompt tokens submitted at once [default: 2048]
+    #[arg(short, long, value_name = "N")]
+    pub batch_size: Vec<String>,
+    /// Prompt tokens computed at once [default: 512]
+    #[arg(long, value_name = "N")]
+    pub ubatch_size: Vec<String>,
+    /// Element type of the K cache [default: f16]
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub cache_type_k: Vec<String>,
+    /// Element type of the V cache [default: f16]
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub cache_type_v: Vec<String>,
+    /// Threads [default: cores]
+    #[arg(short, long, value_name = "N")]
+    pub threads: Vec<String>,
+    /// Fused attention: on, off or auto [default: auto]
+    #[arg(long, value_name = "WORD", value_delimiter = ',')]
+    pub flash_attn: Vec<String>,
+    /// Keep the KV cache on the host: 0 or 1 [default: 0]
+    #[arg(long, value_name = "0|1", value_delimiter = ',')]
+    pub no_kv_offload: Vec<String>,
+    /// Repetitions of each test in one run
+    #[arg(short, long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub repetitions: u32,
+    /// Seconds to wait before each test
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub delay: u64,
+    /// Measure from the first token on
+    #[arg(long)]
+    pub no_warmup: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Comparison (hobbit's own)")]
+pub struct ComparisonArgs {
+    /// Text whose tokens are evaluated, each repetition going on where the last one ended: random ones, which are used
+    /// without it, are routed as no text is
+    #[arg(long, value_name = "FNAME", conflicts_with = "trace")]
+    pub prompt_file: Option<PathBuf>,
+    /// Requests as JSON lines with \"prompt\" and \"output\"; each repetition takes the next that is long enough
+    #[arg(long, value_name = "FNAME")]
+    pub trace: Option<PathBuf>,
+    /// Memory of the process that runs a test, page cache included: a control group of its own, and a cold page cache (as
+    /// root)
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = bytes)]
+    pub limit: Vec<u64>,
+    /// Run plain llama.cpp as well, alternately, and compare logits
+    #[arg(long)]
+    pub baseline: bool,
+    /// Run plain llama.cpp alone
+    #[arg(long, conflicts_with = "baseline")]
+    pub baseline_only: bool,
+    /// Who runs when with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
+    #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = order)]
+    pub order: Order,
+    /// Threads of llama.cpp, of which those that wait for a page fault need no core: of several the best in a short run
+    /// in the same memory; auto tries the cores and twice as many [default: as --threads]
+    #[arg(long, value_name = "auto|N,N,...")]
+    pub baseline_threads: Option<ThreadChoice>,
+    /// How llama.cpp loads the model: mmap, none, mlock, mmap+mlock or dio
+    #[arg(long, value_name = "MODE", default_value = "mmap", value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
+    pub load_mode: String,
+    /// Let llama.cpp repack weights: 0 or 1 (its logits then differ in the last bits)
+    #[arg(long, value_name = "0|1", default_value = "0", value_parser = ["0", "1"])]
+    pub repack: String,
+    /// Another process in the same control group that takes up to so much memory, again and again
+    #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "limit")]
+    pub pressure: Option<u64>,
+    /// Other processes that compute without end meanwhile, each on one core
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=512))]
+    pub busy: Vec<u32>,
+    /// Do not measure the disk, which the roofline needs
+    #[arg(long)]
+    pub no_roofline: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Format on stdout: csv, json, jsonl, md or sql
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
+    pub output: Format,
+    /// Format on stderr: the same, or none
+    #[arg(long, value_name = "FORMAT")]
+    pub output_err: Option<Format>,
+    /// Name of the study, kept in every record
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub label: String,
+    /// Name of the case in its study
+    #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub variant: String,
+    /// Tell what runs
+    #[arg(long)]
+    pub progress: bool,
+    /// Show what the engines log
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// How records are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    None,
+    Csv,
+    Json,
+    Jsonl,
+    Md,
+    Sql,
+}
+
+/// Who runs in a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Who {
+    Hobbit,
+    Stock,
+}
+
+/// Runs in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order(pub Vec<Who>);
+
+/// hobbit-cli's flags that say where experts are and how they are computed.
+#[derive(Debug, Parser)]
+#[command(name = "hobbit-bench", disable_help_flag = true)]
+pub struct EngineArgs {
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub caching: CachingArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// Flags whose values may contain commas: several are given by repeating them.
+const WHOLE: [&str; 6] = ["low", "low-dir", "policy-weights", "profile", "path-table", "cache-state"];
+/// Flags of numbers, where ranges have a meaning.
+const NUMBERS: [&str; 4] = ["n-gpu-layers", "n-cpu-moe", "main-gpu", "prefetch-distance"];
+
+/// What was typed.
+#[derive(Debug)]
+pub struct Typed {
+    pub bench: BenchArgs,
+    /// hobbit-cli's flags: each inner list holds the alternatives of one, as words.
+    pub engine: Vec<Vec<String>>,
+    pub list_devices: bool,
+    pub notes: Vec<Note>,
+}
+
+/// The command as clap sees it.
+pub fn command() -> Command {
+    let mut command = BenchArgs::command().args_override_self(false);
+    for arg in EngineArgs::command().get_arguments() {
+        let Some(long) = arg.get_long() else { continue };
+        if long == "trace" {
+            continue; // a trace is read here, not written
+        }
+        let mut arg = arg.clone().env(None::<&str>);
+        if arg.get_action().takes_values() {
+            let usual = arg.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
+            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            let help = usual.map_or(help.clone(), |usual| format!("{help} [default: {usual}]"));
+            arg = arg.default_value(None).action(ArgAction::Append).help(help).value_delimiter(None);
+            arg = arg.value_parser(clap::builder::StringValueParser::new());
+        }
+        command = command.arg(arg);
+    }
+    args::with_spellings(command)
+}
+
+/// Reads a command line without its first word.
+///
+/// # Errors
+/// A clap error, ready to print, for wrong usage; also for `--help` and `--version`.
+pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::Error> {
+    let mut command = command();
+    let grammar = Grammar::of(&command);
+    let line = argv::normalise(words, &grammar).map_err(|error| command.error(error.kind(), error))?;
+    let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);
+    let matches = command.try_get_matches_from_mut(words)?;
+    let bench = BenchArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    let mut engine = Vec::new();
+    for arg in EngineArgs::command().get_arguments() {
+        let (id, Some(long)) = (arg.get_id().as_str(), arg.get_long()) else { continue };
+        if ["trace", "list-devices"].contains(&long) || matches.value_source(id) != Some(ValueSource::CommandLine) {
+            continue;
+        }
+        if !arg.get_action().takes_values() {
+            engine.push(vec![format!("--{long}")]);
+            continue;
+        }
+        let given = matches.get_many::<String>(id).into_iter().flatten();
+        let mut alternatives = Vec::new();
+        for text in given {
+            let values = alternatives_of(long, text)
+                .map_err(|why| command.error(ErrorKind::InvalidValue, format!("--{long}: {why}")))?;
+            alternatives.extend(values.into_iter().map(|value| format!("--{long}={value}")));
+        }
+        if long == "rpc" {
+            engine.extend(alternatives.into_iter().map(|word| vec![word])); // servers that all cases have
+        } else {
+            engine.push(alternatives);
+        }
+    }
+    let typed = Typed { bench, engine, list_devices: matches.get_flag("list_devices"), notes: line.notes };
+    // Every value is looked at before anything runs.
+    for word in typed.engine.iter().flatten() {
+        engine_args(std::slice::from_ref(word)).map_err(|error| error.format(&mut command))?;
+    }
+    Ok(typed)
+}
+
+/// Settings of one case.
+///
+/// # Errors
+/// As clap.
+pub fn engine_args(words: &[String]) -> Result<EngineArgs, clap::Error> {
+    let command = args::with_spellings(EngineArgs::command());
+    let (parsed, _) = args::parse_as(command, words.iter().map(OsString::from))?;
+    Ok(parsed)
+}
+
+/// The values that one word means.
+fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
+    let parts = || text.split(',').map(str::to_owned);
+    Ok(match long {
+        _ if WHOLE.contains(&long) => vec![text.to_owned()],
+        _ if NUMBERS.contains(&long) && text.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') => {
+            values::integers(text, true)?.into_iter().map(|value| value.to_string()).collect()
+        }
+        // llama-bench's way to name several in one value.
+        "device" => parts().map(|part| part.replace('/', ",")).collect(),
+        "override-tensor" => parts().map(|part| part.replace(';', ",")).collect(),
+        _ => parts().collect(),
+    })
+}
+
+/// A size such as `2.5GiB`.
+///
+/// # Errors
+/// What is no size.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    parse_size::Config::new().with_binary().parse_size(text).map_err(|error| format!("{error}, expected e.g. 2.5GiB"))
+}
+
+fn order(text: &str) -> Result<Order, String> {
+    let who = |letter: char| match letter.to_ascii_uppercase() {
+        'A' => Ok(Who::Hobbit),
+        'B' => Ok(Who::Stock),
+        _ => Err(format!("'{letter}': expected letters A (hobbit) and B (llama.cpp), as in ABBA")),
+    };
+    let order = text.chars().map(who).collect::<Result<Vec<_>, _>>()?;
+    if order.is_empty() {
+        Err("expected letters A (hobbit) and B (llama.cpp), as in ABBA".to_owned())
+    } else {
+        Ok(Order(order))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(words: &[&str]) -> Result<Typed, String> {
+        parse(words.iter().map(OsString::from)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_command_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn llama_benchs_spellings() {
+        let words = "-m a.gguf,b.gguf -p 512 -n 128,256 -pg 16,32 -pg 1,2 -d 0-4096+1024 -r 3 -b 64 -ub 32 -t 2,4 -ngl 0,99 \
+                     -fa 0,1 -ctk q8_0 -ctv f16 -ncmoe 0-2 -ot a=CPU;b=CPU -o json -oe md --delay 1 --progress --no-warmup \
+                     -nkvo 0,1 -lm none -mg 0 -sm layer -ts 3/1";
+        let typed = typed(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+        let (test, output) = (&typed.bench.test, &typed.bench.output);
+        assert_eq!(test.model.len(), 2);
+        assert_eq!((&test.n_prompt[..], &test.n_gen[..]), (&["512".to_owned()][..], &["128,256".to_owned()][..]));
+        assert_eq!(test.pg, ["16,32", "1,2"]);
+        assert_eq!((test.repetitions, test.delay, test.no_warmup, output.progress), (3, 1, true, true));
+        assert_eq!((output.output, output.output_err), (Format::Json, Some(Format::Md)));
+        assert_eq!(typed.bench.comparison.load_mode, "none");
+        for list in [
+            &["--n-gpu-layers=0", "--n-gpu-layers=99"][..],
+            &["--n-cpu-moe=0", "--n-cpu-moe=1", "--n-cpu-moe=2"],
+            &["--override-tensor=a=CPU,b=CPU"],
+            &["--tensor-split=3/1"],
+        ] {
+            assert!(typed.engine.iter().any(|found| found == list), "{list:?} in {:?}", typed.engine);
+        }
+    }
+
+    #[test]
+    fn hobbits_flags_take_lists() {
+        let typed = typed(&[
+            "--policy",
+            "lru,foresight",
+            "--expert-cache",
+            "25%",
+            "--expert-cache",
+            "1GiB",
+            "--low",
+            "q2_k,down=q3_k",
+        ])
+        .unwrap();
+        let expected = [
+            vec!["--expert-cache=25%", "--expert-cache=1GiB"],
+            vec!["--low=q2_k,down=q3_k"],
+            vec!["--policy=lru", "--policy=foresight"],
+        ];
+        assert_eq!(typed.engine, expected);
+        let args = engine_args(&["--policy=lru".into(), "--no-overlap".into()]).unwrap();
+        assert!(args.caching.no_overlap);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_before_anything_runs() {
+        for (words, part) in [
+            (&["--policy", "lru,best"][..], "best"),
+            (&["-ngl", "1-x"], "expected a number"),
+            (&["--order", "ABC"], "expected letters A"),
+            (&["--limit", "much"], "expected e.g. 2.5GiB"),
+            (&["--pressure", "1GiB"], "--limit"),
+            (&["--prompt-file", "a", "--trace", "b"], "cannot be used with"),
+            (&["--baseline", "--baseline-only"], "cannot be used with"),
+            (&["-o", "xml"], "possible values"),
+            (&["-r", "0"], "0 is not in"),
+            (&["--baseline-threads", "most"], "expected auto, or numbers"),
+            (&["--busy", "x"], "--busy"),
+            (&["--np", "1"], "unexpected argument"),
+        ] {
+            let error = typed(words).unwrap_err();
+            assert!(error.contains(part), "{words:?}: {error}");
+        }
+    }
+}

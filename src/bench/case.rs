@@ -1,0 +1,342 @@
+//! What is run: every combination of what was typed, in llama-bench's order.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::args::{Typed, Who, engine_args};
+use super::values;
+use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
+
+/// Where tokens come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A generator's, the same for every engine.
+    Random,
+    /// A text.
+    Text(PathBuf),
+    /// Requests with prompts and outputs.
+    Requests(PathBuf),
+}
+
+/// What a repetition evaluates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Test {
+    /// Tokens of the prompt.
+    pub n_prompt: u32,
+    /// Tokens evaluated one by one.
+    pub n_gen: u32,
+    /// Tokens in the context before, not timed.
+    pub n_depth: u32,
+}
+
+impl Test {
+    /// Tokens of a repetition.
+    pub fn n_tokens(self) -> usize {
+        self.n_prompt as usize + self.n_gen as usize + self.n_depth as usize
+    }
+
+    /// As llama-bench writes it: `pp512`, `tg128`, `pp16+tg32`, with ` @ d1024` behind it.
+    pub fn name(self) -> String {
+        let Self { n_prompt, n_gen, n_depth } = self;
+        let name = match (n_prompt, n_gen) {
+            (_, 0) => format!("pp{n_prompt}"),
+            (0, _) => format!("tg{n_gen}"),
+            _ => format!("pp{n_prompt}+tg{n_gen}"),
+        };
+        if n_depth > 0 { format!("{name} @ d{n_depth}") } else { name }
+    }
+}
+
+/// One row of the results. Both engines run it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    pub model: PathBuf,
+    /// hobbit's flags.
+    pub words: Vec<String>,
+    /// Memory of the process in bytes.
+    pub limit: Option<u64>,
+    /// Other processes that compute without end meanwhile.
+    pub busy: u32,
+    pub n_batch: u32,
+    pub n_ubatch: u32,
+    pub type_k: String,
+    pub type_v: String,
+    pub no_kv_offload: bool,
+    pub flash_attn: String,
+    pub threads: i32,
+    pub test: Test,
+}
+
+/// What one process is asked to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Task {
+    pub who: Who,
+    pub case: Case,
+    pub source: Source,
+    /// Measured repetitions.
+    pub reps: u32,
+    /// The place of the first in the text.
+    pub first_rep: u32,
+    pub warmup: bool,
+    /// Seconds.
+    pub delay: u64,
+    /// Tell the logits' hashes.
+    pub with_hashes: bool,
+    /// llama.cpp's load mode.
+    pub load_mode: String,
+    /// llama.cpp's repacking.
+    pub repack: bool,
+    /// When the process was started, in nanoseconds since 1970.
+    pub started_ns: u128,
+    pub verbose: bool,
+}
+
+/// All combinations.
+///
+/// # Errors
+/// Values that are none, flags that contradict each other.
+pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Result<Vec<Case>> {
+    let test = &typed.bench.test;
+    let models = match &test.model[..] {
+        [] => vec![demo().map_err(anyhow::Error::msg)?],
+        models => models.to_vec(),
+    };
+    let limits: Vec<Option<u64>> = match &typed.bench.comparison.limit[..] {
+        [] => vec![None],
+        limits => limits.iter().copied().map(Some).collect(),
+    };
+    let busy = match &typed.bench.comparison.busy[..] {
+        [] => &[0],
+        given => given,
+    };
+    let numbers = |flag: &str, given: &[String], usual: u32| -> Result<Vec<u32>> {
+        if given.is_empty() {
+            return Ok(vec![usual]);
+        }
+        let mut all = Vec::new();
+        for text in given {
+            let values = values::integers(text, false).map_err(|why| anyhow!("{flag}: {why}"))?;
+            for value in values {
+                all.push(
+                    u32::try_from(value)
+                        .ok()
+                        .filter(|n| *n <= 1 << 24)
+                        .with_context(|| format!("{flag} {value}: too large"))?,
+                );
+            }
+        }
+        ensure!(!all.is_empty(), "{flag} {}: an empty range", given.join(","));
+        Ok(all)
+    };
+    let words = |given: &[String], usual: &str| match given {
+        [] => vec![usual.to_owned()],
+        given => given.to_vec(),
+    };
+    let n_batch = positive("-b", numbers("-b", &test.batch_size, 2048)?)?;
+    let n_ubatch = positive("-ub", numbers("-ub", &test.ubatch_size, 512)?)?;
+    let cores = std::thread::available_parallelism().map_or(4, |n| n.get() as u32);
+    let threads = positive("-t", numbers("-t", &test.threads, cores)?)?;
+    ensure!(threads.iter().all(|n| *n <= 512), "-t: at most 512 threads");
+    let (type_k, type_v) = (words(&test.cache_type_k, "f16"), words(&test.cache_type_v, "f16"));
+    for (flag, word) in type_k.iter().map(|word| ("-ctk", word)).chain(type_v.iter().map(|word| ("-ctv", word))) {
+        word.parse::<KvType>().map_err(|error| anyhow!("{flag}: {error}"))?;
+    }
+    let flash_attn = words(&test.flash_attn, "auto");
+    for word in &flash_attn {
+        word.parse::<FlashAttn>().map_err(|error| anyhow!("-fa: {error}"))?;
+    }
+    let no_kv_offload = words(&test.no_kv_offload, "0");
+    for word in &no_kv_offload {
+        ensure!(word == "0" || word == "1", "-nkvo {word}: expected 0 or 1");
+    }
+    let tests = tests(typed, &numbers)?;
+    let depths = numbers("-d", &test.n_depth, 0)?;
+
+    let mut cases = Vec::new();
+    for model in &models {
+        for (&limit, &busy) in pairs(&limits, busy) {
+            for words in product(&typed.engine) {
+                // Contradictions among flags show only together.
+                engine_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
+                for (&n_batch, &n_ubatch) in pairs(&n_batch, &n_ubatch) {
+                    for (type_k, type_v) in pairs(&type_k, &type_v) {
+                        for (nkvo, flash_attn) in pairs(&no_kv_offload, &flash_attn) {
+                            for (&threads, &n_depth) in pairs(&threads, &depths) {
+                                cases.extend(tests.iter().map(|&test| Case {
+                                    model: model.clone(),
+                                    words: words.clone(),
+                                    limit,
+                                    busy,
+                                    n_batch,
+                                    n_ubatch,
+                                    type_k: type_k.clone(),
+                                    type_v: type_v.clone(),
+                                    no_kv_offload: nkvo == "1",
+                                    flash_attn: flash_attn.clone(),
+                                    threads: threads as i32,
+                                    test: Test { n_depth, ..test },
+                                }));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(cases)
+}
+
+fn tests(typed: &Typed, numbers: &impl Fn(&str, &[String], u32) -> Result<Vec<u32>>) -> Result<Vec<Test>> {
+    let test = &typed.bench.test;
+    let prompts = numbers("-p", &test.n_prompt, 512)?;
+    let gens = numbers("-n", &test.n_gen, 128)?;
+    let pairs: Vec<(u32, u32)> =
+        test.pg.iter().map(|text| values::pair(text).map_err(|why| anyhow!("-pg: {why}"))).collect::<Result<_>>()?;
+    let tests: Vec<Test> = prompts
+        .into_iter()
+        .map(|n_prompt| (n_prompt, 0))
+        .chain(gens.into_iter().map(|n_gen| (0, n_gen)))
+        .chain(pairs)
+        .filter(|test| *test != (0, 0))
+        .map(|(n_prompt, n_gen)| Test { n_prompt, n_gen, n_depth: 0 })
+        .collect();
+    if tests.is_empty() {
+        bail!("nothing to test: give -p, -n or -pg above 0");
+    }
+    Ok(tests)
+}
+
+fn positive(flag: &str, values: Vec<u32>) -> Result<Vec<u32>> {
+    ensure!(values.iter().all(|value| *value > 0), "{flag}: expected numbers above 0");
+    Ok(values)
+}
+
+/// Every combination of the two, the first changing slowest.
+fn pairs<'a, A, B>(first: &'a [A], second: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    first.iter().flat_map(move |a| second.iter().map(move |b| (a, b)))
+}
+
+/// Every combination of one alternative each.
+fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
+    alternatives.iter().fold(vec![Vec::new()], |all, one| {
+        all.iter()
+            .flat_map(|words| one.iter().map(move |word| [&words[..], std::slice::from_ref(word)].concat()))
+            .collect()
+    })
+}
+
+impl Case {
+    /// For a [`Model`](hobbit::Model).
+    ///
+    /// # Errors
+    /// Flags that do not go together.
+    pub fn model_options(&self) -> Result<ModelOptions> {
+        let args = engine_args(&self.words)?;
+        Ok(ModelOptions {
+            budget: args.memory.mem_budget,
+            overcommit: args.memory.overcommit.0,
+            expects: self.session_options()?,
+            expert_cache: args.memory.expert_cache,
+            low: args.precision.source(),
+            low_share: args.precision.low_share,
+            precision: args.precision.options(),
+            caching: args.caching.options(),
+            path_table: args.caching.path_table()?,
+            profile: args.caching.profile,
+            cache_state: args.caching.cache_state,
+            io: args.memory.io,
+            n_gpu_layers: args.device.n_gpu_layers,
+            device: args.device.options(),
+            ..ModelOptions::default()
+        })
+    }
+
+    /// For a session of either engine.
+    ///
+    /// # Errors
+    /// Words that [`cases`] would have refused.
+    pub fn session_options(&self) -> Result<SessionOptions> {
+        Ok(SessionOptions {
+            n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
+            n_batch: self.n_batch,
+            n_ubatch: self.n_ubatch.min(self.n_batch),
+            n_outputs_max: 1,
+            threads: Some(self.threads),
+            flash_attn: self.flash_attn.parse()?,
+            type_k: self.type_k.parse()?,
+            type_v: self.type_v.parse()?,
+            kv_offload: !self.no_kv_offload,
+            warmup: false,
+            ..SessionOptions::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::super::args::parse;
+    use super::*;
+
+    fn all(words: &[&str]) -> Result<Vec<Case>> {
+        cases(&parse(words.iter().map(OsString::from)).unwrap(), || Ok("demo.gguf".into()))
+    }
+
+    fn names(words: &[&str]) -> Vec<String> {
+        all(words).unwrap().iter().map(|case| case.test.name()).collect()
+    }
+
+    #[test]
+    fn llama_benchs_tests() {
+        assert_eq!(names(&[]), ["pp512", "tg128"]);
+        assert_eq!(names(&["-p", "0", "-n", "64"]), ["tg64"]);
+        assert_eq!(names(&["-p", "8,16", "-n", "0", "-pg", "16,32"]), ["pp8", "pp16", "pp16+tg32"]);
+        assert_eq!(names(&["-p", "8", "-n", "4", "-d", "0-32+32"]), ["pp8", "tg4", "pp8 @ d32", "tg4 @ d32"]);
+        assert!(all(&["-p", "0", "-n", "0"]).unwrap_err().to_string().contains("nothing to test"));
+    }
+
+    #[test]
+    fn every_combination() {
+        let cases = all(&["-m", "a,b", "--limit", "1GiB,2GiB", "--policy", "lru,lfu", "-n", "0", "-t", "1,2"]).unwrap();
+        assert_eq!(cases.len(), 16);
+        assert_eq!(cases[0].words, ["--policy=lru"]);
+        assert_eq!((cases[0].threads, cases[1].threads), (1, 2));
+        assert_eq!(cases[2].words, ["--policy=lfu"]);
+        assert_eq!((cases[4].limit, cases[8].model.to_str()), (Some(2 << 30), Some("b")));
+        let busy = all(&["--busy", "0,2", "-n", "0"]).unwrap();
+        assert_eq!((busy.len(), busy[0].busy, busy[1].busy), (2, 0, 2));
+    }
+
+    #[test]
+    fn settings_of_a_case() {
+        let cases =
+            all(&["-p", "100", "-n", "0", "-b", "64", "-ctk", "q8_0", "-fa", "on", "-nkvo", "1", "-ngl", "3"]).unwrap();
+        let session = cases[0].session_options().unwrap();
+        assert_eq!((session.n_ctx, session.n_batch, session.n_ubatch), (256, 64, 64));
+        assert_eq!((session.type_k, session.flash_attn, session.kv_offload), (KvType::Q8_0, FlashAttn::On, false));
+        assert_eq!(cases[0].model_options().unwrap().n_gpu_layers, 3);
+    }
+
+    #[test]
+    fn what_is_wrong() {
+        for (words, part) in [
+            (&["-p", "x"][..], "-p: 'x'"),
+            (&["-p", "9-1"], "-p 9-1: an empty range"),
+            (&["-b", "0"], "-b: expected numbers above 0"),
+            (&["-t", "1000"], "at most 512"),
+            (&["-ctk", "q9"], "-ctk: unknown KV cache type"),
+            (&["-fa", "maybe"], "-fa: unknown flash"),
+            (&["-nkvo", "2"], "-nkvo 2"),
+            (&["-pg", "1"], "-pg: '1'"),
+            (&["-p", "99999999"], "too large"),
+            (&["--precision", "exact", "--t1", "0.5"], "contradicts"),
+        ] {
+            let error = all(words).unwrap_err().to_string();
+            assert!(error.contains(part), "{words:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! From the process's arguments to its exit status.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::answer::{About, Group, Outcome, equal_logits, ggml_build, record};
+use super::args::{self, Format, Typed, Who};
+use super::case::{Case, Source, Task, cases};
+use super::generate::{self, Wish};
+use super::print::{Printer, Shown};
+use super::record::Record;
+use super::report::{self, ReportArgs};
+use super::threads::{self, Tried};
+use super::{child, inputs, peers, start};
+use crate::devices;
+use crate::pipe::{say, tell};
+use crate::resolve::Surroundings;
+use crate::run::{Interrupted, Process, USAGE, failure};
+use crate::signals;
+use crate::measure::disk::random_reads;
+use crate::measure::host::Host;
+
+/// Runs `hobbit-bench` with the arguments of this process.
+pub fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1).peekable();
+    let first = words.peek().and_then(|word| word.to_str()).unwrap_or_default().to_owned();
+    let rest = || std::env::args_os().skip(2).collect::<Vec<_>>();
+    let outcome = match &first[..] {
+        "child" => inner(&rest(), |word| {
+            let task: Task = serde_json::from_str(word)?;
+            Ok(serde_json::to_string(&child::run(&task)?)?)
+        }),
+        "disk" => inner(&rest(), |word| {
+            let reads = random_reads(word.as_ref(), Duration::from_millis(800))?;
+            Ok(reads.iter().map(|reads| reads.bytes_per_second).fold(0.0, f64::max).to_string())
+        }),
+        "generate" => inner(&rest(), |word| {
+            let wish: Wish = serde_json::from_str(word)?;
+            Ok(serde_json::to_string(&generate::run(&wish)?)?)
+        }),
+        "hog" => hog(&rest()),
+        "busy" => start::busy(),
+        "machine" => inner(&rest(), |word| Ok(Host::describe(word.as_ref()).machine)),
+        "peers" => peers::run(&rest()),
+        "report" => write_report(&rest()),
+        _ => run(words),
+    };
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => failure(&error),
+    }
+}
+
+/// A process of our own making: one argument, an answer on stdout.
+fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8> {
+    let word = words.first().and_then(|word| word.to_str()).context("for hobbit-bench itself: one argument")?;
+    say(work(word)?)?;
+    Ok(0)
+}
+
+/// `hobbit-bench report`.
+#[derive(Debug, Parser)]
+#[command(name = "hobbit-bench report", max_term_width = 110)]
+struct ReportLine {
+    #[command(flatten)]
+    args: ReportArgs,
+}
+
+fn write_report(words: &[OsString]) -> Result<u8> {
+    let name = OsString::from("hobbit-bench report");
+    match ReportLine::try_parse_from(std::iter::once(&name).chain(words)) {
+        Ok(line) => report::run(&line.args, &mut io::stdout().lock()).map(|()| 0),
+        Err(error) => match error.print() {
+            Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+            _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+        },
+    }
+}
+
+fn hog(words: &[OsString]) -> Result<u8> {
+    let (bytes, file) = words.first().zip(words.get(1)).context("for hobbit-bench itself: bytes and a file")?;
+    start::hog(bytes.to_str().and_then(|text| text.parse().ok()).context("bytes")?, file.as_ref())?;
+    Ok(0)
+}
+
+fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
+    let typed = match args::parse(words) {
+        Ok(typed) => typed,
+        Err(error) => {
+            return match error.print() {
+                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+            };
+        }
+    };
+    if typed.list_devices {
+        return devices::list(&[], typed.bench.output.verbose, None).map(|()| 0);
+    }
+    for note in &typed.notes {
+        tell(format_args!("note: {note}"));
+    }
+    let cases = match cases(&typed, || Process.demo_model()) {
+        Ok(cases) => cases,
+        Err(error) => {
+            tell(format_args!("error: {error:#}"));
+            return Ok(USAGE);
+        }
+    };
+    inputs::check(&cases, &source(&typed))?;
+    start::watch_ctrl_c()?;
+    let output = &typed.bench.output;
+    let shown = shown(&typed, &cases);
+    let mut out = Printer::new(Box::new(io::stdout()), output.output, shown)?;
+    let mut err = Printer::new(Box::new(io::stderr()), output.output_err.unwrap_or(Format::None), shown)?;
+    let mut bench = Bench::new(&typed, cases.len());
+    let mut failed = false;
+    let mut interrupted = false;
+    for (number, case) in cases.iter().enumerate() {
+        let records = match bench.case(number, case) {
+            Ok(records) => records,
+            Err(error) if error.is::<Interrupted>() => {
+                interrupted = true;
+                break;
+            }
+            Err(error) => {
+                out.finish(ggml_build())?;
+                return Err(error);
+            }
+        };
+        for record in &records {
+            // llama.cpp that is killed by the limit is a result; hobbit that is killed broke its word.
+            let is_killed = record.hobbit_outcome == "killed" && record.hobbit_engine == "hobbit";
+            failed |= is_killed || record.hobbit_outcome.starts_with("failed");
+            bench.bar.suspend(|| out.print(record).and_then(|()| err.print(record)))?;
+        }
+    }
+    bench.bar.finish_and_clear();
+    out.finish(ggml_build())?;
+    err.finish(ggml_build())?;
+    Ok(match (interrupted, failed) {
+        (true, _) => signals::status(),
+        (false, failed) => u8::from(failed),
+    })
+}
+
+/// Columns that vary, or that were asked for.
+fn shown(typed: &Typed, cases: &[Case]) -> Shown {
+    let (test, comparison) = (&typed.bench.test, &typed.bench.comparison);
+    Shown {
+        limit: cases.iter().any(|case| case.limit.is_some()),
+        engine: comparison.baseline || comparison.baseline_only,
+        flags: typed.engine.iter().any(|alternatives| alternatives.len() > 1),
+        batch: !test.batch_size.is_empty() || !test.ubatch_size.is_empty(),
+        kv_types: !test.cache_type_k.is_empty() || !test.cache_type_v.is_empty(),
+        flash_attn: !test.flash_attn.is_empty(),
+        gpu_layers: typed.engine.iter().flatten().any(|word| word.starts_with("--n-gpu-layers")),
+    }
+}
+
+/// Runs cases.
+struct Bench<'a> {
+    typed: &'a Typed,
+    source: Source,
+    order: Vec<Who>,
+    n_cases: usize,
+    bar: ProgressBar,
+    /// The model whose disk was measured last, and its speed.
+    disk: Option<(PathBuf, f64)>,
+    /// What llama.cpp's number of threads was chosen by so far.
+    trials: Vec<(Case, Vec<Tried>)>,
+}
+
+/// Where tokens come from.
+fn source(typed: &Typed) -> Source {
+    let comparison = &typed.bench.comparison;
+    match (&comparison.prompt_file, &comparison.trace) {
+        (Some(path), _) => Source::Text(path.clone()),
+        (_, Some(path)) => Source::Requests(path.clone()),
+        _ => Source::Random,
+    }
+}
+
+impl<'a> Bench<'a> {
+    fn new(typed: &'a Typed, n_cases: usize) -> Self {
+        let comparison = &typed.bench.comparison;
+        let order = match (comparison.baseline, comparison.baseline_only) {
+            (true, _) => comparison.order.0.clone(),
+            (_, true) => vec![Who::Stock],
+            _ => vec![Who::Hobbit],
+        };
+        let n_runs = (n_cases * order.len()) as u64;
+        let is_quiet = !io::stderr().is_terminal() || typed.bench.output.progress;
+        let bar = if is_quiet { ProgressBar::hidden() } else { ProgressBar::new(n_runs) };
+        let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} runs, {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self { typed, source: source(typed), order, n_cases, bar, disk: None, trials: Vec::new() }
+    }
+
+    fn case(&mut self, number: usize, case: &Case) -> Result<Vec<Record>> {
+        let host = Host::describe(&case.model);
+        let test_time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let tried = self.tried(case)?;
+        let mut runs: [Vec<(Outcome, Group)>; 2] = Default::default();
+        for &who in &self.order {
+            let task = self.task(case, who, &tried, runs[who as usize].len() as u32);
+            self.tell(number, &task);
+            // What was killed or failed once will be again.
+            if runs[who as usize].iter().all(|(outcome, _)| matches!(outcome, Outcome::Done(_))) {
+                runs[who as usize].push(start::run(&task, self.typed.bench.comparison.pressure)?);
+            }
+            self.bar.inc(1);
+        }
+        let logits = equal_logits(&runs[0], &runs[1]);
+        let mut records = Vec::new();
+        for who in [Who::Hobbit, Who::Stock] {
+            let runs = &runs[who as usize];
+            if runs.is_empty() {
+                continue;
+            }
+            let bandwidth = self.bandwidth(case, who, runs)?;
+            let output = &self.typed.bench.output;
+            let task = self.task(case, who, &tried, 0);
+            let about = About {
+                task: &task,
+                label: &output.label,
+                variant: &output.variant,
+                host: &host,
+                test_time: test_time.clone(),
+                bandwidth,
+                tried: if who == Who::Stock { tried.clone() } else { Vec::new() },
+            };
+            let mut record = record(&about, runs);
+            if self.typed.bench.comparison.baseline {
+                (record.hobbit_logits_compared, record.hobbit_logits_equal) = (Some(logits.0), Some(logits.1));
+            }
+            records.push(record);
+        }
+        // The model's numbers are the same, whoever tells them.
+        if let [ours, stock] = &mut records[..] {
+            stock.hobbit_expert_bytes = ours.hobbit_expert_bytes;
+            stock.hobbit_n_experts = ours.hobbit_n_experts;
+            (stock.hobbit_n_expert, stock.hobbit_n_expert_used) = (ours.hobbit_n_expert, ours.hobbit_n_expert_used);
+        }
+        Ok(records)
+    }
+
+    /// Short runs of llama.cpp with every number of threads that was asked for, if it takes part and there is a choice.
+    fn tried(&mut self, case: &Case) -> Result<Vec<Tried>> {
+        let candidates = self.candidates();
+        if !self.order.contains(&Who::Stock) || candidates.len() < 2 {
+            return Ok(Vec::new());
+        }
+        let short = Case { test: threads::trial(case.test), ..case.clone() };
+        if let Some((_, tried)) = self.trials.iter().find(|(known, _)| *known == short) {
+            return Ok(tried.clone());
+        }
+        let mut tried = Vec::new();
+        for threads in candidates {
+            let case = Case { threads, ..short.clone() };
+            let task = Task { case, reps: 1, with_hashes: false, ..self.task(&short, Who::Stock, &[], 0) };
+            self.say(&format!("{}, llama.cpp on {threads} threads, a trial", task.case.test.name()));
+            let (outcome, _) = start::run(&task, self.typed.bench.comparison.pressure)?;
+            let ns = match &outcome {
+                Outcome::Done(answer) => {
+                    answer.reps.iter().map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum()
+                }
+                _ => 0,
+            };
+            let n_tokens = u64::from(short.test.n_prompt) + u64::from(short.test.n_gen);
+            tried.push(Tried::new(threads, n_tokens, ns));
+        }
+        self.trials.push((short, tried.clone()));
+        Ok(tried)
+    }
+
+    fn candidates(&self) -> Vec<i32> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let choice = self.typed.bench.comparison.baseline_threads.as_ref();
+        choice.map(|choice| choice.candidates(cores)).unwrap_or_default()
+    }
+
+    fn task(&self, case: &Case, who: Who, tried: &[Tried], run: u32) -> Task {
+        let (test, comparison) = (&self.typed.bench.test, &self.typed.bench.comparison);
+        let mut case = case.clone();
+        if who == Who::Stock {
+            let given = || self.candidates().first().copied();
+            case.threads = threads::best(tried).or_else(given).unwrap_or(case.threads);
+        }
+        Task {
+            who,
+            case,
+            source: self.source.clone(),
+            reps: test.repetitions,
+            first_rep: run * test.repetitions,
+            warmup: !test.no_warmup,
+            delay: test.delay,
+            with_hashes: comparison.baseline,
+            load_mode: comparison.load_mode.clone(),
+            repack: comparison.repack == "1",
+            started_ns: 0,
+            verbose: self.typed.bench.output.verbose,
+        }
+    }
+
+    fn tell(&self, number: usize, task: &Task) {
+        let who = if task.who == Who::Stock { "llama.cpp" } else { "hobbit" };
+        self.say(&format!("benchmark {}/{}: {}, {who}", number + 1, self.n_cases, task.case.test.name()));
+    }
+
+    fn say(&self, what: &str) {
+        if self.typed.bench.output.progress {
+            tell(format_args!("hobbit-bench: {what}"));
+        }
+        self.bar.set_message(what.to_owned());
+    }
+
+    /// Bytes per second of the disk, where hobbit read from it.
+    fn bandwidth(&mut self, case: &Case, who: Who, runs: &[(Outcome, Group)]) -> Result<Option<f64>> {
+        let reads = runs.iter().any(|(outcome, _)| match outcome {
+            Outcome::Done(answer) => answer.experts.as_ref().is_some_and(|experts| experts.decode.bytes > 0),
+            _ => false,
+        });
+        if who != Who::Hobbit || !reads || self.typed.bench.comparison.no_roofline {
+            return Ok(None);
+        }
+        match &self.disk {
+            Some((model, speed)) if *model == case.model => Ok(Some(*speed)),
+            _ => {
+                let speed = start::disk(&case.model, case.limit)?;
+                self.disk = Some((case.model.clone(), speed));
+                Ok(Some(speed))
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Starts processes: each in a control group of its own where there is a limit, from a cold page cache.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::SystemTime;
+
+use anyhow::{Context, Result, bail};
+
+use super::answer::{Answer, Group, Outcome};
+use super::case::Task;
+use crate::run::Interrupted;
+use crate::signals;
+use hobbit::gguf::Gguf;
+use crate::measure::cgroup::Cgroup;
+use crate::measure::page_cache;
+
+/// A Ctrl-C, SIGTERM or SIGHUP came.
+static PRESSED: AtomicBool = AtomicBool::new(false);
+/// The process that runs, 0 for none: such a signal ends it.
+static RUNNING: AtomicU32 = AtomicU32::new(0);
+
+/// From now on Ctrl-C, SIGTERM and SIGHUP end what runs, and then the program, which cleans up.
+///
+/// # Errors
+/// The system refuses.
+pub fn watch_ctrl_c() -> Result<()> {
+    signals::watch(|_| {
+        PRESSED.store(true, Ordering::SeqCst);
+        let running = RUNNING.load(Ordering::SeqCst);
+        if running > 0 {
+            kill_group(running);
+        }
+    })
+}
+
+/// # Errors
+/// [`Interrupted`] after a Ctrl-C.
+pub fn check_ctrl_c() -> Result<()> {
+    if PRESSED.load(Ordering::SeqCst) { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// A process and what it may take.
+pub struct Place {
+    group: Option<Cgroup>,
+}
+
+impl Place {
+    /// A control group with so many bytes, if there is a limit, and a cold page cache for the models then.
+    ///
+    /// # Errors
+    /// Without root; without control groups; a model that another process has mapped.
+    pub fn new(limit: Option<u64>, models: &[PathBuf]) -> Result<Self> {
+        let Some(limit) = limit else { return Ok(Self { group: None }) };
+        for model in models {
+            match Gguf::open(model) {
+                Ok(gguf) => gguf.files.iter().try_for_each(|file| page_cache::drop_file(&file.path))?,
+                // What cannot be read as a model is told by the engine.
+                Err(_) if model.is_file() => page_cache::drop_file(model)?,
+                Err(_) => (),
+            }
+        }
+        let group = Cgroup::new(limit).context("--limit")?;
+        Ok(Self { group: Some(group) })
+    }
+
+    /// Starts a process in it, which ends with this one.
+    ///
+    /// # Errors
+    /// A command that cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> Result<Child> {
+        let entrance = self.group.as_ref().map(Cgroup::entrance).transpose()?;
+        let entrance = entrance.as_ref().map(AsRawFd::as_raw_fd);
+        // A group of its own: what it starts can be ended with it.
+        command.process_group(0);
+        // SAFETY: between fork and exec only system calls are made; the descriptor is open until the child has started.
+        unsafe {
+            command.pre_exec(move || {
+                #[cfg(target_os = "linux")]
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                match entrance {
+                    Some(entrance) if libc::write(entrance, c"0".as_ptr().cast(), 1) != 1 => {
+                        Err(io::Error::last_os_error())
+                    }
+                    _ => Ok(()),
+                }
+            });
+        }
+        check_ctrl_c()?;
+        let program = command.get_program().to_owned();
+        let child = command.spawn().with_context(|| format!("starting {}", Path::new(&program).display()))?;
+        RUNNING.store(child.id(), Ordering::SeqCst);
+        // A signal that came just before has not seen it.
+        if PRESSED.load(Ordering::SeqCst) {
+            kill_group(child.id());
+        }
+        Ok(child)
+    }
+
+    /// What the kernel counted so far.
+    pub fn usage(&self) -> Group {
+        let usage = self.group.as_ref().map(Cgroup::usage);
+        usage.map_or_else(Group::default, |usage| Group { peak: usage.max, limit_hits: usage.limit_hits })
+    }
+
+    /// Whether there is a limit, at which processes are killed.
+    pub fn is_limited(&self) -> bool {
+        self.group.is_some()
+    }
+}
+
+/// Waits for a child.
+///
+/// # Errors
+/// [`Interrupted`]; a child that cannot be waited for.
+pub fn wait(child: &mut Child) -> Result<std::process::ExitStatus> {
+    let status = child.wait();
+    RUNNING.store(0, Ordering::SeqCst);
+    check_ctrl_c()?;
+    status.context("waiting for a run")
+}
+
+/// Runs a task in a process of its own.
+///
+/// # Errors
+/// What keeps it from being started; [`Interrupted`]. What fails in it is an outcome.
+pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
+    let mut models = vec![task.case.model.clone()];
+    if let Some(hobbit::LowSource::File(low)) = task.case.model_options()?.low {
+        models.push(low);
+    }
+    let place = Place::new(task.case.limit, &models)?;
+    let mut others: Vec<Other> = Vec::new();
+    if let Some(bytes) = pressure {
+        others.push(Other::taking_memory(&place, bytes, &task.case.model)?);
+    }
+    for _ in 0..task.case.busy {
+        others.push(Other::computing()?);
+    }
+    let mut task = task.clone();
+    task.started_ns = now_ns();
+    let mut command = own()?;
+    command.arg("child").arg(serde_json::to_string(&task)?);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = place.spawn(&mut command)?;
+    let errors = child.stderr.take().context("a run without stderr")?;
+    let errors = std::thread::spawn(move || passed_on(errors));
+    let mut text = String::new();
+    let read = child.stdout.take().context("a run without stdout")?.read_to_string(&mut text);
+    let status = wait(&mut child)?;
+    // Without it to the end there was no pressure.
+    let gone = others.iter_mut().find_map(Other::has_ended);
+    drop(others);
+    read.context("reading what a run answers")?;
+    let said = errors.join().unwrap_or_default();
+    let usage = place.usage();
+    let outcome = if let Some(why) = gone {
+        Outcome::Failed(why.to_owned())
+    } else if status.success() {
+        let answer: Answer = serde_json::from_str(text.trim()).context("the answer of a run")?;
+        Outcome::Done(Box::new(answer))
+    } else if status.signal() == Some(libc::SIGKILL) && place.is_limited() {
+        Outcome::Killed
+    } else {
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        let last = last.strip_prefix("error: ").unwrap_or(last);
+        Outcome::Failed(if last.is_empty() { status.to_string() } else { last.to_owned() })
+    };
+    Ok((outcome, usage))
+}
+
+/// Measures the disk of a model, in memory of the same limit: bytes per second.
+///
+/// # Errors
+/// As [`run`]; what fails is an error here.
+pub fn disk(model: &Path, limit: Option<u64>) -> Result<f64> {
+    let place = Place::new(limit, &[model.to_owned()])?;
+    let mut command = own()?;
+    command.arg("disk").arg(model).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = place.spawn(&mut command)?;
+    let mut text = String::new();
+    let read = child.stdout.take().context("no stdout")?.read_to_string(&mut text);
+    let status = wait(&mut child)?;
+    read?;
+    if !status.success() {
+        bail!("measuring the disk failed: {status}");
+    }
+    text.trim().parse().context("the disk's speed")
+}
+
+/// Nanoseconds since 1970.
+pub fn now_ns() -> u128 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos())
+}
+
+/// The signal that ended a process.
+pub fn signal(status: std::process::ExitStatus) -> Option<i32> {
+    status.signal()
+}
+
+/// Ends a process and what it has started.
+pub fn kill_group(group: u32) {
+    if let Ok(group) = libc::pid_t::try_from(group)
+        && group > 1
+    {
+        // SAFETY: a signal; a group that has gone is an error that changes nothing.
+        unsafe { libc::kill(-group, libc::SIGKILL) };
+    }
+}
+
+/// This program.
+pub fn own() -> Result<Command> {
+    Ok(Command::new(std::env::current_exe().context("finding this program's file")?))
+}
+
+/// The last line that says something.
+pub fn last_line(from: impl Read) -> String {
+    use io::BufRead;
+    let lines = io::BufReader::new(from).split(b'\n').map_while(Result::ok);
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).trim().to_owned()).filter(|line| !line.is_empty());
+    lines.last().unwrap_or_default()
+}
+
+/// Copies what a run says to this process's stderr; the text.
+fn passed_on(mut from: impl Read) -> String {
+    let (mut text, mut buffer) = (Vec::new(), [0u8; 4096]);
+    while let Ok(n @ 1..) = from.read(&mut buffer) {
+        let _ = io::stderr().write_all(&buffer[..n]);
+        text.extend_from_slice(&buffer[..n]);
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Another process, which is there as long as a run.
+struct Other {
+    process: Child,
+    /// What to say if it was not.
+    did_not_last: &'static str,
+}
+
+impl Other {
+    fn taking_memory(place: &Place, bytes: u64, model: &Path) -> Result<Self> {
+        let mut command = own()?;
+        command.arg("hog").arg(bytes.to_string()).arg(model).stdin(Stdio::null()).stdout(Stdio::null());
+        let did_not_last =
+            "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
+        Ok(Self { process: place.spawn(&mut command)?, did_not_last })
+    }
+
+    /// Outside of the limit: it is to take time, not memory.
+    fn computing() -> Result<Self> {
+        let mut command = own()?;
+        command.arg("busy").stdin(Stdio::null()).stdout(Stdio::null());
+        let did_not_last = "a process of --busy did not last as long as the run; something else has ended it";
+        Ok(Self { process: Place { group: None }.spawn(&mut command)?, did_not_last })
+    }
+
+    /// Why the run does not count.
+    fn has_ended(&mut self) -> Option<&'static str> {
+        (!matches!(self.process.try_wait(), Ok(None))).then_some(self.did_not_last)
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Computes until it is killed, with the priority that every program begins with.
+pub fn busy() -> ! {
+    let mut state = 1u64;
+    loop {
+        for _ in 0..1 << 20 {
+            state = std::hint::black_box(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        }
+    }
+}
+
+/// Takes memory up to `bytes` and gives it back, again and again, and reads a file through the page cache meanwhile, until
+/// it is killed: what other programs do to a machine. Lowest priority, so that it takes memory rather than time.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn hog(bytes: u64, file: &Path) -> Result<()> {
+    // SAFETY: no preconditions; without effect where it is refused.
+    unsafe { libc::nice(19) };
+    let step = 16usize << 20;
+    let mut file = fs::File::open(file).with_context(|| file.display().to_string())?;
+    let mut buffer = vec![0u8; 1 << 20];
+    loop {
+        let mut held: Vec<Vec<u8>> = Vec::new();
+        while (held.len() * step) as u64 + step as u64 <= bytes {
+            held.push(std::hint::black_box(vec![1; step]));
+            if file.read(&mut buffer)? == 0 {
+                io::Seek::rewind(&mut file)?;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Signals while a model works. The first Ctrl-C stops what is being computed, the next ends the program. SIGTERM, SIGHUP
+//! and Ctrl-C where nothing is computed end it in order: what is computed stops at the next token, everything is written;
+//! one more signal ends at once.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use crossbeam_channel::{Receiver, Sender};
+
+use super::console;
+use super::signals::{self, Signal};
+use hobbit::Interrupt;
+
+struct State {
+    /// Something is being computed that a signal should stop.
+    busy: AtomicBool,
+    /// A signal came while it was.
+    pressed: AtomicBool,
+    /// SIGTERM or SIGHUP came, or Ctrl-C when nothing was being done: nothing new is begun.
+    ending: AtomicBool,
+    /// The user is asked for a line, and a signal is an answer.
+    asking: AtomicBool,
+    answers: Sender<()>,
+    session: Mutex<Option<Interrupt>>,
+}
+
+impl State {
+    fn stop_session(&self) {
+        if let Some(session) = &*self.session.lock().unwrap_or_else(PoisonError::into_inner) {
+            session.set();
+        }
+    }
+
+    /// Whether the program goes on after this signal.
+    fn take(&self, signal: Signal) -> bool {
+        if self.ending.load(Ordering::SeqCst) {
+            return false;
+        }
+        let (is_busy, is_asking) = (self.busy.load(Ordering::SeqCst), self.asking.load(Ordering::SeqCst));
+        // Between two works nothing but the program is left to end.
+        let ends = signal != Signal::Interrupt || !(is_busy || is_asking);
+        self.ending.store(ends, Ordering::SeqCst);
+        if is_asking {
+            // One is enough.
+            let _ = self.answers.try_send(());
+            return true;
+        }
+        let was_pressed = self.pressed.swap(true, Ordering::SeqCst);
+        self.stop_session();
+        ends || !was_pressed
+    }
+}
+
+/// The handler's other end.
+#[derive(Clone)]
+pub struct CtrlC {
+    state: Arc<State>,
+    answers: Receiver<()>,
+}
+
+impl CtrlC {
+    /// Installs the handler, once per process. With `colour` it ends the colour before it ends the program.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn install(colour: bool) -> Result<Self> {
+        let ctrl_c = Self::new();
+        let state = Arc::clone(&ctrl_c.state);
+        signals::watch(move |signal| {
+            if !state.take(signal) {
+                if colour {
+                    let _ = writeln!(std::io::stdout(), "{}", anstyle::Reset);
+                }
+                console::restore_terminal();
+                std::process::exit(i32::from(signals::status()));
+            }
+        })?;
+        Ok(ctrl_c)
+    }
+
+    fn new() -> Self {
+        let (send, answers) = crossbeam_channel::bounded(1);
+        let state = State {
+            busy: AtomicBool::new(false),
+            pressed: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            asking: AtomicBool::new(false),
+            answers: send,
+            session: Mutex::new(None),
+        };
+        Self { state: Arc::new(state), answers }
+    }
+
+    /// From now on a signal stops this session.
+    pub fn attach(&self, session: Interrupt) {
+        *self.state.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
+    }
+
+    /// Runs `work`, during which the first Ctrl-C only interrupts.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        let state = &*self.state;
+        state.pressed.store(false, Ordering::SeqCst);
+        if let Some(session) = &*state.session.lock().unwrap_or_else(PoisonError::into_inner) {
+            session.clear();
+        }
+        state.busy.store(true, Ordering::SeqCst);
+        // A request to end is not forgotten.
+        if self.is_ending() {
+            state.pressed.store(true, Ordering::SeqCst);
+            state.stop_session();
+        }
+        let result = work();
+        state.busy.store(false, Ordering::SeqCst);
+        result
+    }
+
+    /// Whether a signal came during the work that runs, or ran last.
+    pub fn was_pressed(&self) -> bool {
+        self.state.pressed.load(Ordering::SeqCst)
+    }
+
+    /// Whether the program was asked to end, and not only what it computes.
+    pub fn is_ending(&self) -> bool {
+        self.state.ending.load(Ordering::SeqCst)
+    }
+
+    /// Runs `ask` while signals are sent to the channel that it is given: the user's turn.
+    pub fn while_asking<T>(&self, ask: impl FnOnce(&Receiver<()>) -> T) -> T {
+        while self.answers.try_recv().is_ok() {}
+        self.state.asking.store(true, Ordering::SeqCst);
+        if self.is_ending() {
+            let _ = self.state.answers.try_send(());
+        }
+        let answer = ask(&self.answers);
+        self.state.asking.store(false, Ordering::SeqCst);
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the program goes on after each of `signals`, which come while something is computed.
+    fn while_busy(signals: &[Signal]) -> Vec<bool> {
+        let ctrl_c = CtrlC::new();
+        let session = Interrupt::default();
+        ctrl_c.attach(session.clone());
+        let went_on = ctrl_c.during(|| signals.iter().map(|&signal| ctrl_c.state.take(signal)).collect());
+        assert!(session.is_set() && ctrl_c.was_pressed());
+        went_on
+    }
+
+    #[test]
+    fn the_first_signal_stops_and_the_second_ends() {
+        use Signal::{HangUp, Interrupt, Terminate};
+        for signals in [[Interrupt, Interrupt], [Terminate, Terminate], [HangUp, Terminate], [Terminate, Interrupt]] {
+            assert_eq!(while_busy(&signals), [true, false], "{signals:?}");
+        }
+        // Ctrl-C stops the answer; what comes then is the first request to end the program.
+        assert_eq!(while_busy(&[Interrupt, Terminate, HangUp]), [true, true, false]);
+    }
+
+    #[test]
+    fn a_request_to_end_outlives_the_work_and_ctrl_c_does_not() {
+        let ctrl_c = CtrlC::new();
+        let session = Interrupt::default();
+        ctrl_c.attach(session.clone());
+        ctrl_c.during(|| ctrl_c.state.take(Signal::Interrupt));
+        ctrl_c.during(|| assert!(!session.is_set() && !ctrl_c.was_pressed()));
+        ctrl_c.during(|| ctrl_c.state.take(Signal::HangUp));
+        ctrl_c.during(|| assert!(session.is_set() && ctrl_c.was_pressed()));
+        assert!(ctrl_c.is_ending());
+    }
+
+    #[test]
+    fn between_two_works_any_signal_ends_in_order() {
+        for signal in [Signal::Interrupt, Signal::Terminate] {
+            let ctrl_c = CtrlC::new();
+            assert!(ctrl_c.state.take(signal) && ctrl_c.is_ending(), "{signal:?}");
+            ctrl_c.during(|| assert!(ctrl_c.was_pressed()));
+            assert!(!ctrl_c.state.take(signal), "the second ends at once: {signal:?}");
+        }
+    }
+
+    #[test]
+    fn a_signal_is_an_answer_to_a_question() {
+        let ctrl_c = CtrlC::new();
+        for signal in [Signal::Interrupt, Signal::Terminate] {
+            assert!(ctrl_c.while_asking(|answers| ctrl_c.state.take(signal) && answers.try_recv().is_ok()));
+        }
+        assert!(ctrl_c.while_asking(|answers| answers.try_recv().is_ok()), "it came before the question");
+    }
+}

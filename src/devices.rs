@@ -1,0 +1,102 @@
+//! `--list-devices`, and what is said about devices before a model runs.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::log::{Level, Log};
+use super::report::device::available_line;
+use hobbit::files::{self, Kind, Output};
+use hobbit::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, calibrate_report, devices};
+
+/// Prints the devices beside the CPU as llama.cpp does, with what they can do if `verbose`; as JSON where that is
+/// wanted, by the flag that says where ('-' is stdout, and then the only thing there).
+///
+/// # Errors
+/// As [`devices`]; a file that cannot be written.
+pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Result<()> {
+    let outputs = json.map(|(flag, path)| Output { flag, path, kind: Kind::Json });
+    files::check(outputs.as_slice(), &[])?;
+    let found = devices(rpc)?;
+    let found: Vec<&DeviceInfo> = found.iter().filter(|device| device.kind != DeviceKind::Cpu).collect();
+    let mut out = io::stdout().lock();
+    if let Some((_, path)) = json {
+        let text = serde_json::to_string_pretty(&json!({ "devices": found }))? + "\n";
+        if path == Path::new("-") {
+            out.write_all(text.as_bytes())?;
+            return Ok(out.flush()?);
+        }
+        let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| format!("{}: cannot write the devices", path.display()))?;
+    }
+    writeln!(out, "Available devices:")?;
+    if found.is_empty() {
+        writeln!(out, "  (none)")?;
+    }
+    for device in found {
+        writeln!(out, "{}", available_line(&device.name, &device.description, device.total, device.free))?;
+        if verbose {
+            writeln!(out, "    {}", abilities(device))?;
+        }
+    }
+    if verbose {
+        let options = DeviceOptions { rpc: rpc.to_vec(), ..DeviceOptions::default() };
+        for measured in calibrate_report(&options, None)? {
+            writeln!(out, "{}", measured.calibration)?;
+            for note in measured.notes {
+                writeln!(out, "    note: {note}")?;
+            }
+        }
+    }
+    Ok(out.flush()?)
+}
+
+fn abilities(device: &DeviceInfo) -> String {
+    let kind = match device.kind {
+        DeviceKind::Cpu => "the CPU",
+        DeviceKind::Gpu => "GPU",
+        DeviceKind::Integrated => "integrated GPU",
+        DeviceKind::Accelerator => "helper of the CPU, holds no layers",
+    };
+    let has = |has: bool| if has { "yes" } else { "no" };
+    format!(
+        "{kind}; pinned host memory: {}, asynchronous: {}, events: {}",
+        has(device.pinned_host),
+        has(device.asynchronous),
+        has(device.events)
+    )
+}
+
+/// What `-ngl all` stands for, where -1 is `auto`.
+const ALL_LAYERS: i32 = -2;
+
+/// Tells that a number of layers to offload is without effect.
+pub fn warn_without_devices(options: &ModelOptions, has_devices: bool, log: &Log) {
+    let are_wanted = options.n_gpu_layers > 0 || options.n_gpu_layers == ALL_LAYERS;
+    if are_wanted && !has_devices {
+        log.line(Level::Warning, "note: -ngl has no effect: there is no device to offload to (see --list-devices)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_devices_can_do() {
+        let device = DeviceInfo {
+            name: "CUDA0".into(),
+            description: "d".into(),
+            kind: DeviceKind::Gpu,
+            free: 1,
+            total: 2,
+            pinned_host: true,
+            asynchronous: true,
+            events: false,
+        };
+        assert_eq!(abilities(&device), "GPU; pinned host memory: yes, asynchronous: yes, events: no");
+        assert_eq!(json!(device)["kind"], "gpu");
+    }
+}

@@ -1,0 +1,30 @@
+//! SIGUSR1 halves the caches, SIGUSR2 gives them back what was planned.
+
+use super::log::{Level, Log};
+use hobbit::plan::ExpertCache;
+use hobbit::{MemorySignal, Model, take_memory_signal};
+
+/// Does what a signal since the last call asks for.
+pub fn obey(model: &Model, log: &Log) {
+    let Some(signal) = take_memory_signal() else { return };
+    let device_bytes = || model.device_reports().iter().map(|device| device.cache_bytes).sum::<u64>();
+    let wanted = |now: u64| match signal {
+        MemorySignal::Halve => ExpertCache::Bytes(now / 2),
+        MemorySignal::Restore => ExpertCache::Auto,
+    };
+    let (host_before, device_before) = (model.host_cache_bytes(), device_bytes());
+    let device = model.set_device_cache(wanted(device_before));
+    let host = model.set_host_cache(wanted(host_before));
+    let line = |what: &str, before: u64, now: u64| {
+        log.line(Level::Warning, format!("{what} now has {} MiB, before {}", now >> 20, before >> 20));
+    };
+    let stays = host == host_before && host > 0 && device_before + device > 0;
+    line(
+        if stays { "the expert cache (pinned memory, or a device's, keeps its size)" } else { "the expert cache" },
+        host_before,
+        host,
+    );
+    if device_before + device > 0 {
+        line("the device cache", device_before, device);
+    }
+}

@@ -1,0 +1,211 @@
+//! What was typed after `hobbit-perplexity`. Names, defaults and environment follow llama.cpp's `llama-perplexity`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser};
+
+use crate::args::{
+    self, CachingArgs, ContextArgs, DeviceArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs, Switch,
+};
+use crate::argv::Note;
+
+const EXAMPLES: &str = "\
+Examples:
+  hobbit-perplexity
+      The bundled demo model on the bundled text.
+  hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --mem-budget 8G
+      Perplexity in chunks of 512 tokens, of each of which the second half is scored.
+  hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --kl-divergence-base mixtral.base --chunks 20
+  hobbit-perplexity -m mixtral-q2.gguf --kl-divergence-base mixtral.base --kl-divergence
+      Keep the log-probabilities of one run, then compare another with them. llama-perplexity reads and writes the same files.
+  hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --expert-cache 25% -ub 1 --json result.json
+      Token by token, as in a generation, with a quarter of the experts in memory; all numbers as JSON.
+  hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --low q2_k --mem-budget 8G -ub 1
+      What dynamic precision costs: missing experts of little weight come in low precision.
+  hobbit-perplexity -m mixtral.gguf -f hellaswag_val_full.txt --hellaswag --hellaswag-tasks 100
+      A benchmark.
+
+Environment: every flag that shows [env: NAME] may be given there; the command line wins.
+Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
+
+/// Measure how well a Mixture-of-Experts GGUF model that need not fit in memory predicts a text.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hobbit-perplexity",
+    version = env!("HOBBIT_VERSION"),
+    override_usage = "hobbit-perplexity [OPTIONS]",
+    args_override_self = true,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    max_term_width = 110,
+    after_help = EXAMPLES
+)]
+pub struct LowArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub caching: CachingArgs,
+    #[command(flatten)]
+    pub text: TextArgs,
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
+    pub rope: RopeArgs,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Text")]
+pub struct TextArgs {
+    /// Text to predict
+    #[arg(short, long, value_name = "PROMPT", overrides_with_all = ["file", "binary_file"])]
+    pub prompt: Option<String>,
+    /// File with the text, or with the tasks of a benchmark; one newline at its end is dropped
+    #[arg(short, long, value_name = "FNAME", overrides_with_all = ["prompt", "binary_file"])]
+    pub file: Option<PathBuf>,
+    /// The same, taken as it is: for --multiple-choice
+    #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
+    pub binary_file: Option<PathBuf>,
+    /// Process \n, \r, \t, \', \", \\ and \xHH in the text
+    #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
+    pub escape: Switch,
+}
+
+const TASKS: [&str; 4] = ["kl_divergence", "hellaswag", "winogrande", "multiple_choice"];
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Measurement")]
+pub struct MeasureArgs {
+    /// Chunks to evaluate at most; -1 for all
+    #[arg(long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i32).range(-1..))]
+    pub chunks: i32,
+    /// Evaluate a window of -c tokens at every N-th token and score its last N; 0 for disjoint chunks
+    #[arg(long, value_name = "N", default_value = "0", conflicts_with_all = TASKS)]
+    pub ppl_stride: u32,
+    /// What is printed for each chunk: its number and the perplexity so far (0), or a line with tokens, perplexity,
+    /// mean negative log-likelihood and its error (1)
+    #[arg(long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
+    pub ppl_output_type: u8,
+    /// Compare with the log-probabilities in --kl-divergence-base; a text given with -f must be theirs
+    #[arg(long, value_name = Switch::NAME, default_value = "off", conflicts_with_all = &TASKS[1..])]
+    pub kl_divergence: Switch,
+    /// Write the log-probabilities of all scored tokens here, or with --kl-divergence read them
+    #[arg(long, value_name = "FNAME")]
+    pub kl_divergence_base: Option<PathBuf>,
+    /// Score HellaSwag tasks (6 lines each)
+    #[arg(long, value_name = Switch::NAME, default_value = "off", conflicts_with_all = &TASKS[2..])]
+    pub hellaswag: Switch,
+    /// Number of HellaSwag tasks, drawn at random
+    #[arg(long, value_name = "N", default_value = "400", value_parser = clap::value_parser!(u32).range(1..))]
+    pub hellaswag_tasks: u32,
+    /// Score Winogrande tasks (index,sentence,choice 1,choice 2,answer)
+    #[arg(long, value_name = Switch::NAME, default_value = "off", conflicts_with_all = &TASKS[3..])]
+    pub winogrande: Switch,
+    /// Number of Winogrande tasks, drawn at random; 0 for all
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub winogrande_tasks: u32,
+    /// Score multiple-choice tasks (llama.cpp's binary form; give the file with -bf)
+    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    pub multiple_choice: Switch,
+    /// Number of multiple-choice tasks, drawn at random; 0 for all
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub multiple_choice_tasks: u32,
+    /// Sequences of tasks that are evaluated together, at least 4
+    #[arg(long, value_name = "N", default_value = "4", env = "LLAMA_ARG_N_PARALLEL",
+          value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub parallel: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Output")]
+pub struct OutputArgs {
+    /// Write all results and what was measured as JSON; '-' is stdout
+    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_JSON")]
+    pub json: Option<PathBuf>,
+    /// Nothing on stderr but errors
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_QUIET")]
+    pub quiet: Switch,
+    /// Timing and cache lines at the end
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PERF")]
+    pub perf: Switch,
+    /// Log everything
+    #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
+    pub verbose: Switch,
+    /// Log errors (1), warnings (2), information (3), more (4), everything (5)
+    #[arg(long, value_name = "N", default_value = "3", env = "LLAMA_ARG_LOG_VERBOSITY")]
+    pub verbosity: u8,
+    /// Write the log to this file too
+    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_LOG_FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Print this help
+    #[arg(short, long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
+}
+
+/// The command as clap sees it.
+pub fn command() -> clap::Command {
+    let ctx_size = |arg: clap::Arg| {
+        // Below 3 tokens none would be scored.
+        let arg = arg.default_value("512").value_parser(clap::value_parser!(u32).range(3..=1 << 24));
+        arg.help("Tokens of a chunk")
+    };
+    // Chunks fill the context exactly.
+    let command = LowArgs::command().mut_arg("ctx_size", ctx_size);
+    args::with_spellings(command.mut_arg("context_shift", |arg| arg.hide(true)).mut_arg("keep", |arg| arg.hide(true)))
+}
+
+/// Reads a command line without its first word.
+///
+/// # Errors
+/// As [`args::parse`].
+pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<Note>), clap::Error> {
+    args::parse_as(command(), words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(words: &[&str]) -> Result<LowArgs, String> {
+        parse(words.iter().map(OsString::from)).map(|(low, _)| low).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_command_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn llama_perplexitys_spellings() {
+        let low =
+            parsed(&["-f", "t", "--save-all-logits", "x", "-b", "1", "-ub", "1", "-np", "8", "-ngl", "99"]).unwrap();
+        assert_eq!(low.measure.kl_divergence_base, Some("x".into()));
+        assert_eq!((low.context.batch_size, low.context.ubatch_size, low.measure.parallel), (1, 1, 8));
+        assert_eq!((low.context.ctx_size, low.measure.chunks, low.text.escape), (512, -1, Switch(false)));
+        assert!(parsed(&["--kl-divergence", "--kl_divergence_base", "b"]).unwrap().measure.kl_divergence.0);
+    }
+
+    #[test]
+    fn one_measurement_at_a_time() {
+        for words in [["--hellaswag", "--winogrande"], ["--kl-divergence", "--hellaswag"]] {
+            assert!(parsed(&words).unwrap_err().contains("cannot be used with"), "{words:?}");
+        }
+        assert!(parsed(&["--ppl-stride", "8", "--multiple-choice"]).unwrap_err().contains("cannot be used with"));
+        for words in [["-c", "2"], ["--ppl-output-type", "2"], ["--hellaswag-tasks", "0"], ["--chunks", "-2"]] {
+            assert!(parsed(&words).unwrap_err().contains("invalid value"), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! From what was typed to what is measured: files read, the model and the text found.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use super::args::{LowArgs, MeasureArgs, TextArgs};
+use crate::resolve::{Surroundings, Verbosity, check_outputs, read, session, text, utf8, verbosity};
+use crate::{demo, resolve};
+use hobbit::files::{Kind, OutputError};
+use hobbit::options::{ModelOptions, SessionOptions};
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Perplexity over disjoint chunks; the log-probabilities are kept in `base`.
+    Perplexity {
+        base: Option<PathBuf>,
+    },
+    /// Perplexity over windows at every `stride`-th token.
+    Strided {
+        stride: usize,
+    },
+    /// Divergence from `base`.
+    Divergence {
+        base: PathBuf,
+    },
+    HellaSwag {
+        n_tasks: usize,
+    },
+    /// `None` for all tasks.
+    Winogrande {
+        n_tasks: Option<usize>,
+    },
+    /// `None` for all tasks.
+    MultipleChoice {
+        n_tasks: Option<usize>,
+    },
+}
+
+/// A text or the bytes of a benchmark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// Where it comes from.
+    pub name: PathBuf,
+    pub bytes: Vec<u8>,
+}
+
+impl Text {
+    /// # Errors
+    /// Bytes that are no UTF-8.
+    pub fn as_str(&self) -> Result<&str> {
+        match std::str::from_utf8(&self.bytes) {
+            Ok(text) => Ok(text),
+            Err(error) => bail!("{}: not UTF-8 text (at byte {})", self.name.display(), error.valid_up_to()),
+        }
+    }
+}
+
+/// Settings of a run, complete and checked.
+#[derive(Debug)]
+pub struct HiArgs {
+    pub model: PathBuf,
+    /// Whether it is the bundled one.
+    pub is_demo: bool,
+    pub model_options: ModelOptions,
+    /// `n_ctx` is a chunk's length here.
+    pub session_options: SessionOptions,
+    pub measure: Measure,
+    /// Only a comparison needs none.
+    pub text: Option<Text>,
+    /// `None` for all.
+    pub n_chunk_max: Option<usize>,
+    /// A line for each chunk.
+    pub in_lines: bool,
+    pub n_parallel: usize,
+    pub verbosity: Verbosity,
+    pub log_file: Option<PathBuf>,
+    pub perf: bool,
+    pub json: Option<PathBuf>,
+    /// Files that are read for all this, by their flags.
+    pub read: Vec<(&'static str, PathBuf)>,
+}
+
+impl HiArgs {
+    /// Checks that nothing is written over what is read, or over files of other kinds.
+    ///
+    /// # Errors
+    /// As [`hobbit::files::check`].
+    pub fn check_outputs(&self) -> Result<(), OutputError> {
+        const BASE: &str = "--kl-divergence-base";
+        let mut read = self.read.clone();
+        let base = match &self.measure {
+            Measure::Perplexity { base } => base.clone(),
+            Measure::Divergence { base } => {
+                read.push((BASE, base.clone()));
+                None
+            }
+            _ => None,
+        };
+        let written =
+            [("--log-file", &self.log_file, Kind::Log), ("--json", &self.json, Kind::Json), (BASE, &base, Kind::Base)];
+        check_outputs(&self.model_options, &self.model, &written, &read)
+    }
+
+    /// # Errors
+    /// No text, files that cannot be read, a comparison without a base.
+    pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
+        let is_demo = low.model.model.is_none();
+        let model = match low.model.model {
+            Some(path) => path,
+            None => around.demo_model().map_err(anyhow::Error::msg)?,
+        };
+        let measure = measure(&low.measure)?;
+        let read = [("-f", &low.text.file), ("-bf", &low.text.binary_file)];
+        let mut read: Vec<_> = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
+        let mut given = given_text(&low.text, around)?;
+        let wants_prose = matches!(measure, Measure::Perplexity { .. } | Measure::Strided { .. });
+        if given.is_none() && is_demo && wants_prose {
+            let name = model.with_file_name(demo::TEXT);
+            read.push(("-f", name.clone()));
+            given = Some(Text { bytes: without_newline(resolve::read(&name, around)?), name });
+        }
+        if given.is_none() && !matches!(measure, Measure::Divergence { .. }) {
+            bail!("no text: give a file with -f (or -bf), or a text with -p");
+        }
+        Ok(Self {
+            model,
+            is_demo,
+            model_options: ModelOptions {
+                budget: low.memory.mem_budget,
+                overcommit: low.memory.overcommit.0,
+                // What is measured here is what hobbit does with experts.
+                stand_aside: false,
+                repack: low.model.repack.0,
+                expects: session(&low.context, &low.rope, true),
+                expert_cache: low.memory.expert_cache,
+                low: low.precision.source(),
+                low_share: low.precision.low_share,
+                precision: low.precision.options(),
+                caching: low.caching.options(),
+                path_table: low.caching.path_table()?,
+                profile: low.caching.profile,
+                trace: low.caching.trace,
+                cache_state: low.caching.cache_state,
+                io: low.memory.io,
+                n_gpu_layers: low.device.n_gpu_layers,
+                device: low.device.options(),
+                check_tensors: low.model.check_tensors.0,
+                kv_overrides: low.model.override_kv,
+            },
+            // Whole batches are scored.
+            session_options: SessionOptions { n_outputs_max: 0, ..session(&low.context, &low.rope, true) },
+            measure,
+            text: given,
+            n_chunk_max: usize::try_from(low.measure.chunks).ok(),
+            in_lines: low.measure.ppl_output_type == 1,
+            n_parallel: low.measure.parallel.max(4) as usize,
+            verbosity: verbosity(low.output.quiet, low.output.verbose, low.output.verbosity),
+            log_file: low.output.log_file,
+            perf: low.output.perf.0,
+            json: low.output.json,
+            read,
+        })
+    }
+}
+
+fn measure(args: &MeasureArgs) -> Result<Measure> {
+    if args.chunks == 0 {
+        bail!("--chunks 0 leaves nothing to evaluate; give at least 1, or -1 for all");
+    }
+    let some = |n: u32| (n > 0).then_some(n as usize);
+    Ok(if args.hellaswag.0 {
+        Measure::HellaSwag { n_tasks: args.hellaswag_tasks as usize }
+    } else if args.winogrande.0 {
+        Measure::Winogrande { n_tasks: some(args.winogrande_tasks) }
+    } else if args.multiple_choice.0 {
+        Measure::MultipleChoice { n_tasks: some(args.multiple_choice_tasks) }
+    } else if args.kl_divergence.0 {
+        match args.kl_divergence_base.clone() {
+            Some(base) => Measure::Divergence { base },
+            None => bail!(
+                "you must provide a name of a file containing the log probabilities of the base model: \
+                 --kl-divergence-base FNAME"
+            ),
+        }
+    } else if let Some(stride) = some(args.ppl_stride) {
+        if args.kl_divergence_base.is_some() {
+            bail!("--kl-divergence-base keeps disjoint chunks; leave --ppl-stride out");
+        }
+        Measure::Strided { stride }
+    } else {
+        Measure::Perplexity { base: args.kl_divergence_base.clone() }
+    })
+}
+
+fn given_text(args: &TextArgs, around: &dyn Surroundings) -> Result<Option<Text>> {
+    let escape = args.escape.0;
+    let escaped = |bytes: Vec<u8>, name: PathBuf, flag: &str| {
+        let bytes = match escape {
+            true => text(&utf8(bytes, &name)?, true, flag)?.into_bytes(),
+            false => bytes,
+        };
+        Ok(Some(Text { name, bytes }))
+    };
+    match (&args.prompt, &args.file, &args.binary_file) {
+        (Some(typed), ..) => escaped(typed.clone().into_bytes(), "-p".into(), "-p"),
+        (_, Some(path), _) => escaped(without_newline(read(path, around)?), path.clone(), "-f"),
+        (.., Some(path)) => Ok(Some(Text { bytes: read(path, around)?, name: path.clone() })),
+        _ => Ok(None),
+    }
+}
+
+fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.pop_if(|last| *last == b'\n');
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::parse;
+    use super::*;
+    use hobbit::cache::Allocation;
+    use hobbit::options::DeviceChoice;
+    use hobbit::plan::ExpertCache;
+    use std::ffi::OsString;
+    use std::io;
+    use std::path::Path;
+
+    struct Fake;
+
+    impl Surroundings for Fake {
+        fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+            match path.to_str() {
+                Some("text") => Ok(b"a\\n\n\n".to_vec()),
+                Some("models/demo-heldout-prose.txt") => Ok(b"prose\n".to_vec()),
+                _ => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+        fn demo_model(&self) -> Result<PathBuf, String> {
+            Ok("models/demo.gguf".into())
+        }
+        fn grammar_of_schema(&self, _: &str) -> Result<String> {
+            bail!("no grammars here")
+        }
+        fn shows_colour(&self) -> bool {
+            false
+        }
+    }
+
+    fn resolved(words: &[&str]) -> Result<HiArgs> {
+        HiArgs::new(parse(words.iter().map(OsString::from)).unwrap().0, &Fake)
+    }
+
+    fn bytes(words: &[&str]) -> Vec<u8> {
+        resolved(words).unwrap().text.unwrap().bytes
+    }
+
+    #[test]
+    fn texts() {
+        assert_eq!(bytes(&[]), b"prose");
+        assert_eq!(bytes(&["-f", "text"]), b"a\\n\n");
+        assert_eq!(bytes(&["-bf", "text"]), b"a\\n\n\n");
+        assert_eq!(bytes(&["-f", "text", "-e"]), b"a\n\n");
+        assert_eq!(bytes(&["-p", "x"]), b"x");
+    }
+
+    #[test]
+    fn what_is_missing_is_told() {
+        for (words, part) in [
+            (&["-m", "a.gguf"][..], "no text: give a file with -f"),
+            (&["--hellaswag"], "no text"),
+            (&["-f", "none"], "none: cannot read this file"),
+            (&["--kl-divergence"], "--kl-divergence-base FNAME"),
+            (&["--chunks", "0"], "--chunks 0"),
+            (&["--ppl-stride", "8", "--save-all-logits", "x"], "leave --ppl-stride out"),
+        ] {
+            let error = resolved(words).unwrap_err().to_string();
+            assert!(error.contains(part), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn devices_and_caching() {
+        let options =
+            resolved(&["-dev", "none", "-ts", "3,1", "-ngl", "7", "--device-cache", "0"]).unwrap().model_options;
+        assert_eq!((options.n_gpu_layers, &options.device.devices), (7, &DeviceChoice::None));
+        assert_eq!((options.device.tensor_split, options.device.cache), (vec![3.0, 1.0], ExpertCache::Bytes(0)));
+        let options = resolved(&["--profile", "a.json", "--slots", "by-penalty"]).unwrap().model_options;
+        assert_eq!((options.profile, options.caching.slots), (Some("a.json".into()), Allocation::ByPenalty));
+    }
+
+    #[test]
+    fn measures() {
+        let measure = |words: &[&str]| resolved(&[words, &["-f", "text"]].concat()).unwrap().measure;
+        assert_eq!(measure(&[]), Measure::Perplexity { base: None });
+        assert_eq!(measure(&["--save-all-logits", "x"]), Measure::Perplexity { base: Some("x".into()) });
+        assert_eq!(measure(&["--ppl-stride", "8"]), Measure::Strided { stride: 8 });
+        assert_eq!(measure(&["--hellaswag"]), Measure::HellaSwag { n_tasks: 400 });
+        assert_eq!(measure(&["--winogrande", "--winogrande-tasks", "3"]), Measure::Winogrande { n_tasks: Some(3) });
+        let compared = resolved(&["--kl-divergence", "--kl-divergence-base", "b"]).unwrap();
+        assert_eq!((compared.measure, compared.text), (Measure::Divergence { base: "b".into() }, None));
+    }
+}

@@ -1,0 +1,255 @@
+//! From the process's arguments to its exit status.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::args;
+use super::benchmarks::{HellaSwagScore, MultipleChoiceScore, WinograndeScore};
+use super::divergence::Compared;
+use super::lines;
+use super::resolve::{HiArgs, Measure, Text};
+use super::strided::Strided;
+use super::text::Perplexity;
+use crate::ctrl_c::CtrlC;
+use crate::devices;
+use crate::log::{Level, Log};
+use crate::report::{self, Circumstances};
+use crate::run::{
+    Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
+};
+use crate::signals;
+use hobbit::files;
+use hobbit::perplexity::windows::Windows;
+use hobbit::{Error, Model, Session, SessionOptions};
+
+/// What every measurement needs.
+pub struct Desk<'a> {
+    pub args: &'a HiArgs,
+    pub log: &'a Log,
+}
+
+/// The context that a measurement needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Tokens of a sequence.
+    pub n_ctx_seq: usize,
+    /// Tokens submitted at once.
+    pub n_batch: usize,
+    /// Sequences.
+    pub n_seq: usize,
+}
+
+impl Shape {
+    /// As many sequences as fit in a batch.
+    pub fn of_windows(windows: &Windows) -> Self {
+        Self { n_ctx_seq: windows.n_ctx, n_batch: windows.n_batch, n_seq: windows.n_seq() }
+    }
+}
+
+/// Something that is measured, its input read and checked.
+pub trait Measurement {
+    /// The context it needs.
+    fn shape(&self) -> Shape;
+
+    /// Measures; the results as JSON.
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`]; a full disk; a closed pipe.
+    fn run(self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value>;
+}
+
+impl Desk<'_> {
+    /// The text that was given.
+    ///
+    /// # Errors
+    /// None was.
+    pub fn text(&self) -> Result<&Text> {
+        self.args.text.as_ref().context("no text: give a file with -f")
+    }
+
+    /// How `n_chunk` chunks of `n_ctx` tokens are evaluated: whole chunks together where several fit in a batch.
+    pub fn windows(&self, n_ctx: usize, n_chunk: usize) -> Windows {
+        let options = &self.args.session_options;
+        let given = options.n_batch as usize;
+        let n_batch = if given < n_ctx { given } else { given - given % n_ctx };
+        Windows {
+            n_ctx,
+            n_batch,
+            n_ubatch: (options.n_ubatch as usize).min(n_batch),
+            n_chunk: n_chunk.min(self.args.n_chunk_max.unwrap_or(usize::MAX)),
+        }
+    }
+
+    /// Prints results.
+    ///
+    /// # Errors
+    /// A closed pipe, a full disk.
+    pub fn print(&self, text: &str) -> Result<()> {
+        let mut out = io::stdout().lock();
+        Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
+    }
+
+    /// Foretells the end after the first pass. llama.cpp prints one half of this line to each stream.
+    ///
+    /// # Errors
+    /// As [`Desk::print`].
+    pub fn print_eta(&self, who: &str, pass: Duration, windows: &Windows) -> Result<()> {
+        let seconds = pass.as_secs_f64();
+        self.log.text(Level::Info, &format!("{who}: {seconds:.2} seconds per pass - ETA "));
+        self.print(&lines::eta(seconds * windows.n_chunk as f64 / windows.n_seq() as f64))
+    }
+}
+
+/// Runs `hobbit-perplexity` with the arguments of this process.
+pub fn main() -> ExitCode {
+    match run(std::env::args_os().skip(1)) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => failure(&error),
+    }
+}
+
+fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
+    let (low, notes) = match args::parse(words) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            // Help goes to stdout, which may be closed.
+            return match error.print() {
+                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+            };
+        }
+    };
+    if low.device.list_devices {
+        let json = low.output.json.as_deref().map(|path| ("--json", path));
+        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
+    }
+    let args = HiArgs::new(low, &Process)?;
+    args.check_outputs()?;
+    let log = Log::new(args.verbosity, args.log_file.as_deref())?;
+    for note in notes {
+        log.line(Level::Warning, format!("note: {note}"));
+    }
+    warn_of_threads(&args.session_options, &log);
+    if let Some(path) = &args.json {
+        try_writing(path)?;
+    }
+    log.take_llama_cpps();
+    let ctrl_c = CtrlC::install(false)?;
+    let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
+    let desk = Desk { args: &args, log: &log };
+    let measurement = prepare(&desk, &model)?;
+    let options = session_options(&args.session_options, measurement.shape());
+    warn_of_training(&model, measurement.shape(), &log);
+    let mut session = ctrl_c.during(|| model.session(&options))?;
+    if ctrl_c.was_pressed() {
+        return Err(Interrupted.into());
+    }
+    describe(&model, &session, args.is_demo, &args.model_options, &log);
+    log.line(Level::Debug, format!("{args:#?}"));
+    ctrl_c.attach(session.interrupt_handle());
+    let outcome = ctrl_c.during(|| measurement.run(&desk, &mut session));
+    let (result, status) = match outcome {
+        Ok(result) => (result, 0),
+        Err(error) if matches!(error.downcast_ref(), Some(Error::Interrupted)) => {
+            desk.print("\n")?;
+            (Value::Null, signals::status())
+        }
+        Err(error) => return Err(error),
+    };
+    finish(&desk, &session, &options, result, status)?;
+    Ok(status)
+}
+
+fn prepare(desk: &Desk, model: &Model) -> Result<Box<dyn Measurement>> {
+    Ok(match &desk.args.measure {
+        Measure::Perplexity { base } => Box::new(Perplexity::new(desk, model, base.as_deref())?),
+        Measure::Strided { stride } => Box::new(Strided::new(desk, model, *stride)?),
+        Measure::Divergence { base } => Box::new(Compared::new(desk, model, base)?),
+        Measure::HellaSwag { n_tasks } => Box::new(HellaSwagScore::new(desk, model, *n_tasks)?),
+        Measure::Winogrande { n_tasks } => Box::new(WinograndeScore::new(desk, model, *n_tasks)?),
+        Measure::MultipleChoice { n_tasks } => Box::new(MultipleChoiceScore::new(desk, model, *n_tasks)?),
+    })
+}
+
+fn session_options(given: &SessionOptions, shape: Shape) -> SessionOptions {
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    SessionOptions {
+        n_ctx: number(shape.n_ctx_seq.saturating_mul(shape.n_seq)),
+        n_batch: number(shape.n_batch),
+        n_ubatch: given.n_ubatch.min(number(shape.n_batch)),
+        n_seq_max: number(shape.n_seq),
+        ..given.clone()
+    }
+}
+
+fn warn_of_training(model: &Model, shape: Shape, log: &Log) {
+    let trained = model.info().n_ctx_train;
+    if shape.n_ctx_seq > trained as usize {
+        let n_ctx = shape.n_ctx_seq;
+        let warning = format!("perplexity: model was trained on only {trained} context tokens ({n_ctx} specified)");
+        log.line(Level::Warning, format!("warning: {warning}"));
+    }
+}
+
+/// The closing lines, and the file of `--json`.
+fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Value, status: u8) -> Result<()> {
+    let (timings, stats) = (session.timings(), session.stats());
+    let devices = devices_now(session);
+    desk.print("\n")?;
+    if desk.args.perf && desk.log.shows(Level::Info) {
+        // Nothing was sampled.
+        let timings = report::timing_lines(&timings);
+        let lines = timings.lines().filter(|line| !line.starts_with("llama_perf_sampler"));
+        lines.for_each(|line| desk.log.line(Level::Info, line));
+        desk.log.text(Level::Info, &report::cache_lines(&stats));
+        desk.log.text(Level::Info, &report::device::closing_lines(&devices, &stats.devices));
+        desk.log.text(Level::Info, &report::precision_lines(session.precision(), &stats));
+        if let Some(line) = lines::experts_used(&stats) {
+            desk.log.line(Level::Info, line);
+        }
+    }
+    let Some(path) = &desk.args.json else { return Ok(()) };
+    let about = Circumstances {
+        model: serde_json::to_value(session.model().info())?,
+        plan: serde_json::to_value(session.plan())?,
+        io: session.io_choice().to_owned(),
+        precision: serde_json::to_value(session.precision())?,
+        caching: serde_json::to_value(session.caching())?,
+        devices: serde_json::to_value(&devices)?,
+        stop: if status == 0 { "end" } else { "interrupted" },
+        seed: 0,
+    };
+    let mut all = report::json(&about, &timings, &stats);
+    if let Some(all) = all.as_object_mut() {
+        all.remove("seed");
+        all.insert("measure".into(), json!(name(&desk.args.measure)));
+        all.insert("text".into(), json!(desk.args.text.as_ref().map(|text| text.name.display().to_string())));
+        let context = [("n_ctx", options.n_ctx), ("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)];
+        all.extend(context.map(|(name, n)| (name.to_owned(), json!(n))));
+        all.insert("n_seq".into(), json!(options.n_seq_max));
+        all.insert("result".into(), result);
+    }
+    let text = serde_json::to_string_pretty(&all)? + "\n";
+    if path == Path::new("-") {
+        return desk.print(&text);
+    }
+    let written = files::create(path, files::Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot write the results", path.display()))
+}
+
+fn name(measure: &Measure) -> &'static str {
+    match measure {
+        Measure::Perplexity { .. } => "perplexity",
+        Measure::Strided { .. } => "perplexity-stride",
+        Measure::Divergence { .. } => "kl-divergence",
+        Measure::HellaSwag { .. } => "hellaswag",
+        Measure::Winogrande { .. } => "winogrande",
+        Measure::MultipleChoice { .. } => "multiple-choice",
+    }
+}

@@ -1,0 +1,442 @@
+//! From what was typed to what is done: files read, escapes processed, schemas converted, the model found.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::args::{ChatArgs, ContextArgs, LowArgs, PromptArgs, RopeArgs, SamplingArgs, Switch, Tri};
+use super::demo;
+use super::escape::unescape;
+use hobbit::files::{Input, Kind, Output, OutputError};
+use hobbit::options::{
+    DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
+    sampler_order,
+};
+
+/// The world that settings depend on.
+pub trait Surroundings {
+    /// The bytes of a file.
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// The bundled model, or why there is none.
+    fn demo_model(&self) -> Result<PathBuf, String>;
+    /// A GBNF grammar for a JSON schema.
+    fn grammar_of_schema(&self, schema: &str) -> Result<String>;
+    /// Whether the output is a terminal that shows colours.
+    fn shows_colour(&self) -> bool;
+    /// Whether the standard input is a pipe or a file: neither a terminal nor `/dev/null`.
+    fn has_input(&self) -> bool {
+        false
+    }
+    /// Whether the standard input is a terminal.
+    fn is_typed_in(&self) -> bool {
+        false
+    }
+    /// All that the standard input has.
+    fn input(&self) -> io::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+}
+
+/// Settings of a run, complete and checked.
+#[derive(Debug)]
+pub struct HiArgs {
+    /// The model's file.
+    pub model: PathBuf,
+    /// Whether it is the bundled one.
+    pub is_demo: bool,
+    pub model_options: ModelOptions,
+    pub session_options: SessionOptions,
+    pub sampling: SamplingOptions,
+    /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
+    pub prompt: Option<Bytes>,
+    pub system_prompt: Option<String>,
+    /// Tokens to generate at once; `None` until the model or the context ends.
+    pub predict: Option<usize>,
+    /// The same where the demo model continues its own text.
+    pub demo_predict: Option<usize>,
+    /// Texts at which generation stops.
+    pub stops: Vec<String>,
+    /// `None`: if the model has a chat template.
+    pub conversation: Option<bool>,
+    pub single_turn: bool,
+    /// Continue a text with the user.
+    pub interactive: bool,
+    /// Ask the user first.
+    pub interactive_first: bool,
+    pub affixes: Affixes,
+    pub template: Option<String>,
+    pub jinja: bool,
+    pub multiline_input: bool,
+    /// Process escapes in input, too.
+    pub escape: bool,
+    pub display_prompt: bool,
+    pub verbose_prompt: bool,
+    pub special: bool,
+    pub colour: bool,
+    pub simple_io: bool,
+    pub output: Reporting,
+    /// Files that were read for all this, by their flags.
+    pub read: Vec<(&'static str, PathBuf)>,
+}
+
+/// A text that need not be UTF-8.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Bytes(pub Vec<u8>);
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        String::from_utf8_lossy(&self.0).fmt(f)
+    }
+}
+
+/// What surrounds the user's input when no template does.
+#[derive(Debug, Default)]
+pub struct Affixes {
+    pub prefix: String,
+    pub suffix: String,
+    pub bos: bool,
+    /// Whether any was given: the chat template is off then.
+    pub given: bool,
+}
+
+/// Where messages and measurements go.
+#[derive(Debug)]
+pub struct Reporting {
+    pub verbosity: Verbosity,
+    pub perf: bool,
+    pub log_file: Option<PathBuf>,
+    pub stats_json: Option<PathBuf>,
+}
+
+/// From which level on lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verbosity {
+    /// On stderr.
+    pub shown: u8,
+    /// In the log file, if there is one.
+    pub logged: u8,
+}
+
+impl HiArgs {
+    /// # Errors
+    /// Files that cannot be read, settings that are not UTF-8, a schema or sampler that is not understood.
+    pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
+        let is_demo = low.model.model.is_none();
+        let model = match low.model.model {
+            Some(path) => path,
+            None => around.demo_model().map_err(anyhow::Error::msg)?,
+        };
+        let read = [
+            ("-f", &low.prompt.file),
+            ("-bf", &low.prompt.binary_file),
+            ("--system-prompt-file", &low.chat.system_prompt_file),
+            ("--chat-template-file", &low.chat.chat_template_file),
+            ("--grammar-file", &low.sampling.grammar_file),
+            ("--json-schema-file", &low.sampling.json_schema_file),
+        ];
+        let read = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
+        let conversation = low.chat.conversation.map(|switch| switch.0);
+        let interactive_first = low.chat.interactive_first.0;
+        let interactive = low.chat.interactive.0 || interactive_first;
+        let mut prompt = prompt(&low.prompt, around)?;
+        let mut predict = low.prompt.predict;
+        let demo_predict = predict.unwrap_or(demo::PREDICT);
+        if is_demo && prompt.is_none() && !interactive && conversation != Some(true) && !around.has_input() {
+            prompt = Some(Bytes(demo::PROMPT.into()));
+            predict = Some(demo_predict);
+        }
+        let until_full = predict == Some(-2);
+        let escape = low.prompt.escape.0;
+        let verbosity = verbosity(low.output.quiet, low.output.verbose, low.output.verbosity);
+        let session = session(&low.context, &low.rope, until_full);
+        Ok(Self {
+            model,
+            is_demo,
+            model_options: ModelOptions {
+                budget: low.memory.mem_budget,
+                overcommit: low.memory.overcommit.0,
+                stand_aside: true,
+                repack: low.model.repack.0,
+                expects: session.clone(),
+                expert_cache: low.memory.expert_cache,
+                low: low.precision.source(),
+                low_share: low.precision.low_share,
+                precision: low.precision.options(),
+                caching: low.caching.options(),
+                path_table: low.caching.path_table()?,
+                profile: low.caching.profile,
+                trace: low.caching.trace,
+                cache_state: low.caching.cache_state,
+                io: low.memory.io,
+                n_gpu_layers: low.device.n_gpu_layers,
+                device: low.device.options(),
+                check_tensors: low.model.check_tensors.0,
+                kv_overrides: low.model.override_kv,
+            },
+            session_options: session,
+            sampling: sampling(low.sampling, escape, around)?,
+            prompt,
+            system_prompt: system_prompt(&low.chat, around)?,
+            predict: predict.and_then(|n| usize::try_from(n).ok()),
+            demo_predict: usize::try_from(demo_predict).ok(),
+            stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
+            conversation,
+            single_turn: low.chat.single_turn.0,
+            interactive,
+            interactive_first,
+            affixes: Affixes {
+                prefix: text(low.chat.in_prefix.as_deref().unwrap_or_default(), escape, "--in-prefix")?,
+                suffix: text(low.chat.in_suffix.as_deref().unwrap_or_default(), escape, "--in-suffix")?,
+                bos: low.chat.in_prefix_bos.0,
+                given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
+            },
+            template: template(&low.chat, around)?,
+            jinja: low.chat.jinja.0,
+            multiline_input: low.chat.multiline_input.0,
+            escape,
+            display_prompt: low.prompt.display_prompt.0,
+            verbose_prompt: low.prompt.verbose_prompt.0,
+            special: low.output.special.0,
+            colour: match low.output.color {
+                Tri::On => true,
+                Tri::Off => false,
+                Tri::Auto => around.shows_colour(),
+            },
+            simple_io: low.output.simple_io.0,
+            output: Reporting {
+                verbosity,
+                perf: low.output.perf.0,
+                log_file: low.output.log_file,
+                stats_json: low.output.stats_json,
+            },
+            read,
+        })
+    }
+
+    /// Checks that nothing is written over what is read, or over files of other kinds.
+    ///
+    /// # Errors
+    /// As [`hobbit::files::check`].
+    pub fn check_outputs(&self) -> Result<(), OutputError> {
+        let written =
+            [("--log-file", &self.output.log_file, Kind::Log), ("--stats-json", &self.output.stats_json, Kind::Json)];
+        check_outputs(&self.model_options, &self.model, &written, &self.read)
+    }
+
+    /// Conversation or completion, as llama-completion decides.
+    pub fn converses(&self, model_has_template: bool) -> bool {
+        let explicit = self.interactive && !self.conversation.unwrap_or(false);
+        let has_template = model_has_template || self.template.is_some();
+        !self.affixes.given && self.conversation.unwrap_or(has_template && !explicit)
+    }
+}
+
+fn prompt(args: &PromptArgs, around: &dyn Surroundings) -> Result<Option<Bytes>> {
+    let escape = args.escape.0;
+    if let Some(typed) = &args.prompt {
+        return Ok(Some(unescaped(typed.as_bytes(), escape)));
+    }
+    match (&args.file, &args.binary_file) {
+        (Some(path), _) => Ok(Some(as_typed(prompt_file(path, around, "-f")?, escape))),
+        (None, Some(path)) => Ok(Some(Bytes(prompt_file(path, around, "-bf")?))),
+        (None, None) => Ok(None),
+    }
+}
+
+/// A file with a prompt; '-' is the standard input.
+fn prompt_file(path: &Path, around: &dyn Surroundings, flag: &str) -> Result<Vec<u8>> {
+    if path != Path::new("-") {
+        return read(path, around);
+    }
+    let bytes = around.input().with_context(|| format!("{flag} -: cannot read the standard input"))?;
+    if bytes.is_empty() {
+        bail!("{flag} -: the standard input is empty, expected a prompt");
+    }
+    Ok(bytes)
+}
+
+/// What a text file says to a program whose users type: one newline at its end ends the line, and escapes are processed.
+pub fn as_typed(mut bytes: Vec<u8>, escape: bool) -> Bytes {
+    bytes.pop_if(|last| *last == b'\n');
+    unescaped(&bytes, escape)
+}
+
+fn unescaped(bytes: &[u8], escape: bool) -> Bytes {
+    Bytes(if escape { unescape(bytes) } else { bytes.to_vec() })
+}
+
+fn system_prompt(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>> {
+    match (&args.system_prompt, &args.system_prompt_file) {
+        (Some(typed), _) => Ok(Some(typed.clone())),
+        (None, Some(path)) => file(path, around).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+fn template(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>> {
+    match (&args.chat_template, &args.chat_template_file) {
+        (Some(typed), _) => Ok(Some(typed.clone())),
+        (None, Some(path)) => utf8(read(path, around)?, path).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// How much the log shows: `--verbose` wins over a number. `--quiet` is for stderr alone, and wins there.
+pub fn verbosity(quiet: Switch, verbose: Switch, number: u8) -> Verbosity {
+    let logged = if verbose.0 { 5 } else { number };
+    Verbosity { shown: if quiet.0 { 1 } else { logged }, logged }
+}
+
+/// Checks what a program writes beside the engine.
+///
+/// # Errors
+/// As [`hobbit::files::check`].
+pub fn check_outputs(
+    options: &ModelOptions,
+    model: &Path,
+    written: &[(&'static str, &Option<PathBuf>, Kind)],
+    read: &[(&'static str, PathBuf)],
+) -> Result<(), OutputError> {
+    let written = written.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind }));
+    let read = read.iter().map(|(flag, path)| Input { flag, path });
+    options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()))
+}
+
+/// Settings of a session.
+pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> SessionOptions {
+    let threads = |n: i32| (n > 0).then_some(n);
+    SessionOptions {
+        n_ctx: context.ctx_size,
+        n_batch: context.batch_size,
+        n_ubatch: context.ubatch_size,
+        n_outputs_max: 1,
+        n_seq_max: 1,
+        threads: threads(context.threads),
+        threads_batch: context.threads_batch.and_then(threads),
+        flash_attn: context.flash_attn,
+        type_k: context.cache_type_k,
+        type_v: context.cache_type_v,
+        warmup: context.warmup.0,
+        context_shift: context.context_shift.0 && !until_full,
+        n_keep: context.keep,
+        swa_full: context.swa_full.0,
+        kv_offload: context.kv_offload.0,
+        rope: RopeOptions {
+            scaling: rope.rope_scaling,
+            freq_base: rope.rope_freq_base,
+            freq_scale: rope.rope_freq_scale.or(rope.rope_scale.map(f32::recip)).unwrap_or(0.0),
+            yarn_orig_ctx: rope.yarn_orig_ctx,
+            yarn_ext_factor: rope.yarn_ext_factor,
+            yarn_attn_factor: rope.yarn_attn_factor,
+            yarn_beta_fast: rope.yarn_beta_fast,
+            yarn_beta_slow: rope.yarn_beta_slow,
+        },
+    }
+}
+
+fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Result<SamplingOptions> {
+    let defaults = SamplingOptions::default();
+    let samplers = match (&args.samplers, &args.sampling_seq) {
+        (Some(names), _) => sampler_order(names).context("--samplers")?,
+        (None, Some(letters)) => {
+            letters.chars().map(SamplerKind::from_letter).collect::<Result<_, _>>().context("--sampling-seq")?
+        }
+        (None, None) => defaults.samplers,
+    };
+    let sequence_breakers = match args.dry_sequence_breaker.as_slice() {
+        [] => defaults.dry.sequence_breakers,
+        given => {
+            // "none" forgets those before it, as in llama.cpp.
+            let after_none = given.iter().rposition(|text| text == "none").map_or(0, |none| none + 1);
+            let given = &given[after_none..];
+            given.iter().map(|breaker| text(breaker, escape, "--dry-sequence-breaker")).collect::<Result<_>>()?
+        }
+    };
+    Ok(SamplingOptions {
+        seed: args.seed,
+        samplers,
+        temp: args.temp.max(0.0),
+        dynatemp_range: args.dynatemp_range,
+        dynatemp_exponent: args.dynatemp_exp,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        typical_p: args.typical,
+        top_n_sigma: args.top_nsigma,
+        xtc: XtcOptions { probability: args.xtc_probability, threshold: args.xtc_threshold },
+        repeat_penalty: args.repeat_penalty,
+        repeat_last_n: args.repeat_last_n,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        dry: DryOptions {
+            multiplier: args.dry_multiplier,
+            base: args.dry_base,
+            allowed_length: args.dry_allowed_length,
+            penalty_last_n: args.dry_penalty_last_n,
+            sequence_breakers,
+        },
+        adaptive_target: args.adaptive_target,
+        adaptive_decay: args.adaptive_decay,
+        mirostat: MirostatOptions { version: args.mirostat, tau: args.mirostat_ent, eta: args.mirostat_lr },
+        ignore_eos: args.ignore_eos.0,
+        logit_bias: args.logit_bias,
+        grammar: match (args.grammar, args.grammar_file, args.json_schema, args.json_schema_file) {
+            (Some(grammar), ..) => Some(grammar),
+            (_, Some(path), ..) => Some(utf8(read(&path, around)?, &path)?),
+            (_, _, Some(schema), _) => Some(around.grammar_of_schema(&schema).context("--json-schema")?),
+            (.., Some(path)) => {
+                let schema = utf8(read(&path, around)?, &path)?;
+                Some(around.grammar_of_schema(&schema).with_context(|| path.display().to_string())?)
+            }
+            _ => None,
+        },
+        min_keep: defaults.min_keep,
+    })
+}
+
+/// Typed text, its escapes processed if wanted.
+///
+/// # Errors
+/// Escapes that do not form UTF-8.
+pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
+    if !escape {
+        return Ok(typed.to_owned());
+    }
+    String::from_utf8(unescape(typed.as_bytes()))
+        .with_context(|| format!("{flag}: \\x escapes that do not form UTF-8; use --no-escape to take them literally"))
+}
+
+/// A text file without the newline at its end.
+fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
+    let mut text = utf8(read(path, around)?, path)?;
+    if text.ends_with('\n') {
+        text.pop();
+    }
+    Ok(text)
+}
+
+/// A file's bytes.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn read(path: &Path, around: &dyn Surroundings) -> Result<Vec<u8>> {
+    around.read(path).with_context(|| format!("{}: cannot read this file", path.display()))
+}
+
+/// A file's text.
+///
+/// # Errors
+/// Bytes that are no UTF-8.
+pub fn utf8(bytes: Vec<u8>, path: &Path) -> Result<String> {
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) => {
+            bail!("{}: not UTF-8 text (at byte {})", path.display(), error.utf8_error().valid_up_to())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,417 @@
+//! From the process's arguments to its exit status.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use super::args;
+use super::argv::Note;
+use super::console::Screen;
+use super::ctrl_c::CtrlC;
+use super::demo;
+use super::devices;
+use super::log::{Level, Log};
+use super::pipe::is_closed_pipe;
+use super::progress::bar;
+use super::report::brief::{self, Closing, ModelFacts};
+use super::report::{self, Circumstances};
+use super::resolve::{HiArgs, Surroundings};
+use super::stream::{Desk, End};
+use super::{complete, converse, input, signals};
+use hobbit::files::{self, Kind, OutputError};
+use hobbit::pack::WriteError;
+use hobbit::{
+    DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, RopeOptions, Sampler, SamplerKind,
+    SamplingOptions, Session, SessionOptions, low_cache_path, quantise_low,
+};
+
+/// Exit status when a message got no answer.
+const FAILED: u8 = 1;
+/// Exit status after wrong usage.
+pub const USAGE: u8 = 2;
+
+/// A signal that asks for the end, where nothing was left to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Said of the model's file where nobody has named one.
+const DEMO: &str = "no model given (-m): running the demo model";
+
+/// Runs `hobbit-cli` with the arguments of this process.
+pub fn main() -> ExitCode {
+    match run(std::env::args_os().skip(1)) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => failure(&error),
+    }
+}
+
+fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
+    let (low, notes) = match args::parse(words) {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            // Help goes to stdout, which may be closed.
+            return match error.print() {
+                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+            };
+        }
+    };
+    if low.device.list_devices {
+        let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
+        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
+    }
+    let args = HiArgs::new(low, &Process)?;
+    args.check_outputs()?;
+    let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
+    let outcome = speak(&args, &notes, &log);
+    if let Err(error) = &outcome {
+        log.keep(format!("error: {}", in_words(error)));
+    }
+    outcome
+}
+
+/// Opens the model and has it say what was asked for; the exit status.
+fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
+    for note in notes {
+        log.line(Level::Warning, format!("note: {note}"));
+    }
+    warn_of_threads(&args.session_options, log);
+    if let Some(path) = &args.output.stats_json {
+        try_writing(path)?;
+    }
+    log.take_llama_cpps();
+    let ctrl_c = CtrlC::install(args.colour)?;
+    hobbit::watch_memory_signals();
+    let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
+    let has_template = model.info().chat_template.is_some();
+    let given = match args.converses(has_template) {
+        true => None,
+        false => Some(input::text(args, &Process, log, &ctrl_c)?),
+    };
+    let session = ctrl_c.during(|| model.session(&args.session_options))?;
+    if ctrl_c.was_pressed() {
+        return Err(Interrupted.into());
+    }
+    describe(&model, &session, args.is_demo, &args.model_options, log);
+    warn_of_training(&model, &args.session_options, log);
+    log.line(Level::Debug, format!("{args:#?}"));
+    ctrl_c.attach(session.interrupt_handle());
+    // Drawn here, so that every part of the chain has the same, and the run can be repeated.
+    let seed = drawn_once(args.sampling.seed);
+    let sampler = Sampler::new(&model, &SamplingOptions { seed, ..args.sampling.clone() })?;
+    let screen = Screen::new(args.colour);
+    let mut desk = Desk { args, model: &model, session, sampler, seed, screen, log, ctrl_c: &ctrl_c, failed: false };
+
+    let outcome = match &given {
+        Some(text) => complete::run(&mut desk, text),
+        None => converse::run(&mut desk),
+    };
+    let (end, status) = match outcome {
+        // Also where the terminal is gone, and nothing can be printed any more.
+        _ if ctrl_c.is_ending() => (End::Interrupted, signals::status()),
+        Ok(End::Interrupted) => (End::Interrupted, signals::status()),
+        Ok(end) if desk.failed && (args.single_turn || !io::stdin().is_terminal()) => (end, FAILED),
+        Ok(end) => (end, 0),
+        // The reader went away; what was measured is still wanted.
+        Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
+        Err(error) if error.is::<Interrupted>() => (End::Interrupted, signals::status()),
+        Err(error) => {
+            let _ = desk.screen.end_line();
+            return Err(error);
+        }
+    };
+    let ended = desk.screen.end_line();
+    finish(&desk, &end)?;
+    if !ctrl_c.is_ending() {
+        ended?;
+    }
+    Ok(status)
+}
+
+/// Whether another seed may give another text.
+fn leaves_to_chance(options: &SamplingOptions) -> bool {
+    let is_greedy = options.temp <= 0.0 && options.dynatemp_range <= 0.0;
+    let is_cooled = options.samplers.contains(&SamplerKind::Temperature) || options.mirostat.version != 0;
+    !is_greedy || !is_cooled || options.mirostat.version != 0 || options.xtc.probability > 0.0
+}
+
+/// A seed: the one given, or one that nobody has chosen.
+fn drawn_once(given: u32) -> u32 {
+    use std::hash::{BuildHasher, Hasher};
+    match given {
+        // Hashers are seeded by the system.
+        SamplingOptions::RANDOM_SEED => {
+            std::hash::RandomState::new().build_hasher().finish() as u32 % SamplingOptions::RANDOM_SEED
+        }
+        given => given,
+    }
+}
+
+/// Prints an error with its causes on one line; its exit status.
+pub fn failure(error: &anyhow::Error) -> ExitCode {
+    if is_closed_pipe(error) {
+        return ExitCode::SUCCESS;
+    }
+    if error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(Error::Interrupted | Error::Cancelled)) {
+        return ExitCode::from(signals::status());
+    }
+    let _ = writeln!(io::stderr(), "error: {}", in_words(error));
+    // Flags that lack another one.
+    let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. } | Error::Output(_)));
+    if is_usage || error.is::<OutputError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+}
+
+/// An error and its causes on one line, each cause once: many of our messages quote theirs.
+pub(super) fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(|cause| cause.to_string()) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(colon);
+            text.push_str(&cause);
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Opens a model with a progress bar.
+///
+/// # Errors
+/// As [`Model::open`]; Ctrl-C.
+pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
+    if is_demo && !log.shows(Level::Info) {
+        // Otherwise the first of the start-up lines says so. The demo's text must not pass for another model's.
+        log.line(Level::Error, format!("hobbit: {DEMO} {}", path.display()));
+    }
+    // A missing file is the commonest mistake: tell it before anything else happens.
+    std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
+    let options = ModelOptions { low: low_source(path, options, log, ctrl_c)?, ..options.clone() };
+    let bar = bar(log, "loading {bar:40} {percent:>3} %");
+    let model = ctrl_c.during(|| {
+        Model::open(path, &options, |done| {
+            bar.set_position((done * 1000.0) as u64);
+            !ctrl_c.was_pressed()
+        })
+    });
+    bar.finish_and_clear();
+    Ok(model?)
+}
+
+/// Where low versions come from once those that were to be made exist.
+fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Option<LowSource>> {
+    let is_exact = options.precision.mode == Some(PrecisionMode::Exact);
+    let (types, directory) = match &options.low {
+        Some(LowSource::Quantise { types, directory }) if !is_exact => (types, directory.as_deref()),
+        other => return Ok(other.clone()),
+    };
+    let bar = bar(log, "making low-precision experts {bar:40} {percent:>3} % {eta}");
+    let mut has_begun = false;
+    let made = ctrl_c.during(|| {
+        quantise_low(path, types, directory, &mut |done| {
+            if !std::mem::replace(&mut has_begun, true) {
+                let file = low_cache_path(path, types, directory);
+                let line = format!("hobbit: making low-precision experts ({types}) once: {}", file.display());
+                bar.suspend(|| log.line(Level::Info, line));
+            }
+            bar.set_position((done * 1000.0) as u64);
+            !ctrl_c.was_pressed()
+        })
+    });
+    bar.finish_and_clear();
+    let made = made.map_err(|error| match &error {
+        Error::PackWrite(WriteError::Create { .. } | WriteError::Space { .. } | WriteError::Output { .. }) => {
+            let place =
+                directory.map_or_else(|| "beside the model".to_owned(), |place| format!("in {}", place.display()));
+            let hint = format!("--low {types}: nothing can be kept {place}; give another directory with --low-dir");
+            anyhow::Error::new(error).context(hint)
+        }
+        _ => error.into(),
+    })?;
+    Ok(Some(LowSource::File(made)))
+}
+
+/// Warns of more threads than there are CPUs.
+pub fn warn_of_threads(options: &SessionOptions, log: &Log) {
+    let Ok(cpus) = std::thread::available_parallelism() else { return };
+    for (flag, threads) in [("-t", options.threads), ("-tb", options.threads_batch)] {
+        if let Some(threads) = threads.filter(|&threads| usize::try_from(threads).is_ok_and(|n| n > cpus.get())) {
+            let warning = format!("warning: {flag} {threads} is more than the {cpus} logical CPUs: this is slow");
+            log.line(Level::Warning, warning);
+        }
+    }
+}
+
+/// Tells early that statistics could not be written in the end.
+///
+/// # Errors
+/// Why not.
+pub fn try_writing(path: &Path) -> Result<()> {
+    // A pipe may be opened only once.
+    let is_special = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    if path == Path::new("-") || is_special {
+        return Ok(());
+    }
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).with_context(|| format!("{}: cannot write the statistics", path.display()))
+}
+
+/// The start-up lines: three at most, the rest for `-v`. Warnings always.
+pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &ModelOptions, log: &Log) {
+    let info = model.info();
+    let say = |level: Level, line: &str| log.line(level, format!("hobbit: {line}"));
+    let plan = session.plan();
+    let name = info.path.display();
+    let name = if is_demo { format!("{DEMO} {name}") } else { name.to_string() };
+    let facts = ModelFacts {
+        name: &name,
+        description: &info.description,
+        n_params: info.n_params,
+        tensor_bytes: info.tensor_bytes,
+        n_layer: info.n_layer,
+        n_expert: info.n_expert,
+        n_expert_used: info.n_expert_used,
+        n_ctx: session.n_ctx(),
+    };
+    say(Level::Info, &brief::model_line(&facts));
+    say(Level::Info, &brief::memory_line(plan, session.io_choice(), session.warm_start()));
+    if let Some(line) = brief::third_line(session.devices(), session.precision()) {
+        say(Level::Info, &line);
+    }
+    devices::warn_without_devices(options, !session.devices().is_empty(), log);
+    if let Some(warning) = &plan.warning {
+        log.line(Level::Warning, format!("warning: {warning}"));
+    }
+
+    let (parameters, experts) = (report::parameters(info.n_params), report::bytes(info.expert_bytes));
+    say(Level::More, &format!("{parameters} parameters, {experts} of experts, trained on {} tokens", info.n_ctx_train));
+    say(Level::More, &format!("reading experts: {}", session.io_choice()));
+    log.line(Level::More, plan);
+    log.text(Level::More, &report::device::start_up_lines(session.devices(), plan, options.device.cpu_helper));
+    if info.is_moe() {
+        say(Level::More, &session.precision().to_string());
+    }
+    for line in session.caching().lines() {
+        say(Level::More, &line);
+    }
+    if let Some(warm) = session.warm_start() {
+        log.line(Level::More, report::warm_start(warm));
+    }
+    log.line(Level::More, hobbit::system_info());
+}
+
+/// Warns of a context that the model was not trained for. Who scales positions has thought of it.
+fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
+    let (n_ctx, trained) = (options.n_ctx, model.info().n_ctx_train);
+    if trained > 0 && n_ctx > trained && options.rope == RopeOptions::default() {
+        let warning = format!(
+            "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may talk \
+             nonsense; give -c {trained} or less, or see --rope-scaling"
+        );
+        log.line(Level::Warning, warning);
+    }
+}
+
+/// What devices hold now, which may be less than at the start.
+pub fn devices_now(session: &Session) -> Vec<DeviceReport> {
+    let now = session.model().device_reports();
+    if now.is_empty() { session.devices().to_vec() } else { now }
+}
+
+/// The closing lines, and the file of `--stats-json`.
+fn finish(desk: &Desk, end: &End) -> Result<()> {
+    let output = &desk.args.output;
+    let (timings, stats) = (desk.session.timings(), desk.session.stats());
+    let devices = devices_now(&desk.session);
+    if output.perf {
+        let log = desk.log;
+        let closing = Closing {
+            stats: &stats,
+            precision: desk.session.precision(),
+            devices: &devices,
+            is_eog: *end == End::Eog,
+            seed: leaves_to_chance(&desk.args.sampling).then_some(desk.seed),
+            is_seed_drawn: desk.args.sampling.seed == SamplingOptions::RANDOM_SEED,
+        };
+        for line in brief::closing_lines(&closing) {
+            log.line(Level::Info, format!("hobbit: {line}"));
+        }
+        log.text(Level::More, &report::timing_lines(&timings));
+        log.text(Level::More, &report::cache_lines(&stats));
+        log.text(Level::More, &report::device::closing_lines(&devices, &stats.devices));
+        log.text(Level::More, &report::precision_lines(desk.session.precision(), &stats));
+    }
+    let Some(path) = &output.stats_json else { return Ok(()) };
+    let about = Circumstances {
+        model: serde_json::to_value(desk.model.info())?,
+        plan: serde_json::to_value(desk.session.plan())?,
+        precision: serde_json::to_value(desk.session.precision())?,
+        caching: serde_json::to_value(desk.session.caching())?,
+        devices: serde_json::to_value(&devices)?,
+        io: desk.session.io_choice().to_owned(),
+        stop: end.name(),
+        seed: desk.seed,
+    };
+    let mut text = serde_json::to_string_pretty(&report::json(&about, &timings, &stats))?;
+    text.push('\n');
+    if path == Path::new("-") {
+        let mut out = io::stdout().lock();
+        return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
+    }
+    let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot write the statistics", path.display()))
+}
+
+/// This process, as settings see it.
+pub struct Process;
+
+impl Surroundings for Process {
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        std::fs::read(path)
+    }
+
+    fn demo_model(&self) -> Result<PathBuf, String> {
+        demo::Search::here().find(Path::is_file)
+    }
+
+    fn grammar_of_schema(&self, schema: &str) -> Result<String> {
+        Ok(hobbit::json_schema_to_grammar(schema)?)
+    }
+
+    fn has_input(&self) -> bool {
+        // A terminal and /dev/null are character devices.
+        let input = io::stdin().as_fd().try_clone_to_owned().and_then(|input| File::from(input).metadata());
+        input.is_ok_and(|input| !input.file_type().is_char_device())
+    }
+
+    fn is_typed_in(&self) -> bool {
+        io::stdin().is_terminal()
+    }
+
+    fn input(&self) -> io::Result<Vec<u8>> {
+        input::read()
+    }
+
+    fn shows_colour(&self) -> bool {
+        let refused = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        io::stdout().is_terminal() && !dumb && !refused("NO_COLOR")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words;
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let error = anyhow::anyhow!("no space").context("cannot write: no space").context("saving");
+        assert_eq!(in_words(&error), "saving: cannot write: no space");
+    }
+}

@@ -1,0 +1,78 @@
+//! Signals that end a program: Ctrl-C, a polite request (SIGTERM), a terminal that is gone (SIGHUP).
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+/// A signal that asks for the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGINT: Ctrl-C.
+    Interrupt,
+    /// SIGTERM.
+    Terminate,
+    /// SIGHUP.
+    HangUp,
+}
+
+impl Signal {
+    fn of(number: i32) -> Option<Self> {
+        [Self::Interrupt, Self::Terminate, Self::HangUp].into_iter().find(|signal| signal.number() == number)
+    }
+
+    fn number(self) -> i32 {
+        match self {
+            Self::Interrupt => SIGINT,
+            Self::Terminate => SIGTERM,
+            Self::HangUp => SIGHUP,
+        }
+    }
+
+    /// Exit status of a program that it ends, as shells number it.
+    pub fn status(self) -> u8 {
+        128 + self.number() as u8 // 1, 2 and 15 everywhere
+    }
+}
+
+/// Status of the last signal; 0 while there was none.
+static LAST: AtomicU8 = AtomicU8::new(0);
+
+/// Exit status of a run that was interrupted: 128 and the number of the last signal.
+pub fn status() -> u8 {
+    match LAST.load(Ordering::SeqCst) {
+        0 => Signal::Interrupt.status(),
+        status => status,
+    }
+}
+
+/// Calls `handler`, on a thread of its own, for every signal that asks for the end. Once per process. What nohup has set to
+/// be ignored stays ignored.
+///
+/// # Errors
+/// The system refuses.
+pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
+    let is_wanted = |signal: &i32| *signal != SIGHUP || !hobbit::ignores_hang_up();
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)))
+        .context("cannot handle signals")?;
+    let deliver = move || {
+        for signal in signals.forever().filter_map(Signal::of) {
+            LAST.store(signal.status(), Ordering::SeqCst);
+            handler(signal);
+        }
+    };
+    let spawned = std::thread::Builder::new().name("signals".into()).spawn(deliver);
+    spawned.map(drop).context("cannot handle signals")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_are_those_of_shells() {
+        let statuses = [1, 2, 15, 9].map(|number| Signal::of(number).map(Signal::status));
+        assert_eq!(statuses, [Some(129), Some(130), Some(143), None]);
+    }
+}

@@ -1,0 +1,326 @@
+//! What was typed after `hobbit-sim`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use hobbit::cache::Allocation;
+use hobbit::cache::policy::{PolicyKind, Weights};
+use crate::args::Switch;
+use hobbit::options::PrecisionMode;
+use hobbit::predict::PredictorKind;
+use hobbit::route::{Shares, Thresholds};
+use hobbit::sim::{Budget, Compute, Config, Eviction, Foresight, Prefetch, Recording};
+
+const EXAMPLES: &str = "\
+Examples:
+  hobbit-cli -m mixtral.gguf -p 'Once upon a time' -n 500 --trace prose.trace
+      Record a run.
+  hobbit-sim show prose.trace | head
+      Print it, one JSON object per line.
+  hobbit-sim replay prose.trace
+      Every policy with the slots that the run had.
+  hobbit-sim replay prose.trace --policy lru,hobbit --budget 10%,25%,50% --predictor none,stacked-gate,oracle
+      A table of hits, penalty and simulated speed for each combination.
+  hobbit-sim replay prose.trace --link 7GB --expert-ms 0.08 --layer-ms 0.3 --json
+      The same for another machine, as JSON.
+  hobbit-sim calibrate prose.trace chat.trace -o mixtral.policy.json
+      Fit HOBBIT's weights and thresholds.
+  hobbit-sim recall prose.trace --calibration chat.trace
+      How good predictors are, and how many experts it takes to be right.
+  hobbit-sim report prose.trace chat.trace -o report.html
+      Plots in one self-contained file.
+
+Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
+
+/// Replay recorded runs under other policies, predictors and budgets, with a virtual clock.
+#[derive(Debug, Parser)]
+#[command(name = "hobbit-sim", version = env!("HOBBIT_VERSION"), max_term_width = 110, after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do with traces.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print a trace as JSON, one record per line, the header first
+    Show(ShowArgs),
+    /// Simulate policies, budgets and predictors on traces; table on standard output
+    Replay(ReplayArgs),
+    /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
+    Calibrate(CalibrateArgs),
+    /// How much of what layers use predictors foretold, by layer and distance, whatever was in memory
+    Recall(RecallArgs),
+    /// Draw what traces say, in one HTML file
+    Report(ReportArgs),
+}
+
+#[derive(clap::Args, Debug)]
+pub struct ShowArgs {
+    /// Trace
+    pub file: PathBuf,
+    /// Only the header
+    #[arg(long)]
+    pub header: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct ReplayArgs {
+    /// Traces
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Policies, separated by commas; 'all' is every one. LRU and the optimum (belady) are always simulated beside them
+    #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
+    pub policy: Names<Eviction>,
+    /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)
+    #[arg(long, value_name = "SIZES", default_value = "recorded", value_delimiter = ',')]
+    pub budget: Vec<Budget>,
+    /// Predictors of prefetches, separated by commas: a name, 'none', 'oracle' (knows the future) or 'all'
+    #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
+    pub predictor: Names<Foresight>,
+    /// Print everything as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub world: WorldArgs,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct CalibrateArgs {
+    /// Traces of one model; keep others back to see whether the result holds there
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Where the result goes
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Whose weights
+    #[arg(long, value_name = "NAME", default_value = "hobbit")]
+    pub policy: PolicyKind,
+    /// Room for experts, as in replay
+    #[arg(long, value_name = "SIZE", default_value = "recorded")]
+    pub budget: Budget,
+    /// How layers share it: even, shallow-first:N (the first N whole first) or by-penalty (as these traces would have it)
+    #[arg(long, value_name = "HOW", default_value = "even")]
+    pub allocation: Allocation,
+    /// Percent of the room that low versions get
+    #[arg(long, value_name = "N%", default_value = "0%", value_parser = percent)]
+    pub low_share: f64,
+    /// Pretend that experts have low versions of so many percent of their bytes, where the model had none
+    #[arg(long, value_name = "N%", value_parser = percent)]
+    pub low_bytes: Option<f64>,
+    /// What uses of experts shall ask for, in percent: high/low/skip. T1 and T2 follow from it
+    #[arg(long, value_name = "H/L/S", default_value = "67/30/3", value_parser = shares)]
+    pub shares: Shares,
+    /// Fixed T1 instead, with --t2
+    #[arg(long, value_name = "N", requires = "t2")]
+    pub t1: Option<f32>,
+    /// Fixed T2 instead, with --t1
+    #[arg(long, value_name = "N", requires = "t1")]
+    pub t2: Option<f32>,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct RecallArgs {
+    /// Traces. Those recorded with --predictor stacked-gate or cross-layer also hold what later routers said, as far ahead as
+    /// --prefetch-distance
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Layers ahead, at the most
+    #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub distance: u8,
+    /// Other traces of the model, of which EdgeMoE's path table is made; without them it is left out
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub calibration: Vec<PathBuf>,
+    /// Recall whose price in experts is told
+    #[arg(long, value_name = "N%", default_value = "97%", value_parser = percent)]
+    pub aim: f64,
+    /// Print everything as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct ReportArgs {
+    /// Traces
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Where the page goes
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: PathBuf,
+    /// Policies, separated by commas; 'all' is every one
+    #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
+    pub policy: Names<Eviction>,
+    /// Rooms for experts to compare
+    #[arg(long, value_name = "SIZES", default_value = "5%,10%,15%,25%,35%,50%,75%", value_delimiter = ',')]
+    pub budget: Vec<Budget>,
+    #[command(flatten)]
+    pub world: WorldArgs,
+}
+
+/// The machine and the model, where they are to differ from the recorded ones.
+#[derive(clap::Args, Debug, Default)]
+#[command(next_help_heading = "What is simulated (default: as recorded)")]
+pub struct WorldArgs {
+    /// How layers share the room: even, shallow-first:N (the first N whole first) or by-penalty (as these traces would have it)
+    #[arg(long, value_name = "HOW")]
+    pub allocation: Option<Allocation>,
+    /// exact or dynamic
+    #[arg(long, value_name = "MODE")]
+    pub precision: Option<PrecisionMode>,
+    /// Highest unimportance that is loaded in high precision, 0 to 1
+    #[arg(long, value_name = "N")]
+    pub t1: Option<f32>,
+    /// Highest unimportance that is loaded at all, 0 to 1
+    #[arg(long, value_name = "N")]
+    pub t2: Option<f32>,
+    /// Percent of the room that low versions get
+    #[arg(long, value_name = "N%", value_parser = percent)]
+    pub low_share: Option<f64>,
+    /// Pretend that experts have low versions of so many percent of their bytes, where the model had none
+    #[arg(long, value_name = "N%", value_parser = percent)]
+    pub low_bytes: Option<f64>,
+    /// Replace low versions by high ones while nothing else is read
+    #[arg(long, value_name = Switch::NAME)]
+    pub upgrade: Option<Switch>,
+    /// Weights of the weighted policies: lru,lfu,lhu,fld
+    #[arg(long, value_name = "W,W,W,W")]
+    pub policy_weights: Option<Weights>,
+    /// Layers to look ahead, at the most
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub distance: u8,
+    /// Let predicted experts be evicted
+    #[arg(long)]
+    pub no_shield: bool,
+    /// Read ahead also what cannot be there in time
+    #[arg(long)]
+    pub late: bool,
+    /// Bytes per second of the file
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub link: Option<u64>,
+    /// Microseconds until a read brings its first byte
+    #[arg(long, value_name = "N", value_parser = not_negative)]
+    pub latency_us: Option<f64>,
+    /// Reads under way at a time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub reads: Option<u16>,
+    /// Milliseconds of a layer beside its expert products, with --expert-ms
+    #[arg(long, value_name = "N", requires = "expert_ms", value_parser = not_negative)]
+    pub layer_ms: Option<f64>,
+    /// Milliseconds of one expert's products, with --layer-ms
+    #[arg(long, value_name = "N", requires = "layer_ms", value_parser = not_negative)]
+    pub expert_ms: Option<f64>,
+}
+
+impl WorldArgs {
+    /// The recorded settings with what was typed.
+    ///
+    /// # Errors
+    /// Thresholds that make no sense; a trace of another version.
+    pub fn config(&self, recording: &Recording) -> Result<Config> {
+        let mut config = Config::recorded(recording)?;
+        config.allocation = self.allocation.unwrap_or(config.allocation);
+        if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
+            let default = match config.mode {
+                PrecisionMode::Dynamic => config.thresholds,
+                PrecisionMode::Exact => Thresholds::default(),
+            };
+            config.mode = PrecisionMode::Dynamic;
+            config.thresholds = Thresholds::new(self.t1.unwrap_or(default.t1), self.t2.unwrap_or(default.t2))?;
+        }
+        config.mode = self.precision.unwrap_or(config.mode);
+        config.low_percent = self.low_share.unwrap_or(0.0);
+        if let Some(upgrade) = self.upgrade {
+            config.upgrade = upgrade.0;
+        }
+        config.weights = self.policy_weights.unwrap_or(config.weights);
+        if let Some(bytes) = self.link {
+            config.link.bytes_per_second = bytes as f64;
+        }
+        if let Some(us) = self.latency_us {
+            config.link.latency_seconds = us / 1e6;
+        }
+        if let Some(reads) = self.reads {
+            config.link.in_flight = reads.into();
+        }
+        if let (Some(layer_ms), Some(expert_ms)) = (self.layer_ms, self.expert_ms) {
+            config.compute = Compute::Given { layer_seconds: layer_ms / 1e3, expert_seconds: expert_ms / 1e3 };
+        }
+        Ok(config)
+    }
+
+    /// With somebody who predicts.
+    pub fn with_foresight(&self, config: &Config, foresight: Foresight) -> Config {
+        let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, in_time: !self.late };
+        let is_on = foresight != Foresight::Predictor(PredictorKind::None);
+        Config { foresight, prefetch: is_on.then_some(prefetch), ..config.clone() }
+    }
+
+    /// A trace, with low versions if they are to be pretended.
+    ///
+    /// # Errors
+    /// A trace that cannot be read.
+    pub fn open(&self, path: &std::path::Path) -> Result<Recording> {
+        let mut recording = Recording::open(path)?;
+        super::warn_of_cut(path, recording.truncated);
+        if let Some(percent) = self.low_bytes {
+            recording.assume_low(percent);
+        }
+        Ok(recording)
+    }
+}
+
+/// Several words in one argument.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names<T>(pub Vec<T>);
+
+fn policies(text: &str) -> Result<Names<Eviction>, String> {
+    let all = || PolicyKind::ALL.iter().map(|kind| Eviction::Policy(*kind)).collect();
+    names(text, all)
+}
+
+fn predictors(text: &str) -> Result<Names<Foresight>, String> {
+    let all = || PredictorKind::ALL.iter().map(|kind| Foresight::Predictor(*kind)).chain([Foresight::Oracle]).collect();
+    names(text, all)
+}
+
+fn names<T: std::str::FromStr<Err: std::fmt::Display> + PartialEq>(
+    text: &str,
+    all: impl Fn() -> Vec<T>,
+) -> Result<Names<T>, String> {
+    let mut found: Vec<T> = Vec::new();
+    for word in text.split(',').map(str::trim) {
+        let of_word =
+            if word == "all" { all() } else { vec![word.parse().map_err(|error: T::Err| error.to_string())?] };
+        for name in of_word {
+            if !found.contains(&name) {
+                found.push(name);
+            }
+        }
+    }
+    Ok(Names(found))
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim_end().parse().ok();
+    number.filter(|n| (0.0..=100.0).contains(n)).ok_or_else(|| "expected a number from 0% to 100%".into())
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|n| (0.0..=1e12).contains(n));
+    number.ok_or_else(|| "expected a number from 0 on".into())
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let size = parse_size::Config::new().with_binary().parse_size(text).ok().filter(|size| *size > 0);
+    size.ok_or_else(|| "expected a size such as 3GB".into())
+}
+
+fn shares(text: &str) -> Result<Shares, String> {
+    let parts: Vec<f64> = text.split('/').filter_map(|part| part.trim().parse().ok()).collect();
+    match parts[..] {
+        [high, low, skip] => Shares::new(high / 100.0, low / 100.0, skip / 100.0).map_err(|error| error.to_string()),
+        _ => Err("expected three numbers that add up to 100, such as 67/30/3".into()),
+    }
+}

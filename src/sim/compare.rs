@@ -1,0 +1,99 @@
+//! Many replays of one recording, on all processors, in an order that does not depend on them.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::args::WorldArgs;
+use hobbit::predict::PredictorKind;
+use hobbit::sim::{Budget, Config, Eviction, Foresight, Outcome, Recording, SimError, replay};
+
+/// One replay and how it compares.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Who evicts.
+    pub policy: String,
+    /// Room for experts.
+    pub budget: String,
+    /// Who predicts.
+    pub predictor: String,
+    /// Penalty divided by LRU's with the same budget and predictor; `None` where LRU has none.
+    pub penalty_to_lru: Option<f64>,
+    /// Penalty divided by the optimum's without prefetch; `None` where that has none.
+    pub penalty_to_belady: Option<f64>,
+    /// What was measured.
+    pub outcome: Outcome,
+}
+
+/// Every combination, by budget, predictor and policy; LRU and the optimum are among them.
+///
+/// # Errors
+/// What a replay cannot do.
+pub fn compare(
+    recording: &Recording,
+    world: &WorldArgs,
+    budgets: &[Budget],
+    foresights: &[Foresight],
+    evictions: &[Eviction],
+) -> Result<Vec<Row>> {
+    let base = world.config(recording)?;
+    let lru: Eviction = "lru".parse()?;
+    let blind = Foresight::Predictor(PredictorKind::None);
+    let mut configs = Vec::new();
+    for &budget in budgets {
+        for &foresight in foresights {
+            let mut all = evictions.to_vec();
+            all.retain(|eviction| *eviction != Eviction::Belady);
+            if !all.contains(&lru) {
+                all.insert(0, lru);
+            }
+            for eviction in all {
+                configs.push(world.with_foresight(&Config { eviction, budget, ..base.clone() }, foresight));
+            }
+        }
+        configs.push(world.with_foresight(&Config { eviction: Eviction::Belady, budget, ..base.clone() }, blind));
+    }
+    let outcomes = on_all_processors(&configs, |config| replay(recording, config, &mut |_, _, _| {}))?;
+    let penalty = |eviction, foresight, budget| {
+        let is_it =
+            |config: &Config| (config.eviction, config.foresight, config.budget) == (eviction, foresight, budget);
+        let at = configs.iter().position(is_it)?;
+        Some(outcomes[at].total().penalty).filter(|penalty| *penalty > 0.0)
+    };
+    let rows = configs.iter().zip(&outcomes).map(|(config, outcome)| {
+        let own = outcome.total().penalty;
+        Row {
+            policy: config.eviction.to_string(),
+            budget: config.budget.to_string(),
+            predictor: config.foresight.to_string(),
+            penalty_to_lru: penalty(lru, config.foresight, config.budget).map(|lru| own / lru),
+            penalty_to_belady: penalty(Eviction::Belady, blind, config.budget).map(|least| own / least),
+            outcome: outcome.clone(),
+        }
+    });
+    Ok(rows.collect())
+}
+
+fn on_all_processors<T: Sync, R: Send>(
+    work: &[T],
+    run: impl Fn(&T) -> Result<R, SimError> + Sync,
+) -> Result<Vec<R>, SimError> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(work.len());
+    std::thread::scope(|scope| {
+        for _ in 0..n_threads {
+            scope.spawn(|| {
+                while let Some((at, item)) = work.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = run(item);
+                    done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((at, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}

@@ -1,0 +1,168 @@
+//! One generation, printed as it comes.
+
+use anyhow::Result;
+
+use super::console::{Screen, Voice};
+use super::ctrl_c::CtrlC;
+use super::log::{Level, Log};
+use super::memory_signals;
+use super::progress::{Prompt, PromptBar};
+use super::resolve::HiArgs;
+use super::stop::StopMatcher;
+use super::utf8::Utf8Decoder;
+use hobbit::{Error, Model, Sampler, Session, StopReason, Token};
+
+/// The objects of a run.
+pub struct Desk<'a> {
+    pub args: &'a HiArgs,
+    pub model: &'a Model,
+    pub session: Session,
+    pub sampler: Sampler,
+    /// The sampler's seed, drawn if none was given.
+    pub seed: u32,
+    pub screen: Screen,
+    pub log: &'a Log,
+    pub ctrl_c: &'a CtrlC,
+    /// Whether a message got no answer.
+    pub failed: bool,
+}
+
+/// Why `tokens` tokens of `what` cannot be read; `None` if they fit in a context of `n_ctx`.
+pub fn too_long(what: &str, tokens: usize, n_ctx: u32) -> Option<String> {
+    let larger = (tokens + 1).next_multiple_of(256);
+    (tokens > n_ctx as usize).then(|| {
+        format!("the {what} has {tokens} tokens, but the context holds {n_ctx}; give -c {larger} or a shorter {what}")
+    })
+}
+
+/// Why a generation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The model ended the text.
+    Eog,
+    /// As many tokens as asked for.
+    Length,
+    /// No room in the context.
+    ContextFull,
+    /// Ctrl-C.
+    Interrupted,
+    /// A reverse prompt, or no more input.
+    Stopped,
+}
+
+impl End {
+    /// For `--stats-json`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Eog => "eog",
+            Self::Length => "length",
+            Self::ContextFull => "context_full",
+            Self::Interrupted => "interrupted",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// What a generation came to.
+pub struct Spoken {
+    /// Tokens, those of a reverse prompt included.
+    pub tokens: Vec<Token>,
+    /// Text without the reverse prompt.
+    pub text: String,
+    /// The reverse prompt that ended it.
+    pub stop: Option<String>,
+    pub end: End,
+}
+
+impl Desk<'_> {
+    /// Reads `prompt` into the context, then prints what the model says, at most `limit` tokens.
+    ///
+    /// # Errors
+    /// Failed evaluation or output. Interrupts and a full context are ends, not errors.
+    pub fn speak(&mut self, prompt: &[Token], limit: Option<usize>) -> Result<Spoken> {
+        let ctrl_c = self.ctrl_c.clone();
+        let spoken = ctrl_c.during(|| self.feed_and_generate(prompt, limit))?;
+        if spoken.end == End::ContextFull {
+            let n_ctx = self.session.n_ctx();
+            self.screen.end_line()?;
+            self.log.line(
+                Level::Warning,
+                format!("warning: the context of {n_ctx} tokens is full; give a larger -c or use --context-shift"),
+            );
+        }
+        Ok(spoken)
+    }
+
+    /// Reads `prompt`, and shows how far where somebody may wait for it.
+    fn feed(&mut self, prompt: &[Token]) -> Result<(), Error> {
+        let n_ubatch = self.args.session_options.n_ubatch as usize;
+        let about = Prompt { n_tokens: prompt.len(), n_ubatch, is_mid_line: self.screen.is_mid_line() };
+        let model = self.model.clone();
+        match PromptBar::new(&about, move || model.evaluated_share(), self.log) {
+            Some(bar) => self.session.feed_with(prompt, |done| bar.set(done)),
+            None => self.session.feed(prompt),
+        }
+    }
+
+    fn feed_and_generate(&mut self, prompt: &[Token], limit: Option<usize>) -> Result<Spoken> {
+        let mut spoken = Spoken { tokens: Vec::new(), text: String::new(), stop: None, end: End::Length };
+        for &token in prompt {
+            self.sampler.accept(token);
+        }
+        if !prompt.is_empty() {
+            match self.feed(prompt) {
+                Ok(()) => {}
+                Err(Error::Interrupted) => return Ok(Spoken { end: End::Interrupted, ..spoken }),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut decoder = Utf8Decoder::default();
+        let mut matcher = StopMatcher::new(&self.args.stops);
+        let mut generation = self.session.generate(&mut self.sampler, limit);
+        for token in generation.by_ref() {
+            let token = token?;
+            memory_signals::obey(self.model, self.log);
+            spoken.tokens.push(token);
+            let step = matcher.push(&decoder.push(&self.model.piece(token, self.args.special)));
+            spoken.text.push_str(&step.text);
+            self.screen.print(Voice::Model, &step.text)?;
+            if step.stop.is_some() {
+                spoken.stop = step.stop;
+                spoken.end = End::Stopped;
+                return Ok(spoken);
+            }
+        }
+        spoken.end = match generation.stop_reason() {
+            Some(StopReason::Eog(_)) => End::Eog,
+            Some(StopReason::ContextFull) => End::ContextFull,
+            Some(StopReason::Interrupted) => End::Interrupted,
+            Some(StopReason::Length) | None => End::Length,
+        };
+        let mut rest = matcher.push(decoder.finish()).text;
+        rest.push_str(&matcher.finish());
+        self.screen.print(Voice::Model, &rest)?;
+        spoken.text.push_str(&rest);
+        Ok(spoken)
+    }
+
+    /// The text of tokens, without control tokens unless `--special`.
+    pub fn text_of(&self, tokens: &[Token]) -> String {
+        let mut decoder = Utf8Decoder::default();
+        let mut text: String =
+            tokens.iter().map(|&token| decoder.push(&self.model.piece(token, self.args.special))).collect();
+        text.push_str(decoder.finish());
+        text
+    }
+
+    /// For `--verbose-prompt`: every token with its text.
+    pub fn explain(&self, tokens: &[Token]) {
+        if !self.args.verbose_prompt {
+            return;
+        }
+        self.log.line(Level::Info, format!("prompt of {} tokens:", tokens.len()));
+        for &token in tokens {
+            let piece = self.model.piece(token, true);
+            self.log.line(Level::Info, format!("{token:6} -> {:?}", String::from_utf8_lossy(&piece)));
+        }
+    }
+}
