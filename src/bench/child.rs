@@ -33,6 +33,10 @@ pub trait Engine {
     fn logits(&self) -> Option<&[f32]>;
     /// Empties the context.
     fn clear(&mut self);
+    /// Brings into memory what is not there yet and has room.
+    fn touch_all(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// hobbit's counts so far: of prompts, of single tokens.
     fn traffic(&self) -> (Traffic, Traffic) {
         Default::default()
@@ -160,10 +164,14 @@ pub fn began(task: &Task) -> Began {
     Began { here: Instant::now(), earlier_ns: if task.started_ns == 0 { 0 } else { earlier as u64 } }
 }
 
-/// As llama-bench: the prompt once, then one token.
+/// As llama-bench: the prompt once, then one token. Without a limit everything that fits is brought into memory before, or who
+/// touches it first would pay for it while time is taken.
 fn warm_up(task: &Task, engine: &mut dyn Engine, tokens: &Tokens, watch: &Watch) -> Result<()> {
     // Behind what is measured: a text that was just read is no new one.
     let parts = tokens.rep(task.first_rep + task.reps)?;
+    if task.case.limit.is_none() {
+        engine.touch_all()?;
+    }
     if !parts.prompt().is_empty() {
         engine.feed(parts.prompt())?;
     }
@@ -259,6 +267,11 @@ impl Engine for Hobbit {
         self.session.logits(self.last)
     }
 
+    fn touch_all(&mut self) -> Result<()> {
+        self.session.model().finish_filling();
+        Ok(())
+    }
+
     fn clear(&mut self) {
         self.session.reset();
     }
@@ -336,6 +349,10 @@ impl Engine for Stock {
 
     fn logits(&self) -> Option<&[f32]> {
         Stock::logits(self)
+    }
+
+    fn touch_all(&mut self) -> Result<()> {
+        Ok(Stock::touch_all(self)?)
     }
 
     fn clear(&mut self) {

@@ -33,7 +33,7 @@ use crate::plan::{
 use crate::predict::{self, PredictorKind};
 use crate::route::Thresholds;
 use crate::stats::{LowReport, PrecisionReport, VersionsReport, rss_bytes};
-use crate::store::{self, Arena, BLOCK_BYTES, choose, probe};
+use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use crate::trace;
 
 /// Staging that keeps reads in flight while a product runs, in bytes.
@@ -182,7 +182,9 @@ pub(super) fn set_up(
     new.warm_up();
     new.record_residents();
     if shared.options.caching.fill && shared.wrap_store.is_none() {
-        new.fill_free_slots(shared.options.caching.policy);
+        // What the page cache holds costs the cores as much now as when it is needed: only where reads take the disk's time
+        // instead of theirs is it had between tokens.
+        new.fill_free_slots(shared.options.caching.policy, choice.kind == StoreKind::Direct);
     }
     let description = new.description().clone();
     *residency = Some(new);

@@ -270,6 +270,7 @@ pub(super) struct Residency {
     is_reading_ahead: bool,
     /// Free slots are filled while nobody waits.
     fills: bool,
+    fills_between_tokens: bool,
     fill: fill::Fill,
     upgrades: Vec<Upgrade>,
     /// The layer that upgrades are looked for next.
@@ -365,6 +366,7 @@ impl Residency {
             ahead: VecDeque::new(),
             is_reading_ahead: false,
             fills: false,
+            fills_between_tokens: false,
             fill: fill::Fill::default(),
             upgrades: Vec::new(),
             upgrade_layer: 0,
@@ -385,9 +387,11 @@ impl Residency {
         &self.description
     }
 
-    /// From now on free slots are filled while nobody waits, if that is well with everything else.
-    pub(super) fn fill_free_slots(&mut self, policy: PolicyKind) {
+    /// From now on free slots are filled while nobody waits, if that is well with everything else; `between_tokens`: also
+    /// between two tokens of an answer.
+    pub(super) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
         self.fills = self.may_fill(policy);
+        self.fills_between_tokens = self.fills && between_tokens;
         self.idle();
     }
 

@@ -114,6 +114,23 @@ impl Stock {
         Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, _interrupted: interrupted })
     }
 
+    /// Uses every tensor once, experts included, as llama-cli does before it begins (`--no-warmup` leaves that); the context
+    /// is empty then.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn touch_all(&mut self) -> Result<(), Error> {
+        let context = self.context.as_ptr();
+        // SAFETY: the context is live.
+        unsafe { llama::llama_set_warmup(context, true) };
+        // Two tokens, as there: llama.cpp computes a single token on the graph of the last one, which has all experts in it.
+        let fed = self.feed(&[0, 0]);
+        // SAFETY: as above.
+        unsafe { llama::llama_set_warmup(context, false) };
+        self.clear();
+        fed
+    }
+
     /// Evaluates after what is in the context; logits of the last token are kept.
     ///
     /// # Errors

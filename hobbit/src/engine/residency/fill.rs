@@ -46,7 +46,7 @@ impl Residency {
 
     /// A token is done, and the next may follow at once: the deepest layers leave most time.
     pub(super) fn fill_between_tokens(&mut self) {
-        if self.fills && !self.fill.is_done && self.loader.is_idle() {
+        if self.fills_between_tokens && !self.fill.is_done && self.loader.is_idle() {
             self.fill.is_little = true;
             self.fill_slots((0..self.catalog.layers.len()).rev(), BETWEEN_TOKENS_BYTES);
         }
