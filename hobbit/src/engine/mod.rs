@@ -58,7 +58,7 @@ pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
 pub use model::{Model, ModelInfo};
-pub(crate) use pressure::ignores_hang_up;
+pub use pressure::ignores_hang_up;
 pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]

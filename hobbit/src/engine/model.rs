@@ -363,7 +363,7 @@ impl Model {
 
     /// How much of the ubatch that a session evaluates is done, by its layers with experts: 0..1. 0 where nothing is
     /// evaluated, and of a dense model. Waits for the layer that is computed.
-    pub(crate) fn evaluated_share(&self) -> f64 {
+    pub fn evaluated_share(&self) -> f64 {
         let layer = self.shared.experts.residency().as_ref().map_or(0, |residency| residency.counters().layer);
         f64::from(layer) / f64::from(self.info().n_layer.max(1))
     }

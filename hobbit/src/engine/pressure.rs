@@ -40,7 +40,7 @@ pub fn take_memory_signal() -> Option<MemorySignal> {
 }
 
 /// Whether whoever started this process has SIGHUP ignored, as nohup does.
-pub(crate) fn ignores_hang_up() -> bool {
+pub fn ignores_hang_up() -> bool {
     #[cfg(unix)]
     {
         // SAFETY: all-zero is a valid `sigaction`; with no new one the call only fills it in.
