@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::unbounded;
 
-#[path = "../../tests/fixture/not_run.rs"]
+#[path = "../../../tests/fixture/not_run.rs"]
 mod not_run;
 
 use super::faulty::{Faults, FaultyStore, Hold};
