@@ -1,23 +1,27 @@
-//! Stamps the version: the commit where there is one. Programs with dynamic backends look for libraries beside
-//! themselves.
+//! Stamps what was built: version, commit and the version of llama.cpp's bindings, which records name. Programs with dynamic
+//! backends look for libraries beside themselves.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=.git/HEAD");
     println!("cargo:rerun-if-changed=.git/refs/heads");
+    println!("cargo:rerun-if-changed=Cargo.lock");
     println!("cargo:rerun-if-changed=build.rs");
     let commit = Command::new("git")
-        .args(["rev-parse", "--short=10", "HEAD"])
+        .args(["rev-parse", "HEAD"])
         .output()
         .ok()
         .filter(|output| output.status.success())
-        .and_then(|output| String::from_utf8(output.stdout).ok());
+        .and_then(|output| String::from_utf8(output.stdout).ok())
+        .map(|commit| commit.trim().to_owned());
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
-    match commit {
-        Some(commit) => println!("cargo:rustc-env=HOBBIT_VERSION={version} ({})", commit.trim()),
+    match commit.as_deref().and_then(|commit| commit.get(..10)) {
+        Some(short) => println!("cargo:rustc-env=HOBBIT_VERSION={version} ({short})"),
         None => println!("cargo:rustc-env=HOBBIT_VERSION={version}"),
     }
+    println!("cargo:rustc-env=HOBBIT_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
+    println!("cargo:rustc-env=HOBBIT_LLAMA_CPP_SYS={}", llama_cpp_sys().as_deref().unwrap_or("unknown"));
     if std::env::var_os("CARGO_FEATURE_DYNAMIC_BACKENDS").is_some() {
         match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
             Ok("windows") => {}
@@ -25,4 +29,11 @@ fn main() {
             _ => println!("cargo:rustc-link-arg-bins=-Wl,-rpath,$ORIGIN"),
         }
     }
+}
+
+/// The version of llama.cpp's bindings in the lock file.
+fn llama_cpp_sys() -> Option<String> {
+    let lock = std::fs::read_to_string("Cargo.lock").ok()?;
+    let (_, rest) = lock.split_once("name = \"llama-cpp-sys-2\"\nversion = \"")?;
+    Some(rest.split_once('"')?.0.to_owned())
 }

@@ -32,10 +32,13 @@ cores=$(nproc)
 prose=$root/models/demo-heldout-prose.txt
 code=$root/models/demo-heldout-code.txt
 
-[[ -n ${BIN:-} ]] || cargo build --release --bin hobbit-bench --bin hobbit-cli -p hobbit -p gguf-tools
+[[ -n ${BIN:-} ]] || cargo build --release --bin hobbit-bench --bin hobbit-cli --bin gguf-tools --bin hobbit-prove \
+    -p hobbit-programs -p gguf-tools -p hobbit-prove
 mkdir -p "$models"
-results=$(realpath -m "${RESULTS:-$here/results/$("$bin/hobbit-bench" machine "$models")/prove}")
+results=$(realpath -m "${RESULTS:-$here/results/$("$bin/hobbit-prove" machine "$models")/prove}")
 mkdir -p "$results"
+# Records name the commit that was built.
+[[ -z $(git status --porcelain --untracked-files=no 2>/dev/null) ]] || echo "note: what is built here may not be what is committed" >&2
 
 read_ahead=${READ_AHEAD_KIB:-128}
 queue=/sys/dev/block/$(stat -c '%Hd:%Ld' "$models")
@@ -157,12 +160,12 @@ fits() {
             --baseline-threads auto -o jsonl)
         size=$(stat -L -c %s "$models/$name.gguf")
         for percent in 30 45 60 75 90 100 110 130; do
-            (cd "$models" && "$bin/hobbit-bench" "${whole[@]}" --limit $((size / 100 * percent)) \
+            (cd "$models" && "$bin/hobbit-prove" "${whole[@]}" --limit $((size / 100 * percent)) \
                 --repack $((percent > 100))) >> "$results/fits.jsonl"
         done
         # A whole command of a second differs by a tenth from one run to the next.
         for _ in 1 2 3 4 5; do
-            (cd "$models" && "$bin/hobbit-bench" "${whole[@]}" --repack 1) >> "$results/fits.jsonl"
+            (cd "$models" && "$bin/hobbit-prove" "${whole[@]}" --repack 1) >> "$results/fits.jsonl"
         done
     done
 }
@@ -217,17 +220,17 @@ peers() {
     fi
     head -c 600 "$prose" > "$models/question.txt"
     head -c 150 "$prose" > "$models/short.txt" # no words: a token is a byte or two there
-    "$bin/hobbit-bench" peers -m demo-wide.gguf --prompt-file "$models/question.txt" --limit 200MiB,352MiB -n 64 -t "$cores" --ubatch-size 64 \
+    "$bin/hobbit-prove" peers -m demo-wide.gguf --prompt-file "$models/question.txt" --limit 200MiB,352MiB -n 64 -t "$cores" --ubatch-size 64 \
         --baseline-threads auto --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
-    "$bin/hobbit-bench" peers -m mixtral.gguf,qwen3moe.gguf --prompt-file "$models/short.txt" --limit 1.25GiB \
+    "$bin/hobbit-prove" peers -m mixtral.gguf,qwen3moe.gguf --prompt-file "$models/short.txt" --limit 1.25GiB \
         -n 32 -t "$cores" --baseline-threads auto --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
     cd "$root"
 }
 
 report() {
-    "$bin/hobbit-bench" report "$results" -o "$results/report.html"
+    "$bin/hobbit-prove" report "$results" -o "$results/report.html"
     for page in README.md "$results/README.md"; do
-        [[ ! -f $page ]] || "$bin/hobbit-bench" report "$results" --readme "$page"
+        [[ ! -f $page ]] || "$bin/hobbit-prove" report "$results" --readme "$page"
     done
 }
 

@@ -4,7 +4,6 @@ mod caching;
 mod device;
 mod precision;
 mod sampling;
-mod switch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,10 +16,10 @@ pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use sampling::SamplingArgs;
-pub use switch::{Switch, Tri, is_tri_word};
 
 use super::argv::{self, Grammar, Note};
-use super::foreign::{self, ForeignVariable};
+use super::switch::{self, Switch, Tri};
+use super::unsupported::{self, UnsupportedVariable};
 use hobbit::options::{FlashAttn, KvOverride, KvType, RopeScaling};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::IoMode;
@@ -362,15 +361,19 @@ pub fn parse_as<A: FromArgMatches>(
     check_precision(&matches, &mut command)?;
     let has_model = matches.value_source("model").is_some();
     let mut notes = line.notes;
-    for variable in foreign::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
+    for variable in unsupported::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
         notes.push(variable_note(variable, has_model, &mut command)?);
     }
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
 }
 
 /// What the user should know about a variable of llama.cpp's that nothing here reads: without it another model would run.
-fn variable_note(variable: ForeignVariable, has_model: bool, command: &mut clap::Command) -> Result<Note, clap::Error> {
-    let ForeignVariable { name, why, names_model } = variable;
+fn variable_note(
+    variable: UnsupportedVariable,
+    has_model: bool,
+    command: &mut clap::Command,
+) -> Result<Note, clap::Error> {
+    let UnsupportedVariable { name, why, names_model } = variable;
     if names_model && !has_model {
         let message = format!("the environment variable {name} names a model: {why}, or unset it");
         return Err(command.error(ErrorKind::ArgumentConflict, message));

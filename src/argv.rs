@@ -10,8 +10,8 @@ use std::iter::Peekable;
 
 use clap::error::ErrorKind;
 
-use super::args::{Switch, Tri, is_tri_word};
-use super::foreign::{self, Verdict};
+use super::switch::{Switch, Tri, is_tri_word};
+use super::unsupported::{self, Verdict};
 
 /// Spellings beyond a flag's long name, its letter and `--no-` before a switch.
 const SPELLINGS: &[(&str, &str)] = &[
@@ -158,7 +158,7 @@ pub enum UsageError {
     #[error("'{flag}' takes no value")]
     ValueUnexpected { flag: String },
     #[error("'{flag}' is a llama.cpp flag that hobbit does not have: {why}")]
-    Foreign { flag: String, why: &'static str },
+    Unsupported { flag: String, why: &'static str },
     #[error("unknown flag '{flag}'{hint}")]
     Unknown { flag: String, hint: String },
 }
@@ -169,7 +169,7 @@ impl UsageError {
         match self {
             Self::ValueMissing { .. } => ErrorKind::InvalidValue,
             Self::ValueUnexpected { .. } => ErrorKind::TooManyValues,
-            Self::Foreign { .. } | Self::Unknown { .. } => ErrorKind::UnknownArgument,
+            Self::Unsupported { .. } | Self::Unknown { .. } => ErrorKind::UnknownArgument,
         }
     }
 }
@@ -190,13 +190,13 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
         let (name, inline) = split(typed);
         if let Some((long, takes)) = grammar.flags.get(&name) {
             line.words.push(join(&name, long, *takes, inline, &mut rest)?);
-        } else if let Some(flag) = foreign::find(&name) {
+        } else if let Some(flag) = unsupported::find(&name) {
             let values = if inline.is_some() { 0 } else { flag.values };
             for _ in 0..values {
                 rest.next().ok_or_else(|| UsageError::ValueMissing { flag: name.clone() })?;
             }
             match flag.verdict {
-                Verdict::Refused(why) => return Err(UsageError::Foreign { flag: name, why }),
+                Verdict::Refused(why) => return Err(UsageError::Unsupported { flag: name, why }),
                 Verdict::NoEffect(why) => line.notes.push(Note { flag: name, why }),
                 Verdict::Implied => {}
             }

@@ -1,17 +1,16 @@
 //! The user's side: generated text out, typed lines in.
 
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
 
 use anstyle::{AnsiColor, Style};
 use crossbeam_channel::{Receiver, Sender};
 use nix::errno::Errno;
-use nix::sys::termios::{self, SetArg, Termios};
 use rustyline::error::ReadlineError;
 use rustyline::{Cmd, ConditionalEventHandler, Event, EventContext, EventHandler, KeyEvent, Movement, RepeatCount};
 
+use super::commands::Joiner;
 use super::ctrl_c::CtrlC;
-use super::lines::Joiner;
+use super::terminal;
 
 /// Whose words are printed; they differ in colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +122,7 @@ impl Keyboard {
         let editor = if simple || !terminal { None } else { editor() };
         let edits = editor.is_some();
         if edits {
-            remember_terminal();
+            terminal::remember();
         }
         let (requests, wanted) = crossbeam_channel::unbounded();
         let (send, lines) = crossbeam_channel::unbounded();
@@ -184,7 +183,7 @@ impl Keyboard {
         });
         self.is_awaited = line.is_none();
         if ctrl_c.is_ending() && self.prompts {
-            restore_terminal();
+            terminal::restore();
             // Nobody has pressed Return. The terminal may be gone.
             let _ = screen.print(Voice::Model, "\n");
         } else if self.prompts {
@@ -249,18 +248,4 @@ fn plain_line() -> io::Result<Answer> {
     }
     let text = String::from_utf8_lossy(&bytes);
     Ok(Answer::Text(text.trim_end_matches('\n').trim_end_matches('\r').to_owned()))
-}
-
-/// The terminal's settings before an editor changed them.
-static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
-
-fn remember_terminal() {
-    *TERMINAL.lock().unwrap_or_else(PoisonError::into_inner) = termios::tcgetattr(io::stdin()).ok();
-}
-
-/// Undoes what an editor that still waits for a line has changed, before the program ends.
-pub fn restore_terminal() {
-    if let Some(settings) = &*TERMINAL.lock().unwrap_or_else(PoisonError::into_inner) {
-        let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, settings);
-    }
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Result;
 use crossbeam_channel::{Receiver, Sender};
 
-use super::console;
 use super::signals::{self, Signal};
+use super::terminal;
 use hobbit::Interrupt;
 
 struct State {
@@ -73,7 +73,7 @@ impl CtrlC {
                 if colour {
                     let _ = writeln!(std::io::stdout(), "{}", anstyle::Reset);
                 }
-                console::restore_terminal();
+                terminal::restore();
                 std::process::exit(i32::from(signals::status()));
             }
         })?;

@@ -1,66 +1,77 @@
-//! The command lines of `hobbit-cli`, in [`perplexity`] of `hobbit-perplexity`, in [`sim`] of `hobbit-sim` and in `rpc` of
-//! `hobbit-rpc`, from words to exit status.
+//! What hobbit's programs are made of, from words to exit status: hobbit-cli, hobbit-perplexity, hobbit-bench, hobbit-sim and
+//! hobbit-rpc. It is shared with `gguf-tools` and the laboratory (`benches/prove`) and no library for others: that is [`hobbit`].
 //!
-//! [`argv`] turns llama.cpp's spelling into clap's ([`foreign`] knows the flags that are not here), [`args`] holds what
-//! was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes processed. `run` opens the model
-//! and hands over to `complete` or `converse`; both let `stream` print a generation, through [`utf8`] and [`stop`].
-//! [`report`] puts the measurements into words; `pipe` says what becomes of a reader that goes away. Without the feature `engine` only the pure part exists, for its tests.
+//! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] knows the flags of llama.cpp's that
+//! are not here, [`switch`] how flags are switched), [`args`] holds what was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes
+//! processed, options of a model and a session made. [`demo`] finds the bundled model.
+//!
+//! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`) or `conversation` (with its [`commands`]);
+//! both let `stream` print a generation on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
+//! `ctrl_c` stops it, `memory_signals` resize its caches. [`report`] puts measurements into words.
+//!
+//! **The others.** [`perplexity`], [`sim`], `rpc`, and [`mod@bench`] with the tools of [`measure`]; [`svg`] draws for pages.
+//!
+//! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
+//! has the rule about a reader that goes away; `log` and `devices` tell people what is going on.
+//!
+//! Without the feature `engine` only the pure part exists, for its tests and for what needs no model.
 
 // The pure part has no user without the engine.
 #![cfg_attr(not(feature = "engine"), allow(dead_code))]
-// They panic where the reader went away; see `pipe`.
+// They panic where the reader went away; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
 mod argv;
-mod bench;
+pub mod bench;
+mod commands;
 mod demo;
 mod escape;
-mod foreign;
-mod lines;
+pub mod exit;
 pub mod measure;
+pub mod output;
 mod perplexity;
-mod pipe;
 mod report;
 mod resolve;
+pub mod signals;
 mod sim;
 mod stop;
-mod svg;
+pub mod svg;
+mod switch;
+mod unsupported;
 mod utf8;
-mod whole;
 
 #[cfg(feature = "engine")]
-mod complete;
+mod completion;
 #[cfg(feature = "engine")]
 mod console;
 #[cfg(feature = "engine")]
-mod converse;
+mod conversation;
 #[cfg(feature = "engine")]
 mod ctrl_c;
 #[cfg(feature = "engine")]
 mod devices;
-#[cfg(feature = "engine")]
-mod input;
 #[cfg(feature = "engine")]
 mod log;
 #[cfg(feature = "engine")]
 mod memory_signals;
 #[cfg(feature = "engine")]
 mod progress;
+#[cfg(feature = "engine")]
+mod prompt;
 #[cfg(feature = "rpc")]
 mod rpc;
 #[cfg(feature = "engine")]
 mod run;
 #[cfg(feature = "engine")]
-mod signals;
-#[cfg(feature = "engine")]
 mod stream;
+#[cfg(feature = "engine")]
+mod terminal;
 
 #[cfg(feature = "engine")]
 pub use bench::main as bench_main;
 #[cfg(feature = "engine")]
 pub use perplexity::main as perplexity_main;
-pub use pipe::{is_closed_pipe, say, tell};
 #[cfg(feature = "rpc")]
 pub use rpc::main as rpc_main;
 #[cfg(feature = "engine")]

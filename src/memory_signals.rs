@@ -1,8 +1,9 @@
 //! SIGUSR1 halves the caches, SIGUSR2 gives them back what was planned.
 
 use super::log::{Level, Log};
+use hobbit::Model;
+use hobbit::engine::{MemorySignal, take_memory_signal};
 use hobbit::plan::ExpertCache;
-use hobbit::{MemorySignal, Model, take_memory_signal};
 
 /// Does what a signal since the last call asks for.
 pub fn obey(model: &Model, log: &Log) {

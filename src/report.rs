@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use hobbit::stats::{PhaseStats, PrecisionReport, PrefetchReport, Stats, Timings, WarmStart};
+use hobbit::units::{Bytes, Percent};
 
 /// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
 const RESIDENT: f64 = 0.95;
@@ -55,7 +56,7 @@ fn prefetch_line(report: &PrefetchReport) -> String {
         percent(counters.wasted)
     );
     for recall in &report.recall {
-        let _ = write!(line, ", {:.1} % foreseen {} ahead", 100.0 * recall.recall.unwrap_or(0.0), recall.distance);
+        let _ = write!(line, ", {} foreseen {} ahead", Percent(recall.recall.unwrap_or(0.0)), recall.distance);
     }
     let word = if report.governor.is_on { "on" } else { "off" };
     let _ = write!(line, "; {word}: {}", report.governor.reason);
@@ -65,7 +66,7 @@ fn prefetch_line(report: &PrefetchReport) -> String {
 /// What an earlier run left.
 pub fn warm_start(warm: WarmStart) -> String {
     let WarmStart { saved, experts, bytes: read } = warm;
-    format!("hobbit: warm start: {experts} of {saved} experts that were in memory are back, {} read", bytes(read))
+    format!("hobbit: warm start: {experts} of {saved} experts that were in memory are back, {} read", Bytes(read))
 }
 
 /// hobbit's lines: where the experts were found and what reading them cost.
@@ -75,12 +76,12 @@ pub fn cache_lines(stats: &Stats) -> String {
         let Some(hit_rate) = phase.hit_rate() else { continue };
         let _ = writeln!(
             lines,
-            "hobbit: {name}: {} hits, {} misses (hit rate {:.1} %), {} read{}, waited {:.2} s of {:.2} s",
+            "hobbit: {name}: {} hits, {} misses (hit rate {}), {} read{}, waited {:.2} s of {:.2} s",
             phase.hits,
             phase.misses,
-            100.0 * hit_rate,
-            bytes(phase.bytes_read),
-            phase.read_bandwidth().map_or_else(String::new, |rate| format!(" at {}/s", bytes(rate as u64))),
+            Percent(hit_rate),
+            Bytes(phase.bytes_read),
+            phase.read_bandwidth().map_or_else(String::new, |rate| format!(" at {}/s", Bytes(rate as u64))),
             phase.io_wait_seconds,
             phase.seconds,
         );
@@ -89,8 +90,8 @@ pub fn cache_lines(stats: &Stats) -> String {
     if let (Some(reached), Some(_)) = (stats.decode.tokens_per_second(), stats.decode.hit_rate()) {
         let bound = match roofline(stats) {
             Some(roofline) => {
-                let share = 100.0 * reached / roofline;
-                format!("{share:.0} % of the I/O roofline of {roofline:.2} tokens/s")
+                let share = Percent(reached / roofline);
+                format!("{share:.0} of the I/O roofline of {roofline:.2} tokens/s")
             }
             None => "not bound by I/O".to_owned(),
         };
@@ -100,7 +101,7 @@ pub fn cache_lines(stats: &Stats) -> String {
         let _ = writeln!(lines, "hobbit: prefetch: {}", prefetch_line(prefetch));
     }
     if stats.peak_rss_bytes > 0 {
-        let _ = writeln!(lines, "hobbit: peak resident memory: {}", bytes(stats.peak_rss_bytes));
+        let _ = writeln!(lines, "hobbit: peak resident memory: {}", Bytes(stats.peak_rss_bytes));
     }
     lines
 }
@@ -136,9 +137,9 @@ pub struct Circumstances {
     pub plan: Value,
     /// The session's [`PrecisionReport`].
     pub precision: Value,
-    /// The session's [`hobbit::CachingReport`].
+    /// The session's [`hobbit::stats::CachingReport`].
     pub caching: Value,
-    /// The session's [`hobbit::DeviceReport`]s.
+    /// The session's [`hobbit::stats::DeviceReport`]s.
     pub devices: Value,
     /// How experts are read, and why.
     pub io: String,
@@ -199,21 +200,6 @@ pub fn parameters(n: u64) -> String {
 /// llama.cpp's description of a model, with the number of parameters where it knows no name for the size.
 pub fn description(text: &str, n_params: u64) -> String {
     text.replace("?B", &parameters(n_params)).replace(" (guessed)", "")
-}
-
-/// Bytes for people: `1.10 GiB`.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
-    if n < 1024 {
-        return format!("{n} B");
-    }
-    let mut value = n as f64 / 1024.0;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.2} {}", UNITS[unit])
 }
 
 #[cfg(test)]
@@ -356,14 +342,5 @@ hobbit: 2 experts upgraded from low to high precision
         assert_eq!(value["timings"]["eval_runs"], 20);
         assert_eq!(value["roofline_tokens_per_second"], 200.0);
         assert_eq!(value["total"]["bytes_read"], 1u64 << 30);
-    }
-
-    #[test]
-    fn byte_units() {
-        for (n, text) in
-            [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (3 << 29, "1.50 GiB"), (u64::MAX, "16777216.00 TiB")]
-        {
-            assert_eq!(bytes(n), text);
-        }
     }
 }

@@ -6,9 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::args::{ChatArgs, ContextArgs, LowArgs, PromptArgs, RopeArgs, SamplingArgs, Switch, Tri};
+use super::args::{
+    CachingArgs, ChatArgs, ContextArgs, DeviceArgs, LowArgs, MemoryArgs, PrecisionArgs, PromptArgs, RopeArgs,
+    SamplingArgs,
+};
 use super::demo;
 use super::escape::unescape;
+use super::switch::{Switch, Tri};
 use hobbit::files::{Input, Kind, Output, OutputError};
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
@@ -155,25 +159,10 @@ impl HiArgs {
             model,
             is_demo,
             model_options: ModelOptions {
-                budget: low.memory.mem_budget,
-                overcommit: low.memory.overcommit.0,
-                stand_aside: true,
                 repack: low.model.repack.0,
-                expects: session.clone(),
-                expert_cache: low.memory.expert_cache,
-                low: low.precision.source(),
-                low_share: low.precision.low_share,
-                precision: low.precision.options(),
-                caching: low.caching.options(),
-                path_table: low.caching.path_table()?,
-                profile: low.caching.profile,
-                trace: low.caching.trace,
-                cache_state: low.caching.cache_state,
-                io: low.memory.io,
-                n_gpu_layers: low.device.n_gpu_layers,
-                device: low.device.options(),
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
+                ..experts(low.memory, &low.device, &low.precision, low.caching, session.clone())?
             },
             session_options: session,
             sampling: sampling(low.sampling, escape, around)?,
@@ -302,6 +291,37 @@ pub fn check_outputs(
     let written = written.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind }));
     let read = read.iter().map(|(flag, path)| Input { flag, path });
     options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()))
+}
+
+/// Where experts are kept and how they are computed, for a session as `expects` says: every program's flags go this way.
+///
+/// # Errors
+/// Flags that do not go together.
+pub fn experts(
+    memory: MemoryArgs,
+    device: &DeviceArgs,
+    precision: &PrecisionArgs,
+    caching: CachingArgs,
+    expects: SessionOptions,
+) -> Result<ModelOptions> {
+    Ok(ModelOptions {
+        budget: memory.mem_budget,
+        overcommit: memory.overcommit.0,
+        expects,
+        expert_cache: memory.expert_cache,
+        low: precision.source(),
+        low_share: precision.low_share,
+        precision: precision.options(),
+        caching: caching.options(),
+        path_table: caching.path_table()?,
+        profile: caching.profile,
+        trace: caching.trace,
+        cache_state: caching.cache_state,
+        io: memory.io,
+        n_gpu_layers: device.n_gpu_layers,
+        device: device.options(),
+        ..ModelOptions::default()
+    })
 }
 
 /// Settings of a session.

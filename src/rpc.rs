@@ -9,10 +9,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use super::report;
-use super::run::{USAGE, failure};
+use super::exit;
 use super::signals;
-use hobbit::{LogLevel, RpcEvent, RpcServer, set_log};
+use hobbit::engine::{RpcEvent, RpcServer};
+use hobbit::units::Bytes;
+use hobbit::{LogLevel, set_log};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,22 +69,13 @@ struct Args {
 
 /// Runs `hobbit-rpc` with the arguments of this process.
 pub fn main() -> ExitCode {
-    match run(std::env::args_os()) {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => failure(&error),
-    }
+    exit::code(run(std::env::args_os()))
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let args = match Args::try_parse_from(words) {
         Ok(args) => args,
-        Err(error) => {
-            // Help goes to stdout, which may be closed.
-            return match error.print() {
-                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
-                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
-            };
-        }
+        Err(error) => return exit::usage(&error),
     };
     signals::watch(|signal| std::process::exit(i32::from(signal.status())))?;
     let shown = if variable("GGML_RPC_DEBUG").is_some() { LogLevel::Debug } else { LogLevel::Warn };
@@ -95,7 +87,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let cache = if args.cache { Some(made_cache()?) } else { None };
     let server = RpcServer::new(&args.device)?;
     for device in server.devices() {
-        let (total, free) = (report::bytes(device.total_bytes), report::bytes(device.free_bytes));
+        let (total, free) = (Bytes(device.total_bytes), Bytes(device.free_bytes));
         say(&format!("{}: {} ({total}, {free} free)", device.name, device.description));
     }
     if let Some(cache) = &cache {

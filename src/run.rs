@@ -1,4 +1,4 @@
-//! From the process's arguments to its exit status.
+//! `hobbit-cli`, from the process's arguments to its exit status; how a model is opened and described, as hobbit-perplexity does too.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,52 +16,36 @@ use super::console::Screen;
 use super::ctrl_c::CtrlC;
 use super::demo;
 use super::devices;
+use super::exit::{self, FAILED, in_words};
 use super::log::{Level, Log};
-use super::pipe::is_closed_pipe;
+use super::output::is_closed_pipe;
 use super::progress::bar;
 use super::report::brief::{self, Closing, ModelFacts};
 use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
+use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
-use super::{complete, converse, input, signals};
-use hobbit::files::{self, Kind, OutputError};
+use super::{completion, conversation, prompt};
+use hobbit::engine::{low_cache_path, quantise_low};
+use hobbit::files::{self, Kind};
+use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::pack::WriteError;
-use hobbit::{
-    DeviceReport, Error, LowSource, Model, ModelOptions, PrecisionMode, RopeOptions, Sampler, SamplerKind,
-    SamplingOptions, Session, SessionOptions, low_cache_path, quantise_low,
-};
-
-/// Exit status when a message got no answer.
-const FAILED: u8 = 1;
-/// Exit status after wrong usage.
-pub const USAGE: u8 = 2;
-
-/// A signal that asks for the end, where nothing was left to stop.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
-pub struct Interrupted;
+use hobbit::stats::DeviceReport;
+use hobbit::units::Bytes;
+use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
 
 /// Said of the model's file where nobody has named one.
 const DEMO: &str = "no model given (-m): running the demo model";
 
 /// Runs `hobbit-cli` with the arguments of this process.
 pub fn main() -> ExitCode {
-    match run(std::env::args_os().skip(1)) {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => failure(&error),
-    }
+    exit::code(run(std::env::args_os().skip(1)))
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let (low, notes) = match args::parse(words) {
         Ok(parsed) => parsed,
-        Err(error) => {
-            // Help goes to stdout, which may be closed.
-            return match error.print() {
-                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
-                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
-            };
-        }
+        Err(error) => return exit::usage(&error),
     };
     if low.device.list_devices {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
@@ -88,12 +72,12 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     }
     log.take_llama_cpps();
     let ctrl_c = CtrlC::install(args.colour)?;
-    hobbit::watch_memory_signals();
+    hobbit::engine::watch_memory_signals();
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
         true => None,
-        false => Some(input::text(args, &Process, log, &ctrl_c)?),
+        false => Some(prompt::text(args, &Process, log, &ctrl_c)?),
     };
     let session = ctrl_c.during(|| model.session(&args.session_options))?;
     if ctrl_c.was_pressed() {
@@ -110,8 +94,8 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let mut desk = Desk { args, model: &model, session, sampler, seed, screen, log, ctrl_c: &ctrl_c, failed: false };
 
     let outcome = match &given {
-        Some(text) => complete::run(&mut desk, text),
-        None => converse::run(&mut desk),
+        Some(text) => completion::run(&mut desk, text),
+        None => conversation::run(&mut desk),
     };
     let (end, status) = match outcome {
         // Also where the terminal is gone, and nothing can be printed any more.
@@ -152,33 +136,6 @@ fn drawn_once(given: u32) -> u32 {
         }
         given => given,
     }
-}
-
-/// Prints an error with its causes on one line; its exit status.
-pub fn failure(error: &anyhow::Error) -> ExitCode {
-    if is_closed_pipe(error) {
-        return ExitCode::SUCCESS;
-    }
-    if error.is::<Interrupted>() || matches!(error.downcast_ref(), Some(Error::Interrupted | Error::Cancelled)) {
-        return ExitCode::from(signals::status());
-    }
-    let _ = writeln!(io::stderr(), "error: {}", in_words(error));
-    // Flags that lack another one.
-    let is_usage = matches!(error.downcast_ref(), Some(Error::NoPenalties { .. } | Error::Output(_)));
-    if is_usage || error.is::<OutputError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
-}
-
-/// An error and its causes on one line, each cause once: many of our messages quote theirs.
-pub(super) fn in_words(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(|cause| cause.to_string()) {
-        if !text.contains(&cause) {
-            let colon = if text.is_empty() { "" } else { ": " };
-            text.push_str(colon);
-            text.push_str(&cause);
-        }
-    }
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Opens a model with a progress bar.
@@ -289,7 +246,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
         log.line(Level::Warning, format!("warning: {warning}"));
     }
 
-    let (parameters, experts) = (report::parameters(info.n_params), report::bytes(info.expert_bytes));
+    let (parameters, experts) = (report::parameters(info.n_params), Bytes(info.expert_bytes));
     say(Level::More, &format!("{parameters} parameters, {experts} of experts, trained on {} tokens", info.n_ctx_train));
     say(Level::More, &format!("reading experts: {}", session.io_choice()));
     log.line(Level::More, plan);
@@ -303,7 +260,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     if let Some(warm) = session.warm_start() {
         log.line(Level::More, report::warm_start(warm));
     }
-    log.line(Level::More, hobbit::system_info());
+    log.line(Level::More, hobbit::engine::system_info());
 }
 
 /// Warns of a context that the model was not trained for. Who scales positions has thought of it.
@@ -381,7 +338,7 @@ impl Surroundings for Process {
     }
 
     fn grammar_of_schema(&self, schema: &str) -> Result<String> {
-        Ok(hobbit::json_schema_to_grammar(schema)?)
+        Ok(hobbit::Sampler::json_schema_to_grammar(schema)?)
     }
 
     fn has_input(&self) -> bool {
@@ -395,23 +352,12 @@ impl Surroundings for Process {
     }
 
     fn input(&self) -> io::Result<Vec<u8>> {
-        input::read()
+        prompt::read()
     }
 
     fn shows_colour(&self) -> bool {
         let refused = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         io::stdout().is_terminal() && !dumb && !refused("NO_COLOR")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::in_words;
-
-    #[test]
-    fn each_cause_is_said_once() {
-        let error = anyhow::anyhow!("no space").context("cannot write: no space").context("saving");
-        assert_eq!(in_words(&error), "saving: cannot write: no space");
     }
 }

@@ -1,4 +1,5 @@
-//! Signals that end a program: Ctrl-C, a polite request (SIGTERM), a terminal that is gone (SIGHUP).
+//! Signals that end a program: Ctrl-C, a polite request (SIGTERM), a terminal that is gone (SIGHUP). Every program hears them
+//! here; what it does then is its own: stop a generation (`ctrl_c`), end what it has started, or finish a record.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -36,6 +37,11 @@ impl Signal {
     }
 }
 
+/// A signal that asks for the end, where nothing was left to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
 /// Status of the last signal; 0 while there was none.
 static LAST: AtomicU8 = AtomicU8::new(0);
 
@@ -47,13 +53,24 @@ pub fn status() -> u8 {
     }
 }
 
+/// Whether a signal came that asks for the end.
+pub fn came() -> bool {
+    LAST.load(Ordering::SeqCst) != 0
+}
+
+/// # Errors
+/// [`Interrupted`] after such a signal.
+pub fn check() -> Result<(), Interrupted> {
+    if came() { Err(Interrupted) } else { Ok(()) }
+}
+
 /// Calls `handler`, on a thread of its own, for every signal that asks for the end. Once per process. What nohup has set to
 /// be ignored stays ignored.
 ///
 /// # Errors
 /// The system refuses.
 pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
-    let is_wanted = |signal: &i32| *signal != SIGHUP || !hobbit::ignores_hang_up();
+    let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)))
         .context("cannot handle signals")?;
     let deliver = move || {
@@ -64,6 +81,15 @@ pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     };
     let spawned = std::thread::Builder::new().name("signals".into()).spawn(deliver);
     spawned.map(drop).context("cannot handle signals")
+}
+
+/// Whether whoever started this process has SIGHUP ignored, as nohup does.
+fn ignores_hang_up() -> bool {
+    // SAFETY: all-zero is a valid `sigaction`; with no new one the call only fills it in.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGHUP, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
 //! Plots as SVG text, for pages that need nothing else. Colours of text are the page's.
+//!
+//! No crate for plots: those that write SVG set colours and sizes of text themselves. Here the page's style sheet does, in the
+//! dark too, every mark has a title for a pointer that rests on it, and all of it is a few hundred lines.
 
 mod bars;
 mod heat_map;

@@ -48,9 +48,6 @@ fn every_program_ends_in_silence() {
     for format in ["md", "csv", "json", "jsonl", "sql"] {
         unread(BENCH, &[&small[..], &[format]].concat());
     }
-    let records = root.join("benches/results/amd-epyc-2c-24gib-virtio/prove").display().to_string();
-    unread(BENCH, &["report", &records, "--table", "claims"]);
-    unread(BENCH, &["machine", "."]);
     for program in [CLI, BENCH, PERPLEXITY, SIM] {
         unread(program, &["--help"]);
         unread(program, &["--version"]);

@@ -7,13 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gguf_tools::synth::{Format, Spec};
+use hobbit::options::{LowShare, LowSource, PrecisionMode};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::PhaseStats;
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
-use hobbit::{
-    BatchToken, Error, LowShare, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions, Session,
-    SessionOptions, Token,
-};
+use hobbit::{BatchToken, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token};
 
 /// A model of 16 experts, four used per token, and the same with experts of fewer bits.
 struct Models {

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use gguf_tools::synth::{self, Format, Spec};
+use hobbit::engine::RouterChoice;
 use hobbit::gguf::Gguf;
 use hobbit::plan::ExpertCache;
 use hobbit::{
-    BatchToken, CachingOptions, Error, Model, ModelOptions, RouterChoice, Sampler, SamplingOptions, SessionOptions,
-    StopReason, Token,
+    BatchToken, CachingOptions, Error, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason, Token,
 };
 
 fn demo() -> PathBuf {

@@ -3,19 +3,24 @@
 
 use std::process::Command;
 
-/// `package` and all that it is built from, with features, as lines of `cargo tree` when cargo is called with
-/// `selection`.
-fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
+/// What `cargo tree` prints.
+fn tree(args: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["tree", "--offline", "--locked", "--edges", "normal,build", "--prefix", "depth", "--no-dedupe"])
-        .args(["--format", " {p} {f}"])
-        .args(selection)
+        .args(["tree", "--offline", "--locked"])
+        .args(args)
         .output()
         .expect("cargo, which runs this test, can be run");
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{selection:?}: {stderr}");
-    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// `package` and all that it is built from, with features, as lines of `cargo tree` when cargo is called with
+/// `selection`.
+fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
+    let format = ["--edges", "normal,build", "--prefix", "depth", "--no-dedupe", "--format", " {p} {f}"];
+    let text = tree(&[&format, selection].concat());
     let depth = |line: &str| line.split(' ').next().and_then(|depth| depth.parse::<usize>().ok());
     let mut lines = text.lines().skip_while(|line| line.split(' ').nth(1) != Some(package));
     let first = lines.next().unwrap_or_else(|| panic!("{package} is not built by {selection:?}"));
@@ -47,5 +52,15 @@ fn gguf_tools_takes_hobbit_as_it_is_built_for_its_own_programs() {
     let expected = built_from("hobbit", &[]);
     for selection in [&["--workspace"][..], &["-p", "gguf-tools"]] {
         assert_same(&expected, &built_from("hobbit", selection), &selection.join(" "));
+    }
+}
+
+#[test]
+fn whoever_takes_the_library_takes_nothing_of_the_programs() {
+    let text = tree(&["-p", "hobbit", "--all-features", "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+    let names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains(&"hobbit") && names.contains(&"thiserror"), "{text}");
+    for of_programs in ["anyhow", "clap", "clap_builder", "console", "indicatif", "rustyline", "signal-hook"] {
+        assert!(!names.contains(&of_programs), "{of_programs}: {text}");
     }
 }

@@ -7,9 +7,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use gguf_tools::synth::{Format, Spec};
+use hobbit::engine::quantise_low;
+use hobbit::options::{DeviceChoice, LowSource};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::IoMode;
-use hobbit::{DeviceChoice, DeviceOptions, LowSource, Model, ModelOptions, SessionOptions, quantise_low};
+use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
 
 mod fixture;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ggml_sys::llama;
 use gguf_tools::synth::{Format, Spec};
-use hobbit::Ggml;
+use hobbit::engine::Ggml;
 use hobbit::gguf::Recode;
 use hobbit::gguf::{ExpertTensor, GgmlType, Gguf};
 

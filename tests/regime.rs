@@ -8,10 +8,12 @@ mod fixture;
 use std::path::Path;
 
 use gguf_tools::synth::Spec;
+use hobbit::engine::{Stock, StockOptions};
 use hobbit::gguf::Gguf;
+use hobbit::options::PrecisionMode;
 use hobbit::plan::{Budget, ExpertCache, Regime};
 use hobbit::store::IoMode;
-use hobbit::{Model, ModelOptions, PrecisionMode, SessionOptions, Stock, StockOptions, Token};
+use hobbit::{Model, ModelOptions, SessionOptions, Token};
 
 const GIB: u64 = 1 << 30;
 

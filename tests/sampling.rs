@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use hobbit::options::{DryOptions, MirostatOptions, SamplerKind, XtcOptions};
 use hobbit::{
-    ChatMessage, ChatOptions, DryOptions, Error, MirostatOptions, Model, ModelOptions, Sampler, SamplerKind,
-    SamplingOptions, Session, SessionOptions, StopReason, Token, XtcOptions, json_schema_to_grammar,
+    ChatMessage, ChatOptions, Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions,
+    StopReason, Token,
 };
 
 const PROMPT: &str = "And the LORD said unto";
@@ -190,7 +191,7 @@ fn a_json_schema_is_obeyed() {
         "required": ["name", "kind", "years"],
         "additionalProperties": false
     }"#;
-    let grammar = json_schema_to_grammar(schema).unwrap();
+    let grammar = Sampler::json_schema_to_grammar(schema).unwrap();
     for seed in 1..=3 {
         let output = generate(&SamplingOptions { grammar: Some(grammar.clone()), ..seeded(seed) }, 200);
         assert!(matches!(output.stop, StopReason::Eog(_)), "{:?} after {:?}", output.stop, output.text);

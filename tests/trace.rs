@@ -6,12 +6,13 @@ use std::process::{Command, Stdio};
 
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
+use hobbit::options::{DeviceChoice, Prefetch};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::predict::PredictorKind;
 use hobbit::route::Shares;
-use hobbit::sim::{Config, FitGoal, Foresight, Recording, fit, recall, replay, widths, widths_by_distance};
+use hobbit::sim::{Config, FitGoal, PredictedBy, Recording, fit, recall, replay, widths, widths_by_distance};
 use hobbit::trace::{LayerRecord, ReadClass, Record, TraceReader};
-use hobbit::{CachingOptions, DeviceChoice, DeviceOptions, Model, ModelOptions, Prefetch, SessionOptions, Stats};
+use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions, Stats};
 
 /// As [`options`], with slots by layer and a profile.
 fn options_by_layer(policy: PolicyKind, slots: Allocation, profile: Option<&Path>, trace: &Path) -> ModelOptions {
@@ -193,7 +194,7 @@ fn a_trace_has_what_was_predicted_for_every_layer_in_reach() {
         }
         // The engine counts at distance 1 what it looked at, which is every layer.
         let told = stats.prefetch.unwrap().recall.iter().find(|own| own.distance == 1).and_then(|own| own.recall);
-        let found = recall(&recording, Foresight::Predictor(predictor), 3).total(1).recall();
+        let found = recall(&recording, PredictedBy::Predictor(predictor), 3).total(1).recall();
         let (told, found) = (told.unwrap(), found.unwrap());
         assert!((told - found).abs() < 0.005, "{predictor}: the engine found {told}, the trace says {found}");
         if predictor != PredictorKind::Previous {

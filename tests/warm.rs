@@ -10,11 +10,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hobbit::cache::policy::PolicyKind;
 use hobbit::cache::{Allocation, CacheState, ModelMark};
+use hobbit::options::DeviceChoice;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::predict::PredictorKind;
-use hobbit::{
-    CachingOptions, DeviceChoice, DeviceOptions, LogLevel, Model, ModelOptions, SessionOptions, Token, WarmStart,
-};
+use hobbit::stats::WarmStart;
+use hobbit::{CachingOptions, DeviceOptions, LogLevel, Model, ModelOptions, SessionOptions, Token};
 
 /// Notices go to one place per process: one test at a time.
 static NOTICES: Mutex<String> = Mutex::new(String::new());

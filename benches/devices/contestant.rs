@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hobbit::CpuHelper;
+use hobbit::options::CpuHelper;
 use serde::Serialize;
 
 /// A way to run the model.

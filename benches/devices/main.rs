@@ -17,7 +17,8 @@
 mod contestant;
 mod report;
 mod run;
-mod stock;
+#[path = "../shared/verdict.rs"]
+mod verdict;
 
 use std::path::PathBuf;
 

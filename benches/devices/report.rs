@@ -3,26 +3,18 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use serde::Serialize;
+use anyhow::Result;
 use serde_json::json;
 
 use super::contestant::{Contestant, Helper};
 use super::run::{Run, Settings};
+use super::verdict::{self, Verdict};
 use hobbit_programs::measure::host::Host;
 
 /// Of the better of copying all and computing all.
 const AUTO_MIN: f64 = 0.9;
 /// Of llama.cpp's prompt speed.
 const PROMPT_MIN: f64 = 1.0;
-
-/// What was promised and what came.
-#[derive(Clone, Debug, Serialize)]
-struct Verdict {
-    promise: String,
-    found: String,
-    is_kept: bool,
-}
 
 /// Prints the tables and verdicts, and writes the raw numbers.
 pub fn finish(settings: &Settings, everyone: &[Contestant], runs: &[Run], json: Option<&Path>) -> Result<()> {
@@ -40,13 +32,7 @@ pub fn finish(settings: &Settings, everyone: &[Contestant], runs: &[Run], json: 
     links.dedup();
     table(everyone, &links, runs);
     let verdicts: Vec<Verdict> = links.iter().flat_map(|&link| verdicts(everyone, link, runs)).collect();
-    println!();
-    for verdict in &verdicts {
-        let word = if verdict.is_kept { "OK    " } else { "MISSED" };
-        println!("{word} {}: {}", verdict.promise, verdict.found);
-    }
-    let path =
-        json.map_or_else(|| host.results().join(format!("devices-{}.json", settings.name)), |path| path.to_owned());
+    verdict::print(&verdicts);
     let raw = json!({
         "host": host,
         "model": { "name": settings.name, "bytes": fs::metadata(&settings.path).map_or(0, |file| file.len()) },
@@ -60,12 +46,7 @@ pub fn finish(settings: &Settings, everyone: &[Contestant], runs: &[Run], json: 
         "verdicts": verdicts,
         "runs": runs,
     });
-    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-    }
-    fs::write(&path, serde_json::to_string_pretty(&raw)? + "\n").with_context(|| path.display().to_string())?;
-    eprintln!("raw numbers: {}", path.display());
-    Ok(())
+    verdict::write(&raw, json, &host, &format!("devices-{}.json", settings.name))
 }
 
 /// All runs of one contestant at one speed, in tokens per second.

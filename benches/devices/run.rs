@@ -4,14 +4,16 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use hobbit::plan::{Budget, ExpertCache};
+use hobbit::engine::{Stock, StockOptions};
+use hobbit::options::DeviceChoice;
+use hobbit::plan::ExpertCache;
 use hobbit::stats::DeviceCounters;
-use hobbit::{DeviceChoice, DeviceOptions, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit::{DeviceOptions, ModelOptions, SessionOptions, Token};
+use hobbit_programs::bench::engine::{Engine, Hobbit};
 use lagging_device::Device;
 use serde::Serialize;
 
 use super::contestant::Contestant;
-use super::stock::Stock;
 
 /// Real text: what is read first is the prompt, what follows is "decoded".
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
@@ -62,17 +64,6 @@ impl Run {
     }
 }
 
-/// Something that evaluates tokens, one sequence. Returns when the logits of the last are there.
-pub trait Evaluate {
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>>;
-    fn evaluate(&mut self, tokens: &[Token]) -> Result<()>;
-    /// Forgets the text, and keeps what is cached.
-    fn begin_again(&mut self);
-    fn counters(&self) -> Option<DeviceCounters> {
-        None
-    }
-}
-
 /// Only errors of llama.cpp.
 pub fn quiet() {
     hobbit::set_log(|level, text| {
@@ -82,40 +73,29 @@ pub fn quiet() {
     });
 }
 
+/// Opens a contestant and measures it.
 pub fn run(settings: &Settings, contestant: Contestant, device: &Device, link_gb_per_second: f64) -> Result<Run> {
-    let mut engine: Box<dyn Evaluate> = match contestant {
-        Contestant::Stock => Box::new(Stock::open(settings, device)?),
-        Contestant::Hobbit { cache_percent, helper } => {
-            let on_device = DeviceOptions {
-                devices: DeviceChoice::Named(vec![device.name().into()]),
-                cache: ExpertCache::Percent(cache_percent),
-                cpu_helper: helper.option(),
-                headroom: 0.0,
-                ..DeviceOptions::default()
-            };
-            Box::new(open(settings, on_device)?)
-        }
-    };
+    let mut engine = open(settings, contestant, device)?;
     let text = std::fs::read_to_string(TEXT).context("models/demo-heldout-prose.txt")?;
-    let tokens = engine.tokenize(&text)?;
+    let tokens: Vec<Token> = engine.bos().into_iter().chain(engine.tokenize(&text)?).collect();
     let wanted = settings.prompt_tokens + settings.decode_tokens;
     ensure!(tokens.len() >= wanted, "the text has {} tokens, {wanted} are wanted", tokens.len());
     let (prompt, rest) = tokens.split_at(settings.prompt_tokens);
     let decoded = &rest[..settings.decode_tokens];
 
-    engine.evaluate(prompt)?;
-    decoded.chunks(1).try_for_each(|token| engine.evaluate(token))?;
-    engine.begin_again();
+    engine.feed(prompt)?;
+    decoded.chunks(1).try_for_each(|token| engine.feed(token))?;
+    engine.clear();
 
-    let at_start = engine.counters();
+    let at_start = engine.device();
     let started = Instant::now();
-    engine.evaluate(prompt)?;
+    engine.feed(prompt)?;
     let prompt_seconds = started.elapsed().as_secs_f64();
-    let at_prompt = engine.counters();
+    let at_prompt = engine.device();
     let bytes = device.report().copied_bytes;
     let step_seconds = decoded.chunks(1).map(|token| {
         let started = Instant::now();
-        engine.evaluate(token).map(|()| started.elapsed().as_secs_f64())
+        engine.feed(token).map(|()| started.elapsed().as_secs_f64())
     });
     let step_seconds = step_seconds.collect::<Result<Vec<_>>>()?;
     let bytes = device.report().copied_bytes - bytes;
@@ -129,46 +109,41 @@ pub fn run(settings: &Settings, contestant: Contestant, device: &Device, link_gb
         step_seconds,
         link_bytes_per_token: bytes as f64 / decoded.len() as f64,
         prompt_device: at_start.zip(at_prompt).map(|(before, after)| after.since(&before)),
-        decode_device: at_prompt.zip(engine.counters()).map(|(before, after)| after.since(&before)),
+        decode_device: at_prompt.zip(engine.device()).map(|(before, after)| after.since(&before)),
     })
 }
 
-struct Hobbit {
-    session: Session,
-    /// Index of the last entry of the last batch.
-    last: usize,
-}
-
-fn open(settings: &Settings, device: DeviceOptions) -> Result<Hobbit> {
-    let (budget, expert_cache) = (Budget::Auto, ExpertCache::Percent(100.0));
-    let options = ModelOptions { budget, expert_cache, device, ..ModelOptions::default() };
-    let model = Model::open(&settings.path, &options, |_| true)?;
-    let session = model.session(&SessionOptions {
+/// llama.cpp with its experts on the CPU and everything else on the device, or hobbit.
+fn open(settings: &Settings, contestant: Contestant, device: &Device) -> Result<Box<dyn Engine>> {
+    let devices = DeviceChoice::Named(vec![device.name().into()]);
+    let session = SessionOptions {
         n_ctx: settings.n_ctx(),
         n_batch: settings.n_batch(),
         n_ubatch: settings.n_batch(),
         threads: Some(settings.threads),
         ..SessionOptions::default()
-    })?;
-    Ok(Hobbit { session, last: 0 })
-}
-
-impl Evaluate for Hobbit {
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
-        Ok(self.session.model().tokenize(text, true, false)?)
-    }
-
-    fn evaluate(&mut self, tokens: &[Token]) -> Result<()> {
-        self.last = tokens.len() - 1;
-        self.session.feed(tokens)?;
-        self.session.logits(self.last).context("hobbit has no logits").map(drop)
-    }
-
-    fn begin_again(&mut self) {
-        self.session.reset();
-    }
-
-    fn counters(&self) -> Option<DeviceCounters> {
-        self.session.stats().devices.first().copied()
-    }
+    };
+    Ok(match contestant {
+        Contestant::Stock => {
+            let stock = StockOptions {
+                device: DeviceOptions { devices, n_cpu_moe: u32::MAX, ..DeviceOptions::default() },
+                n_gpu_layers: 999,
+                load_mode: Some("none".to_owned()),
+                repack: false,
+            };
+            Box::new(Stock::open(&settings.path, &stock, &session)?)
+        }
+        Contestant::Hobbit { cache_percent, helper } => {
+            let device = DeviceOptions {
+                devices,
+                cache: ExpertCache::Percent(cache_percent),
+                cpu_helper: helper.option(),
+                headroom: 0.0,
+                ..DeviceOptions::default()
+            };
+            let expert_cache = ExpertCache::Percent(100.0);
+            let options = ModelOptions { expert_cache, device, ..ModelOptions::default() };
+            Box::new(Hobbit::open(&settings.path, &options, &session)?)
+        }
+    })
 }

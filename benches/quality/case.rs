@@ -2,8 +2,9 @@
 
 use std::str::FromStr;
 
+use hobbit::PrecisionOptions;
 use hobbit::gguf::GgmlType;
-use hobbit::{LowShare, PrecisionMode, PrecisionOptions};
+use hobbit::options::{LowShare, PrecisionMode};
 use serde::{Serialize, Serializer};
 
 /// Thresholds of the sweep: HOBBIT's, and around them.

@@ -23,8 +23,9 @@ mod case;
 mod compare;
 mod measure;
 mod report;
-#[path = "../shared/mod.rs"]
-mod shared;
+mod requantise;
+#[path = "../shared/verdict.rs"]
+mod verdict;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::options::LowSource;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::PhaseStats;
-use hobbit::{BatchToken, LowSource, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit::{BatchToken, Model, ModelOptions, Session, SessionOptions, Token};
 
 use super::case::{Case, Quant};
-use crate::shared::requantise::requantise_experts;
+use crate::requantise::requantise_experts;
 
 /// Tokens of a window. The second half is scored, as llama-perplexity does: every scored token has context.
 pub const WINDOW: usize = 512;

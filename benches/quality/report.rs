@@ -1,28 +1,19 @@
 //! The tables, the verdicts, and the raw numbers.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hobbit::PrecisionOptions;
-use serde::Serialize;
 use serde_json::json;
 
 use super::case::Kind;
 use super::compare::Row;
 use super::measure::WINDOW;
+use super::verdict::{self, Verdict};
 use hobbit_programs::measure::host::Host;
 
 /// What default thresholds may cost, of the exact model's perplexity.
 const COST_MAX: f64 = 0.01;
-
-/// What was promised and what came.
-#[derive(Clone, Debug, Serialize)]
-pub struct Verdict {
-    promise: String,
-    found: String,
-    is_kept: bool,
-}
 
 /// What was measured, and of what.
 #[derive(Clone, Copy)]
@@ -43,18 +34,10 @@ pub fn finish(subject: Subject<'_>, rows: &[Row], json: Option<&Path>) -> Result
         table(rows.iter().filter(|row| row.is_comparable(first)));
     }
     let verdicts = if subject.sweep.is_none() { verdicts(rows) } else { Vec::new() };
-    println!();
-    for verdict in &verdicts {
-        let word = if verdict.is_kept { "OK    " } else { "MISSED" };
-        println!("{word} {}: {}", verdict.promise, verdict.found);
-    }
+    verdict::print(&verdicts);
     let host = Host::describe(subject.model);
     let stem = subject.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let suffix = subject.sweep.map_or(String::new(), |sweep| format!("-{sweep}"));
-    let path = json.map_or_else(|| host.results().join(format!("quality-{stem}{suffix}.json")), Path::to_owned);
-    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
-    }
     let raw = json!({
         "host": host,
         "model": stem,
@@ -63,10 +46,7 @@ pub fn finish(subject: Subject<'_>, rows: &[Row], json: Option<&Path>) -> Result
         "verdicts": verdicts,
         "rows": rows,
     });
-    let text = serde_json::to_string_pretty(&raw)? + "\n";
-    fs::write(&path, text).with_context(|| path.display().to_string())?;
-    eprintln!("raw numbers: {}", path.display());
-    Ok(())
+    verdict::write(&raw, json, &host, &format!("quality-{stem}{suffix}.json"))
 }
 
 fn table<'a>(rows: impl Iterator<Item = &'a Row>) {

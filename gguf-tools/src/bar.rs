@@ -1,10 +1,9 @@
-//! Progress bars on standard error, and Ctrl-C.
+//! Progress bars on standard error, and signals that ask for the end.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context;
+use hobbit_programs::signals::{self, Signal};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar of bytes; hidden by indicatif where standard error is not a terminal.
@@ -17,7 +16,7 @@ impl Bar {
     /// An empty one.
     ///
     /// # Errors
-    /// Ctrl-C cannot be watched.
+    /// Signals cannot be watched.
     pub fn new() -> anyhow::Result<Self> {
         watch()?;
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -26,7 +25,7 @@ impl Bar {
         Ok(Self { bar, stage: String::new() })
     }
 
-    /// Shows `done` of `total` bytes; says to stop after Ctrl-C.
+    /// Shows `done` of `total` bytes; says to stop after a signal.
     pub fn show(&mut self, stage: &str, done: u64, total: u64) -> ControlFlow<()> {
         if self.stage != stage {
             stage.clone_into(&mut self.stage);
@@ -35,7 +34,7 @@ impl Bar {
         }
         self.bar.set_length(total);
         self.bar.set_position(done);
-        match is_stopped() {
+        match signals::came() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -48,24 +47,18 @@ impl Drop for Bar {
     }
 }
 
-static STOP: AtomicBool = AtomicBool::new(false);
-
-/// The first Ctrl-C asks the work to stop where it can be taken up again, the second ends the process.
+/// The first signal asks the work to stop where it can be taken up again, the second ends the process.
 ///
 /// # Errors
-/// Ctrl-C cannot be watched.
+/// Signals cannot be watched.
 pub fn watch() -> anyhow::Result<()> {
     static WATCHING: OnceLock<Result<(), String>> = OnceLock::new();
-    let handler = || {
-        if STOP.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
+    let mut was_asked = false;
+    let handler = move |signal: Signal| {
+        if std::mem::replace(&mut was_asked, true) {
+            std::process::exit(i32::from(signal.status()));
         }
     };
-    let watching = WATCHING.get_or_init(|| ctrlc::set_handler(handler).map_err(|error| error.to_string()));
-    watching.clone().map_err(anyhow::Error::msg).context("cannot watch for Ctrl-C")
-}
-
-/// Ctrl-C was pressed.
-pub fn is_stopped() -> bool {
-    STOP.load(Ordering::Relaxed)
+    let watching = WATCHING.get_or_init(|| signals::watch(handler).map_err(|error| format!("{error:#}")));
+    watching.clone().map_err(anyhow::Error::msg)
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use hobbit::gguf::{ExpertMap, Gguf, LayerExperts};
 use hobbit::pack::Pack;
-use indicatif::HumanBytes;
+use hobbit::units::{Bytes, Percent};
 use serde::Serialize;
 
 /// Arguments of `inspect`.
@@ -197,7 +197,7 @@ fn residency(experts: &ExpertMap, other_bytes: u64, n_used: Option<u64>) -> Vec<
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for file in &self.files {
-            writeln!(f, "{}  {}", file.path.display(), HumanBytes(file.bytes))?;
+            writeln!(f, "{}  {}", file.path.display(), Bytes(file.bytes))?;
         }
         let name = self.name.as_deref().unwrap_or("unnamed");
         writeln!(f, "architecture {}, \"{name}\", GGUF version {}", self.architecture, self.gguf_version)?;
@@ -205,11 +205,11 @@ impl fmt::Display for Report {
             n if n < 1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
             n => format!("{:.2} B", n as f64 / 1e9),
         };
-        writeln!(f, "{} tensors, {parameters} parameters, {}", self.n_tensors, HumanBytes(self.tensor_bytes))?;
+        writeln!(f, "{} tensors, {parameters} parameters, {}", self.n_tensors, Bytes(self.tensor_bytes))?;
 
         writeln!(f, "\n{:<10}{:>8}{:>14}{:>14}", "type", "tensors", "bytes", "in experts")?;
         for t in &self.types {
-            let (all, experts) = (HumanBytes(t.bytes).to_string(), HumanBytes(t.expert_bytes).to_string());
+            let (all, experts) = (Bytes(t.bytes).to_string(), Bytes(t.expert_bytes).to_string());
             writeln!(f, "{:<10}{:>8}{all:>14}{experts:>14}", t.dtype, t.tensors)?;
         }
 
@@ -223,27 +223,27 @@ impl fmt::Display for Report {
             let range =
                 if run.len() == 1 { first.layer.to_string() } else { format!("{}-{}", first.layer, last.layer) };
             let [each, all, other] =
-                [first.expert_bytes, first.experts_bytes, first.other_bytes].map(|n| HumanBytes(n).to_string());
+                [first.expert_bytes, first.experts_bytes, first.other_bytes].map(|n| Bytes(n).to_string());
             let mut types = String::new();
             for (slice, dtype) in &first.expert_types {
                 write!(types, " {slice}:{dtype}")?;
             }
             writeln!(f, "{range:<10}{:>8}{each:>14}{all:>14}{other:>14} {types}", first.n_expert)?;
         }
-        writeln!(f, "outside of layers: {}", HumanBytes(self.outside_bytes))?;
+        writeln!(f, "outside of layers: {}", Bytes(self.outside_bytes))?;
 
         if self.residency.is_empty() {
             return writeln!(f, "\nNo experts: a dense model.");
         }
-        let share = 100.0 * self.expert_bytes as f64 / self.tensor_bytes as f64;
-        writeln!(f, "\nexperts: {}, {share:.0} % of all weights", HumanBytes(self.expert_bytes))?;
+        let share = Percent(self.expert_bytes as f64 / self.tensor_bytes as f64);
+        writeln!(f, "\nexperts: {}, {share:.0} of all weights", Bytes(self.expert_bytes))?;
         match (self.n_expert_used, self.expert_bytes_per_token) {
-            (Some(n), Some(bytes)) => writeln!(f, "one token uses {n} per layer: {}", HumanBytes(bytes))?,
+            (Some(n), Some(bytes)) => writeln!(f, "one token uses {n} per layer: {}", Bytes(bytes))?,
             _ => writeln!(f, "experts per token: not given by the file")?,
         }
         writeln!(f, "\n{:<10}{:>14}{:>14}{:>14}", "resident", "experts/layer", "experts", "all weights")?;
         for r in &self.residency {
-            let (experts, weights) = (HumanBytes(r.expert_bytes).to_string(), HumanBytes(r.weight_bytes).to_string());
+            let (experts, weights) = (Bytes(r.expert_bytes).to_string(), Bytes(r.weight_bytes).to_string());
             let percent = format!("{} %", r.percent);
             let note = if r.below_one_token { "  less than one token uses" } else { "" };
             writeln!(f, "{percent:<10}{:>14}{experts:>14}{weights:>14}{note}", r.experts_per_layer)?;

@@ -16,8 +16,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gguf_tools::synth::command as synth;
-use hobbit_programs::{is_closed_pipe, tell};
 use hobbit::files::OutputError;
+use hobbit_programs::output::{is_closed_pipe, tell};
+use hobbit_programs::{exit, signals};
 
 /// Inspect, verify, pack and synthesise GGUF model files.
 #[derive(Debug, Parser)]
@@ -46,11 +47,6 @@ enum Tool {
     Widen(widen::Args),
 }
 
-/// Exit status after wrong usage.
-const USAGE: u8 = 2;
-/// Exit status after Ctrl-C.
-const INTERRUPTED: u8 = 130;
-
 fn main() -> ExitCode {
     let outcome = match Cli::parse().tool {
         Tool::Inspect(args) => inspect::run(args),
@@ -63,27 +59,13 @@ fn main() -> ExitCode {
         Tool::Widen(args) => widen::run(args),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads our output has seen enough.
-        Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
-        Err(e) => {
-            tell(format_args!("error: {}", in_words(&e)));
-            match () {
-                () if e.is::<OutputError>() => ExitCode::from(USAGE),
-                () if bar::is_stopped() => ExitCode::from(INTERRUPTED),
-                () => ExitCode::FAILURE,
-            }
+        // What was asked to stop says itself how far it came.
+        Err(error) if signals::came() && !error.is::<OutputError>() && !is_closed_pipe(&error) => {
+            tell(format_args!("error: {}", exit::in_words(&error)));
+            ExitCode::from(signals::status())
         }
+        outcome => exit::code(outcome.map(|()| 0)),
     }
-}
-
-/// An error and its causes on one line, each cause once: many messages quote theirs.
-fn in_words(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
-        cause if text.contains(&cause) => text,
-        cause if text.is_empty() => cause,
-        cause => format!("{text}: {cause}"),
-    })
 }
 
 #[cfg(test)]

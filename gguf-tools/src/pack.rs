@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::thread;
 
 use anyhow::Context;
-use hobbit_programs::{say, tell};
 use hobbit::files::{self, Input, Kind, Output};
+use hobbit::fitted::FittedPolicy;
 use hobbit::gguf::{Gguf, shards_by_name};
-use hobbit::imatrix::Imatrix;
+use hobbit::pack::imatrix::Imatrix;
 use hobbit::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
-use hobbit::profile::{FittedPolicy, read_path_table};
-use indicatif::HumanBytes;
+use hobbit::profile::read_path_table;
+use hobbit::units::Bytes;
+use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;
 use crate::recoder::{QUANTISES, recoder};
@@ -108,7 +109,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let types = [("high", info.high), ("low", info.low)];
     let types: Vec<_> = types.iter().filter_map(|(what, types)| Some(format!("{what} {}", types.as_ref()?))).collect();
     say(written.path.display())?;
-    tell(format_args!("{}, {} records, {}", HumanBytes(written.bytes), written.versions, types.join(", ")));
+    tell(format_args!("{}, {} records, {}", Bytes(written.bytes), written.versions, types.join(", ")));
     Ok(())
 }
 

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use hobbit_programs::{say, tell};
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::pack::{Pack, unpack};
-use indicatif::HumanBytes;
+use hobbit::units::Bytes;
+use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;
 
@@ -41,6 +41,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             format!("{} with experts of {}", pack.info.source_name, pack.info.high.as_deref().unwrap_or("other types"))
         }
     };
-    tell(format_args!("{}, {whose}", HumanBytes(bytes)));
+    tell(format_args!("{}, {whose}", Bytes(bytes)));
     Ok(())
 }

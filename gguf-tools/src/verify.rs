@@ -117,7 +117,7 @@ fn lines(report: &Report) -> String {
     };
     let mut text: String = report.notes.iter().map(note).chain(report.faults.iter().map(fault)).collect();
     if report.ok {
-        let (files, size) = (report.files.len(), indicatif::HumanBytes(report.bytes));
+        let (files, size) = (report.files.len(), hobbit::units::Bytes(report.bytes));
         let (tensors, layers) = (report.tensors, report.expert_layers);
         text += &format!("ok: {files} file(s), {tensors} tensors, {size}, {layers} layers with experts\n");
     }

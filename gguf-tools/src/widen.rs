@@ -10,11 +10,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use hobbit_programs::{say, tell};
 use hobbit::expert::SliceKind;
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::gguf::{Gguf, HeaderBuilder, TensorInfo, shards_by_name};
-use indicatif::HumanBytes;
+use hobbit::units::Bytes;
+use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;
 
@@ -73,7 +73,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         _ => Path::new("."),
     };
     let available = fs4::available_space(dir).with_context(|| dir.display().to_string())?;
-    let (needed, room) = (HumanBytes(layout.len), HumanBytes(available));
+    let (needed, room) = (Bytes(layout.len), Bytes(available));
     ensure!(layout.len <= available, "{} has {room} free, the model needs {needed}", dir.display());
 
     let mut sources = Vec::new();

@@ -4,11 +4,13 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use hobbit::cache::Allocation;
+use hobbit::fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty};
 use hobbit::gguf::Gguf;
+use hobbit::options::DeviceChoice;
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty, Profile};
-use hobbit::{CachingOptions, DeviceChoice, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
+use hobbit::profile::Profile;
+use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
 
 fn tool(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gguf-tools")).args(args).output().unwrap()

@@ -5,11 +5,12 @@ use std::process::{Command, Output};
 
 use gguf_tools::synth::{self, Spec};
 use hobbit::gguf::Gguf;
+use hobbit::options::Prefetch;
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::predict::PredictorKind;
-use hobbit::profile::{path_shape, read_path_table};
-use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, Prefetch, SessionOptions};
+use hobbit::predict::{PredictShape, PredictorKind};
+use hobbit::profile::read_path_table;
+use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, SessionOptions};
 
 /// Tokens and length of a piece, as numbers and words.
 const N_TOKENS: (usize, &str) = (1024, "1024");
@@ -186,7 +187,12 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     let message = fault(&other, Some(&table));
     assert!(message.contains("a.paths: path table: number of layers with experts: found 6, expected 3"), "{message}");
     let gguf = Gguf::open(&demo).unwrap();
-    assert!(read_path_table(&table).unwrap().check_shape(&path_shape(&gguf, &gguf.experts().unwrap(), None)).is_ok());
+    assert!(
+        read_path_table(&table)
+            .unwrap()
+            .check_shape(&PredictShape::of_header(&gguf, &gguf.experts().unwrap(), None))
+            .is_ok()
+    );
 
     succeed(&["pack", word(&demo), "-o", word(&pack), "--path-table", word(&table)]);
     let inside = Pack::open(&pack).unwrap().raw().tensor("hobbit.paths").unwrap().extent;

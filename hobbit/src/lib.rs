@@ -1,35 +1,9 @@
 //! hobbit runs Mixture-of-Experts GGUF models that do not fit in memory, on unmodified llama.cpp.
 //!
-//! # The way of a token
-//!
-//! ```text
-//! model.gguf -> gguf -> store -> load -> cache (slots) <- policy
-//!                                          |
-//! llama.cpp graph -> router -> engine::compute -> products on the inner ggml backend
-//! ```
-//!
-//! 1. [`gguf`] reads the header: which bytes of which file are whose. [`expert`] names them.
-//! 2. `engine::stream` shows llama.cpp the model without its experts; everything else it loads as usual.
-//! 3. [`plan`] divides the memory budget; [`cache`] gets slots for as many experts as remain.
-//! 4. llama.cpp evaluates a batch. At each MoE layer ggml's scheduler calls `engine::compute` with the router's ids.
-//! 5. [`routing`] regroups them by expert; [`route`] says in which precision each expert is worth using.
-//! 6. `engine::residency` asks [`cache`] who is resident, and [`load`] to bring the others: [`store`] reads them.
-//! 7. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
-//!
-//! On a device, `engine::offload` takes the place of `engine::compute`: a second cache of slots there, filled from the
-//! host's.
-//!
-//! Beside the way of a token, [`predict`] guesses what later layers will use, and [`load::prefetch`] decides what of it is
-//! worth reading ahead. A [`trace`] of a run keeps who was routed where; [`sim`] replays it under other decisions.
-//!
-//! [`pack`] beside them is a file format: a model with every expert as one record, in two precisions. To the others it
-//! is one more [`gguf::Gguf`] with a [`gguf::Catalog`]. [`files`] is the rule that every writer asks: nothing is written over what a
-//! run reads.
-//!
-//! A module knows only those before it in this list. Decisions (`cache::policy`, `plan`, `route`, `routing`,
-//! `predict`, `load::prefetch`, `store::mode`) are pure: no ggml, no I/O, no clock. Without the feature `engine` everything pure builds in seconds and needs no C++.
-//!
-//! # Example
+//! Of such a model a token uses a few experts of each layer. llama.cpp computes everything else as it always does; hobbit
+//! keeps as many experts in memory as the budget allows, reads the others from the file when a token needs them, and
+//! multiplies. Results are llama.cpp's, bit for bit, unless smaller versions of missing experts are allowed to stand in.
+//! A model that fits is left to llama.cpp.
 //!
 //! ```
 //! # #[cfg(feature = "engine")]
@@ -57,35 +31,135 @@
 //! # #[cfg(not(feature = "engine"))]
 //! # fn main() {}
 //! ```
+//!
+//! # Where to begin
+//!
+//! 1. [`ModelOptions`] says how much memory a model may take ([`Budget`]), how much of it is for experts
+//!    ([`ExpertCache`]), and how they are kept and read. The defaults take what is available. What its fields mean, and
+//!    the words that they are parsed from, is in [`options`].
+//! 2. `Model::open` gives a `Model`: tokens to text and back, chat templates, what is known about it. It is shared by its
+//!    sessions.
+//! 3. `Model::session` gives a `Session`, one context: `feed` it a prompt, then `generate` with a `Sampler`. An `Interrupt`
+//!    ends either from another thread.
+//! 4. `Session::stats` tells what was found in memory and what was read ([`Stats`]).
+//!
+//! Errors are one type, `Error`, whose messages name the file, the tensor or the option, and the remedy. llama.cpp's log
+//! is silent until `set_log` takes it.
+//!
+//! # Features
+//!
+//! `engine` (default) builds llama.cpp: cmake, a C++ compiler and a few minutes. `rpc` (default) reaches devices of other
+//! machines; `cuda`, `metal` and `vulkan` compile llama.cpp for this machine's, and `dynamic-backends` loads ggml's
+//! backends at run time. Without `engine` only what is pure remains.
+//!
+//! # Rooms
+//!
+//! The modules that this page does not list are for hobbit's own programs, which are built with it: they are public, and
+//! may change with any version.
+//!
+//! A room knows only those in the rows above its own; `tests/layers` holds it to that, and keeps circles out of the rooms
+//! themselves.
+//!
+//! | rooms | what |
+//! |---|---|
+//! | `expert` `units` `words` | the smallest nouns; sizes, percents, durations; choices by name |
+//! | `files` | what programs may do to the user's files |
+//! | `store` | where bytes come from: direct, buffered, memory, faulty |
+//! | `calibrate` | what this machine can do, measured once |
+//! | `gguf` | which bytes of which file are whose |
+//! | `cache` `route` `predict` | who stays, who is wanted in which precision, what comes |
+//! | `pack` | a model with every expert as one record, in two precisions |
+//! | `profile` | what a model tolerates |
+//! | `fitted` | how a model's experts are best cached, as traces say |
+//! | `load` | the queue of reads, order of classes, what is worth reading ahead, CPU or copy |
+//! | `plan` | memory budget to slots, or to standing aside |
+//! | `options` | what a caller may choose |
+//! | `stats` | what a session measured |
+//! | `residency` | one layer's step, from the router's choice to slots and reads |
+//! | `trace` | recordings |
+//! | `sim` | the same decisions again, over a virtual link and clock |
+//! | `perplexity` | judging predictions: files, tasks, estimates |
+//! | `engine` | llama.cpp: model, session, the seam, devices |
+//!
+//! Decisions (`cache`, `route`, `predict`, `load::prefetch`, `load::balance`, `plan`, `residency`, `store::mode`) are pure: no ggml, no
+//! I/O, no clock. `engine` alone has C++ behind it: all else builds in seconds without it.
+//!
+//! # The way of a token
+//!
+//! ```text
+//! model.gguf -> gguf -> store -> load -> cache (slots) <- policy
+//!                                          |
+//! llama.cpp graph -> router -> engine::compute -> products on the inner ggml backend
+//! ```
+//!
+//! 1. `gguf` reads the header: which bytes of which file are whose. `expert` names them.
+//! 2. `engine::stream` shows llama.cpp the model without its experts; everything else it loads as usual.
+//! 3. `plan` divides the memory budget; `cache` gets slots for as many experts as remain.
+//! 4. llama.cpp evaluates a batch. At each MoE layer ggml's scheduler calls `engine::compute` with the router's ids.
+//! 5. `route` regroups them by expert, and says in which precision each expert is worth using.
+//! 6. `residency` asks `cache` who is resident, and `load` to bring the others: `store` reads them.
+//! 7. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
+//!
+//! On a device, `engine::offload` takes the place of `engine::compute`: a second cache of slots there, filled from the
+//! host's. Beside the way of a token, `predict` guesses what later layers will use, and `load::prefetch` decides what of it
+//! is worth reading ahead. A `trace` of a run keeps who was routed where; `sim` replays it under other decisions.
 
 #![warn(missing_docs)]
 
+#[doc(hidden)]
 pub mod cache;
+#[doc(hidden)]
 pub mod calibrate;
 #[cfg(feature = "engine")]
-mod engine;
+#[doc(hidden)]
+pub mod engine;
+#[doc(hidden)]
 pub mod expert;
+#[doc(hidden)]
 pub mod files;
+#[doc(hidden)]
+pub mod fitted;
+#[doc(hidden)]
 pub mod gguf;
-pub mod imatrix;
+#[doc(hidden)]
 pub mod load;
 pub mod options;
+#[doc(hidden)]
 pub mod pack;
+#[doc(hidden)]
 pub mod perplexity;
+#[doc(hidden)]
 pub mod plan;
+#[doc(hidden)]
 pub mod predict;
+#[doc(hidden)]
 pub mod profile;
+#[doc(hidden)]
+pub mod residency;
+#[doc(hidden)]
 pub mod route;
-pub mod routing;
+#[doc(hidden)]
 pub mod sim;
 pub mod stats;
+#[doc(hidden)]
 pub mod store;
+#[doc(hidden)]
 pub mod trace;
+#[doc(hidden)]
+pub mod units;
+#[doc(hidden)]
+pub mod words;
 
 #[cfg(feature = "engine")]
-pub use engine::*;
-pub use options::*;
-pub use stats::{
-    CacheSlots, CachingReport, DeviceCounters, DeviceReport, LayerStats, PhaseStats, PrecisionCounts, PrecisionReport,
-    PrecisionShares, ProfileReport, Stats, Timings, WarmStart,
+#[doc(inline)]
+pub use engine::{
+    BatchToken, ChatMessage, ChatOptions, DeviceInfo, DeviceKind, Error, Generation, Interrupt, LogLevel, Model,
+    ModelInfo, Sampler, Session, StopReason, devices, set_log,
 };
+#[doc(inline)]
+pub use options::{
+    Budget, CachingOptions, DeviceOptions, ExpertCache, IoMode, ModelOptions, PrecisionOptions, SamplingOptions,
+    SessionOptions, Token,
+};
+#[doc(inline)]
+pub use stats::{PhaseStats, Stats};

@@ -8,36 +8,28 @@ mod sampling;
 
 pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
-pub use precision::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
+pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::plan::{Budget, ExpertCache};
-use crate::store::IoMode;
+#[doc(inline)]
+pub use crate::cache::Allocation;
+#[doc(inline)]
+pub use crate::cache::policy::{PolicyKind, Weights};
+#[doc(inline)]
+pub use crate::plan::{Budget, ExpertCache, LowShare};
+#[doc(inline)]
+pub use crate::predict::PredictorKind;
+#[doc(inline)]
+pub use crate::store::IoMode;
+#[doc(inline)]
+pub use crate::words::UnknownWord;
 
 /// A token's id in the model's vocabulary.
 pub type Token = i32;
-
-/// A word that an option does not know.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown {what} '{found}' (expected one of: {expected})")]
-pub struct UnknownWord {
-    /// What the option chooses, in words.
-    pub what: &'static str,
-    /// What was given.
-    pub found: String,
-    /// What would have been understood.
-    pub expected: String,
-}
-
-impl UnknownWord {
-    pub(crate) fn new(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
-        Self { what, found: found.to_owned(), expected: expected.into() }
-    }
-}
 
 /// How a model is opened and how much memory it may take.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +39,7 @@ pub struct ModelOptions {
     /// The budget may exceed what the system says is available.
     pub overcommit: bool,
     /// Where the whole model fits the budget, and nothing here says how experts are to be kept, llama.cpp runs by itself, on
-    /// the mapped file: see [`Regime`](crate::plan::Regime). `false`: hobbit keeps the experts always.
+    /// the mapped file. `false`: hobbit keeps the experts always.
     pub stand_aside: bool,
     /// There, weights may be rearranged for the CPU while loading, as llama.cpp does by default. That is faster, and changes
     /// the last bits of some types' results.
@@ -65,7 +57,7 @@ pub struct ModelOptions {
     pub precision: PrecisionOptions,
     /// Which experts stay in memory.
     pub caching: CachingOptions,
-    /// The table of [`PredictorKind::PathTable`](crate::predict::PredictorKind::PathTable), as `gguf-tools profile` writes
+    /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes
     /// it; `None` takes the pack's.
     pub path_table: Option<PathBuf>,
     /// What `hobbit-sim calibrate` fitted to traces of this model: weights for [`CachingOptions::policy`], thresholds for
@@ -128,7 +120,7 @@ pub struct SessionOptions {
     pub n_batch: u32,
     /// Tokens computed at once, at most `n_batch`.
     pub n_ubatch: u32,
-    /// Entries of a batch whose logits may be asked for at once; 0 for all of them. [`Session::feed`](crate::Session::feed)
+    /// Entries of a batch whose logits may be asked for at once; 0 for all of them. `Session::feed`
     /// needs one. Room for so many is kept in the compute buffers, which for all of a batch is often most of them.
     pub n_outputs_max: u32,
     /// Sequences that share the context.

@@ -7,10 +7,13 @@ mod prefetch;
 
 use serde::Serialize;
 
-pub use caching::{CacheSlots, CachingReport, ProfileReport};
+pub use caching::{CacheSlots, CachingReport, FittedReport};
 pub use device::{DeviceCounters, DeviceReport};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
+
+#[doc(inline)]
+pub use crate::plan::MemoryPlan;
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]

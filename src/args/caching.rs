@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use super::Switch;
+use crate::switch::Switch;
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::options::{CachingOptions, Prefetch};

@@ -4,9 +4,11 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::{Switch, gpu_layers};
+use super::gpu_layers;
+use crate::switch::Switch;
 use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 use hobbit::plan::ExpertCache;
+use hobbit::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Devices")]
@@ -105,10 +107,8 @@ fn split_mode(word: &str) -> Result<SplitMode, String> {
     }
 }
 
-fn percent(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
-    let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-    percent.ok_or_else(|| "expected 0% to 100%".to_owned())
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    parse_percent(text, 100.0).ok_or_else(|| "expected 0% to 100%".to_owned())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use super::Switch;
+use crate::switch::Switch;
 use hobbit::expert::SliceKind;
 use hobbit::gguf::GgmlType;
 use hobbit::options::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
@@ -38,7 +38,7 @@ pub struct PrecisionArgs {
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T2")]
     pub t2: Option<f32>,
     /// Share of a layer's experts, least popular first, that may come in low precision while a prompt is read
-    #[arg(long, value_name = "N%", default_value = "25%", value_parser = percent, env = "HOBBIT_ARG_PREFILL_LOW")]
+    #[arg(long, value_name = "N%", default_value = "25%", value_parser = share, env = "HOBBIT_ARG_PREFILL_LOW")]
     pub prefill_low: f32,
     /// When an expert is skipped, scale the weights of the others up
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_RENORMALISE")]
@@ -180,10 +180,8 @@ fn threshold(text: &str) -> Result<f32, String> {
 }
 
 /// `25%` or `25`, as a share.
-fn percent(text: &str) -> Result<f32, String> {
-    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
-    let percent: Option<f32> = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-    percent.map(|percent| percent / 100.0).ok_or_else(|| "expected 0% to 100%".to_owned())
+fn share(text: &str) -> Result<f32, String> {
+    super::device::percent(text).map(|percent| percent as f32 / 100.0)
 }
 
 #[cfg(test)]
@@ -232,11 +230,11 @@ mod tests {
         for (text, value) in [("0", 0.0), ("0.6", 0.6), ("1", 1.0), ("1.0", 1.0)] {
             assert_eq!(threshold(text), Ok(value));
         }
-        for (text, share) in [("0%", 0.0), ("25%", 0.25), ("12.5 %", 0.125), ("100", 1.0)] {
-            assert_eq!(percent(text), Ok(share));
+        for (text, value) in [("0%", 0.0), ("25%", 0.25), ("12.5 %", 0.125), ("100", 1.0)] {
+            assert_eq!(share(text), Ok(value));
         }
         for bad in ["", "%", "-1", "-0.1", "101%", "1.01e2", "nan", "inf", "x"] {
-            assert!(threshold(bad).is_err() && percent(bad).is_err(), "{bad}");
+            assert!(threshold(bad).is_err() && share(bad).is_err(), "{bad}");
         }
         assert!(threshold("60%").is_err() && threshold("1.5").is_err());
     }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Switch, finite, positive};
+use super::{finite, positive};
+use crate::switch::Switch;
 use hobbit::options::{SamplingOptions, Token};
 
 #[derive(Args, Debug)]

@@ -74,10 +74,10 @@ fn llama_cpps_other_flags() {
 }
 
 #[test]
-fn no_flag_is_both_here_and_foreign() {
+fn no_flag_is_both_here_and_unsupported() {
     let grammar = Grammar::of(&command());
     for spelling in grammar.flags.keys() {
-        assert!(foreign::find(spelling).is_none(), "{spelling}");
+        assert!(unsupported::find(spelling).is_none(), "{spelling}");
     }
     let others = [crate::perplexity::args::command(), crate::bench::args::command()];
     let all: Vec<_> = others.iter().map(Grammar::of).chain([grammar]).collect();

@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::args::Who;
 use super::case::{Source, Task};
-use super::record::{Moment, More, Record};
-use super::threads::Tried;
+use super::record::{Moment, More, Record, Tried, speed};
 use crate::measure::host::Host;
 
 /// Points of a series that are kept.
@@ -320,11 +319,6 @@ pub fn middle(mut values: Vec<u64>) -> Option<u64> {
     Some(lower + (upper - lower) / 2)
 }
 
-/// Tokens per second; `None` of nothing.
-pub fn speed(tokens: u64, ns: u64) -> Option<f64> {
-    (tokens > 0 && ns > 0).then(|| tokens as f64 * 1e9 / ns as f64)
-}
-
 fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
@@ -341,7 +335,8 @@ fn deviation(values: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::{Case, Test};
+    use super::super::case::Case;
+    use super::super::workload::Test;
     use super::*;
 
     fn task(who: Who) -> Task {

@@ -12,6 +12,7 @@ use super::threads::ThreadChoice;
 use super::values;
 use crate::args::{self, CachingArgs, DeviceArgs, MemoryArgs, PrecisionArgs};
 use crate::argv::{self, Grammar, Note};
+use hobbit::units::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,10 +22,6 @@ Examples:
       Real text, in a memory control group, hobbit and plain llama.cpp alternately (as root).
   hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 10%,25%,50%,100% --policy lru,foresight
       Every flag of hobbit-cli that says how experts are held takes a list: all combinations are run.
-  hobbit-bench peers -m mixtral.gguf --limit 2.5GiB --prompt-file question.txt -n 32 benches/peers/llama-cpp
-      The same prompt by hobbit, llama.cpp and other programs under the same limit.
-  hobbit-bench report benches/results/HOST -o report.html
-      One page with tables and plots of raw results.
 
 Several values of a flag: with commas between them, or the flag again; numbers as first-last, first-last+step or
 first-last*mult too.
@@ -35,7 +32,7 @@ Exit status: 0 success, 1 failure (of any test), 2 wrong usage, 130 interrupted.
 #[command(
     name = "hobbit-bench",
     version = env!("HOBBIT_VERSION"),
-    override_usage = "hobbit-bench [OPTIONS]\n       hobbit-bench peers [OPTIONS] [PEER]...\n       hobbit-bench report [OPTIONS] <FILE>...",
+    override_usage = "hobbit-bench [OPTIONS]",
     max_term_width = 110,
     after_help = EXAMPLES
 )]
@@ -309,7 +306,7 @@ fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
 /// # Errors
 /// What is no size.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    parse_size::Config::new().with_binary().parse_size(text).map_err(|error| format!("{error}, expected e.g. 2.5GiB"))
+    parse_bytes(text).ok_or_else(|| "no size, expected e.g. 2.5GiB".to_owned())
 }
 
 fn order(text: &str) -> Result<Order, String> {

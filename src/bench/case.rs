@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::args::{Typed, Who, engine_args};
+use super::args::{EngineArgs, Typed, Who, engine_args};
 use super::values;
+use super::workload::Test;
+use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
 
 /// Where tokens come from.
@@ -19,35 +21,6 @@ pub enum Source {
     Text(PathBuf),
     /// Requests with prompts and outputs.
     Requests(PathBuf),
-}
-
-/// What a repetition evaluates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Test {
-    /// Tokens of the prompt.
-    pub n_prompt: u32,
-    /// Tokens evaluated one by one.
-    pub n_gen: u32,
-    /// Tokens in the context before, not timed.
-    pub n_depth: u32,
-}
-
-impl Test {
-    /// Tokens of a repetition.
-    pub fn n_tokens(self) -> usize {
-        self.n_prompt as usize + self.n_gen as usize + self.n_depth as usize
-    }
-
-    /// As llama-bench writes it: `pp512`, `tg128`, `pp16+tg32`, with ` @ d1024` behind it.
-    pub fn name(self) -> String {
-        let Self { n_prompt, n_gen, n_depth } = self;
-        let name = match (n_prompt, n_gen) {
-            (_, 0) => format!("pp{n_prompt}"),
-            (0, _) => format!("tg{n_gen}"),
-            _ => format!("pp{n_prompt}+tg{n_gen}"),
-        };
-        if n_depth > 0 { format!("{name} @ d{n_depth}") } else { name }
-    }
 }
 
 /// One row of the results. Both engines run it.
@@ -234,24 +207,10 @@ impl Case {
     /// # Errors
     /// Flags that do not go together.
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let args = engine_args(&self.words)?;
-        Ok(ModelOptions {
-            budget: args.memory.mem_budget,
-            overcommit: args.memory.overcommit.0,
-            expects: self.session_options()?,
-            expert_cache: args.memory.expert_cache,
-            low: args.precision.source(),
-            low_share: args.precision.low_share,
-            precision: args.precision.options(),
-            caching: args.caching.options(),
-            path_table: args.caching.path_table()?,
-            profile: args.caching.profile,
-            cache_state: args.caching.cache_state,
-            io: args.memory.io,
-            n_gpu_layers: args.device.n_gpu_layers,
-            device: args.device.options(),
-            ..ModelOptions::default()
-        })
+        let EngineArgs { memory, precision, caching, device } = engine_args(&self.words)?;
+        let options = resolve::experts(memory, &device, &precision, caching, self.session_options()?)?;
+        // What is measured is not recorded.
+        Ok(ModelOptions { trace: None, ..options })
     }
 
     /// For a session of either engine.

@@ -3,8 +3,9 @@
 use std::io::{self, Write};
 
 use super::args::Format;
-use super::case::Test;
 use super::record::{Cell, Record};
+use super::workload::Test;
+use hobbit::units::MIB;
 
 /// Prints records as they come.
 pub struct Printer<'a> {
@@ -165,7 +166,7 @@ fn columns(shown: Shown) -> Vec<Column> {
     add(true, "MiB/t", 7, |record| {
         let tokens = (u64::from(record.n_prompt) + u64::from(record.n_gen)) * record.more.samples_ns.len() as u64;
         let read = record.hobbit_bytes.or(record.hobbit_disk_bytes).filter(|_| tokens > 0);
-        read.map(|bytes| format!("{:.1}", bytes as f64 / tokens as f64 / f64::from(1 << 20))).unwrap_or_default()
+        read.map(|bytes| format!("{:.1}", bytes as f64 / tokens as f64 / MIB as f64)).unwrap_or_default()
     });
     add(true, "roofline", 8, |record| {
         record.hobbit_roofline_share.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
@@ -183,8 +184,9 @@ fn padded(text: &str, width: i32) -> String {
     if width < 0 { format!("{text}{}", " ".repeat(room)) } else { format!("{}{text}", " ".repeat(room)) }
 }
 
+/// As llama-bench writes sizes.
 fn size(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
+    let mib = bytes as f64 / MIB as f64;
     if mib < 1024.0 { format!("{mib:.2} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
 }
 

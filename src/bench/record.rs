@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::threads::Tried;
 use crate::measure::host::Host;
 
 /// The value of a column.
@@ -330,4 +329,26 @@ pub struct Moment {
     pub threads: u32,
     /// Tokens evaluated so far.
     pub tokens: u64,
+}
+
+/// A short run with so many threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tried {
+    /// Of llama.cpp.
+    pub threads: i32,
+    /// Tokens per second, prompt and single ones together; `None` where it failed.
+    pub tokens_per_second: Option<f64>,
+}
+
+impl Tried {
+    /// So many tokens in so long.
+    pub fn new(threads: i32, tokens: u64, ns: u64) -> Self {
+        Self { threads, tokens_per_second: speed(tokens, ns) }
+    }
+}
+
+/// Tokens per second; `None` of nothing.
+pub fn speed(tokens: u64, ns: u64) -> Option<f64> {
+    (tokens > 0 && ns > 0).then(|| tokens as f64 * 1e9 / ns as f64)
 }

@@ -7,25 +7,23 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::answer::{About, Group, Outcome, equal_logits, ggml_build, record};
 use super::args::{self, Format, Typed, Who};
 use super::case::{Case, Source, Task, cases};
-use super::generate::{self, Wish};
 use super::print::{Printer, Shown};
-use super::record::Record;
-use super::report::{self, ReportArgs};
-use super::threads::{self, Tried};
-use super::{child, inputs, peers, start};
+use super::record::{Record, Tried};
+use super::threads;
+use super::{child, inputs, start};
 use crate::devices;
-use crate::pipe::{say, tell};
-use crate::resolve::Surroundings;
-use crate::run::{Interrupted, Process, USAGE, failure};
-use crate::signals;
+use crate::exit::{self, USAGE};
 use crate::measure::disk::random_reads;
 use crate::measure::host::Host;
+use crate::output::{say, tell};
+use crate::resolve::Surroundings;
+use crate::run::Process;
+use crate::signals::{self, Interrupted};
 
 /// Runs `hobbit-bench` with the arguments of this process.
 pub fn main() -> ExitCode {
@@ -41,21 +39,15 @@ pub fn main() -> ExitCode {
             let reads = random_reads(word.as_ref(), Duration::from_millis(800))?;
             Ok(reads.iter().map(|reads| reads.bytes_per_second).fold(0.0, f64::max).to_string())
         }),
-        "generate" => inner(&rest(), |word| {
-            let wish: Wish = serde_json::from_str(word)?;
-            Ok(serde_json::to_string(&generate::run(&wish)?)?)
-        }),
         "hog" => hog(&rest()),
         "busy" => start::busy(),
-        "machine" => inner(&rest(), |word| Ok(Host::describe(word.as_ref()).machine)),
-        "peers" => peers::run(&rest()),
-        "report" => write_report(&rest()),
+        "machine" | "peers" | "report" => {
+            tell(format_args!("error: hobbit-bench only measures: give this to hobbit-prove {first} (see its --help)"));
+            Ok(USAGE)
+        }
         _ => run(words),
     };
-    match outcome {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => failure(&error),
-    }
+    exit::code(outcome)
 }
 
 /// A process of our own making: one argument, an answer on stdout.
@@ -63,25 +55,6 @@ fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8
     let word = words.first().and_then(|word| word.to_str()).context("for hobbit-bench itself: one argument")?;
     say(work(word)?)?;
     Ok(0)
-}
-
-/// `hobbit-bench report`.
-#[derive(Debug, Parser)]
-#[command(name = "hobbit-bench report", max_term_width = 110)]
-struct ReportLine {
-    #[command(flatten)]
-    args: ReportArgs,
-}
-
-fn write_report(words: &[OsString]) -> Result<u8> {
-    let name = OsString::from("hobbit-bench report");
-    match ReportLine::try_parse_from(std::iter::once(&name).chain(words)) {
-        Ok(line) => report::run(&line.args, &mut io::stdout().lock()).map(|()| 0),
-        Err(error) => match error.print() {
-            Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
-            _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
-        },
-    }
 }
 
 fn hog(words: &[OsString]) -> Result<u8> {
@@ -93,12 +66,7 @@ fn hog(words: &[OsString]) -> Result<u8> {
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let typed = match args::parse(words) {
         Ok(typed) => typed,
-        Err(error) => {
-            return match error.print() {
-                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
-                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
-            };
-        }
+        Err(error) => return exit::usage(&error),
     };
     if typed.list_devices {
         return devices::list(&[], typed.bench.output.verbose, None).map(|()| 0);
@@ -114,7 +82,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         }
     };
     inputs::check(&cases, &source(&typed))?;
-    start::watch_ctrl_c()?;
+    start::end_with_signals()?;
     let output = &typed.bench.output;
     let shown = shown(&typed, &cases);
     let mut out = Printer::new(Box::new(io::stdout()), output.output, shown)?;

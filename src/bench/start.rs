@@ -6,21 +6,18 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 
 use super::answer::{Answer, Group, Outcome};
 use super::case::Task;
-use crate::run::Interrupted;
-use crate::signals;
-use hobbit::gguf::Gguf;
 use crate::measure::cgroup::Cgroup;
 use crate::measure::page_cache;
+use crate::signals;
+use hobbit::gguf::Gguf;
 
-/// A Ctrl-C, SIGTERM or SIGHUP came.
-static PRESSED: AtomicBool = AtomicBool::new(false);
 /// The process that runs, 0 for none: such a signal ends it.
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 
@@ -28,20 +25,13 @@ static RUNNING: AtomicU32 = AtomicU32::new(0);
 ///
 /// # Errors
 /// The system refuses.
-pub fn watch_ctrl_c() -> Result<()> {
+pub fn end_with_signals() -> Result<()> {
     signals::watch(|_| {
-        PRESSED.store(true, Ordering::SeqCst);
         let running = RUNNING.load(Ordering::SeqCst);
         if running > 0 {
             kill_group(running);
         }
     })
-}
-
-/// # Errors
-/// [`Interrupted`] after a Ctrl-C.
-pub fn check_ctrl_c() -> Result<()> {
-    if PRESSED.load(Ordering::SeqCst) { Err(Interrupted.into()) } else { Ok(()) }
 }
 
 /// A process and what it may take.
@@ -92,12 +82,12 @@ impl Place {
                 }
             });
         }
-        check_ctrl_c()?;
+        signals::check()?;
         let program = command.get_program().to_owned();
         let child = command.spawn().with_context(|| format!("starting {}", Path::new(&program).display()))?;
         RUNNING.store(child.id(), Ordering::SeqCst);
         // A signal that came just before has not seen it.
-        if PRESSED.load(Ordering::SeqCst) {
+        if signals::came() {
             kill_group(child.id());
         }
         Ok(child)
@@ -118,21 +108,21 @@ impl Place {
 /// Waits for a child.
 ///
 /// # Errors
-/// [`Interrupted`]; a child that cannot be waited for.
+/// [`Interrupted`](signals::Interrupted); a child that cannot be waited for.
 pub fn wait(child: &mut Child) -> Result<std::process::ExitStatus> {
     let status = child.wait();
     RUNNING.store(0, Ordering::SeqCst);
-    check_ctrl_c()?;
+    signals::check()?;
     status.context("waiting for a run")
 }
 
 /// Runs a task in a process of its own.
 ///
 /// # Errors
-/// What keeps it from being started; [`Interrupted`]. What fails in it is an outcome.
+/// What keeps it from being started; [`Interrupted`](signals::Interrupted). What fails in it is an outcome.
 pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
     let mut models = vec![task.case.model.clone()];
-    if let Some(hobbit::LowSource::File(low)) = task.case.model_options()?.low {
+    if let Some(hobbit::options::LowSource::File(low)) = task.case.model_options()?.low {
         models.push(low);
     }
     let place = Place::new(task.case.limit, &models)?;

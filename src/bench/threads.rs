@@ -3,10 +3,8 @@
 
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
-use super::answer::speed;
-use super::case::Test;
+use super::record::Tried;
+use super::workload::Test;
 
 /// Most threads that llama.cpp takes.
 const MOST: i32 = 512;
@@ -54,23 +52,6 @@ impl ThreadChoice {
             }
         }
         distinct
-    }
-}
-
-/// A short run with so many threads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Tried {
-    /// Of llama.cpp.
-    pub threads: i32,
-    /// Tokens per second, prompt and single ones together; `None` where it failed.
-    pub tokens_per_second: Option<f64>,
-}
-
-impl Tried {
-    /// So many tokens in so long.
-    pub fn new(threads: i32, tokens: u64, ns: u64) -> Self {
-        Self { threads, tokens_per_second: speed(tokens, ns) }
     }
 }
 

@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail, ensure};
 use rand_mt::Mt64;
 use serde::Deserialize;
 
-use super::case::{Source, Task, Test};
-use super::child::Engine;
+use super::case::{Source, Task};
+use super::engine::Engine;
+use super::workload::Test;
 use hobbit::Token;
 
 /// llama-bench's random numbers begin with C's default seed; so do these, from another generator.

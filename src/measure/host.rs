@@ -2,11 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Machine, kernel, code.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -26,7 +24,7 @@ pub struct Host {
     pub os: String,
     /// The disk of the model.
     pub disk: DiskKind,
-    /// Checked-out commit, or `unknown`.
+    /// The commit that was built, or `unknown`.
     pub commit: String,
     /// hobbit's version.
     pub hobbit: String,
@@ -72,16 +70,11 @@ impl Host {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             os: field(&read("/etc/os-release"), "PRETTY_NAME=").unwrap_or_default().trim_matches('"').to_owned(),
             disk,
-            commit: commit().unwrap_or_else(|| "unknown".to_owned()),
+            commit: env!("HOBBIT_COMMIT").to_owned(),
             hobbit: env!("CARGO_PKG_VERSION").to_owned(),
-            llama_cpp_sys: llama_cpp_sys().unwrap_or_else(|| "unknown".to_owned()),
+            llama_cpp_sys: env!("HOBBIT_LLAMA_CPP_SYS").to_owned(),
             system_info: system_info(),
         }
-    }
-
-    /// Where results of this machine go.
-    pub fn results(&self) -> PathBuf {
-        Path::new(ROOT).join("benches/results").join(&self.machine)
     }
 }
 
@@ -118,7 +111,7 @@ impl DiskKind {
 /// What the CPU can do and llama.cpp uses of it; empty without the engine.
 fn system_info() -> String {
     #[cfg(feature = "engine")]
-    return hobbit::system_info();
+    return hobbit::engine::system_info();
     #[cfg(not(feature = "engine"))]
     String::new()
 }
@@ -128,24 +121,4 @@ pub fn sanitised(text: &str) -> String {
     let lower = text.to_lowercase();
     let words = lower.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join("-")
-}
-
-/// The checked-out commit, read from the repository's files.
-fn commit() -> Option<String> {
-    let git = Path::new(ROOT).join(".git");
-    let head = fs::read_to_string(git.join("HEAD")).ok()?;
-    let Some(name) = head.trim().strip_prefix("ref: ") else { return Some(head.trim().to_owned()) };
-    let loose = fs::read_to_string(git.join(name)).ok();
-    let commit = loose.or_else(|| {
-        let packed = fs::read_to_string(git.join("packed-refs")).ok()?;
-        packed.lines().find_map(|line| Some(line.strip_suffix(name)?.to_owned()))
-    })?;
-    Some(commit.trim().to_owned())
-}
-
-/// The version of llama.cpp's bindings in the lock file.
-fn llama_cpp_sys() -> Option<String> {
-    let lock = fs::read_to_string(Path::new(ROOT).join("Cargo.lock")).ok()?;
-    let (_, rest) = lock.split_once("name = \"llama-cpp-sys-2\"\nversion = \"")?;
-    Some(rest.split_once('"')?.0.to_owned())
 }

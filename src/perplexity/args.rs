@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser};
 
-use crate::args::{
-    self, CachingArgs, ContextArgs, DeviceArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs, Switch,
-};
+use crate::args::{self, CachingArgs, ContextArgs, DeviceArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs};
 use crate::argv::Note;
+use crate::switch::Switch;
 
 const EXAMPLES: &str = "\
 Examples:

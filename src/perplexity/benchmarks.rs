@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::choices::Choices;
-use super::{Desk, Measurement, Shape, lines};
+use super::{Desk, Measurement, Shape, format};
 use crate::log::Level;
 use hobbit::perplexity::estimate::Estimate;
 use hobbit::perplexity::random::{drawn_by_scaling, drawn_evenly};
@@ -61,7 +61,7 @@ impl Measurement for HellaSwagScore {
         self.choices.run(desk, session, |i, answers| {
             let chosen = best(&self.choices.task(i).mean_log_probs(answers));
             n_right += usize::from(chosen == self.golds[i]);
-            desk.print(&lines::hellaswag(i + 1, wilson_interval(n_right, i + 1)))
+            desk.print(&format::hellaswag(i + 1, wilson_interval(n_right, i + 1)))
         })?;
         desk.print("\n")?;
         let n = self.choices.len();
@@ -124,7 +124,7 @@ impl Measurement for WinograndeScore {
             let scores = self.bases[i].scores(self.choices.task(i), answers);
             let chosen = if scores[0] > scores[1] { 1 } else { 2 };
             n_right += usize::from(chosen == self.answers[i]);
-            desk.print(&lines::winogrande(i + 1, n_right, scores, chosen, self.answers[i]))
+            desk.print(&format::winogrande(i + 1, n_right, scores, chosen, self.answers[i]))
         })?;
         desk.print("\n")?;
         let n = self.choices.len();
@@ -161,10 +161,14 @@ impl MultipleChoiceScore {
         let tasks = file.tasks(picked.as_deref()).with_context(name)?;
         if picked.is_none() {
             desk.log.text(Level::Info, "multiple_choice_score: reading tasks");
-            desk.print(&lines::dots(n))?;
+            desk.print(&format::dots(n))?;
         }
         desk.log.text(Level::Info, "multiple_choice_score: preparing task data");
-        desk.print(&if tasks.len() > PREPARED_SLOWLY_MAX { "...done\n".to_owned() } else { lines::dots(tasks.len()) })?;
+        desk.print(&if tasks.len() > PREPARED_SLOWLY_MAX {
+            "...done\n".to_owned()
+        } else {
+            format::dots(tasks.len())
+        })?;
         let (mut prepared, mut is_right) = (Vec::new(), Vec::new());
         for (i, task) in tasks.iter().enumerate() {
             let number = picked.as_ref().map_or(i, |picked| picked[i]) + 1;
@@ -193,7 +197,7 @@ impl Measurement for MultipleChoiceScore {
             let chosen = best(&self.choices.task(i).mean_log_probs(answers));
             n_right += usize::from(self.is_right[i][chosen]);
             n_answers += self.is_right[i].len();
-            desk.print(&lines::multiple_choice(i + 1, n_right))
+            desk.print(&format::multiple_choice(i + 1, n_right))
         })?;
         let n = self.choices.len();
         let score = Estimate::share(n_right, n);

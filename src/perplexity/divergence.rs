@@ -102,16 +102,16 @@ impl Measurement for Compared {
             })?;
             if pass.start == 0 {
                 desk.print_eta("kl_divergence", started.elapsed(), &windows)?;
-                desk.print(super::lines::DIVERGENCE_HEAD)?;
+                desk.print(super::format::DIVERGENCE_HEAD)?;
             }
             for (chunk, compared) in pass.zip(&compared) {
                 compared.iter().for_each(|one| all.add(one));
-                desk.print(&super::lines::divergence_line(chunk + 1, &all.means()))?;
+                desk.print(&super::format::divergence_line(chunk + 1, &all.means()))?;
             }
         }
         desk.print("\n")?;
         if all.count() >= TOKENS_MIN {
-            desk.print(&super::lines::divergence_table(&all))?;
+            desk.print(&super::format::divergence_table(&all))?;
         }
         Ok(json!({
             "n_tokens_scored": all.count(),

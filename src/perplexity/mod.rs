@@ -3,10 +3,10 @@
 //! [`args`] holds what was typed, [`resolve`] makes settings of it. A [`Measurement`] is prepared with the model, says
 //! what context it needs and runs in it: `text`, `strided` and `divergence` on chunks of a text, `benchmarks` on tasks
 //! (through `choices`). `evaluate` turns tokens into rows of logits; what is made of these is [`hobbit::perplexity`]'s.
-//! [`lines`] are `llama-perplexity`'s, on the streams that it prints them to.
+//! [`mod@format`] has the lines of `llama-perplexity`, on the streams that it prints them to.
 
 pub mod args;
-mod lines;
+mod format;
 mod resolve;
 
 #[cfg(feature = "engine")]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use super::args::{LowArgs, MeasureArgs, TextArgs};
-use crate::resolve::{Surroundings, Verbosity, check_outputs, read, session, text, utf8, verbosity};
+use crate::resolve::{Surroundings, Verbosity, check_outputs, experts, read, text, utf8, verbosity};
 use crate::{demo, resolve};
 use hobbit::files::{Kind, OutputError};
 use hobbit::options::{ModelOptions, SessionOptions};
@@ -124,33 +124,20 @@ impl HiArgs {
         if given.is_none() && !matches!(measure, Measure::Divergence { .. }) {
             bail!("no text: give a file with -f (or -bf), or a text with -p");
         }
+        let session = resolve::session(&low.context, &low.rope, true);
         Ok(Self {
             model,
             is_demo,
             model_options: ModelOptions {
-                budget: low.memory.mem_budget,
-                overcommit: low.memory.overcommit.0,
                 // What is measured here is what hobbit does with experts.
                 stand_aside: false,
                 repack: low.model.repack.0,
-                expects: session(&low.context, &low.rope, true),
-                expert_cache: low.memory.expert_cache,
-                low: low.precision.source(),
-                low_share: low.precision.low_share,
-                precision: low.precision.options(),
-                caching: low.caching.options(),
-                path_table: low.caching.path_table()?,
-                profile: low.caching.profile,
-                trace: low.caching.trace,
-                cache_state: low.caching.cache_state,
-                io: low.memory.io,
-                n_gpu_layers: low.device.n_gpu_layers,
-                device: low.device.options(),
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
+                ..experts(low.memory, &low.device, &low.precision, low.caching, session.clone())?
             },
             // Whole batches are scored.
-            session_options: SessionOptions { n_outputs_max: 0, ..session(&low.context, &low.rope, true) },
+            session_options: SessionOptions { n_outputs_max: 0, ..session },
             measure,
             text: given,
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),

@@ -12,18 +12,17 @@ use serde_json::{Value, json};
 use super::args;
 use super::benchmarks::{HellaSwagScore, MultipleChoiceScore, WinograndeScore};
 use super::divergence::Compared;
-use super::lines;
+use super::format;
 use super::resolve::{HiArgs, Measure, Text};
 use super::strided::Strided;
 use super::text::Perplexity;
 use crate::ctrl_c::CtrlC;
 use crate::devices;
+use crate::exit;
 use crate::log::{Level, Log};
 use crate::report::{self, Circumstances};
-use crate::run::{
-    Interrupted, Process, USAGE, describe, devices_now, failure, open, try_writing, warn_of_threads,
-};
-use crate::signals;
+use crate::run::{Process, describe, devices_now, open, try_writing, warn_of_threads};
+use crate::signals::{self, Interrupted};
 use hobbit::files;
 use hobbit::perplexity::windows::Windows;
 use hobbit::{Error, Model, Session, SessionOptions};
@@ -102,28 +101,19 @@ impl Desk<'_> {
     pub fn print_eta(&self, who: &str, pass: Duration, windows: &Windows) -> Result<()> {
         let seconds = pass.as_secs_f64();
         self.log.text(Level::Info, &format!("{who}: {seconds:.2} seconds per pass - ETA "));
-        self.print(&lines::eta(seconds * windows.n_chunk as f64 / windows.n_seq() as f64))
+        self.print(&format::eta(seconds * windows.n_chunk as f64 / windows.n_seq() as f64))
     }
 }
 
 /// Runs `hobbit-perplexity` with the arguments of this process.
 pub fn main() -> ExitCode {
-    match run(std::env::args_os().skip(1)) {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => failure(&error),
-    }
+    exit::code(run(std::env::args_os().skip(1)))
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let (low, notes) = match args::parse(words) {
         Ok(parsed) => parsed,
-        Err(error) => {
-            // Help goes to stdout, which may be closed.
-            return match error.print() {
-                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
-                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
-            };
-        }
+        Err(error) => return exit::usage(&error),
     };
     if low.device.list_devices {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
@@ -210,7 +200,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         desk.log.text(Level::Info, &report::cache_lines(&stats));
         desk.log.text(Level::Info, &report::device::closing_lines(&devices, &stats.devices));
         desk.log.text(Level::Info, &report::precision_lines(session.precision(), &stats));
-        if let Some(line) = lines::experts_used(&stats) {
+        if let Some(line) = format::experts_used(&stats) {
             desk.log.line(Level::Info, line);
         }
     }

@@ -93,7 +93,7 @@ impl Measurement for Strided {
             let ppl = (nll / count as f64).exp();
             chunks.push(ppl);
             desk.print(&match desk.args.in_lines {
-                false => super::lines::chunk(chunk + 1, ppl),
+                false => super::format::chunk(chunk + 1, ppl),
                 true => format!("{start:8}  {ppl:.4}\n"),
             })?;
         }

@@ -34,7 +34,7 @@ pub fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<To
     desk.log.line(Level::Info, "perplexity: tokenizing the input ..");
     let started = std::time::Instant::now();
     let tokens = model.tokenize(text.as_str()?, true, false)?;
-    let milliseconds = super::lines::significant(started.elapsed().as_micros() as f64 * 1e-3);
+    let milliseconds = super::format::significant(started.elapsed().as_micros() as f64 * 1e-3);
     desk.log.line(Level::Info, format!("perplexity: tokenization took {milliseconds} ms"));
     if tokens.len() < 2 * n_ctx {
         bail!(
@@ -110,8 +110,8 @@ impl Measurement for Perplexity {
                 let ppl = all.mean().exp();
                 chunks.push(ppl);
                 desk.print(&match self.in_lines {
-                    false => super::lines::chunk(chunk + 1, ppl),
-                    true => super::lines::chunk_line(pass.start * windows.n_ctx, &all),
+                    false => super::format::chunk(chunk + 1, ppl),
+                    true => super::format::chunk_line(pass.start * windows.n_ctx, &all),
                 })?;
             }
         }
@@ -119,7 +119,7 @@ impl Measurement for Perplexity {
             base.finish()?;
         }
         desk.print("\n")?;
-        match super::lines::final_estimate(&all) {
+        match super::format::final_estimate(&all) {
             Some(line) => desk.log.line(Level::Info, line),
             None => desk.log.line(Level::Error, "Unexpected negative standard deviation of log(prob)"),
         }

@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::{bytes, description};
+use super::description;
 use hobbit::plan::{BudgetSource, MemoryPlan};
-use hobbit::stats::{DeviceCounters, DeviceReport, PhaseStats, PrecisionReport, Stats, WarmStart};
+use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, WarmStart};
+use hobbit::units::{Bytes, Percent};
 
 /// What runs.
 pub struct ModelFacts<'a> {
@@ -26,7 +27,7 @@ pub struct ModelFacts<'a> {
 pub fn model_line(model: &ModelFacts) -> String {
     let ModelFacts { name, n_params, tensor_bytes, n_layer, n_expert, n_expert_used, n_ctx, .. } = model;
     let mut line =
-        format!("{name}: {}, {}, {n_layer} layers", description(model.description, *n_params), bytes(*tensor_bytes));
+        format!("{name}: {}, {}, {n_layer} layers", description(model.description, *n_params), Bytes(*tensor_bytes));
     if *n_expert > 0 {
         let _ = write!(line, " of {n_expert} experts, {n_expert_used} per token");
     }
@@ -46,18 +47,18 @@ pub fn memory_line(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) 
         BudgetSource::Cgroup => "limit of the control group",
         BudgetSource::MemAvailable => "available memory",
     };
-    let mut line = format!("memory: {} ({origin})", bytes(plan.budget));
+    let mut line = format!("memory: {} ({origin})", Bytes(plan.budget));
     let (slots, experts) = (plan.n_slots, plan.n_experts);
     let _ = match (regime(io_choice), (slots * 100).checked_div(experts)) {
         (Some(words), _) => write!(line, "; {words}"),
         (None, _) if plan.is_fully_resident() => {
-            write!(line, "; all {experts} experts fit, in {}", bytes(plan.expert_cache))
+            write!(line, "; all {experts} experts fit, in {}", Bytes(plan.expert_cache))
         }
         (None, percent) => {
             let how = if io_choice.starts_with("direct") { "by direct I/O" } else { "through the page cache" };
             let low =
                 if plan.n_low_slots > 0 { format!(" and {} low versions", plan.n_low_slots) } else { String::new() };
-            let cache = bytes(plan.expert_cache);
+            let cache = Bytes(plan.expert_cache);
             let percent = percent.unwrap_or(0);
             write!(line, "; {slots} of {experts} experts ({percent} %){low} in {cache}, the others are read {how}")
         }
@@ -125,7 +126,7 @@ pub fn closing_lines(run: &Closing) -> Vec<String> {
     }
     let drawn = if run.is_seed_drawn { " (drawn; repeat with -s)" } else { "" };
     let seed = run.seed.map(|seed| format!("seed {seed}{drawn}"));
-    let peak = (stats.peak_rss_bytes > 0).then(|| format!("peak memory {}", bytes(stats.peak_rss_bytes)));
+    let peak = (stats.peak_rss_bytes > 0).then(|| format!("peak memory {}", Bytes(stats.peak_rss_bytes)));
     let last: Vec<String> = seed.into_iter().chain(peak).collect();
     if !last.is_empty() {
         lines.push(last.join(", "));
@@ -134,19 +135,18 @@ pub fn closing_lines(run: &Closing) -> Vec<String> {
 }
 
 fn experts_line(name: &str, phase: &PhaseStats, run: &Closing) -> String {
-    let hit_rate = 100.0 * phase.hit_rate().unwrap_or(0.0);
-    let per_token = bytes(phase.bytes_read / phase.tokens.max(1));
+    let hit_rate = Percent(phase.hit_rate().unwrap_or(0.0));
+    let per_token = Bytes(phase.bytes_read / phase.tokens.max(1));
     let (waited, seconds) = (phase.io_wait_seconds, phase.seconds);
     let mut line = format!(
-        "experts in {name}: hit rate {hit_rate:.1} %, {per_token} read per token, waited {waited:.2} s of {seconds:.2} s"
+        "experts in {name}: hit rate {hit_rate}, {per_token} read per token, waited {waited:.2} s of {seconds:.2} s"
     );
     if let Some(shares) = phase.used.shares().filter(|_| run.precision.is_dynamic()) {
         let _ = write!(line, "; computed {shares}");
     }
-    let counted = |counters: &DeviceCounters| counters.hit_rate().map(|rate| 100.0 * rate);
     for (device, counters) in run.devices.iter().zip(&run.stats.devices) {
-        if let Some(rate) = counted(counters) {
-            let _ = write!(line, "; {}: hit rate {rate:.1} %", device.name);
+        if let Some(rate) = counters.hit_rate() {
+            let _ = write!(line, "; {}: hit rate {}", device.name, Percent(rate));
         }
     }
     line
@@ -240,7 +240,7 @@ mod tests {
     fn where_experts_are() {
         let words = |plan: &MemoryPlan, io| memory_line(plan, io, None);
         let part = plan(120, 4);
-        let (slots, percent, cache) = (part.n_slots, part.n_slots * 100 / 32, bytes(part.expert_cache));
+        let (slots, percent, cache) = (part.n_slots, part.n_slots * 100 / 32, Bytes(part.expert_cache));
         assert!(0 < slots && slots < 32, "{slots}");
         let expected = format!(
             "memory: 120.00 MiB (--mem-budget); {slots} of 32 experts ({percent} %) in {cache}, the others are read by direct I/O"

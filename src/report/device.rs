@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json as value};
 
-use super::bytes;
 use hobbit::options::CpuHelper;
 use hobbit::plan::MemoryPlan;
 use hobbit::stats::{DeviceCounters, DeviceReport};
+use hobbit::units::{Bytes, Percent};
 
 /// The start-up lines: a line for each device, then what is behind them. Empty where everything is on the CPU.
 pub fn start_up_lines(devices: &[DeviceReport], plan: &MemoryPlan, helper: CpuHelper) -> String {
@@ -23,7 +23,7 @@ pub fn start_up_lines(devices: &[DeviceReport], plan: &MemoryPlan, helper: CpuHe
         let _ = writeln!(
             lines,
             "hobbit: host cache: {} for {} of {} experts ({percent} %), {pinned}; CPU helper: {helper}",
-            bytes(plan.expert_cache),
+            Bytes(plan.expert_cache),
             plan.n_slots,
             plan.n_experts,
         );
@@ -38,7 +38,7 @@ fn placed(device: &DeviceReport) -> String {
         (0, _) => (),
         (_, 0) if device.staging_slots == 0 => line += ", their experts on the CPU",
         (experts, hundredfold) => {
-            let (size, percent) = (bytes(device.cache_bytes), hundredfold / experts);
+            let (size, percent) = (Bytes(device.cache_bytes), hundredfold / experts);
             let _ = write!(line, ", device cache {size} for {} of {experts} experts ({percent} %)", device.slots);
             if device.staging_slots > 0 {
                 let _ = write!(line, " and {} slices that pass through", device.staging_slots);
@@ -46,7 +46,7 @@ fn placed(device: &DeviceReport) -> String {
         }
     }
     if device.headroom_bytes > 0 {
-        let _ = write!(line, ", head-room {}", bytes(device.headroom_bytes));
+        let _ = write!(line, ", head-room {}", Bytes(device.headroom_bytes));
     }
     if device.unified {
         line += ", memory shared with the host: nothing is copied";
@@ -61,12 +61,12 @@ pub fn closing_lines(devices: &[DeviceReport], counters: &[DeviceCounters]) -> S
         let Some(hit_rate) = done.hit_rate() else { continue };
         let _ = write!(
             lines,
-            "hobbit: {}: {} hits, {} misses (hit rate {:.1} %), {} copied there",
+            "hobbit: {}: {} hits, {} misses (hit rate {}), {} copied there",
             device.name,
             done.hits,
             done.misses,
-            100.0 * hit_rate,
-            bytes(done.uploaded_bytes),
+            Percent(hit_rate),
+            Bytes(done.uploaded_bytes),
         );
         if let Some(percent) = (100 * done.ahead_used).checked_div(done.ahead) {
             let _ = write!(lines, "; {} experts copied ahead ({percent} % used)", done.ahead);

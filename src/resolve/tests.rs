@@ -2,8 +2,8 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 
 use super::*;
-use hobbit::cache::Allocation;
 use crate::args::parse;
+use hobbit::cache::Allocation;
 use hobbit::options::{
     CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, KvType, LowShare, LowSource, PrecisionMode, PrecisionOptions,
     SplitMode, TensorOverride,

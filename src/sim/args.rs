@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::switch::Switch;
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
-use crate::args::Switch;
 use hobbit::options::PrecisionMode;
 use hobbit::predict::PredictorKind;
 use hobbit::route::{Shares, Thresholds};
-use hobbit::sim::{Budget, Compute, Config, Eviction, Foresight, Prefetch, Recording};
+use hobbit::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording};
+use hobbit::units::{parse_bytes, parse_percent};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,7 +51,7 @@ pub enum Command {
     /// Simulate policies, budgets and predictors on traces; table on standard output
     Replay(ReplayArgs),
     /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
-    Calibrate(CalibrateArgs),
+    Calibrate(FitArgs),
     /// How much of what layers use predictors foretold, by layer and distance, whatever was in memory
     Recall(RecallArgs),
     /// Draw what traces say, in one HTML file
@@ -79,7 +80,7 @@ pub struct ReplayArgs {
     pub budget: Vec<Budget>,
     /// Predictors of prefetches, separated by commas: a name, 'none', 'oracle' (knows the future) or 'all'
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
-    pub predictor: Names<Foresight>,
+    pub predictor: Names<PredictedBy>,
     /// Print everything as JSON
     #[arg(long)]
     pub json: bool,
@@ -88,7 +89,7 @@ pub struct ReplayArgs {
 }
 
 #[derive(clap::Args, Debug)]
-pub struct CalibrateArgs {
+pub struct FitArgs {
     /// Traces of one model; keep others back to see whether the result holds there
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
@@ -251,9 +252,9 @@ impl WorldArgs {
     }
 
     /// With somebody who predicts.
-    pub fn with_foresight(&self, config: &Config, foresight: Foresight) -> Config {
+    pub fn with_foresight(&self, config: &Config, foresight: PredictedBy) -> Config {
         let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, in_time: !self.late };
-        let is_on = foresight != Foresight::Predictor(PredictorKind::None);
+        let is_on = foresight != PredictedBy::Predictor(PredictorKind::None);
         Config { foresight, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }
 
@@ -280,8 +281,9 @@ fn policies(text: &str) -> Result<Names<Eviction>, String> {
     names(text, all)
 }
 
-fn predictors(text: &str) -> Result<Names<Foresight>, String> {
-    let all = || PredictorKind::ALL.iter().map(|kind| Foresight::Predictor(*kind)).chain([Foresight::Oracle]).collect();
+fn predictors(text: &str) -> Result<Names<PredictedBy>, String> {
+    let all =
+        || PredictorKind::ALL.iter().map(|kind| PredictedBy::Predictor(*kind)).chain([PredictedBy::Oracle]).collect();
     names(text, all)
 }
 
@@ -303,8 +305,7 @@ fn names<T: std::str::FromStr<Err: std::fmt::Display> + PartialEq>(
 }
 
 fn percent(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').unwrap_or(text).trim_end().parse().ok();
-    number.filter(|n| (0.0..=100.0).contains(n)).ok_or_else(|| "expected a number from 0% to 100%".into())
+    parse_percent(text, 100.0).ok_or_else(|| "expected a number from 0% to 100%".into())
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
@@ -313,8 +314,7 @@ fn not_negative(text: &str) -> Result<f64, String> {
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
-    let size = parse_size::Config::new().with_binary().parse_size(text).ok().filter(|size| *size > 0);
-    size.ok_or_else(|| "expected a size such as 3GB".into())
+    parse_bytes(text).filter(|size| *size > 0).ok_or_else(|| "expected a size such as 3GB".into())
 }
 
 fn shares(text: &str) -> Result<Shares, String> {

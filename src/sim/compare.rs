@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::args::WorldArgs;
 use hobbit::predict::PredictorKind;
-use hobbit::sim::{Budget, Config, Eviction, Foresight, Outcome, Recording, SimError, replay};
+use hobbit::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, SimError, replay};
 
 /// One replay and how it compares.
 #[derive(Clone, Debug, Serialize)]
@@ -35,12 +35,12 @@ pub fn compare(
     recording: &Recording,
     world: &WorldArgs,
     budgets: &[Budget],
-    foresights: &[Foresight],
+    foresights: &[PredictedBy],
     evictions: &[Eviction],
 ) -> Result<Vec<Row>> {
     let base = world.config(recording)?;
     let lru: Eviction = "lru".parse()?;
-    let blind = Foresight::Predictor(PredictorKind::None);
+    let blind = PredictedBy::Predictor(PredictorKind::None);
     let mut configs = Vec::new();
     for &budget in budgets {
         for &foresight in foresights {

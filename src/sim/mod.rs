@@ -1,8 +1,8 @@
 //! `hobbit-sim`: traces printed, replayed, fitted to and drawn.
 
 mod args;
-mod calibrate;
 mod compare;
+mod fit;
 mod recall;
 mod replay;
 mod report;
@@ -21,41 +21,25 @@ use clap::Parser;
 
 use args::{Args, Command};
 
-use super::pipe::is_closed_pipe;
+use super::exit;
 use hobbit::files::{self, Input, Kind, Output, OutputError};
-
-/// Exit status after wrong usage.
-const USAGE: u8 = 2;
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
 /// written is written whole at the end.
 pub fn main() -> ExitCode {
-    let mut out = io::stdout().lock();
-    match run(std::env::args_os(), &mut out) {
-        Ok(status) => ExitCode::from(status),
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {}", in_words(&error));
-            if error.is::<OutputError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
-        }
-    }
+    exit::code(run(std::env::args_os(), &mut io::stdout().lock()))
 }
 
 /// Does what `words`, program name first, ask for.
 fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
     let args = match Args::try_parse_from(words) {
         Ok(args) => args,
-        Err(error) => {
-            return match error.print() {
-                Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
-                _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
-            };
-        }
+        Err(error) => return exit::usage(&error),
     };
     match args.command {
         Command::Show(args) => show::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
-        Command::Calibrate(args) => calibrate::run(&args, out)?,
+        Command::Calibrate(args) => fit::run(&args, out)?,
         Command::Recall(args) => recall::run(&args, out)?,
         Command::Report(args) => report::run(&args, out)?,
     }
@@ -75,16 +59,4 @@ fn warn_of_cut(path: &Path, truncated: Option<u64>) {
         let _ =
             writeln!(io::stderr(), "warning: {}: cut off at byte {offset}; what precedes it is used", path.display());
     }
-}
-
-/// An error and its causes on one line, each cause once.
-fn in_words(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&cause);
-        }
-    }
-    text
 }

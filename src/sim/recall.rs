@@ -10,7 +10,9 @@ use serde::Serialize;
 use super::args::RecallArgs;
 use super::table::table;
 use hobbit::predict::{CrossLayer, PathTable, PredictorKind, Recall, RecallCounts};
-use hobbit::sim::{Foresight, Recording, SimError, Widths, path_recall, path_table, recall, widths, widths_by_distance};
+use hobbit::sim::{
+    PredictedBy, Recording, SimError, Widths, path_recall, path_table, recall, widths, widths_by_distance,
+};
 use hobbit::trace::Layer;
 
 /// One predictor at one distance.
@@ -95,10 +97,10 @@ pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
 /// Of every predictor that says anything about the recording.
 fn rows(recording: &Recording, table: &PathTable, distance_max: u8) -> Vec<Row> {
     let mut rows = Vec::new();
-    let kinds = PredictorKind::ALL.into_iter().map(Foresight::Predictor).chain([Foresight::Oracle]);
+    let kinds = PredictorKind::ALL.into_iter().map(PredictedBy::Predictor).chain([PredictedBy::Oracle]);
     for foresight in kinds {
         let found = match foresight {
-            Foresight::Predictor(PredictorKind::PathTable) => path_recall(recording, table.clone(), distance_max),
+            PredictedBy::Predictor(PredictorKind::PathTable) => path_recall(recording, table.clone(), distance_max),
             _ => recall(recording, foresight, distance_max),
         };
         rows.extend((1..=distance_max).filter_map(|distance| row(recording, foresight, distance, &found)));
@@ -106,7 +108,7 @@ fn rows(recording: &Recording, table: &PathTable, distance_max: u8) -> Vec<Row> 
     rows
 }
 
-fn row(recording: &Recording, foresight: Foresight, distance: u8, recall: &Recall) -> Option<Row> {
+fn row(recording: &Recording, foresight: PredictedBy, distance: u8, recall: &Recall) -> Option<Row> {
     let mut layers = Vec::new();
     let mut n_judged = 0.0;
     for layer in &recording.header.model.layers {

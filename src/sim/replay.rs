@@ -8,8 +8,9 @@ use super::args::ReplayArgs;
 use super::compare::{Row, compare};
 use super::table::table;
 use hobbit::predict::{PredictorKind, RecallCounts};
-use hobbit::sim::{Foresight, Recording, recall};
+use hobbit::sim::{PredictedBy, Recording, recall};
 use hobbit::trace::Layer;
+use hobbit::units::{MIB, Percent};
 
 /// Layers ahead of which recall is told.
 const RECALL_DISTANCES: [u8; 3] = [1, 2, 3];
@@ -43,7 +44,7 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
 fn recalls(recording: &Recording) -> Vec<serde_json::Value> {
     let mut all = Vec::new();
     for kind in PredictorKind::ALL {
-        let recall = recall(recording, Foresight::Predictor(kind), RECALL_DISTANCES[RECALL_DISTANCES.len() - 1]);
+        let recall = recall(recording, PredictedBy::Predictor(kind), RECALL_DISTANCES[RECALL_DISTANCES.len() - 1]);
         for distance in RECALL_DISTANCES {
             let total = recall.total(distance);
             if total.predicted == 0 {
@@ -104,15 +105,15 @@ fn lines(rows: &[Row]) -> String {
             row.budget.clone(),
             row.predictor.clone(),
             row.policy.clone(),
-            total.hit_rate().map_or("-".into(), |rate| format!("{:.1} %", 100.0 * rate)),
+            total.hit_rate().map_or("-".into(), |rate| Percent(rate).to_string()),
             format!("{:.3}", per_token(total.penalty)),
             ratio(row.penalty_to_lru),
             ratio(row.penalty_to_belady),
-            format!("{:.2}", per_token(row.outcome.bytes_read as f64) / f64::from(1 << 20)),
+            format!("{:.2}", per_token(row.outcome.bytes_read as f64) / MIB as f64),
             format!("{:.2}", 1e3 * per_token(total.stall_seconds)),
             speed.map_or("-".into(), |speed| format!("{speed:.2}")),
             if issued > 0 { issued.to_string() } else { "-".into() },
-            if issued > 0 { format!("{:.0} %", 100.0 * useful as f64 / issued as f64) } else { "-".into() },
+            if issued > 0 { format!("{:.0}", Percent(useful as f64 / issued as f64)) } else { "-".into() },
         ]
     });
     table(&heading, &cells.collect::<Vec<_>>(), 3)

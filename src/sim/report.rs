@@ -7,11 +7,12 @@ use anyhow::Result;
 
 use super::args::ReportArgs;
 use super::compare::{Row, compare};
+use crate::output::write_whole;
 use crate::svg::{Line, escape, heat_map, plot};
-use crate::whole::write_whole;
 use hobbit::files::Kind;
 use hobbit::predict::PredictorKind;
-use hobbit::sim::{Foresight, Recording, Widths, hit_curves, recall, widths, widths_by_distance};
+use hobbit::sim::{PredictedBy, Recording, Widths, hit_curves, recall, widths, widths_by_distance};
+use hobbit::units::Percent;
 
 /// Distances at which predictions are judged.
 const DISTANCES: [u8; 3] = [1, 2, 3];
@@ -31,7 +32,7 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
     );
     for file in &args.files {
         let recording = args.world.open(file)?;
-        let blind = Foresight::Predictor(PredictorKind::None);
+        let blind = PredictedBy::Predictor(PredictorKind::None);
         let rows = compare(&recording, &args.world, &args.budget, &[blind], &args.policy.0)?;
         section(&mut page, &recording, &rows);
     }
@@ -118,7 +119,7 @@ fn numbers(rows: &[Row]) -> String {
             "<tr><td>{}<td>{}<td>{}<td>{:.3}<td>{}<td>{}<td>{}",
             row.budget,
             row.policy,
-            total.hit_rate().map_or("-".into(), |rate| format!("{:.1} %", 100.0 * rate)),
+            total.hit_rate().map_or("-".into(), |rate| Percent(rate).to_string()),
             total.penalty / total.tokens.max(1) as f64,
             ratio(row.penalty_to_lru),
             ratio(row.penalty_to_belady),
@@ -133,14 +134,14 @@ fn numbers(rows: &[Row]) -> String {
 fn recalls(page: &mut String, recording: &Recording) {
     let layers = &recording.header.model.layers;
     for kind in PredictorKind::ALL {
-        let recall = recall(recording, Foresight::Predictor(kind), DISTANCES[DISTANCES.len() - 1]);
+        let recall = recall(recording, PredictedBy::Predictor(kind), DISTANCES[DISTANCES.len() - 1]);
         let line = |&distance: &u8| {
             let points = layers.iter().filter_map(|layer| {
                 let counts = recall.get(layer.layer, distance);
                 (counts.predicted > 0).then(|| (f64::from(layer.layer), 100.0 * counts.recall().unwrap_or(0.0)))
             });
             let total = recall.total(distance);
-            let mean = total.recall().map_or(String::new(), |mean| format!(" ({:.1} %)", 100.0 * mean));
+            let mean = total.recall().map_or(String::new(), |mean| format!(" ({})", Percent(mean)));
             Line { name: format!("distance {distance}{mean}"), points: points.collect(), ..Line::default() }
         };
         let lines: Vec<Line> = DISTANCES.iter().map(line).filter(|line| !line.points.is_empty()).collect();

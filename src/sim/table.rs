@@ -1,4 +1,4 @@
-//! Columns of text.
+//! Columns of text, without borders or blanks at line ends, so that they can be cut and compared; crates for tables draw them.
 
 use std::fmt::Write;
 

@@ -54,7 +54,7 @@ fn low_versions_that_cannot_be_kept_name_the_flag_that_helps() {
 #[test]
 fn low_versions_of_which_none_is_finished_leave_no_files() {
     let dir = tempfile::tempdir().unwrap();
-    let made = hobbit::quantise_low(&demo_model(), "q2_k", Some(dir.path()), &mut |_| false);
+    let made = hobbit::engine::quantise_low(&demo_model(), "q2_k", Some(dir.path()), &mut |_| false);
     assert!(matches!(made, Err(hobbit::Error::Cancelled)), "{made:?}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }

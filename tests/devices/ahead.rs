@@ -4,13 +4,12 @@ use std::path::Path;
 
 use gguf_tools::synth::Spec;
 use hobbit::cache::policy::PolicyKind;
+use hobbit::options::{CpuHelper, DeviceChoice, Prefetch};
 use hobbit::plan::ExpertCache;
 use hobbit::predict::PredictorKind;
 use hobbit::stats::DeviceCounters;
 use hobbit::trace::{LayerRecord, Record, TraceReader};
-use hobbit::{
-    CachingOptions, CpuHelper, DeviceChoice, DeviceOptions, Model, ModelOptions, Prefetch, Session, SessionOptions,
-};
+use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
 use lagging_device::{Device, Options, Order, register};
 
 use super::cases;

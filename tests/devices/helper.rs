@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
+use hobbit::options::{CpuHelper, DeviceChoice};
 use hobbit::plan::ExpertCache;
-use hobbit::{CpuHelper, DeviceChoice, DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
 use lagging_device::Options;
 
 use super::check::WAVES;

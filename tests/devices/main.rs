@@ -29,8 +29,9 @@ mod warm;
 
 use cases::Case;
 use check::{SIZES, check};
+use hobbit::DeviceOptions;
+use hobbit::options::{CpuHelper, DeviceChoice};
 use hobbit::plan::ExpertCache;
-use hobbit::{CpuHelper, DeviceChoice, DeviceOptions};
 use lagging_device::{Options, Order, Pinned};
 
 /// A lazy device in the given order of execution.

@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use gguf_tools::synth::{Format, Spec};
+use hobbit::options::{DeviceChoice, LowSource, PrecisionMode};
 use hobbit::plan::ExpertCache;
-use hobbit::{
-    DeviceChoice, DeviceOptions, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions, SessionOptions,
-};
+use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
 use lagging_device::{Options, Order, register};
 
 use super::check::WAVES;
@@ -50,7 +49,7 @@ fn a_device_leaves_out_what_the_cpu_leaves_out() {
             devices: DeviceChoice::Named(names),
             headroom: 0.0,
             cache: WAVES,
-            cpu_helper: hobbit::CpuHelper::Off,
+            cpu_helper: hobbit::options::CpuHelper::Off,
             ..DeviceOptions::default()
         };
         let (expected, on_cpu) =

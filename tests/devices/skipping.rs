@@ -1,8 +1,9 @@
 //! Dynamic precision on devices.
 
 use gguf_tools::synth::Spec;
+use hobbit::options::{DeviceChoice, LowShare, LowSource, PrecisionMode};
 use hobbit::plan::ExpertCache;
-use hobbit::{DeviceChoice, DeviceOptions, LowShare, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions};
 use lagging_device::{Options, Order};
 
 use super::cases::{self, Case, Source};

@@ -2,8 +2,9 @@
 
 use ggml_sys::llama;
 use gguf_tools::synth::Spec;
+use hobbit::options::DeviceChoice;
 use hobbit::plan::ExpertCache;
-use hobbit::{BatchToken, DeviceChoice, DeviceOptions, Error, Model, ModelOptions, SessionOptions};
+use hobbit::{BatchToken, DeviceOptions, Error, Model, ModelOptions, SessionOptions};
 use lagging_device::{Device, Options, Order, Pinned};
 
 use super::cases::{Case, Source};

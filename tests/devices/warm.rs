@@ -2,7 +2,9 @@
 
 use gguf_tools::synth::Spec;
 use hobbit::cache::CacheState;
-use hobbit::{DeviceChoice, DeviceOptions, Model, ModelOptions, SessionOptions, WarmStart};
+use hobbit::options::DeviceChoice;
+use hobbit::stats::WarmStart;
+use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
 use lagging_device::{Options, Order};
 
 use super::check::QUARTER;

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use gguf_tools::synth::{ExpertGroups, Format, Gating, Spec, architectures};
+use hobbit::SessionOptions;
 use hobbit::cache::Allocation;
+use hobbit::options::{FlashAttn, KvType};
 use hobbit::plan::ExpertCache;
 use hobbit::predict::PredictorKind;
 use hobbit::store::IoMode;
-use hobbit::{FlashAttn, KvType, SessionOptions};
 
 use super::script::Script;
 

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::PolicyKind;
+use hobbit::engine::RouterObserver;
 use hobbit::gguf::Gguf;
+use hobbit::options::Prefetch;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::predict::{PathBatches, PathLimits, PathTableBuilder, PredictorKind};
 use hobbit::profile::write_path_table;
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
-use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, Prefetch, RouterObserver, Session};
+use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, Session};
 
 use super::cases::{Case, Source, Variant};
 use super::fixture;

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gguf_tools::synth::{Format, Spec};
+use hobbit::options::{DeviceChoice, LowShare, LowSource, PrecisionMode};
 use hobbit::plan::ExpertCache;
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
-use hobbit::{DeviceChoice, DeviceOptions, LowShare, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

@@ -4,11 +4,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use hobbit::cache::Allocation;
+use hobbit::engine::Ggml;
 use hobbit::expert::ExpertId;
 use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::options::PrecisionMode;
 use hobbit::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
 use hobbit::plan::ExpertCache;
-use hobbit::{CachingOptions, Ggml, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
+use hobbit::options::{LowSource, PrecisionMode};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::{Completion, ReadRequest, Store};
-use hobbit::{BatchToken, Error, Interrupt, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions, Session};
+use hobbit::{BatchToken, Error, Interrupt, Model, ModelOptions, PrecisionOptions, Session};
 
 use super::cases::{Case, Source, Variant};
 use super::compare::Hobbit;

@@ -5,8 +5,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 
 use gguf_tools::synth::Spec;
+use hobbit::options::DeviceChoice;
 use hobbit::plan::ExpertCache;
-use hobbit::{DeviceChoice, DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
+use hobbit::{DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
 
 use super::fixture;
 use super::server::Server;

@@ -22,7 +22,8 @@ mod stock;
 
 use cases::Case;
 use check::{SIZES, check};
-use hobbit::{DeviceChoice, DeviceOptions};
+use hobbit::DeviceOptions;
+use hobbit::options::DeviceChoice;
 use server::Server;
 
 #[test]

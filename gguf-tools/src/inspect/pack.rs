@@ -5,10 +5,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use hobbit::expert::Precision;
+use hobbit::fitted::{FittedOn, FittedPolicy};
 use hobbit::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, VERSION, slice_name};
 use hobbit::predict::PathTable;
-use hobbit::profile::{FittedOn, FittedPolicy};
-use indicatif::HumanBytes;
+use hobbit::units::Bytes;
 use serde::Serialize;
 
 /// The report; `--json` prints it as it is.
@@ -213,12 +213,12 @@ fn words(types: &SliceTypes) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}  {}", self.file.display(), HumanBytes(self.bytes))?;
+        writeln!(f, "{}  {}", self.file.display(), Bytes(self.bytes))?;
         writeln!(f, "expert pack ({}), format version {}", self.pack.name(), self.pack_version)?;
         let name = self.name.as_deref().unwrap_or("unnamed");
         writeln!(f, "architecture {}, \"{name}\"", self.architecture)?;
         let Source { name, bytes, sha256 } = &self.source;
-        writeln!(f, "made from {name}, {}, SHA-256 {sha256}", HumanBytes(*bytes))?;
+        writeln!(f, "made from {name}, {}, SHA-256 {sha256}", Bytes(*bytes))?;
         match &self.plain_sha256 {
             Some(digest) if digest == sha256 => writeln!(f, "unpacks to the same file")?,
             Some(digest) => writeln!(f, "unpacks to a plain model of SHA-256 {digest}")?,
@@ -233,7 +233,7 @@ impl fmt::Display for Report {
             writeln!(f, "calibrated thresholds: T1 {t1}, T2 {t2}")?;
         }
         if let Some(Paths { bytes, layers, pairs, tokens }) = &self.path_table {
-            let size = HumanBytes(*bytes);
+            let size = Bytes(*bytes);
             writeln!(f, "path table: {size}, {pairs} pairs of expert sets in {layers} layers, of {tokens} tokens")?;
         }
         if let Some(policy) = &self.policy {
@@ -256,14 +256,14 @@ impl fmt::Display for Report {
                 let range = if i == 0 { range.as_str() } else { "" };
                 let (least, most) = records.record_bytes;
                 let each = match least == most {
-                    true => HumanBytes(least).to_string(),
-                    false => format!("{}-{}", HumanBytes(least), HumanBytes(most)),
+                    true => Bytes(least).to_string(),
+                    false => format!("{}-{}", Bytes(least), Bytes(most)),
                 };
                 let types: Vec<_> = match records.types.len() {
                     1 => records.types.keys().cloned().collect(),
                     _ => records.types.iter().map(|(types, n)| format!("{n} x ({types})")).collect(),
                 };
-                let all = HumanBytes(records.bytes).to_string();
+                let all = Bytes(records.bytes).to_string();
                 writeln!(f, "{range:<10}{what:<6}{:>8}{each:>14}{all:>14}  {}", records.n, types.join(", "))?;
             }
         }
@@ -276,7 +276,7 @@ impl fmt::Display for Report {
             ("low records", self.low_bytes),
             ("of all, padding", self.padding_bytes),
         ] {
-            writeln!(f, "{what:<18}{:>14}{:>7.2} %", HumanBytes(bytes).to_string(), share(bytes))?;
+            writeln!(f, "{what:<18}{:>14}{:>7.2} %", Bytes(bytes).to_string(), share(bytes))?;
         }
         Ok(())
     }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use hobbit::fitted::FittedPolicy;
 use hobbit::gguf::Gguf;
-use hobbit::profile::FittedPolicy;
 
 /// Reads what `hobbit-sim calibrate` wrote for this model.
 ///

@@ -2,14 +2,13 @@
 
 use std::path::PathBuf;
 
-use hobbit_programs::tell;
 use hobbit::expert::SliceKind;
 use hobbit::gguf::{ExpertClass, ExpertMap, Gguf};
 use hobbit::pack::{SliceTypes, TypeChoice, Widths, fitting};
-use hobbit::plan::Budget;
 use hobbit::profile::{self, Goal, Profile};
 use hobbit::store::BLOCK_BYTES;
-use indicatif::HumanBytes;
+use hobbit::units::{Bytes, Percent, parse_bytes, parse_percent};
+use hobbit_programs::output::tell;
 
 /// Flags of `pack` that need a profile.
 #[derive(Debug, clap::Args)]
@@ -61,11 +60,11 @@ impl Args {
         let chosen = profile::widths(&profile, &map, goal)?;
         let counts: Vec<_> = chosen.counts.iter().map(|(dtype, n)| format!("{n} at {dtype}")).collect();
         tell(format_args!(
-            "{} experts lowered ({}): predicted perplexity {:+.2} %, high-precision records {}",
+            "{} experts lowered ({}): predicted perplexity {:+.2}, high-precision records {}",
             chosen.types.len(),
             if counts.is_empty() { "none".to_owned() } else { counts.join(", ") },
-            100.0 * chosen.loss,
-            HumanBytes(chosen.record_bytes)
+            Percent(chosen.loss),
+            Bytes(chosen.record_bytes)
         ));
         let slices = |types: profile::SliceTypes| -> SliceTypes {
             SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, types.get(kind)?))).collect()
@@ -100,14 +99,10 @@ fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 
 }
 
 fn percent(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
-    let percent: Option<f64> = number.parse().ok().filter(|percent| (0.0..=1e6).contains(percent));
-    percent.map(|percent| percent / 100.0).ok_or_else(|| "expected a percentage from 0% on, for example 2%".to_owned())
+    let percent = parse_percent(text, 1e6).ok_or("expected a percentage from 0% on, for example 2%")?;
+    Ok(percent / 100.0)
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(Budget::Bytes(bytes)) => Ok(bytes),
-        _ => Err("expected a size such as 6GiB or 1800M".to_owned()),
-    }
+    parse_bytes(text).ok_or_else(|| "expected a size such as 6GiB or 1800M".to_owned())
 }

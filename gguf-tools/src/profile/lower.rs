@@ -7,12 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use hobbit::Ggml;
+use hobbit::engine::Ggml;
 use hobbit::expert::SliceKind;
 use hobbit::gguf::Recode;
 use hobbit::gguf::writer::Layout;
 use hobbit::gguf::{ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, Value};
-use hobbit::imatrix::Imatrix;
+use hobbit::pack::imatrix::Imatrix;
 use hobbit::profile::{SliceError, SliceTypes, output_error};
 
 use super::progress::Progress;

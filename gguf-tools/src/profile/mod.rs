@@ -15,15 +15,16 @@ use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use hobbit_programs::tell;
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::gguf::{GgmlType, Gguf, Recode, shards_by_name};
-use hobbit::imatrix::Imatrix;
 use hobbit::pack::Pack;
+use hobbit::pack::imatrix::Imatrix;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::profile::{FORMAT, ModelId, Profile, TextId, VERSION};
 use hobbit::route::Shares;
+use hobbit::units::parse_percent;
 use hobbit::{CachingOptions, Model, ModelOptions};
+use hobbit_programs::output::tell;
 
 use lower::{Lowered, Source};
 use text::Text;
@@ -246,7 +247,7 @@ fn options(budget: Budget) -> ModelOptions {
 
 /// The widths that make anything smaller, widest first.
 fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
-    let ggml = hobbit::Ggml::new();
+    let ggml = hobbit::engine::Ggml::new();
     let mut widths = Vec::new();
     for &dtype in &args.widths {
         ggml.supports(dtype).context("--widths")?;
@@ -310,7 +311,7 @@ fn low(args: &Args, source: &Source<'_>, smallest: Option<GgmlType>, directory: 
         }
         None => smallest.context("--max-loss with --no-widths needs --low FILE or a type such as --low q2_k")?,
     };
-    hobbit::Ggml::new().supports(dtype).context("--low")?;
+    hobbit::engine::Ggml::new().supports(dtype).context("--low")?;
     ensure!(source.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");
     Ok(Low::Made(source.lower(dtype, directory)?, dtype.name().to_owned()))
 }
@@ -321,9 +322,7 @@ fn dtype(word: &str) -> anyhow::Result<GgmlType> {
 
 /// `2.5%`, `2.5`: a share.
 fn percent(text: &str) -> anyhow::Result<f64> {
-    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
-    let percent: Option<f64> = number.parse().ok().filter(|percent| (0.0..=1e6).contains(percent));
-    Ok(percent.context("expected a percentage from 0% on, for example 1%")? / 100.0)
+    Ok(parse_percent(text, 1e6).context("expected a percentage from 0% on, for example 1%")? / 100.0)
 }
 
 /// `67/30/3` in percent.

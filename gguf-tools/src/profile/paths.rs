@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use hobbit_programs::tell;
 use hobbit::gguf::{ExpertMap, Gguf};
 use hobbit::pack::Pack;
 use hobbit::predict::{PathBatches, PathLimits, PathTable, PathTableBuilder, PredictShape};
-use hobbit::profile::{path_shape, write_path_table};
+use hobbit::profile::write_path_table;
 use hobbit::trace::{Record, TraceReader};
+use hobbit_programs::output::tell;
 
 use crate::bar::Bar;
 
@@ -51,7 +51,8 @@ pub fn of_trace(model: &Path, trace: &Path) -> anyhow::Result<PathTable> {
     let shape = PredictShape { layers: layers.collect() };
     let (gguf, map) = open(model)?;
     ensure!(
-        !shape.layers.is_empty() && shape == path_shape(&gguf, &map, shape.layers.last().map(|(layer, ..)| *layer)),
+        !shape.layers.is_empty()
+            && shape == PredictShape::of_header(&gguf, &map, shape.layers.last().map(|(layer, ..)| *layer)),
         "{}: recorded of {}, whose layers and experts are not those of {}; record this model with hobbit-cli --trace",
         trace.display(),
         reader.header().model.name,

@@ -1,8 +1,9 @@
 //! A bar of runs over the text on standard error, and Ctrl-C.
 
+use hobbit_programs::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::bar::{is_stopped, watch};
+use crate::bar::watch;
 
 /// Counts units of work of one stage; hidden by indicatif where standard error is not a terminal.
 pub struct Progress {
@@ -29,8 +30,7 @@ impl Progress {
     /// Ctrl-C was pressed.
     pub fn step(&self) -> anyhow::Result<()> {
         self.bar.inc(1);
-        anyhow::ensure!(!is_stopped(), "interrupted");
-        Ok(())
+        Ok(signals::check()?)
     }
 }
 

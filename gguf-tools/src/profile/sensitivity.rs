@@ -3,9 +3,10 @@
 use anyhow::Context;
 use hobbit::expert::ExpertId;
 use hobbit::gguf::{ExpertMap, GgmlType};
+use hobbit::options::{LowSource, PrecisionMode};
 use hobbit::plan::ExpertCache;
 use hobbit::profile::{Check, Checked, LayerWidth, Uses, Width, divide, spearman};
-use hobbit::{Error, LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+use hobbit::{Error, Model, ModelOptions, PrecisionOptions};
 
 use super::lower::Lowered;
 use super::text::{Runner, Text};
@@ -53,7 +54,7 @@ pub fn width(
         dtype,
         kl: all.kl(),
         perplexity_increase: all.log_increase().exp_m1(),
-        calibration: if sum > 0.0 { whole / sum } else { 1.0 },
+        scale: if sum > 0.0 { whole / sum } else { 1.0 },
         layers: layers.collect(),
         check: None,
     };

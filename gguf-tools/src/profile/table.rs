@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hobbit::profile::{Check, FittedThresholds, Profile, Width};
-use indicatif::HumanBytes;
+use hobbit::units::{Bytes, Percent};
 
 use super::lower::describe;
 
@@ -39,13 +39,13 @@ fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &FittedThresholds) -> fmt
     writeln!(f, "of all uses, if none were in memory: {high:.1} % high, {low:.1} % low, {skip:.1} % skipped")?;
     if let Some(measured) = &fitted.measured {
         let [bytes, exact] =
-            [measured.bytes_per_token, measured.exact_bytes_per_token].map(|bytes| HumanBytes(bytes as u64));
+            [measured.bytes_per_token, measured.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
         writeln!(
             f,
-            "measured with --expert-cache {} and {} as low: perplexity {:+.2} %, {bytes} per token (exact: {exact})",
+            "measured with --expert-cache {} and {} as low: perplexity {:+.2}, {bytes} per token (exact: {exact})",
             measured.expert_cache,
             measured.low,
-            100.0 * measured.loss
+            Percent(measured.loss)
         )?;
     }
     Ok(())
@@ -54,11 +54,11 @@ fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &FittedThresholds) -> fmt
 fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
     writeln!(
         f,
-        "\nevery expert at {}: KL {:.3e}, perplexity {:+.2} %; calibration {:.3}",
+        "\nevery expert at {}: KL {:.3e}, perplexity {:+.2}; calibration {:.3}",
         width.dtype,
         width.kl,
-        100.0 * width.perplexity_increase,
-        width.calibration
+        Percent(width.perplexity_increase),
+        width.scale
     )?;
     writeln!(f, "{:>6}{:>12}{:>12}{:>12}{:>12}  types", "layer", "KL", "least", "median", "most")?;
     for layer in &width.layers {

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use anyhow::Context;
+use hobbit::engine::RouterObserver;
 use hobbit::expert::ExpertId;
 use hobbit::predict::PathBatches;
 use hobbit::profile::{Loss, Uses, log_softmax, nll};
-use hobbit::{BatchToken, Model, RouterObserver, Session, SessionOptions, Token};
+use hobbit::{BatchToken, Model, Session, SessionOptions, Token};
 
 use super::progress::Progress;
 

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use anyhow::Context;
+use hobbit::options::{LowSource, PrecisionMode};
 use hobbit::profile::{FittedThresholds, MeasuredThresholds, Trial, Uses, nll, search};
 use hobbit::route::{Shares, Thresholds, fit};
-use hobbit::{LowSource, Model, ModelOptions, PrecisionMode, PrecisionOptions};
+use hobbit::{Model, ModelOptions, PrecisionOptions};
 
 use super::Run;
 use super::progress::Progress;

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use hobbit_programs::{say, tell};
 use hobbit::files::{self, Kind, Output};
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use hobbit::units::Bytes;
+use hobbit_programs::output::{say, tell};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::file::shard_names;
 use super::{ExpertGroups, Format, Gating, PRESETS, Spec, architectures, write_with};
@@ -133,7 +134,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     for file in &written.files {
         say(file.display())?;
     }
-    let bytes = HumanBytes(written.bytes);
+    let bytes = Bytes(written.bytes);
     tell(format_args!("{}, {} layers, {} experts, {bytes}", spec.arch, spec.layers, spec.experts));
     Ok(())
 }

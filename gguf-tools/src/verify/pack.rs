@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use hobbit::pack::{self, Fault, Pack, PackKind};
-use indicatif::HumanBytes;
+use hobbit::units::Bytes;
 use serde::Serialize;
 
 use crate::bar::Bar;
@@ -42,7 +42,7 @@ impl Report {
         let file = self.files.first().map(|path| path.display().to_string()).unwrap_or_default();
         let mut text: String = self.faults.iter().map(|fault| format!("{file}: {fault}\n")).collect();
         if self.ok {
-            let (kind, size) = (self.pack.name(), HumanBytes(self.bytes));
+            let (kind, size) = (self.pack.name(), Bytes(self.bytes));
             text += &format!("ok: {kind} pack, {} tensors, {} records, {size}\n", self.tensors, self.versions);
         }
         text

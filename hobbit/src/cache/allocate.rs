@@ -1,6 +1,6 @@
 //! How many slots of a pool each layer gets.
 
-use crate::options::UnknownWord;
+use crate::words::UnknownWord;
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,6 +1,6 @@
 //! Who may leave, whom the policy chooses of them, and predictions that shield.
 
-use super::{Acquired, Cache, Place, ShareId};
+use super::{Acquired, Cache, ShareId, Whereabouts};
 use crate::expert::Version;
 use std::ops::Range;
 
@@ -65,7 +65,7 @@ impl Cache {
 
     /// Empties the slot of a resident.
     pub(super) fn vacate(&mut self, version: Version) {
-        let Place { share, slot, .. } = self.place_mut(version);
+        let Whereabouts { share, slot, .. } = self.place_mut(version);
         let (share, index) = (*share, slot.take().unwrap_or_else(|| panic!("{version} is not resident")));
         self.pools[usize::from(share.pool)][index as usize].vacate();
         self.shares.get_mut(&share).expect("places name shares there are").n_filled -= 1;

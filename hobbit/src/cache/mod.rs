@@ -76,7 +76,7 @@ pub struct Acquired {
 
 /// Where a version belongs, and where it is.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Whereabouts {
     share: ShareId,
     /// Index into the pool's slots while it is resident.
     slot: Option<u32>,
@@ -90,7 +90,7 @@ pub struct Cache {
     pools: Vec<Vec<Slot>>,
     shares: BTreeMap<ShareId, Share>,
     /// By [`Precision::index`]; `None` for versions there are not.
-    places: ByExpert<[Option<Place>; Precision::COUNT]>,
+    places: ByExpert<[Option<Whereabouts>; Precision::COUNT]>,
     policy: Box<dyn Policy>,
     recent: RecentUses,
     now: Now,
@@ -109,7 +109,7 @@ impl Cache {
     /// capacities are not one for each layer or more than the pool's slots.
     pub fn new(pools: Vec<PoolLayout>, mut policy: Box<dyn Policy>) -> Self {
         let mut shares = BTreeMap::new();
-        let mut places = ByExpert::<[Option<Place>; Precision::COUNT]>::default();
+        let mut places = ByExpert::<[Option<Whereabouts>; Precision::COUNT]>::default();
         let mut slots = Vec::with_capacity(pools.len());
         for (layouts, pool) in pools.iter().zip(0u16..) {
             let mut pool_slots = Vec::new();
@@ -120,7 +120,7 @@ impl Cache {
                     assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
                     let place = &mut places.entry(member.expert)[member.precision.index()];
                     assert!(place.is_none(), "{member} belongs to two shares");
-                    *place = Some(Place { share: id, slot: None, is_shielded: false, last_use: 0 });
+                    *place = Some(Whereabouts { share: id, slot: None, is_shielded: false, last_use: 0 });
                     holds[member.precision.index()] = true;
                 }
                 let first = pool_slots.len() as u32; // <= n_slots, a u32
@@ -307,11 +307,11 @@ impl Cache {
         })
     }
 
-    fn place(&self, version: Version) -> Option<&Place> {
+    fn place(&self, version: Version) -> Option<&Whereabouts> {
         self.places.get(version.expert)?[version.precision.index()].as_ref()
     }
 
-    fn place_mut(&mut self, version: Version) -> &mut Place {
+    fn place_mut(&mut self, version: Version) -> &mut Whereabouts {
         let place = &mut self.places.entry(version.expert)[version.precision.index()];
         place.as_mut().unwrap_or_else(|| panic!("{version}: no pool has this version"))
     }

@@ -1,10 +1,9 @@
 //! How a pool's slots are divided among layers: what the options say, applied to a model and its profile.
 
 use super::model::Model;
-use crate::cache::{Allocation, Cache, LayerDemand, allocate};
+use crate::cache::{Allocation, LayerDemand, allocate};
 use crate::expert::{Precision, Version};
-use crate::profile::{FittedPolicy, LayerPenalty};
-use crate::stats::CacheSlots;
+use crate::fitted::{FittedPolicy, LayerPenalty};
 
 /// Divides slots among layers.
 pub(super) struct SlotDivision<'a> {
@@ -60,13 +59,6 @@ fn saved(curve: &LayerPenalty, members: u32, n_expert: u16) -> (f64, Vec<f64>) {
     let all = of_layer(0);
     let saved = |slots| if all > 0.0 { (1.0 - of_layer(slots) / all).max(0.0) } else { 0.0 };
     (part * all, (0..=members).map(saved).collect())
-}
-
-/// The fewest and the most high slots of a layer of a cache; `None` where no layer has experts.
-pub(super) fn cache_slots(name: &str, cache: &Cache, layers: impl Iterator<Item = u16>) -> Option<CacheSlots> {
-    let slots: Vec<u32> = layers.map(|layer| cache.capacity_of_layer(layer, Precision::High)).collect();
-    let (least, most) = (slots.iter().min()?, slots.iter().max()?);
-    Some(CacheSlots { cache: name.to_owned(), least: *least, most: *most })
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The devices there are, and those a model is offloaded to: ggml's registry, read through its generic interface.
 
 mod choice;
-mod error;
 mod rpc;
 
 use std::collections::BTreeMap;
@@ -10,30 +9,16 @@ use std::ffi::{CStr, CString, c_char};
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 use serde::Serialize;
 
-pub use error::DeviceError;
-
 use super::backends;
 use super::device::Device;
+use super::device_error::DeviceError;
+use super::device_kind::DeviceKind;
 use super::error::Error;
 use crate::options::{DeviceChoice, DeviceOptions};
 use choice::Candidate;
 
 /// ggml's name of the backend that [`Device`] registers.
 const OURS: &str = "HOBBIT";
-
-/// What kind of device it is (`ggml_backend_dev_type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceKind {
-    /// The processor and its memory.
-    Cpu,
-    /// A GPU with memory of its own; also every device of an RPC server.
-    Gpu,
-    /// A GPU that shares the host's memory.
-    Integrated,
-    /// A helper of the CPU, such as BLAS; models are not offloaded to it.
-    Accelerator,
-}
 
 /// A device as ggml describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-use super::devices::DeviceError;
+use super::device_error::DeviceError;
 use super::low::LowError;
 use crate::files::OutputError;
+use crate::fitted::FittedError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
-use crate::profile::{FittedError, ProfileError};
+use crate::profile::ProfileError;
 use crate::route::ThresholdError;
 use crate::store::StoreError;
 

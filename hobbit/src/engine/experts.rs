@@ -6,7 +6,7 @@ use std::thread::{self, ThreadId};
 
 use ggml_sys::llama::ggml_tensor;
 
-use super::residency::Residency;
+use super::hierarchy::Hierarchy;
 use crate::expert::SliceKind;
 use crate::gguf::ExpertMap;
 
@@ -64,7 +64,7 @@ pub(super) struct Experts {
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
     names: HashMap<String, (u16, SliceKind)>,
-    residency: Mutex<Option<Residency>>,
+    memories: Mutex<Option<Hierarchy>>,
     /// What a router hook saw last, by the thread that evaluates.
     router_weights: Mutex<HashMap<ThreadId, (u16, RouterWeights)>>,
     /// By the thread that evaluates: sessions of one model may run side by side.
@@ -83,7 +83,7 @@ impl Experts {
             placed: OnceLock::new(),
             placed_names: Mutex::default(),
             names,
-            residency: Mutex::new(None),
+            memories: Mutex::new(None),
             router_weights: Mutex::default(),
             failures: Mutex::default(),
         }
@@ -113,9 +113,9 @@ impl Experts {
         Some(ExpertTag { layer, kind, experts: Arc::clone(self) })
     }
 
-    /// Cache, loader and counters; `None` before the first session. Held for the length of one expert split.
-    pub(super) fn residency(&self) -> MutexGuard<'_, Option<Residency>> {
-        self.residency.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Where the experts are; `None` before the first session. Held for the length of one expert split.
+    pub(super) fn memories(&self) -> MutexGuard<'_, Option<Hierarchy>> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes the weights of the layer that this thread computes.

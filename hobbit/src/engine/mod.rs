@@ -1,9 +1,9 @@
 //! The engine: llama.cpp builds graphs, tokenises and samples; hobbit owns the experts.
 //!
 //! A file per idea, in the order in which a model meets them:
-//! [`stream`] shows llama.cpp a file without expert bytes, [`buffer`] gives expert tensors an address but no memory,
-//! [`device`] makes ggml's scheduler send expert products here, [`memory`] divides the budget and sets up
-//! [`residency`] (cache, loader and slot memory), [`compute`] multiplies, [`session`] evaluates tokens.
+//! `stream` shows llama.cpp a file without expert bytes, `buffer` gives expert tensors an address but no memory,
+//! `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up
+//! the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
 mod allocation;
 mod backends;
@@ -14,56 +14,63 @@ mod compute;
 mod contention;
 mod context;
 mod device;
+mod device_error;
+mod device_kind;
 mod devices;
 mod error;
 mod experts;
 mod fitted;
 mod gates;
-mod held;
+mod hierarchy;
 mod hook;
+mod host_reads;
 mod inner;
+mod kv_overrides;
 mod log;
 mod low;
 mod made_from;
 mod memory;
+mod memory_use;
+mod message;
 mod model;
 mod offload;
 mod overrides;
 mod pinned;
 mod placement;
-mod precision;
+mod pools;
 mod pressure;
 mod quantise;
 mod recorder;
 mod regime;
-mod residency;
 #[cfg(feature = "rpc")]
 mod rpc;
 mod sampling;
 mod sanity;
+mod seen;
 mod session;
 mod source;
-mod staging;
 mod state_file;
 mod stock;
 mod stream;
+mod tier;
 mod tiers;
 mod validate;
 
 pub use calibrate::{CalibrateError, calibrate_report};
 pub use chat::{ChatMessage, ChatOptions};
-pub use devices::{DeviceError, DeviceInfo, DeviceKind, devices};
+pub use device_error::DeviceError;
+pub use device_kind::DeviceKind;
+pub use devices::{DeviceInfo, devices};
 pub use error::Error;
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
 pub use model::{Model, ModelInfo};
-pub use pressure::ignores_hang_up;
 pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcDevice, RpcError, RpcEvent, RpcServer};
-pub use sampling::{Sampler, json_schema_to_grammar};
+pub use sampling::Sampler;
 pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};

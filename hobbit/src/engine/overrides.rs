@@ -5,7 +5,7 @@ use std::ptr;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, llama_model_tensor_buft_override};
 
-use super::devices::DeviceError;
+use super::device_error::DeviceError;
 use crate::options::TensorOverride;
 
 /// Patterns with buffer types; the first that a name matches decides.

@@ -38,17 +38,3 @@ pub fn take_memory_signal() -> Option<MemorySignal> {
         _ => None,
     }
 }
-
-/// Whether whoever started this process has SIGHUP ignored, as nohup does.
-pub fn ignores_hang_up() -> bool {
-    #[cfg(unix)]
-    {
-        // SAFETY: all-zero is a valid `sigaction`; with no new one the call only fills it in.
-        unsafe {
-            let mut now: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(libc::SIGHUP, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
-        }
-    }
-    #[cfg(not(unix))]
-    false
-}

@@ -1,9 +1,13 @@
 //! Writes a trace of what the engine does: see [`crate::trace`].
 
+mod observer;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+pub(super) use observer::Trace;
 
 use super::log;
 use crate::cache::SavedCache;
@@ -11,8 +15,8 @@ use crate::expert::Version;
 use crate::files;
 use crate::load::LoadStats;
 use crate::predict::{Predicted, top_k};
-use crate::route::Demand;
-use crate::routing::Routing;
+use crate::residency::NeededExpert;
+use crate::route::Routing;
 use crate::trace::{
     Header, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError,
     TraceWriter, WithdrawnRecord, rounded,
@@ -102,16 +106,9 @@ impl Recorder {
         self.write(|writer| writer.residents(&record));
     }
 
-    /// A needed expert, in the order in which they are asked for. `version`: what is used of it; `bytes`: of all of that;
-    /// `is_there`: it is resident, staged, or on its way.
-    pub(super) fn needed(
-        &mut self,
-        (expert, demand): (u16, Demand),
-        version: Option<Version>,
-        hit: bool,
-        is_there: bool,
-        bytes: u64,
-    ) {
+    /// A needed expert, in the order in which they are asked for.
+    pub(super) fn needed(&mut self, needed: &NeededExpert) {
+        let &NeededExpert { expert, demand, version, hit, is_there, bytes } = needed;
         if !self.is_open {
             return;
         }
@@ -123,7 +120,7 @@ impl Recorder {
             None => (None, 0),
         };
         let used = version.map(|version| version.precision);
-        self.record.needed.push(Needed { expert, demand, used, hit, class, bytes });
+        self.record.needed.push(Needed { expert: expert.index, demand, used, hit, class, bytes });
     }
 
     /// The router of a layer at a `distance` of layers with experts says this about the running layer's input, `[n_expert]`;
@@ -180,12 +177,12 @@ impl Recorder {
     }
 
     /// A batch has been evaluated; `measured`: of all reads so far.
-    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64, measured: impl FnOnce() -> LoadStats) {
+    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64, measured: &LoadStats) {
         let phase = if n_tokens == 1 { Phase::Decode } else { Phase::Prefill };
         self.write(|writer| writer.batch(phase, n_tokens, seconds as f32));
         self.n_batches += 1;
         if self.n_batches.is_multiple_of(BATCHES_PER_MEASUREMENT) {
-            self.measured(&measured());
+            self.measured(measured);
         }
         self.write(TraceWriter::flush);
     }

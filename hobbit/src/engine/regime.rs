@@ -8,8 +8,9 @@ use ggml_sys::{llama, shim};
 use super::context::context_params;
 use super::devices;
 use super::error::Error;
-use super::held::Held;
-use super::model::{KvOverrides, path_to_c, with_message};
+use super::kv_overrides::KvOverrides;
+use super::memory_use::MemoryUse;
+use super::message::{path_to_c, with_message};
 use super::source::ModelSource;
 use crate::gguf::Gguf;
 use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, SessionOptions};
@@ -143,10 +144,10 @@ fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
         // SAFETY: made above, freed once.
         unsafe { llama::llama_free(context) }
     });
-    let held = Held::of(context.0).ok()?;
+    let found = MemoryUse::of(context.0).ok()?;
     // The vocabulary and all else that the real model will hold as well is resident now.
     let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);
-    let Held { weights, repacked, kv, compute } = held;
+    let MemoryUse { weights, repacked, kv, compute } = found;
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
 }
 

@@ -83,6 +83,33 @@ impl Sampler {
         Ok(Sampler { grammar, chain: new_chain(model, options)?, candidates: Vec::new(), model: model.clone() })
     }
 
+    /// The GBNF grammar of the JSON texts that `schema` (a JSON schema) describes.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] for a schema that is not JSON or that llama.cpp cannot express.
+    pub fn json_schema_to_grammar(schema: &str) -> Result<String, Error> {
+        // Parsed here too: serde_json says where the error is, and bounds the depth.
+        serde_json::from_str::<serde_json::Value>(schema)
+            .map_err(|error| Error::Grammar(format!("the schema is not JSON: {error}")))?;
+        let schema = CString::new(schema).map_err(|_| Error::Grammar("the schema contains a NUL byte".into()))?;
+        let mut made: *mut c_char = ptr::null_mut();
+        // SAFETY: the schema is NUL-terminated, `made` receives a string of ours to free; the wrapper does not throw.
+        let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
+        if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
+            return Err(Error::Grammar(
+                "llama.cpp cannot turn this JSON schema into a grammar; see which keywords and patterns it supports in \
+                 llama.cpp's grammars/README.md"
+                    .into(),
+            ));
+        }
+        // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
+        unsafe {
+            let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
+            llama::llama_rs_string_free(made);
+            Ok(grammar)
+        }
+    }
+
     /// Chooses a token from the logits at `index` of the last batch (-1: the last) and remembers it as generated.
     /// `ctx` is live; the engine passes its own.
     ///
@@ -400,33 +427,6 @@ fn logit_bias(model: &Model, options: &SamplingOptions) -> Vec<llama_logit_bias>
     list
 }
 
-/// The GBNF grammar of the JSON texts that `schema` (a JSON schema) describes.
-///
-/// # Errors
-/// [`Error::Grammar`] for a schema that is not JSON or that llama.cpp cannot express.
-pub fn json_schema_to_grammar(schema: &str) -> Result<String, Error> {
-    // Parsed here too: serde_json says where the error is, and bounds the depth.
-    serde_json::from_str::<serde_json::Value>(schema)
-        .map_err(|error| Error::Grammar(format!("the schema is not JSON: {error}")))?;
-    let schema = CString::new(schema).map_err(|_| Error::Grammar("the schema contains a NUL byte".into()))?;
-    let mut made: *mut c_char = ptr::null_mut();
-    // SAFETY: the schema is NUL-terminated, `made` receives a string of ours to free; the wrapper does not throw.
-    let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
-    if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
-        return Err(Error::Grammar(
-            "llama.cpp cannot turn this JSON schema into a grammar; see which keywords and patterns it supports in \
-             llama.cpp's grammars/README.md"
-                .into(),
-        ));
-    }
-    // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
-    unsafe {
-        let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
-        llama::llama_rs_string_free(made);
-        Ok(grammar)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -478,17 +478,17 @@ mod tests {
     #[test]
     fn json_schemas() {
         let grammar =
-            json_schema_to_grammar(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#).unwrap();
+            Sampler::json_schema_to_grammar(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#).unwrap();
         assert!(grammar.contains("root ::="), "{grammar}");
         for (schema, expected) in [
             ("", "the schema is not JSON"),
             ("{\"type\": ", "the schema is not JSON"),
             ("{\"type\": \"nonsense\"}", "llama.cpp cannot turn this JSON schema into a grammar"),
         ] {
-            let message = json_schema_to_grammar(schema).unwrap_err().to_string();
+            let message = Sampler::json_schema_to_grammar(schema).unwrap_err().to_string();
             assert!(message.contains(expected), "{schema}: {message}");
         }
         let deep = "[".repeat(100_000);
-        assert!(json_schema_to_grammar(&deep).is_err());
+        assert!(Sampler::json_schema_to_grammar(&deep).is_err());
     }
 }

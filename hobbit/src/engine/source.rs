@@ -51,7 +51,7 @@ impl ModelSource {
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Self, Error> {
         let file = Gguf::open(path)?;
-        let mut calibrated = None;
+        let mut carried = None;
         let mut low_name = None;
         let wants_paths = options.caching.predictor == PredictorKind::PathTable;
         let mut packed_paths = None;
@@ -61,7 +61,7 @@ impl ModelSource {
         let (gguf, map, mut catalog) = if is_pack {
             let pack = Pack::open(path)?;
             pack.require_full()?;
-            calibrated = pack.info.t1.zip(pack.info.t2);
+            carried = pack.info.t1.zip(pack.info.t2);
             low_name = pack.has_low().then(|| "the pack".to_owned());
             if wants_paths && options.path_table.is_none() {
                 packed_paths = pack.path_table()?;
@@ -109,7 +109,7 @@ impl ModelSource {
         }
         // A pack's own thresholds may come from elsewhere than its policy; a profile that is given wins over both.
         let given = fitted.as_ref().filter(|fitted| !fitted.is_packed).and_then(|fitted| fitted.policy.thresholds());
-        let (t1, t2) = options.precision.thresholds(given.or(calibrated));
+        let (t1, t2) = options.precision.thresholds(given.or(carried));
         let thresholds = Thresholds::new(t1, t2)?;
         Ok(Self { gguf, is_pack, virtual_file, map, catalog, files, low_name, mode, thresholds, path_table, fitted })
     }

@@ -13,10 +13,10 @@ use super::context::context_params;
 use super::devices;
 use super::error::Error;
 use super::log;
-use super::model::with_message;
+use super::message::with_message;
 use super::overrides::Overrides;
-use crate::Token;
-use crate::options::{DeviceOptions, SessionOptions, SplitMode};
+use super::session::BatchToken;
+use crate::options::{DeviceOptions, SessionOptions, SplitMode, Token};
 
 /// Experts of a layer, as llama.cpp's `--n-cpu-moe` has them.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
@@ -152,12 +152,47 @@ impl Stock {
         Ok(())
     }
 
+    /// Evaluates entries that say where they stand, at most a batch of them; logits of those that ask for them are kept.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+        // SAFETY: the batch is made for as many entries as are written, each with one sequence, and freed once.
+        let code = unsafe {
+            let mut raw = llama::llama_batch_init(batch.len() as i32, 0, 1);
+            raw.n_tokens = batch.len() as i32;
+            for (i, entry) in batch.iter().enumerate() {
+                *raw.token.add(i) = entry.token;
+                *raw.pos.add(i) = entry.position;
+                *raw.n_seq_id.add(i) = 1;
+                **raw.seq_id.add(i) = entry.sequence;
+                *raw.logits.add(i) = i8::from(entry.logits);
+            }
+            let code = llama::llama_decode(self.context.as_ptr(), raw);
+            llama::llama_batch_free(raw);
+            code
+        };
+        match code {
+            0 => Ok(()),
+            _ => Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors()))),
+        }
+    }
+
     /// Logits of the last token, `[n_vocab]`; `None` before the first.
     pub fn logits(&self) -> Option<&[f32]> {
+        self.row(-1)
+    }
+
+    /// Logits of an entry of the last batch, `[n_vocab]`; `None` where it has asked for none.
+    pub fn logits_of(&self, index: usize) -> Option<&[f32]> {
+        self.row(i32::try_from(index).ok()?)
+    }
+
+    fn row(&self, index: i32) -> Option<&[f32]> {
         // SAFETY: the context is live; a non-null answer points at a row of `n_vocab` floats, valid until the next
         // evaluation, which needs `&mut self`.
         unsafe {
-            let row = llama::llama_get_logits_ith(self.context.as_ptr(), -1);
+            let row = llama::llama_get_logits_ith(self.context.as_ptr(), index);
             (!row.is_null()).then(|| std::slice::from_raw_parts(row, self.n_vocab()))
         }
     }

@@ -3,7 +3,7 @@
 //! * [`outputs`]: nothing is written over a file that the run reads, or over one of another kind. Every program and every
 //!   writer asks here;
 //! * [`mod@replace`]: files that are written whole or not at all;
-//! * [`sole`]: partial files that only one process writes;
+//! * `sole`: partial files that only one process writes;
 //! * [`capped`]: files that are read whole, up to a limit;
 //! * [`state`]: by which a file is known again.
 //!
@@ -15,6 +15,7 @@ pub mod replace;
 pub(crate) mod sole;
 pub mod state;
 
+pub(crate) use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
 pub use outputs::{Input, Kind, Output, OutputError, check, create};
 pub use replace::replace;
 pub use state::FileState;

@@ -18,12 +18,19 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use crate::{predict::PathTable, trace};
-
 /// So much of a file says what it is, in bytes.
 const HEAD_BYTES: u64 = 1024;
 
 const GGUF: &[u8] = b"GGUF";
+
+/// First bytes of a trace.
+pub(crate) const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
+
+/// First bytes of a path table.
+pub(crate) const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
+
+/// First bytes of a base file, once its run has ended: zeros before.
+pub(crate) const BASE_MAGIC: [u8; 8] = *b"_logits_";
 
 /// What is about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +41,11 @@ pub enum Kind {
     Json,
     /// A page of plots.
     Page,
-    /// [`crate::trace`].
+    /// A trace of routing (docs/TRACE.md).
     Trace,
-    /// [`crate::perplexity::base`].
+    /// Log-probabilities to compare with, as `llama-perplexity --kl-divergence-base` writes them.
     Base,
-    /// [`PathTable`].
+    /// Which experts follow which.
     PathTable,
     /// A GGUF: a model or an expert pack.
     Model,
@@ -78,14 +85,23 @@ impl Kind {
                 let starts = |tag: &str| text.get(..tag.len()).is_some_and(|s| s.eq_ignore_ascii_case(tag.as_bytes()));
                 text.is_empty() || starts("<!doctype html") || starts("<html")
             }),
-            Self::Trace => begins_with(&trace::MAGIC),
-            Self::Base => crate::perplexity::base::may_replace(head),
-            Self::PathTable => begins_with(&PathTable::MAGIC),
+            Self::Trace => begins_with(&TRACE_MAGIC),
+            Self::Base => is_base(head),
+            Self::PathTable => begins_with(&PATH_TABLE_MAGIC),
             Self::Model => begins_with(GGUF),
             Self::PartialModel => begins_with(GGUF) || head.iter().all(|byte| *byte == 0),
             Self::CacheState => true,
         }
     }
+}
+
+/// Whether a file begins as a base file does, finished or not: its magic or zeros, and three positive numbers, which must
+/// be there as far as the file goes.
+fn is_base(head: &[u8]) -> bool {
+    let (magic, numbers) = head.split_at(head.len().min(BASE_MAGIC.len()));
+    let is_positive = |number: &[u8]| number.iter().any(|byte| *byte != 0) && number[3] < 0x80;
+    let is_begun = BASE_MAGIC.starts_with(magic) || magic.iter().all(|byte| *byte == 0);
+    is_begun && numbers.chunks_exact(4).take(3).all(is_positive)
 }
 
 /// A file that a run will write.
@@ -179,19 +195,20 @@ fn other_name(path: &Path, input: &Path) -> String {
 /// # Errors
 /// The first that may not be written.
 pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputError> {
-    let outputs: Vec<(Output<'_>, Place)> =
-        outputs.iter().filter_map(|output| Some((*output, Place::of_output(output)?))).collect();
+    let outputs: Vec<(Output<'_>, Identity)> =
+        outputs.iter().filter_map(|output| Some((*output, Identity::of_output(output)?))).collect();
     if outputs.is_empty() {
         return Ok(());
     }
-    let inputs: Vec<(&Input<'_>, Option<Place>)> = inputs.iter().map(|input| (input, Place::of(input.path))).collect();
-    for (i, (output, place)) in outputs.iter().enumerate() {
+    let inputs: Vec<(&Input<'_>, Option<Identity>)> =
+        inputs.iter().map(|input| (input, Identity::of(input.path))).collect();
+    for (i, (output, identity)) in outputs.iter().enumerate() {
         let (flag, path) = (output.flag.to_owned(), output.path.to_owned());
-        if let Some((input, _)) = inputs.iter().find(|(_, input)| input.as_ref() == Some(place)) {
+        if let Some((input, _)) = inputs.iter().find(|(_, input)| input.as_ref() == Some(identity)) {
             let (input_flag, input) = (input.flag.to_owned(), input.path.to_owned());
             return Err(OutputError::IsInput { flag, path, input_flag, input });
         }
-        if let Some((other, _)) = outputs[..i].iter().find(|(_, other)| other == place) {
+        if let Some((other, _)) = outputs[..i].iter().find(|(_, other)| other == identity) {
             return Err(OutputError::Twice { flag, path, other_flag: other.flag.to_owned() });
         }
         look(output.path, output.kind).map_err(|reason| OutputError::Refused { flag, path, reason })?;
@@ -244,7 +261,7 @@ fn is_file(path: &Path) -> bool {
 
 /// Which file a path means.
 #[derive(PartialEq)]
-enum Place {
+enum Identity {
     /// One that is there.
     File(FileId),
     /// One that is not, yet: its directory, and its name there.
@@ -256,7 +273,7 @@ type FileId = (u64, u64);
 #[cfg(not(unix))]
 type FileId = PathBuf;
 
-impl Place {
+impl Identity {
     /// `None` for what is no file.
     fn of_output(output: &Output<'_>) -> Option<Self> {
         let is_stdout = output.kind == Kind::Json && output.path == Path::new("-");

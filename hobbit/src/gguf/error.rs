@@ -175,12 +175,4 @@ pub enum GgufError {
         /// Value expected.
         expected: String,
     },
-    /// The metadata parser disagrees with the checked header. A defect of ours, not of the file.
-    #[error("{}: metadata could not be decoded although the header is sound: {reason}; please report this file", path.display())]
-    Metadata {
-        /// File.
-        path: PathBuf,
-        /// The parser's message.
-        reason: String,
-    },
 }

@@ -1,14 +1,8 @@
-//! Metadata values, decoded by the `gguf-rs` crate.
-//!
-//! gguf-rs 0.1.8 trusts lengths (a 16-byte file may ask for a 1 GiB string), makes a JSON value of 32 bytes and more
-//! from each array element, and refuses tensor types newer than MXFP4. So it never sees a model file: it gets a
-//! tensor-less header made of pairs that the walk in `header` has checked, with long arrays (vocabularies) emptied.
+//! Metadata values, decoded from the bytes that the walk in `header` has checked.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::io::Cursor;
 use std::path::Path;
-
-use gguf_rs::{ByteOrder, GGUFContainer, GGUFModel};
 
 use super::GgufError;
 use super::header::{Header, KvEntry};
@@ -22,13 +16,59 @@ const ARRAY_VALUES_TOTAL_MAX: u64 = 1 << 16;
 /// A file's key-value pairs.
 pub struct Metadata {
     entries: Vec<KvEntry>,
-    values: GGUFModel,
+    values: HashMap<String, Decoded>,
+}
+
+/// A value, as far as anybody asks for it.
+enum Decoded {
+    /// Of any width.
+    Integer(i128),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    /// A short array of non-negative integers.
+    Integers(Vec<u64>),
+}
+
+impl Decoded {
+    /// The value of a pair; `None` for arrays of anything but non-negative integers.
+    fn of(entry: &KvEntry, header: &Header) -> Option<Self> {
+        let bytes = &header.bytes[entry.value.clone()];
+        let Some(len) = entry.array_len else { return Some(Self::scalar(entry.item, bytes)) };
+        let size = entry.item.size().filter(|_| len <= ARRAY_VALUES_MAX)?;
+        let integer = |bytes| match Self::scalar(entry.item, bytes) {
+            Self::Integer(value) => u64::try_from(value).ok(),
+            _ => None,
+        };
+        bytes.chunks_exact(size as usize).map(integer).collect::<Option<_>>().map(Self::Integers)
+    }
+
+    /// `bytes` are as many as the type has; a text begins with its length.
+    fn scalar(item: ValueType, bytes: &[u8]) -> Self {
+        fn le<const N: usize>(bytes: &[u8]) -> [u8; N] {
+            bytes.try_into().expect("the walk took as many bytes as the type has")
+        }
+        match item {
+            ValueType::U8 => Self::Integer(u8::from_le_bytes(le(bytes)).into()),
+            ValueType::I8 => Self::Integer(i8::from_le_bytes(le(bytes)).into()),
+            ValueType::U16 => Self::Integer(u16::from_le_bytes(le(bytes)).into()),
+            ValueType::I16 => Self::Integer(i16::from_le_bytes(le(bytes)).into()),
+            ValueType::U32 => Self::Integer(u32::from_le_bytes(le(bytes)).into()),
+            ValueType::I32 => Self::Integer(i32::from_le_bytes(le(bytes)).into()),
+            ValueType::U64 => Self::Integer(u64::from_le_bytes(le(bytes)).into()),
+            ValueType::I64 => Self::Integer(i64::from_le_bytes(le(bytes)).into()),
+            ValueType::F32 => Self::Float(f32::from_le_bytes(le(bytes)).into()),
+            ValueType::F64 => Self::Float(f64::from_le_bytes(le(bytes))),
+            ValueType::Bool => Self::Bool(bytes != [0]),
+            ValueType::Str => Self::Text(String::from_utf8_lossy(&bytes[size_of::<u64>()..]).into_owned()),
+        }
+    }
 }
 
 impl Metadata {
     pub(super) fn decode(header: &Header, path: &Path) -> Result<Self, GgufError> {
-        let short = |e: &KvEntry| e.array_len.is_some_and(|n| n <= ARRAY_VALUES_MAX);
-        let total = header.kv.iter().filter(|e| short(e)).filter_map(|e| e.array_len).sum();
+        let short = |e: &KvEntry| e.array_len.filter(|n| *n <= ARRAY_VALUES_MAX);
+        let total = header.kv.iter().filter_map(short).sum();
         if total > ARRAY_VALUES_TOTAL_MAX {
             return Err(GgufError::TooLarge {
                 path: path.to_owned(),
@@ -37,27 +77,8 @@ impl Metadata {
                 limit: ARRAY_VALUES_TOTAL_MAX,
             });
         }
-        let mut stream = Vec::new(); // what follows the magic
-        stream.extend_from_slice(&header.version.to_le_bytes());
-        stream.extend_from_slice(&0u64.to_le_bytes());
-        stream.extend_from_slice(&(header.kv.len() as u64).to_le_bytes());
-        for entry in &header.kv {
-            if entry.array_len.is_some() && !short(entry) {
-                let up_to_length = entry.pair.start..entry.value.start - 8;
-                stream.extend_from_slice(&header.bytes[up_to_length]);
-                stream.extend_from_slice(&0u64.to_le_bytes());
-            } else {
-                stream.extend_from_slice(&header.bytes[entry.pair.clone()]);
-            }
-        }
-        let fault = |e: &dyn fmt::Display| GgufError::Metadata { path: path.to_owned(), reason: e.to_string() };
-        let values = GGUFContainer::new(ByteOrder::LE, Box::new(Cursor::new(stream)), u64::MAX)
-            .decode()
-            .map_err(|e| fault(&e))?;
-        if values.metadata().len() != header.kv.len() {
-            return Err(fault(&format!("{} keys of {}", values.metadata().len(), header.kv.len())));
-        }
-        Ok(Self { entries: header.kv.clone(), values })
+        let value = |entry: &KvEntry| Some((entry.key.clone(), Decoded::of(entry, header)?));
+        Ok(Self { entries: header.kv.clone(), values: header.kv.iter().filter_map(value).collect() })
     }
 
     /// Keys in file order.
@@ -76,27 +97,37 @@ impl Metadata {
 
     /// A non-negative integer of any width.
     pub fn get_u64(&self, key: &str) -> Option<u64> {
-        self.values.metadata().get(key)?.as_u64()
+        self.integer(key)?.try_into().ok()
     }
 
     /// An integer of any width, if it fits.
     pub fn get_i64(&self, key: &str) -> Option<i64> {
-        self.values.metadata().get(key)?.as_i64()
+        self.integer(key)?.try_into().ok()
     }
 
     /// A finite number of any type, rounded to `f32`.
     pub fn get_f32(&self, key: &str) -> Option<f32> {
-        self.values.metadata().get(key)?.as_f64().map(|v| v as f32)
+        match self.values.get(key)? {
+            Decoded::Integer(value) => Some(*value as f64 as f32),
+            Decoded::Float(value) => Some(*value as f32).filter(|_| value.is_finite()),
+            _ => None,
+        }
     }
 
     /// A truth value.
     pub fn get_bool(&self, key: &str) -> Option<bool> {
-        self.values.metadata().get(key)?.as_bool()
+        match self.values.get(key)? {
+            Decoded::Bool(value) => Some(*value),
+            _ => None,
+        }
     }
 
     /// Text; bytes that are not UTF-8 are replaced.
     pub fn get_str(&self, key: &str) -> Option<&str> {
-        self.values.metadata().get(key)?.as_str()
+        match self.values.get(key)? {
+            Decoded::Text(text) => Some(text),
+            _ => None,
+        }
     }
 
     /// Number of elements of an array.
@@ -106,11 +137,17 @@ impl Metadata {
 
     /// An array of non-negative integers of at most [`ARRAY_VALUES_MAX`] elements.
     pub fn get_u64_arr(&self, key: &str) -> Option<Vec<u64>> {
-        let n = self.get_arr_len(key)?;
-        if n > ARRAY_VALUES_MAX {
-            return None;
+        match self.values.get(key)? {
+            Decoded::Integers(values) => Some(values.clone()),
+            _ => None,
         }
-        self.values.metadata().get(key)?.as_array()?.iter().map(|v| v.as_u64()).collect()
+    }
+
+    fn integer(&self, key: &str) -> Option<i128> {
+        match self.values.get(key)? {
+            Decoded::Integer(value) => Some(*value),
+            _ => None,
+        }
     }
 
     fn entry(&self, key: &str) -> Option<&KvEntry> {

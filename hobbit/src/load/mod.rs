@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::queue::Queue;
+use crate::expert::Precision;
 use crate::store::{Completion, ReadDone, ReadRequest, Store};
 
 /// Why something is read, most urgent first. A read starts when none of a more urgent class can; within a class reads
@@ -42,6 +43,14 @@ impl LoadClass {
     /// Every class, most urgent first.
     pub const ALL: [LoadClass; Self::COUNT] =
         [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::ReadAhead, Self::Prefetch, Self::Fill];
+
+    /// Of a read for a product in this precision.
+    pub const fn on_demand(precision: Precision) -> Self {
+        match precision {
+            Precision::High => Self::OnDemandHigh,
+            Precision::Low => Self::OnDemandLow,
+        }
+    }
 
     /// Position in [`LoadClass::ALL`].
     pub const fn index(self) -> usize {

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::UnknownWord;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::predict::PredictorKind;
+use crate::words::UnknownWord;
 
 /// Whether experts are read before their layer asks for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::UnknownWord;
+use crate::load::balance::HelperMode;
 use crate::plan::ExpertCache;
+use crate::words::UnknownWord;
 
 /// Which devices a model is offloaded to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +70,16 @@ pub enum CpuHelper {
     Off,
     /// As [`CpuHelper::Auto`], with so many threads.
     Threads(u16),
+}
+
+impl From<CpuHelper> for HelperMode {
+    fn from(helper: CpuHelper) -> Self {
+        match helper {
+            CpuHelper::Off => Self::Off,
+            CpuHelper::On => Self::On,
+            CpuHelper::Auto | CpuHelper::Threads(_) => Self::Auto,
+        }
+    }
 }
 
 impl FromStr for CpuHelper {
@@ -181,5 +192,16 @@ impl Default for DeviceOptions {
             pinned: true,
             calibrate: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_word_decides() {
+        let modes = [CpuHelper::Auto, CpuHelper::On, CpuHelper::Off, CpuHelper::Threads(3)].map(HelperMode::from);
+        assert_eq!(modes, [HelperMode::Auto, HelperMode::On, HelperMode::Off, HelperMode::Auto]);
     }
 }

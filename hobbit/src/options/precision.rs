@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::UnknownWord;
+use crate::route::Thresholds;
+use crate::words::UnknownWord;
 
 /// Whether results may differ from llama.cpp's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -43,7 +44,7 @@ pub struct PrecisionOptions {
     /// `None`: dynamic where there are low versions, else exact.
     pub mode: Option<PrecisionMode>,
     /// Highest unimportance that is still loaded in high precision, `0.0..=1.0`; 0 loads nothing in high precision.
-    /// `None` takes the pack's calibrated value, else [`PrecisionOptions::T1`].
+    /// `None` takes the profile's or the pack's, else [`PrecisionOptions::T1`].
     pub t1: Option<f32>,
     /// Highest unimportance that is loaded at all, `0.0..=1.0`; `None` as for `t1`, [`PrecisionOptions::T2`].
     pub t2: Option<f32>,
@@ -59,14 +60,14 @@ pub struct PrecisionOptions {
 
 impl PrecisionOptions {
     /// HOBBIT's T1 for Mixtral-8x7B.
-    pub const T1: f32 = 0.6;
+    pub const T1: f32 = Thresholds::MIXTRAL.t1;
     /// HOBBIT's T2 for Mixtral-8x7B.
-    pub const T2: f32 = 0.9;
+    pub const T2: f32 = Thresholds::MIXTRAL.t2;
 
-    /// T1 and T2 as they apply: what was given, else `calibrated`, else HOBBIT's. One that was given pulls along one that
+    /// T1 and T2 as they apply: what was given, else `fitted`, else HOBBIT's. One that was given pulls along one that
     /// was not, so that T1 is never above T2 unless both were given so.
-    pub fn thresholds(&self, calibrated: Option<(f32, f32)>) -> (f32, f32) {
-        let (t1, t2) = calibrated.unwrap_or((Self::T1, Self::T2));
+    pub fn thresholds(&self, fitted: Option<(f32, f32)>) -> (f32, f32) {
+        let (t1, t2) = fitted.unwrap_or((Self::T1, Self::T2));
         match (self.t1, self.t2) {
             (None, None) => (t1, t2),
             (Some(given), None) => (given, t2.max(given)),
@@ -104,30 +105,6 @@ pub enum LowSource {
     },
 }
 
-/// The part of the expert cache, in bytes, that low-precision versions get.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
-pub enum LowShare {
-    /// What measured best.
-    #[default]
-    Auto,
-    /// Percent, `0.0..=100.0`.
-    Percent(f64),
-}
-
-impl FromStr for LowShare {
-    type Err = UnknownWord;
-
-    /// `auto` or a percentage (`25%`, `25`).
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
-        if text == "auto" {
-            return Ok(Self::Auto);
-        }
-        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
-        let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-        percent.map(Self::Percent).ok_or_else(|| UnknownWord::new("low share", text, "auto, or 0% to 100%"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,20 +115,12 @@ mod tests {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
         assert!("Exact".parse::<PrecisionMode>().is_err());
-        for (text, share) in
-            [("auto", LowShare::Auto), ("25%", LowShare::Percent(25.0)), ("12.5 %", LowShare::Percent(12.5))]
-        {
-            assert_eq!(text.parse(), Ok(share));
-        }
-        for bad in ["", "%", "-1%", "101", "nan", "2G"] {
-            assert!(bad.parse::<LowShare>().is_err(), "{bad}");
-        }
     }
 
     #[test]
     fn thresholds_stay_in_order() {
-        let of = |t1, t2, calibrated| PrecisionOptions { t1, t2, ..Default::default() }.thresholds(calibrated);
-        for (t1, t2, calibrated, expected) in [
+        let of = |t1, t2, fitted| PrecisionOptions { t1, t2, ..Default::default() }.thresholds(fitted);
+        for (t1, t2, fitted, expected) in [
             (None, None, None, (0.6, 0.9)),
             (None, None, Some((0.4, 0.7)), (0.4, 0.7)),
             (Some(0.5), None, Some((0.4, 0.7)), (0.5, 0.7)),
@@ -159,7 +128,7 @@ mod tests {
             (None, Some(0.5), None, (0.5, 0.5)),
             (Some(0.0), Some(1.0), Some((0.4, 0.7)), (0.0, 1.0)),
         ] {
-            assert_eq!(of(t1, t2, calibrated), expected, "{t1:?} {t2:?} {calibrated:?}");
+            assert_eq!(of(t1, t2, fitted), expected, "{t1:?} {t2:?} {fitted:?}");
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Token, UnknownWord};
+use super::Token;
+use crate::words::UnknownWord;
 
 /// Settings of a sampler chain.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,7 +13,7 @@ use super::read::class_of;
 use super::write_error::WriteError;
 use crate::expert::Extent;
 use crate::gguf::{ExpertTensor, GgmlType, Recode};
-use crate::imatrix::Imatrix;
+use crate::pack::imatrix::Imatrix;
 
 /// Bytes read at a time; of a recoded slice, bytes of its rows as 32-bit floats.
 const CHUNK: u64 = 4 << 20;

@@ -12,12 +12,14 @@ mod error;
 mod fingerprint;
 mod format;
 mod gaps;
+pub mod imatrix;
 mod job;
 mod journal;
 mod low;
 mod plain;
 mod plan;
 mod positioned;
+mod progress;
 mod read;
 mod sequence;
 #[cfg(test)]
@@ -37,11 +39,12 @@ pub use fingerprint::{
 };
 pub use format::{PackKind, Sha256, VERSION};
 pub use plan::{Fallback, PackSpec, Widths};
+pub use progress::{OnProgress, Progress, Stage, partial_path};
 pub use read::{Pack, PackInfo, PackedVersion};
 pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
 pub use unpack::{UnpackError, unpack};
 pub use verify::{Fault, Verified, verify};
-pub use write::{OnProgress, Progress, Stage, Written, partial_path, write};
+pub use write::{Written, write};
 pub use write_error::WriteError;
 
 /// The key of a fitted policy, for messages.

@@ -14,9 +14,8 @@ use crate::gguf::writer::Layout;
 use crate::gguf::{
     ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, LayerExperts, Recode, WriteError as HeaderError,
 };
-use crate::imatrix::Imatrix;
-use crate::predict::PathTable;
-use crate::profile::path_shape;
+use crate::pack::imatrix::Imatrix;
+use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
 
 /// High types of experts that differ from the others; slices that are not named keep the layer's type.
@@ -36,7 +35,7 @@ pub struct PackSpec<'a> {
     pub thresholds: Option<(f32, f32)>,
     /// Which experts follow which; of the same model.
     pub path_table: Option<PathTable>,
-    /// A policy fitted to the model, as [`crate::profile::FittedPolicy::to_json`] writes it.
+    /// A policy fitted to the model, as [`crate::fitted::FittedPolicy::to_json`] writes it.
     pub policy: Option<String>,
     /// Importance matrix.
     pub importance: Option<&'a Imatrix>,
@@ -320,7 +319,7 @@ fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallb
 
 /// The bytes of a path table that is the source's.
 fn paths(table: &PathTable, source: &Gguf, experts: &ExpertMap) -> Result<Vec<u8>, WriteError> {
-    let checked = table.check_shape(&path_shape(source, experts, table.last_layer()));
+    let checked = table.check_shape(&PredictShape::of_header(source, experts, table.last_layer()));
     let bytes = checked.and_then(|()| table.encode());
     bytes.map_err(|error| WriteError::PathTable { path: source.files[0].path.clone(), error })
 }

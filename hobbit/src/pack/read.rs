@@ -14,8 +14,7 @@ use crate::gguf::{
     Catalog, ExpertClass, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, TensorInfo,
     VersionSource, VirtualGguf,
 };
-use crate::predict::PathTable;
-use crate::profile::path_shape;
+use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
 
 /// Most shapes of slots: types times shapes. Real packs have a handful.
@@ -44,7 +43,7 @@ pub struct PackInfo {
     pub t1: Option<f32>,
     /// Highest unimportance that is loaded at all.
     pub t2: Option<f32>,
-    /// What `hobbit-sim calibrate` fitted to traces of the model, as it wrote it: [`crate::profile::FittedPolicy`] reads it.
+    /// What `hobbit-sim calibrate` fitted to traces of the model, as it wrote it: [`crate::fitted::FittedPolicy`] reads it.
     pub policy: Option<String>,
 }
 
@@ -192,7 +191,7 @@ impl Pack {
         let file = File::open(&self.path).map_err(PackError::io(&self.path, "open"))?;
         let table = PathTable::from_bytes(&read(&file, &self.path, tensor)?);
         let checked = table.and_then(|table| {
-            table.check_shape(&path_shape(&self.plain, &self.experts, table.last_layer()))?;
+            table.check_shape(&PredictShape::of_header(&self.plain, &self.experts, table.last_layer()))?;
             Ok(Some(table))
         });
         checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })

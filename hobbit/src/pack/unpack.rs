@@ -130,7 +130,7 @@ pub fn unpack(
     if available < view.len() {
         return Err(UnpackError::Space { path: directory.to_owned(), needed: view.len(), available });
     }
-    let partial = super::partial_path(out);
+    let partial = super::progress::partial_path(out);
     let written = [(out, Kind::Model), (&partial, Kind::PartialModel)];
     let written = written.map(|(path, kind)| Output { flag: "the output", path, kind });
     files::check(&written, &[Input { flag: "the pack", path: &pack.path }])?;

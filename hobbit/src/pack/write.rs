@@ -5,7 +5,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use sha2::Digest;
@@ -14,39 +13,13 @@ use super::fingerprint::fingerprint;
 use super::format::Sha256;
 use super::journal::{Finished, Journal, JournalError};
 use super::plan::{Fallback, PackSpec, PlainForm, Plan, gaps_of};
+use super::progress::{OnProgress, output, partial_path, with_suffix};
 use super::write_error::WriteError;
 use super::writer::Writer;
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, FileState, Input, Kind, Output};
 use crate::gguf::writer::Layout;
 use crate::gguf::{Gguf, Recode, SourceFile};
-
-/// How far a writer has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// What is being done.
-    pub stage: Stage,
-    /// Bytes done in this stage.
-    pub done: u64,
-    /// Bytes of this stage.
-    pub total: u64,
-    /// Records and tensors that the journal has, of this call and earlier ones.
-    pub finished: usize,
-}
-
-/// What a writer is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// Checking what an earlier call has left.
-    Checking,
-    /// Writing tensors and records.
-    Writing,
-    /// Reading the source, or the plain model that the pack stands for, for its digest.
-    Hashing,
-}
-
-/// Told often; answers whether to go on.
-pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// What [`write()`] has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,17 +38,6 @@ pub struct Written {
     pub source_sha256: Sha256,
     /// Digest of what [`super::unpack()`] writes, where a plain GGUF can express the pack.
     pub plain_sha256: Option<Sha256>,
-}
-
-/// `OUT.partial`.
-pub fn partial_path(out: &Path) -> PathBuf {
-    with_suffix(out, ".partial")
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }
 
 /// Writes the pack of `source` that `spec` describes to `out`. A call that was interrupted, even by a kill, is taken up
@@ -143,15 +105,6 @@ pub fn write(
         source_sha256: digest,
         plain_sha256: plain,
     })
-}
-
-pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
-    let path = path.to_owned();
-    move |error| match action {
-        // Nothing is there yet.
-        "open" => WriteError::Create { path, error },
-        _ => WriteError::Output { path, action, error },
-    }
 }
 
 /// What was read is what the header was read of.

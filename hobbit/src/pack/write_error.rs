@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::PackError;
 use crate::files::OutputError;
 use crate::gguf::{GgmlType, GgufError, RecodeError};
-use crate::imatrix::ImatrixError;
+use crate::pack::imatrix::ImatrixError;
 use crate::predict::PathTableError;
 use crate::store::StoreError;
 

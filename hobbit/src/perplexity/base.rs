@@ -23,7 +23,7 @@ use super::windows::n_scored;
 use crate::files;
 use crate::options::Token;
 
-const MAGIC: &[u8; 8] = b"_logits_";
+const MAGIC: &[u8; 8] = &files::BASE_MAGIC;
 const HEAD_BYTES: u64 = MAGIC.len() as u64 + 3 * 4;
 
 /// Why a base file cannot be used.
@@ -115,14 +115,6 @@ impl BaseHead {
         let chunks = self.chunk_bytes().saturating_mul(chunk as u64);
         before.saturating_add(chunks).saturating_add(self.row_bytes().saturating_mul(row as u64))
     }
-}
-
-/// Whether a file that begins with these bytes is a base file, or one whose run did not end.
-pub(crate) fn may_replace(head: &[u8]) -> bool {
-    let (magic, numbers) = head.split_at(head.len().min(MAGIC.len()));
-    let is_positive = |number: &[u8]| number.iter().any(|byte| *byte != 0) && number[3] < 0x80;
-    let is_base = MAGIC.starts_with(magic) || magic.iter().all(|byte| *byte == 0);
-    is_base && numbers.chunks_exact(4).take(3).all(is_positive)
 }
 
 /// Writes a base file.

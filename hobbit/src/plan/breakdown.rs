@@ -1,17 +1,18 @@
 //! Plans in words.
 
-use super::size::{FlagValue, Show};
+use super::size::FlagValue;
 use super::{BudgetSource, MemoryPlan};
 use crate::expert::Precision;
+use crate::units::ShortBytes;
 use std::fmt;
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (budget, from) = (Show(self.budget), origin(self.budget_source));
+        let (budget, from) = (ShortBytes(self.budget), origin(self.budget_source));
         write!(f, "{:<14}{budget:>9}  {from}", "memory budget")?;
         let mut row = |name: &str, bytes: u64, note: &str| {
             let gap = if note.is_empty() { "" } else { "  " };
-            write!(f, "\n  {name:<12}{:>9}{gap}{note}", Show(bytes))
+            write!(f, "\n  {name:<12}{:>9}{gap}{note}", ShortBytes(bytes))
         };
         row("weights", self.fixed.weights, "")?;
         row("KV cache", self.fixed.kv, "")?;
@@ -29,8 +30,8 @@ impl fmt::Display for MemoryPlan {
             }
             let note = match self.staging_slots {
                 0 => "not needed: every expert has a slot".to_owned(),
-                1 => format!("1 slice of {}", Show(self.staging_slot_bytes)),
-                n => format!("{n} slices of {}", Show(self.staging_slot_bytes)),
+                1 => format!("1 slice of {}", ShortBytes(self.staging_slot_bytes)),
+                n => format!("{n} slices of {}", ShortBytes(self.staging_slot_bytes)),
             };
             row("staging", self.staging, &note)?;
         }
@@ -64,7 +65,7 @@ pub(super) fn more_memory(minimum: u64, available: Option<u64>, or_else: &str) -
     match available.filter(|available| minimum > *available) {
         Some(available) => {
             let advice = or_else.trim_start_matches("or ");
-            format!("{} are available here: {advice}, or run it where there is more memory", Show(available))
+            format!("{} are available here: {advice}, or run it where there is more memory", ShortBytes(available))
         }
         None => format!("give --mem-budget {}, {or_else}", FlagValue(minimum)),
     }
@@ -73,7 +74,7 @@ pub(super) fn more_memory(minimum: u64, available: Option<u64>, or_else: &str) -
 /// The other way to have an expert cache, where there is one.
 pub(super) fn or_budget(minimum: u64, available: Option<u64>) -> String {
     match available.filter(|available| minimum > *available) {
-        Some(available) => format!(" ({} are available here)", Show(available)),
+        Some(available) => format!(" ({} are available here)", ShortBytes(available)),
         None => format!(", or --mem-budget {}", FlagValue(minimum)),
     }
 }

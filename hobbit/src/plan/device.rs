@@ -7,8 +7,7 @@
 use serde::Serialize;
 
 use super::pools::{Division, Experts};
-use super::{ExpertCache, PlanError, PoolPlan, PoolSpec, StagingWish};
-use crate::options::LowShare;
+use super::{ExpertCache, LowShare, PlanError, PoolPlan, PoolSpec, StagingWish};
 
 /// What a device's plan is made from. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]

@@ -22,6 +22,7 @@ mod breakdown;
 mod device;
 mod layers;
 mod limits;
+mod low_share;
 mod pools;
 mod regime;
 mod size;
@@ -31,16 +32,16 @@ mod tests;
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
+pub use low_share::LowShare;
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use regime::{Needs, Regime};
 pub use size::{Budget, ExpertCache, SizeError};
 
 use crate::expert::Precision;
-use crate::options::LowShare;
+use crate::units::ShortBytes;
 use pools::{Division, Experts};
 use serde::Serialize;
 use size::FlagValue;
-pub(crate) use size::Show;
 
 /// What a plan is made from. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,7 +147,7 @@ pub enum PlanError {
     /// The budget cannot hold the model even with no expert cached.
     #[error(
         "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached; {}",
-        Show(*budget), breakdown::origin(*origin), Show(FlagValue(*minimum).bytes()),
+        ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(FlagValue(*minimum).bytes()),
         breakdown::more_memory(*minimum, *available, "or make the context smaller (-c)")
     )]
     TooSmall {
@@ -163,7 +164,7 @@ pub enum PlanError {
     #[error(
         "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({}); give \
          --mem-budget auto{}, or --overcommit if you know of more (swap, a limit that will be raised)",
-        Show(*budget), Show(*takes), Show(*available), breakdown::origin(*origin).trim_start_matches("auto: "),
+        ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), breakdown::origin(*origin).trim_start_matches("auto: "),
         breakdown::or_less(*available)
     )]
     AboveLimit {
@@ -179,7 +180,7 @@ pub enum PlanError {
     /// The expert cache asked for does not fit beside the rest.
     #[error(
         "an expert cache of {} does not fit into a memory budget of {}; give --expert-cache {} or less{}",
-        Show(*asked), Show(*budget), breakdown::whole_mib(*fits), breakdown::or_budget(*minimum, *available)
+        ShortBytes(*asked), ShortBytes(*budget), breakdown::whole_mib(*fits), breakdown::or_budget(*minimum, *available)
     )]
     ExpertCacheTooLarge {
         /// Bytes asked for.
@@ -197,7 +198,7 @@ pub enum PlanError {
     #[error(
         "not even one wave of experts fits on {device}: {} are free there, {} are needed (head-room {}); put fewer layers \
          there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU",
-        Show(*free), Show(*minimum), Show(*headroom)
+        ShortBytes(*free), ShortBytes(*minimum), ShortBytes(*headroom)
     )]
     DeviceTooSmall {
         /// Its name.
@@ -213,7 +214,7 @@ pub enum PlanError {
     #[error(
         "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {} (head-room {}); \
          give a smaller --device-cache or --device-headroom",
-        Show(*asked), Show(*free), breakdown::whole_mib(*fits), Show(*headroom)
+        ShortBytes(*asked), ShortBytes(*free), breakdown::whole_mib(*fits), ShortBytes(*headroom)
     )]
     DeviceCacheTooLarge {
         /// Its name.

@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
+use super::LowShare;
 use crate::expert::Precision;
-use crate::options::LowShare;
 
 /// Percent of the expert cache that low versions get unless told otherwise: none, they stream through staging.
 ///
-/// Measured on the demo model and on both shapes of `benches/memory_limited`: every share above 0 moves more bytes per
+/// Measured on the demo model and on two larger shapes (Mixtral, Qwen3-MoE): every share above 0 moves more bytes per
 /// token (demo model, 25 % cache: 1118 KiB at 0 %, 1164 at 5 and 10 %, 1208 at 15 %). It must be so: a byte of a high
 /// slot saves reads of experts that are wanted high, and those wanted low too; the same byte in low slots only the latter.
 pub const LOW_SHARE_AUTO_PERCENT: f64 = 0.0;

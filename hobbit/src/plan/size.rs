@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
-const MIB: u64 = 1 << 20;
+use crate::units::{MIB, parse_bytes, parse_percent};
 
 /// What `--mem-budget` says: the memory the whole process may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -64,33 +64,9 @@ impl FromStr for ExpertCache {
             return Ok(Self::Auto);
         }
         match text.strip_suffix('%') {
-            Some(number) => {
-                let percent = number.trim_end().parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-                percent.map(Self::Percent).ok_or_else(error)
-            }
+            Some(_) => parse_percent(text, 100.0).map(Self::Percent).ok_or_else(error),
             None => parse_bytes(text).map(Self::Bytes).ok_or_else(error),
         }
-    }
-}
-
-fn parse_bytes(text: &str) -> Option<u64> {
-    parse_size::Config::new().with_binary().parse_size(text).ok()
-}
-
-/// Bytes for people: `1.10 GiB`, `412 MiB`, `1.5 MiB`, `300 B`.
-pub(crate) struct Show(pub(crate) u64);
-
-impl fmt::Display for Show {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.0 as f64;
-        let text = match self.0 {
-            0..1024 => format!("{} B", self.0),
-            1024..MIB => format!("{:.0} KiB", bytes / 1024.0),
-            _ if self.0 < 10 * MIB => format!("{:.1} MiB", bytes / MIB as f64),
-            _ if self.0 < 1024 * MIB => format!("{:.0} MiB", bytes / MIB as f64),
-            _ => format!("{:.2} GiB", bytes / (1024 * MIB) as f64),
-        };
-        f.pad(&text)
     }
 }
 
@@ -147,14 +123,6 @@ mod tests {
         }
         let error = "40%".parse::<Budget>().unwrap_err();
         assert_eq!(error.to_string(), "'40%' is not a size (expected auto, 2.5GiB or 1800M)");
-    }
-
-    #[test]
-    fn bytes_are_shown_short() {
-        let table = [(300, "300 B"), (4096, "4 KiB"), (3 * MIB / 2, "1.5 MiB"), (412 * MIB, "412 MiB")];
-        for (bytes, text) in table.into_iter().chain([(1181116006, "1.10 GiB")]) {
-            assert_eq!(Show(bytes).to_string(), text);
-        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod ahead;
 mod cross_layer;
 mod gate;
 mod gate_stack;
+mod kind;
 mod oracle;
 mod path_table;
 mod previous;
@@ -31,13 +32,10 @@ mod stacked_gate;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-use std::str::FromStr;
-use std::sync::Arc;
-
 pub use ahead::{Ahead, ahead, ahead_by};
 pub use cross_layer::CrossLayer;
 pub use gate_stack::{Gate, GateRows, GateStack, Gating};
+pub use kind::{PredictorKind, build};
 pub use oracle::{FutureToken, Oracle};
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
 pub use previous::Previous;
@@ -47,7 +45,6 @@ pub use shape::PredictShape;
 pub use stacked_gate::StackedGate;
 
 use crate::expert::ExpertId;
-use crate::options::UnknownWord;
 
 /// An expert that a later layer is expected to use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,84 +95,4 @@ pub trait Predictor: Send {
 
     /// A new sequence begins.
     fn begin_sequence(&mut self) {}
-}
-
-/// Predicts nothing.
-#[derive(Clone, Copy, Debug, Default)]
-struct Nothing;
-
-impl Predictor for Nothing {
-    fn observe(&mut self, _layer: u16, _chosen: &[(u16, f32)]) {}
-
-    fn predict(&mut self, _layer: u16, _distance: u8, _out: &mut Vec<Predicted>) {}
-}
-
-/// How experts are predicted. [`Oracle`] is not among them: it needs the future.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PredictorKind {
-    /// Not at all.
-    #[default]
-    None,
-    /// [`StackedGate`].
-    StackedGate,
-    /// [`CrossLayer`].
-    CrossLayer,
-    /// [`PathPredictor`].
-    PathTable,
-    /// [`Previous`].
-    Previous,
-}
-
-impl PredictorKind {
-    /// Whether it asks the routers of later layers.
-    pub const fn needs_scores(self) -> bool {
-        matches!(self, Self::StackedGate | Self::CrossLayer)
-    }
-
-    /// Every kind.
-    pub const ALL: [Self; 5] = [Self::None, Self::StackedGate, Self::CrossLayer, Self::PathTable, Self::Previous];
-
-    /// The word on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::StackedGate => "stacked-gate",
-            Self::CrossLayer => "cross-layer",
-            Self::PathTable => "path-table",
-            Self::Previous => "previous",
-        }
-    }
-}
-
-impl fmt::Display for PredictorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for PredictorKind {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL.into_iter().find(|kind| kind.name() == word).ok_or_else(|| UnknownWord {
-            what: "predictor",
-            found: word.to_owned(),
-            expected: Self::ALL.map(Self::name).join(", "),
-        })
-    }
-}
-
-/// A predictor with its paper's parameters.
-///
-/// [`PredictorKind::PathTable`] predicts nothing without a table, and nothing for layers that the table has not in the
-/// model's shape: callers ask [`PathTable::check_shape`] first and tell the user.
-pub fn build(kind: PredictorKind, shape: PredictShape, table: Option<Arc<PathTable>>) -> Box<dyn Predictor> {
-    match kind {
-        PredictorKind::None => Box::new(Nothing),
-        PredictorKind::StackedGate => Box::new(StackedGate::new(shape, StackedGate::DISTANCE_MAX)),
-        PredictorKind::CrossLayer => Box::new(CrossLayer::new(shape, CrossLayer::PERCENTILE)),
-        PredictorKind::PathTable => Box::new(PathPredictor::new(shape, table.unwrap_or_default())),
-        PredictorKind::Previous => Box::new(Previous::new(shape)),
-    }
 }

@@ -106,7 +106,8 @@ pub struct Width {
     pub perplexity_increase: f64,
     /// What one nat of summed KL costs in nats of perplexity: the loss of lowering everything (the larger of KL and
     /// logarithm of the perplexities' ratio), divided by the sum of all layers' `kl`.
-    pub calibration: f64,
+    #[serde(rename = "calibration")]
+    pub scale: f64,
     /// By layer, ascending.
     pub layers: Vec<LayerWidth>,
     /// True measurements of single experts, if they were asked for.
@@ -176,7 +177,7 @@ impl Width {
     /// Predicted loss of lowering one expert alone, in nats of perplexity.
     pub fn loss(&self, layer: u16, index: u16) -> Option<f64> {
         let layer = self.layers.iter().find(|own| own.layer == layer)?;
-        layer.experts.get(usize::from(index)).map(|kl| kl * self.calibration)
+        layer.experts.get(usize::from(index)).map(|kl| kl * self.scale)
     }
 }
 
@@ -211,7 +212,7 @@ impl Profile {
         let profile: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
         let mut losses = profile.widths.iter().flat_map(|width| {
             let layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
-            layers.chain([&width.kl, &width.calibration])
+            layers.chain([&width.kl, &width.scale])
         });
         let wrong = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)).copied();
         drop(losses);

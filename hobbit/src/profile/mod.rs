@@ -1,8 +1,8 @@
 //! What a model tolerates: thresholds for dynamic precision, and a width for each expert.
 //!
 //! `gguf-tools profile` runs a model over a text and writes a [`Profile`]; `gguf-tools pack --profile` turns it into
-//! [`widths()`]. Here is what both think; running the model is the tool's part. [`FittedPolicy`] is the other kind of
-//! profile: how a model's experts are best cached, fitted to traces by `hobbit-sim calibrate`.
+//! [`widths()`]. Here is what both think; running the model is the tool's part. How a model's experts are best cached is
+//! no business of it: see [`crate::fitted`], though the programs' flag for that file is `--profile`.
 //!
 //! # Sensitivity
 //!
@@ -25,11 +25,10 @@
 //! 0.70: any change at all costs some 5e-4 nats there, by flipping close decisions of later routers, and hides what few
 //! lost bits cost. Such costs do not add up over experts, so they are no fault of a proxy for sums.
 //!
-//! A profile's [`Width::calibration`] turns sums of KL divergences into loss of perplexity. It is measured with every
+//! A profile's [`Width::scale`] turns sums of KL divergences into loss of perplexity. It is measured with every
 //! expert lowered at once.
 
 mod error;
-mod fitted;
 mod format;
 mod loss;
 mod paths;
@@ -40,13 +39,12 @@ mod types;
 mod uses;
 mod widths;
 
-pub use error::{FittedError, ProfileError, WidthsError};
-pub use fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty};
+pub use error::{ProfileError, WidthsError};
 pub use format::{
     Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
-pub use paths::{path_shape, read_path_table, write_path_table};
+pub use paths::{read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, search};

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use super::ProfileError;
 use crate::files;
-use crate::gguf::{ExpertMap, Gguf};
-use crate::predict::{PathTable, PredictShape};
+use crate::predict::PathTable;
 
 /// Reads a path table. No more than [`PathTable::BYTES_MAX`] bytes are read, whatever the file is.
 ///
@@ -33,19 +32,10 @@ pub fn write_path_table(path: &Path, table: &PathTable) -> Result<(), ProfileErr
     files::create(path, files::Kind::PathTable).and_then(|mut file| file.write_all(&bytes)).map_err(io)
 }
 
-/// The layers of a model whose table ends with block `last_layer`, to judge by its files alone. What lies behind is for
-/// multi-token prediction, and does not run; without `last_layer`, every layer with experts.
-pub fn path_shape(gguf: &Gguf, experts: &ExpertMap, last_layer: Option<u16>) -> PredictShape {
-    let used = gguf.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0);
-    let layers = experts.layers.iter().filter(|layer| last_layer.is_none_or(|last| layer.layer <= last));
-    let layers = layers.map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)));
-    PredictShape::new(layers, u32::try_from(used).unwrap_or(u32::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::predict::{PathLimits, PathTableBuilder};
+    use crate::predict::{PathLimits, PathTableBuilder, PredictShape};
 
     #[test]
     fn files_are_read_as_they_were_written_and_refused_by_name() {

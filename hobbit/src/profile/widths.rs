@@ -77,7 +77,7 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
             ids.push(ExpertId { layer: layer.layer, index });
             let of = |(width, profiled, bytes): &(&super::Width, &super::LayerWidth, u64)| Choice {
                 bytes: *bytes,
-                loss: profiled.experts[usize::from(index)] * width.calibration,
+                loss: profiled.experts[usize::from(index)] * width.scale,
             };
             choices.push([Choice { bytes: whole, loss: 0.0 }].into_iter().chain(lowered.iter().map(of)).collect());
             types.push(lowered.iter().map(|(width, profiled, _)| (width.dtype, profiled.types)).collect::<Vec<_>>());

@@ -1,7 +1,5 @@
 //! How much an expert matters to a token (HOBBIT, section 4.2).
 
-use crate::options::PrecisionOptions;
-
 /// What a token asks for when an expert is missing. Ordered: `Skip < Low < High`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Demand {
@@ -47,13 +45,16 @@ pub enum ThresholdError {
 }
 
 impl Default for Thresholds {
-    /// The paper's, for Mixtral-8x7B.
+    /// [`Thresholds::MIXTRAL`].
     fn default() -> Self {
-        Self { t1: PrecisionOptions::T1, t2: PrecisionOptions::T2 }
+        Self::MIXTRAL
     }
 }
 
 impl Thresholds {
+    /// HOBBIT's, for Mixtral-8x7B.
+    pub const MIXTRAL: Self = Self { t1: 0.6, t2: 0.9 };
+
     /// Checked thresholds.
     ///
     /// # Errors

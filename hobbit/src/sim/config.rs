@@ -9,9 +9,10 @@ use super::link::LinkModel;
 use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::options::{PrecisionMode, UnknownWord};
+use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::Thresholds;
+use crate::words::UnknownWord;
 
 /// Who leaves when a slot is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub enum Eviction {
 
 /// Who guesses what later layers need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Foresight {
+pub enum PredictedBy {
     /// One of the engine's predictors. Those that need scores of later layers take what was recorded.
     Predictor(PredictorKind),
     /// The future.
@@ -88,7 +89,7 @@ pub struct Config {
     /// As `--deterministic`.
     pub deterministic: bool,
     /// Who predicts, for prefetches.
-    pub foresight: Foresight,
+    pub foresight: PredictedBy,
     /// `None`: nothing is loaded on a guess.
     pub prefetch: Option<Prefetch>,
     /// The file.
@@ -114,7 +115,7 @@ impl Config {
         let foresight =
             settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor, "--predictor"))?;
         let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value >= 0.0);
-        let is_read_ahead = foresight != Foresight::Predictor(PredictorKind::None) && settings.prefetch != "off";
+        let is_read_ahead = foresight != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
         let default = LinkModel::default();
         let link = LinkModel {
@@ -186,7 +187,7 @@ impl fmt::Display for Eviction {
     }
 }
 
-impl FromStr for Foresight {
+impl FromStr for PredictedBy {
     type Err = UnknownWord;
 
     /// A predictor's name, or `oracle`.
@@ -202,7 +203,7 @@ impl FromStr for Foresight {
     }
 }
 
-impl fmt::Display for Foresight {
+impl fmt::Display for PredictedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Oracle => f.pad("oracle"),

@@ -1,16 +1,16 @@
 //! HOBBIT's weights and thresholds for a model, from traces of its own (section 4.4).
 
 use super::budget::Budget;
-use super::config::{Config, Eviction, Foresight};
+use super::config::{Config, Eviction, PredictedBy};
 use super::error::SimError;
 use super::penalties::penalties;
 use super::recording::Recording;
 use super::replay::replay;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy};
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
-use crate::profile::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy};
 use crate::route::{self, Shares, Thresholds, unimportance};
 
 /// Steps of the first grid: weights are quarters.
@@ -66,7 +66,7 @@ pub fn fit(
     let mut config = Config::recorded(first)?;
     config.eviction = Eviction::Policy(goal.policy);
     (config.budget, config.allocation, config.low_percent) = (goal.budget, goal.allocation, goal.low_percent);
-    (config.foresight, config.prefetch) = (Foresight::Predictor(PredictorKind::None), None);
+    (config.foresight, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
     config.upgrade = false;
     config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
     config.thresholds = thresholds.map_or(Thresholds { t1: 1.0, t2: 1.0 }, |(thresholds, _)| thresholds);

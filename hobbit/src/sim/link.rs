@@ -70,9 +70,9 @@ impl<T: Copy> Link<T> {
         self.waiting[class.index()].push_back(Read { target, bytes });
     }
 
-    /// Nothing waits and nothing is under way.
-    pub(super) fn is_idle(&self) -> bool {
-        self.under_way.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
+    /// Reads that wait or are under way.
+    pub(super) fn outstanding(&self) -> usize {
+        self.under_way.len() + self.waiting.iter().map(VecDeque::len).sum::<usize>()
     }
 
     /// Bytes of reads of some classes that wait or are under way.
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!((two.bytes_of(|class| class == OnDemandHigh), two.bytes_of(LoadClass::is_background)), (12, 0));
         assert_eq!(landings(&mut one), [(6.0, 0), (12.0, 1), (18.0, 2)]);
         assert_eq!(landings(&mut two), [(6.0, 0), (10.0, 1), (14.0, 2)]);
-        assert!(one.is_idle());
+        assert_eq!(one.outstanding(), 0);
     }
 
     #[test]

@@ -2,19 +2,19 @@
 //!
 //! ```text
 //! trace -> Recording -> replay(Config) -> Outcome
-//!                          |  cache::Cache, route, predict: the engine's objects
+//!                          |  residency::Residency, with the engine's policies and predictors
 //!                          |  Link: the file, as bytes per second, latency, reads in flight
 //! ```
 //!
-//! A replay does what `engine::residency` does, in its order: every needed expert is touched and what is resident is
-//! pinned; then misses get slots and are submitted; products of what is there run while the rest lands. So a replay with
-//! the recording's own policy and slots reproduces the recorded hit or miss of every expert where nothing depended on how fast
-//! reads were, and comes near elsewhere. What it leaves out: staging slots are without limit, a dense batch reads ahead into
-//! empty slots only, and tiers on devices are not seen.
+//! A replay drives the engine's own [`crate::residency`]: what was recorded takes the place of the router, a virtual
+//! link that of the store. So a replay with the recording's own policy and slots reproduces the recorded hit or miss of
+//! every expert where nothing depended on how fast reads were, and comes near elsewhere. What it leaves out: staging
+//! slots are without limit and not for reads ahead, experts move as a whole, and tiers on devices are not seen.
 //!
 //! [`Eviction::Belady`] is the optimum; [`fit()`] fits HOBBIT's weights and thresholds, and measures
 //! what each layer's misses cost.
 
+mod books;
 mod budget;
 mod config;
 mod curves;
@@ -24,15 +24,15 @@ mod link;
 mod outcome;
 mod penalties;
 mod recall;
+mod recorded;
 mod recording;
 mod replay;
-mod step;
 #[cfg(test)]
 mod tests;
-mod upgrades;
+mod virtual_reads;
 
 pub use budget::{Budget, BudgetError, LayerSlots, slots};
-pub use config::{Compute, Config, Eviction, Foresight, Prefetch};
+pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch};
 pub use curves::{HitCurve, hit_curves};
 pub use error::SimError;
 pub use fit::{FitGoal, fit};

@@ -5,7 +5,7 @@ use super::config::Config;
 use super::error::SimError;
 use super::recording::Recording;
 use super::replay::replay;
-use crate::profile::LayerPenalty;
+use crate::fitted::LayerPenalty;
 
 /// Numbers of slots that are tried, at the most, beside none.
 const STEPS: u32 = 32;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::config::Foresight;
+use super::config::PredictedBy;
+use super::recorded::{chosen, has_router_scores, scores_at};
 use super::recording::{Batch, Event, Recording};
-use super::step::{chosen, show};
 use crate::predict::{
     self, CrossLayer, FutureToken, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape,
     Predictor, PredictorKind, Recall,
@@ -13,14 +13,14 @@ use crate::trace::{Header, LayerRecord, Prediction};
 
 /// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that need what
 /// later routers say take what was recorded of it; Fate's, which looks one layer ahead, is asked for all distances.
-pub fn recall(recording: &Recording, foresight: Foresight, distance_max: u8) -> Recall {
+pub fn recall(recording: &Recording, foresight: PredictedBy, distance_max: u8) -> Recall {
     let shape = predict_shape(&recording.header);
     let mut predictor: Box<dyn Predictor> = match foresight {
-        Foresight::Predictor(PredictorKind::CrossLayer) => {
+        PredictedBy::Predictor(PredictorKind::CrossLayer) => {
             Box::new(CrossLayer::new(shape, CrossLayer::PERCENTILE).up_to(distance_max))
         }
-        Foresight::Predictor(kind) => predict::build(kind, shape, None),
-        Foresight::Oracle => Box::new(Oracle::new(shape, future(recording).into_iter())),
+        PredictedBy::Predictor(kind) => predict::build(kind, shape, None),
+        PredictedBy::Oracle => Box::new(Oracle::new(shape, future(recording, |batch| batch.n_tokens == 1).into_iter())),
     };
     judge(recording, predictor.as_mut(), distance_max)
 }
@@ -45,7 +45,7 @@ pub fn path_table(recordings: &[Recording]) -> PathTable {
 
 fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8) -> Recall {
     let header = &recording.header;
-    let (mut recall, mut predicted, mut scores) = (Recall::default(), Vec::new(), Vec::new());
+    let (mut recall, mut predicted) = (Recall::default(), Vec::new());
     let layers = &header.model.layers;
     for event in &recording.events {
         let batch = match event {
@@ -61,7 +61,7 @@ fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8)
         recall.forget_expected();
         for record in &batch.layers {
             recall.observe(record.layer, &token(record));
-            show(predictor, record, &chosen(record), header, &mut scores);
+            show(predictor, record, &chosen(record), header);
             let at = layers.iter().position(|own| own.layer == record.layer);
             for distance in 1..=distance_max {
                 let Some(target) = at.and_then(|at| layers.get(at + usize::from(distance))) else { continue };
@@ -119,8 +119,8 @@ impl Widths {
     }
 }
 
-/// Widths by layer that was predicted and distance, for distances up to `distance_max`; empty where the recording has no scores
-/// of later routers.
+/// Widths by layer that was predicted and distance, for distances up to `distance_max`; empty where the recording has
+/// no scores of later routers.
 pub fn widths(recording: &Recording, distance_max: u8) -> BTreeMap<(u16, u8), Widths> {
     let mut all = BTreeMap::new();
     if has_router_scores(&recording.header) {
@@ -163,20 +163,33 @@ fn widths_of(batch: &Batch, header: &Header, distance_max: u8, all: &mut BTreeMa
     }
 }
 
-/// Whether predictions of a recording are scores of later routers: its predictor worked on them.
-pub(super) fn has_router_scores(header: &Header) -> bool {
-    let gates = [PredictorKind::StackedGate, PredictorKind::CrossLayer];
-    header.settings.predictor.parse().is_ok_and(|kind: PredictorKind| gates.contains(&kind))
+/// Tells a predictor what a single token's layer did, and the scores of later layers that were recorded.
+fn show(predictor: &mut dyn Predictor, record: &LayerRecord, chosen: &[(u16, f32)], header: &Header) {
+    predictor.observe(record.layer, chosen);
+    if !predictor.needs_scores() {
+        return;
+    }
+    let mut distances: Vec<u8> = record.predictions.iter().map(|prediction| prediction.distance).collect();
+    distances.sort_unstable();
+    distances.dedup();
+    for distance in distances {
+        if let Some(scores) = scores_at(record, distance, header) {
+            predictor.scores(record.layer, distance, &scores);
+        }
+    }
 }
 
 pub(super) fn predict_shape(header: &Header) -> PredictShape {
     PredictShape { layers: header.model.layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect() }
 }
 
-/// What the single tokens of a recording will use.
-pub(super) fn future(recording: &Recording) -> Vec<FutureToken> {
-    let single = recording.batches().filter(|batch| batch.n_tokens == 1);
-    single.map(|batch| batch.layers.iter().map(|record| (record.layer, token(record))).collect()).collect()
+/// What the single tokens among some batches of a recording will use: nothing is known of other batches.
+pub(super) fn future(recording: &Recording, is_shown: impl Fn(&Batch) -> bool) -> Vec<FutureToken> {
+    let of_batch = |batch: &Batch| match batch.n_tokens {
+        1 => batch.layers.iter().map(|record| (record.layer, token(record))).collect(),
+        _ => FutureToken::new(),
+    };
+    recording.batches().filter(|batch| is_shown(batch)).map(of_batch).collect()
 }
 
 /// A single token's experts, by falling weight.

@@ -1,44 +1,32 @@
 //! A recording from its beginning to its end.
 
-use std::collections::BTreeSet;
+mod step;
 
+use super::books::{Books, Observe};
 use super::budget::slots;
-use super::config::{Config, Eviction, Foresight};
+use super::config::{Config, Eviction, PredictedBy, Prefetch};
 use super::curves::hit_curves;
 use super::error::SimError;
-use super::link::Link;
 use super::outcome::{LayerOutcome, Outcome};
 use super::recall::{future, predict_shape};
 use super::recording::{Batch, Event, Recording};
-use super::step::{demands, need_order};
-use super::upgrades::Upgrades;
+use super::virtual_reads::VirtualReads;
 use crate::cache::policy::{self, Belady, Shape, Upcoming};
-use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds, SlotId};
+use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
-use crate::load::prefetch::{Estimates, Pace, PrefetchOptions, Prefetcher};
-use crate::options::PrecisionMode;
+use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
+use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::{self, Oracle, Predictor};
+use crate::residency::{
+    self, Chosen, LayerShape, Layout, LookaheadOptions, Parts, Precisions, Reads, Residency, StagingOptions,
+    VersionBytes,
+};
 use crate::route::{Demand, Thresholds};
-use crate::trace::{Header, Phase, ResidentsRecord};
+use crate::trace::{Header, Layer, ResidentsRecord};
+use step::read_record;
 
 /// Experts move as a whole: one slice stands for all.
-pub(super) const WHOLE: SliceKind = SliceKind::Gate;
-
-/// What a read is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    Slot(SlotId, Version),
-    /// Beyond the layer's slots: read, multiplied, forgotten.
-    Staging(Version),
-}
-
-impl Target {
-    pub(super) fn version(&self) -> Version {
-        match *self {
-            Self::Slot(_, version) | Self::Staging(version) => version,
-        }
-    }
-}
+const WHOLE: SliceKind = SliceKind::Gate;
 
 /// Replays a recording; `observe` is told of every needed expert: layer, expert, precision used, hit.
 ///
@@ -49,44 +37,29 @@ pub fn replay(
     config: &Config,
     observe: &mut dyn FnMut(ExpertId, Option<Precision>, bool),
 ) -> Result<Outcome, SimError> {
-    let mut replay = Replay::new(recording, config)?;
+    let mut replay = Replay::new(recording, config, observe)?;
     replay.warm_up();
     for event in &recording.events {
         match event {
-            Event::Sequence => {
-                replay.cache.begin_sequence();
-                replay.predictor.begin_sequence();
-            }
-            Event::Batch(batch) => replay.batch(batch, observe),
+            Event::Sequence => replay.residency.begin_sequence(),
+            Event::Batch(batch) => replay.batch(batch),
         }
     }
     Ok(replay.finish())
 }
 
+/// A residency that is shown what was recorded, with a clock that computing and reading move.
 pub(super) struct Replay<'a> {
     pub(super) recording: &'a Recording,
     pub(super) config: &'a Config,
-    pub(super) cache: Cache,
-    pub(super) predictor: Box<dyn Predictor>,
-    /// Decides what is loaded on a guess.
-    pub(super) planner: Prefetcher,
-    pub(super) link: Link<Target>,
-    /// Virtual seconds.
-    pub(super) now: f64,
-    pub(super) upgrades: Upgrades,
-    /// Staged versions of the running layer that have landed.
-    pub(super) staged: Vec<Version>,
-    /// Resident on a guess, and not used yet.
-    pub(super) guessed: BTreeSet<Version>,
-    pub(super) low_cost: f64,
-    pub(super) outcome: Outcome,
+    pub(super) residency: Residency<VirtualReads, Books<'a>>,
+    pub(super) chosen: Chosen,
     /// Reused.
-    pub(super) landed: Vec<Target>,
     pub(super) scores: Vec<f32>,
 }
 
 impl<'a> Replay<'a> {
-    fn new(recording: &'a Recording, config: &'a Config) -> Result<Self, SimError> {
+    fn new(recording: &'a Recording, config: &'a Config, observe: Observe<'a>) -> Result<Self, SimError> {
         let header = &recording.header;
         let layers = &header.model.layers;
         let (high, low) = layers.iter().fold((0, 0), |(high, low), l| (high + l.bytes_high, low + l.bytes_low));
@@ -103,142 +76,104 @@ impl<'a> Replay<'a> {
             }
             Eviction::Belady => Box::new(Belady::with_demands(uses_to_come(recording, config), low_cost as f32)),
         };
-        let predictor: Box<dyn Predictor> = match config.foresight {
-            Foresight::Predictor(kind) => predict::build(kind, predict_shape(header), None),
-            Foresight::Oracle => Box::new(Oracle::new(predict_shape(header), future(recording).into_iter())),
-        };
         let cache = Cache::new(pools, policy);
-        let of_layer = |layer: &crate::trace::Layer| LayerOutcome {
+        let of_layer = |layer: &Layer| LayerOutcome {
             layer: layer.layer,
             slots: cache.capacity_of_layer(layer.layer, Precision::High),
             ..LayerOutcome::default()
         };
         let outcome = Outcome { layers: layers.iter().map(of_layer).collect(), ..Outcome::default() };
-        Ok(Self {
-            recording,
-            config,
+        let residency = Residency::new(Parts {
+            reads: VirtualReads::new(config.link),
+            observer: Books::new(outcome, low_cost, observe),
+            layout: layout(header, config, &cache),
             cache,
-            predictor,
-            planner: planner(config),
-            link: Link::new(config.link),
-            now: 0.0,
-            upgrades: Upgrades::new(layers.iter().map(|layer| layer.layer).collect()),
-            staged: Vec::new(),
-            guessed: BTreeSet::new(),
-            low_cost,
-            outcome,
-            landed: Vec::new(),
-            scores: Vec::new(),
-        })
+            staging: StagingOptions { n_slots: None, ahead: false },
+            overlaps: true,
+            precisions: precisions(config),
+            lookahead: config.prefetch.map(|prefetch| lookahead(recording, config, prefetch)),
+        });
+        Ok(Self { recording, config, residency, chosen: Chosen::default(), scores: Vec::new() })
     }
 
-    /// What was resident when the recording began is resident, as far as there are slots; a policy of the recorded kind knows
-    /// what that one had learned.
+    /// What was resident when the recording began is resident, as far as there are slots; a policy of the recorded kind
+    /// knows what that one had learned.
     fn warm_up(&mut self) {
         let ResidentsRecord { versions, statistics } = self.recording.start.clone();
         let saved = SavedCache { name: String::new(), residents: versions, statistics };
-        let is_recorded = self.config.eviction.to_string() == self.recording.header.settings.policy;
-        if is_recorded {
-            self.cache.load_statistics(&saved);
+        if self.config.eviction.to_string() == self.recording.header.settings.policy {
+            self.residency.load_statistics(&saved);
         }
-        for (slot, _) in self.cache.restore(&saved) {
-            self.cache.set_loading(slot, WHOLE);
-            self.cache.set_ready(slot, WHOLE);
-        }
+        self.residency.assume(&saved);
     }
 
-    fn batch(&mut self, batch: &Batch, observe: &mut dyn FnMut(ExpertId, Option<Precision>, bool)) {
-        let started = self.now;
-        if batch.n_tokens == 1 {
-            self.predictor.begin_token();
-        }
-        self.planner.abandon();
+    fn batch(&mut self, batch: &Batch) {
+        let started = self.residency.reads().seconds();
+        self.residency.observer_mut().phase = batch.phase;
+        self.residency.begin_batch(batch.n_tokens);
         for record in &batch.layers {
-            self.layer(batch, record, observe);
+            self.layer(batch, record);
         }
-        self.cache.next_token();
-        self.upgrades.next_token();
-        if self.config.deterministic {
-            self.upgrade_in_step();
-        }
-        let seconds = self.now - started;
-        let phase = self.outcome.phase_mut(batch.phase);
+        self.residency.end_batch(batch.n_tokens, 0.0);
+        let seconds = self.residency.reads().seconds() - started;
+        let phase = self.residency.observer_mut().outcome.phase_mut(batch.phase);
         phase.tokens += u64::from(batch.n_tokens);
         phase.seconds += seconds;
     }
 
     fn finish(mut self) -> Outcome {
-        self.outcome.prefetch.wasted += self.guessed.len() as u64;
-        self.outcome
+        let (upgrades, bytes_read) = (self.residency.counters().upgrades, self.residency.reads().bytes());
+        Outcome { upgrades, bytes_read, ..self.residency.observer_mut().end() }
     }
 
     /// Time passes; what has landed is there.
-    pub(super) fn pass(&mut self, until: f64) {
-        self.now = self.now.max(until);
-        let mut landed = std::mem::take(&mut self.landed);
-        self.link.advance(self.now, &mut landed);
-        for target in landed.drain(..) {
-            match target {
-                Target::Slot(slot, version) => {
-                    self.cache.set_ready(slot, WHOLE);
-                    self.planner.landed(version);
-                }
-                Target::Staging(version) => self.staged.push(version),
-            }
-        }
-        self.landed = landed;
-    }
-
-    /// Makes a version resident and its slot loading; `None` where it finds no slot.
-    pub(super) fn acquire(&mut self, version: Version) -> Option<SlotId> {
-        let acquired = self.cache.acquire(version)?;
-        self.leaves(acquired.evicted);
-        self.cache.set_loading(acquired.slot, WHOLE);
-        Some(acquired.slot)
-    }
-
-    /// Books on a guess that was evicted unused.
-    pub(super) fn leaves(&mut self, evicted: Option<Version>) {
-        if evicted.is_some_and(|version| self.guessed.remove(&version)) {
-            self.outcome.prefetch.wasted += 1;
-        }
-    }
-
-    pub(super) fn bytes(&self, version: Version) -> u64 {
-        let layer = self.recording.header.layer(version.expert.layer);
-        layer.map_or(0, |layer| match version.precision {
-            Precision::High => layer.bytes_high,
-            Precision::Low => layer.bytes_low,
-        })
-    }
-
-    pub(super) fn has_low(&self, layer: u16) -> bool {
-        self.config.mode == PrecisionMode::Dynamic
-            && self.recording.header.layer(layer).is_some_and(|layer| layer.bytes_low > 0)
-    }
-
-    pub(super) fn layer_outcome(&mut self, layer: u16) -> Option<&mut LayerOutcome> {
-        let layers = &mut self.outcome.layers;
-        layers.binary_search_by_key(&layer, |own| own.layer).ok().map(|at| &mut layers[at])
-    }
-
-    pub(super) fn count(&mut self, phase: Phase, layer: u16, used: Option<Precision>, hit: bool) {
-        let penalty = if hit { 0.0 } else { super::outcome::penalty(used, self.low_cost) };
-        if let Some(own) = self.layer_outcome(layer) {
-            own.hits += u64::from(hit);
-            own.misses += u64::from(!hit);
-            own.penalty += penalty;
-        }
-        let phase = self.outcome.phase_mut(phase);
-        phase.hits += u64::from(hit);
-        phase.penalty += penalty;
-        if !hit {
-            phase.misses.count(used, 1);
-        }
+    pub(super) fn pass(&mut self, seconds: f64) {
+        self.residency.reads_mut().pass(seconds);
+        self.residency.poll();
     }
 }
 
-/// The engine's, told the speed of the link and what experts are asked for.
+/// Who looks ahead: the engine's, told the speed of the link and what experts are asked for.
+fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> residency::Lookahead {
+    let shape = predict_shape(&recording.header);
+    let predictor: Box<dyn Predictor> = match config.foresight {
+        PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), None),
+        PredictedBy::Oracle => Box::new(Oracle::new(shape.clone(), future(recording, |_| true).into_iter())),
+    };
+    let options = LookaheadOptions {
+        shape,
+        distance_max: prefetch.distance_max,
+        shields: prefetch.shield,
+        compares_tokens: false,
+    };
+    residency::Lookahead::new(predictor, planner(config), Governor::fixed(true), options)
+}
+
+/// In which precision experts are wanted.
+pub(super) fn precisions(config: &Config) -> Precisions {
+    let &Config { mode, thresholds, prefill_low, upgrade, deterministic, .. } = config;
+    let options = PrecisionOptions { prefill_low, upgrade, deterministic, ..PrecisionOptions::default() };
+    Precisions::new(mode, thresholds, options)
+}
+
+/// Layers whose experts move as a whole.
+fn layout(header: &Header, config: &Config, cache: &Cache) -> Layout {
+    let shape = |layer: &Layer| LayerShape { layer: layer.layer, n_expert: layer.n_expert, kinds: vec![WHOLE] };
+    let bytes = |version: Version| {
+        let layer = header.layer(version.expert.layer)?;
+        let bytes = match version.precision {
+            Precision::High => layer.bytes_high,
+            Precision::Low if config.mode == PrecisionMode::Dynamic && layer.bytes_low > 0 => layer.bytes_low,
+            Precision::Low => return None,
+        };
+        let mut slices = [0; SliceKind::COUNT];
+        slices[WHOLE.index()] = bytes;
+        Some(VersionBytes { slices, record: None })
+    };
+    Layout::new(header.model.layers.iter().map(shape), cache, bytes)
+}
+
+/// Decides what is loaded on a guess.
 fn planner(config: &Config) -> Prefetcher {
     let thresholds = match config.mode {
         PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },
@@ -254,14 +189,14 @@ fn planner(config: &Config) -> Prefetcher {
 
 /// Every use of a recording, with what it will ask for.
 fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
-    let (mut uses, mut order) = (Vec::new(), Vec::new());
+    let mut uses = Vec::new();
+    let (mut chosen, mut precisions) = (Chosen::default(), precisions(config));
     for (time, record) in (0..).zip(recording.batches().flat_map(|batch| &batch.layers)) {
-        need_order(record, &mut order);
-        let demands = demands(recording, config, record, &order);
-        uses.extend(order.iter().map(|&index| Upcoming {
+        read_record(&mut chosen, &mut precisions, recording, config, record);
+        uses.extend(chosen.routing.needed.iter().map(|&index| Upcoming {
             time,
             expert: ExpertId { layer: record.layer, index },
-            demand: match demands[usize::from(index)] {
+            demand: match chosen.demands()[usize::from(index)] {
                 Demand::High => Some(Precision::High),
                 Demand::Low => Some(Precision::Low),
                 Demand::Skip => None,

@@ -13,7 +13,7 @@ use crate::predict::PredictorKind;
 use crate::route::{Choice, Demand, Resident, Thresholds, resolve};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceReader, TraceWriter};
 
-/// As `crate::routing`, whatever the trace says: needed experts of a batch.
+/// As `crate::route`, whatever the trace says: needed experts of a batch.
 fn needed(tokens: &[Vec<u16>]) -> Vec<u16> {
     let mut needed: Vec<u16> = Vec::new();
     for &index in tokens.iter().flatten() {
@@ -99,7 +99,7 @@ impl Toy {
             for (rank, &index) in chosen.iter().enumerate() {
                 let at = usize::from(index);
                 demands[at] = demands[at].max(asked[rank]);
-                weight_of[at] += crate::trace::rounded(weights[rank]);
+                weight_of[at] += crate::route::rounded(weights[rank]);
             }
             record.push_token(chosen, &weights, None, 0);
         }
@@ -221,7 +221,7 @@ proptest! {
         slots in 2..8u32,
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
         foresight in prop::sample::select(vec![
-            Foresight::Oracle, Foresight::Predictor(PredictorKind::Previous), Foresight::Predictor(PredictorKind::None),
+            PredictedBy::Oracle, PredictedBy::Predictor(PredictorKind::Previous), PredictedBy::Predictor(PredictorKind::None),
         ]),
     ) {
         let toy = Toy { n_layers: 3, n_expert: 8, n_used: 2, slots: (slots, 0), thresholds: None, policy };
@@ -283,7 +283,7 @@ fn clockwork(prefetch: Option<Prefetch>, n_layers: u16) -> Outcome {
     let token = |index| vec![vec![vec![index]]; usize::from(n_layers)];
     let recording = recording(&toy.record(&[vec![token(0), token(1), token(0)]]));
     let config = Config {
-        foresight: Foresight::Oracle,
+        foresight: PredictedBy::Oracle,
         prefetch,
         link: LinkModel { bytes_per_second: 1000.0, latency_seconds: 0.0, in_flight: 1 },
         compute: Compute::Given { layer_seconds: 2.0, expert_seconds: 1.0 },
@@ -340,8 +340,8 @@ fn the_oracle_recalls_everything() {
             (counts.both, counts.used)
         })
     };
-    assert_eq!(of(Foresight::Oracle), [(3, 3); 3]);
-    assert_eq!(of(Foresight::Predictor(PredictorKind::Previous)), [(1, 3); 3]);
+    assert_eq!(of(PredictedBy::Oracle), [(3, 3); 3]);
+    assert_eq!(of(PredictedBy::Predictor(PredictorKind::Previous)), [(1, 3); 3]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::expert::Precision;
 use crate::options::PrecisionMode;
-use crate::plan::Show;
+use crate::units::ShortBytes;
 
 /// Experts by precision; what is counted depends on the place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -173,10 +173,10 @@ impl fmt::Display for PrecisionReport {
             }
         }
         let VersionsReport { types, bytes, slots, experts } = &self.high;
-        write!(f, "), high {types} {} ({slots} of {experts} resident)", Show(*bytes))?;
+        write!(f, "), high {types} {} ({slots} of {experts} resident)", ShortBytes(*bytes))?;
         match &self.low {
             Some(LowReport { source, types, bytes, slots, experts, .. }) => {
-                write!(f, ", low {types} {} from {source} ({slots} of {experts} resident)", Show(*bytes))?;
+                write!(f, ", low {types} {} from {source} ({slots} of {experts} resident)", ShortBytes(*bytes))?;
             }
             None => f.write_str(", no low")?,
         }

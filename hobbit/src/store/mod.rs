@@ -17,7 +17,10 @@ pub mod faulty;
 pub mod measure;
 pub mod memory;
 pub mod mode;
+mod open;
 pub mod original;
+#[cfg(target_os = "linux")]
+mod past_cache;
 pub mod probe;
 mod request;
 mod window;
@@ -26,7 +29,6 @@ mod workers;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use arena::Arena;
@@ -34,6 +36,7 @@ pub(crate) use buffered::advise_random;
 pub use error::StoreError;
 pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, IoMode, Regime, StoreKind, choose};
+pub use open::{open, open_originals};
 pub use original::Original;
 pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
 pub use window::{BLOCK_BYTES, lead_of, slot_stride};
@@ -52,38 +55,4 @@ pub trait Store: Send + Sync {
     /// Starts reading. Reads begin in the order given; a read that is split keeps that order too, so that the
     /// first slice lands first.
     fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>);
-}
-
-/// Opens `files` (a model's list of source files, in order) with the engine that `kind` names.
-///
-/// # Errors
-/// [`StoreError::Open`] names the file that could not be opened; [`StoreError::Unavailable`] says why the direct
-/// engine cannot run here.
-pub fn open(kind: StoreKind, files: &[PathBuf]) -> Result<Arc<dyn Store>, StoreError> {
-    match kind {
-        StoreKind::Buffered => Ok(Arc::new(buffered::BufferedStore::open(files)?)),
-        #[cfg(target_os = "linux")]
-        StoreKind::Direct => Ok(Arc::new(direct::DirectStore::open(files)?)),
-        #[cfg(not(target_os = "linux"))]
-        StoreKind::Direct => Err(no_direct()),
-    }
-}
-
-/// As [`open`], of files that are open already: they are read whatever has taken their names since.
-///
-/// # Errors
-/// As [`open`]; [`StoreError::Changed`] for a file that has been written to.
-pub fn open_originals(kind: StoreKind, files: &[Original]) -> Result<Arc<dyn Store>, StoreError> {
-    match kind {
-        StoreKind::Buffered => Ok(Arc::new(buffered::BufferedStore::of_originals(files)?)),
-        #[cfg(target_os = "linux")]
-        StoreKind::Direct => Ok(Arc::new(direct::DirectStore::of_originals(files)?)),
-        #[cfg(not(target_os = "linux"))]
-        StoreKind::Direct => Err(no_direct()),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn no_direct() -> StoreError {
-    StoreError::Unavailable { engine: "direct", reason: "it needs Linux (io_uring and O_DIRECT)".into() }
 }

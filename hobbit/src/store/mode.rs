@@ -44,7 +44,7 @@ impl FromStr for IoMode {
     }
 }
 
-/// An engine that can be opened with [`super::open`].
+/// An engine that can be opened with [`super::open()`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreKind {
     /// [`super::direct`].

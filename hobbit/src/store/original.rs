@@ -79,12 +79,13 @@ impl Original {
         // This name leads to the file that is open, whatever its own name means by now. Where /proc is not to be had, the own
         // name may do.
         let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let opened = super::direct::open_direct(Path::new(&name)).or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => super::direct::open_direct(&self.path),
+        let opened = super::past_cache::open(Path::new(&name)).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => super::past_cache::open(&self.path),
             _ => Err(error),
         });
-        let opened = opened.map_err(|source| open_error(&self.path, super::direct::ENGINE, source))?;
-        let state = FileState::of(&opened).map_err(|source| open_error(&self.path, super::direct::ENGINE, source))?;
+        let opened = opened.map_err(|source| open_error(&self.path, super::past_cache::ENGINE, source))?;
+        let state =
+            FileState::of(&opened).map_err(|source| open_error(&self.path, super::past_cache::ENGINE, source))?;
         if state.is_same_file(&self.state) { Ok(opened) } else { Err(self.changed("another file has its name now")) }
     }
 

@@ -19,12 +19,6 @@ pub(super) fn put_f32(out: &mut Vec<u8>, value: f32) {
     out.extend_from_slice(&value.to_le_bytes());
 }
 
-/// A weight or score as a trace keeps it, in half precision. Policies that are shown rounded weights decide alike in a
-/// run and in its replay.
-pub fn rounded(value: f32) -> f32 {
-    f16::from_f32(value).to_f32()
-}
-
 /// Reads a record from front to back. Errors are words; who knows file and offset makes a [`super::TraceError`].
 pub(super) struct Cursor<'a> {
     left: &'a [u8],

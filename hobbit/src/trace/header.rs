@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::files;
 use crate::options::{PrecisionMode, Prefetch};
 
 /// First bytes of every trace.
-pub const MAGIC: [u8; 8] = *b"HOBBITTR";
+pub const MAGIC: [u8; 8] = files::TRACE_MAGIC;
 /// Counts up when a reader of the last version would misunderstand.
 pub const VERSION: u16 = 1;
 /// Bytes of a header's JSON, at the most.

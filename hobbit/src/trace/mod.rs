@@ -32,7 +32,7 @@ mod record;
 mod tests;
 mod writer;
 
-pub use bytes::rounded;
+pub use crate::route::rounded;
 pub use error::TraceError;
 pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;

@@ -9,7 +9,7 @@ use hobbit::cache::policy::PolicyKind;
 use hobbit::gguf::Gguf;
 use hobbit::pack::Pack;
 use hobbit::predict::PredictorKind;
-use hobbit::sim::{Config, Eviction, Foresight, Prefetch, Recording, replay};
+use hobbit::sim::{Config, Eviction, PredictedBy, Prefetch, Recording, replay};
 use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, TraceReader, TraceWriter};
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, N_USED, Token};
 
@@ -100,7 +100,7 @@ fn replays(criterion: &mut Criterion) {
         group.bench_function(eviction.to_string(), |b| b.iter(|| replay(&recording, &config, &mut |_, _, _| {})));
     }
     let prefetch = Some(Prefetch::default());
-    let foresight = Foresight::Predictor(PredictorKind::Previous);
+    let foresight = PredictedBy::Predictor(PredictorKind::Previous);
     let config = Config { foresight, prefetch, ..recorded };
     group.bench_function("lru, prefetching", |b| b.iter(|| replay(&recording, &config, &mut |_, _, _| {})));
     group.finish();

@@ -25,7 +25,7 @@ struct Warm {
 }
 
 impl Warm {
-    /// One layer in the order of `engine::residency`; every read lands at once.
+    /// One layer in the order of `hobbit::residency`; every read lands at once.
     fn layer(&mut self, at: usize) {
         let choice = &self.token[at];
         let cache = &mut self.cache;

@@ -3,10 +3,10 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
+use hobbit::route::Routing;
 use hobbit::route::{
     Choice, Demand, Resident, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance,
 };
-use hobbit::routing::Routing;
 use hobbit_guard::inputs::{self, N_EXPERT, N_PROMPT, N_USED};
 
 /// Batches of a layer, with what is computed of them.

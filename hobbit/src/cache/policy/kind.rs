@@ -4,7 +4,7 @@ use super::{
     Arc, EdgeMoe, Fld, Foresight, ForesightOptions, Hobbit, Lfu, Lhu, Lru, Policy, S3Fifo, Sieve, Smoe, Weights,
     foresight,
 };
-use crate::options::UnknownWord;
+use crate::words::UnknownWord;
 use std::fmt;
 use std::str::FromStr;
 

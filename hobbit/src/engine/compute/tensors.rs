@@ -74,7 +74,7 @@ pub(in super::super) unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item
 ///
 /// # Safety
 /// Their ubatch is being computed for as long as the iterator lives.
-pub(super) unsafe fn read_weights(weights: RouterWeights) -> impl Iterator<Item = f32> {
+pub(in super::super) unsafe fn read_weights(weights: RouterWeights) -> impl Iterator<Item = f32> {
     (0..weights.n_tokens).flat_map(move |token| {
         // SAFETY: by the caller.
         (0..weights.n_used).map(move |rank| unsafe { weights.at(token, rank).read_unaligned() })

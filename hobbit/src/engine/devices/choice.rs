@@ -1,6 +1,7 @@
 //! Which of the devices a model is offloaded to: the rule of llama.cpp's `llama_prepare_model_devices`.
 
-use super::{DeviceError, DeviceKind};
+use crate::engine::device_error::DeviceError;
+use crate::engine::device_kind::DeviceKind;
 use crate::options::{DeviceChoice, DeviceOptions, SplitMode};
 
 /// A device, as far as the choice depends on it.

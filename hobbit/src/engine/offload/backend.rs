@@ -8,8 +8,8 @@ use ggml_sys::backend as ffi;
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_backend_event_t, ggml_backend_t, ggml_tensor};
 
 use super::compute::Offload;
-use super::stream::Stream;
-use super::wrapper;
+use super::wrapper::wrapper;
+use crate::engine::tier::stream::Stream;
 
 static GUID: [u8; 16] = *b"hobbit-offload-1";
 

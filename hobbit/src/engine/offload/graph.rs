@@ -4,7 +4,7 @@ use std::ptr::{self, NonNull};
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_status, ggml_tensor};
 
-use super::stream::Stream;
+use crate::engine::tier::stream::Stream;
 
 /// Nodes a graph may have.
 const NODES_MAX: usize = 1024;

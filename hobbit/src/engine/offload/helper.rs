@@ -11,8 +11,8 @@ use std::ptr::{self, NonNull};
 use ggml_sys::llama::{self, ggml_tensor};
 
 use super::graph::tensor_at;
-use super::stream::Stream;
 use crate::engine::inner::Inner;
+use crate::engine::tier::stream::Stream;
 use crate::expert::SliceKind;
 use crate::gguf::SliceShape;
 

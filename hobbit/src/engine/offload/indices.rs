@@ -2,8 +2,8 @@
 
 use ggml_sys::llama::ggml_tensor;
 
-use crate::engine::residency::Used;
-use crate::routing::{Pair, Routing};
+use crate::residency::Used;
+use crate::route::{Pair, Routing};
 
 /// Gathered rows and results start at multiples of so many floats.
 const ROW_ALIGNMENT: usize = 64;

@@ -3,30 +3,20 @@
 //! llama.cpp is given, in place of a ggml device, a wrapper around it: same name, memory, buffers and operations, and one
 //! more, the products of expert tensors in the expert buffer type. So a layer stays one split on its device, with
 //! nothing copied and nobody waited for but the router's choice. Of each graph the wrapper passes on what is not ours,
-//! and computes the rest from device slots ([`tier`]), which are filled from the host's ([`super::residency`]).
+//! and computes the rest from device slots ([`super::tier`]), which are filled from the host's ([`super::hierarchy`]).
 //!
 //! Only the generic backend interface is used: what it can do, every device of ggml can.
 
-mod ahead;
 mod backend;
-mod clock;
 mod compute;
 pub(super) mod failure;
 mod graph;
 mod helper;
-mod idle;
 mod indices;
 mod launch;
-mod memory;
-mod shrink;
-mod stream;
-pub(super) mod tier;
-mod uploads;
+mod wrapper;
 
-pub(super) use memory::{Memory, Refused, staging_stride};
-pub(super) use tier::{Parts, Tier};
-
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
@@ -36,23 +26,10 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::{buffer_type_interface, is_expert_tensor};
+use super::tier::is_remote;
+use wrapper::wrapper;
 
-/// A batch, for questions about batches.
-const SOME_ROWS: i64 = 8;
-
-/// A ggml device with experts on it. Leaked: devices live as long as the process.
-pub(super) struct Wrapper {
-    raw: ggml_backend_dev_t,
-    inner: ggml_backend_dev_t,
-    buffer_type: ggml_backend_buffer_type_t,
-    name: CString,
-    is_remote: bool,
-}
-
-// SAFETY: never written after it was made.
-unsafe impl Send for Wrapper {}
-// SAFETY: as above.
-unsafe impl Sync for Wrapper {}
+pub(super) use wrapper::Wrapper;
 
 static WRAPPERS: Mutex<Vec<&'static Wrapper>> = Mutex::new(Vec::new());
 
@@ -66,66 +43,6 @@ impl Wrapper {
         let wrapper = make(inner);
         known.push(wrapper);
         wrapper
-    }
-
-    /// What llama.cpp is given.
-    pub(super) fn raw(&self) -> ggml_backend_dev_t {
-        self.raw
-    }
-
-    /// The device itself.
-    pub(super) fn inner(&self) -> ggml_backend_dev_t {
-        self.inner
-    }
-
-    /// Where expert tensors of the device's layers are placed.
-    pub(super) fn buffer_type(&self) -> ggml_backend_buffer_type_t {
-        self.buffer_type
-    }
-
-    /// The device's name.
-    pub(super) fn name(&self) -> String {
-        self.name.to_string_lossy().into_owned()
-    }
-
-    /// Whether it is an RPC server's.
-    pub(super) fn is_remote(&self) -> bool {
-        self.is_remote
-    }
-
-    /// What the device says of itself.
-    pub(super) fn description(&self) -> String {
-        // SAFETY: a registered device; its text is NUL-terminated and lives as long.
-        unsafe { CStr::from_ptr(llama::ggml_backend_dev_description(self.inner)) }.to_string_lossy().into_owned()
-    }
-
-    /// Whether the device multiplies by weights `[ne0, ne1, n_expert]` of this type, for one token and for several, and
-    /// gathers and scatters their rows.
-    pub(super) fn multiplies(&self, type_: llama::ggml_type, ne: [u64; 3]) -> bool {
-        let ne = ne.map(|n| n as i64);
-        let none = ptr::null_mut();
-        let tensor = |type_, ne: [i64; 3]| {
-            Box::new(graph::tensor_at(type_, [ne[0], ne[1], ne[2], 1], ptr::null_mut(), none, None))
-        };
-        let (f32, i32) = (llama::GGML_TYPE_F32, llama::GGML_TYPE_I32);
-        let does = |op, mut node: Box<ggml_tensor>, sources: &mut [Box<ggml_tensor>]| {
-            node.op = op;
-            node.src.iter_mut().zip(sources).for_each(|(src, source)| *src = &raw mut **source);
-            // SAFETY: the node and its sources are live; they have no buffer, so only shapes and types can matter.
-            unsafe { llama::ggml_backend_dev_supports_op(self.inner, &*node) }
-        };
-        [1, SOME_ROWS].into_iter().all(|n| {
-            let sources = &mut [tensor(type_, ne), tensor(f32, [ne[0], 1, n]), tensor(i32, [1, n, 1])];
-            does(llama::GGML_OP_MUL_MAT_ID, tensor(f32, [ne[1], 1, n]), sources)
-        }) && does(
-            llama::GGML_OP_GET_ROWS,
-            tensor(f32, [ne[0], SOME_ROWS, 1]),
-            &mut [tensor(f32, [ne[0], SOME_ROWS, 1]), tensor(i32, [SOME_ROWS, 1, 1])],
-        ) && does(
-            llama::GGML_OP_SET_ROWS,
-            tensor(f32, [ne[1], SOME_ROWS, 1]),
-            &mut [tensor(f32, [ne[1], SOME_ROWS, 1]), tensor(llama::GGML_TYPE_I64, [SOME_ROWS, 1, 1])],
-        )
     }
 }
 
@@ -157,7 +74,7 @@ fn make(inner: ggml_backend_dev_t) -> &'static Wrapper {
         inner,
         buffer_type: buffer_type.cast(),
         name,
-        is_remote: memory::is_remote(inner),
+        is_remote: is_remote(inner),
     }));
     // SAFETY: leaked, and nobody else has seen them yet.
     unsafe {
@@ -165,13 +82,6 @@ fn make(inner: ggml_backend_dev_t) -> &'static Wrapper {
         (*reg).context = device.cast();
     }
     wrapper
-}
-
-/// # Safety
-/// `dev` is a wrapper's.
-unsafe fn wrapper(dev: ggml_backend_dev_t) -> &'static Wrapper {
-    // SAFETY: by the caller; `make` put the wrapper there.
-    unsafe { &*(*dev.cast::<ffi::ggml_backend_device>()).context.cast::<Wrapper>() }
 }
 
 /// # Safety

@@ -39,8 +39,6 @@ mod tests;
 pub use costs::{Costs, RunningMean};
 pub use probe::Balancer;
 
-use crate::options::CpuHelper;
-
 /// A selected expert without a copy in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Miss {
@@ -64,16 +62,6 @@ pub enum HelperMode {
     Auto,
     /// Every miss that is in host memory.
     On,
-}
-
-impl From<CpuHelper> for HelperMode {
-    fn from(helper: CpuHelper) -> Self {
-        match helper {
-            CpuHelper::Off => Self::Off,
-            CpuHelper::On => Self::On,
-            CpuHelper::Auto | CpuHelper::Threads(_) => Self::Auto,
-        }
-    }
 }
 
 /// Who goes where, in the order of the misses.

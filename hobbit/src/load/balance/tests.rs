@@ -150,12 +150,6 @@ fn probes_become_rarer_while_they_confirm_and_stay_within_their_share() {
     assert!(probed.len() == 3 && probed.windows(2).all(|pair| pair[1] - pair[0] >= 608), "{probed:?}");
 }
 
-#[test]
-fn the_users_word_decides() {
-    let modes = [CpuHelper::Auto, CpuHelper::On, CpuHelper::Off, CpuHelper::Threads(3)].map(HelperMode::from);
-    assert_eq!(modes, [HelperMode::Auto, HelperMode::On, HelperMode::Off, HelperMode::Auto]);
-}
-
 fn any_costs() -> impl Strategy<Value = Costs> {
     let seconds = || prop_oneof![Just(0.0), 1e-7..1e-2];
     (1e-12..1e-6, seconds(), 1e-12..1e-6, seconds(), seconds()).prop_map(

@@ -26,7 +26,7 @@ impl PrefetchOptions {
     /// Enough for two layers of the widest predictions of today's models.
     pub const OUTSTANDING_MAX: usize = 64;
     /// For what no estimate knows. Without it `foresight` with prefetching decoded 6 % slower than without on a model of
-    /// long reads (`benches/memory_limited`, the widened demo model), with it 3 %; runs differ by about as much.
+    /// long reads (memory-limited, the widened demo model), with it 3 %; runs differ by about as much.
     pub const SAVED_MIN: f64 = 0.1;
 }
 

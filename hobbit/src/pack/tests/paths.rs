@@ -2,11 +2,10 @@
 
 use super::*;
 use crate::predict::{PathLimits, PathTable, PathTableBuilder, PredictShape};
-use crate::profile::path_shape;
 
 fn shape_of(model: &Path) -> PredictShape {
     let gguf = Gguf::open(model).unwrap();
-    path_shape(&gguf, &gguf.experts().unwrap(), None)
+    PredictShape::of_header(&gguf, &gguf.experts().unwrap(), None)
 }
 
 /// Expert e is followed by expert e + 1.

@@ -6,7 +6,7 @@ use super::toy::{decode, encode};
 use super::*;
 use crate::expert::{ExpertId, Precision, SliceKind};
 use crate::gguf::{GgmlType, HeaderBuilder, Piece, VirtualGguf};
-use crate::imatrix::Imatrix;
+use crate::pack::imatrix::Imatrix;
 use crate::store::BLOCK_BYTES;
 
 /// All bytes of a virtual file; absent ones are zeros.

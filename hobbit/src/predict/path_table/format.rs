@@ -21,13 +21,14 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LayerTable, PathTable, PathTableError, Row};
+use crate::files;
 
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
 impl PathTable {
     /// A table's first bytes.
-    pub(crate) const MAGIC: [u8; 4] = *b"hbPT";
+    pub(crate) const MAGIC: [u8; 4] = files::PATH_TABLE_MAGIC;
 
     /// The table's bytes, as a file or a pack may have them.
     ///

@@ -30,7 +30,7 @@ fn profile() -> Profile {
     let layers = vec![LayerWidth { layer: 3, types, kl: 0.004, experts }];
     let checked = Checked { layer: 3, expert: 1, predicted: 0.003, measured: 0.004 };
     let check = Some(Check { spearman: None, ratio: 0.75, experts: vec![checked] });
-    let width = Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, calibration: 2.0, layers, check };
+    let width = Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, scale: 2.0, layers, check };
     Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
@@ -87,7 +87,7 @@ fn what_is_no_profile_of_this_version_is_refused() {
 }
 
 #[test]
-fn losses_are_calibrated() {
+fn losses_are_scaled() {
     let profile = profile();
     assert_eq!(profile.widths[0].loss(3, 1), Some(0.006));
     assert_eq!((profile.widths[0].loss(3, 2), profile.widths[0].loss(0, 0)), (None, None));

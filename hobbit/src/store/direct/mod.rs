@@ -20,8 +20,7 @@ mod ring;
 mod schedule;
 mod slices;
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,10 +31,9 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 
 use self::ring::{Bell, Command, Reader};
 use super::error::StoreError;
+use super::past_cache::{self, ENGINE};
 use super::request::{Completion, ReadDone, ReadRequest};
 use super::{BLOCK_BYTES, Original, Store};
-
-pub(super) const ENGINE: &str = "direct";
 
 /// How the direct engine reads.
 #[derive(Clone, Copy, Debug)]
@@ -74,11 +72,6 @@ pub(super) struct DirectFile {
     pub file: File,
 }
 
-/// Opens for direct reads; fails on file systems that have none.
-pub(super) fn open_direct(path: &std::path::Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
-}
-
 /// Makes a ring and drops it.
 pub(super) fn probe_ring() -> std::io::Result<()> {
     ring::new_ring(1).map(drop)
@@ -106,7 +99,7 @@ impl DirectStore {
         assert_eq!(u64::from(options.chunk_bytes) % BLOCK_BYTES, 0);
         let open = files
             .iter()
-            .map(|path| match open_direct(path) {
+            .map(|path| match past_cache::open(path) {
                 Ok(file) => Ok(DirectFile { path: path.clone(), file }),
                 Err(source) => Err(StoreError::Open { path: path.clone(), engine: ENGINE, source }),
             })
@@ -146,7 +139,7 @@ impl DirectStore {
         };
         match verdict.recv() {
             Ok(Ok(())) => Ok(Self { commands, bell, files: n_files, thread: Some(thread) }),
-            Ok(Err(error)) => Err(StoreError::Unavailable { engine: ENGINE, reason: super::probe::refusal(&error) }),
+            Ok(Err(error)) => Err(StoreError::Unavailable { engine: ENGINE, reason: past_cache::refusal(&error) }),
             Err(_) => Err(StoreError::Stopped { engine: ENGINE }),
         }
     }

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use super::super::arena::Arena;
 use super::super::error::StoreError;
+use super::super::past_cache::ENGINE;
 use super::super::request::{Completion, ReadDone, ReadRequest};
 use super::super::window::{BLOCK_BYTES, Chunk, Progress, Window, lead_of};
-use super::{DirectFile, ENGINE};
+use super::DirectFile;
 
 /// Times that a chunk may be asked to try again before that counts as a failure.
 const RETRIES_MAX: u32 = 1000;

@@ -22,33 +22,32 @@ impl Offload {
     /// As [`Offload::layer`].
     pub(super) unsafe fn divide<'a>(
         &mut self,
-        residency: &Residency,
+        host: &Host,
         tier: &mut Tier,
-        step: &Step,
+        step: &LayerStep,
         missing: &[Used],
         region: Region<'a>,
     ) -> Option<Help<'a>> {
         let balancer = tier.balancer.as_mut()?;
         // SAFETY: nodes of a live graph.
         // A part of a layer has results besides the last product's.
-        let is_whole = region.kinds.iter().flatten().count() == residency.kinds(step.layer).len();
+        let is_whole = region.kinds.iter().flatten().count() == host.layout().kinds(step.layer).len();
         // SAFETY: nodes of a live graph.
-        if missing.is_empty() || !is_whole || self.routing.n_tokens != 1 || !unsafe { Helper::can(region) } {
+        if missing.is_empty() || !is_whole || self.chosen.routing.n_tokens != 1 || !unsafe { Helper::can(region) } {
             return None;
         }
-        let n_used = self.routing.n_used;
+        let n_used = self.chosen.routing.n_used;
         let misses: Vec<Miss> = missing
             .iter()
             .map(|&used| {
-                let rank = self.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
+                let rank = self.chosen.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
                 let slices = region.kinds.iter().flatten().map(|&kind| SliceId { version: step.version(used), kind });
                 Miss {
                     index: used.index,
-                    bytes: slices.clone().map(|slice| residency.shape(slice).bytes).sum(),
+                    bytes: slices.clone().map(|slice| host.shape(slice).bytes).sum(),
                     // The router's order stands for its weights where these were not read.
-                    score: self.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
-                    on_host: used.row.is_some()
-                        && slices.clone().all(|slice| residency.host_bytes(slice, used).is_some()),
+                    score: self.chosen.router_weights().get(rank).copied().unwrap_or((n_used - rank) as f32),
+                    on_host: used.row.is_some() && slices.clone().all(|slice| host.host_bytes(slice, used).is_some()),
                 }
             })
             .collect();
@@ -77,23 +76,18 @@ impl Offload {
     ///
     /// # Safety
     /// As [`Offload::layer`].
-    pub(super) unsafe fn help_once(
-        &mut self,
-        residency: &Residency,
-        step: &Step,
-        help: &mut Help,
-    ) -> Result<bool, Failed> {
+    pub(super) unsafe fn help_once(&mut self, host: &Host, step: &LayerStep, help: &mut Help) -> Result<bool, Failed> {
         if help.experts.is_empty() {
             return Ok(false);
         }
         let started = Instant::now();
         let used = help.experts.remove(0);
         let Some(helper) = self.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
-        for pair in self.routing.pairs_of(used.index) {
+        for pair in self.chosen.routing.pairs_of(used.index) {
             let weights = |kind: SliceKind| {
                 let slice = SliceId { version: step.version(used), kind };
-                let (data, _) = residency.host_bytes(slice, used).expect("what the CPU computes is on the host");
-                (data, residency.shape(slice).clone())
+                let (data, _) = host.host_bytes(slice, used).expect("what the CPU computes is on the host");
+                (data, host.shape(slice).clone())
             };
             // SAFETY: by the caller; host slots of a step are pinned.
             let row = unsafe {
@@ -114,18 +108,18 @@ impl Offload {
     /// As [`Offload::layer`]; the region has been submitted.
     pub(super) unsafe fn finish_help(
         &mut self,
-        residency: &mut Residency,
+        host: &mut Host,
         tier: &mut Tier,
-        step: &Step,
+        step: &LayerStep,
         help: &mut Option<Help>,
         uploads: &mut Uploads,
     ) -> Result<(), Failed> {
         let Some(help) = help else { return Ok(()) };
         // SAFETY: by the caller.
-        while unsafe { self.help_once(residency, step, help)? } {
-            residency.poll();
+        while unsafe { self.help_once(host, step, help)? } {
+            host.poll();
             // SAFETY: the host slots of the step are pinned until the uploads have run.
-            unsafe { uploads.pump(residency, tier) };
+            unsafe { uploads.pump(host, tier) };
         }
         let last = *help.region.nodes.last().expect("a region has a product");
         tier.helped(help.rows.len() as u64, help.bytes, help.seconds);

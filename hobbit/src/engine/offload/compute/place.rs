@@ -3,13 +3,7 @@
 use super::*;
 
 /// Pins what a step uses and is on the device. What is not, in the order of need.
-pub(super) fn pin_present(
-    tier: &mut Tier,
-    step: &Step,
-    kinds: &[SliceKind],
-    again: bool,
-    weight: impl Fn(u16) -> f32,
-) -> Vec<Used> {
+pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], chosen: &Chosen) -> Vec<Used> {
     let mut missing = Vec::new();
     if tier.is_unified() {
         return missing;
@@ -18,8 +12,8 @@ pub(super) fn pin_present(
         let version = step.version(used);
         // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
         let hit = tier.pin(version) && tier.has(version, kinds);
-        if !again {
-            tier.touch(version, hit, weight(used.index));
+        if !chosen.is_again() {
+            tier.touch(version, hit, chosen.share(used.index));
         }
         if !hit {
             missing.push(used);
@@ -33,7 +27,7 @@ pub(super) fn pin_present(
 #[allow(clippy::type_complexity)]
 pub(super) fn by_place(
     tier: &Tier,
-    step: &Step,
+    step: &LayerStep,
     kinds: &[SliceKind],
     all: &[Used],
     missing: &[Used],
@@ -64,19 +58,19 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn locate(&self, residency: &Residency, tier: &Tier) -> Option<Weights> {
+    pub(super) fn locate(&self, host: &Host, tier: &Tier) -> Option<Weights> {
         match tier.is_unified() {
-            true => tier.locate_on_host(residency, self.slice, self.used),
+            true => tier.locate_on_host(host, self.slice, self.used),
             false => tier.locate(self.slice),
         }
     }
 }
 
 /// Takes out of `pending` what the device can multiply, or can once what was submitted has arrived.
-pub(super) fn take_located(pending: &mut Vec<Wanted>, residency: &Residency, tier: &Tier) -> Vec<Product> {
+pub(super) fn take_located(pending: &mut Vec<Wanted>, host: &Host, tier: &Tier) -> Vec<Product> {
     let mut located = Vec::new();
     pending.retain(|wanted| {
-        let weights = wanted.locate(residency, tier);
+        let weights = wanted.locate(host, tier);
         let &Wanted { node, used, slice } = wanted;
         located.extend(weights.map(|weights| Product { node, used, slice, weights }));
         weights.is_none()

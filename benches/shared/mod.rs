@@ -1,3 +1,0 @@
-//! What the benches have in common.
-
-pub mod requantise;

@@ -1,0 +1,175 @@
+//! A product expert by expert, each as soon as its slice is there.
+
+use super::*;
+
+impl ExpertBackend {
+    /// Computes a product expert by expert, each as soon as its slice is there.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`]; `node` is a product of kind `kind` and its other source is computed.
+    pub(super) unsafe fn by_expert(
+        &mut self,
+        experts: &Experts,
+        host: &mut Host,
+        devices: &mut Tiers,
+        step: &LayerStep,
+        kind: SliceKind,
+        node: *mut ggml_tensor,
+    ) -> Result<(), Failed> {
+        // SAFETY: the product and its source are live and allocated.
+        let row_bytes = unsafe {
+            for &index in &step.skipped {
+                for &pair in self.chosen.routing.pairs_of(index) {
+                    output_row(&*node, pair).write_bytes(0, (*node).ne[0] as usize);
+                }
+            }
+            ((*(*node).src[1]).ne[0] + (*node).ne[0]) as usize * size_of::<f32>()
+        };
+        let slice_of = |used: Used| SliceId { version: step.version(used), kind };
+        let mut pending = step.used.clone();
+        while !pending.is_empty() {
+            host.poll();
+            if let Some(error) = host.take_failure() {
+                experts.fail(error.to_string());
+                return Err(GGML_STATUS_FAILED);
+            }
+            if self.should_abort() {
+                return Err(GGML_STATUS_ABORTED);
+            }
+            let mut here: Vec<(Used, Option<*mut u8>)> = Vec::new();
+            pending.retain(|&used| match host.locate(slice_of(used), used) {
+                Place::Cached => {
+                    here.push((used, None));
+                    false
+                }
+                Place::Staged(slot) => {
+                    here.push((used, Some(host.reads().staged(slot, slice_of(used)))));
+                    false
+                }
+                Place::Pending => true,
+            });
+            if here.is_empty() {
+                let first = slice_of(pending[0]);
+                if !host.wait() && !devices.insist(host, first, pending[0]) {
+                    experts.fail(format!("{first}: nothing will ever load it"));
+                    return Err(GGML_STATUS_FAILED);
+                }
+                continue;
+            }
+            // Those of one view together, staged ones each by itself.
+            here.sort_by_key(|(used, data)| (data.is_some(), used.share));
+            let mut rest = here.as_slice();
+            while !rest.is_empty() {
+                let n = self.fitting(rest, row_bytes);
+                let (now, later) = rest.split_at(n);
+                // SAFETY: the located slices are complete and stay: cached ones are pinned, staged ones are released
+                // only after their product.
+                unsafe { self.groups(node, now, |used| host.view(step.layer, used.share, kind))? };
+                for (used, _) in now.iter().filter(|(_, data)| data.is_some()) {
+                    host.release(slice_of(*used));
+                }
+                rest = later;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of these experts may be gathered at once: at least one. Of a batch, staged ones go one by one: the
+    /// staging slot of each takes the next read as soon as its product is done.
+    fn fitting(&self, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
+        if self.chosen.routing.n_tokens > 1 && experts[0].1.is_some() {
+            return 1;
+        }
+        let mut bytes = 0usize;
+        let beyond = experts.iter().position(|(used, _)| {
+            bytes = bytes.saturating_add(self.chosen.routing.pairs_of(used.index).len().saturating_mul(row_bytes));
+            bytes > GATHER_BYTES_MAX
+        });
+        beyond.map_or(experts.len(), |n| n.max(1))
+    }
+
+    /// Multiplies all rows routed to these experts in one run: per view gather, product, scatter. A single row needs
+    /// neither copy.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::by_expert`]; the slices are complete until this returns.
+    pub(super) unsafe fn groups(
+        &mut self,
+        node: *mut ggml_tensor,
+        experts: &[(Used, Option<*mut u8>)],
+        view_of: impl Fn(Used) -> ShareView,
+    ) -> Result<(), Failed> {
+        // SAFETY: by the caller: node and sources are live, allocated, rows of floats contiguous.
+        let (input, output) = unsafe { (*(*node).src[1], *node) };
+        assert!(input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>(), "ggml multiplies floats");
+        let (n_in, n_out) = (input.ne[0] as usize, output.ne[0] as usize);
+        self.group_ids.clear();
+        self.group_pairs.clear();
+        let mut bounds = Vec::new();
+        for group in experts.chunk_by(|a, b| a.1.is_none() && b.1.is_none() && a.0.share == b.0.share) {
+            let start = self.group_ids.len();
+            for (used, data) in group {
+                let pairs = self.chosen.routing.pairs_of(used.index);
+                let row = if data.is_some() { 0 } else { used.row.map_or(0, |row| row as i32) };
+                self.group_pairs.extend_from_slice(pairs);
+                self.group_ids.resize(self.group_pairs.len(), row);
+            }
+            let view = match group[0] {
+                (used, Some(data)) => ShareView { base: data, n_slots: 1, ..view_of(used) },
+                (used, None) => view_of(used),
+            };
+            bounds.push((start..self.group_ids.len(), view));
+        }
+        let n_rows = self.group_ids.len();
+        if self.gathered.len() < n_rows * n_in {
+            self.gathered.resize(n_rows * n_in, 0.0);
+        }
+        if self.products.len() < n_rows * n_out {
+            self.products.resize(n_rows * n_out, 0.0);
+        }
+        for (rows, view) in &bounds {
+            check(self.inner.reserve())?;
+            // SAFETY: as above; gathered rows, results and ids stay where they are until the run below.
+            unsafe {
+                let n = rows.len();
+                let (from, to) = match n {
+                    1 => {
+                        let pair = self.group_pairs[rows.start];
+                        (input_row(&input, pair), output_row(&output, pair))
+                    }
+                    _ => {
+                        let from = self.gathered.as_mut_ptr().add(rows.start * n_in);
+                        for (i, &pair) in self.group_pairs[rows.clone()].iter().enumerate() {
+                            from.add(i * n_in).copy_from_nonoverlapping(input_row(&input, pair), n_in);
+                        }
+                        (from, self.products.as_mut_ptr().add(rows.start * n_out))
+                    }
+                };
+                let ids = self.group_ids.as_mut_ptr().add(rows.start);
+                let shape = |len: i64| [len, 1, n as i64, 1];
+                let mut product = output;
+                let source = plain_tensor(llama::GGML_TYPE_F32, shape(input.ne[0]), from.cast(), &product);
+                let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], ids.cast(), &product);
+                let result = plain_tensor(llama::GGML_TYPE_F32, shape(output.ne[0]), to.cast(), &product);
+                let weights = view_tensor(&*product.src[0], *view, &product);
+                (product.ne, product.nb, product.data) = (result.ne, result.nb, result.data);
+                product.src[0] = self.inner.tensor(weights);
+                product.src[1] = self.inner.tensor(source);
+                product.src[2] = self.inner.tensor(ids);
+                let product = self.inner.tensor(product);
+                self.inner.add(product);
+            }
+        }
+        self.run()?;
+        for (rows, _) in bounds.iter().filter(|(rows, _)| rows.len() > 1) {
+            for position in rows.clone() {
+                // SAFETY: as above; the run is over.
+                unsafe {
+                    let from = self.products.as_ptr().add(position * n_out);
+                    output_row(&output, self.group_pairs[position]).copy_from_nonoverlapping(from, n_out);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,234 @@
+//! The memories of one model's experts, side by side: the host's slots and the tiers of devices.
+
+mod devices;
+mod resize;
+mod warm;
+
+use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
+
+use super::gates;
+use super::host_reads::{Host, ShareView};
+use super::recorder::as_recorded;
+use super::seen::Seen;
+use super::state_file::StateFile;
+use super::tier::Tier;
+use crate::cache::policy::PolicyKind;
+use crate::expert::{SliceId, SliceKind, Version};
+use crate::gguf::SliceShape;
+use crate::plan::MemoryPlan;
+use crate::predict::GateStack;
+#[cfg(doc)]
+use crate::residency::Residency;
+use crate::residency::{Observer, Place, Reads, Used};
+use crate::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
+
+/// What a [`Hierarchy`] is made of.
+pub(super) struct Parts {
+    pub(super) host: Host,
+    /// One per device that has layers with experts.
+    pub(super) tiers: Vec<Tier>,
+    /// The policy wants to know the router's probabilities of all experts, or a trace does.
+    pub(super) wants_scores: bool,
+    /// Where what is resident is kept between runs.
+    pub(super) state_file: Option<StateFile>,
+    pub(super) description: Description,
+}
+
+/// What the first session was told, for the next ones.
+#[derive(Clone)]
+pub(super) struct Description {
+    pub(super) plan: MemoryPlan,
+    pub(super) io_choice: String,
+    pub(super) precision: PrecisionReport,
+    pub(super) caching: CachingReport,
+    pub(super) devices: Vec<DeviceReport>,
+    pub(super) warm_start: Option<WarmStart>,
+}
+
+/// See the [module](self).
+pub(super) struct Hierarchy {
+    // Dropped first: uploads from the host's memory end, then reads into it.
+    tiers: Vec<Tier>,
+    pub(super) host: Host,
+    pub(super) routers: Routers,
+    pub(super) seen: Seen,
+    state_file: Option<StateFile>,
+    description: Description,
+}
+
+/// Everything but the tier of the device that computes.
+pub(super) struct Beside<'a> {
+    pub(super) host: &'a mut Host,
+    pub(super) routers: &'a mut Routers,
+    pub(super) seen: &'a mut Seen,
+    pub(super) others: Tiers<'a>,
+}
+
+/// Tiers, but for one that computes.
+pub(super) struct Tiers<'a>([&'a mut [Tier]; 2]);
+
+impl Tiers<'_> {
+    /// Whether an upload that may not have run reads a staging slot of the host.
+    pub(super) fn read(&self, slice: SliceId) -> bool {
+        self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_reading(slice))
+    }
+
+    /// Whether one of them has a version.
+    pub(super) fn have(&self, version: Version) -> bool {
+        self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_resident(version))
+    }
+
+    /// Makes `host` read a slice into staging that nothing in flight will bring. As [`Residency::insist`].
+    pub(super) fn insist(&mut self, host: &mut Host, slice: SliceId, used: Used) -> bool {
+        if !host.is_staged_or_cached(slice, used) {
+            // Another device's uploads may be all that is staged.
+            for tier in self.0.iter_mut().flat_map(|tiers| tiers.iter_mut()) {
+                while !tier.wait_for_host_staging().is_empty() {}
+            }
+        }
+        host.insist(slice, used)
+    }
+}
+
+/// The model's routers, as far as somebody wants to know what they say.
+#[derive(Default)]
+pub(super) struct Routers {
+    gates: GateStack,
+    wants_scores: bool,
+}
+
+impl Routers {
+    /// Whether what a router sees of a single token is wanted.
+    pub(super) fn want_input(&self, host: &Host) -> bool {
+        self.wants_scores || host.asks_routers()
+    }
+
+    /// What the router of `layer` says of all of its experts for one token with the input `x`, `[n_expert]`. `None`
+    /// where nobody wants to know, or its router is not understood.
+    ///
+    /// # Safety
+    /// `ids` is a live node that was computed: the router's choice.
+    pub(super) unsafe fn scores(
+        &mut self,
+        host: &Host,
+        layer: u16,
+        ids: *mut ggml_tensor,
+        x: &[f32],
+        n_expert: usize,
+    ) -> Option<Vec<f32>> {
+        // SAFETY: by the caller.
+        if !self.want_input(host)
+            || !(self.gates.knows(layer) || unsafe { gates::learn(&mut self.gates, layer, ids, n_expert) })
+            || !self.wants_scores
+        {
+            return None;
+        }
+        let mut scores = self.of_later(layer, x)?;
+        as_recorded(&mut scores);
+        Some(scores)
+    }
+
+    /// The same of a layer that has not run, if its router is known.
+    pub(super) fn of_later(&mut self, layer: u16, x: &[f32]) -> Option<Vec<f32>> {
+        self.gates.scores(x, &[layer]).pop().map(|(_, scores)| scores)
+    }
+}
+
+impl Hierarchy {
+    /// Nothing is resident anywhere.
+    pub(super) fn new(parts: Parts) -> Self {
+        let Parts { host, tiers, wants_scores, state_file, description } = parts;
+        let seen = Seen::of(host.reads().catalog());
+        let routers = Routers { gates: GateStack::default(), wants_scores };
+        Self { tiers, host, routers, seen, state_file, description }
+    }
+
+    /// What the first session was told.
+    pub(super) fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// What the CPU computes with: the host's memory, while all devices are others.
+    pub(super) fn for_cpu(&mut self) -> Beside<'_> {
+        let Self { tiers, host, routers, seen, .. } = self;
+        Beside { host, routers, seen, others: Tiers([tiers, &mut []]) }
+    }
+
+    /// What a device computes with: its tier, and what is beside it. `None` if it has no tier.
+    pub(super) fn for_device(&mut self, dev: ggml_backend_dev_t) -> Option<(&mut Tier, Beside<'_>)> {
+        let Self { tiers, host, routers, seen, .. } = self;
+        let place = tiers.iter().position(|tier| tier.dev() == dev)?;
+        let (before, rest) = tiers.split_at_mut(place);
+        let (tier, after) = rest.split_first_mut()?;
+        Some((tier, Beside { host, routers, seen, others: Tiers([before, after]) }))
+    }
+
+    /// From now on free slots are filled while nobody waits, if that is well with everything else: devices keep what
+    /// they need themselves, and some policies take an insertion for a use. `between_tokens`: also between two tokens
+    /// of an answer.
+    pub(super) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
+        let is_indifferent = policy == PolicyKind::Foresight || self.description.plan.is_fully_resident();
+        if is_indifferent && self.tiers.is_empty() {
+            self.host.fill_free_slots(between_tokens);
+        }
+    }
+
+    /// A batch was evaluated in so many seconds.
+    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
+        let measured = self.host.reads().stats();
+        self.host.observer_mut().end_batch(n_tokens, seconds, &measured);
+        self.tiers.iter_mut().for_each(Tier::next_token);
+        self.host.end_batch(n_tokens, seconds);
+    }
+
+    /// A new sequence begins.
+    pub(super) fn begin_sequence(&mut self) {
+        self.host.observer_mut().begin_sequence();
+        self.host.begin_sequence();
+        self.tiers.iter_mut().for_each(Tier::begin_sequence);
+    }
+
+    /// What the host's cache begins with, for the trace.
+    pub(super) fn record_residents(&mut self) {
+        if self.description.warm_start.is_some() && self.host.observer_mut().is_watching() {
+            let saved = self.host.save("");
+            self.host.observer_mut().residents(saved);
+        }
+    }
+}
+
+impl Drop for Hierarchy {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.save_state();
+        }
+        let measured = self.host.reads().stats();
+        self.host.observer_mut().end(&measured);
+    }
+}
+
+impl Host {
+    /// The slots of a layer's share for one kind.
+    pub(super) fn view(&self, layer: u16, share: u16, kind: SliceKind) -> ShareView {
+        self.reads().view(layer, share, kind)
+    }
+
+    /// What a slice looks like.
+    pub(super) fn shape(&self, slice: SliceId) -> &SliceShape {
+        self.reads().shape(slice)
+    }
+
+    /// The bytes of a slice that a step uses, once they are complete, and whether they are in a staging slot, to be
+    /// released after use.
+    pub(super) fn host_bytes(&self, slice: SliceId, used: Used) -> Option<(*const u8, bool)> {
+        match self.locate(slice, used) {
+            Place::Cached => {
+                let view = self.view(slice.version.expert.layer, used.share, slice.kind);
+                let row = used.row.expect("what is cached has a row") as usize;
+                Some((view.base.wrapping_add(row * view.stride), false))
+            }
+            Place::Staged(slot) => Some((self.reads().staged(slot, slice), true)),
+            Place::Pending => None,
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Memory of the host's slots, and reads into it: what [`crate::residency`] decides, as addresses and as the loader's
+//! requests.
+
+use std::time::Instant;
+
+use super::recorder::Trace;
+use crate::cache::{Cache, SlotId};
+use crate::expert::{Extent, SliceId, SliceKind, Version};
+use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, VersionSource};
+use crate::load::{LoadClass, LoadStats, Loader};
+use crate::residency::{Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, Target, VersionBytes};
+use crate::store::{Arena, ReadDone, ReadRequest, SlotPtr, StoreError};
+
+/// What is in host memory.
+pub(super) type Host = Residency<HostReads, Trace>;
+
+/// All slots of a share for one kind, as a tensor `[ne0, ne1, n_slots]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShareView {
+    /// First byte of slot 0's slice.
+    pub(super) base: *mut u8,
+    /// Bytes from slot to slot.
+    pub(super) stride: usize,
+    /// Slots in the share.
+    pub(super) n_slots: u32,
+    /// Id of the element type, as ggml counts.
+    pub(super) type_id: u32,
+    /// Bytes of a block, and of a row.
+    pub(super) row: (usize, usize),
+}
+
+/// What [`HostReads`] is made of.
+pub(super) struct Parts {
+    pub(super) catalog: Catalog,
+    /// One arena per pool of the cache.
+    pub(super) pools: Vec<Arena>,
+    pub(super) staging: Arena,
+    /// Bytes of a staging slot.
+    pub(super) staging_stride: usize,
+    pub(super) loader: Loader,
+}
+
+/// Slots in host memory, and the loader that fills them.
+pub(super) struct HostReads {
+    // Dropped first: reads end before the memory below goes.
+    loader: Loader,
+    catalog: Catalog,
+    pools: Vec<Arena>,
+    staging: Arena,
+    staging_stride: usize,
+    /// By block, in the order of the layout's.
+    shares: Vec<Vec<Share>>,
+    began: Instant,
+}
+
+/// A layer's slots of one class.
+struct Share {
+    class: u16,
+    pool: u16,
+    /// Of the pool.
+    first_slot: u32,
+    n_slots: u32,
+    /// First byte of the share's first slot.
+    base: *mut u8,
+    /// By slice of the class.
+    leads: Vec<u64>,
+}
+
+// SAFETY: the pointers in `Share` lead into arenas owned by the same value.
+unsafe impl Send for HostReads {}
+
+impl HostReads {
+    /// # Panics
+    /// If the slots of the layout have no room in the pools, or versions of a share begin at different places in their
+    /// slots.
+    pub(super) fn new(parts: Parts, layout: &Layout) -> Self {
+        let Parts { catalog, pools, staging, staging_stride, loader } = parts;
+        let mut shares: Vec<Vec<Share>> = (0..layout.n_blocks()).map(|_| Vec::new()).collect();
+        for layer in layout.layers() {
+            let of_layer = layout.shares(layer).iter().map(|share| Share::new(share, &catalog, &pools));
+            shares[usize::from(layer)].extend(of_layer);
+        }
+        for (version, share) in layout.versions_with_shares() {
+            let source = catalog.source(version).expect("a version of the catalog");
+            let share = &shares[usize::from(version.expert.layer)][usize::from(share)];
+            let leads = source.slices.iter().map(|slice| slice.lead);
+            assert!(leads.eq(share.leads.iter().copied()), "{version}: another lead");
+        }
+        Self { loader, catalog, pools, staging, staging_stride, shares, began: Instant::now() }
+    }
+
+    pub(super) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// The slots of a layer's share for one kind.
+    pub(super) fn view(&self, layer: u16, share: u16, kind: SliceKind) -> ShareView {
+        let share = &self.shares[usize::from(layer)][usize::from(share)];
+        let class = &self.catalog.classes[usize::from(share.class)];
+        let (position, slice) = slice_of(&class.slices, kind);
+        ShareView {
+            base: share.base.wrapping_add((slice.region + share.leads[position]) as usize),
+            stride: class.stride as usize,
+            n_slots: share.n_slots,
+            type_id: slice.dtype.id(),
+            row: (slice.dtype.type_size() as usize, (slice.bytes / slice.ne1.max(1)) as usize),
+        }
+    }
+
+    /// The first byte of a slice in a staging slot.
+    pub(super) fn staged(&self, slot: usize, slice: SliceId) -> *mut u8 {
+        let lead = self.slice(slice).1.lead as usize;
+        self.staging.as_ptr().wrapping_add(slot * self.staging_stride + lead)
+    }
+
+    /// What a slice looks like.
+    pub(super) fn shape(&self, slice: SliceId) -> &SliceShape {
+        self.slice(slice).0
+    }
+
+    /// Bytes of a slot of a share.
+    pub(super) fn stride(&self, layer: u16, share: u16) -> u64 {
+        let share = &self.shares[usize::from(layer)][usize::from(share)];
+        self.catalog.classes[usize::from(share.class)].stride
+    }
+
+    /// Seconds with at least one read in flight.
+    pub(super) fn busy_seconds(&self) -> f64 {
+        self.loader.stats().busy.as_secs_f64()
+    }
+
+    /// Whether memory of a pool can be given back.
+    pub(super) fn is_discardable(&self, pool: u16) -> bool {
+        self.pools[usize::from(pool)].is_discardable()
+    }
+
+    /// Gives the memory of slots `slots` of a layer's share back to the system.
+    ///
+    /// # Safety
+    /// The slots are empty and can no longer be taken, and nothing reads or writes them.
+    pub(super) unsafe fn discard(&self, layer: u16, share: u16, slots: std::ops::Range<u32>) {
+        let stride = self.stride(layer, share) as usize;
+        let share = &self.shares[usize::from(layer)][usize::from(share)];
+        let at = |slot: u32| (share.first_slot + slot) as usize * stride;
+        // SAFETY: by the caller.
+        unsafe { self.pools[usize::from(share.pool)].discard(at(slots.start)..at(slots.end)) };
+    }
+
+    /// Makes memory for so many staging slots, of which there were none. Whether there was some.
+    pub(super) fn make_staging(&mut self, n_slots: usize) -> bool {
+        let Ok(arena) = Arena::new(n_slots * self.staging_stride) else { return false };
+        self.staging = arena;
+        true
+    }
+
+    fn source(&self, version: Version) -> &VersionSource {
+        self.catalog.source(version).expect("only versions of the catalog are asked for")
+    }
+
+    fn slice(&self, slice: SliceId) -> (&SliceShape, SliceSource) {
+        let source = self.source(slice.version);
+        let (position, shape) = slice_of(&self.catalog.classes[usize::from(source.class)].slices, slice.kind);
+        (shape, source.slices[position])
+    }
+
+    /// First byte of a version's slot.
+    fn slot(&self, slot: SlotId, version: Version) -> *mut u8 {
+        let shares = &self.shares[usize::from(version.expert.layer)];
+        let share = shares.iter().find(|share| share.pool == slot.pool).expect("a slot of one of the layer's shares");
+        let stride = self.catalog.classes[usize::from(share.class)].stride as usize;
+        share.base.wrapping_add((slot.index - share.first_slot) as usize * stride)
+    }
+
+    fn request(&self, read: &Read) -> ReadRequest {
+        let (extent, lead, dst, capacity) = match read.target {
+            Target::Slot { slot, slice } => {
+                let start = self.slot(slot, slice.version);
+                let (shape, SliceSource { extent, lead }) = self.slice(slice);
+                (extent, lead, start.wrapping_add(shape.region as usize), shape.capacity as usize)
+            }
+            Target::Record { slot, version } => {
+                let extent = self.source(version).record.expect("only records are asked for as such");
+                (extent, 0, self.slot(slot, version), extent.len as usize)
+            }
+            Target::Staging { slot, slice } => {
+                let SliceSource { extent, lead } = self.slice(slice).1;
+                (extent, lead, self.staging.as_ptr().wrapping_add(slot * self.staging_stride), self.staging_stride)
+            }
+        };
+        // SAFETY: `dst` is a slot, or a slice's region of one, of `capacity` bytes in an arena of this value that
+        // outlives the loader. The residency keeps its state at loading from now until it is told of the landing:
+        // nothing else reads or writes it, and it cannot be taken again.
+        let dst = unsafe { SlotPtr::new(dst) };
+        ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize }
+    }
+}
+
+impl Reads for HostReads {
+    type Error = StoreError;
+
+    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<Landed<StoreError>> {
+        let requests: Vec<ReadRequest> = reads.iter().map(|read| self.request(read)).collect();
+        for arena in self.pools.iter().chain([&self.staging]) {
+            requests.iter().for_each(|request| arena.need(request.dst.as_ptr(), request.capacity));
+        }
+        let refused = self.loader.submit(class, requests).into_iter();
+        let too_many = |ReadRequest { ticket, extent: Extent { offset, len, .. }, .. }| Landed {
+            ticket,
+            result: Err(StoreError::TooManyReads { offset, len }),
+        };
+        refused.map(too_many).collect()
+    }
+
+    fn withdraw(&mut self, class: LoadClass, unwanted: &mut dyn FnMut(u64) -> bool) -> Vec<u64> {
+        self.loader.withdraw(class, unwanted)
+    }
+
+    fn promote(&mut self, needed: &mut dyn FnMut(u64) -> bool, to: LoadClass) {
+        self.loader.promote(needed, to);
+    }
+
+    fn poll(&mut self, landed: &mut Vec<Landed<StoreError>>) {
+        landed.extend(self.loader.poll().into_iter().map(answer));
+    }
+
+    fn wait(&mut self, landed: &mut Vec<Landed<StoreError>>) -> bool {
+        let Ok(done) = self.loader.wait() else { return false };
+        landed.extend(done.into_iter().map(answer));
+        true
+    }
+
+    fn drain(&mut self, landed: &mut Vec<Landed<StoreError>>) {
+        landed.extend(self.loader.drain().into_iter().map(answer));
+    }
+
+    fn outstanding(&self) -> usize {
+        self.loader.outstanding()
+    }
+
+    fn stats(&self) -> LoadStats {
+        self.loader.stats()
+    }
+
+    fn seconds(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    fn forget_fills(&mut self) {
+        self.pools.iter().for_each(Arena::need_nothing);
+    }
+}
+
+impl Share {
+    fn new(share: &LayerShare, catalog: &Catalog, pools: &[Arena]) -> Self {
+        let source = catalog.source(share.member).expect("a version of the catalog");
+        let stride = catalog.classes[usize::from(source.class)].stride as usize;
+        let arena = &pools[usize::from(share.id.pool)];
+        let end = (share.first_slot + share.n_slots) as usize;
+        assert!(end * stride <= arena.len(), "the share's slots have no room");
+        Self {
+            class: source.class,
+            pool: share.id.pool,
+            first_slot: share.first_slot,
+            n_slots: share.n_slots,
+            base: arena.as_ptr().wrapping_add(share.first_slot as usize * stride),
+            leads: source.slices.iter().map(|slice| slice.lead).collect(),
+        }
+    }
+}
+
+/// What [`crate::residency`] is told of a catalog whose versions have slots in `cache`.
+pub(super) fn layout_of(catalog: &Catalog, cache: &Cache) -> Layout {
+    let shape = |layer: &LayerCatalog| {
+        let class = &catalog.classes[usize::from(layer.high[0].class)];
+        let kinds = class.slices.iter().map(|slice| slice.kind).collect();
+        LayerShape { layer: layer.layer, n_expert: layer.n_expert, kinds }
+    };
+    let bytes = |version: Version| {
+        let source = catalog.source(version)?;
+        let mut bytes = VersionBytes { record: source.record.map(|record| record.len), ..VersionBytes::default() };
+        for slice in &catalog.classes[usize::from(source.class)].slices {
+            bytes.slices[slice.kind.index()] = slice.bytes;
+        }
+        Some(bytes)
+    };
+    Layout::new(catalog.layers.iter().map(shape), cache, bytes)
+}
+
+fn answer(done: ReadDone) -> Landed<StoreError> {
+    Landed { ticket: done.ticket, result: done.result }
+}
+
+fn slice_of(slices: &[SliceShape], kind: SliceKind) -> (usize, &SliceShape) {
+    let position = slices.iter().position(|slice| slice.kind == kind).expect("tags are made from the same map");
+    (position, &slices[position])
+}

@@ -1,0 +1,69 @@
+//! What a model, a context and hobbit itself hold besides experts.
+
+use std::ptr::NonNull;
+
+use ggml_sys::llama;
+
+use crate::cache::policy;
+use crate::engine::compute::GATHER_BYTES_MAX;
+use crate::engine::error::Error;
+use crate::engine::gates;
+use crate::engine::memory_use::MemoryUse;
+use crate::engine::model::Model;
+use crate::options::SessionOptions;
+use crate::plan::FixedCosts;
+use crate::stats::rss_bytes;
+
+/// To what the process's memory is rounded up where a run must be repeatable, in bytes.
+const RUNTIME_BYTES_STEP: u64 = 64 << 20;
+
+/// What the process needs beside weights, KV cache and compute buffers, at the least, in bytes.
+const RUNTIME_BYTES_MIN: u64 = 24 << 20;
+
+/// What the process holds besides `weights` and `kv` bytes, now.
+pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
+    rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
+}
+
+pub(super) fn fixed_costs(
+    model: &Model,
+    options: &SessionOptions,
+    context: NonNull<llama::llama_context>,
+) -> Result<FixedCosts, Error> {
+    let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
+    // A dense model is mapped: what of it is resident already is among the weights.
+    let resident = runtime_bytes(weights, kv);
+    // The last pages differ from run to run, and a slot more or less may change a text.
+    let resident = match model.shared.precisions.options.deterministic {
+        true => resident.next_multiple_of(RUNTIME_BYTES_STEP),
+        false => resident,
+    };
+    let runtime = resident + scratch_bytes(model, options);
+    Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
+}
+
+/// What will be kept to decide who stays and what comes next.
+fn prediction_bytes(model: &Model) -> u64 {
+    let shared = &model.shared;
+    let caching = &shared.options.caching;
+    let layers = || shared.catalog.layers.iter();
+    let tables: u64 = layers().map(|layer| policy::table_bytes(caching.policy, layer.n_expert)).sum();
+    let asks_routers =
+        caching.policy.needs_scores() || caching.predictor.needs_scores() || shared.options.trace.is_some();
+    // With devices some layers' routers are there: which, llama.cpp decides.
+    let is_on_device = |_| !shared.placement.is_empty();
+    let copied = gates::copied_bytes(model.gguf(), layers().map(|layer| layer.layer), is_on_device);
+    tables + if asks_routers { copied } else { 0 }
+}
+
+/// What products need besides the slots: gathered rows, their results, and ggml's quantised copies of the rows.
+pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
+    let tensors = || model.shared.experts.map().layers.iter().flat_map(|layer| &layer.tensors);
+    let n_in = tensors().map(|tensor| tensor.ne0).max().unwrap_or(0);
+    let row = tensors().map(|tensor| (tensor.ne0 + tensor.ne1) * 4).max().unwrap_or(0);
+    let n_tokens = u64::from(options.n_ubatch.min(options.n_batch));
+    let n_rows = n_tokens * u64::from(model.info().n_expert_used);
+    // One expert may be chosen by every token; groups of several stay below the cap.
+    let gathered = (n_tokens * row).max((n_rows * row).min(GATHER_BYTES_MAX as u64));
+    gathered + n_rows * n_in * 5 / 4
+}

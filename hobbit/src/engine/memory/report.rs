@@ -1,0 +1,127 @@
+//! What is told of a plan: to users about precision, and to a trace's reader.
+
+use crate::cache::Cache;
+use crate::engine::model::Model;
+use crate::expert::Precision;
+use crate::gguf::{Catalog, LayerCatalog};
+use crate::plan::MemoryPlan;
+use crate::residency::Precisions;
+use crate::stats::{LowReport, PrecisionReport, VersionsReport};
+use crate::trace;
+
+/// What users are told about precision.
+pub(super) fn precision(
+    model: &Model,
+    precisions: &Precisions,
+    plan: &MemoryPlan,
+    catalog: &Catalog,
+) -> PrecisionReport {
+    let shared = &model.shared;
+    let Precisions { mode, thresholds, options, .. } = precisions;
+    let n_versions = |precision: Precision| {
+        let layers = shared.catalog.layers.iter();
+        let count =
+            |layer: &LayerCatalog| (0..layer.n_expert).filter(|&i| layer.source(i, precision).is_some()).count();
+        layers.map(count).sum::<usize>() as u64
+    };
+    let low = shared.low_name.as_ref().map(|source| LowReport {
+        source: source.clone(),
+        types: types_of(&shared.catalog, Precision::Low),
+        bytes: shared.catalog.bytes(Precision::Low),
+        slots: plan.n_low_slots,
+        experts: n_versions(Precision::Low),
+        cache_bytes: plan.low_cache,
+    });
+    PrecisionReport {
+        mode: *mode,
+        t1: thresholds.t1,
+        t2: thresholds.t2,
+        prefill_low: options.prefill_low,
+        renormalise: options.renormalise,
+        deterministic: options.deterministic,
+        upgrade: options.upgrade,
+        cpu_helper: false,
+        divided: false,
+        high: VersionsReport {
+            types: types_of(catalog, Precision::High),
+            bytes: catalog.bytes(Precision::High),
+            slots: plan.n_slots,
+            experts: n_versions(Precision::High),
+        },
+        low,
+    }
+}
+
+/// The types of a precision's versions, the most frequent first: `q4_K/q6_K`.
+fn types_of(catalog: &Catalog, precision: Precision) -> String {
+    let mut counts: Vec<(&'static str, usize)> = Vec::new();
+    for layer in &catalog.layers {
+        for source in (0..layer.n_expert).filter_map(|index| layer.source(index, precision)) {
+            for slice in &catalog.classes[usize::from(source.class)].slices {
+                let name = slice.dtype.name();
+                match counts.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, count)) => *count += 1,
+                    None => counts.push((name, 1)),
+                }
+            }
+        }
+    }
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    counts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("/")
+}
+
+/// What a trace begins with.
+pub(super) fn trace_header(
+    model: &Model,
+    catalog: &Catalog,
+    cache: &Cache,
+    precisions: &Precisions,
+    cache_bytes: u64,
+) -> trace::Header {
+    let bytes = |layer: &LayerCatalog, precision| {
+        let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, precision));
+        sources.map(|source| catalog.classes[usize::from(source.class)].bytes()).max().unwrap_or(0)
+    };
+    let layer = |layer: &LayerCatalog| trace::Layer {
+        layer: layer.layer,
+        n_expert: layer.n_expert,
+        n_used: (model.info().n_expert_used as u16).clamp(1, layer.n_expert),
+        bytes_high: bytes(layer, Precision::High),
+        bytes_low: bytes(layer, Precision::Low),
+        slots_high: cache.capacity_of_layer(layer.layer, Precision::High),
+        slots_low: cache.capacity_of_layer(layer.layer, Precision::Low),
+    };
+    let options = &model.shared.options;
+    let Precisions { mode, thresholds, options: wanted, .. } = precisions;
+    trace::Header {
+        model: trace::ModelDescription {
+            name: file_name(model),
+            architecture: model.info().architecture.clone(),
+            layers: catalog.layers.iter().map(layer).collect(),
+        },
+        settings: trace::Settings {
+            policy: options.caching.policy.to_string(),
+            predictor: options.caching.predictor.to_string(),
+            prefetch: options.caching.prefetch.to_string(),
+            distance: options.caching.distance,
+            mode: mode.to_string(),
+            t1: thresholds.t1,
+            t2: thresholds.t2,
+            prefill_low: wanted.prefill_low,
+            upgrade: wanted.upgrade,
+            deterministic: wanted.deterministic,
+            cache_bytes,
+            more: [
+                ("policy_weights".to_owned(), model.policy_weights().to_string()),
+                ("slots".to_owned(), options.caching.slots.to_string()),
+            ]
+            .into(),
+        },
+        host: Default::default(),
+    }
+}
+
+/// Name of the model's file, without its directories.
+pub(super) fn file_name(model: &Model) -> String {
+    model.info().path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,254 @@
+//! Opening a model: its header is read, the regime chosen, the layers placed, and llama.cpp shown the rest.
+
+use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Once};
+use std::time::Instant;
+
+use ggml_sys::{llama, shim};
+
+use super::{Model, ModelInfo, Shared, WrapStore, predict_shape};
+use crate::engine::backends;
+use crate::engine::buffer::while_loading;
+use crate::engine::device::Device;
+use crate::engine::error::Error;
+use crate::engine::experts::Experts;
+use crate::engine::kv_overrides::KvOverrides;
+use crate::engine::log;
+use crate::engine::message::{path_to_c, text_of, with_message};
+use crate::engine::placement::Placement;
+use crate::engine::regime;
+use crate::engine::sanity;
+use crate::engine::source::ModelSource;
+use crate::engine::stream::CookieStream;
+use crate::engine::validate;
+use crate::gguf::Gguf;
+use crate::options::{KvValue, ModelOptions};
+use crate::plan::Regime;
+use crate::predict::{PathTable, PredictShape};
+use crate::profile::ProfileError;
+use crate::residency::Precisions;
+use crate::store::{Original, Store};
+
+impl Model {
+    /// Opens `path`, any shard of a split model included. Ordinary weights are read into memory, experts stay in the
+    /// file. `progress` is called with 0..=1 and stops loading by answering false.
+    ///
+    /// # Errors
+    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load; a profile
+    /// that cannot be used ([`Error::Fitted`]) or is missing ([`Error::NoPenalties`]).
+    pub fn open(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
+        Self::load(path, options, None, progress)
+    }
+
+    /// As [`Model::open`]; every read of an expert goes through the store that `wrap` makes of the real one.
+    #[doc(hidden)]
+    pub fn open_with_store(
+        path: &Path,
+        options: &ModelOptions,
+        wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
+    ) -> Result<Model, Error> {
+        Self::load(path, options, Some(Box::new(wrap)), |_| true)
+    }
+
+    fn load(
+        path: &Path,
+        options: &ModelOptions,
+        wrap_store: Option<WrapStore>,
+        mut progress: impl FnMut(f32) -> bool,
+    ) -> Result<Model, Error> {
+        let started = Instant::now();
+        options.check_outputs(path)?;
+        let source = ModelSource::open(path, options, &mut progress)?;
+        sanity::check(&source.gguf, options)?;
+        backends::ready();
+        let regime = match source.map.is_empty() || wrap_store.is_some() {
+            true => Regime::Seam,
+            false => regime::choose(&source, options)?,
+        };
+        let ModelSource {
+            gguf,
+            virtual_file,
+            map,
+            mut catalog,
+            files,
+            low_name,
+            mode,
+            thresholds,
+            path_table,
+            fitted,
+            ..
+        } = source;
+        let originals: Vec<Original> =
+            files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
+        let files: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
+        let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
+        let experts = Arc::new(Experts::new(map));
+        Device::get()?;
+        log::install();
+        static INIT: Once = Once::new();
+        // SAFETY: once per process, before any other llama.cpp call of ours.
+        INIT.call_once(|| unsafe { llama::llama_backend_init() });
+
+        // Where experts have no memory, llama.cpp could only look at their addresses.
+        let is_plain = experts.map().is_empty() || regime.stands_aside();
+        let is_checked_here = options.check_tensors && !is_plain;
+        if is_checked_here {
+            validate::check(&gguf, experts.map(), &catalog, &files, &mut progress)?;
+        }
+        let overrides = KvOverrides::new(options);
+        let mut progress = Progress { callback: &mut progress, cancelled: false };
+        // SAFETY: returns a struct of plain values.
+        let mut params = unsafe { llama::llama_model_default_params() };
+        placement.apply(&mut params, !is_plain);
+        params.check_tensors = options.check_tensors && !is_checked_here;
+        params.kv_overrides = overrides.as_ptr();
+        params.progress_callback = Some(on_progress);
+        params.progress_callback_user_data = (&raw mut progress).cast();
+
+        log::clear_errors();
+        let mut expert_bytes_read_at_load = 0;
+        let raw = if is_plain {
+            if let Regime::StandAside { repack } = regime {
+                params.use_extra_bufts = repack && options.repack;
+            }
+            let name = path_to_c(&gguf.files[0].path)?;
+            with_message(|message, capacity| {
+                // SAFETY: name and params are valid for the call.
+                unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
+            })
+        } else {
+            params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
+            params.use_extra_bufts = false;
+            let mut stream = CookieStream::open(virtual_file, &originals)?;
+            let are_skipped = stream.skips_experts();
+            let file = stream.as_file();
+            let raw = while_loading(&experts, are_skipped, || {
+                with_message(|message, capacity| {
+                    // SAFETY: the stream outlives the call; so does everything that params point to.
+                    unsafe { shim::hobbit_model_load(file, params, message, capacity) }
+                })
+            });
+            expert_bytes_read_at_load = stream.expert_bytes_read();
+            raw.map_err(|message| stream.error().map_or(message, str::to_owned))
+        };
+        let cancelled = progress.cancelled;
+        let raw = raw.map_err(|message| {
+            if cancelled {
+                return Error::Cancelled;
+            }
+            let reasons = [message, experts.take_failure().unwrap_or_default(), log::take_errors()];
+            let reason = reasons.into_iter().find(|reason| !reason.is_empty());
+            let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
+            Error::Load { path: gguf.files[0].path.clone(), reason }
+        })?;
+
+        if !regime.stands_aside() {
+            experts.loaded();
+        }
+        catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
+        let info = describe(raw, &gguf, &experts, options);
+        let mut shared = Shared {
+            raw,
+            gguf,
+            experts,
+            catalog,
+            files,
+            originals,
+            low_name,
+            placement: placement.devices,
+            precisions: Precisions::new(mode, thresholds, options.precision),
+            regime,
+            fitted,
+            options: options.clone(),
+            path_table: None,
+            wrap_store,
+            load_time: started.elapsed(),
+            opened_at: started,
+            info,
+            expert_bytes_read_at_load,
+        };
+        shared.check_loaded()?;
+        shared.path_table = checked_path_table(path_table, &predict_shape(&shared.catalog, &shared.info))?;
+        let model = Model { shared: Arc::new(shared) };
+        model.check_fitted()?;
+        Ok(model)
+    }
+}
+
+impl Shared {
+    /// That what was loaded is what the headers were read of. By itself llama.cpp opens models by their names.
+    fn check_loaded(&self) -> Result<(), Error> {
+        for original in &self.originals {
+            original.check()?;
+            if self.experts.map().is_empty() || self.regime.stands_aside() {
+                Original::open(original.path(), original.state())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn checked_path_table(
+    found: Option<(PathBuf, PathTable)>,
+    shape: &PredictShape,
+) -> Result<Option<Arc<PathTable>>, Error> {
+    let Some((path, table)) = found else { return Ok(None) };
+    match table.check_shape(shape) {
+        Ok(()) => Ok(Some(Arc::new(table))),
+        Err(error) => Err(ProfileError::PathTable { path, error }.into()),
+    }
+}
+
+fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts, options: &ModelOptions) -> ModelInfo {
+    let mut text = [0u8; 256];
+    let architecture = gguf.architecture().to_owned();
+    // SAFETY: the model is live, the buffer valid for its length, the template NUL-terminated or null.
+    let (n_ctx_train, n_params, tensor_bytes, n_layer, chat_template) = unsafe {
+        let raw = raw.as_ptr();
+        llama::llama_model_desc(raw, text.as_mut_ptr().cast(), text.len());
+        let template = llama::llama_model_chat_template(raw, ptr::null());
+        (
+            llama::llama_model_n_ctx_train(raw).max(0) as u32,
+            llama::llama_model_n_params(raw),
+            llama::llama_model_size(raw),
+            llama::llama_model_n_layer(raw).max(0) as u32,
+            template.as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()),
+        )
+    };
+    let used = format!("{architecture}.expert_used_count");
+    let replaced = options.kv_overrides.iter().find(|chosen| chosen.key == used).map(|chosen| &chosen.value);
+    let n_expert_used = match replaced {
+        Some(KvValue::Int(n)) => u64::try_from(*n).ok(),
+        _ => gguf.get_u64(&used),
+    };
+    let n_expert_used = n_expert_used.unwrap_or(0);
+    ModelInfo {
+        description: text_of(&text),
+        path: gguf.files[0].path.clone(),
+        n_ctx_train,
+        n_params,
+        tensor_bytes,
+        expert_bytes: experts.map().layers.iter().map(|layer| layer.bytes()).sum(),
+        n_layer,
+        n_expert: experts.map().layers.iter().map(|layer| layer.n_expert).max().unwrap_or(0),
+        n_expert_used: u32::try_from(n_expert_used).unwrap_or(u32::MAX),
+        architecture,
+        chat_template,
+    }
+}
+
+struct Progress<'a> {
+    callback: &'a mut dyn FnMut(f32) -> bool,
+    cancelled: bool,
+}
+
+unsafe extern "C" fn on_progress(progress: f32, state: *mut c_void) -> bool {
+    // SAFETY: `Model::load` passes its `Progress`, alive for the whole load, from one thread.
+    let state = unsafe { &mut *state.cast::<Progress<'_>>() };
+    let go_on = catch_unwind(AssertUnwindSafe(|| (state.callback)(progress))).unwrap_or(false);
+    state.cancelled |= !go_on;
+    go_on
+}

@@ -1,0 +1,95 @@
+//! A device with experts on it, as the rest of the engine knows it.
+
+use std::ffi::{CStr, CString};
+use std::ptr;
+
+use ggml_sys::backend as ffi;
+use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_tensor};
+
+use super::graph;
+
+/// A batch, for questions about batches.
+const SOME_ROWS: i64 = 8;
+
+/// A ggml device with experts on it. Leaked: devices live as long as the process.
+pub(in crate::engine) struct Wrapper {
+    pub(super) raw: ggml_backend_dev_t,
+    pub(super) inner: ggml_backend_dev_t,
+    pub(super) buffer_type: ggml_backend_buffer_type_t,
+    pub(super) name: CString,
+    pub(super) is_remote: bool,
+}
+
+// SAFETY: never written after it was made.
+unsafe impl Send for Wrapper {}
+// SAFETY: as above.
+unsafe impl Sync for Wrapper {}
+
+impl Wrapper {
+    /// What llama.cpp is given.
+    pub(in crate::engine) fn raw(&self) -> ggml_backend_dev_t {
+        self.raw
+    }
+
+    /// The device itself.
+    pub(in crate::engine) fn inner(&self) -> ggml_backend_dev_t {
+        self.inner
+    }
+
+    /// Where expert tensors of the device's layers are placed.
+    pub(in crate::engine) fn buffer_type(&self) -> ggml_backend_buffer_type_t {
+        self.buffer_type
+    }
+
+    /// The device's name.
+    pub(in crate::engine) fn name(&self) -> String {
+        self.name.to_string_lossy().into_owned()
+    }
+
+    /// Whether it is an RPC server's.
+    pub(in crate::engine) fn is_remote(&self) -> bool {
+        self.is_remote
+    }
+
+    /// What the device says of itself.
+    pub(in crate::engine) fn description(&self) -> String {
+        // SAFETY: a registered device; its text is NUL-terminated and lives as long.
+        unsafe { CStr::from_ptr(llama::ggml_backend_dev_description(self.inner)) }.to_string_lossy().into_owned()
+    }
+
+    /// Whether the device multiplies by weights `[ne0, ne1, n_expert]` of this type, for one token and for several, and
+    /// gathers and scatters their rows.
+    pub(in crate::engine) fn multiplies(&self, type_: llama::ggml_type, ne: [u64; 3]) -> bool {
+        let ne = ne.map(|n| n as i64);
+        let none = ptr::null_mut();
+        let tensor = |type_, ne: [i64; 3]| {
+            Box::new(graph::tensor_at(type_, [ne[0], ne[1], ne[2], 1], ptr::null_mut(), none, None))
+        };
+        let (f32, i32) = (llama::GGML_TYPE_F32, llama::GGML_TYPE_I32);
+        let does = |op, mut node: Box<ggml_tensor>, sources: &mut [Box<ggml_tensor>]| {
+            node.op = op;
+            node.src.iter_mut().zip(sources).for_each(|(src, source)| *src = &raw mut **source);
+            // SAFETY: the node and its sources are live; they have no buffer, so only shapes and types can matter.
+            unsafe { llama::ggml_backend_dev_supports_op(self.inner, &*node) }
+        };
+        [1, SOME_ROWS].into_iter().all(|n| {
+            let sources = &mut [tensor(type_, ne), tensor(f32, [ne[0], 1, n]), tensor(i32, [1, n, 1])];
+            does(llama::GGML_OP_MUL_MAT_ID, tensor(f32, [ne[1], 1, n]), sources)
+        }) && does(
+            llama::GGML_OP_GET_ROWS,
+            tensor(f32, [ne[0], SOME_ROWS, 1]),
+            &mut [tensor(f32, [ne[0], SOME_ROWS, 1]), tensor(i32, [SOME_ROWS, 1, 1])],
+        ) && does(
+            llama::GGML_OP_SET_ROWS,
+            tensor(f32, [ne[1], SOME_ROWS, 1]),
+            &mut [tensor(f32, [ne[1], SOME_ROWS, 1]), tensor(llama::GGML_TYPE_I64, [SOME_ROWS, 1, 1])],
+        )
+    }
+}
+
+/// # Safety
+/// `dev` is a wrapper's.
+pub(super) unsafe fn wrapper(dev: ggml_backend_dev_t) -> &'static Wrapper {
+    // SAFETY: by the caller; `Wrapper::of` put the wrapper there.
+    unsafe { &*(*dev.cast::<ffi::ggml_backend_device>()).context.cast::<Wrapper>() }
+}

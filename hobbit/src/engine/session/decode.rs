@@ -1,0 +1,203 @@
+//! Batches through llama.cpp: what they cost is booked, and what a failed one placed is taken back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ggml_sys::{llama, shim};
+
+use super::{BatchToken, Session};
+use crate::engine::contention;
+use crate::engine::error::Error;
+use crate::engine::log;
+use crate::engine::message::{MESSAGE_BYTES, text_of};
+use crate::engine::offload::failure;
+use crate::options::Token;
+use crate::residency::Counters;
+use crate::stats::{PhaseStats, Stats};
+
+impl Session {
+    /// Evaluates one batch as it is, of at most `n_batch` entries. For callers that place tokens themselves
+    /// (several sequences, logits of a whole prompt); not to be mixed with [`Session::feed`] on sequence 0.
+    ///
+    /// # Errors
+    /// More entries than `n_batch` ([`Error::BatchTooLarge`]), and as [`Session::feed`].
+    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let n_batch = self.n_batch();
+        if batch.len() > n_batch {
+            return Err(Error::BatchTooLarge { n_tokens: batch.len(), n_batch });
+        }
+        let n_outputs = batch.iter().filter(|entry| entry.logits).count();
+        let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
+        if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
+            return Err(Error::Decode(format!(
+                "logits of {n_outputs} entries are asked for, of a session that keeps room for {n_outputs_max}: open it \
+                 with a larger n_outputs_max"
+            )));
+        }
+        let mut firsts: BTreeMap<i32, i32> = BTreeMap::new();
+        for entry in batch {
+            let first = firsts.entry(entry.sequence).or_insert(entry.position);
+            *first = entry.position.min(*first);
+        }
+        let firsts: Vec<(i32, i32)> = firsts.into_iter().collect();
+        let mut tokens: Vec<Token> = batch.iter().map(|entry| entry.token).collect();
+        let mut positions: Vec<i32> = batch.iter().map(|entry| entry.position).collect();
+        let mut counts: Vec<i32> = vec![1; batch.len()];
+        let mut sequences: Vec<i32> = batch.iter().map(|entry| entry.sequence).collect();
+        let mut sequence_lists: Vec<*mut i32> = sequences.iter_mut().map(|sequence| &raw mut *sequence).collect();
+        let mut logits: Vec<i8> = batch.iter().map(|entry| i8::from(entry.logits)).collect();
+        let raw = llama::llama_batch {
+            n_tokens: batch.len() as i32,
+            token: tokens.as_mut_ptr(),
+            embd: std::ptr::null_mut(),
+            pos: positions.as_mut_ptr(),
+            n_seq_id: counts.as_mut_ptr(),
+            seq_id: sequence_lists.as_mut_ptr(),
+            logits: logits.as_mut_ptr(),
+        };
+        self.decode(raw, &firsts)
+    }
+
+    /// Makes sequence `to` begin with all that sequence `from` holds, in place of what it held: texts that begin alike share
+    /// the evaluation of their beginning. Both are below `n_seq_max`. For callers of [`Session::evaluate`].
+    ///
+    /// # Errors
+    /// A sequence that the session does not have.
+    pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), Error> {
+        let n_seq_max = self.options.n_seq_max.max(1);
+        for sequence in [from, to] {
+            if u32::try_from(sequence).map_or(true, |sequence| sequence >= n_seq_max) {
+                return Err(Error::Decode(format!("sequence {sequence} of a session with {n_seq_max}")));
+            }
+        }
+        // SAFETY: the context is live and has both sequences.
+        unsafe { llama::llama_memory_seq_cp(self.memory(), from, to, -1, -1) };
+        Ok(())
+    }
+
+    /// One empty evaluation, so that the first prompt does not pay for first touches. MoE models skip it: llama.cpp's
+    /// warm-up would use every expert of every layer.
+    pub(super) fn warm_up(&mut self) -> Result<(), Error> {
+        // SAFETY: the context is live.
+        unsafe {
+            let bos = llama::llama_vocab_bos(self.model.vocab());
+            let mut token = [if bos >= 0 { bos } else { 0 }];
+            llama::llama_set_warmup(self.context.0.as_ptr(), true);
+            let result = self.decode(llama::llama_batch_get_one(token.as_mut_ptr(), 1), &[(0, 0)]);
+            llama::llama_set_warmup(self.context.0.as_ptr(), false);
+            llama::llama_memory_clear(self.memory(), true);
+            llama::llama_synchronize(self.context.0.as_ptr());
+            llama::llama_perf_context_reset(self.context.0.as_ptr());
+            (self.stats, self.is_current) = (Stats::default(), false);
+            result
+        }
+    }
+
+    /// Evaluates a batch and books what it cost. `firsts` are the sequences it adds to, each with its first new
+    /// position: what a failed batch placed from there on is dropped, so that the caller may try again.
+    pub(super) fn decode(&mut self, batch: llama::llama_batch, firsts: &[(i32, i32)]) -> Result<(), Error> {
+        if self.interrupt.is_set() {
+            return Err(Error::Interrupted);
+        }
+        let experts = Arc::clone(&self.model.shared.experts);
+        experts.take_failure();
+        failure::take();
+        if let Some(memories) = experts.memories().as_mut() {
+            memories.host.begin_batch(batch.n_tokens.unsigned_abs());
+        }
+        let (before, busy_before) = self.counters();
+        self.is_current = false;
+        let started = Instant::now();
+        let mut message = [0u8; MESSAGE_BYTES];
+        let running = contention::running(self.n_threads);
+        // SAFETY: the context is live and the batch's arrays outlive the call.
+        let code = unsafe {
+            let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
+            let code = shim::hobbit_decode(self.context.0.as_ptr(), batch, self.tells, text, capacity);
+            llama::llama_synchronize(self.context.0.as_ptr());
+            code
+        };
+        drop(running);
+        let seconds = started.elapsed().as_secs_f64();
+        if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
+            memories.end_batch(batch.n_tokens.unsigned_abs(), seconds);
+        }
+        if let Some(hook) = &mut self.hook {
+            hook.flush();
+        }
+        experts.forget_router_weights();
+        // What the experts' side says is nearer to the cause than that the device's part failed.
+        let of_device = failure::take();
+        let written_to = self.model.shared.written_to();
+        let failure = experts.take_failure().or(of_device).or(written_to);
+        if code != 0 || failure.is_some() {
+            if let Some(memories) = experts.memories().as_mut().filter(|_| failure.is_some()) {
+                memories.host.settle();
+            }
+            // -1: llama.cpp refused the batch and placed nothing.
+            // SAFETY: the context is live.
+            let undone = code == -1
+                || firsts.iter().all(|&(sequence, first)| unsafe {
+                    llama::llama_memory_seq_rm(self.memory(), sequence, first, -1)
+                });
+            if !undone {
+                // A recurrent state cannot be taken back by a part; half a batch must not stay in it.
+                // SAFETY: the context is live.
+                unsafe { llama::llama_memory_clear(self.memory(), true) };
+                (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
+                let reason = failure.unwrap_or_else(|| format!("llama_decode: {code}"));
+                return Err(Error::Decode(format!("{reason}; the context is lost, feed it again")));
+            }
+            return Err(match (failure, code) {
+                (Some(reason), _) => Error::Decode(reason),
+                (None, 2) => Error::Interrupted,
+                (None, 1) => Error::ContextFull { n_ctx: self.n_ctx_seq() },
+                (None, _) => {
+                    let logged = log::take_errors();
+                    let thrown = text_of(&message);
+                    Error::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
+                }
+            });
+        }
+        let (after, busy_after) = self.counters();
+        let phase = if batch.n_tokens == 1 { &mut self.stats.decode } else { &mut self.stats.prompt };
+        *phase = *phase
+            + PhaseStats {
+                tokens: batch.n_tokens as u64,
+                seconds,
+                hits: after.hits - before.hits,
+                misses: after.misses - before.misses,
+                slices_loaded: after.slices_loaded - before.slices_loaded,
+                bytes_read: after.bytes_read - before.bytes_read,
+                io_busy_seconds: busy_after - busy_before,
+                io_wait_seconds: after.wait_seconds - before.wait_seconds,
+                used: after.used.since(before.used),
+                missed: after.missed.since(before.missed),
+                upgrades: after.upgrades - before.upgrades,
+            };
+        if let Some(memories) = experts.memories().as_mut().filter(|_| !self.checked) {
+            let unseen = memories.seen.missing();
+            if !unseen.is_empty() {
+                return Err(Error::Seam(format!(
+                    "the products of {} expert tensors ({} first) did not reach hobbit: this architecture is not \
+                     supported",
+                    unseen.len(),
+                    unseen[0]
+                )));
+            }
+        }
+        self.checked = true;
+        self.is_current = true;
+        Ok(())
+    }
+
+    fn counters(&self) -> (Counters, f64) {
+        let memories = self.model.shared.experts.memories();
+        let counters = memories.as_ref().map(|own| (own.host.counters(), own.host.reads().busy_seconds()));
+        counters.unwrap_or_default()
+    }
+}

@@ -1,0 +1,296 @@
+//! Experts copied to a device before their layers' routers have spoken (HOBBIT, section 3.3).
+//!
+//! When all of a single token's layer has been submitted, its own copies included, the link has nothing to do until the
+//! next router chooses. Behind these copies go some experts of the next layers: what is predicted, what the host holds and
+//! the device lacks. A copy that has been submitted cannot be taken back, and what the next layer misses has to queue
+//! behind it. So there are few at a time, and [`crate::load::prefetch`] says which are worth that, by how likely they are
+//! used and what a layer leaves of the link ([`Idle`]); what leaves the device for them is reckoned with here ([`pays`]).
+//!
+//! From its submission on, such a copy is one like any other: the slot counts as filled, and a product that uses it waits
+//! for its event. Three things differ. Only a slot that nobody has shielded is taken for it. The host waits for nothing
+//! on its account: [`Tier::settled`] leaves it on its way. And what it reads on the host stays pinned until it is
+//! known to have run, which a wait of the compute stream tells at last, a layer after its own ([`Tier::catch_up`]).
+
+use std::collections::VecDeque;
+
+use super::idle::Idle;
+use super::stream::Stream;
+use super::{Destination, Tier};
+use crate::cache::{Cache, SlotId};
+use crate::engine::host_reads::Host;
+use crate::expert::{ExpertId, SliceId, Version};
+use crate::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
+use crate::predict::PredictShape;
+use crate::residency::{Chosen, LayerStep, Slots};
+use crate::route::Thresholds;
+
+/// Experts on their way for layers that have not run, at the most: as many as a token uses in a layer of today's models.
+const OUTSTANDING_MAX: usize = 8;
+
+/// A copy that has been submitted cannot be withdrawn.
+const ALL_OF_IT: u64 = u64::MAX;
+
+/// How likely it is that what has to leave for a wrong guess would have been used while it could have stayed: it is copied
+/// once more then. A guess itself, on the side of caution.
+const MISSED_AGAIN: f64 = 0.5;
+
+/// What is copied ahead to one device.
+pub(in crate::engine) struct UploadsAhead {
+    planner: Prefetcher,
+    pub(in crate::engine) idle: Idle,
+    /// In the order of submission.
+    underway: VecDeque<Underway>,
+    /// Nothing of it was on the link when the running layer began.
+    was_alone: bool,
+}
+
+/// Slices of one kind for one layer, submitted together, that may not have run.
+struct Underway {
+    /// Uploads, as the tier counts them.
+    first: u64,
+    last: u64,
+    layer: u16,
+    bytes: u64,
+    /// What they read on the host.
+    pins: Vec<SlotId>,
+    /// Their layer has run, or never will.
+    is_over: bool,
+}
+
+impl UploadsAhead {
+    fn new(thresholds: Thresholds) -> Self {
+        let options = PrefetchOptions {
+            thresholds,
+            pace: Pace::Timed,
+            outstanding_max: OUTSTANDING_MAX,
+            in_flight_bytes: ALL_OF_IT,
+            ..PrefetchOptions::default()
+        };
+        let planner = Prefetcher::new(options, Default::default());
+        Self { planner, idle: Idle::default(), underway: VecDeque::new(), was_alone: true }
+    }
+
+    /// Whether every upload after `waited` up to `submitted` is ahead of need.
+    pub(in crate::engine) fn are_all(&self, waited: u64, submitted: u64) -> bool {
+        let beyond = |own: &Underway| (own.last.min(submitted) + 1).saturating_sub(own.first.max(waited + 1));
+        self.underway.iter().map(beyond).sum::<u64>() == submitted.saturating_sub(waited)
+    }
+
+    /// Uploads up to `done` have run: what the host may have back.
+    pub(in crate::engine) fn run_until(&mut self, done: u64) -> Vec<SlotId> {
+        let n = self.underway.iter().take_while(|own| own.last <= done).count();
+        self.underway.drain(..n).flat_map(|own| own.pins).collect()
+    }
+
+    /// The last upload for a layer that is over.
+    fn last_over(&self) -> Option<u64> {
+        self.underway.iter().filter(|own| own.is_over).map(|own| own.last).max()
+    }
+
+    fn is_over(&mut self, layer: Option<u16>) {
+        let of_layer = |own: &&mut Underway| layer.is_none_or(|layer| own.layer == layer);
+        self.underway.iter_mut().filter(of_layer).for_each(|own| own.is_over = true);
+    }
+}
+
+/// What the planner may know: the device's slots.
+struct DeviceHoldings<'a> {
+    host: Slots<'a>,
+    cache: &'a Cache,
+    shape: &'a PredictShape,
+}
+
+impl Holdings for DeviceHoldings<'_> {
+    fn is_resident(&self, version: Version) -> bool {
+        self.cache.lookup(version).is_some()
+    }
+
+    fn bytes(&self, version: Version) -> Option<u64> {
+        let share = self.cache.share_of(version)?;
+        (!self.cache.slots_of_share(share).is_empty()).then(|| self.host.bytes(version))?
+    }
+
+    fn n_used(&self, layer: u16) -> usize {
+        let known = self.shape.layers.iter().find(|(own, ..)| *own == layer);
+        known.map_or(1, |(.., n_used)| usize::from(*n_used))
+    }
+}
+
+impl Tier {
+    /// From now on experts are copied ahead of need, in the versions that `thresholds` give their predicted weights. Not to
+    /// devices that compute in host memory.
+    pub(in crate::engine) fn copy_ahead(&mut self, thresholds: Thresholds) {
+        self.ahead = (!self.is_unified()).then(|| UploadsAhead::new(thresholds));
+    }
+
+    /// The router of a layer has chosen for a single token. `waited`: seconds of waiting for files so far.
+    pub(in crate::engine) fn chose(&mut self, layer: u16, waited: f64) {
+        let now = self.clock.seconds() - waited;
+        let Some(ahead) = &mut self.ahead else { return };
+        ahead.idle.chose(layer, now);
+        ahead.was_alone = ahead.underway.is_empty();
+    }
+
+    /// Whether experts are copied ahead of need.
+    pub(in crate::engine) fn copies_ahead(&self) -> bool {
+        self.ahead.is_some()
+    }
+
+    /// All of a single token's layer has been submitted, whose router chose `chosen`: copies for the next layers.
+    pub(in crate::engine) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, chosen: &Chosen) {
+        let Some(mut ahead) = self.ahead.take() else { return };
+        let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
+        self.counters.ahead_used += used.iter().filter(|used| ahead.planner.is_outstanding(**used)).count() as u64;
+        ahead.planner.settle(step.layer, &chosen.of_token(), &used, false);
+        let own_bytes = self.uploaded_in_region();
+        ahead.planner.estimates = ahead.idle.estimates(own_bytes);
+        let queued_bytes = ahead.underway.iter().filter(|own| own.layer != step.layer && !own.is_over);
+        let link = Link { queued_bytes: queued_bytes.map(|own| own.bytes).sum(), ..Link::default() };
+        let found = host.ask_ahead(|slots, predictor, shape, distance_max| {
+            let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
+            let mut found = ahead.planner.look_ahead(predictor, step.layer, distance_max, &held);
+            let probabilities = ahead.planner.probabilities(&found, &held);
+            found.wanted.retain(|predicted| {
+                let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
+                let on_host = versions.into_iter().find(|version| slots.is_complete(*version));
+                let of_expert = probabilities.iter().find(|(expert, _)| *expert == predicted.expert);
+                let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
+                let bytes = on_host.and_then(|version| held.bytes(version));
+                bytes.is_some_and(|bytes| {
+                    pays(p, &ahead.planner.estimates, predicted.distance, bytes, link.queued_bytes)
+                })
+            });
+            let loads = ahead.planner.plan(&found, link, &held);
+            (ahead.planner.likely(&found, &held), loads)
+        });
+        self.cache.unshield_all();
+        let is_alone = ahead.was_alone && found.as_ref().is_none_or(|(_, loads)| loads.is_empty());
+        ahead.idle.submitted(own_bytes, is_alone && !self.was_measured());
+        if let Some((likely, loads)) = found {
+            self.shield(&ahead, likely);
+            for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
+                self.upload_for_layer(host, &mut ahead, loads);
+            }
+        }
+        self.ahead = Some(ahead);
+    }
+
+    /// What is likely used stays, and what was copied for a layer that has not run.
+    fn shield(&mut self, ahead: &UploadsAhead, likely: Vec<ExpertId>) {
+        let both = |expert| [Version::high(expert), Version::low(expert)];
+        self.cache.shield(likely.into_iter().flat_map(both));
+        let resident: Vec<Version> = self.cache.residents().map(|(version, _)| version).collect();
+        self.cache.shield(resident.into_iter().filter(|version| ahead.planner.is_outstanding(*version)));
+    }
+
+    /// Copies versions of one layer, matrix by matrix as its products will come.
+    fn upload_for_layer(&mut self, host: &mut Host, ahead: &mut UploadsAhead, loads: &[Load]) {
+        let Some(layer) = loads.first().map(|load| load.version.expert.layer) else { return };
+        let kinds = host.layout().kinds(layer).to_vec();
+        let (mut taken, mut pins) = (Vec::new(), Vec::new());
+        for version in loads.iter().map(|load| load.version) {
+            let Some((used, pin)) = host.pin_complete(version) else {
+                ahead.planner.failed(version);
+                continue;
+            };
+            let Some(acquired) = self.cache.acquire_ahead(version) else {
+                host.unpin(vec![pin]);
+                ahead.planner.failed(version);
+                continue;
+            };
+            kinds.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
+            taken.push((version, used, acquired.slot));
+            pins.push(pin);
+        }
+        if taken.is_empty() {
+            return;
+        }
+        let first = self.submitted() + 1;
+        let bytes = loads.iter().map(|load| load.bytes).sum();
+        for &kind in &kinds {
+            for &(version, used, slot) in &taken {
+                let slice = SliceId { version, kind };
+                let (data, _) = host.host_bytes(slice, used).expect("it was complete when it was pinned");
+                // SAFETY: the host's slot is pinned until the upload has run: `UploadsAhead::run_until`.
+                unsafe { self.upload(slice, host.shape(slice), data, Destination::Slot(slot)) };
+            }
+        }
+        self.counters.ahead += taken.len() as u64;
+        ahead.underway.push_back(Underway { first, last: self.submitted(), layer, bytes, pins, is_over: false });
+    }
+
+    /// A layer has been submitted to `compute`. Copies for layers before it that nobody has used have had a layer's time:
+    /// what comes next on `compute` waits for them too, so that the next wait for the stream gives back what they read.
+    pub(in crate::engine) fn catch_up(&mut self, compute: &Stream) {
+        let last = self.ahead.as_ref().and_then(UploadsAhead::last_over);
+        last.into_iter().for_each(|last| self.wait_for_upload(compute, last));
+        if let (Some(ahead), Some(layer)) = (&mut self.ahead, self.busy) {
+            ahead.is_over(Some(layer));
+        }
+    }
+
+    /// A token, or a batch, is over.
+    pub(in crate::engine) fn end_ahead(&mut self) {
+        let Some(ahead) = &mut self.ahead else { return };
+        ahead.planner.abandon();
+        ahead.is_over(None);
+        self.cache.unshield_all();
+    }
+}
+
+/// Whether a copy that is used with probability `p`, behind `queued` bytes, saves more than it risks. To what
+/// [`crate::load::prefetch`] counts comes the slot that it takes.
+fn pays(p: f64, estimates: &Estimates, distance: u8, bytes: u64, queued: u64) -> bool {
+    let times = (estimates.layer_seconds(), estimates.load_seconds(bytes), estimates.load_seconds(queued));
+    let (Some(layer), Some(load), Some(before)) = times else { return false };
+    let slack = f64::from(distance) * layer - before;
+    p * load.min(slack) > (1.0 - p) * ((load - slack).max(0.0) + MISSED_AGAIN * load)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_a_copy_the_surer_it_has_to_be() {
+        let mut estimates = Estimates::new();
+        assert!(!pays(1.0, &estimates, 1, 100, 0), "nothing is known");
+        estimates.observe_layer(1.0);
+        estimates.observe_load(100, 1.0);
+        for (p, distance, bytes, queued, expected) in [
+            (0.34, 1, 100, 0, true),
+            (0.33, 1, 100, 0, false),
+            (0.34, 1, 100, 10, false),
+            (0.34, 2, 100, 100, true),
+            // Takes four layers: saves one, or costs three and half of what had to leave.
+            (0.84, 1, 400, 0, true),
+            (0.83, 1, 400, 0, false),
+            (1.0, 1, 100, 100, false),
+        ] {
+            assert_eq!(pays(p, &estimates, distance, bytes, queued), expected, "{p} {distance} {bytes} {queued}");
+        }
+    }
+
+    fn underway(first: u64, last: u64, layer: u16) -> Underway {
+        let pins = vec![SlotId { pool: 0, index: last as u32 }];
+        Underway { first, last, layer, bytes: 1, pins, is_over: false }
+    }
+
+    #[test]
+    fn the_host_gets_back_what_has_been_read() {
+        let mut ahead = UploadsAhead::new(Thresholds { t1: 1.0, t2: 1.0 });
+        ahead.underway.extend([underway(4, 6, 1), underway(9, 14, 2)]);
+        assert!(ahead.are_all(3, 6) && ahead.are_all(5, 6) && ahead.are_all(14, 14));
+        assert!(!ahead.are_all(2, 6) && !ahead.are_all(3, 8), "1, 2, 3, 7 and 8 are for products");
+        assert!(ahead.are_all(8, 14));
+        assert_eq!(ahead.last_over(), None);
+        ahead.is_over(Some(1));
+        assert_eq!(ahead.last_over(), Some(6));
+        assert_eq!(ahead.run_until(5), []);
+        assert_eq!(ahead.run_until(8), [SlotId { pool: 0, index: 6 }]);
+        ahead.is_over(None);
+        assert_eq!(ahead.last_over(), Some(14));
+        assert_eq!(ahead.run_until(20), [SlotId { pool: 0, index: 14 }]);
+        assert!(ahead.are_all(20, 20) && !ahead.are_all(20, 21));
+    }
+}

@@ -1,0 +1,151 @@
+//! Copies to the device: where they go, in which order they run, and who waits for them.
+
+use std::time::Instant;
+
+use ggml_sys::llama;
+
+use super::{Destination, InBuffer, StagingState, Tier, UploadSource, Weights, ZEROS, padding_bytes};
+use crate::cache::SliceState;
+use crate::engine::tier::stream::Stream;
+use crate::expert::{SliceId, SliceKind, Version};
+use crate::gguf::SliceShape;
+
+impl Tier {
+    /// Where an upload of this slice would go now: into its version's slot, or into a free staging slot.
+    pub(in crate::engine) fn destination(&mut self, slice: SliceId) -> Option<Destination> {
+        match self.cache.lookup(slice.version) {
+            Some(slot) => Some(Destination::Slot(slot)),
+            None => {
+                let free = self.staging.iter().enumerate().filter_map(|(slot, state)| match state {
+                    StagingState::Free(since, _) => Some((*since, slot)),
+                    StagingState::Taken => None,
+                });
+                // The one that has been free longest: its last product is the most likely to have run.
+                free.min().map(|(_, slot)| Destination::Staging(slot))
+            }
+        }
+    }
+
+    /// Starts copying a slice to the device.
+    ///
+    /// # Safety
+    /// `data` is valid for the slice's bytes until the upload has run: see the module.
+    pub(in crate::engine) unsafe fn upload(
+        &mut self,
+        slice: SliceId,
+        shape: &SliceShape,
+        data: *const u8,
+        to: Destination,
+    ) {
+        if self.counters.uploads == self.before.0 {
+            let is_due = self.unmeasured.saturating_add(1) >= self.link_sample();
+            if is_due && self.busy == Some(slice.version.expert.layer) {
+                // What was copied ahead is not to be measured.
+                self.copy.synchronize();
+            }
+            self.began = Instant::now();
+            self.began_on_clock = self.clock.seconds();
+        }
+        let bytes = shape.bytes as usize;
+        let (tensor, offset) = match to {
+            Destination::Slot(slot) => {
+                let share = self.memory.share(slice.version.expert.layer, slot.pool);
+                self.cache.set_ready(slot, slice.kind);
+                (share.tensor(slice.kind), (slot.index - share.first) as usize * bytes)
+            }
+            Destination::Staging(slot) => {
+                if let StagingState::Free(_, Some(event)) = &self.staging[slot] {
+                    self.copy.wait(event);
+                }
+                self.staging[slot] = StagingState::Taken;
+                self.staged.insert(slice, (slot, shape.clone()));
+                (self.memory.staging_tensor(), slot * self.memory.staging_stride())
+            }
+        };
+        // SAFETY: the tensor has room for the slot; the bytes are valid by the caller. Zeros are static.
+        unsafe {
+            self.copy.set(tensor, data.cast(), offset, bytes);
+            // The last row is read to the end of a step: what is there must not be NaN.
+            let padding = padding_bytes(shape);
+            if padding > 0 && matches!(to, Destination::Staging(_)) {
+                self.copy.set(tensor, ZEROS.as_ptr().cast(), offset + bytes, padding);
+            }
+        }
+        self.submitted += 1;
+        let event = self.events.record(&self.copy);
+        if event.is_none() {
+            self.waited = self.submitted;
+        }
+        self.marks.push_back((self.submitted, event));
+        self.arrivals.insert(slice, self.submitted);
+        self.counters.uploads += 1;
+        self.counters.uploaded_bytes += shape.bytes;
+    }
+
+    /// The upload just started reads a staging slot of the host.
+    pub(in crate::engine) fn hold_staged(&mut self, slice: SliceId) {
+        self.held.push_back(UploadSource { upload: self.submitted, slice });
+    }
+
+    /// Where a slice is on the device, once its upload has been submitted.
+    pub(in crate::engine) fn locate(&self, slice: SliceId) -> Option<Weights> {
+        if let Some(slot) = self.cache.lookup(slice.version) {
+            if self.cache.state(slot, slice.kind) != SliceState::Ready {
+                return None;
+            }
+            let share = self.memory.share(slice.version.expert.layer, slot.pool);
+            return Some(Weights::Shared { tensor: share.tensor(slice.kind), row: slot.index - share.first });
+        }
+        let (slot, shape) = self.staged.get(&slice)?;
+        let ne = [shape.ne0 as i64, shape.ne1 as i64];
+        let type_ = shape.dtype.id() as llama::ggml_type;
+        let staging = self.memory.staging_tensor();
+        // SAFETY: the staging tensor is live.
+        let place = InBuffer { buffer: unsafe { (*staging).buffer }, whole: Some(staging) };
+        Some(Weights::Single { data: self.memory.staging_address(*slot), place, type_, ne })
+    }
+
+    /// Whether the compute stream would have to wait for a slice.
+    pub(in crate::engine) fn is_arriving(&self, slice: SliceId) -> bool {
+        self.arrivals.get(&slice).is_some_and(|upload| *upload > self.waited)
+    }
+
+    /// Whether it would for any slice of a version that has a slot.
+    pub(in crate::engine) fn is_version_arriving(&self, version: Version, kinds: &[SliceKind]) -> bool {
+        kinds.iter().any(|&kind| self.is_arriving(SliceId { version, kind }))
+    }
+
+    /// What `compute` runs from here on comes after the slice's upload.
+    pub(in crate::engine) fn wait_for(&mut self, compute: &Stream, slice: SliceId) {
+        if let Some(&upload) = self.arrivals.get(&slice) {
+            self.wait_for_upload(compute, upload);
+        }
+    }
+
+    /// The same of the upload of this number.
+    pub(in crate::engine) fn wait_for_upload(&mut self, compute: &Stream, upload: u64) {
+        if upload <= self.waited {
+            return;
+        }
+        if let Some((_, Some(event))) = self.marks.iter().find(|(mark, _)| *mark == upload) {
+            compute.wait(event);
+        }
+        self.waited = upload;
+    }
+
+    /// Uploads submitted so far.
+    pub(in crate::engine) fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// The product of a staged slice has been submitted to `compute`: its slot may be overwritten once that has run.
+    pub(in crate::engine) fn used(&mut self, compute: &Stream, slices: impl IntoIterator<Item = SliceId>) {
+        let mut event = None;
+        for slice in slices {
+            let Some((slot, _)) = self.staged.remove(&slice) else { continue };
+            let event = event.get_or_insert_with(|| self.events.record(compute)).clone();
+            self.n_staged_uses += 1;
+            self.staging[slot] = StagingState::Free(self.n_staged_uses, event);
+        }
+    }
+}

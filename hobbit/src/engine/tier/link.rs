@@ -1,0 +1,67 @@
+//! How fast copies and the CPU are: what the balancer and copies ahead of need go by.
+
+use super::Tier;
+use crate::load::balance::Balancer;
+
+/// The link is measured in one of so many regions with uploads, beside a CPU helper.
+const LINK_SAMPLE: u32 = 32;
+
+/// The same where only copies ahead of need go by it.
+pub(in crate::engine) const LINK_SAMPLE_ALONE: u32 = 256;
+
+impl Tier {
+    /// Lets the CPU compute misses.
+    pub(in crate::engine) fn set_helper(&mut self, balancer: Balancer, threads: Option<u16>) {
+        self.balancer = Some(balancer);
+        self.helper_threads = threads;
+    }
+
+    /// Whether the CPU may compute misses.
+    pub(in crate::engine) fn has_helper(&self) -> bool {
+        self.balancer.is_some() && self.is_divided()
+    }
+
+    /// The uploads of a region have been submitted. Now and then they are waited for and timed.
+    pub(in crate::engine) fn measure_link(&mut self) {
+        let (n, bytes) = (self.counters.uploads - self.before.0, self.counters.uploaded_bytes - self.before.1);
+        if n == 0 {
+            return;
+        }
+        self.unmeasured = self.unmeasured.saturating_add(1);
+        if self.unmeasured >= self.link_sample() {
+            self.unmeasured = 0;
+            self.copy.synchronize();
+            let seconds = self.began.elapsed().as_secs_f64();
+            self.balancer.iter_mut().for_each(|balancer| balancer.observe_copy(bytes / n, seconds / n as f64));
+            let seconds = self.clock.seconds() - self.began_on_clock;
+            self.ahead.iter_mut().for_each(|ahead| ahead.idle.observe_link(bytes, seconds));
+        }
+    }
+
+    pub(in crate::engine) fn link_sample(&self) -> u32 {
+        match (&self.balancer, &self.ahead) {
+            (Some(_), _) => LINK_SAMPLE,
+            (None, Some(_)) => LINK_SAMPLE_ALONE,
+            (None, None) => u32::MAX,
+        }
+    }
+
+    /// Whether the link was measured with the running region's uploads.
+    pub(in crate::engine) fn was_measured(&self) -> bool {
+        self.unmeasured == 0
+    }
+
+    /// Bytes of the running region's uploads so far.
+    pub(in crate::engine) fn uploaded_in_region(&self) -> u64 {
+        self.counters.uploaded_bytes - self.before.1
+    }
+
+    /// The CPU has computed experts.
+    pub(in crate::engine) fn helped(&mut self, experts: u64, bytes: u64, seconds: f64) {
+        self.counters.helper_experts += experts;
+        self.counters.helper_seconds += seconds;
+        if let Some(balancer) = self.balancer.as_mut() {
+            balancer.observe_cpu(bytes, seconds);
+        }
+    }
+}

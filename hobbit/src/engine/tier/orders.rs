@@ -1,0 +1,112 @@
+//! What has run, and what the host may have back of it.
+
+use super::{StagingState, TIDY_UPLOADS, Tier, UploadSource};
+use crate::cache::SlotId;
+use crate::engine::tier::stream::Stream;
+use crate::expert::SliceId;
+
+impl Tier {
+    /// Products of slices that were staged on the host have been submitted: the host may have these back when they have
+    /// run.
+    pub(in crate::engine) fn used_on_host(&mut self, compute: &Stream, slices: impl IntoIterator<Item = SliceId>) {
+        self.submitted += 1;
+        self.waited = self.submitted;
+        let event = self.events.record(compute);
+        self.marks.push_back((self.submitted, event));
+        self.held.extend(slices.into_iter().map(|slice| UploadSource { upload: self.submitted, slice }));
+    }
+
+    /// The stream `user` is about to use the tier, for a region of `layer` if any.
+    pub(in crate::engine) fn enter(&mut self, user: &Stream, layer: Option<u16>) {
+        self.busy = layer;
+        self.before = (self.counters.uploads, self.counters.uploaded_bytes);
+        let user = user.raw() as usize;
+        if self.user != user {
+            // Another session's products may still read slots that this one is about to overwrite.
+            if let Some(fence) = self.fence.take() {
+                fence.synchronize();
+            }
+            self.user = user;
+        }
+    }
+
+    /// Waits for all that was submitted for this tier. What the host may have back, as [`Tier::settled`].
+    pub(in crate::engine) fn rest(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+        if let Some(fence) = self.fence.take() {
+            fence.synchronize();
+        }
+        self.user = 0;
+        self.settled()
+    }
+
+    /// `user` is done with the tier for now.
+    pub(in crate::engine) fn leave(&mut self, user: &Stream) {
+        self.catch_up(user);
+        self.fence = self.events.record(user);
+    }
+
+    /// The compute stream has run all that was submitted to it: what it waited for is done, and nothing else is left to be
+    /// done. Returns what the host may have back: pins, and slices that were staged.
+    pub(in crate::engine) fn settled(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+        // Uploads for a product that never came (a failed batch, a later layer) have not been waited for.
+        if self.submitted > self.waited {
+            self.copy.synchronize();
+            self.waited = self.submitted;
+        }
+        self.settled_so_far()
+    }
+
+    /// As [`Tier::settled`], but what is copied for layers that have not run goes on.
+    pub(in crate::engine) fn settled_so_far(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+        let (waited, submitted) = (self.waited, self.submitted);
+        if submitted > waited && !self.ahead.as_ref().is_some_and(|ahead| ahead.are_all(waited, submitted)) {
+            return self.settled();
+        }
+        for pin in self.pins.drain(..) {
+            self.cache.unpin(pin);
+        }
+        for state in &mut self.staging {
+            if let StagingState::Free(_, event) = state {
+                *event = None;
+            }
+        }
+        if self.submitted >= self.tidied + TIDY_UPLOADS {
+            self.tidied = self.submitted;
+            // Has run: costs next to nothing, but Vulkan reuses events and command buffers only after this.
+            self.copy.synchronize();
+            self.events.synchronize();
+        }
+        let staged = self.run_until(self.waited);
+        (std::mem::take(&mut self.host_pins), staged)
+    }
+
+    /// Uploads up to `upload` have run.
+    pub(in crate::engine) fn run_until(&mut self, upload: u64) -> Vec<SliceId> {
+        self.done = self.done.max(upload);
+        let done = self.done;
+        self.waited = self.waited.max(done);
+        self.marks.retain(|(mark, _)| *mark > done);
+        self.arrivals.retain(|_, mark| *mark > done);
+        self.host_pins.extend(self.ahead.iter_mut().flat_map(|ahead| ahead.run_until(done)));
+        let mut released = Vec::new();
+        while self.held.front().is_some_and(|held| held.upload <= done) {
+            released.extend(self.held.pop_front().map(|held| held.slice));
+        }
+        released
+    }
+
+    /// Whether an upload that may not have run reads a staging slot of the host.
+    pub(in crate::engine) fn is_reading(&self, slice: SliceId) -> bool {
+        self.held.iter().any(|held| held.slice == slice)
+    }
+
+    /// Waits on the host for the oldest upload that reads a staging slot of the host. The slices that it may have back;
+    /// empty where none is on its way.
+    pub(in crate::engine) fn wait_for_host_staging(&mut self) -> Vec<SliceId> {
+        let Some(upload) = self.held.front().map(|held| held.upload) else { return Vec::new() };
+        if let Some((_, Some(event))) = self.marks.iter().find(|(mark, _)| *mark >= upload) {
+            event.synchronize();
+        }
+        self.run_until(upload)
+    }
+}

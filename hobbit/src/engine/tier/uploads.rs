@@ -1,0 +1,64 @@
+//! The uploads of one region, in the order of need.
+
+use super::{Destination, Tier};
+use crate::engine::host_reads::Host;
+use crate::expert::{SliceId, SliceKind};
+use crate::residency::{LayerStep, Used};
+
+/// What is still to be uploaded.
+pub(in crate::engine) struct Uploads {
+    /// Kind by kind, as the products come; within a kind, experts in the order of need.
+    waiting: Vec<(SliceId, Used)>,
+}
+
+impl Uploads {
+    pub(in crate::engine) fn new(step: &LayerStep, kinds: &[SliceKind], missing: &[Used]) -> Self {
+        let of_kind = |&kind: &SliceKind| {
+            missing.iter().map(move |&used| (SliceId { version: step.version(used), kind }, used)).collect::<Vec<_>>()
+        };
+        Self { waiting: kinds.iter().flat_map(of_kind).collect() }
+    }
+
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Makes the host read the first of them though nothing is on its way. False when that is impossible.
+    pub(in crate::engine) fn insist(&self, host: &mut Host) -> bool {
+        self.waiting.first().is_some_and(|&(slice, used)| host.insist(slice, used))
+    }
+
+    /// Starts every upload whose bytes are in host memory and that has a place to go. Whether there was one.
+    ///
+    /// # Safety
+    /// What the step pins on the host stays as it is until the uploads have run.
+    pub(in crate::engine) unsafe fn pump(&mut self, host: &Host, tier: &mut Tier) -> bool {
+        // Staging slots go to the products that come first: taken by a later one, they might never be free again.
+        let mut staging_for = None;
+        let before = self.waiting.len();
+        self.waiting.retain(|&(slice, used)| {
+            let is_staged = !tier.is_resident(slice.version);
+            if is_staged && staging_for.is_some_and(|kind| kind != slice.kind) {
+                return true;
+            }
+            let Some((data, on_loan)) = host.host_bytes(slice, used) else {
+                if is_staged {
+                    staging_for = Some(slice.kind);
+                }
+                return true;
+            };
+            let Some(to) = tier.destination(slice) else {
+                staging_for = Some(slice.kind);
+                return true;
+            };
+            debug_assert!(is_staged == matches!(to, Destination::Staging(_)));
+            // SAFETY: by the caller for what is cached; a staged slice is kept until its upload has run.
+            unsafe { tier.upload(slice, host.shape(slice), data, to) };
+            if on_loan {
+                tier.hold_staged(slice);
+            }
+            false
+        });
+        self.waiting.len() < before
+    }
+}

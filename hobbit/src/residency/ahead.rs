@@ -1,0 +1,345 @@
+//! Reads what the next layers are expected to use before they ask. Decisions are [`crate::predict`]'s and
+//! [`crate::load::prefetch`]'s; here is when they are made, and what becomes of them.
+//!
+//! For each layer of a single token: the router has chosen, reads for the layer itself are under way. The predictor
+//! sees the choice (and what the next layers' routers say about this layer's input), the experts that it names are
+//! shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
+
+use super::layout::Layout;
+use super::staging::{Staged, Staging};
+use super::step::{LayerStep, Used};
+use super::{Observer, Reads, Residency};
+use crate::cache::{Cache, SlotId};
+use crate::expert::{SliceId, SliceKind, Version};
+use crate::load::LoadClass;
+use crate::load::prefetch::{Governor, Holdings, Link, Load, Prefetcher};
+use crate::predict::{Ahead, PredictShape, Predictor, Recall};
+use crate::stats::{PrefetchReport, RecallReport};
+
+/// How to look ahead.
+#[derive(Clone, Debug)]
+pub struct LookaheadOptions {
+    /// The model's layers.
+    pub shape: PredictShape,
+    /// Layers to look ahead at the most.
+    pub distance_max: u8,
+    /// Predicted experts are kept from eviction until their layer has run.
+    pub shields: bool,
+    /// Whole tokens are compared to see whether it pays: not all that delays them are waits for reads.
+    pub compares_tokens: bool,
+}
+
+/// What looks ahead, and what it knows.
+pub struct Lookahead {
+    predictor: Box<dyn Predictor>,
+    prefetcher: Prefetcher,
+    governor: Governor,
+    options: LookaheadOptions,
+    recall: Recall,
+    /// The layer that chose last, when, and for how many seconds somebody had waited by then.
+    chose: Option<(u16, f64, f64)>,
+    /// Seconds waited, and bytes and seconds of reading, when the token began.
+    before: (f64, u64, f64),
+}
+
+/// A layer's choice for a single token.
+pub struct TokenChoice<'a> {
+    /// Experts and their weights, which sum to 1.
+    pub chosen: &'a [(u16, f32)],
+    /// What the layer takes beside waits for reads, where that is known; otherwise it is measured.
+    pub layer_seconds: Option<f64>,
+    /// What the router at a distance, of a layer, says about this layer's input, `[n_expert]`, if that is known.
+    pub scores: &'a mut dyn FnMut(u8, u16) -> Option<Vec<f32>>,
+}
+
+/// What is in slots, for whoever copies it elsewhere.
+#[derive(Clone, Copy)]
+pub struct Slots<'a> {
+    cache: &'a Cache,
+    layout: &'a Layout,
+}
+
+impl Slots<'_> {
+    /// Whether every slice of a version is in a slot.
+    pub fn is_complete(&self, version: Version) -> bool {
+        self.cache.lookup(version).is_some_and(|slot| self.cache.is_ready(slot))
+    }
+
+    /// Bytes of a version; `None` if there is no such version.
+    pub fn bytes(&self, version: Version) -> Option<u64> {
+        self.layout.bytes(version)
+    }
+}
+
+impl Lookahead {
+    /// Nothing has been seen yet.
+    pub fn new(
+        predictor: Box<dyn Predictor>,
+        prefetcher: Prefetcher,
+        governor: Governor,
+        options: LookaheadOptions,
+    ) -> Self {
+        let (recall, before) = (Recall::default(), (0.0, 0, 0.0));
+        Self { predictor, prefetcher, governor, options, recall, chose: None, before }
+    }
+
+    pub(super) fn begin_batch(&mut self) {
+        self.predictor.begin_token();
+    }
+
+    pub(super) fn begin_sequence(&mut self) {
+        self.predictor.begin_sequence();
+    }
+
+    fn report(&self) -> PrefetchReport {
+        let recall = |distance| {
+            let counts = self.recall.total(distance);
+            RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
+        };
+        PrefetchReport {
+            counters: *self.prefetcher.counters(),
+            governor: self.governor.report(),
+            recall: (1..=self.options.distance_max).map(recall).filter(|recall| recall.recall.is_some()).collect(),
+        }
+    }
+
+    /// A layer has chosen at a time, before which somebody had waited so long: learns what layers take.
+    fn time(&mut self, layer: u16, now: f64, waited: f64, known: Option<f64>) {
+        let before = self.chose.replace((layer, now, waited));
+        let measured = match before {
+            // Between the last layer and the first lies more than a layer.
+            Some((before, at, waited_before)) if before < layer => Some(now - at - (waited - waited_before)),
+            _ => None,
+        };
+        if let Some(seconds) = known.or(measured) {
+            self.prefetcher.estimates.observe_layer(seconds.max(0.0));
+        }
+    }
+
+    /// Shows the predictor what a layer chose, and what later routers say.
+    fn show(&mut self, layer: u16, token: &mut TokenChoice, observer: &mut impl Observer) {
+        self.recall.observe(layer, token.chosen);
+        self.predictor.observe(layer, token.chosen);
+        if self.predictor.needs_scores() {
+            for distance in 1..=self.options.distance_max {
+                let Some((target, _, n_used)) = self.options.shape.target(layer, distance) else { break };
+                if let Some(scores) = (token.scores)(distance, target) {
+                    observer.foretold(distance, &scores, usize::from(n_used));
+                    self.predictor.scores(layer, distance, &scores);
+                }
+            }
+        } else if observer.is_watching() {
+            // Of every layer in reach, not only of those that are looked at.
+            let mut predicted = Vec::new();
+            for distance in 1..=self.options.distance_max {
+                self.predictor.predict(layer, distance, &mut predicted);
+            }
+            observer.predicted(&predicted);
+        }
+    }
+
+    /// What the next layers are expected to use.
+    fn look(
+        &mut self,
+        layer: u16,
+        cache: &Cache,
+        staging: &Staging,
+        layout: &Layout,
+        elsewhere: &dyn Fn(Version) -> bool,
+    ) -> Ahead {
+        let held = HostHoldings { cache, staging, layout, shape: &self.options.shape, elsewhere };
+        let ahead = self.prefetcher.look_ahead(&mut *self.predictor, layer, self.options.distance_max, &held);
+        for distance in 1..=ahead.depth {
+            if let Some((target, ..)) = self.options.shape.target(layer, distance) {
+                let predicted: Vec<_> = ahead.of_layer(target).copied().collect();
+                self.recall.expect(target, distance, &predicted);
+            }
+        }
+        ahead
+    }
+}
+
+impl<R: Reads, O: Observer> Residency<R, O> {
+    /// Whether anybody looks ahead.
+    pub fn looks_ahead(&self) -> bool {
+        self.lookahead.is_some()
+    }
+
+    /// Whether the next layers' routers are to be asked.
+    pub fn asks_routers(&self) -> bool {
+        self.lookahead.as_ref().is_some_and(|lookahead| lookahead.predictor.needs_scores())
+    }
+
+    /// The router of a layer has chosen for a single token, and `step` is what was made of it: shields what comes next
+    /// from eviction, and reads what is worth it. `elsewhere`: whether a version is on a device.
+    pub fn foresee(&mut self, step: &LayerStep, mut token: TokenChoice, elsewhere: &dyn Fn(Version) -> bool) {
+        let queued = self.queued();
+        let Self { lookahead: Some(lookahead), cache, staging, layout, observer, reads, counters, .. } = self else {
+            return;
+        };
+        let layer = step.layer;
+        lookahead.time(layer, reads.seconds(), counters.wait_seconds, token.layer_seconds);
+        lookahead.show(layer, &mut token, observer);
+        let used: Vec<Version> = step.versions().collect();
+        lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
+        let settled = lookahead.prefetcher.settle(layer, token.chosen, &used, queued.waited > 0);
+        lookahead.governor.account(settled.saved_seconds, settled.delayed_seconds);
+        let ahead = lookahead.look(layer, cache, staging, layout, elsewhere);
+        cache.unshield_all();
+        if !lookahead.governor.is_on() {
+            return;
+        }
+        let Lookahead { prefetcher, options, .. } = lookahead;
+        let held = HostHoldings { cache, staging, layout, shape: &options.shape, elsewhere };
+        let likely = if options.shields { prefetcher.likely(&ahead, &held) } else { Vec::new() };
+        let bytes_used: u64 = used.iter().filter_map(|&version| layout.bytes(version)).sum();
+        // While what is missing is read, what is there is computed: that time is not left for the next layers.
+        let there = 1.0 - queued.waited as f64 / bytes_used.max(queued.waited).max(1) as f64;
+        let computed = there * prefetcher.estimates.layer_seconds().unwrap_or(0.0);
+        let link = Link {
+            is_busy: false,
+            queued_bytes: queued.background,
+            elapsed_seconds: prefetcher.estimates.load_seconds(queued.waited).unwrap_or(0.0).min(computed),
+        };
+        let loads = prefetcher.plan(&ahead, link, &held);
+        cache.shield(likely.into_iter().flat_map(|expert| [Version::high(expert), Version::low(expert)]));
+        self.read_ahead(loads);
+    }
+
+    /// Lines reads for the next layers up: they start when nothing is waited for.
+    fn read_ahead(&mut self, loads: Vec<Load>) {
+        for Load { version, .. } in loads {
+            let order = self.layout.load_order(version.expert.layer, &[]);
+            if let Some(slot) = self.acquire(version) {
+                self.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
+            } else if !self.stage_ahead(version, &order) {
+                self.read_ahead_failed(version);
+            }
+        }
+    }
+
+    /// Reads a version without a slot into staging, of which half stays free for what products wait for. Whether there
+    /// was room.
+    fn stage_ahead(&mut self, version: Version, order: &[SliceKind]) -> bool {
+        if !self.stages_ahead || self.staging.n_free() < order.len() + self.staging.len() / 2 {
+            return false;
+        }
+        let mut reads = Vec::with_capacity(order.len());
+        for slice in order.iter().map(|&kind| SliceId { version, kind }) {
+            if let Some(slot) = self.staging.take(slice) {
+                reads.push(self.staging_read(slot, slice));
+            }
+        }
+        self.submit(LoadClass::Prefetch, reads);
+        true
+    }
+
+    /// Whether what is staged is meant for a later layer.
+    pub(super) fn is_staged_ahead(&self, slice: SliceId, layer: u16) -> bool {
+        let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(slice.version);
+        slice.version.expert.layer != layer && self.lookahead.as_ref().is_some_and(is_outstanding)
+    }
+
+    /// Reads ahead of this version were withdrawn.
+    pub(super) fn read_ahead_dropped(&mut self, version: Version) {
+        if let Some(lookahead) = &mut self.lookahead {
+            lookahead.prefetcher.dropped(version);
+        }
+    }
+
+    fn read_ahead_failed(&mut self, version: Version) {
+        if let Some(lookahead) = &mut self.lookahead {
+            lookahead.prefetcher.failed(version);
+        }
+    }
+
+    /// A slice of a version has been read, or not.
+    pub(super) fn read_ahead_landed(&mut self, version: Version, is_ok: bool) {
+        let Some(lookahead) = self.lookahead.as_mut().filter(|own| own.prefetcher.is_outstanding(version)) else {
+            return;
+        };
+        if !is_ok {
+            lookahead.prefetcher.failed(version);
+            return;
+        }
+        let is_staged = |kind: &SliceKind| {
+            let staged = self.staging.get(SliceId { version, kind: *kind });
+            staged.is_some_and(|staged| staged != Staged::Loading)
+        };
+        let is_there = match self.cache.lookup(version) {
+            Some(slot) => self.cache.is_ready(slot),
+            None => self.layout.kinds(version.expert.layer).iter().all(is_staged),
+        };
+        if is_there {
+            lookahead.prefetcher.landed(version);
+        }
+    }
+
+    /// A batch is over.
+    pub(super) fn lookahead_end_batch(&mut self, n_tokens: u32, seconds: f64) {
+        let Some(lookahead) = &mut self.lookahead else { return };
+        let stats = self.reads.stats();
+        let now = (self.counters.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
+        let (waited, bytes, busy) = std::mem::replace(&mut lookahead.before, now);
+        lookahead.prefetcher.estimates.observe_load(now.1 - bytes, now.2 - busy);
+        lookahead.chose = None;
+        lookahead.recall.forget_expected();
+        if n_tokens == 1 {
+            lookahead.governor.end_token(if lookahead.options.compares_tokens { seconds } else { now.0 - waited });
+        }
+        lookahead.prefetcher.abandon();
+        self.cache.unshield_all();
+    }
+
+    /// What looking ahead did; `None` where nothing does.
+    pub fn prefetch_report(&self) -> Option<PrefetchReport> {
+        self.lookahead.as_ref().map(Lookahead::report)
+    }
+
+    /// Asks the predictor, which has been shown the running layer's choice, about the next layers: `ask` gets it with
+    /// the model's shape and how far to look at most. `None` while nothing is read ahead.
+    pub fn ask_ahead<T>(&mut self, ask: impl FnOnce(Slots, &mut dyn Predictor, &PredictShape, u8) -> T) -> Option<T> {
+        let lookahead = self.lookahead.as_mut().filter(|lookahead| lookahead.governor.is_on())?;
+        let slots = Slots { cache: &self.cache, layout: &self.layout };
+        Some(ask(slots, &mut *lookahead.predictor, &lookahead.options.shape, lookahead.options.distance_max))
+    }
+
+    /// Pins a version that is complete in a slot, until the slot is given to [`Residency::unpin`]. `None` where it is
+    /// not.
+    pub fn pin_complete(&mut self, version: Version) -> Option<(Used, SlotId)> {
+        let slot = self.cache.lookup(version).filter(|slot| self.cache.is_ready(*slot))?;
+        self.cache.pin(slot);
+        let share = self.layout.share_of(version);
+        let row = Some(self.layout.row(version.expert.layer, share, slot));
+        let (index, precision) = (version.expert.index, version.precision);
+        Some((Used { index, precision, share, row, elsewhere: false }, slot))
+    }
+}
+
+/// What the planner may know.
+struct HostHoldings<'a> {
+    cache: &'a Cache,
+    staging: &'a Staging,
+    layout: &'a Layout,
+    shape: &'a PredictShape,
+    elsewhere: &'a dyn Fn(Version) -> bool,
+}
+
+impl Holdings for HostHoldings<'_> {
+    fn is_resident(&self, version: Version) -> bool {
+        let is_staged = |kind: &SliceKind| self.staging.get(SliceId { version, kind: *kind }).is_some();
+        self.cache.lookup(version).is_some()
+            || self.layout.kinds(version.expert.layer).iter().all(is_staged)
+            || (self.elsewhere)(version)
+    }
+
+    fn bytes(&self, version: Version) -> Option<u64> {
+        self.cache.share_of(version)?;
+        self.layout.bytes(version)
+    }
+
+    fn n_used(&self, layer: u16) -> usize {
+        let known = self.shape.layers.iter().find(|(own, ..)| *own == layer);
+        known.map_or(1, |(.., n_used)| usize::from(*n_used))
+    }
+}

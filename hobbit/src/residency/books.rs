@@ -1,0 +1,155 @@
+//! What is chosen of an expert, and the books on it.
+
+use super::step::Asked;
+use super::{NeededExpert, Observer, Reads, Residency};
+use crate::cache::Use;
+use crate::expert::{ExpertId, Precision, SliceId, Version};
+use crate::route::Routing;
+use crate::route::{Choice, Resident, resolve};
+use crate::stats::{LayerStats, PrecisionCounts};
+
+/// Counted since a residency was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Needed experts that were there: one for each distinct expert that a layer needed.
+    pub hits: u64,
+    /// Needed experts that were not.
+    pub misses: u64,
+    /// Slices read.
+    pub slices_loaded: u64,
+    /// Bytes moved.
+    pub bytes_read: u64,
+    /// Seconds in which somebody waited for a read.
+    pub wait_seconds: f64,
+    /// Uses, one for each token and each expert its router chose, by precision.
+    pub used: PrecisionCounts,
+    /// Needed experts whose high version was not there, by what was done.
+    pub missed: PrecisionCounts,
+    /// Low versions that a high one replaced in the background.
+    pub upgrades: u64,
+    /// The layer that is computed, or was last; 0 between two batches.
+    pub layer: u16,
+}
+
+impl<R: Reads, O: Observer> Residency<R, O> {
+    /// Counts so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Counts of each layer with experts, ascending.
+    pub fn layer_stats(&self) -> Vec<LayerStats> {
+        let stats = |layer: u16| {
+            let (hits, misses) = self.by_layer[usize::from(layer)];
+            LayerStats { layer, slots: self.cache.capacity_of_layer(layer, Precision::High), hits, misses }
+        };
+        self.layout.layers().map(stats).collect()
+    }
+
+    /// A batch begins.
+    pub fn begin_batch(&mut self, n_tokens: u32) {
+        self.pause_filling(n_tokens);
+        if let Some(lookahead) = &mut self.lookahead {
+            lookahead.begin_batch();
+        }
+    }
+
+    /// A batch of so many tokens was evaluated, in so many seconds: the next token begins.
+    pub fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
+        self.counters.layer = 0;
+        self.lookahead_end_batch(n_tokens, seconds);
+        self.cache.next_token();
+        self.upgrades.next_token();
+        if self.precisions.options.deterministic {
+            self.upgrade_in_step();
+        }
+        if n_tokens == 1 {
+            self.fill_between_tokens();
+        }
+    }
+
+    /// A new sequence begins.
+    pub fn begin_sequence(&mut self) {
+        self.cache.begin_sequence();
+        if let Some(lookahead) = &mut self.lookahead {
+            lookahead.begin_sequence();
+        }
+    }
+
+    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy.
+    pub fn tell_scores(&mut self, layer: u16, scores: &[f32]) {
+        self.cache.scores(layer, scores);
+    }
+
+    /// Notes which layer is computed, and tells who looks on.
+    pub(super) fn begin_record(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>) {
+        self.counters.layer = layer;
+        self.observer.begin_layer(layer, routing, weights, scores, self.counters.wait_seconds);
+    }
+
+    /// The precision in which a needed expert is used, if at all, whether it is a hit, and the books on it.
+    pub(super) fn choose(
+        &mut self,
+        expert: ExpertId,
+        asked: Asked,
+        is_elsewhere: &dyn Fn(Version) -> bool,
+    ) -> (Option<Precision>, bool) {
+        let demand = asked.demands[usize::from(expert.index)];
+        let [high, low] = [Version::high(expert), Version::low(expert)];
+        let has_low = !self.precisions.is_exact() && self.layout.has_version(low);
+        let high_slot = self.cache.lookup(high);
+        let high_elsewhere = is_elsewhere(high);
+        let resident = Resident {
+            // A high version that arrives in the background does not count before it is complete.
+            high: high_elsewhere || high_slot.is_some() && !self.upgrades.is_underway(high),
+            low: has_low && (is_elsewhere(low) || self.cache.lookup(low).is_some()),
+        };
+        let choice = match self.precisions.is_forced_low(expert) && has_low {
+            true => Choice::Low,
+            false => resolve(demand, resident, has_low),
+        };
+        let precision = match choice {
+            Choice::High => Some(Precision::High),
+            Choice::Low => Some(Precision::Low),
+            Choice::Skip => None,
+        };
+        let version = precision.map(|precision| Version { expert, precision });
+        let is_elsewhere = version.is_some_and(is_elsewhere);
+        let slot = version.and_then(|version| self.cache.lookup(version));
+        let hit = is_elsewhere || slot.is_some_and(|slot| self.cache.is_ready(slot));
+        // What is elsewhere is not used here: it may age.
+        if !is_elsewhere {
+            self.cache.touch(
+                expert,
+                Use { hit, precision, weight: asked.shares.get(usize::from(expert.index)).copied().unwrap_or(0.0) },
+            );
+        }
+        self.counters.used.count(precision, asked.routing.pairs_of(expert.index).len() as u64);
+        if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
+            self.counters.missed.count(precision, 1);
+        }
+        self.count(expert.layer, hit);
+        if self.observer.is_watching() {
+            let bytes = version.and_then(|version| self.layout.bytes(version)).unwrap_or(0);
+            let is_there = is_elsewhere || slot.is_some() || version.is_some_and(|version| self.is_staged(version));
+            self.observer.needed(&NeededExpert { expert, demand, version, hit, is_there, bytes });
+        }
+        (precision, hit)
+    }
+
+    /// Whether some of a version without a slot has been read into staging, or is on its way there.
+    fn is_staged(&self, version: Version) -> bool {
+        let kinds = self.layout.kinds(version.expert.layer);
+        kinds.iter().any(|&kind| self.staging.get(SliceId { version, kind }).is_some())
+    }
+
+    fn count(&mut self, layer: u16, hit: bool) {
+        let (hits, misses) = &mut self.by_layer[usize::from(layer)];
+        let (of_layer, of_all) = match hit {
+            true => (hits, &mut self.counters.hits),
+            false => (misses, &mut self.counters.misses),
+        };
+        *of_layer += 1;
+        *of_all += 1;
+    }
+}

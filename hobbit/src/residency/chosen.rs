@@ -1,0 +1,226 @@
+//! What a layer's router chose, and what is decided of it: the way of every layer, whoever multiplies.
+
+use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
+use super::{Observer, Precisions, Reads, Residency, TokenChoice};
+use crate::expert::{Precision, SliceKind, Version};
+use crate::route::Demand;
+use crate::route::Routing;
+
+/// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
+const DENSE_TENTHS: usize = 9;
+
+/// Products of one layer that are computed together.
+#[derive(Clone, Copy, Debug)]
+pub struct Split<'a> {
+    /// Block number.
+    pub layer: u16,
+    /// Experts of the layer.
+    pub n_expert: usize,
+    /// Experts that the router chooses for a token.
+    pub n_used: usize,
+    /// The matrices, in the order of the products.
+    pub kinds: &'a [SliceKind],
+    /// Tells one choice of the layer from another: a layer that comes in several splits has the same in each.
+    pub key: usize,
+}
+
+/// A layer's choice. One per context, which shows it layer after layer.
+///
+/// A layer may come in several splits, and between two of them another session may begin a layer: what the first one
+/// decided is kept here.
+#[derive(Debug, Default)]
+pub struct Chosen {
+    /// Who is routed where.
+    pub routing: Routing,
+    /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
+    weights: Vec<f32>,
+    /// The same of a single token in exact mode, as far as somebody wanted to know.
+    known: Vec<f32>,
+    /// Each expert's share of the weights, by expert index: a token's sum to 1.
+    pub(super) shares: Vec<f32>,
+    /// What is asked of each expert, by expert index.
+    pub(super) demands: Vec<Demand>,
+    /// Layer and key of the choice that was decided last.
+    decided: Option<(u16, usize)>,
+    /// What of it has come.
+    kinds: Vec<SliceKind>,
+    /// What was decided, by expert index.
+    choices: Vec<Option<Precision>>,
+    /// The split is not the first one of its layer.
+    is_again: bool,
+    /// The split's own part of [`Chosen::kinds`] begins here.
+    first_kind: usize,
+    n_expert: usize,
+}
+
+impl Chosen {
+    /// A split has come, with its router's choice, `[n_tokens][n_used]`.
+    ///
+    /// # Errors
+    /// An id that is no expert.
+    pub fn set(&mut self, split: &Split, ids: impl Iterator<Item = i32>) -> Result<(), i32> {
+        self.routing.set(ids, split.n_used, split.n_expert)?;
+        self.n_expert = split.n_expert;
+        let key = Some((split.layer, split.key));
+        self.is_again = self.decided == key && split.kinds.iter().all(|kind| !self.kinds.contains(kind));
+        if !self.is_again {
+            (self.decided, self.choices) = (key, Vec::new());
+            self.kinds.clear();
+            self.weights.clear();
+        }
+        self.known.clear();
+        self.shares.clear();
+        self.first_kind = self.kinds.len();
+        self.kinds.extend_from_slice(split.kinds);
+        Ok(())
+    }
+
+    /// Whether an earlier split has decided already: then nothing is asked or counted again.
+    pub fn is_again(&self) -> bool {
+        self.is_again
+    }
+
+    /// Block number; 0 before the first layer.
+    pub fn layer(&self) -> u16 {
+        self.decided.map_or(0, |(layer, _)| layer)
+    }
+
+    /// Experts of the layer.
+    pub fn n_expert(&self) -> usize {
+        self.n_expert
+    }
+
+    /// Whether it is a single token's.
+    pub fn is_single(&self) -> bool {
+        self.routing.n_tokens == 1
+    }
+
+    /// Asks for a precision for each expert, by the router's `weights`, `[n_tokens][n_used]`; none are wanted in exact
+    /// mode.
+    pub fn ask(&mut self, precisions: &mut Precisions, weights: impl IntoIterator<Item = f32>) {
+        self.weights.clear();
+        self.weights.extend(weights);
+        precisions.demands(&self.routing, &self.weights, self.n_expert, &mut self.demands);
+    }
+
+    /// As it was recorded: the experts in the order of need, each once, and each one's share of the weights, by expert
+    /// index.
+    pub fn recorded(&mut self, needed: &[u16], shares: &[f32]) {
+        self.routing.needed.clear();
+        self.routing.needed.extend_from_slice(needed);
+        self.shares.clear();
+        self.shares.extend_from_slice(shares);
+        self.shares.resize(self.n_expert, 0.0);
+    }
+
+    /// What was asked of each expert when it was recorded, by expert index.
+    pub fn asked(&mut self, demands: &[Demand]) {
+        self.demands.clear();
+        self.demands.extend_from_slice(demands);
+    }
+
+    /// What is asked of each expert, by expert index.
+    pub fn demands(&self) -> &[Demand] {
+        &self.demands
+    }
+
+    /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
+    pub fn router_weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// The same, and what is known of them in exact mode.
+    fn known_weights(&self) -> &[f32] {
+        if self.weights.is_empty() { &self.known } else { &self.weights }
+    }
+
+    /// An expert's share of the router's weights, summed over tokens, of each of which all shares sum to 1. Once the
+    /// layer has begun.
+    pub fn share(&self, expert: u16) -> f32 {
+        self.shares.get(usize::from(expert)).copied().unwrap_or(0.0)
+    }
+
+    /// A single token's experts and their shares.
+    pub fn of_token(&self) -> Vec<(u16, f32)> {
+        self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()
+    }
+
+    /// Begins the split: versions are chosen, slots given, reads submitted. `scores`: what the router says of all
+    /// experts for a single token, `[n_expert]`, if somebody wants to know.
+    pub fn begin<R: Reads, O: Observer>(
+        &mut self,
+        residency: &mut Residency<R, O>,
+        scores: Option<&[f32]>,
+        elsewhere: &Elsewhere,
+    ) -> LayerStep {
+        let layer = self.layer();
+        if !self.is_again {
+            if let Some(scores) = scores {
+                residency.tell_scores(layer, scores);
+                self.known.extend(self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
+            }
+            residency.begin_record(layer, &self.routing, self.known_weights(), scores);
+            self.share_weights();
+        }
+        let asked = Asked { routing: &self.routing, demands: &self.demands, shares: &self.shares };
+        let need = Need {
+            layer,
+            experts: &self.routing.needed,
+            kinds: &self.kinds[self.first_kind..],
+            is_dense: self.is_dense(),
+            choices: if self.is_again { Choices::Made(&self.choices) } else { Choices::Of(asked) },
+        };
+        let mut step = residency.begin(&need, elsewhere);
+        self.choices = std::mem::take(&mut step.choices);
+        step
+    }
+
+    fn share_weights(&mut self) {
+        if self.shares.is_empty() {
+            let mut shares = std::mem::take(&mut self.shares);
+            shares.resize(self.n_expert, 0.0);
+            for &expert in &self.routing.needed {
+                shares[usize::from(expert)] = self.routing.share(expert, self.known_weights());
+            }
+            self.shares = shares;
+        }
+    }
+
+    fn is_dense(&self) -> bool {
+        !self.is_single() && self.routing.needed.len() * 10 >= self.n_expert * DENSE_TENTHS
+    }
+
+    /// Of a single token's layer, once: looks ahead, and reads what is worth it. `scores`: what the router of a later
+    /// layer says about this layer's input, `[n_expert]`, if that is known. `is_elsewhere`: whether a version is on a
+    /// device.
+    pub fn foresee<R: Reads, O: Observer>(
+        &self,
+        residency: &mut Residency<R, O>,
+        step: &LayerStep,
+        scores: &mut dyn FnMut(u16) -> Option<Vec<f32>>,
+        is_elsewhere: &dyn Fn(Version) -> bool,
+    ) {
+        if self.is_single() && !self.is_again && residency.looks_ahead() {
+            let chosen = &self.of_token();
+            let scores = &mut |_, layer| scores(layer);
+            residency.foresee(step, TokenChoice { chosen, layer_seconds: None, scores }, is_elsewhere);
+        }
+    }
+
+    /// Whether router weights are to be changed because experts are left out.
+    pub fn leaves_out(&self, step: &LayerStep) -> bool {
+        !step.skipped.is_empty() && !self.is_again && !self.weights.is_empty()
+    }
+
+    /// Takes the experts that are left out from the router's weights: `write` gets what changes, by token and rank.
+    pub fn leave_out(&mut self, step: &LayerStep, precisions: &Precisions, write: impl FnMut(usize, usize, f32)) {
+        let without = |weights: &mut [f32], left_out: &[bool]| precisions.without_skipped(weights, left_out);
+        self.routing.leave_out(&step.skipped, &mut self.weights, without, write);
+    }
+
+    /// The split has been computed: its experts may be evicted again.
+    pub fn end<R: Reads, O: Observer>(&self, residency: &mut Residency<R, O>, step: LayerStep) {
+        let is_last = self.kinds.len() >= residency.layout().kinds(step.layer).len();
+        residency.end(step, self.is_single() && is_last);
+    }
+}

@@ -1,0 +1,227 @@
+//! Which experts are in memory, which are read, and what a layer computes with: the decisions, without the memory.
+//!
+//! ```text
+//! router's choice ─► Chosen ─► LayerStep ─► products as slices land ─► end
+//!                      │           │   ▲
+//!    route: demands ◄──┤           │   └── poll, wait ◄──┐
+//!  Precisions          │           ▼                     │
+//!                      │   Residency ── Read ─────────► Reads (a loader, or a virtual link)
+//!                      │     │  │  └─ staging, upgrades, fill
+//!                      │     │  └─ ahead: predict, load::prefetch
+//!                      │     └─ cache (slots) ◄ policy
+//!                      └─► Observer (a trace, or a simulation's books)
+//! ```
+//!
+//! A layer goes through [`Chosen::set`] (who is routed where), [`Chosen::ask`] (in which precision each expert is
+//! wanted), [`Chosen::begin`] (what is resident is pinned, a read is submitted for everything else), then, product by
+//! product, [`Residency::locate`] and [`Residency::wait`], and [`Chosen::end`]. The engine does so on the CPU and on
+//! devices, the simulator with recorded choices.
+//!
+//! Versions beyond their layer's share of the cache stream through `staging` slots, in the order in which the products use
+//! them; while they do, the slots of the next layer are filled ahead when the batch is dense. While nothing else is read, a
+//! frequently used low version is replaced by its high version (`upgrades`), and free slots are filled (`fill`).
+//!
+//! Pure: no ggml, no memory, no I/O. Bytes and time are [`Reads`]'s; what routers say, and what other memories hold,
+//! comes in as data.
+
+mod ahead;
+mod books;
+#[cfg(test)]
+mod by_hand;
+mod chosen;
+mod fill;
+mod layout;
+#[cfg(test)]
+mod model_test;
+mod observer;
+mod precisions;
+mod reading;
+mod reads;
+mod restore;
+mod staging;
+mod step;
+#[cfg(test)]
+mod tests;
+mod tickets;
+mod upgrades;
+mod waiting;
+
+pub use ahead::{Lookahead, LookaheadOptions, Slots, TokenChoice};
+pub use books::Counters;
+pub use chosen::{Chosen, Split};
+pub use layout::{LayerShape, LayerShare, Layout, VersionBytes};
+pub use observer::{NeededExpert, Observer};
+pub use precisions::Precisions;
+pub use reads::{Landed, Queued, Read, Reads, Target};
+pub use step::{Elsewhere, LayerStep, Used};
+pub use waiting::Place;
+
+use std::collections::VecDeque;
+
+use self::fill::Fill;
+use self::staging::Staging;
+use self::tickets::Tickets;
+use self::upgrades::Upgrades;
+use crate::cache::{Cache, ShareId, SlotId};
+use crate::expert::{SliceId, Version};
+
+/// What a [`Residency`] is made of.
+pub struct Parts<R, O> {
+    /// Who reads.
+    pub reads: R,
+    /// Who looks on.
+    pub observer: O,
+    /// Who is in which slot. Empty.
+    pub cache: Cache,
+    /// What there is to keep.
+    pub layout: Layout,
+    /// How experts without a slot pass through.
+    pub staging: StagingOptions,
+    /// Experts are computed while others are read.
+    pub overlaps: bool,
+    /// In which precision experts are wanted.
+    pub precisions: Precisions,
+    /// Who looks ahead; `None`: nobody.
+    pub lookahead: Option<Lookahead>,
+}
+
+/// How experts without a slot pass through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagingOptions {
+    /// Staging slots; `None` are as many as it takes.
+    pub n_slots: Option<usize>,
+    /// Whether later layers' experts may use them.
+    pub ahead: bool,
+}
+
+/// See the [module](self).
+pub struct Residency<R: Reads, O> {
+    reads: R,
+    observer: O,
+    cache: Cache,
+    layout: Layout,
+    staging: Staging,
+    stages_ahead: bool,
+    tickets: Tickets,
+    /// Reused: answers that are being taken.
+    landed: Vec<Landed<R::Error>>,
+    /// Slices the running layer still has to stage, in the order of use.
+    queue: VecDeque<SliceId>,
+    /// Slices of the next layer to stage when nothing of the running layer is left to submit.
+    ahead: VecDeque<SliceId>,
+    /// Reads ahead may be waiting or in flight.
+    is_reading_ahead: bool,
+    overlaps: bool,
+    fill: Fill,
+    upgrades: Upgrades,
+    /// The layer of the split in progress.
+    running: Option<u16>,
+    /// The first wanted read that failed.
+    failure: Option<R::Error>,
+    counters: Counters,
+    /// Hits and misses by block.
+    by_layer: Vec<(u64, u64)>,
+    /// In which precision experts are wanted.
+    pub precisions: Precisions,
+    lookahead: Option<Lookahead>,
+}
+
+impl<R: Reads, O: Observer> Residency<R, O> {
+    /// Nothing is resident.
+    pub fn new(parts: Parts<R, O>) -> Self {
+        let Parts { reads, observer, cache, layout, staging, overlaps, precisions, lookahead } = parts;
+        Self {
+            reads,
+            observer,
+            cache,
+            by_layer: vec![(0, 0); usize::from(layout.n_blocks())],
+            layout,
+            staging: staging.n_slots.map_or_else(Staging::unbounded, Staging::new),
+            stages_ahead: staging.ahead,
+            tickets: Tickets::default(),
+            landed: Vec::new(),
+            queue: VecDeque::new(),
+            ahead: VecDeque::new(),
+            is_reading_ahead: false,
+            overlaps,
+            fill: Fill::default(),
+            upgrades: Upgrades::default(),
+            running: None,
+            failure: None,
+            counters: Counters::default(),
+            precisions,
+            lookahead,
+        }
+    }
+
+    /// What there is to keep.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Who is in which slot.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    /// Who reads.
+    pub fn reads(&self) -> &R {
+        &self.reads
+    }
+
+    /// The same, to be changed.
+    pub fn reads_mut(&mut self) -> &mut R {
+        &mut self.reads
+    }
+
+    /// Who looks on.
+    pub fn observer_mut(&mut self) -> &mut O {
+        &mut self.observer
+    }
+
+    /// Gives a version a slot, whose slices are loading from then on; `None` where it finds none.
+    fn acquire(&mut self, version: Version) -> Option<SlotId> {
+        let acquired = self.cache.acquire(version)?;
+        self.takes(acquired.slot, version, acquired.evicted);
+        Some(acquired.slot)
+    }
+
+    /// A version has a slot from now on, and will be read.
+    fn takes(&mut self, slot: SlotId, version: Version, evicted: Option<Version>) {
+        if let Some(evicted) = evicted {
+            self.observer.evicted(evicted);
+        }
+        for &kind in self.layout.kinds(version.expert.layer) {
+            self.cache.set_loading(slot, kind);
+        }
+    }
+
+    /// Gives a share this many slots from now on, at most as many as it was made with; residents of the others leave.
+    /// `false`, and no change, if one of them is in use. To be called after [`Residency::quiesce`].
+    pub fn resize_share(&mut self, share: ShareId, n_slots: u32) -> bool {
+        let Some(evicted) = self.cache.resize_share(share, n_slots) else { return false };
+        evicted.into_iter().for_each(|version| self.observer.evicted(version));
+        self.fill_again_later();
+        true
+    }
+
+    /// Waits for all that is being read, and for nothing more. Failures are forgotten.
+    pub fn quiesce(&mut self) {
+        self.settle();
+        self.settle_upgrades();
+    }
+
+    /// How many staging slots there are.
+    pub fn n_staging(&self) -> usize {
+        self.staging.len()
+    }
+
+    /// There are so many staging slots from now on.
+    ///
+    /// # Panics
+    /// If there were some before.
+    pub fn set_staging(&mut self, n_slots: usize) {
+        assert!(self.staging.len() == 0, "what is staged would be lost");
+        self.staging = Staging::new(n_slots);
+    }
+}

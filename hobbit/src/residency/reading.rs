@@ -1,0 +1,276 @@
+//! Reads: what is asked for, in which order, and where the answers go.
+
+use std::collections::BTreeMap;
+
+use super::step::LayerStep;
+use super::{Landed, Observer, Read, Reads, Residency, Target};
+use crate::cache::SlotId;
+use crate::expert::{ExpertId, SliceId, SliceKind, Version};
+use crate::load::LoadClass;
+
+/// Records up to this many bytes are read at once: measured, a read of 1.5 MiB wins over three of 0.5. Of larger ones
+/// the first product need not wait for the last slice: at 5 MiB one read is 10 % slower than three.
+const RECORD_BYTES_MAX: u64 = 2 << 20;
+
+/// The same where at most [`FEW_READS`] versions are read: slice by slice would be no earlier.
+const RECORD_BYTES_MAX_OF_FEW: u64 = 8 << 20;
+const FEW_READS: usize = 2;
+
+impl<R: Reads, O: Observer> Residency<R, O> {
+    /// What was to be read sometime is needed now.
+    pub(super) fn hurry(&mut self, step: &LayerStep) {
+        if self.upgrades.is_empty() && !self.is_reading_ahead && !self.is_filling() {
+            return;
+        }
+        let is_needed = |version: Version| step.versions().any(|used| used == version);
+        // From here on its read is one like any other: if it fails, the batch does.
+        for slot in self.upgrades.take_over(is_needed) {
+            self.cache.unpin(slot);
+        }
+        let tickets = &self.tickets;
+        let mut needed = |ticket: u64| tickets.get(ticket).is_some_and(|target| is_needed(target.version()));
+        self.reads.promote(&mut needed, LoadClass::OnDemandHigh);
+    }
+
+    /// Drops reads ahead that have not started and that the running layer has no use for: what the router chose is
+    /// known now.
+    pub(super) fn drop_obsolete(&mut self, layer: u16) {
+        self.stop_filling(Some(layer));
+        if !self.is_reading_ahead {
+            return;
+        }
+        let tickets = &self.tickets;
+        let mut is_obsolete =
+            |ticket: u64| tickets.get(ticket).is_some_and(|target| target.version().expert.layer == layer);
+        let [mut withdrawn, guessed] =
+            [LoadClass::ReadAhead, LoadClass::Prefetch].map(|class| self.reads.withdraw(class, &mut is_obsolete));
+        withdrawn.extend(guessed);
+        for ticket in withdrawn {
+            let target = self.tickets.answer(ticket);
+            self.read_ahead_dropped(target.version());
+            let bytes = self.bytes_of(target);
+            self.observer.withdrawn(target.version(), bytes);
+            self.unread(target);
+        }
+        self.is_reading_ahead = self.reads.outstanding() > 0;
+    }
+
+    /// Fills what is free of the next layer's high share, and lines the rest up for staging.
+    pub(super) fn look_ahead(&mut self, layer: u16, is_elsewhere: &dyn Fn(Version) -> bool) {
+        let Some(next) = (layer + 1..self.layout.n_blocks()).find(|&layer| self.layout.has(layer)) else { return };
+        let is_exact = self.precisions.is_exact();
+        // How far a read ahead has come decides what may be evicted for the next: a matter of speed.
+        if !self.precisions.loads_high() || (self.precisions.options.deterministic && !is_exact) {
+            return;
+        }
+        let order = self.layout.load_order(next, &[]);
+        let n_expert = self.layout.n_expert(next);
+        let missing: Vec<Version> = (0..n_expert)
+            .map(|index| Version::high(ExpertId { layer: next, index }))
+            .filter(|&version| self.cache.lookup(version).is_none() && !is_elsewhere(version))
+            .filter(|&version| is_exact || self.cache.lookup(Version::low(version.expert)).is_none())
+            .take(self.precisions.at_most_high(usize::from(n_expert)))
+            .collect();
+        let mut filled = Vec::new();
+        let mut rest = Vec::new();
+        for version in missing {
+            let slot = if self.cache.has_empty_slot(version) { self.acquire(version) } else { None };
+            match slot {
+                Some(slot) => filled.push((slot, version)),
+                None => rest.push(version),
+            }
+        }
+        if self.stages_ahead {
+            for &kind in &order {
+                self.ahead.extend(rest.iter().map(|&version| SliceId { version, kind }));
+            }
+        }
+        self.read_slots(LoadClass::ReadAhead, &filled, &order);
+    }
+
+    /// Submits reads as long as there are staging slots and slices to stage.
+    pub(super) fn pump(&mut self) {
+        loop {
+            let (class, slice) = match (self.queue.front(), self.ahead.front()) {
+                (Some(&slice), _) => (LoadClass::on_demand(slice.version.precision), slice),
+                (None, Some(&slice)) => (LoadClass::ReadAhead, slice),
+                (None, None) => return,
+            };
+            if self.staging.get(slice).is_none() {
+                let Some(slot) = self.staging.take(slice) else { return };
+                let read = self.staging_read(slot, slice);
+                self.submit(class, vec![read]);
+            }
+            match class {
+                LoadClass::ReadAhead => self.ahead.pop_front(),
+                _ => self.queue.pop_front(),
+            };
+        }
+    }
+
+    /// Reads versions into their slots, whose slices are all loading: small records at once, others slice by slice,
+    /// first the slices that are multiplied first.
+    pub(super) fn read_slots(&mut self, class: LoadClass, slots: &[(SlotId, Version)], order: &[SliceKind]) {
+        let mut reads = Vec::with_capacity(slots.len() * order.len());
+        let most = if slots.len() <= FEW_READS { RECORD_BYTES_MAX_OF_FEW } else { RECORD_BYTES_MAX };
+        let layout = &self.layout;
+        let whole = |version| layout.record_bytes(version).filter(|bytes| *bytes <= most);
+        for &(slot, version) in slots {
+            if let Some(bytes) = whole(version) {
+                let target = Target::Record { slot, version };
+                reads.push(Read { ticket: self.tickets.issue(target), target, bytes });
+            }
+        }
+        for &kind in order {
+            for &(slot, version) in slots {
+                if whole(version).is_none() {
+                    let slice = SliceId { version, kind };
+                    let target = Target::Slot { slot, slice };
+                    reads.push(Read { ticket: self.tickets.issue(target), target, bytes: layout.slice_bytes(slice) });
+                }
+            }
+        }
+        self.submit(class, reads);
+    }
+
+    /// Whether the running split waits for this read.
+    fn is_wanted(&self, target: Target) -> bool {
+        self.running == Some(target.version().expert.layer)
+            && match target {
+                Target::Slot { slot, .. } | Target::Record { slot, .. } => self.cache.is_pinned(slot),
+                Target::Staging { slice, .. } => self.staging.get(slice).is_some(),
+            }
+    }
+
+    /// Bytes that the running split waits for, and others that are outstanding.
+    pub(super) fn queued(&self) -> super::Queued {
+        self.reads.queued().unwrap_or_else(|| {
+            let mut queued = super::Queued::default();
+            for target in self.tickets.outstanding() {
+                let bytes = self.bytes_of(target);
+                *(if self.is_wanted(target) { &mut queued.waited } else { &mut queued.background }) += bytes;
+            }
+            queued
+        })
+    }
+
+    /// Takes the answers in [`Residency::landed`].
+    pub(super) fn land(&mut self) {
+        let mut landed = std::mem::take(&mut self.landed);
+        for answer in landed.drain(..) {
+            self.land_one(answer);
+        }
+        self.landed = landed;
+        self.pump();
+    }
+
+    fn land_one(&mut self, Landed { ticket, result }: Landed<R::Error>) {
+        let target = self.tickets.answer(ticket);
+        let version = target.version();
+        let is_wanted = self.is_wanted(target);
+        let n_slices = self.slices_of(target);
+        match target {
+            Target::Slot { .. } | Target::Record { .. } => self.fill_slot(target, result.is_ok()),
+            Target::Staging { slot, .. } => self.staging.landed(slot, result.is_ok()),
+        }
+        let is_staged = matches!(target, Target::Staging { .. });
+        self.read_ahead_landed(version, result.is_ok());
+        match result {
+            Ok(bytes) => {
+                self.counters.slices_loaded += n_slices;
+                self.counters.bytes_read += bytes;
+            }
+            // The low version goes on serving.
+            Err(_) if !is_staged && self.upgrades.fail(version) => {}
+            // A read ahead that failed is tried again when its layer runs, if it is needed at all.
+            Err(error) if is_wanted => {
+                self.failure.get_or_insert(error);
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn slices_of(&self, target: Target) -> u64 {
+        match target {
+            Target::Record { version, .. } => self.layout.kinds(version.expert.layer).len() as u64,
+            Target::Slot { .. } | Target::Staging { .. } => 1,
+        }
+    }
+
+    /// What was read into a slot is complete, or free again.
+    fn fill_slot(&mut self, target: Target, is_ok: bool) {
+        let (slot, kinds) = match &target {
+            Target::Slot { slot, slice } => (*slot, std::slice::from_ref(&slice.kind)),
+            Target::Record { slot, version } => (*slot, self.layout.kinds(version.expert.layer)),
+            Target::Staging { .. } => return,
+        };
+        for &kind in kinds {
+            match is_ok {
+                true => self.cache.set_ready(slot, kind),
+                false => self.cache.set_failed(slot, kind),
+            }
+        }
+    }
+
+    /// A read that never started.
+    pub(super) fn unread(&mut self, target: Target) {
+        let version = target.version();
+        self.read_ahead_landed(version, false);
+        self.upgrades.fail(version);
+        match target {
+            Target::Slot { .. } | Target::Record { .. } => {
+                self.fill_slot(target, false);
+                self.cache.release(version);
+            }
+            Target::Staging { slot, .. } => self.staging.landed(slot, false),
+        }
+    }
+
+    /// Asks for reads of one class.
+    pub(super) fn submit(&mut self, class: LoadClass, reads: Vec<Read>) {
+        if reads.is_empty() {
+            return;
+        }
+        self.is_reading_ahead |= matches!(class, LoadClass::ReadAhead | LoadClass::Prefetch);
+        let refused = self.reads.submit(class, &reads);
+        if class.is_background() && self.observer.is_watching() {
+            let is_refused = |read: &&Read| refused.iter().any(|own| own.ticket == read.ticket);
+            self.tell_of(class, reads.iter().filter(|read| !is_refused(read)));
+        }
+        for Landed { ticket, result } in refused {
+            let target = self.tickets.answer(ticket);
+            if let (Err(error), false) = (result, class.is_background()) {
+                self.failure.get_or_insert(error);
+            }
+            self.unread(target);
+        }
+    }
+
+    /// Tells who looks on of reads that no product waits for, all parts of a version together.
+    fn tell_of<'a>(&mut self, class: LoadClass, reads: impl Iterator<Item = &'a Read>) {
+        let mut whole: BTreeMap<Version, u64> = BTreeMap::new();
+        reads.for_each(|read| *whole.entry(read.target.version()).or_default() += read.bytes);
+        for (version, bytes) in whole {
+            let all = self.layout.bytes(version).unwrap_or(bytes);
+            self.observer.loading(version, class, bytes, all);
+        }
+    }
+
+    pub(super) fn slot_read(&mut self, slot: SlotId, slice: SliceId) -> Read {
+        let target = Target::Slot { slot, slice };
+        Read { ticket: self.tickets.issue(target), target, bytes: self.layout.slice_bytes(slice) }
+    }
+
+    pub(super) fn staging_read(&mut self, slot: usize, slice: SliceId) -> Read {
+        let target = Target::Staging { slot, slice };
+        Read { ticket: self.tickets.issue(target), target, bytes: self.layout.slice_bytes(slice) }
+    }
+
+    /// Bytes of weights that a read brings.
+    pub(super) fn bytes_of(&self, target: Target) -> u64 {
+        match target {
+            Target::Slot { slice, .. } | Target::Staging { slice, .. } => self.layout.slice_bytes(slice),
+            Target::Record { version, .. } => self.layout.bytes(version).unwrap_or(0),
+        }
+    }
+}

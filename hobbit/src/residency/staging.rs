@@ -1,0 +1,163 @@
+//! Staging slots: a few slots for single slices on their way through a product, for working sets larger than a
+//! layer's share of the cache.
+//!
+//! A staging slot holds one slice from the moment its read is submitted until its product is done. What is staged is
+//! decided elsewhere in [`super`]; here is only who sits where.
+
+use std::collections::HashMap;
+
+use crate::expert::SliceId;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Loading(SliceId),
+    /// Nobody wants the slice any more, but its read is in flight.
+    Dropped,
+    Ready(SliceId),
+}
+
+/// Which slice is in which staging slot.
+#[derive(Debug)]
+pub(super) struct Staging {
+    slots: Vec<State>,
+    /// A slot more is made where all are taken.
+    grows: bool,
+    by_slice: HashMap<SliceId, usize>,
+}
+
+/// How far a staged slice has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Staged {
+    /// Its read is in flight.
+    Loading,
+    /// Its bytes are complete, in this slot.
+    Ready(usize),
+}
+
+impl Staging {
+    pub(super) fn new(n_slots: usize) -> Self {
+        Self { slots: vec![State::Free; n_slots], grows: false, by_slice: HashMap::new() }
+    }
+
+    /// With as many slots as it takes.
+    pub(super) fn unbounded() -> Self {
+        Self { grows: true, ..Self::new(0) }
+    }
+
+    /// Number of slots.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Slots that can be taken now.
+    pub(super) fn n_free(&self) -> usize {
+        self.slots.iter().filter(|state| **state == State::Free).count()
+    }
+
+    /// Every slice that has a slot.
+    pub(super) fn slices(&self) -> impl Iterator<Item = SliceId> {
+        self.by_slice.keys().copied()
+    }
+
+    pub(super) fn get(&self, slice: SliceId) -> Option<Staged> {
+        let slot = *self.by_slice.get(&slice)?;
+        Some(if self.slots[slot] == State::Loading(slice) { Staged::Loading } else { Staged::Ready(slot) })
+    }
+
+    /// Gives `slice` a free slot in state loading; `None` when all are taken.
+    pub(super) fn take(&mut self, slice: SliceId) -> Option<usize> {
+        debug_assert!(!self.by_slice.contains_key(&slice), "{slice} is staged already");
+        let free = self.slots.iter().position(|state| *state == State::Free);
+        let slot = free.or_else(|| self.grows.then_some(self.slots.len()))?;
+        if slot == self.slots.len() {
+            self.slots.push(State::Free);
+        }
+        self.slots[slot] = State::Loading(slice);
+        self.by_slice.insert(slice, slot);
+        Some(slot)
+    }
+
+    /// The read into `slot` ended.
+    pub(super) fn landed(&mut self, slot: usize, complete: bool) {
+        match self.slots[slot] {
+            State::Loading(slice) if complete => self.slots[slot] = State::Ready(slice),
+            State::Loading(slice) => {
+                self.by_slice.remove(&slice);
+                self.slots[slot] = State::Free;
+            }
+            State::Dropped => self.slots[slot] = State::Free,
+            state => panic!("staging slot {slot} is {state:?}: no read was in flight"),
+        }
+    }
+
+    /// The slice is no longer wanted.
+    pub(super) fn release(&mut self, slice: SliceId) {
+        if let Some(slot) = self.by_slice.remove(&slice) {
+            self.slots[slot] = match self.slots[slot] {
+                State::Loading(_) => State::Dropped,
+                _ => State::Free,
+            };
+        }
+    }
+
+    /// Releases every slice for which `keep` is false.
+    pub(super) fn retain(&mut self, keep: impl Fn(SliceId) -> bool) {
+        let gone: Vec<SliceId> = self.by_slice.keys().copied().filter(|slice| !keep(*slice)).collect();
+        gone.into_iter().for_each(|slice| self.release(slice));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expert::{ExpertId, SliceKind, Version};
+
+    fn slice(index: u16) -> SliceId {
+        SliceId { version: Version::high(ExpertId { layer: 0, index }), kind: SliceKind::Up }
+    }
+
+    #[test]
+    fn a_slot_is_reused_only_after_its_read_landed() {
+        let mut staging = Staging::new(1);
+        assert_eq!(staging.take(slice(0)), Some(0));
+        assert_eq!(staging.get(slice(0)), Some(Staged::Loading));
+        staging.release(slice(0));
+        assert_eq!(staging.get(slice(0)), None);
+        assert_eq!(staging.take(slice(1)), None, "the read of slice 0 still writes there");
+        staging.landed(0, true);
+        assert_eq!(staging.take(slice(1)), Some(0));
+        staging.landed(0, true);
+        assert_eq!(staging.get(slice(1)), Some(Staged::Ready(0)));
+        assert_eq!(staging.len(), 1);
+    }
+
+    #[test]
+    fn a_failed_read_frees_its_slot() {
+        let mut staging = Staging::new(1);
+        staging.take(slice(0));
+        staging.landed(0, false);
+        assert_eq!(staging.get(slice(0)), None);
+        assert_eq!(staging.take(slice(0)), Some(0));
+    }
+
+    #[test]
+    fn unbounded_staging_grows_only_as_needed() {
+        let mut staging = Staging::unbounded();
+        assert_eq!((staging.take(slice(0)), staging.take(slice(1))), (Some(0), Some(1)));
+        staging.landed(0, false);
+        assert_eq!((staging.take(slice(2)), staging.len()), (Some(0), 2));
+    }
+
+    #[test]
+    fn retain_drops_the_others() {
+        let mut staging = Staging::new(3);
+        for index in 0..3 {
+            staging.take(slice(index));
+            staging.landed(usize::from(index), true);
+        }
+        staging.retain(|kept| kept == slice(1));
+        assert_eq!((staging.get(slice(0)), staging.get(slice(1))), (None, Some(Staged::Ready(1))));
+        assert_eq!(staging.take(slice(2)), Some(0));
+    }
+}

@@ -1,0 +1,323 @@
+//! Small models by hand: who is read, in which order, and what a step says of it.
+
+use super::by_hand::{ByHand, KINDS, Small, split};
+use super::*;
+use crate::expert::{ExpertId, Precision, SliceKind};
+use crate::load::LoadClass;
+use crate::route::Thresholds;
+use SliceKind::{Down, Gate, Up};
+
+type Toy = Residency<ByHand, ()>;
+
+fn high(layer: u16, index: u16) -> Version {
+    Version::high(ExpertId { layer, index })
+}
+
+/// Begins a layer of tokens that choose these experts, with equal weights.
+fn begin(toy: &mut Toy, small: &Small, chosen: &mut Chosen, layer: u16, tokens: &[&[u16]]) -> LayerStep {
+    let n_used = tokens[0].len();
+    let ids = tokens.iter().flat_map(|token| token.iter().map(|&index| i32::from(index)));
+    chosen.set(&split(small, layer, n_used), ids).unwrap();
+    let weights = if toy.precisions.is_exact() { Vec::new() } else { vec![1.0; tokens.len() * n_used] };
+    chosen.ask(&mut toy.precisions, weights);
+    chosen.begin(toy, None, &Elsewhere::NOTHING)
+}
+
+/// Lands everything that a step waits for, and ends it.
+fn finish(toy: &mut Toy, chosen: &Chosen, step: LayerStep) {
+    for kind in KINDS {
+        for &used in &step.used {
+            let slice = SliceId { version: step.version(used), kind };
+            while toy.locate(slice, used) == Place::Pending {
+                assert!(toy.wait() || toy.insist(slice, used), "{slice}");
+            }
+            if used.row.is_none() {
+                toy.release(slice);
+            }
+        }
+    }
+    chosen.end(toy, step);
+}
+
+fn run(toy: &mut Toy, small: &Small, chosen: &mut Chosen, layer: u16, tokens: &[&[u16]]) {
+    let step = begin(toy, small, chosen, layer, tokens);
+    finish(toy, chosen, step);
+}
+
+/// What waits: class, expert and matrix, or none for a whole slot; and whether it goes into staging.
+fn waiting(toy: &Toy) -> Vec<(LoadClass, u16, Option<SliceKind>, bool)> {
+    let of = |&(class, read): &(LoadClass, Read)| {
+        let index = read.target.version().expert.index;
+        match read.target {
+            Target::Slot { slice, .. } => (class, index, Some(slice.kind), false),
+            Target::Record { .. } => (class, index, None, false),
+            Target::Staging { slice, .. } => (class, index, Some(slice.kind), true),
+        }
+    };
+    toy.reads().waiting.iter().map(of).collect()
+}
+
+#[test]
+fn misses_are_read_matrix_by_matrix_and_hit_the_next_time() {
+    let small = Small::default();
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[5, 3]]);
+    let demand = |index, kind| (LoadClass::OnDemandHigh, index, Some(kind), false);
+    let order = [(5, Gate), (3, Gate), (5, Up), (3, Up), (5, Down), (3, Down)].map(|(index, kind)| demand(index, kind));
+    assert_eq!(waiting(&toy), order);
+    toy.reads_mut().land(1, false);
+    toy.poll();
+    let places = |toy: &Toy| {
+        step.used
+            .iter()
+            .map(|&used| toy.locate(SliceId { version: step.version(used), kind: Gate }, used))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(places(&toy), [Place::Pending, Place::Cached]);
+    finish(&mut toy, &chosen, step);
+    assert_eq!((toy.counters().hits, toy.counters().misses), (0, 2));
+    run(&mut toy, &small, &mut chosen, 0, &[&[3, 5]]);
+    assert_eq!((toy.counters().hits, toy.counters().misses), (2, 2));
+    assert_eq!((toy.counters().slices_loaded, toy.counters().bytes_read, toy.reads().n_submitted), (6, 24000, 6));
+    let stats = toy.layer_stats();
+    assert_eq!((stats[0].slots, stats[0].hits, stats[0].misses, stats[1].misses), (2, 2, 2, 0));
+}
+
+#[test]
+fn what_has_no_slot_streams_through_staging_in_the_order_of_use() {
+    let small = Small { n_staging: 2, slots: (1, None), ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2, 3]]);
+    let staged = |index, kind| (LoadClass::OnDemandHigh, index, Some(kind), true);
+    assert_eq!(waiting(&toy)[3..], [staged(2, Gate), staged(3, Gate)], "both slots are taken");
+    toy.reads_mut().land(3, false);
+    toy.poll();
+    assert_eq!(waiting(&toy).len(), 4, "nothing is released yet");
+    toy.release(SliceId { version: high(0, 2), kind: Gate });
+    assert_eq!(waiting(&toy)[4], staged(2, Up));
+    chosen.end(&mut toy, step);
+    toy.settle();
+    run(&mut toy, &small, &mut chosen, 0, &[&[1, 2, 3]]);
+    assert_eq!((toy.counters().hits, toy.counters().misses), (1, 5));
+}
+
+#[test]
+fn a_layer_in_two_splits_is_decided_once_whoever_comes_between() {
+    let small = Small::default();
+    let (mut toy, mut one, mut other) = (small.residency(), Chosen::default(), Chosen::default());
+    let part = |toy: &mut Toy, chosen: &mut Chosen, kinds: &'static [SliceKind]| {
+        chosen.set(&Split { kinds, ..split(&small, 0, 2) }, [4, 6].into_iter()).unwrap();
+        if !chosen.is_again() {
+            chosen.ask(&mut toy.precisions, []);
+        }
+        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        finish_kinds(toy, chosen, step, kinds);
+    };
+    part(&mut toy, &mut one, &[Gate, Up]);
+    assert!(!one.is_again());
+    run(&mut toy, &small, &mut other, 0, &[&[0, 1]]);
+    part(&mut toy, &mut one, &[Down]);
+    assert!(one.is_again());
+    assert_eq!((toy.counters().hits, toy.counters().misses), (0, 4), "the second split counts nothing");
+    part(&mut toy, &mut one, &[Gate, Up]);
+    assert!(!one.is_again(), "the next token");
+    assert_eq!(toy.counters().hits + toy.counters().misses, 6);
+}
+
+fn finish_kinds(toy: &mut Toy, chosen: &Chosen, step: LayerStep, kinds: &[SliceKind]) {
+    for (&used, &kind) in step.used.iter().flat_map(|used| kinds.iter().map(move |kind| (used, kind))) {
+        let slice = SliceId { version: step.version(used), kind };
+        while toy.locate(slice, used) == Place::Pending {
+            assert!(toy.wait(), "{slice}");
+        }
+        if used.row.is_none() {
+            toy.release(slice);
+        }
+    }
+    chosen.end(toy, step);
+}
+
+#[test]
+fn nine_tenths_of_a_layer_are_dense_and_fill_the_next_one() {
+    let small = Small { n_expert: 10, slots: (3, None), n_staging: 99, ..Small::default() };
+    let nine: [&[u16]; 3] = [&[0, 1, 2], &[3, 4, 5], &[6, 7, 8]];
+    let eight: [&[u16]; 3] = [&[0, 1, 2], &[3, 4, 5], &[6, 7, 7]];
+    let all: [&[u16]; 1] = [&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]];
+    for (tokens, n_slots, n_staged) in [(&nine[..], 9, 21), (&eight[..], 0, 0), (&all[..], 0, 0)] {
+        let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+        let step = begin(&mut toy, &small, &mut chosen, 0, tokens);
+        let ahead = |is_staged| {
+            let of = |(class, .., staged): &(_, _, _, bool)| *class == LoadClass::ReadAhead && *staged == is_staged;
+            waiting(&toy).iter().filter(|read| of(read)).count()
+        };
+        assert_eq!((ahead(false), ahead(true)), (n_slots, n_staged), "{tokens:?}");
+        finish(&mut toy, &chosen, step);
+        // What the next layer does not need and has not started is taken back.
+        let step = begin(&mut toy, &small, &mut chosen, 1, &[&[0, 9]]);
+        assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::OnDemandHigh), "{tokens:?}");
+        finish(&mut toy, &chosen, step);
+    }
+}
+
+#[test]
+fn records_are_read_at_once_if_they_are_small_or_few() {
+    const MIB: u64 = 1 << 20;
+    for (record, few, many) in [
+        (Some(2 * MIB), 2, 3),
+        (Some(2 * MIB + 1), 2, 9),
+        (Some(8 * MIB), 2, 9),
+        (Some(8 * MIB + 1), 6, 9),
+        (None, 6, 9),
+    ] {
+        let small = Small { record, slots: (4, None), ..Small::default() };
+        let n_reads = |token: &[u16]| {
+            let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+            run(&mut toy, &small, &mut chosen, 0, &[token]);
+            run(&mut toy, &small, &mut chosen, 0, &[token]);
+            assert_eq!(toy.counters().hits, token.len() as u64);
+            toy.reads().n_submitted
+        };
+        assert_eq!((n_reads(&[1, 2]), n_reads(&[1, 2, 3])), (few, many), "{record:?}");
+    }
+}
+
+#[test]
+fn weights_and_residents_decide_the_precision() {
+    let small = Small { slots: (2, Some(2)), thresholds: Thresholds { t1: 0.5, t2: 0.75 }, ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let mut used = |toy: &mut Toy, ids: [i32; 3], weights: [f32; 3]| {
+        chosen.set(&split(&small, 0, 3), ids.into_iter()).unwrap();
+        chosen.ask(&mut toy.precisions, weights);
+        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        let used: Vec<_> = step.used.iter().map(|used| (used.index, used.precision)).collect();
+        let skipped = step.skipped.clone();
+        assert_eq!(chosen.leaves_out(&step), !skipped.is_empty());
+        finish(toy, &chosen, step);
+        (used, skipped)
+    };
+    let (hi, lo) = (Precision::High, Precision::Low);
+    // Unimportance 0, 0.6, 0.9: high, low, nothing.
+    assert_eq!(used(&mut toy, [0, 1, 2], [0.6, 0.3, 0.1]), (vec![(0, hi), (1, lo)], vec![2]));
+    // A resident high version is used though low would do, a resident low one though nothing would.
+    assert_eq!(used(&mut toy, [3, 0, 1], [0.6, 0.3, 0.1]), (vec![(3, hi), (0, hi), (1, lo)], vec![]));
+    toy.precisions.forced_low.insert(ExpertId { layer: 0, index: 0 });
+    assert_eq!(used(&mut toy, [0, 3, 5], [0.6, 0.3, 0.1]), (vec![(0, lo), (3, hi)], vec![5]));
+    let counters = toy.counters();
+    assert_eq!((counters.used.high, counters.used.low, counters.used.skipped), (4, 3, 2));
+    assert_eq!((counters.hits, counters.misses), (3, 6));
+}
+
+#[test]
+fn a_failure_that_somebody_waits_for_is_told_once() {
+    let small = Small::default();
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
+    toy.reads_mut().land(0, true);
+    toy.reads_mut().land(0, true);
+    toy.poll();
+    assert_eq!(toy.take_failure().map(|read| read.target.version()), Some(high(0, 1)), "the first");
+    assert_eq!(toy.take_failure(), None);
+    chosen.end(&mut toy, step);
+    // After a failed batch nothing is under way, and nothing of it fails the next one.
+    toy.settle();
+    assert_eq!((toy.reads().outstanding(), toy.take_failure()), (0, None));
+    // What is there stays; the matrices that failed are read again.
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
+    assert_eq!(waiting(&toy), [1, 2].map(|index| (LoadClass::OnDemandHigh, index, Some(Gate), false)));
+    finish(&mut toy, &chosen, step);
+    assert_eq!((toy.counters().hits, toy.counters().misses), (0, 4));
+}
+
+#[test]
+fn reads_that_find_no_room_fail_only_who_waits_for_them() {
+    let small = Small { n_expert: 4, ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    toy.reads_mut().refuses = 1;
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
+    assert_eq!(toy.take_failure().map(|read| read.target.version()), Some(high(0, 1)));
+    chosen.end(&mut toy, step);
+    toy.settle();
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[0, 1], &[2, 3]]);
+    toy.reads_mut().refuses = 99;
+    finish(&mut toy, &chosen, step);
+    assert_eq!(toy.take_failure(), None);
+}
+
+#[test]
+fn one_upgrade_a_token_while_nothing_is_read() {
+    let small =
+        Small { n_layers: 1, slots: (2, Some(4)), thresholds: Thresholds { t1: 0.5, t2: 1.0 }, ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let mut token = |toy: &mut Toy, is_slow: bool| {
+        chosen.set(&split(&small, 0, 3), [0, 1, 2].into_iter()).unwrap();
+        // Experts 1 and 2 come in low precision.
+        chosen.ask(&mut toy.precisions, [0.8, 0.1, 0.1]);
+        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        finish(toy, &chosen, step);
+        if !is_slow {
+            toy.settle();
+        }
+        toy.end_batch(1, 0.1);
+    };
+    for _ in 0..4 {
+        token(&mut toy, true);
+    }
+    let is_upgrade = |(class, ..): &(LoadClass, u16, Option<SliceKind>, bool)| *class == LoadClass::Upgrade;
+    assert_eq!(waiting(&toy).len(), 3);
+    assert!(waiting(&toy).iter().all(is_upgrade), "the low version serves meanwhile");
+    let upgraded = waiting(&toy)[0].1;
+    assert!(toy.is_complete(Version::low(ExpertId { layer: 0, index: upgraded })) && toy.counters().upgrades == 0);
+    token(&mut toy, false);
+    assert_eq!(toy.counters().upgrades, 0, "needed now: it is a read like any other");
+}
+
+#[test]
+fn free_slots_are_filled_while_nobody_waits() {
+    let small = Small { slots: (3, None), ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    toy.fill_free_slots(true);
+    assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::Fill));
+    assert_eq!(waiting(&toy).len(), 18);
+    toy.begin_batch(5);
+    assert_eq!(waiting(&toy), [], "an evaluation withdraws what has not started");
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[6, 7]]);
+    finish(&mut toy, &chosen, step);
+    assert_eq!(toy.finish_filling(), 6 * 12000);
+    assert!(toy.is_complete(high(0, 6)) && toy.is_complete(high(0, 0)) && toy.is_complete(high(1, 2)));
+    run(&mut toy, &small, &mut chosen, 1, &[&[0, 1]]);
+    assert_eq!((toy.counters().hits, toy.counters().misses), (2, 2));
+}
+
+#[test]
+fn what_was_resident_is_read_again() {
+    let small = Small::default();
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    for token in [&[0, 1], &[1, 4]] {
+        run(&mut toy, &small, &mut chosen, 0, &[token]);
+        toy.end_batch(1, 0.1);
+    }
+    let saved = toy.save("");
+    let mut again = small.residency();
+    assert_eq!(again.restore(&saved), 2);
+    assert!(again.is_complete(high(0, 1)) && again.is_complete(high(0, 4)) && !again.is_complete(high(0, 0)));
+    let mut assumed = small.residency();
+    assumed.assume(&saved);
+    assert_eq!((assumed.is_complete(high(0, 4)), assumed.reads().n_submitted), (true, 0));
+    let mut failing = small.residency();
+    failing.reads_mut().script = vec![(0, true); 1];
+    assert_eq!((failing.restore(&saved), failing.take_failure()), (1, None), "it is read when it is needed");
+}
+
+#[test]
+fn shares_that_shrink_lose_residents_unless_they_are_in_use() {
+    let small = Small::default();
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
+    let share = toy.layout().shares(0)[0].id;
+    assert!(!toy.resize_share(share, 1), "both are being read");
+    finish(&mut toy, &chosen, step);
+    assert!(toy.resize_share(share, 1));
+    assert_eq!([1, 2].map(|index| toy.is_complete(high(0, index))), [true, false]);
+    run(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
+    assert_eq!((toy.counters().hits, toy.counters().misses), (1, 3));
+}

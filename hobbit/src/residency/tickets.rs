@@ -1,0 +1,77 @@
+//! What outstanding reads are for.
+
+use super::reads::Target;
+
+/// Targets by ticket. Tickets are small numbers: one that was answered is issued again.
+#[derive(Debug, Default)]
+pub(super) struct Tickets {
+    targets: Vec<Option<Target>>,
+    /// Where the search for a free one begins.
+    last: usize,
+}
+
+impl Tickets {
+    /// A ticket that no outstanding read has.
+    pub(super) fn issue(&mut self, target: Target) -> u64 {
+        let is_free = |ticket: &usize| self.targets[*ticket].is_none();
+        let ticket = match (self.last..self.targets.len()).chain(0..self.last).find(is_free) {
+            Some(free) => free,
+            None => {
+                self.targets.push(None);
+                self.targets.len() - 1
+            }
+        };
+        self.last = ticket;
+        self.targets[ticket] = Some(target);
+        ticket as u64
+    }
+
+    /// What an outstanding read is for.
+    pub(super) fn get(&self, ticket: u64) -> Option<Target> {
+        *self.targets.get(ticket as usize)?
+    }
+
+    /// The read is answered, refused or withdrawn.
+    ///
+    /// # Panics
+    /// If it is not outstanding.
+    pub(super) fn answer(&mut self, ticket: u64) -> Target {
+        self.targets[ticket as usize].take().expect("every ticket is answered once")
+    }
+
+    /// What all outstanding reads are for.
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = Target> {
+        self.targets.iter().flatten().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expert::{ExpertId, SliceId, SliceKind, Version};
+
+    fn target(slot: usize) -> Target {
+        let version = Version::high(ExpertId { layer: 0, index: 0 });
+        Target::Staging { slot, slice: SliceId { version, kind: SliceKind::Up } }
+    }
+
+    #[test]
+    fn a_ticket_is_issued_again_once_it_is_answered() {
+        let mut tickets = Tickets::default();
+        assert_eq!((0..3).map(|slot| tickets.issue(target(slot))).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(tickets.answer(0), target(0));
+        assert_eq!((tickets.get(0), tickets.get(1), tickets.get(9)), (None, Some(target(1)), None));
+        assert_eq!(tickets.issue(target(7)), 0);
+        assert_eq!(tickets.issue(target(8)), 3);
+        assert_eq!(tickets.outstanding().collect::<Vec<_>>(), [7, 1, 2, 8].map(target));
+    }
+
+    #[test]
+    #[should_panic(expected = "answered once")]
+    fn nobody_is_answered_twice() {
+        let mut tickets = Tickets::default();
+        let ticket = tickets.issue(target(0));
+        tickets.answer(ticket);
+        tickets.answer(ticket);
+    }
+}

@@ -1,0 +1,277 @@
+//! Conversation: messages in the words of the model's chat template.
+
+use std::io::IsTerminal;
+
+use anyhow::{Context, Result};
+
+use super::commands::{COMMANDS, Input};
+use super::console::{Answer, Keyboard, Voice};
+use super::exit::in_words;
+use super::log::Level;
+use super::signals::Interrupted;
+use super::stream::{Desk, End, too_long};
+use hobbit::{ChatMessage, ChatOptions, Error, Sampler, SamplingOptions, Token};
+
+const PROMPT: &str = "> ";
+/// What makes room in a full context.
+const ROOM: &str = "forget the oldest turns with /forget N or all with /clear (--context-shift does so by itself)";
+
+struct Conversation {
+    messages: Vec<ChatMessage>,
+    /// How often the last message was answered.
+    n_answers: u32,
+    /// What the context holds, unless it was shifted.
+    in_context: Vec<Token>,
+    options: ChatOptions,
+}
+
+/// Talks until the user ends it, or for one turn with `-st`.
+///
+/// # Errors
+/// A template that fails, failed evaluation, failed output.
+pub fn run(desk: &mut Desk) -> Result<End> {
+    let args = desk.args;
+    let mut talk = Conversation {
+        messages: Vec::new(),
+        n_answers: 0,
+        in_context: Vec::new(),
+        options: ChatOptions { template: args.template.clone(), jinja: args.jinja, add_generation_prompt: true },
+    };
+    talk.clear(desk);
+    if args.template.is_none() && desk.model.info().chat_template.is_none() {
+        desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
+    }
+    let mut keyboard = Keyboard::new(args.simple_io, args.multiline_input);
+    let mut given = args.prompt.as_ref().map(|prompt| text_of(&prompt.0, "the prompt", desk));
+    if std::io::stdin().is_terminal() && (given.is_none() || !args.single_turn) {
+        let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
+        desk.log.line(Level::Info, line);
+    }
+    // Files of /read wait here for the message they belong to.
+    let mut attached = String::new();
+    loop {
+        // Printed when the message is known to fit.
+        let mut echo = None;
+        let message = match given.take() {
+            Some(message) => {
+                echo = args.display_prompt.then(|| format!("{PROMPT}{message}\n"));
+                Input::Message(message)
+            }
+            None => match keyboard.ask(PROMPT, &mut desk.screen, desk.ctrl_c)? {
+                Answer::Text(text) => Input::of(text),
+                Answer::End => return Ok(End::Stopped),
+                Answer::Interrupted => return Err(Interrupted.into()),
+            },
+        };
+        let has_answer = talk.messages.last().is_some_and(|last| last.role == "assistant");
+        match message {
+            Input::Exit => return Ok(End::Stopped),
+            Input::Help => desk.log.line(Level::Error, COMMANDS),
+            Input::Clear => {
+                talk.clear(desk);
+                attached.clear();
+                desk.log.line(Level::Info, "hobbit: the conversation is forgotten");
+            }
+            Input::Forget(n) => talk.forget(n, desk)?,
+            Input::Read(path) => match read(&path) {
+                Ok(bytes) => attached += &(text_of(&bytes, &path, desk) + "\n"),
+                Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
+            },
+            Input::Unknown(command) => {
+                desk.failed = true;
+                desk.log.line(
+                    Level::Error,
+                    format!(
+                        "error: unknown command {command}; /help lists them, and '/{command}' sends it as a message"
+                    ),
+                );
+            }
+            Input::Regenerate if !has_answer => desk.log.line(Level::Error, "error: there is no answer to replace"),
+            Input::Message(text) if text.is_empty() && attached.is_empty() => {}
+            message => {
+                match message {
+                    Input::Message(text) => {
+                        let text = std::mem::take(&mut attached) + &text;
+                        talk.messages.push(ChatMessage::new("user", text));
+                        talk.n_answers = 0;
+                    }
+                    _ => drop(talk.messages.pop()),
+                }
+                let end = talk.answer(&echo.unwrap_or_default(), desk)?;
+                talk.n_answers += 1;
+                if args.single_turn || desk.ctrl_c.is_ending() {
+                    return Ok(end);
+                }
+            }
+        }
+    }
+}
+
+impl Conversation {
+    fn clear(&mut self, desk: &mut Desk) {
+        desk.session.reset();
+        self.in_context.clear();
+        self.messages.clear();
+        if let Some(system) = &desk.args.system_prompt {
+            self.messages.push(ChatMessage::new("system", system.as_str()));
+        }
+    }
+
+    /// Forgets the `n` oldest turns: messages of the user with their answers.
+    fn forget(&mut self, n: usize, desk: &Desk) -> Result<()> {
+        let first = self.first_turn();
+        let mut begins: Vec<usize> =
+            (first..self.messages.len()).filter(|&at| self.messages[at].role == "user").collect();
+        begins.push(self.messages.len());
+        let n = n.min(begins.len() - 1);
+        self.messages.drain(first..begins[n]);
+        let (left, tokens) = (begins.len() - 1 - n, self.tokens(&self.messages, desk)?.len());
+        let n_ctx = desk.session.n_ctx();
+        let turns = if n == 1 { "1 turn is".to_owned() } else { format!("{n} turns are") };
+        let line = format!("hobbit: {turns} forgotten, {left} are left: {tokens} of {n_ctx} tokens");
+        desk.log.line(Level::Info, line);
+        Ok(())
+    }
+
+    /// The sampler of the next answer. The first to a message has the seed of the run, each further one the next seed: with
+    /// the same it would say the same again.
+    fn sampler(&self, desk: &Desk) -> Result<Sampler> {
+        let seed = desk.seed.wrapping_add(self.n_answers) % SamplingOptions::RANDOM_SEED;
+        Ok(Sampler::new(desk.model, &SamplingOptions { seed, ..desk.args.sampling.clone() })?)
+    }
+
+    /// Prints the model's next message, after `echo`, and keeps it.
+    fn answer(&mut self, echo: &str, desk: &mut Desk) -> Result<End> {
+        let (wanted, n_dropped) = self.fitting(desk)?;
+        if let Some(error) = self.excess(wanted.len(), n_dropped, desk) {
+            desk.log.line(Level::Error, format!("error: {error}"));
+            desk.failed = true;
+            self.messages.pop();
+            return Ok(End::ContextFull);
+        }
+        if n_dropped > 0 {
+            let first = self.first_turn();
+            self.messages.drain(first..first + n_dropped);
+            desk.log.line(
+                Level::Warning,
+                format!("warning: the context is full: the {n_dropped} oldest messages are forgotten"),
+            );
+        }
+        desk.screen.print(Voice::User, echo)?;
+        desk.explain(&wanted);
+        let common = self.keep_common(&wanted, desk)?;
+        desk.sampler = self.sampler(desk)?;
+        let spoken = match desk.speak(&wanted[common..], desk.args.predict) {
+            Ok(spoken) => spoken,
+            Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {
+                desk.log.line(Level::Error, format!("error: {}; {ROOM}", in_words(&error)));
+                desk.failed = true;
+                self.withdraw(desk);
+                return Ok(End::ContextFull);
+            }
+            Err(error) => return Err(error),
+        };
+        desk.screen.end_line()?;
+        if spoken.tokens.is_empty() && spoken.end == End::Interrupted {
+            self.withdraw(desk);
+            return Ok(spoken.end);
+        }
+        if spoken.end == End::ContextFull {
+            desk.log.line(Level::Warning, format!("warning: there is no room for another message: {ROOM}"));
+        }
+        self.in_context = wanted;
+        self.in_context.extend(&spoken.tokens);
+        if !desk.args.single_turn {
+            desk.screen.print(Voice::Model, "\n")?;
+        }
+        self.messages.push(ChatMessage::new("assistant", spoken.text));
+        Ok(spoken.end)
+    }
+
+    /// Takes back a message that got no answer. How far it was read is unknown: the next one starts from nothing.
+    fn withdraw(&mut self, desk: &mut Desk) {
+        self.messages.pop();
+        self.in_context.clear();
+        desk.session.reset();
+    }
+
+    /// Where the oldest turn begins, after the system prompt.
+    fn first_turn(&self) -> usize {
+        self.messages.iter().take_while(|message| message.role == "system").count()
+    }
+
+    /// The conversation in tokens, and how many of its oldest messages are left out for it to fit with room for an
+    /// answer: whole turns, with `--context-shift` only, and never the last message.
+    fn fitting(&self, desk: &Desk) -> Result<(Vec<Token>, usize)> {
+        let n_ctx = desk.session.n_ctx() as usize;
+        let room = desk.args.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
+        let mut wanted = self.tokens(&self.messages, desk)?;
+        let first = self.first_turn();
+        let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == "user");
+        let mut n_dropped = 0;
+        for next in turns {
+            if !desk.args.session_options.context_shift || wanted.len() + room <= n_ctx {
+                break;
+            }
+            n_dropped = next - first;
+            let left = [&self.messages[..first], &self.messages[next..]].concat();
+            wanted = self.tokens(&left, desk)?;
+        }
+        Ok((wanted, n_dropped))
+    }
+
+    /// Why the conversation without `n_dropped` messages does not fit, if so.
+    fn excess(&self, tokens: usize, n_dropped: usize, desk: &Desk) -> Option<String> {
+        let n_ctx = desk.session.n_ctx();
+        if self.messages.len() - self.first_turn() - n_dropped <= 1 {
+            return too_long("message", tokens, n_ctx);
+        }
+        (tokens > n_ctx as usize).then(|| {
+            format!(
+                "the conversation would have {tokens} tokens, but the context holds {n_ctx}; the message is taken back: \
+                 {ROOM}, and send it again"
+            )
+        })
+    }
+
+    /// Messages in tokens, up to the opening of the model's turn.
+    fn tokens(&self, messages: &[ChatMessage], desk: &Desk) -> Result<Vec<Token>> {
+        let text = desk.model.render_chat(messages, &self.options)?;
+        let mut tokens = desk.model.tokenize(&text, true, true)?;
+        // Some templates write the BOS token that tokenizing adds as well.
+        if desk.model.adds_bos() && tokens.len() > 1 && tokens[0] == tokens[1] {
+            tokens.remove(0);
+        }
+        Ok(tokens)
+    }
+
+    /// Makes the context a prefix of `wanted`, as long as possible but shorter than it; its length in tokens. A
+    /// template may rewrite what was said before, and text does not always tokenize as it was generated.
+    fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> Result<usize> {
+        let shifted = desk.session.n_past() != self.in_context.len();
+        let same = self.in_context.iter().zip(wanted).take_while(|(have, want)| have == want).count();
+        let common = same.min(wanted.len().saturating_sub(1));
+        if common == self.in_context.len() {
+            return Ok(common);
+        }
+        if !shifted && desk.session.truncate(common).is_ok() {
+            return Ok(common);
+        }
+        desk.session.reset();
+        Ok(0)
+    }
+}
+
+fn read(path: &str) -> Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("{path}: cannot read this file"))
+}
+
+/// Bytes as a message. Chat templates are text: what is no UTF-8 is replaced, and that is told.
+fn text_of(bytes: &[u8], what: &str, desk: &Desk) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    if let std::borrow::Cow::Owned(_) = text {
+        let warning = format!("warning: {what}: not UTF-8, which a conversation needs: other bytes become \u{FFFD}");
+        desk.log.line(Level::Warning, warning);
+    }
+    text.into_owned()
+}

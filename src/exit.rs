@@ -1,0 +1,88 @@
+//! How a program ends: its exit status, and the one line that says why.
+
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::output::{is_closed_pipe, tell};
+use super::signals::{self, Interrupted};
+use hobbit::files::OutputError;
+
+/// Exit status when something that was asked for was not done.
+pub const FAILED: u8 = 1;
+/// Exit status after wrong usage.
+pub const USAGE: u8 = 2;
+
+/// The exit code of a program that came to this.
+pub fn code(outcome: Result<u8>) -> ExitCode {
+    outcome.map_or_else(|error| failure(&error), ExitCode::from)
+}
+
+/// Prints an error with its causes on one line; its exit code. A reader that went away is no error.
+pub fn failure(error: &anyhow::Error) -> ExitCode {
+    if is_closed_pipe(error) {
+        return ExitCode::SUCCESS;
+    }
+    if error.is::<Interrupted>() || is_interruption(error) {
+        return ExitCode::from(signals::status());
+    }
+    tell(format_args!("error: {}", in_words(error)));
+    ExitCode::from(if error.is::<OutputError>() || is_usage(error) { USAGE } else { FAILED })
+}
+
+/// Prints what clap says of a command line: help and versions too, for which the status is 0.
+///
+/// # Errors
+/// A full disk; not a closed pipe.
+pub fn usage(error: &clap::Error) -> Result<u8> {
+    match error.print() {
+        Err(closed) if closed.kind() != io::ErrorKind::BrokenPipe => Err(closed.into()),
+        _ => Ok(u8::try_from(error.exit_code()).unwrap_or(USAGE)),
+    }
+}
+
+/// An error and its causes on one line, each cause once: many of our messages quote theirs.
+pub fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(|cause| cause.to_string()) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(colon);
+            text.push_str(&cause);
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(feature = "engine")]
+fn is_interruption(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(hobbit::Error::Interrupted | hobbit::Error::Cancelled))
+}
+
+/// Flags that lack another one.
+#[cfg(feature = "engine")]
+fn is_usage(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(hobbit::Error::NoPenalties { .. } | hobbit::Error::Output(_)))
+}
+
+#[cfg(not(feature = "engine"))]
+fn is_interruption(_: &anyhow::Error) -> bool {
+    false
+}
+
+#[cfg(not(feature = "engine"))]
+fn is_usage(_: &anyhow::Error) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words;
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let error = anyhow::anyhow!("no space").context("cannot write: no space").context("saving");
+        assert_eq!(in_words(&error), "saving: cannot write: no space");
+    }
+}

@@ -1,0 +1,73 @@
+//! What programs write: lines for people, and files.
+//!
+//! One rule for all of them: who reads our output and goes away has seen enough. That is no failure, and nothing is said.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use hobbit::files;
+
+/// Whether an error comes from a reader that went away: then a program ends with status 0 and without a word.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let written = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        // serde_json keeps the system's error to itself.
+        let serialised = || cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+        written.or_else(serialised) == Some(io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// A line on stdout. `println!` panics where the reader went away.
+///
+/// # Errors
+/// A closed pipe, a full disk.
+pub fn say(line: impl Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+/// A line on stderr. Whether anybody reads it changes nothing; `eprintln!` would panic.
+pub fn tell(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes a file whole or not at all.
+///
+/// # Errors
+/// What the system says, with the file's name.
+pub fn write_whole(path: &Path, text: &str) -> Result<()> {
+    files::replace(path, text.as_bytes()).with_context(|| format!("{}: cannot write this file", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    struct Closed;
+
+    impl Write for Closed {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_is_known_whoever_wrote() {
+        let written = anyhow::Error::from(Closed.write(b"x").unwrap_err()).context("printing");
+        let serialised = anyhow::Error::from(serde_json::to_writer(Closed, &[1, 2]).unwrap_err());
+        let buffered = serde_json::to_writer(io::BufWriter::with_capacity(2, Closed), &[1, 2, 3]).unwrap_err();
+        for error in [written, serialised, buffered.into()] {
+            assert!(is_closed_pipe(&error), "{error:#}");
+        }
+        for other in [io::Error::from(io::ErrorKind::StorageFull).into(), anyhow!("broken pipe")] {
+            assert!(!is_closed_pipe(&other), "{other:#}");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The lines of `llama-perplexity`, and one of hobbit's own.
+
+use std::fmt::Write as _;
+
+use hobbit::perplexity::divergence::{Distribution, Divergence, Means};
+use hobbit::perplexity::estimate::{Estimate, Sums};
+use hobbit::perplexity::tasks::Interval;
+use hobbit::stats::Stats;
+use hobbit::units::Percent;
+
+/// `12.34`, with six significant digits and no zeros at the end, as C's `%g` prints milliseconds.
+pub fn significant(number: f64) -> String {
+    let before = if number >= 1.0 { number.log10().floor() as i32 + 1 } else { 1 };
+    let decimals = usize::try_from(6 - before).unwrap_or(0).min(3);
+    let text = format!("{number:.decimals$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+/// How long everything will take: `1 hours 2.50 minutes`.
+pub fn eta(seconds: f64) -> String {
+    let mut seconds = seconds as u64;
+    let mut line = String::new();
+    if seconds >= 3600 {
+        let _ = write!(line, "{} hours ", seconds / 3600);
+        seconds %= 3600;
+    }
+    let _ = writeln!(line, "{:.2} minutes", seconds as f64 / 60.0);
+    line
+}
+
+/// After a chunk: `[3]4.1234,`.
+pub fn chunk(number: usize, ppl: f64) -> String {
+    format!("[{number}]{ppl:.4},")
+}
+
+/// After a chunk that begins at token `start`, as a line: perplexity, mean negative log-likelihood, its standard error.
+pub fn chunk_line(start: usize, nll: &Sums) -> String {
+    let mean = nll.mean();
+    let error = nll.uncertainty().unwrap_or(0.0);
+    format!("{start:8}  {:.4}  {mean:4.6}  {error:4.6}\n", mean.exp())
+}
+
+/// The line that everybody quotes; `None` where the spread is undefined.
+pub fn final_estimate(nll: &Sums) -> Option<String> {
+    let ppl = nll.mean().exp();
+    nll.uncertainty().map(|error| format!("Final estimate: PPL = {ppl:.4} +/- {:.5}", error * ppl))
+}
+
+/// Heads the lines of [`divergence_line`].
+pub const DIVERGENCE_HEAD: &str = "\nchunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              \
+                                   Δp RMS            Same top p\n";
+
+/// Means up to a chunk.
+pub fn divergence_line(number: usize, means: &Means) -> String {
+    let Means { ppl, ln_ppl_ratio: ratio, kld, .. } = means;
+    let (rms, top) = (means.p_diff_rms.scaled(100.0), means.same_top.scaled(100.0));
+    format!(
+        "{number:4}    {:9.4} ± {:9.4}    {:10.5} ± {:10.5}    {:10.5} ± {:10.5}    {:6.3} ± {:6.3} %    {:6.3} ± {:6.3} %\n",
+        ppl.value,
+        ppl.uncertainty,
+        ratio.value,
+        ratio.uncertainty,
+        kld.value,
+        kld.uncertainty,
+        rms.value,
+        rms.uncertainty,
+        top.value,
+        top.uncertainty,
+    )
+}
+
+/// The final table.
+pub fn divergence_table(all: &Divergence) -> String {
+    let means = all.means();
+    let six = |name: &str, Estimate { value, uncertainty }: Estimate| {
+        format!("{name:<30}: {value:10.6} ± {uncertainty:10.6}\n")
+    };
+    let mut table = "====== Perplexity statistics ======\n".to_owned();
+    table += &six("Mean PPL(Q)", means.ppl);
+    table += &six("Mean PPL(base)", means.ppl_base);
+    let _ = writeln!(table, "Cor(ln(PPL(Q)), ln(PPL(base))): {:6.2}%", 100.0 * means.ln_ppl_correlation);
+    table += &six("Mean ln(PPL(Q)/PPL(base))", means.ln_ppl_ratio);
+    table += &six("Mean PPL(Q)/PPL(base)", means.ppl_ratio);
+    table += &six("Mean PPL(Q)-PPL(base)", means.ppl_difference);
+    table += "\n====== KL divergence statistics ======\n";
+    let _ = writeln!(table, "Mean    KLD: {:10.6} ± {:10.6}", means.kld.value, means.kld.uncertainty);
+    distribution(&mut table, "KLD", &all.klds(), |value| format!("{value:10.6}"));
+    table += "\n====== Token probability statistics ======\n";
+    let percent =
+        |Estimate { value, uncertainty }: Estimate| format!("{:6.3} ± {:5.3} %", 100.0 * value, 100.0 * uncertainty);
+    let _ = writeln!(table, "Mean    Δp: {}", percent(means.p_diff));
+    distribution(&mut table, "Δp", &all.p_diffs(), |value| format!("{:6.3}%", 100.0 * f64::from(value)));
+    let _ = writeln!(table, "RMS Δp    : {}", percent(means.p_diff_rms));
+    let _ = writeln!(table, "Same top p: {}", percent(means.same_top));
+    table
+}
+
+fn distribution(table: &mut String, of: &str, spread: &Distribution, number: impl Fn(f32) -> String) {
+    let _ = writeln!(table, "Maximum {of}: {}", number(spread.maximum));
+    let middle = spread.percentiles.iter().position(|&(share, _)| share < 0.5).unwrap_or(spread.percentiles.len());
+    for (i, &(share, value)) in spread.percentiles.iter().enumerate() {
+        if i == middle {
+            let _ = writeln!(table, "Median  {of}: {}", number(spread.median));
+        }
+        let _ = writeln!(table, "{:4.1}%   {of}: {}", share * 100.0, number(value));
+    }
+    let _ = writeln!(table, "Minimum {of}: {}", number(spread.minimum));
+}
+
+/// A dot for every hundredth part of `n` tasks.
+pub fn dots(n: usize) -> String {
+    ".".repeat(n / (n / 100).max(1)) + "done\n"
+}
+
+/// After a HellaSwag task.
+pub fn hellaswag(number: usize, Interval { share, low, high }: Interval) -> String {
+    format!("{number}\t{:3.8}%\t[{:3.4}%, {:3.4}%]\n", share * 100.0, low * 100.0, high * 100.0)
+}
+
+/// After a Winogrande task.
+pub fn winogrande(number: usize, n_right: usize, scores: [f32; 2], chosen: usize, answer: usize) -> String {
+    let share = 100.0 * n_right as f64 / number as f64;
+    format!("{number}\t{share:.4}\t{:10.6}  {:10.6}  {chosen}  {answer}\n", scores[0], scores[1])
+}
+
+/// After a multiple-choice task.
+pub fn multiple_choice(number: usize, n_right: usize) -> String {
+    format!("{number}\t{:.8}\n", 100.0 * n_right as f64 / number as f64)
+}
+
+/// hobbit's line at the end: where the experts that a run used came from.
+pub fn experts_used(stats: &Stats) -> Option<String> {
+    let total = stats.total();
+    let rate = Percent(total.hit_rate()?);
+    let used = total.used.shares().map_or_else(String::new, |shares| format!("; used {shares}"));
+    Some(format!("hobbit: experts: hit rate {rate} ({} hits, {} misses){used}", total.hits, total.misses))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hobbit::perplexity::divergence::Comparison;
+    use hobbit::stats::PhaseStats;
+
+    #[test]
+    fn numbers_as_c_prints_them() {
+        for (number, text) in [(27.792, "27.792"), (27.5, "27.5"), (0.25, "0.25"), (0.0, "0"), (123456.789, "123457")] {
+            assert_eq!(significant(number), text);
+        }
+        assert_eq!(significant(1234.567), "1234.57");
+        assert_eq!((eta(8.1), eta(3725.9)), ("0.13 minutes\n".into(), "1 hours 2.08 minutes\n".into()));
+    }
+
+    #[test]
+    fn perplexities() {
+        let mut nll = Sums::default();
+        [1.0, 2.0, 3.0, 2.0].into_iter().for_each(|value| nll.add(value));
+        assert_eq!(chunk(3, nll.mean().exp()), "[3]7.3891,");
+        assert_eq!(chunk_line(512, &nll), "     512  7.3891  2.000000  0.408248\n");
+        assert_eq!(final_estimate(&nll).unwrap(), "Final estimate: PPL = 7.3891 +/- 3.01657");
+        assert_eq!(final_estimate(&Sums::default()), None);
+    }
+
+    fn divergence() -> Divergence {
+        let mut all = Divergence::default();
+        for i in 0..101 {
+            let nll = 1.0 + (i % 10) as f32 / 10.0;
+            let p_diff = (i % 3) as f32 / 10.0 - 0.1;
+            all.add(&Comparison { nll: nll + 0.1, nll_base: nll, kld: f64::from(i) / 100.0, p_diff, same_top: i < 50 });
+        }
+        all
+    }
+
+    #[test]
+    fn a_chunk_of_a_comparison() {
+        let of = |value| Estimate { value, uncertainty: value / 8.0 };
+        let means = Means {
+            ppl: of(20.0),
+            ln_ppl_ratio: of(-0.125),
+            kld: of(0.5),
+            p_diff_rms: of(0.08),
+            same_top: of(0.5),
+            ..divergence().means()
+        };
+        let expected = "   7      20.0000 ±    2.5000      -0.12500 ±   -0.01562       0.50000 ±    0.06250     \
+                        8.000 ±  1.000 %    50.000 ±  6.250 %\n";
+        assert_eq!(divergence_line(7, &means), expected);
+        assert!(DIVERGENCE_HEAD.ends_with("KL Divergence              Δp RMS            Same top p\n"));
+    }
+
+    #[test]
+    fn the_table_has_llama_cpps_rows() {
+        let table = divergence_table(&divergence());
+        let names: Vec<&str> = table.lines().map(|line| line.rsplit_once(':').map_or(line, |(name, _)| name)).collect();
+        let expected = "====== Perplexity statistics ======|Mean PPL(Q)                   |Mean PPL(base)                |\
+            Cor(ln(PPL(Q)), ln(PPL(base)))|Mean ln(PPL(Q)/PPL(base))     |Mean PPL(Q)/PPL(base)         |\
+            Mean PPL(Q)-PPL(base)         ||====== KL divergence statistics ======|Mean    KLD|Maximum KLD|99.9%   KLD|\
+            99.0%   KLD|95.0%   KLD|90.0%   KLD|Median  KLD|10.0%   KLD| 5.0%   KLD| 1.0%   KLD| 0.1%   KLD|Minimum KLD||\
+            ====== Token probability statistics ======|Mean    Δp|Maximum Δp|99.9%   Δp|99.0%   Δp|95.0%   Δp|90.0%   Δp|\
+            75.0%   Δp|Median  Δp|25.0%   Δp|10.0%   Δp| 5.0%   Δp| 1.0%   Δp| 0.1%   Δp|Minimum Δp|RMS Δp    |Same top p";
+        assert_eq!(names, expected.split('|').collect::<Vec<_>>());
+        for line in [
+            "Median  KLD:   0.500000",
+            "Maximum KLD:   1.000000",
+            "Maximum Δp: 10.000%",
+            "Minimum Δp: -10.000%",
+            "Cor(ln(PPL(Q)), ln(PPL(base))): 100.00%",
+        ] {
+            assert!(table.lines().any(|found| found == line), "{line} in\n{table}");
+        }
+    }
+
+    #[test]
+    fn tasks() {
+        let interval = Interval { share: 0.5, low: 0.25, high: 0.75 };
+        assert_eq!(hellaswag(2, interval), "2\t50.00000000%\t[25.0000%, 75.0000%]\n");
+        assert_eq!(winogrande(4, 3, [-1.5, -12.25], 1, 2), "4\t75.0000\t -1.500000  -12.250000  1  2\n");
+        assert_eq!((dots(3), dots(250).len()), ("...done\n".into(), 125 + 5));
+        assert_eq!(multiple_choice(3, 1), "3\t33.33333333\n");
+    }
+
+    #[test]
+    fn a_dense_model_uses_no_experts() {
+        assert_eq!(experts_used(&Stats::default()), None);
+        let prompt = PhaseStats { hits: 3, misses: 1, ..PhaseStats::default() };
+        let line = experts_used(&Stats { prompt, ..Stats::default() });
+        assert_eq!(line.unwrap(), "hobbit: experts: hit rate 75.0 % (3 hits, 1 misses)");
+    }
+}

@@ -1,0 +1,21 @@
+//! The terminal's settings, which a line editor changes while it waits.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use nix::sys::termios::{self, SetArg, Termios};
+
+/// As they were before an editor changed them.
+static SETTINGS: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Keeps them for [`restore`].
+pub fn remember() {
+    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = termios::tcgetattr(io::stdin()).ok();
+}
+
+/// Undoes what an editor that still waits for a line has changed, before the program ends.
+pub fn restore() {
+    if let Some(settings) = &*SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) {
+        let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, settings);
+    }
+}

@@ -1,0 +1,242 @@
+//! Flags that llama.cpp's programs have and hobbit-cli has not.
+//!
+//! What could change the output or leave something undone is refused with the remedy. Mere hints about speed are
+//! accepted and reported. Requests for what always happens are accepted in silence.
+
+use std::ffi::OsString;
+
+/// What becomes of a flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// An error, with the reason and the remedy.
+    Refused(&'static str),
+    /// Dropped, with this reason.
+    NoEffect(&'static str),
+    /// Dropped: hobbit does so anyway.
+    Implied,
+}
+
+/// One of llama.cpp's flags.
+#[derive(Clone, Copy, Debug)]
+pub struct Unsupported {
+    names: &'static [&'static str],
+    /// Words that follow it.
+    pub values: usize,
+    /// What becomes of it.
+    pub verdict: Verdict,
+}
+
+/// The flag of that name, if llama.cpp has it.
+pub fn find(name: &str) -> Option<&'static Unsupported> {
+    // Every flag of speculative decoding begins alike.
+    if name.starts_with("--spec-") && name != SPECULATIVE.names[0] {
+        return Some(&SPECULATIVE);
+    }
+    FLAGS.iter().find(|flag| flag.names.contains(&name))
+}
+
+/// A variable of llama.cpp's that sets a flag hobbit-cli has not.
+#[derive(Clone, Copy, Debug)]
+pub struct UnsupportedVariable {
+    /// Its name.
+    pub name: &'static str,
+    /// Why nothing comes of it.
+    pub why: &'static str,
+    /// Whether it says which model to run.
+    pub names_model: bool,
+}
+
+/// Which of llama.cpp's variables are set to something that hobbit does not do. `value` looks into the environment,
+/// `is_ours` tells flags that this program has after all.
+pub fn variables(value: impl Fn(&str) -> Option<OsString>, is_ours: impl Fn(&str) -> bool) -> Vec<UnsupportedVariable> {
+    let set = |&(name, flag): &(&'static str, &'static str)| {
+        let found = find(flag).filter(|_| !is_ours(flag))?;
+        let value = value(name)?;
+        // A switch that is off asks for nothing.
+        let is_off = found.values == 0 && OFF.iter().any(|off| value == **off);
+        let (Verdict::Refused(why) | Verdict::NoEffect(why)) = found.verdict else { return None };
+        let names_model = MODEL_FLAGS.contains(&flag);
+        (!value.is_empty() && !is_off).then_some(UnsupportedVariable { name, why, names_model })
+    };
+    VARIABLES.iter().filter_map(set).collect()
+}
+
+const fn refused(names: &'static [&'static str], values: usize, why: &'static str) -> Unsupported {
+    Unsupported { names, values, verdict: Verdict::Refused(why) }
+}
+
+const fn no_effect(names: &'static [&'static str], values: usize, why: &'static str) -> Unsupported {
+    Unsupported { names, values, verdict: Verdict::NoEffect(why) }
+}
+
+const fn implied(names: &'static [&'static str], values: usize) -> Unsupported {
+    Unsupported { names, values, verdict: Verdict::Implied }
+}
+
+const DOWNLOAD: &str = "hobbit downloads nothing; fetch the file and pass it with -m";
+const DRAFT: &str = "speculative decoding is not supported yet";
+const MEDIA: &str = "only text models are supported";
+const PLACEMENT: &str = "hobbit places experts itself; see --device-cache, --mem-budget and --expert-cache";
+const LAYERS: &str = "layers go where -ngl and -ts say; give a smaller -ngl if they do not fit";
+const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
+const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
+const THINKING: &str = "what the model thinks is printed as it comes; see --chat-template";
+const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
+
+/// Values that switch off (`common/arg.cpp`).
+const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
+
+/// Flags that say which model to run.
+const MODEL_FLAGS: [&str; 4] = ["--hf-repo", "--hf-file", "--model-url", "--docker-repo"];
+
+/// llama.cpp's variables of the flags below (`set_env` in `common/arg.cpp`), without those that only its server reads.
+/// `HF_TOKEN` is not one: other programs have it set.
+static VARIABLES: &[(&str, &str)] = &[
+    ("LLAMA_ARG_HF_REPO", "--hf-repo"),
+    ("LLAMA_ARG_HF_FILE", "--hf-file"),
+    ("LLAMA_ARG_MODEL_URL", "--model-url"),
+    ("LLAMA_ARG_DOCKER_REPO", "--docker-repo"),
+    ("LLAMA_ARG_MMPROJ", "--mmproj"),
+    ("LLAMA_ARG_MMPROJ_URL", "--mmproj-url"),
+    ("LLAMA_ARG_IMAGE_MIN_TOKENS", "--image-min-tokens"),
+    ("LLAMA_ARG_IMAGE_MAX_TOKENS", "--image-max-tokens"),
+    ("LLAMA_ARG_VIDEO_FPS", "--video-fps"),
+    ("LLAMA_ARG_GRP_ATTN_N", "--grp-attn-n"),
+    ("LLAMA_ARG_GRP_ATTN_W", "--grp-attn-w"),
+    ("LLAMA_ARG_N_PARALLEL", "--parallel"),
+    ("LLAMA_ARG_CHAT_TEMPLATE_KWARGS", "--chat-template-kwargs"),
+    ("LLAMA_ARG_THINK", "--reasoning-format"),
+    ("LLAMA_ARG_REASONING", "--reasoning"),
+    ("LLAMA_ARG_REASONING_EFFORT", "--reasoning-effort"),
+    ("LLAMA_ARG_THINK_BUDGET", "--reasoning-budget"),
+    ("LLAMA_ARG_THINK_BUDGET_MESSAGE", "--reasoning-budget-message"),
+    ("LLAMA_ARG_REASONING_PRESERVE", "--reasoning-preserve"),
+    ("LLAMA_ARG_LOG_JSONL", "--log-jsonl"),
+    ("LLAMA_ARG_SPEC_TYPE", "--spec-type"),
+    ("LLAMA_ARG_SPEC_DRAFT_MODEL", "--model-draft"),
+    ("LLAMA_ARG_SPEC_DRAFT_HF_REPO", "--hf-repo-draft"),
+    ("LLAMA_ARG_DRAFT_MAX", "--draft-max"),
+    ("LLAMA_ARG_DRAFT_MIN", "--draft-min"),
+    ("LLAMA_ARG_LOAD_MODE", "--load-mode"),
+    ("LLAMA_ARG_LAZY_MODE", "--lazy-mode"),
+    ("LLAMA_ARG_NUMA", "--numa"),
+    ("LLAMA_ARG_N_CPU_FFN", "--n-cpu-ffn"),
+    ("LLAMA_ARG_NO_HOST", "--no-host"),
+    ("LLAMA_ARG_DEFRAG_THOLD", "--defrag-thold"),
+    ("LLAMA_ARG_BACKEND_SAMPLING", "--backend-sampling"),
+];
+
+static SPECULATIVE: Unsupported = refused(&["--spec-*"], 0, DRAFT);
+
+static FLAGS: &[Unsupported] = &[
+    implied(&["--offline", "--no-mmap", "--skip-chat-parsing", "--no-log-jsonl"], 0),
+    no_effect(&["--mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"], 0, READING),
+    no_effect(&["-lm", "--load-mode", "-lzm", "--lazy-mode"], 1, READING),
+    no_effect(&["--op-offload", "--no-op-offload", "--no-host"], 0, PLACEMENT),
+    no_effect(&["-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"], 1, LAYERS),
+    no_effect(&["--moe-cache-mib"], 1, PLACEMENT),
+    no_effect(
+        &["--prio", "--poll", "--prio-batch", "--poll-batch", "--cpu-strict", "--cpu-strict-batch"],
+        1,
+        SCHEDULING,
+    ),
+    no_effect(&["--numa"], 1, SCHEDULING),
+    no_effect(&["-dt", "--defrag-thold"], 1, "the KV cache needs no defragmentation"),
+    no_effect(&["-bs", "--backend-sampling"], 0, "sampling runs on the CPU"),
+    no_effect(&["--log-colors"], 1, LOGGING),
+    no_effect(&["--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"], 0, LOGGING),
+    no_effect(
+        &["-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cram", "--cache-ram"],
+        1,
+        "one conversation is held",
+    ),
+    refused(&["--log-jsonl"], 0, LOGGING),
+    refused(
+        &["-C", "--cpu-mask", "-Cr", "--cpu-range", "-Cb", "--cpu-mask-batch", "-Crb", "--cpu-range-batch"],
+        1,
+        SCHEDULING,
+    ),
+    refused(&["-np", "--parallel"], 1, "hobbit-cli runs one sequence"),
+    refused(
+        &["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"],
+        1,
+        "adapters are not supported yet",
+    ),
+    refused(&["--control-vector-layer-range"], 2, "adapters are not supported yet"),
+    refused(
+        &["-mu", "--model-url", "-dr", "--docker-repo", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"],
+        1,
+        DOWNLOAD,
+    ),
+    refused(&["-hft", "--hf-token"], 1, DOWNLOAD),
+    refused(&["-cl", "--cache-list", "--gpt-oss-20b-default", "--gpt-oss-120b-default"], 0, DOWNLOAD),
+    refused(&["--vision-gemma-4b-default", "--vision-gemma-12b-default"], 0, DOWNLOAD),
+    refused(&["--prompt-cache"], 1, "sessions are not saved yet; leave it out"),
+    refused(&["--prompt-cache-all", "--prompt-cache-ro"], 0, "sessions are not saved yet; leave it out"),
+    refused(&["-ptc", "--print-token-count"], 1, "see --stats-json for the counts at the end"),
+    refused(&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], 1, "self-extend is not supported; see --rope-scale"),
+    refused(&["--reasoning-format", "-rea", "--reasoning", "--reasoning-effort"], 1, THINKING),
+    refused(&["--reasoning-budget", "--reasoning-budget-message", "--chat-template-kwargs"], 1, THINKING),
+    refused(&["--reasoning-preserve", "--no-reasoning-preserve", "--no-skip-chat-parsing"], 0, THINKING),
+    refused(&["--server-base"], 1, "hobbit-cli runs the model itself"),
+    refused(&["-mm", "--mmproj", "-mmu", "--mmproj-url", "-mmdev", "--mmproj-device"], 1, MEDIA),
+    refused(&["--image", "--audio", "--video", "--image-min-tokens", "--image-max-tokens"], 1, MEDIA),
+    refused(&["--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"], 1, MEDIA),
+    refused(&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"], 0, MEDIA),
+    refused(&["-o", "--output", "--output-file"], 1, "redirect the standard output instead"),
+    refused(&["--log-prompts-dir"], 1, "prompts are not logged; see --verbose-prompt"),
+    refused(&["--completion-bash"], 0, "there is no completion script yet"),
+    refused(&["-md", "--model-draft", "-td", "--threads-draft", "-tbd", "--threads-batch-draft"], 1, DRAFT),
+    refused(&["-hfd", "-hfrd", "--hf-repo-draft", "-Cd", "--cpu-mask-draft", "-Crd", "--cpu-range-draft"], 1, DRAFT),
+    refused(&["-ctkd", "--cache-type-k-draft", "-ctvd", "--cache-type-v-draft", "-devd", "--device-draft"], 1, DRAFT),
+    refused(&["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "-otd", "--override-tensor-draft"], 1, DRAFT),
+    refused(&["--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--draft-p-min"], 1, DRAFT),
+    refused(&["--draft-p-split", "-ncmoed", "--n-cpu-moe-draft", "-Cbd", "--cpu-mask-batch-draft"], 1, DRAFT),
+    refused(&["--cpu-strict-draft", "--prio-draft", "--poll-draft", "--cpu-strict-batch-draft"], 1, DRAFT),
+    refused(&["--prio-batch-draft", "--poll-batch-draft", "-lcs", "--lookup-cache-static"], 1, DRAFT),
+    refused(&["-lcd", "--lookup-cache-dynamic"], 1, DRAFT),
+    refused(&["-cmoed", "--cpu-moe-draft"], 0, DRAFT),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_are_unique_and_look_like_flags() {
+        let mut seen = HashSet::new();
+        for name in FLAGS.iter().flat_map(|flag| flag.names) {
+            assert!(name.starts_with('-') && !name.contains('_'), "{name}");
+            assert!(seen.insert(name), "{name} twice");
+        }
+    }
+
+    #[test]
+    fn variables_stand_for_flags_of_ours_to_judge() {
+        for (name, flag) in VARIABLES {
+            assert!(name.starts_with("LLAMA_ARG_") && find(flag).is_some(), "{name} {flag}");
+        }
+        assert!(MODEL_FLAGS.iter().all(|flag| VARIABLES.iter().any(|(_, of)| of == flag)));
+    }
+
+    #[test]
+    fn variables_that_are_set() {
+        let found = |set: &'static [(&str, &str)], ours: &str| {
+            let value = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+            let found = variables(value, |flag| flag == ours);
+            found.iter().map(|variable| (variable.name, variable.names_model)).collect::<Vec<_>>()
+        };
+        let set = &[("LLAMA_ARG_HF_REPO", "a/b"), ("LLAMA_ARG_N_PARALLEL", "4"), ("LLAMA_ARG_MODEL", "x")];
+        assert_eq!(found(set, ""), [("LLAMA_ARG_HF_REPO", true), ("LLAMA_ARG_N_PARALLEL", false)]);
+        assert_eq!(found(set, "--parallel"), [("LLAMA_ARG_HF_REPO", true)]);
+        assert_eq!(found(&[("LLAMA_ARG_HF_REPO", ""), ("LLAMA_ARG_LOG_JSONL", "off")], ""), []);
+        assert_eq!(found(&[("LLAMA_ARG_LOG_JSONL", "1")], ""), [("LLAMA_ARG_LOG_JSONL", false)]);
+    }
+
+    #[test]
+    fn speculative_flags_are_one_family() {
+        assert_eq!(find("--spec-draft-n-max").map(|flag| flag.verdict), Some(Verdict::Refused(DRAFT)));
+        assert!(find("--special").is_none());
+    }
+}
