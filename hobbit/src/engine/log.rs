@@ -1,6 +1,6 @@
 //! llama.cpp's log lines, routed to the user's choice; error lines are kept for messages.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem;
@@ -30,6 +30,7 @@ struct State {
     /// How often it was replaced.
     n_replaced: u64,
     last_level: LogLevel,
+    /// Errors logged on threads that nobody waits on with [`take_errors`].
     errors: String,
     /// What other threads log while a sink runs, for the thread on which it does.
     waiting: VecDeque<(LogLevel, String)>,
@@ -48,6 +49,8 @@ static STATE: Mutex<State> = Mutex::new(State {
 thread_local! {
     /// This thread runs a sink.
     static IN_SINK: Cell<bool> = const { Cell::new(false) };
+    /// Errors logged on this thread since [`clear_errors`]; `None` before its first call, as on llama.cpp's own threads.
+    static ERRORS: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Pieces that wait for a sink that takes its time; what comes beyond that is dropped.
@@ -124,14 +127,17 @@ fn deliver(mut state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
     state.is_running = false;
 }
 
-/// Forgets the errors logged so far.
+/// Forgets the errors logged so far. From now on those of this thread are kept apart: models may be opened on several at
+/// once.
 pub(super) fn clear_errors() {
+    ERRORS.replace(Some(String::new()));
     state().errors.clear();
 }
 
 /// What was logged as an error since [`clear_errors`], on one line.
 pub(super) fn take_errors() -> String {
-    let errors = mem::take(&mut state().errors);
+    let own = ERRORS.with_borrow_mut(|errors| errors.as_mut().map(mem::take).unwrap_or_default());
+    let errors = own + &mem::take(&mut state().errors);
     let lines: Vec<String> = errors.lines().map(readable).filter(|line| !line.is_empty()).collect();
     lines.join("; ")
 }
@@ -166,8 +172,16 @@ unsafe extern "C" fn on_log(level: llama::ggml_log_level, text: *const c_char, _
         _ => LogLevel::Info,
     };
     state.last_level = level;
-    if level == LogLevel::Error && state.errors.len() + text.len() <= ERRORS_BYTES_MAX {
-        state.errors.push_str(&text);
+    if level == LogLevel::Error {
+        let keep = |errors: &mut String| {
+            if errors.len() + text.len() <= ERRORS_BYTES_MAX {
+                errors.push_str(&text);
+            }
+        };
+        let is_own = ERRORS.try_with(|own| own.borrow_mut().as_mut().map(keep).is_some()).unwrap_or(false);
+        if !is_own {
+            keep(&mut state.errors);
+        }
     }
     deliver(state, level, &text);
 }
@@ -178,7 +192,28 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use super::{notice, readable, set_log};
+    use ggml_sys::llama;
+
+    use super::{clear_errors, notice, on_log, readable, set_log, take_errors};
+
+    fn log_error(text: &std::ffi::CStr) {
+        // SAFETY: the text is NUL-terminated.
+        unsafe { on_log(llama::GGML_LOG_LEVEL_ERROR, text.as_ptr(), std::ptr::null_mut()) };
+    }
+
+    #[test]
+    fn errors_are_told_on_the_thread_where_they_happened() {
+        clear_errors();
+        log_error(c"of one model\n");
+        let other = thread::spawn(|| {
+            clear_errors();
+            log_error(c"of another model\n");
+            take_errors()
+        });
+        let (other, own) = (other.join().unwrap(), take_errors());
+        assert!(other.contains("of another model") && !other.contains("of one model"), "{other}");
+        assert!(own.contains("of one model") && !own.contains("of another model"), "{own}");
+    }
 
     /// Other tests of this process may log meanwhile: only these lines count. Without an end, a deadlock would be one.
     fn next(heard: &mpsc::Receiver<String>) -> String {
