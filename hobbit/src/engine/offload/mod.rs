@@ -85,7 +85,7 @@ fn make(inner: ggml_backend_dev_t) -> &'static Wrapper {
 }
 
 /// # Safety
-/// As [`wrapper`].
+/// As `wrapper`.
 unsafe fn inner_interface(dev: ggml_backend_dev_t) -> (ggml_backend_dev_t, &'static ffi::ggml_backend_device_i) {
     // SAFETY: by the caller; registered devices live as long as the process.
     unsafe {
