@@ -271,7 +271,11 @@ impl Faults {
         let n_threads = thread::available_parallelism().map_or(1, |n| n.get().min(FAULT_THREADS_MAX));
         // Without a thread the pages come as they are read into.
         let start = |_| thread::Builder::new().name("hobbit-faults".into()).spawn(work()).ok();
-        let threads = (0..n_threads).filter_map(start).collect();
+        let threads: Vec<_> = (0..n_threads).filter_map(start).collect();
+        if threads.is_empty() {
+            // Nobody would ever take what is named.
+            shared.end();
+        }
         Self { shared, threads: Mutex::new(threads) }
     }
 
