@@ -20,7 +20,7 @@ fn header() -> Vec<u8> {
     header.key("numbers", Value::array([1u8, 2, 3])).unwrap();
     header.tensor("blk.0.ffn_up_exps.weight", GgmlType::Q8_0, &[32, 2, 2]).unwrap();
     let mut bytes = Vec::new();
-    header.finish().write(&mut bytes, |t, out| out.write_all(&vec![0; t.len as usize])).unwrap();
+    header.finish().write(&mut bytes, |t, out| out.write_all(&vec![0; t.extent.len as usize])).unwrap();
     bytes
 }
 

@@ -17,7 +17,7 @@ fuzz_target!(|input: &[u8]| {
             assert!(header.alignment.is_power_of_two());
             assert!(header.data_start >= header.header_len());
             for t in &header.tensors {
-                assert!(t.offset >= header.data_start && t.offset + t.len <= file_len);
+                assert!(t.extent.offset >= header.data_start && t.extent.end() <= file_len);
             }
             for key in metadata.keys() {
                 let _ =

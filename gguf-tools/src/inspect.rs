@@ -105,16 +105,16 @@ struct Residency {
 impl Report {
     fn of(gguf: &Gguf) -> anyhow::Result<Self> {
         let experts = gguf.experts()?;
-        let n_expert_used = gguf.get_u64(&format!("{}.expert_used_count", gguf.architecture()));
+        let n_expert_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture()));
         let per_token = n_expert_used.filter(|_| !experts.is_empty());
         let per_token = per_token.map(|n| experts.bytes_per_token(u32::try_from(n).unwrap_or(u32::MAX)));
         let layers = layers(gguf, &experts);
         let in_layers: u64 = layers.iter().map(|l| l.experts_bytes + l.other_bytes).sum();
         Ok(Self {
             files: gguf.files.iter().map(|f| FileSize { path: f.path.clone(), bytes: f.len }).collect(),
-            gguf_version: gguf.version(),
+            gguf_version: gguf.version,
             architecture: gguf.architecture().to_owned(),
-            name: gguf.get_str("general.name").map(str::to_owned),
+            name: gguf.metadata.get_str("general.name").map(str::to_owned),
             n_tensors: gguf.tensors.len(),
             n_elements: gguf.tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum(),
             tensor_bytes: gguf.tensor_bytes(),
@@ -274,7 +274,7 @@ mod tests {
             }
         }
         let mut file = std::fs::File::create(&path).unwrap();
-        header.finish().write(&mut file, |t, out| out.write_all(&vec![0; t.len as usize])).unwrap();
+        header.finish().write(&mut file, |t, out| out.write_all(&vec![0; t.extent.len as usize])).unwrap();
         Report::of(&Gguf::open(&path).unwrap()).unwrap()
     }
 

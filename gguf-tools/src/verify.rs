@@ -133,7 +133,7 @@ fn verify(args: &Args, gguf: &Gguf) -> anyhow::Result<Report> {
         expert_layers: experts.layers.len(),
         ..Report::default()
     };
-    if gguf.files.len() == 1 && !gguf.is_contiguous() {
+    if gguf.files.len() == 1 && !gguf.is_contiguous {
         report.notes.push("tensors do not follow each other; llama.cpp itself refuses this file".to_owned());
     }
     let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));

@@ -117,7 +117,7 @@ fn persist(out: tempfile::NamedTempFile, path: &Path) -> anyhow::Result<()> {
 /// The key that says how wide experts are.
 fn width_key(gguf: &Gguf) -> String {
     let own = format!("{}.expert_feed_forward_length", gguf.architecture());
-    if gguf.get_u64(&own).is_some() { own } else { format!("{}.feed_forward_length", gguf.architecture()) }
+    if gguf.metadata.get_u64(&own).is_some() { own } else { format!("{}.feed_forward_length", gguf.architecture()) }
 }
 
 /// What every tensor becomes.

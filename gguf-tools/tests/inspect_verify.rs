@@ -14,7 +14,7 @@ fn model(dir: &Path) -> PathBuf {
     }
     let path = dir.join("toy.gguf");
     let mut file = fs::File::create(&path).unwrap();
-    header.finish().write(&mut file, |t, out| out.write_all(&vec![1; t.len as usize])).unwrap();
+    header.finish().write(&mut file, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
     path
 }
 

@@ -12,7 +12,7 @@ fn compare(path: &Path) -> usize {
     let ours = Gguf::open(path).unwrap();
     let mut theirs = get_gguf_container_array_size(path.to_str().unwrap(), u64::MAX).unwrap();
     let theirs = theirs.decode().unwrap();
-    let metadata = ours.metadata();
+    let metadata = &ours.metadata;
     assert!(metadata.keys().eq(sorted(theirs.metadata().keys().map(String::as_str), metadata.keys())), "keys");
     let mut n_compared = 0;
     for (key, value) in theirs.metadata() {

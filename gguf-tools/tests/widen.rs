@@ -54,7 +54,7 @@ fn zeros_fill_the_new_units() {
         assert_eq!(runs(&wide, &format!("blk.0.ffn_{name}_exps.weight")), of_expert.repeat(2));
     }
     assert_eq!(runs(&wide, "blk.0.ffn_down_exps.weight"), [(4, row), (0, row)].repeat(64));
-    assert_eq!(Gguf::open(&wide).unwrap().get_u64("toy.feed_forward_length"), Some(64));
+    assert_eq!(Gguf::open(&wide).unwrap().metadata.get_u64("toy.feed_forward_length"), Some(64));
 
     assert_eq!(tool(&args).status.code(), Some(1), "it is there");
     for (ff, part) in [("16", "blocks of 32"), ("33", "blocks of 32")] {

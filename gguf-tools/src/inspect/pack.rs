@@ -105,7 +105,7 @@ impl Report {
         let (high_bytes, low_bytes) = (sum(&high, |r| r.bytes), sum(&low, |r| r.bytes));
         let in_records = high_bytes + low_bytes - sum(&high, |r| r.weight_bytes) - sum(&low, |r| r.weight_bytes);
         let tensor_bytes = raw.tensor_bytes();
-        let between = bytes - raw.header_bytes().len() as u64 - tensor_bytes;
+        let between = bytes - raw.header_bytes.len() as u64 - tensor_bytes;
         let own: u64 = raw.tensors.iter().filter(|t| t.name.starts_with("hobbit.")).map(|t| t.extent.len).sum();
         let info = pack.info.clone();
         let source = Source { name: info.source_name, bytes: info.source_size, sha256: info.source_sha256.to_string() };
@@ -115,7 +115,7 @@ impl Report {
             pack_version: VERSION,
             pack: pack.kind,
             architecture: raw.architecture().to_owned(),
-            name: raw.get_str("general.name").map(str::to_owned),
+            name: raw.metadata.get_str("general.name").map(str::to_owned),
             high: info.high,
             low: info.low,
             source,
@@ -160,7 +160,7 @@ fn policy(text: &str) -> String {
 
 fn regions(pack: &Pack) -> Vec<Region> {
     let raw = pack.raw();
-    let header = Region { what: "header".to_owned(), offset: 0, bytes: raw.header_bytes().len() as u64, tensors: 0 };
+    let header = Region { what: "header".to_owned(), offset: 0, bytes: raw.header_bytes.len() as u64, tensors: 0 };
     let mut regions = vec![header];
     let mut tensors: Vec<_> = raw.tensors.iter().collect();
     tensors.sort_by_key(|tensor| tensor.extent.offset);

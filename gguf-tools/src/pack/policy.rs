@@ -12,7 +12,7 @@ use hobbit::gguf::Gguf;
 pub fn read(path: &Path, source: &Gguf) -> anyhow::Result<FittedPolicy> {
     let fitted = FittedPolicy::read(path)?;
     let architecture = source.architecture();
-    let key = |name: &str| source.get_u64(&format!("{architecture}.{name}"));
+    let key = |name: &str| source.metadata.get_u64(&format!("{architecture}.{name}"));
     // Layers that predict several tokens come last, and are never run.
     let end = key("block_count").map(|blocks| blocks - key("nextn_predict_layers").unwrap_or(0).min(blocks));
     let map = source.experts()?;

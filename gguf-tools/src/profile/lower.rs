@@ -83,11 +83,11 @@ impl Source<'_> {
         let mut header = HeaderBuilder::new(self.gguf.alignment)?;
         header.key("general.architecture", architecture.to_owned())?;
         for key in KEYS.map(|key| format!("{architecture}.{key}")) {
-            if let Some(value) = self.gguf.get_u64(&key) {
+            if let Some(value) = self.gguf.metadata.get_u64(&key) {
                 header.key(&key, value)?;
             }
         }
-        if let Some(n) = self.gguf.get_arr_len(VOCABULARY) {
+        if let Some(n) = self.gguf.metadata.get_arr_len(VOCABULARY) {
             header.key(VOCABULARY, Value::array(vec![0u8; usize::try_from(n)?]))?;
         }
         for tensor in self.gguf.tensors.iter().filter(|tensor| is_router(&tensor.name)) {

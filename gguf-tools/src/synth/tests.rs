@@ -30,8 +30,8 @@ fn every_architecture_has_the_experts_that_were_asked_for() {
         let (_dir, written, gguf) = make(&spec);
         assert_eq!(gguf.architecture(), arch);
         assert_eq!(gguf.file_bytes(), written.bytes, "{arch}");
-        assert_eq!(gguf.get_u64(&format!("{arch}.expert_used_count")), Some(3), "{arch}");
-        let lead = gguf.get_u64(&format!("{arch}.leading_dense_block_count")).unwrap_or(0) as u16;
+        assert_eq!(gguf.metadata.get_u64(&format!("{arch}.expert_used_count")), Some(3), "{arch}");
+        let lead = gguf.metadata.get_u64(&format!("{arch}.leading_dense_block_count")).unwrap_or(0) as u16;
         let map = gguf.experts().unwrap();
         let layers: Vec<u16> = map.layers.iter().map(|layer| layer.layer).collect();
         assert_eq!(layers, (lead..4).collect::<Vec<_>>(), "{arch}");

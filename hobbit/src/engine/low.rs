@@ -148,13 +148,13 @@ struct Pair<'a> {
 impl Pair<'_> {
     fn check_keys(&self) -> Result<(), LowError> {
         let architecture = self.model.architecture();
-        let own = |gguf: &Gguf, key: &str| gguf.get_u64(&format!("{architecture}.{key}"));
+        let own = |gguf: &Gguf, key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
         self.same("general.architecture", |gguf| Some(gguf.architecture().to_owned()))?;
         for key in ["block_count", "embedding_length", "expert_count", "expert_used_count"] {
             self.same(&format!("{architecture}.{key}"), |gguf| own(gguf, key).map(|n| n.to_string()))?;
         }
         self.same("number of tokens in tokenizer.ggml.tokens", |gguf| {
-            gguf.get_arr_len("tokenizer.ggml.tokens").map(|n| n.to_string())
+            gguf.metadata.get_arr_len("tokenizer.ggml.tokens").map(|n| n.to_string())
         })
     }
 

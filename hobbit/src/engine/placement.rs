@@ -54,7 +54,7 @@ impl Placement {
         };
         let wrappers: Vec<&'static Wrapper> = chosen.iter().map(|dev| Wrapper::of(*dev)).collect();
         let free: Vec<u64> = chosen.iter().map(|dev| device_memory(*dev).0).collect();
-        let n_layer = gguf.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
+        let n_layer = gguf.metadata.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
         let n_layer = u32::try_from(n_layer).unwrap_or(u32::MAX - 1).min(1 << 16);
         // Negative: everything, for the experts take no device memory of their own accord.
         let n_gpu_layers = if options.n_gpu_layers < 0 { i32::MAX } else { options.n_gpu_layers };

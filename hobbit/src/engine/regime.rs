@@ -83,7 +83,7 @@ fn tensor_bytes(gguf: &Gguf) -> u64 {
 /// What is certain of a model's needs, and what they cannot exceed by far, from its header.
 fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let architecture = gguf.architecture();
-    let number = |key: &str| gguf.get_u64(&format!("{architecture}.{key}"));
+    let number = |key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
     let mapped = tensor_bytes(gguf);
     let quantised = gguf.tensors.iter().filter(|tensor| tensor.dtype.is_quantized()).map(|tensor| tensor.extent.len);
     let embeddings = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");

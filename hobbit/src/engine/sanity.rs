@@ -19,7 +19,7 @@ pub(super) fn check(gguf: &Gguf, options: &ModelOptions) -> Result<(), Error> {
             Some(KvValue::Float(value)) => Some(*value as f32),
             // llama.cpp refuses an override of another type.
             Some(_) => None,
-            None => gguf.get_f32(&key),
+            None => gguf.metadata.get_f32(&key),
         };
         if let Some(value) = value.filter(|value| value.is_nan() || *value < 0.0) {
             let reason = format!("{key} is {value}, expected a number that is not negative");

@@ -125,7 +125,7 @@ impl Gguf {
                 _ => map.layers.push(LayerExperts { layer, n_expert: tensor.n_expert, tensors: vec![tensor] }),
             }
         }
-        let expert_count = self.get_u64(&format!("{}.expert_count", self.architecture()));
+        let expert_count = self.metadata.get_u64(&format!("{}.expert_count", self.architecture()));
         for layer in &map.layers {
             self.check_layer(layer, expert_count)?;
         }

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use super::value::ValueType;
 use super::window::Window;
-use super::{GgmlType, GgufError};
+use super::{GgmlType, GgufError, TensorInfo};
+use crate::expert::Extent;
 
 /// Most tensors in a model (all shards together).
 pub(super) const TENSORS_MAX: u64 = 1 << 18;
@@ -39,21 +40,6 @@ pub struct KvEntry {
     pub(super) value: Range<usize>,
 }
 
-/// A tensor as a header describes it.
-#[derive(Clone, Debug)]
-pub struct TensorEntry {
-    /// Name.
-    pub name: String,
-    /// Element type.
-    pub dtype: GgmlType,
-    /// Shape, fastest first; 1 to 4 entries.
-    pub dims: Vec<u64>,
-    /// First byte, from the start of the file.
-    pub offset: u64,
-    /// Length in bytes.
-    pub len: u64,
-}
-
 /// A checked header. Every tensor lies within the file, is aligned and overlaps no other.
 #[derive(Clone, Debug)]
 pub struct Header {
@@ -62,7 +48,7 @@ pub struct Header {
     /// Key-value pairs in file order, keys unique.
     pub kv: Vec<KvEntry>,
     /// Tensors in file order, names unique.
-    pub tensors: Vec<TensorEntry>,
+    pub tensors: Vec<TensorInfo>,
     /// Alignment of tensor data in bytes, a power of two.
     pub alignment: u64,
     /// First byte of tensor data, from the start of the file.
@@ -87,21 +73,20 @@ impl Header {
         let n_tensors = count(&mut window, "number of tensors", TENSORS_MAX)?;
         let n_kv = count(&mut window, "number of keys", KEYS_MAX)?;
 
-        let mut kv = Vec::new();
-        for i in 0..n_kv {
-            kv.push(key_value(&mut window, i)?);
+        let kv: Vec<KvEntry> = (0..n_kv).map(|i| key_value(&mut window, i)).collect::<Result<_, _>>()?;
+        if let Some(key) = duplicate(kv.iter().map(|entry| &entry.key)) {
+            return Err(malformed(path, format!("key '{key}'"), "two values", "one"));
         }
-        refuse_duplicate_keys(&kv, path)?;
         let alignment = alignment(&kv, &window)?;
 
-        let mut tensors = Vec::new();
-        for i in 0..n_tensors {
-            tensors.push(tensor(&mut window, i)?);
-        }
-        let header_len = window.pos() as u64;
+        let mut tensors: Vec<TensorInfo> = (0..n_tensors).map(|i| tensor(&mut window, i)).collect::<Result<_, _>>()?;
+        let header_len = window.pos as u64;
         let data_start = header_len.next_multiple_of(alignment);
         place(&mut tensors, alignment, data_start, file_len, path)?;
-        refuse_duplicate_names(&tensors, path)?;
+        if let Some(tensor) = duplicate(tensors.iter().map(|tensor| &tensor.name)) {
+            let (path, first) = (path.to_owned(), path.to_owned());
+            return Err(GgufError::DuplicateTensor { path, tensor: tensor.clone(), first });
+        }
         refuse_overlaps(&tensors, path)?;
         Ok(Self { version, kv, tensors, alignment, data_start, bytes: window.into_bytes() })
     }
@@ -115,8 +100,8 @@ impl Header {
     pub(super) fn is_contiguous(&self) -> bool {
         let mut next = self.data_start;
         self.tensors.iter().all(|t| {
-            let fits = t.offset == next;
-            next = (t.offset + t.len).next_multiple_of(self.alignment);
+            let fits = t.extent.offset == next;
+            next = t.extent.end().next_multiple_of(self.alignment);
             fits
         })
     }
@@ -127,10 +112,10 @@ fn malformed(path: &Path, what: String, found: impl ToString, expected: impl ToS
 }
 
 fn magic_and_version(window: &mut Window<'_, impl Read>) -> Result<u32, GgufError> {
-    let path = window.path();
+    let path = window.path;
     let n = window.remaining().min(4);
     let magic = window.take(n, format_args!("magic"))?;
-    let found = window.slice(magic);
+    let found = &window.bytes[magic];
     if found != b"GGUF" {
         let remedy = match found {
             b"vers" => "this is a Git LFS pointer, run `git lfs pull` to fetch the model itself",
@@ -159,45 +144,40 @@ fn magic_and_version(window: &mut Window<'_, impl Read>) -> Result<u32, GgufErro
 fn count(window: &mut Window<'_, impl Read>, what: &str, limit: u64) -> Result<u64, GgufError> {
     let found = window.u64(format_args!("{what}"))?;
     if found > limit {
-        return Err(GgufError::TooLarge { path: window.path().to_owned(), what: what.to_owned(), found, limit });
+        return Err(GgufError::TooLarge { path: window.path.to_owned(), what: what.to_owned(), found, limit });
     }
     Ok(found)
 }
 
-fn name(
-    window: &mut Window<'_, impl Read>,
-    limit: u64,
-    what: std::fmt::Arguments<'_>,
-) -> Result<(String, Range<usize>), GgufError> {
+fn name(window: &mut Window<'_, impl Read>, limit: u64, what: std::fmt::Arguments<'_>) -> Result<String, GgufError> {
     let range = window.string(limit, what)?;
-    let bytes = window.slice(range.clone());
-    let fault =
-        |found: String| malformed(window.path(), what.to_string(), found, "a non-empty UTF-8 string without NUL");
+    let bytes = &window.bytes[range];
+    let fault = |found: String| malformed(window.path, what.to_string(), found, "a non-empty UTF-8 string without NUL");
     match std::str::from_utf8(bytes) {
         Ok("") => Err(fault("an empty string".to_owned())),
         Ok(s) if s.contains('\0') => Err(fault(format!("\"{}\"", s.escape_debug()))),
-        Ok(s) => Ok((s.to_owned(), range)),
+        Ok(s) => Ok(s.to_owned()),
         Err(_) => Err(fault(format!("\"{}\"", bytes[..bytes.len().min(80)].escape_ascii()))),
     }
 }
 
 fn key_value(window: &mut Window<'_, impl Read>, i: u64) -> Result<KvEntry, GgufError> {
-    let pair_start = window.pos();
-    let (key, _) = name(window, KEY_BYTES_MAX, format_args!("key {i}"))?;
+    let pair_start = window.pos;
+    let key = name(window, KEY_BYTES_MAX, format_args!("key {i}"))?;
     let mut id = window.u32(format_args!("type of key '{key}'"))?;
     let mut array_len = None;
     if id == ValueType::ARRAY_ID {
         id = window.u32(format_args!("element type of key '{key}'"))?;
         if id == ValueType::ARRAY_ID {
-            return Err(malformed(window.path(), format!("key '{key}'"), "an array of arrays", "an array of scalars"));
+            return Err(malformed(window.path, format!("key '{key}'"), "an array of arrays", "an array of scalars"));
         }
         array_len = Some(window.u64(format_args!("array length of key '{key}'"))?);
     }
     let Some(item) = ValueType::from_id(id) else {
-        return Err(malformed(window.path(), format!("type of key '{key}'"), id, "0 to 12"));
+        return Err(malformed(window.path, format!("type of key '{key}'"), id, "0 to 12"));
     };
     let n = array_len.unwrap_or(1);
-    let value_start = window.pos();
+    let value_start = window.pos;
     match item.size() {
         Some(size) => {
             // A product that overflows exceeds every file; `take` then names the key.
@@ -213,27 +193,25 @@ fn key_value(window: &mut Window<'_, impl Read>, i: u64) -> Result<KvEntry, Gguf
             }
         }
     }
-    Ok(KvEntry { key, item, array_len, pair: pair_start..window.pos(), value: value_start..window.pos() })
+    Ok(KvEntry { key, item, array_len, pair: pair_start..window.pos, value: value_start..window.pos })
 }
 
 fn alignment(kv: &[KvEntry], window: &Window<'_, impl Read>) -> Result<u64, GgufError> {
     let key = "general.alignment";
     let Some(entry) = kv.iter().find(|e| e.key == key) else { return Ok(DEFAULT_ALIGNMENT) };
-    let fault = |found: String| malformed(window.path(), format!("key '{key}'"), found, "a u32 power of two");
+    let fault = |found: String| malformed(window.path, format!("key '{key}'"), found, "a u32 power of two");
     if entry.item != ValueType::U32 || entry.array_len.is_some() {
         let array = if entry.array_len.is_some() { "array of " } else { "" };
         return Err(fault(format!("{array}{}", entry.item)));
     }
-    let mut le = [0; 4];
-    le.copy_from_slice(window.slice(entry.value.clone()));
-    let found = u32::from_le_bytes(le);
+    let found = window.bytes[entry.value.clone()].try_into().map_or(0, u32::from_le_bytes);
     if found.is_power_of_two() { Ok(u64::from(found)) } else { Err(fault(found.to_string())) }
 }
 
-/// `offset` is still relative to the data section; see [`place`].
-fn tensor(window: &mut Window<'_, impl Read>, i: u64) -> Result<TensorEntry, GgufError> {
-    let path = window.path();
-    let (name, _) = name(window, NAME_BYTES_MAX, format_args!("name of tensor {i}"))?;
+/// Its extent is still relative to the data section; see [`place`].
+fn tensor(window: &mut Window<'_, impl Read>, i: u64) -> Result<TensorInfo, GgufError> {
+    let path = window.path;
+    let name = name(window, NAME_BYTES_MAX, format_args!("name of tensor {i}"))?;
     let n_dims = window.u32(format_args!("number of dimensions of tensor '{name}'"))?;
     if n_dims > DIMS_MAX {
         return Err(malformed(path, format!("tensor '{name}': number of dimensions"), n_dims, "at most 4"));
@@ -267,62 +245,50 @@ fn tensor(window: &mut Window<'_, impl Read>, i: u64) -> Result<TensorEntry, Ggu
     let Some(len) = dtype.tensor_bytes(&dims) else {
         return Err(malformed(path, format!("tensor '{name}': shape"), format!("{dims:?}"), "fewer than 2^64 bytes"));
     };
-    Ok(TensorEntry { name, dtype, dims, offset, len })
+    Ok(TensorInfo { name, dtype, dims, extent: Extent { file: 0, offset, len } })
 }
 
 /// Turns offsets into the data section into offsets into the file, and checks them.
 fn place(
-    tensors: &mut [TensorEntry],
+    tensors: &mut [TensorInfo],
     alignment: u64,
     data_start: u64,
     file_len: u64,
     path: &Path,
 ) -> Result<(), GgufError> {
     for t in tensors {
-        if !t.offset.is_multiple_of(alignment) {
+        let Extent { offset, len, .. } = t.extent;
+        if !offset.is_multiple_of(alignment) {
             let expected = format!("a multiple of the alignment {alignment}");
-            return Err(malformed(path, format!("tensor '{}': offset", t.name), t.offset, expected));
+            return Err(malformed(path, format!("tensor '{}': offset", t.name), offset, expected));
         }
-        let start = data_start.saturating_add(t.offset);
-        let end = start.saturating_add(t.len);
+        let start = data_start.saturating_add(offset);
+        let end = start.saturating_add(len);
         if end > file_len {
             let what = format!("data of tensor '{}'", t.name);
             return Err(GgufError::Truncated { path: path.to_owned(), what, start, end, len: file_len });
         }
-        t.offset = start;
+        t.extent.offset = start;
     }
     Ok(())
 }
 
-fn refuse_duplicate_keys(kv: &[KvEntry], path: &Path) -> Result<(), GgufError> {
-    let mut keys: Vec<&str> = kv.iter().map(|e| e.key.as_str()).collect();
-    keys.sort_unstable();
-    match keys.windows(2).find(|w| w[0] == w[1]) {
-        Some(w) => Err(malformed(path, format!("key '{}'", w[0]), "two values", "one")),
-        None => Ok(()),
-    }
-}
-
-fn refuse_duplicate_names(tensors: &[TensorEntry], path: &Path) -> Result<(), GgufError> {
-    let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+/// The first that occurs twice.
+fn duplicate<'a>(names: impl Iterator<Item = &'a String>) -> Option<&'a String> {
+    let mut names: Vec<_> = names.collect();
     names.sort_unstable();
-    match names.windows(2).find(|w| w[0] == w[1]) {
-        Some(w) => {
-            Err(GgufError::DuplicateTensor { path: path.to_owned(), tensor: w[0].to_owned(), first: path.to_owned() })
-        }
-        None => Ok(()),
-    }
+    names.windows(2).find(|w| w[0] == w[1]).map(|w| w[0])
 }
 
-fn refuse_overlaps(tensors: &[TensorEntry], path: &Path) -> Result<(), GgufError> {
-    let mut order: Vec<&TensorEntry> = tensors.iter().filter(|t| t.len > 0).collect();
-    order.sort_unstable_by_key(|t| t.offset);
-    match order.windows(2).find(|w| w[0].offset + w[0].len > w[1].offset) {
+fn refuse_overlaps(tensors: &[TensorInfo], path: &Path) -> Result<(), GgufError> {
+    let mut order: Vec<&TensorInfo> = tensors.iter().filter(|t| t.extent.len > 0).collect();
+    order.sort_unstable_by_key(|t| t.extent.offset);
+    match order.windows(2).find(|w| w[0].extent.end() > w[1].extent.offset) {
         Some(w) => Err(GgufError::Overlap {
             path: path.to_owned(),
             first: w[0].name.clone(),
             second: w[1].name.clone(),
-            offset: w[1].offset,
+            offset: w[1].extent.offset,
         }),
         None => Ok(()),
     }

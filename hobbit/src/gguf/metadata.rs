@@ -1,7 +1,6 @@
 //! Metadata values, decoded from the bytes that the walk in `header` has checked.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::path::Path;
 
 use super::GgufError;
@@ -14,12 +13,14 @@ pub const ARRAY_VALUES_MAX: u64 = 1024;
 const ARRAY_VALUES_TOTAL_MAX: u64 = 1 << 16;
 
 /// A file's key-value pairs.
+#[derive(Debug)]
 pub struct Metadata {
-    entries: Vec<KvEntry>,
+    pub(super) entries: Vec<KvEntry>,
     values: HashMap<String, Decoded>,
 }
 
 /// A value, as far as anybody asks for it.
+#[derive(Debug)]
 enum Decoded {
     /// Of any width.
     Integer(i128),
@@ -86,10 +87,6 @@ impl Metadata {
         self.entries.iter().map(|e| e.key.as_str())
     }
 
-    pub(super) fn entries(&self) -> &[KvEntry] {
-        &self.entries
-    }
-
     /// Type of the value, or of the array's elements.
     pub fn value_type(&self, key: &str) -> Option<ValueType> {
         self.entry(key).map(|e| e.item)
@@ -116,18 +113,14 @@ impl Metadata {
 
     /// A truth value.
     pub fn get_bool(&self, key: &str) -> Option<bool> {
-        match self.values.get(key)? {
-            Decoded::Bool(value) => Some(*value),
-            _ => None,
-        }
+        let Decoded::Bool(value) = self.values.get(key)? else { return None };
+        Some(*value)
     }
 
     /// Text; bytes that are not UTF-8 are replaced.
     pub fn get_str(&self, key: &str) -> Option<&str> {
-        match self.values.get(key)? {
-            Decoded::Text(text) => Some(text),
-            _ => None,
-        }
+        let Decoded::Text(text) = self.values.get(key)? else { return None };
+        Some(text)
     }
 
     /// Number of elements of an array.
@@ -137,26 +130,16 @@ impl Metadata {
 
     /// An array of non-negative integers of at most [`ARRAY_VALUES_MAX`] elements.
     pub fn get_u64_arr(&self, key: &str) -> Option<Vec<u64>> {
-        match self.values.get(key)? {
-            Decoded::Integers(values) => Some(values.clone()),
-            _ => None,
-        }
+        let Decoded::Integers(values) = self.values.get(key)? else { return None };
+        Some(values.clone())
     }
 
     fn integer(&self, key: &str) -> Option<i128> {
-        match self.values.get(key)? {
-            Decoded::Integer(value) => Some(*value),
-            _ => None,
-        }
+        let Decoded::Integer(value) = self.values.get(key)? else { return None };
+        Some(*value)
     }
 
     fn entry(&self, key: &str) -> Option<&KvEntry> {
         self.entries.iter().find(|e| e.key == key)
-    }
-}
-
-impl fmt::Debug for Metadata {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.keys()).finish()
     }
 }

@@ -70,11 +70,14 @@ pub struct Gguf {
     pub tensors: Vec<TensorInfo>,
     /// Alignment of tensor data in bytes.
     pub alignment: u64,
-    /// Header of the first file, as stored, without padding.
-    header: Vec<u8>,
-    version: u32,
-    contiguous: bool,
-    metadata: Metadata,
+    /// Header of the first file, as stored, without the padding before the data.
+    pub header_bytes: Vec<u8>,
+    /// GGUF version, 2 or 3.
+    pub version: u32,
+    /// One file whose tensors follow each other as llama.cpp demands, so that it can be read as it is stored.
+    pub is_contiguous: bool,
+    /// Key-value pairs; of a split model, the first shard's.
+    pub metadata: Metadata,
     /// Indices into `tensors`, by name.
     by_name: Vec<u32>,
     /// Set where tensors lie elsewhere than the header says: in a pack.
@@ -161,19 +164,15 @@ impl Gguf {
     }
 
     fn assemble(shards: Vec<(SourceFile, Header)>, metadata: Metadata) -> Result<Self, GgufError> {
-        let contiguous = shards.len() == 1 && shards[0].1.is_contiguous();
+        let is_contiguous = shards.len() == 1 && shards[0].1.is_contiguous();
         let (version, alignment) = (shards[0].1.version, shards[0].1.alignment);
-        let mut files = Vec::new();
-        let mut tensors = Vec::new();
-        let mut header_bytes = None;
+        let (mut files, mut tensors, mut header_bytes) = (Vec::new(), Vec::<TensorInfo>::new(), None);
         for (index, (file, header)) in shards.into_iter().enumerate() {
             files.push(file);
             header_bytes.get_or_insert(header.bytes);
-            tensors.extend(header.tensors.into_iter().map(|t| TensorInfo {
-                name: t.name,
-                dtype: t.dtype,
-                dims: t.dims,
-                extent: Extent { file: index as u32, offset: t.offset, len: t.len },
+            tensors.extend(header.tensors.into_iter().map(|mut tensor| {
+                tensor.extent.file = index as u32;
+                tensor
             }));
         }
         let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
@@ -197,8 +196,8 @@ impl Gguf {
                 limit: i64::MAX as u64,
             });
         }
-        let header = header_bytes.unwrap_or_default();
-        Ok(Self { files, tensors, alignment, header, version, contiguous, metadata, by_name, views: None })
+        let header_bytes = header_bytes.unwrap_or_default();
+        Ok(Self { files, tensors, alignment, header_bytes, version, is_contiguous, metadata, by_name, views: None })
     }
 
     /// A model whose tensors lie elsewhere than its header says, all in `file`: `place` gives each its first byte,
@@ -208,11 +207,11 @@ impl Gguf {
         mut header: Header,
         metadata: Metadata,
         stored: VirtualGguf,
-        mut place: impl FnMut(&header::TensorEntry) -> u64,
+        mut place: impl FnMut(&TensorInfo) -> u64,
     ) -> Result<Self, GgufError> {
         let contiguous = header.is_contiguous();
         for tensor in &mut header.tensors {
-            tensor.offset = place(tensor);
+            tensor.extent.offset = place(tensor);
         }
         let mut gguf = Self::assemble(vec![(file, header)], metadata)?;
         let shown = if contiguous { stored.clone() } else { gguf.merged().without_experts() };
@@ -220,18 +219,13 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// The header of the first file, as stored, without the padding before the data.
-    pub fn header_bytes(&self) -> &[u8] {
-        &self.header
-    }
-
     /// Copies the keys that `keep` wants, values as stored. `general.alignment` is passed over, it is `header`'s own.
     ///
     /// # Errors
     /// [`WriteError::Name`] if `header` has one of the keys already.
     pub fn copy_keys(&self, header: &mut HeaderBuilder, keep: impl Fn(&str) -> bool) -> Result<(), WriteError> {
-        let mut kept = self.metadata.entries().iter().filter(|entry| keep(&entry.key));
-        kept.try_for_each(|entry| header.raw_pair(&entry.key, &self.header[entry.pair.clone()]))
+        let mut kept = self.metadata.entries.iter().filter(|entry| keep(&entry.key));
+        kept.try_for_each(|entry| header.raw_pair(&entry.key, &self.header_bytes[entry.pair.clone()]))
     }
 
     /// Reads a header held in memory: `bytes` are the start of a file of `file_len` bytes, `name` is for messages.
@@ -251,49 +245,9 @@ impl Gguf {
         found.ok().map(|i| &self.tensors[self.by_name[i] as usize])
     }
 
-    /// Key-value pairs; of a split model, the first shard's.
-    pub fn metadata(&self) -> &Metadata {
-        &self.metadata
-    }
-
-    /// GGUF version, 2 or 3.
-    pub fn version(&self) -> u32 {
-        self.version
-    }
-
-    /// One file whose tensors follow each other as llama.cpp demands, so that it can be read as it is stored.
-    pub fn is_contiguous(&self) -> bool {
-        self.contiguous
-    }
-
     /// `general.architecture`, or `"unknown"`.
     pub fn architecture(&self) -> &str {
-        self.get_str("general.architecture").unwrap_or("unknown")
-    }
-
-    /// A non-negative integer of any width.
-    pub fn get_u64(&self, key: &str) -> Option<u64> {
-        self.metadata.get_u64(key)
-    }
-
-    /// A finite number of any type.
-    pub fn get_f32(&self, key: &str) -> Option<f32> {
-        self.metadata.get_f32(key)
-    }
-
-    /// A truth value.
-    pub fn get_bool(&self, key: &str) -> Option<bool> {
-        self.metadata.get_bool(key)
-    }
-
-    /// Text.
-    pub fn get_str(&self, key: &str) -> Option<&str> {
-        self.metadata.get_str(key)
-    }
-
-    /// Number of elements of an array.
-    pub fn get_arr_len(&self, key: &str) -> Option<u64> {
-        self.metadata.get_arr_len(key)
+        self.metadata.get_str("general.architecture").unwrap_or("unknown")
     }
 
     /// Bytes of all source files.

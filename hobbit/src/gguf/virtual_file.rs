@@ -121,7 +121,7 @@ impl Gguf {
     pub fn virtual_file(&self) -> VirtualGguf {
         match &self.views {
             Some(views) => views.shown.clone(),
-            None if self.contiguous => self.as_stored(),
+            None if self.is_contiguous => self.as_stored(),
             None => self.merged(),
         }
     }
@@ -145,7 +145,7 @@ impl Gguf {
     fn as_stored(&self) -> VirtualGguf {
         let len = self.files[0].len;
         let mut segments = Vec::new();
-        let mut pos = self.header.len() as u64;
+        let mut pos = self.header_bytes.len() as u64;
         // The reader checked that none overlap; only in a contiguous file are they in the order of their data.
         let tensors = (0..self.tensors.len()).filter_map(|i| self.segment(i, self.tensors[i].extent.offset));
         let mut tensors: Vec<Segment> = tensors.collect();
@@ -156,7 +156,7 @@ impl Gguf {
             segments.push(segment);
         }
         segments.extend(between(pos, len));
-        VirtualGguf { header: self.header.clone(), segments, len }
+        VirtualGguf { header: self.header_bytes.clone(), segments, len }
     }
 
     pub(super) fn merged(&self) -> VirtualGguf {
@@ -167,7 +167,7 @@ impl Gguf {
             header.tensor(&t.name, t.dtype, &t.dims).expect(SOUND);
         }
         let layout = header.finish();
-        let starts = layout.tensors.iter().map(|t| layout.data_start + t.offset).enumerate();
+        let starts = layout.tensors.iter().map(|t| t.extent.offset).enumerate();
         let segments = starts.filter_map(|(i, start)| self.segment(i, start)).collect();
         VirtualGguf { header: layout.header, segments, len: layout.len }
     }

@@ -2,7 +2,7 @@
 //! more than a header may have, so that no length found in a file decides an allocation.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
@@ -15,10 +15,11 @@ const CHUNK: u64 = 256 << 10;
 
 pub(super) struct Window<'a, R> {
     source: R,
-    bytes: Vec<u8>,
-    pos: usize,
+    pub(super) bytes: Vec<u8>,
+    /// Bytes taken so far.
+    pub(super) pos: usize,
     file_len: u64,
-    path: &'a Path,
+    pub(super) path: &'a Path,
 }
 
 impl<'a, R: Read> Window<'a, R> {
@@ -27,21 +28,9 @@ impl<'a, R: Read> Window<'a, R> {
         Self { source, bytes: Vec::new(), pos: 0, file_len, path }
     }
 
-    pub(super) fn path(&self) -> &'a Path {
-        self.path
-    }
-
-    pub(super) fn pos(&self) -> usize {
-        self.pos
-    }
-
     /// Bytes of the file not yet taken.
     pub(super) fn remaining(&self) -> u64 {
         self.file_len - self.pos as u64
-    }
-
-    pub(super) fn slice(&self, range: Range<usize>) -> &[u8] {
-        &self.bytes[range]
     }
 
     /// Everything taken so far.
@@ -67,17 +56,14 @@ impl<'a, R: Read> Window<'a, R> {
             });
         }
         while (self.bytes.len() as u64) < end {
-            let have = self.bytes.len();
-            let step = CHUNK.min(self.file_len - have as u64) as usize;
-            self.bytes.resize(have + step, 0);
-            let got = read_some(&mut self.source, &mut self.bytes[have..]).map_err(|error| GgufError::Io {
-                path: self.path.to_owned(),
-                action: format!("read byte {have}"),
-                error,
+            let have = self.bytes.len() as u64;
+            let got = self.source.by_ref().take(CHUNK.min(self.file_len - have)).read_to_end(&mut self.bytes);
+            let got = got.map_err(|error| {
+                let action = format!("read byte {have}");
+                GgufError::Io { path: self.path.to_owned(), action, error }
             })?;
-            self.bytes.truncate(have + got);
             if got == 0 {
-                return Err(self.truncated(what, start, end, have as u64));
+                return Err(self.truncated(what, start, end, have));
             }
         }
         self.pos = end as usize;
@@ -85,17 +71,16 @@ impl<'a, R: Read> Window<'a, R> {
     }
 
     pub(super) fn u32(&mut self, what: fmt::Arguments<'_>) -> Result<u32, GgufError> {
-        let range = self.take(4, what)?;
-        let mut le = [0; 4];
-        le.copy_from_slice(&self.bytes[range]);
-        Ok(u32::from_le_bytes(le))
+        Ok(u32::from_le_bytes(self.array(what)?))
     }
 
     pub(super) fn u64(&mut self, what: fmt::Arguments<'_>) -> Result<u64, GgufError> {
-        let range = self.take(8, what)?;
-        let mut le = [0; 8];
-        le.copy_from_slice(&self.bytes[range]);
-        Ok(u64::from_le_bytes(le))
+        Ok(u64::from_le_bytes(self.array(what)?))
+    }
+
+    fn array<const N: usize>(&mut self, what: fmt::Arguments<'_>) -> Result<[u8; N], GgufError> {
+        let range = self.take(N as u64, what)?;
+        Ok(self.bytes[range].try_into().expect("as many as were taken"))
     }
 
     /// A length-prefixed string of at most `limit` bytes; the range excludes the prefix.
@@ -115,18 +100,4 @@ impl<'a, R: Read> Window<'a, R> {
     fn truncated(&self, what: fmt::Arguments<'_>, start: u64, end: u64, len: u64) -> GgufError {
         GgufError::Truncated { path: self.path.to_owned(), what: what.to_string(), start, end, len }
     }
-}
-
-/// Fills as much of `buf` as the source has.
-fn read_some(source: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buf.len() {
-        match source.read(&mut buf[filled..]) {
-            Ok(0) => break,
-            Ok(n) => filled += n,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(filled)
 }

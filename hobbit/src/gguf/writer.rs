@@ -1,11 +1,12 @@
 //! Writing GGUF: first everything about the file (keys, tensor names and shapes), then the data, streamed.
 
 use std::collections::HashSet;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 use super::header::{DEFAULT_ALIGNMENT, KEY_BYTES_MAX, NAME_BYTES_MAX};
 use super::value::encode_bytes;
-use super::{GgmlType, Value};
+use super::{GgmlType, TensorInfo, Value};
+use crate::expert::Extent;
 
 const VERSION: u32 = 3;
 const ALIGNMENT_KEY: &str = "general.alignment";
@@ -51,21 +52,6 @@ pub enum WriteError {
     },
 }
 
-/// A tensor to be written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorPlan {
-    /// Name.
-    pub name: String,
-    /// Element type.
-    pub dtype: GgmlType,
-    /// Shape, fastest first.
-    pub dims: Vec<u64>,
-    /// Bytes of data.
-    pub len: u64,
-    /// First byte, from the start of the data section.
-    pub offset: u64,
-}
-
 /// Collects keys and tensors of a file to be written.
 ///
 /// ```
@@ -83,7 +69,8 @@ pub struct HeaderBuilder {
     alignment: u64,
     kv: Vec<u8>,
     keys: HashSet<String>,
-    tensors: Vec<TensorPlan>,
+    /// Their extents are relative to the data section.
+    tensors: Vec<TensorInfo>,
     names: HashSet<String>,
     /// Bytes of the data section so far, a multiple of `alignment`.
     data_len: u64,
@@ -102,7 +89,7 @@ impl HeaderBuilder {
         let mut builder = Self { alignment, kv: Vec::new(), keys, tensors: Vec::new(), names, data_len: 0 };
         if alignment != DEFAULT_ALIGNMENT {
             builder.put_key(ALIGNMENT_KEY)?;
-            Value::U32(alignment as u32).encode(&mut builder.kv);
+            builder.kv.extend(Value::from(alignment as u32).0);
         }
         Ok(builder)
     }
@@ -117,7 +104,7 @@ impl HeaderBuilder {
             return Err(WriteError::Name { what: "key", name: key.to_owned(), fault });
         }
         self.put_key(key)?;
-        value.into().encode(&mut self.kv);
+        self.kv.extend(value.into().0);
         Ok(self)
     }
 
@@ -143,14 +130,14 @@ impl HeaderBuilder {
         let end = self.data_len.checked_add(len).and_then(|end| end.checked_next_multiple_of(self.alignment));
         let end = end.filter(|end| i64::try_from(*end).is_ok()).ok_or_else(shape)?;
         check_name("tensor", name, NAME_BYTES_MAX, &mut self.names)?;
-        let offset = self.data_len;
-        self.tensors.push(TensorPlan { name: name.to_owned(), dtype, dims: dims.to_owned(), len, offset });
+        let extent = Extent { file: 0, offset: self.data_len, len };
+        self.tensors.push(TensorInfo { name: name.to_owned(), dtype, dims: dims.to_owned(), extent });
         self.data_len = end;
         Ok(self)
     }
 
     /// Encodes the header.
-    pub fn finish(self) -> Layout {
+    pub fn finish(mut self) -> Layout {
         let mut bytes = Vec::from(*b"GGUF");
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&(self.tensors.len() as u64).to_le_bytes());
@@ -163,9 +150,10 @@ impl HeaderBuilder {
                 bytes.extend_from_slice(&ne.to_le_bytes());
             }
             bytes.extend_from_slice(&t.dtype.id().to_le_bytes());
-            bytes.extend_from_slice(&t.offset.to_le_bytes());
+            bytes.extend_from_slice(&t.extent.offset.to_le_bytes());
         }
         let data_start = (bytes.len() as u64).next_multiple_of(self.alignment);
+        self.tensors.iter_mut().for_each(|t| t.extent.offset += data_start);
         Layout { header: bytes, data_start, len: data_start + self.data_len, tensors: self.tensors }
     }
 
@@ -197,7 +185,7 @@ pub struct Layout {
     /// Length of the whole file in bytes.
     pub len: u64,
     /// Tensors in the order of their data.
-    pub tensors: Vec<TensorPlan>,
+    pub tensors: Vec<TensorInfo>,
 }
 
 impl Layout {
@@ -208,21 +196,22 @@ impl Layout {
     pub fn write(
         &self,
         out: &mut impl Write,
-        mut data: impl FnMut(&TensorPlan, &mut dyn Write) -> io::Result<()>,
+        mut data: impl FnMut(&TensorInfo, &mut dyn Write) -> io::Result<()>,
     ) -> Result<(), WriteError> {
         out.write_all(&self.header)?;
         let mut pos = self.header.len() as u64;
         for tensor in &self.tensors {
-            pad(out, &mut pos, self.data_start + tensor.offset)?;
-            let mut exact = Exact { out, left: tensor.len, attempted: 0 };
+            let len = tensor.extent.len;
+            pad(out, &mut pos, tensor.extent.offset)?;
+            let mut exact = Exact { out, left: len, attempted: 0 };
             let result = data(tensor, &mut exact);
             let (left, attempted) = (exact.left, exact.attempted);
-            if left > 0 && result.is_ok() || attempted > tensor.len {
-                let (expected, found) = (tensor.len, attempted);
+            if left > 0 && result.is_ok() || attempted > len {
+                let (expected, found) = (len, attempted);
                 return Err(WriteError::DataLength { tensor: tensor.name.clone(), expected, found });
             }
             result?;
-            pos += tensor.len;
+            pos += len;
         }
         pad(out, &mut pos, self.len)?;
         out.flush()?;
@@ -231,12 +220,7 @@ impl Layout {
 }
 
 fn pad(out: &mut impl Write, pos: &mut u64, to: u64) -> io::Result<()> {
-    const ZEROS: [u8; 4096] = [0; 4096];
-    while *pos < to {
-        let n = (to - *pos).min(ZEROS.len() as u64);
-        out.write_all(&ZEROS[..n as usize])?;
-        *pos += n;
-    }
+    *pos += io::copy(&mut io::repeat(0).take(to - *pos), out)?;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use super::format::PackKind;
 use crate::expert::{Extent, SliceKind};
 use crate::files::FileState;
 use crate::gguf::experts::parse_name;
-use crate::gguf::{Gguf, Segment, SourceFile, VirtualGguf};
+use crate::gguf::{Gguf, Segment, SourceFile, TensorInfo, VirtualGguf};
 
 /// Layer and kind of an expert weight tensor; `None` for an ordinary tensor.
 pub(super) fn expert_of(name: &str) -> Option<(u16, SliceKind)> {
@@ -38,8 +38,8 @@ pub(super) fn model(
                 return Err(PackError::malformed(path, format!("tensor '{}'", tensor.name), found, expected));
             }
         };
-        if tensor.len > 0 {
-            let (start, len) = (tensor.offset, tensor.len);
+        let Extent { offset: start, len, .. } = tensor.extent;
+        if len > 0 {
             segments.push(Segment { start, len, source, expert, tensor: Some(i as u32) });
         }
     }
@@ -58,9 +58,9 @@ pub(super) fn model(
         end = segment.end();
     }
     let stored = VirtualGguf::new(header, segments, source_size);
-    let place = |tensor: &crate::gguf::header::TensorEntry| match in_pack(&tensor.name) {
+    let place = |tensor: &TensorInfo| match in_pack(&tensor.name) {
         Some(extent) if kind == PackKind::Full && expert_of(&tensor.name).is_none() => extent.offset,
-        _ => i64::MAX as u64 - tensor.len,
+        _ => i64::MAX as u64 - tensor.extent.len,
     };
     let nowhere = || SourceFile { path: path.to_owned(), len: 0, state: FileState::default() };
     let file = raw.files.first().cloned().unwrap_or_else(nowhere);

@@ -249,8 +249,7 @@ impl<'a> Plan<'a> {
         let path = &self.source.files[0].path;
         let nothing = Sha256([0; 32]);
         let layout = self.layout(nothing, None).map_err(|error| WriteError::Header { path: path.clone(), error })?;
-        let at: BTreeMap<&str, u64> =
-            layout.tensors.iter().map(|t| (t.name.as_str(), layout.data_start + t.offset)).collect();
+        let at: BTreeMap<&str, u64> = layout.tensors.iter().map(|t| (t.name.as_str(), t.extent.offset)).collect();
         for i in self.ordinary().collect::<Vec<_>>() {
             let tensor = &self.source.tensors[i];
             self.jobs.push(Job::Tensor(i));

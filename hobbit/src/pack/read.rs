@@ -80,7 +80,7 @@ pub struct Pack {
 impl Pack {
     /// Whether a GGUF claims to be a pack.
     pub fn is_pack(gguf: &Gguf) -> bool {
-        gguf.metadata().value_type(key::VERSION).is_some()
+        gguf.metadata.value_type(key::VERSION).is_some()
     }
 
     /// Reads and checks header and index of the pack at `path`. Records and tensors are not read: see
@@ -242,44 +242,47 @@ impl Pack {
 }
 
 fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> {
-    let found = |name: &str| match raw.metadata().value_type(name) {
-        Some(_) => raw.get_str(name).map_or("another type".to_owned(), |text| format!("'{text}'")),
+    let found = |name: &str| match raw.metadata.value_type(name) {
+        Some(_) => raw.metadata.get_str(name).map_or("another type".to_owned(), |text| format!("'{text}'")),
         None => "nothing".to_owned(),
     };
     let fault = |name: &str, expected: &str| PackError::malformed(path, format!("key '{name}'"), found(name), expected);
-    match raw.get_u64(key::VERSION) {
+    match raw.metadata.get_u64(key::VERSION) {
         Some(version) if version == u64::from(format::VERSION) => {}
         Some(found) => return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION }),
         None => return Err(fault(key::VERSION, "a number")),
     }
-    let kind = match raw.get_str(key::KIND) {
+    let kind = match raw.metadata.get_str(key::KIND) {
         Some("full") => PackKind::Full,
         Some("low") => PackKind::Low,
         _ => return Err(fault(key::KIND, "'full' or 'low'")),
     };
-    let digest = |name: &str| match raw.get_str(name) {
+    let digest = |name: &str| match raw.metadata.get_str(name) {
         Some(text) => text.parse().map(Some).map_err(|()| fault(name, "64 hexadecimal digits")),
         None => Ok(None),
     };
-    let threshold = |name: &str| match raw.metadata().value_type(name) {
+    let threshold = |name: &str| match raw.metadata.value_type(name) {
         None => Ok(None),
         Some(_) => {
-            let value = raw.get_f32(name).filter(|value| (0.0..=1.0).contains(value));
+            let value = raw.metadata.get_f32(name).filter(|value| (0.0..=1.0).contains(value));
             value.map(Some).ok_or_else(|| fault(name, "a number from 0 to 1"))
         }
     };
-    let text = |name: &str| raw.get_str(name).map(str::to_owned);
+    let text = |name: &str| raw.metadata.get_str(name).map(str::to_owned);
     let info = PackInfo {
         high: text(key::HIGH),
         low: text(key::LOW),
         source_name: text(key::SOURCE_NAME).ok_or_else(|| fault(key::SOURCE_NAME, "a file name"))?,
-        source_size: raw.get_u64(key::SOURCE_SIZE).ok_or_else(|| fault(key::SOURCE_SIZE, "a number of bytes"))?,
+        source_size: raw
+            .metadata
+            .get_u64(key::SOURCE_SIZE)
+            .ok_or_else(|| fault(key::SOURCE_SIZE, "a number of bytes"))?,
         source_sha256: digest(key::SOURCE_SHA256)?.ok_or_else(|| fault(key::SOURCE_SHA256, "a digest"))?,
         source_fingerprint: digest(key::SOURCE_FINGERPRINT)?,
         plain_sha256: digest(key::PLAIN_SHA256)?,
         t1: threshold(key::T1)?,
         t2: threshold(key::T2)?,
-        policy: match raw.metadata().value_type(key::POLICY) {
+        policy: match raw.metadata.value_type(key::POLICY) {
             None => None,
             Some(_) => Some(text(key::POLICY).ok_or_else(|| fault(key::POLICY, "a string"))?),
         },

@@ -240,10 +240,10 @@ fn plain_file(pack: &Pack) -> Result<VirtualGguf, UnpackError> {
         header.tensor(&tensor.name, types.unwrap_or(tensor.dtype), &tensor.dims).map_err(header_error(pack))?;
     }
     let layout = header.finish();
-    let segment = |(i, planned): (usize, &crate::gguf::writer::TensorPlan)| {
+    let segment = |(i, planned): (usize, &crate::gguf::TensorInfo)| {
         let expert = plain::expert_of(&planned.name).is_some();
         let source = Some(plain.tensors[i].extent).filter(|_| !expert);
-        let (start, len) = (layout.data_start + planned.offset, planned.len);
+        let Extent { offset: start, len, .. } = planned.extent;
         (len > 0).then_some(Segment { start, len, source, expert, tensor: Some(i as u32) })
     };
     let segments = layout.tensors.iter().enumerate().filter_map(segment).collect();

@@ -101,7 +101,7 @@ pub fn verify(
     parts.sort_by_key(|(_, extent, _)| extent.offset);
 
     let mut faults = Vec::new();
-    let header = pack.raw().header_bytes();
+    let header = &pack.raw().header_bytes;
     if own.last() != Some(&xxh3_64(header)) {
         let extent = Extent { file: 0, offset: 0, len: header.len() as u64 };
         faults.push(fault("(header)", &extent, DIFFERS));

@@ -197,8 +197,8 @@ impl Writer<'_> {
         let write = |bytes: &[u8], at| write_all_at(self.file, bytes, at).map_err(output(self.partial, "write"));
         for (name, bytes) in parts {
             let Some(tensor) = layout.tensors.iter().find(|tensor| tensor.name == name) else { continue };
-            debug_assert_eq!(tensor.len, bytes.len() as u64);
-            write(bytes, layout.data_start + tensor.offset)?;
+            debug_assert_eq!(tensor.extent.len, bytes.len() as u64);
+            write(bytes, tensor.extent.offset)?;
         }
         write(&layout.header, 0)?;
         self.file.set_len(layout.len).map_err(output(self.partial, "set the length of"))

@@ -21,7 +21,7 @@ impl PredictShape {
     /// The layers of a model whose table ends with block `last_layer`, to judge by its header alone. What lies behind is for
     /// multi-token prediction, and does not run; without `last_layer`, every layer with experts.
     pub fn of_header(gguf: &Gguf, experts: &ExpertMap, last_layer: Option<u16>) -> Self {
-        let used = gguf.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0);
+        let used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0);
         let layers = experts.layers.iter().filter(|layer| last_layer.is_none_or(|last| layer.layer <= last));
         let layers = layers.map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)));
         Self::new(layers, u32::try_from(used).unwrap_or(u32::MAX))

@@ -1,14 +1,14 @@
 //! The file: JSON, so that other tools can read it.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use sha2::Digest;
 
 use super::{ProfileError, SliceTypes};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
+use crate::pack;
 use crate::route::Shares;
 
 /// What `format` says.
@@ -155,13 +155,9 @@ pub struct Checked {
 impl ModelId {
     /// Of a model's files.
     pub fn of(gguf: &Gguf, experts: &ExpertMap) -> Self {
-        let digest = Sha256::digest(gguf.header_bytes());
-        let header_sha256 = digest.iter().fold(String::new(), |mut text, byte| {
-            write!(text, "{byte:02x}").expect("a string takes everything");
-            text
-        });
+        let header_sha256 = pack::Sha256(sha2::Sha256::digest(&gguf.header_bytes).into()).to_string();
         let architecture = gguf.architecture().to_owned();
-        let used = gguf.get_u64(&format!("{architecture}.expert_used_count")).unwrap_or(0);
+        let used = gguf.metadata.get_u64(&format!("{architecture}.expert_used_count")).unwrap_or(0);
         Self {
             file: gguf.files[0].path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             architecture,

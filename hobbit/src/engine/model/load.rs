@@ -222,7 +222,7 @@ fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts, op
     let replaced = options.kv_overrides.iter().find(|chosen| chosen.key == used).map(|chosen| &chosen.value);
     let n_expert_used = match replaced {
         Some(KvValue::Int(n)) => u64::try_from(*n).ok(),
-        _ => gguf.get_u64(&used),
+        _ => gguf.metadata.get_u64(&used),
     };
     let n_expert_used = n_expert_used.unwrap_or(0);
     ModelInfo {

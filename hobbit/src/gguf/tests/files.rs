@@ -33,15 +33,15 @@ fn a_model_is_read_back() {
     let bytes = model();
     let gguf = open_bytes(&bytes).unwrap();
     assert_eq!(gguf.architecture(), "toy");
-    assert_eq!((gguf.version(), gguf.alignment), (3, 32));
-    assert_eq!(gguf.get_u64("toy.expert_count"), Some(4));
-    assert_eq!(gguf.get_u64("toy.rope.freq_base"), None);
-    assert_eq!(gguf.get_f32("toy.rope.freq_base"), Some(10000.5));
-    assert_eq!(gguf.get_bool("tokenizer.ggml.add_bos_token"), Some(true));
-    assert_eq!(gguf.metadata().get_u64_arr("toy.attention.head_count_kv"), Some(vec![4, 0, 4]));
-    assert_eq!(gguf.get_arr_len("tokenizer.ggml.tokens"), Some(2000));
-    assert_eq!(gguf.metadata().value_type("tokenizer.ggml.tokens"), Some(ValueType::Str));
-    assert_eq!(gguf.get_str("no.such.key"), None);
+    assert_eq!((gguf.version, gguf.alignment), (3, 32));
+    assert_eq!(gguf.metadata.get_u64("toy.expert_count"), Some(4));
+    assert_eq!(gguf.metadata.get_u64("toy.rope.freq_base"), None);
+    assert_eq!(gguf.metadata.get_f32("toy.rope.freq_base"), Some(10000.5));
+    assert_eq!(gguf.metadata.get_bool("tokenizer.ggml.add_bos_token"), Some(true));
+    assert_eq!(gguf.metadata.get_u64_arr("toy.attention.head_count_kv"), Some(vec![4, 0, 4]));
+    assert_eq!(gguf.metadata.get_arr_len("tokenizer.ggml.tokens"), Some(2000));
+    assert_eq!(gguf.metadata.value_type("tokenizer.ggml.tokens"), Some(ValueType::Str));
+    assert_eq!(gguf.metadata.get_str("no.such.key"), None);
     for (name, dtype, dims) in tensors() {
         let info = gguf.tensor(&name).unwrap();
         assert_eq!((info.dtype, &info.dims), (dtype, &dims));
@@ -56,7 +56,7 @@ fn version_2_is_read_like_version_3() {
     let mut bytes = model();
     bytes[4] = 2;
     let gguf = open_bytes(&bytes).unwrap();
-    assert_eq!(gguf.version(), 2);
+    assert_eq!(gguf.version, 2);
     assert_eq!(gguf.tensors, open_bytes(&model()).unwrap().tensors);
 }
 
@@ -254,7 +254,7 @@ fn alignment_is_a_u32_power_of_two() {
         bytes[24 + 8 + 16] = b't';
         open_bytes(&bytes).unwrap_err().to_string()
     };
-    for (value, found) in [(Value::U32(0), "found 0"), (Value::U32(48), "found 48"), (Value::U64(32), "found u64")] {
+    for (value, found) in [(Value::from(0u32), "found 0"), (48u32.into(), "found 48"), (32u64.into(), "found u64")] {
         let message = with(value);
         assert!(message.contains(found) && message.contains("power of two"), "{message}");
     }

@@ -29,7 +29,7 @@ fn check(bytes: &[u8], file_len: u64) -> bool {
     let name = Path::new("dir/some-model.gguf");
     match Gguf::parse_header(bytes, file_len, name) {
         Ok((header, metadata)) => {
-            assert!(header.tensors.iter().all(|t| t.offset + t.len <= file_len));
+            assert!(header.tensors.iter().all(|t| t.extent.end() <= file_len));
             assert_eq!(metadata.keys().count(), header.kv.len());
             true
         }

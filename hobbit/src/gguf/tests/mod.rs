@@ -56,7 +56,7 @@ pub(super) fn file(mut header: HeaderBuilder, tensors: &[(String, GgmlType, Vec<
         header.tensor(name, *dtype, dims).unwrap();
     }
     let mut bytes = Vec::new();
-    let write = |t: &super::writer::TensorPlan, out: &mut dyn Write| out.write_all(&data(&t.name, t.len));
+    let write = |t: &super::TensorInfo, out: &mut dyn Write| out.write_all(&data(&t.name, t.extent.len));
     header.finish().write(&mut bytes, write).unwrap();
     bytes
 }

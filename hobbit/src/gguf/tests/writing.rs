@@ -105,7 +105,7 @@ proptest! {
         }
         let layout = header.finish();
         let mut bytes = Vec::new();
-        layout.write(&mut bytes, |t, out| out.write_all(&vec![7; t.len as usize])).unwrap();
+        layout.write(&mut bytes, |t, out| out.write_all(&vec![7; t.extent.len as usize])).unwrap();
         prop_assert_eq!(bytes.len() as u64, layout.len);
         let (read, metadata) = Gguf::parse_header(&bytes, layout.len, Path::new("m")).unwrap();
         prop_assert_eq!(read.alignment, 1 << alignment);
@@ -117,7 +117,7 @@ proptest! {
         let found: Vec<_> = read.tensors.iter().map(|t| (t.name.clone(), t.dtype, t.dims.clone())).collect();
         prop_assert_eq!(found, expected);
         for t in &read.tensors {
-            prop_assert!(bytes[t.offset as usize..(t.offset + t.len) as usize].iter().all(|b| *b == 7));
+            prop_assert!(bytes[t.extent.offset as usize..t.extent.end() as usize].iter().all(|b| *b == 7));
         }
     }
 }

@@ -218,7 +218,7 @@ type Index = (HashMap<String, Entry>, Option<u64>);
 
 fn gguf_index(path: &Path) -> Result<Index, ImatrixError> {
     let gguf = Gguf::open(path)?;
-    if let Some(kind) = gguf.get_str("general.type").filter(|kind| *kind != "imatrix") {
+    if let Some(kind) = gguf.metadata.get_str("general.type").filter(|kind| *kind != "imatrix") {
         return Err(malformed(path, "general.type".into(), format!("'{kind}'"), "'imatrix'"));
     }
     let mut entries = HashMap::new();
@@ -243,7 +243,7 @@ fn gguf_index(path: &Path) -> Result<Index, ImatrixError> {
         let what = format!("tensors named '<weight>{SUMS}'");
         return Err(malformed(path, what, "none".into(), "at least one"));
     }
-    Ok((entries, gguf.get_u64("imatrix.chunk_count")))
+    Ok((entries, gguf.metadata.get_u64("imatrix.chunk_count")))
 }
 
 fn malformed(path: &Path, what: String, found: String, expected: &str) -> ImatrixError {

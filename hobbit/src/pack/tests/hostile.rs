@@ -18,7 +18,7 @@ fn small(dir: &Path) -> Vec<u8> {
         header.tensor(&format!("blk.0.ffn_{stem}_exps.weight"), GgmlType::F16, &[32, 32, 2]).unwrap();
     }
     let mut bytes = Vec::new();
-    header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.len as usize])).unwrap();
+    header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
     bytes.extend(b"tail");
     fs::write(&path, &bytes).unwrap();
     let out = dir.join("pack.gguf");
@@ -71,7 +71,7 @@ fn accepted(path: &Path, bytes: &[u8]) -> bool {
 fn sensitive(bytes: &[u8], path: &Path) -> Vec<std::ops::Range<usize>> {
     fs::write(path, bytes).unwrap();
     let gguf = Gguf::open(path).unwrap();
-    let header = 0..gguf.header_bytes().len();
+    let header = 0..gguf.header_bytes.len();
     let own = ["hobbit.header", "hobbit.gaps", "hobbit.paths", "hobbit.index", "hobbit.checksums"].map(|name| {
         let extent = gguf.tensor(name).unwrap().extent;
         extent.offset as usize..extent.end() as usize

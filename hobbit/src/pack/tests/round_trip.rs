@@ -143,8 +143,8 @@ fn odd_files_come_back_too() {
     header.tensor("tail.weight", GgmlType::F32, &[5]).unwrap();
     let layout = header.finish();
     let mut bytes = Vec::new();
-    let fill = |t: &crate::gguf::writer::TensorPlan, out: &mut dyn std::io::Write| {
-        out.write_all(&(0..t.len).map(|i| (i * 7 % 50) as u8).collect::<Vec<_>>())
+    let fill = |t: &crate::gguf::TensorInfo, out: &mut dyn std::io::Write| {
+        out.write_all(&(0..t.extent.len).map(|i| (i * 7 % 50) as u8).collect::<Vec<_>>())
     };
     layout.write(&mut bytes, fill).unwrap();
     let norm = layout.data_start as usize;
@@ -188,8 +188,8 @@ fn uniform_high_types_unpack_to_a_plain_model_of_these_types() {
     let bytes = unpacked(&pack, dir.path()).unwrap();
 
     let (plain, source) = (Gguf::open(&dir.path().join("unpacked.gguf")).unwrap(), Gguf::open(&path).unwrap());
-    assert!(plain.is_contiguous());
-    assert_eq!(plain.metadata().keys().collect::<Vec<_>>(), source.metadata().keys().collect::<Vec<_>>());
+    assert!(plain.is_contiguous);
+    assert_eq!(plain.metadata.keys().collect::<Vec<_>>(), source.metadata.keys().collect::<Vec<_>>());
     let source_bytes = fs::read(&path).unwrap();
     for (own, theirs) in plain.tensors.iter().zip(&source.tensors) {
         assert_eq!((&own.name, &own.dims), (&theirs.name, &theirs.dims));
@@ -249,7 +249,7 @@ fn what_pack_says_about_itself() {
     assert_eq!((written.fallbacks[0].wanted.name(), written.fallbacks[0].taken.name()), ("q2_K", "iq4_nl"));
     // The source's own keys are there for other readers, and records are aligned for direct reads.
     assert_eq!(pack.raw().architecture(), "qwen3moe");
-    assert_eq!((pack.raw().alignment, pack.raw().is_contiguous()), (BLOCK_BYTES, true));
+    assert_eq!((pack.raw().alignment, pack.raw().is_contiguous), (BLOCK_BYTES, true));
     assert!(pack.raw().tensors.iter().all(|t| t.extent.offset % BLOCK_BYTES == 0));
     assert!(!pack.raw().tensors.iter().any(|t| t.name.contains("_exps.weight")));
 }
@@ -305,7 +305,7 @@ fn imatrix(path: &Path, tensor: &str, ne0: u64, values: [f32; 4]) -> Imatrix {
     header.tensor(&format!("{tensor}.in_sum2"), GgmlType::F32, &[ne0, 4]).unwrap();
     header.tensor(&format!("{tensor}.counts"), GgmlType::F32, &[1, 4]).unwrap();
     let mut bytes = Vec::new();
-    let data = |t: &crate::gguf::writer::TensorPlan, out: &mut dyn std::io::Write| {
+    let data = |t: &crate::gguf::TensorInfo, out: &mut dyn std::io::Write| {
         let sums = values.iter().flat_map(|v| v.to_le_bytes().repeat(ne0 as usize));
         let counts = [1f32; 4].into_iter().flat_map(f32::to_le_bytes);
         let bytes: Vec<u8> = if t.name.ends_with("counts") { counts.collect() } else { sums.collect() };
