@@ -25,7 +25,7 @@ fn model(path: &Path, kinds: &[(&str, [u64; 3])]) {
     layout
         .write(&mut file, |tensor, out| {
             byte += 1;
-            out.write_all(&vec![byte; tensor.len as usize])
+            out.write_all(&vec![byte; tensor.extent.len as usize])
         })
         .unwrap();
 }

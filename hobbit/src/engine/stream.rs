@@ -46,7 +46,7 @@ impl CookieStream {
         let mut paths = Vec::with_capacity(files.len());
         for file in files {
             sources.push(file.again()?);
-            paths.push(file.path().display().to_string());
+            paths.push(file.path.display().to_string());
         }
         let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
         let buffer = reserve(buffer_bytes).ok_or(Error::AddressSpace { bytes: buffer_bytes as u64 })?;
@@ -67,7 +67,7 @@ impl CookieStream {
             // SAFETY: the mapping made above, unused so far.
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(Error::Io {
-                path: files[0].path().to_owned(),
+                path: files[0].path.clone(),
                 action: "open a stream on",
                 source: std::io::Error::last_os_error(),
             });

@@ -52,7 +52,7 @@ fn samples(tensor: &TensorInfo) -> Vec<Extent> {
 /// A file of the model that cannot be read, or is not what it was when its header was read.
 pub fn fingerprint(model: &Gguf) -> Result<Sha256, StoreError> {
     let files = originals(model)?;
-    files.iter().for_each(|file| crate::store::advise_random(file.file()));
+    files.iter().for_each(|file| crate::store::advise_random(&file.file));
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
     let digests: Mutex<Vec<[u8; 32]>> = Mutex::new(vec![[0; 32]; model.tensors.len()]);
@@ -65,9 +65,9 @@ pub fn fingerprint(model: &Gguf) -> Result<Sha256, StoreError> {
             for sample in samples(tensor) {
                 let file = &files[sample.file as usize];
                 bytes.resize(sample.len as usize, 0); // a few blocks at most
-                if let Err(source) = read_exact_at(file.file(), &mut bytes, sample.offset) {
+                if let Err(source) = read_exact_at(&file.file, &mut bytes, sample.offset) {
                     let Extent { offset, len, .. } = sample;
-                    let path = file.path().to_owned();
+                    let path = file.path.clone();
                     lock(&failure).get_or_insert(StoreError::Read { path, offset, len, source });
                     return;
                 }
@@ -121,7 +121,7 @@ pub fn sha256(
         Ok(()) => {}
         Err(Interrupted::Sink(())) => return Ok(None),
         Err(Interrupted::Read(file, source)) => {
-            let path = originals[file as usize].path().to_owned();
+            let path = originals[file as usize].path.clone();
             return Err(StoreError::Read { path, offset: done, len: 1, source });
         }
     }

@@ -41,7 +41,7 @@ pub fn measure_random_read(
     bytes_max: u64,
     duration_max: Duration,
 ) -> Result<Bandwidth, StoreError> {
-    let mut places = Places::new(ranges, slice_bytes);
+    let mut places = places(ranges, slice_bytes);
     let slot_bytes = slot_stride(slice_bytes) as usize;
     let bytes = slot_bytes * depth;
     let slots = Arena::new(bytes).map_err(|source| StoreError::Memory { bytes: bytes as u64, source })?;
@@ -88,41 +88,23 @@ pub fn measure_random_read(
     failure.map_or(Ok(result), Err)
 }
 
-/// An endless, repeatable series of places.
-struct Places {
-    ranges: Vec<Extent>,
-    slice_bytes: u64,
-    state: u64,
-}
-
-impl Places {
-    fn new(ranges: &[Extent], slice_bytes: u64) -> Self {
-        let ranges = ranges.iter().copied().filter(|range| range.len >= slice_bytes).collect();
-        Self { ranges, slice_bytes, state: 0 }
-    }
-
-    /// SplitMix64.
-    fn random(&mut self, below: u64) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.state;
+/// An endless, repeatable series of places; empty if no range is long enough.
+fn places(ranges: &[Extent], slice_bytes: u64) -> impl Iterator<Item = Extent> {
+    let ranges: Vec<Extent> = ranges.iter().copied().filter(|range| range.len >= slice_bytes).collect();
+    let mut state = 0u64;
+    // SplitMix64.
+    let mut random = move |below: u64| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = state;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (bits ^ (bits >> 31)) % below
-    }
-}
-
-impl Iterator for Places {
-    type Item = Extent;
-
-    fn next(&mut self) -> Option<Extent> {
-        if self.ranges.is_empty() {
-            return None;
-        }
-        let range = self.random(self.ranges.len() as u64) as usize;
-        let range = self.ranges[range];
-        let offset = range.offset + self.random(range.len - self.slice_bytes + 1) / 32 * 32;
-        Some(Extent { file: range.file, offset, len: self.slice_bytes })
-    }
+    };
+    std::iter::from_fn(move || {
+        let range = ranges.get(random(ranges.len().max(1) as u64) as usize)?;
+        let offset = range.offset + random(range.len - slice_bytes + 1) / 32 * 32;
+        Some(Extent { file: range.file, offset, len: slice_bytes })
+    })
 }
 
 #[cfg(test)]
@@ -138,13 +120,13 @@ mod tests {
             Extent { file: 2, offset: 4096, len: 5000 },
         ];
         let mut seen = [0; 3];
-        for place in Places::new(&ranges, 1000).take(500) {
+        for place in places(&ranges, 1000).take(500) {
             let range = ranges[place.file as usize];
             assert!(place.offset >= range.offset && place.end() <= range.end() && place.offset % 32 == 0, "{place:?}");
             seen[place.file as usize] += 1;
         }
         assert!(seen[0] == 0 && seen[1] > 100 && seen[2] > 100, "{seen:?}");
-        assert!(Places::new(&ranges, 6000).next().is_none());
+        assert!(places(&ranges, 6000).next().is_none());
     }
 
     #[test]

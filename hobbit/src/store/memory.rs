@@ -4,22 +4,11 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Store;
 use super::error::StoreError;
-use super::request::{Completion, ReadRequest};
-use super::workers::{Source, Workers};
-
-/// Bytes of one copy.
-const CHUNK_BYTES: u64 = 1 << 20;
+use super::workers::{CHUNK_BYTES, Source, Workers};
 
 /// Copies from byte slices, one per source file, on one thread.
-pub struct MemoryStore {
-    workers: Workers<Bytes>,
-}
-
-struct Bytes {
-    files: Vec<Arc<[u8]>>,
-}
+pub type MemoryStore = Workers<Vec<Arc<[u8]>>>;
 
 impl MemoryStore {
     /// Serves `files`, in the order of the model's list of files.
@@ -27,27 +16,15 @@ impl MemoryStore {
     /// # Errors
     /// [`StoreError::Thread`].
     pub fn new(files: Vec<Arc<[u8]>>) -> Result<Self, StoreError> {
-        Ok(Self { workers: Workers::start(Bytes { files }, 1, CHUNK_BYTES)? })
+        Workers::start(files, 1, CHUNK_BYTES)
     }
 }
 
-impl Store for MemoryStore {
-    fn name(&self) -> &'static str {
-        self.workers.name()
-    }
-
-    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
-        self.workers.submit(requests, sink);
-    }
-}
-
-impl Source for Bytes {
-    fn name(&self) -> &'static str {
-        "memory"
-    }
+impl Source for Vec<Arc<[u8]>> {
+    const NAME: &'static str = "memory";
 
     fn files(&self) -> usize {
-        self.files.len()
+        self.len()
     }
 
     fn path(&self, _file: usize) -> &Path {
@@ -55,14 +32,11 @@ impl Source for Bytes {
     }
 
     fn len(&self, file: usize) -> u64 {
-        self.files[file].len() as u64
+        self[file].len() as u64
     }
 
-    fn read_at(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<usize> {
-        let bytes = &self.files[file];
-        let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or(&[]);
-        let got = rest.len().min(dst.len());
-        dst[..got].copy_from_slice(&rest[..got]);
-        Ok(got)
+    fn read_at(&self, file: usize, offset: u64, mut dst: &mut [u8]) -> io::Result<usize> {
+        let rest = usize::try_from(offset).ok().and_then(|offset| self[file].get(offset..)).unwrap_or_default();
+        io::Write::write(&mut dst, rest)
     }
 }

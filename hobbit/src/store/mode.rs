@@ -35,12 +35,8 @@ impl FromStr for IoMode {
     type Err = UnknownIoMode;
 
     fn from_str(text: &str) -> Result<Self, UnknownIoMode> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "direct" => Ok(Self::Direct),
-            "buffered" => Ok(Self::Buffered),
-            _ => Err(UnknownIoMode(text.to_owned())),
-        }
+        let all = [Self::Auto, Self::Direct, Self::Buffered];
+        all.into_iter().find(|mode| Self::NAMES[*mode as usize] == text).ok_or_else(|| UnknownIoMode(text.to_owned()))
     }
 }
 

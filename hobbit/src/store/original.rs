@@ -11,14 +11,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use super::error::StoreError;
+use super::open::BUFFERED;
 use crate::files::FileState;
 
 /// A file as it was when somebody looked at it first.
 #[derive(Debug)]
 pub struct Original {
-    path: PathBuf,
-    file: File,
-    state: FileState,
+    /// Name under which it was opened.
+    pub path: PathBuf,
+    /// Open for reading at any place.
+    pub file: File,
+    /// As it was when it was looked at.
+    pub state: FileState,
     /// What [`Original::check_unwritten`] has seen of writes.
     written: Mutex<Written>,
 }
@@ -38,25 +42,10 @@ impl Original {
     /// # Errors
     /// [`StoreError::Open`]; [`StoreError::Changed`] if it is another one now, or was written to.
     pub fn open(path: &Path, state: FileState) -> Result<Self, StoreError> {
-        let opened = File::open(path).map_err(|source| open_error(path, "buffered", source))?;
+        let opened = File::open(path).map_err(|source| open_error(path, BUFFERED, source))?;
         let original = Self { path: path.to_owned(), file: opened, state, written: Mutex::default() };
         original.check()?;
         Ok(original)
-    }
-
-    /// Name under which it was opened.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The file, open for reading at any place.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// As it was when it was looked at.
-    pub fn state(&self) -> FileState {
-        self.state
     }
 
     /// A handle of its own on the same file.
@@ -65,7 +54,7 @@ impl Original {
     /// [`StoreError::Changed`], [`StoreError::Open`].
     pub fn again(&self) -> Result<File, StoreError> {
         self.check()?;
-        self.file.try_clone().map_err(|source| open_error(&self.path, "buffered", source))
+        self.file.try_clone().map_err(|source| open_error(&self.path, BUFFERED, source))
     }
 
     /// The same file opened past the page cache.
@@ -74,19 +63,19 @@ impl Original {
     /// [`StoreError::Changed`], [`StoreError::Open`].
     #[cfg(target_os = "linux")]
     pub fn again_direct(&self) -> Result<File, StoreError> {
+        use super::past_cache::{self, ENGINE};
         use std::os::fd::AsRawFd;
         self.check()?;
         // This name leads to the file that is open, whatever its own name means by now. Where /proc is not to be had, the own
         // name may do.
         let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let opened = super::past_cache::open(Path::new(&name)).or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => super::past_cache::open(&self.path),
+        let opened = past_cache::open(Path::new(&name)).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => past_cache::open(&self.path),
             _ => Err(error),
         });
-        let opened = opened.map_err(|source| open_error(&self.path, super::past_cache::ENGINE, source))?;
-        let state =
-            FileState::of(&opened).map_err(|source| open_error(&self.path, super::past_cache::ENGINE, source))?;
-        if state.is_same_file(&self.state) { Ok(opened) } else { Err(self.changed("another file has its name now")) }
+        let opened = opened.and_then(|file| Ok((FileState::of(&file)?, file)));
+        let (state, file) = opened.map_err(|source| open_error(&self.path, ENGINE, source))?;
+        if state.is_same_file(&self.state) { Ok(file) } else { Err(self.changed("another file has its name now")) }
     }
 
     /// That the file is still as it was, to the time of its last change. Other rights or a further name count as changes;
@@ -125,7 +114,7 @@ impl Original {
     }
 
     fn now(&self) -> Result<FileState, StoreError> {
-        FileState::of(&self.file).map_err(|source| open_error(&self.path, "buffered", source))
+        FileState::of(&self.file).map_err(|source| open_error(&self.path, BUFFERED, source))
     }
 
     fn changed(&self, what: &'static str) -> StoreError {

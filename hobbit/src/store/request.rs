@@ -1,7 +1,7 @@
 //! One read: where from, where to, and its answer.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::error::StoreError;
 use crate::expert::Extent;
@@ -87,12 +87,9 @@ pub struct ReadDone {
 
 impl ReadDone {
     pub(super) fn new(ticket: u64, result: Result<u64, StoreError>, started: Instant) -> Self {
-        Self { ticket, result, elapsed_us: micros(started.elapsed()) }
+        let elapsed_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        Self { ticket, result, elapsed_us }
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Where answers go. Called on the store's threads, so it must be short and must not wait for I/O; it may call

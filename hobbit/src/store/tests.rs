@@ -131,7 +131,11 @@ impl Files {
             not_run::not_run("store: direct reads", why);
             return None;
         }
-        Some(Arc::new(direct::DirectStore::with_options(&self.paths(), options).unwrap()))
+        let files = self.paths().into_iter().map(|path| {
+            let file = past_cache::open(&path).unwrap();
+            open::OpenFile { path, file }
+        });
+        Some(Arc::new(direct::DirectStore::start(files.collect(), options).unwrap()))
     }
 }
 

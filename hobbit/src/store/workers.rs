@@ -3,19 +3,24 @@
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
+use super::Store;
 use super::error::StoreError;
 use super::request::{Completion, ReadDone, ReadRequest};
+use crate::expert::Extent;
+
+/// Bytes of one read of a source.
+pub(super) const CHUNK_BYTES: u64 = 1 << 20;
 
 /// Something that can be read at an offset.
-pub(super) trait Source: Send + Sync + 'static {
-    /// The engine's name.
-    fn name(&self) -> &'static str;
+pub trait Source: Send + Sync + 'static {
+    /// The engine's.
+    const NAME: &'static str;
     /// Number of files.
     fn files(&self) -> usize;
     /// What to call a file in messages.
@@ -27,7 +32,7 @@ pub(super) trait Source: Send + Sync + 'static {
 }
 
 /// A fixed number of threads fed by one queue. Slices are split, so that one big slice occupies all of them.
-pub(super) struct Workers<S: Source> {
+pub struct Workers<S: Source> {
     source: Arc<S>,
     chunk_bytes: u64,
     jobs: Option<Sender<Job>>,
@@ -52,28 +57,29 @@ struct Slice {
 }
 
 impl<S: Source> Workers<S> {
-    pub fn start(source: S, threads: usize, chunk_bytes: u64) -> Result<Self, StoreError> {
+    pub(super) fn start(source: S, threads: usize, chunk_bytes: u64) -> Result<Self, StoreError> {
         assert!(threads > 0 && chunk_bytes > 0);
-        let engine = source.name();
         let source = Arc::new(source);
         let (jobs, queue) = unbounded();
         let threads = (0..threads)
             .map(|number| {
                 let (source, queue) = (Arc::clone(&source), queue.clone());
                 thread::Builder::new()
-                    .name(format!("hobbit-{engine}-{number}"))
+                    .name(format!("hobbit-{}-{number}", S::NAME))
                     .spawn(move || work(&*source, &queue))
-                    .map_err(|source| StoreError::Thread { engine, source })
+                    .map_err(|source| StoreError::Thread { engine: S::NAME, source })
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self { source, chunk_bytes, jobs: Some(jobs), threads })
     }
+}
 
-    pub fn name(&self) -> &'static str {
-        self.source.name()
+impl<S: Source> Store for Workers<S> {
+    fn name(&self) -> &'static str {
+        S::NAME
     }
 
-    pub fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
+    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
         let started = Instant::now();
         for request in requests {
             if let Err(error) = request.check(self.source.files()) {
@@ -94,7 +100,7 @@ impl<S: Source> Workers<S> {
                 let job = Job { slice: Arc::clone(&slice), start, len: (len - start).min(self.chunk_bytes) };
                 let jobs = self.jobs.as_ref().expect("taken on drop only");
                 if jobs.send(job).is_err() {
-                    slice.fail(StoreError::Stopped { engine: self.source.name() });
+                    slice.error().get_or_insert(StoreError::Stopped { engine: S::NAME });
                     slice.chunk_done();
                 }
             }
@@ -118,19 +124,14 @@ impl<S: Source> Drop for Workers<S> {
 }
 
 impl Slice {
-    fn fail(&self, error: StoreError) {
-        self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-    }
-
-    fn failed(&self) -> bool {
-        self.error.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    fn error(&self) -> MutexGuard<'_, Option<StoreError>> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn chunk_done(&self) {
         // AcqRel: the last one must see the bytes and the error that the others wrote.
         if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let result = error.map_or(Ok(self.request.extent.len), Err);
+            let result = self.error().take().map_or(Ok(self.request.extent.len), Err);
             Arc::clone(&self.sink).complete(ReadDone::new(self.request.ticket, result, self.started));
         }
     }
@@ -138,48 +139,37 @@ impl Slice {
 
 fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
     for Job { slice, start, len } in queue {
-        if !slice.failed()
+        if slice.error().is_none()
             && let Err(error) = read_chunk(source, &slice.request, start, len)
         {
-            slice.fail(error);
+            slice.error().get_or_insert(error);
         }
         slice.chunk_done();
     }
 }
 
 fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64) -> Result<(), StoreError> {
-    let file = request.extent.file as usize;
+    let Extent { file, offset: first, len: whole } = request.extent;
+    let (file, path) = (file as usize, source.path(file as usize));
     // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. The maker of
     // the `SlotPtr` promised `capacity` initialised bytes that nobody else uses until the answer, and the chunks of
     // one slice do not overlap.
     let dst = unsafe {
         std::slice::from_raw_parts_mut(request.dst.as_ptr().add(request.lead + start as usize), len as usize)
     };
-    let mut offset = request.extent.offset + start;
-    let mut rest = dst;
+    let (mut offset, mut rest) = (first + start, dst);
     while !rest.is_empty() {
         match source.read_at(file, offset, rest) {
             Ok(0) => {
-                return Err(StoreError::Shrank {
-                    path: source.path(file).to_owned(),
-                    offset: request.extent.offset,
-                    len: request.extent.len,
-                    file_len: source.len(file),
-                });
+                let (path, file_len) = (path.to_owned(), source.len(file));
+                return Err(StoreError::Shrank { path, offset: first, len: whole, file_len });
             }
             Ok(got) => {
                 offset += got as u64;
                 rest = &mut rest[got..];
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-            Err(source_error) => {
-                return Err(StoreError::Read {
-                    path: source.path(file).to_owned(),
-                    offset: request.extent.offset,
-                    len: request.extent.len,
-                    source: source_error,
-                });
-            }
+            Err(source) => return Err(StoreError::Read { path: path.to_owned(), offset: first, len: whole, source }),
         }
     }
     Ok(())
@@ -189,7 +179,6 @@ fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64
 mod tests {
     use super::super::tests::{SlotMemory, read_one};
     use super::*;
-    use crate::expert::Extent;
 
     /// Gives out at most `most` bytes a call and is interrupted every other time.
     struct Stutter {
@@ -199,9 +188,7 @@ mod tests {
     }
 
     impl Source for Stutter {
-        fn name(&self) -> &'static str {
-            "stutter"
-        }
+        const NAME: &'static str = "stutter";
         fn files(&self) -> usize {
             1
         }

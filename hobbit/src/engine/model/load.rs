@@ -184,7 +184,7 @@ impl Shared {
         for original in &self.originals {
             original.check()?;
             if self.experts.map().is_empty() || self.regime.stands_aside() {
-                Original::open(original.path(), original.state())?;
+                Original::open(&original.path, original.state)?;
             }
         }
         Ok(())

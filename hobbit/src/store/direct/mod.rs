@@ -17,11 +17,8 @@
 //! CPU time), so there are none.
 
 mod ring;
-mod schedule;
 mod slices;
 
-use std::fs::File;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
@@ -31,9 +28,10 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 
 use self::ring::{Bell, Command, Reader};
 use super::error::StoreError;
+use super::open::OpenFile;
 use super::past_cache::{self, ENGINE};
 use super::request::{Completion, ReadDone, ReadRequest};
-use super::{BLOCK_BYTES, Original, Store};
+use super::{BLOCK_BYTES, Store};
 
 /// How the direct engine reads.
 #[derive(Clone, Copy, Debug)]
@@ -66,57 +64,22 @@ pub struct DirectStore {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A file opened past the page cache.
-pub(super) struct DirectFile {
-    pub path: PathBuf,
-    pub file: File,
-}
-
 /// Makes a ring and drops it.
 pub(super) fn probe_ring() -> std::io::Result<()> {
     ring::new_ring(1).map(drop)
 }
 
 impl DirectStore {
-    /// Opens the files with the default [`DirectOptions`].
+    /// Starts the ring's thread on files that were opened past the page cache.
     ///
     /// # Errors
-    /// See [`DirectStore::with_options`].
-    pub fn open(files: &[PathBuf]) -> Result<Self, StoreError> {
-        Self::with_options(files, DirectOptions::default())
-    }
-
-    /// Opens the files and starts the ring's thread.
-    ///
-    /// # Errors
-    /// [`StoreError::Open`] where a file cannot be opened past the page cache, [`StoreError::Unavailable`] where the
-    /// kernel has or allows no `io_uring`, [`StoreError::Thread`].
+    /// [`StoreError::Unavailable`] where the kernel has or allows no `io_uring`, [`StoreError::Thread`].
     ///
     /// # Panics
     /// When `depth` is 0 or `chunk_bytes` is not a positive multiple of [`BLOCK_BYTES`].
-    pub fn with_options(files: &[PathBuf], options: DirectOptions) -> Result<Self, StoreError> {
+    pub fn start(open: Vec<OpenFile>, options: DirectOptions) -> Result<Self, StoreError> {
         assert!(options.depth > 0 && options.chunk_bytes > 0);
         assert_eq!(u64::from(options.chunk_bytes) % BLOCK_BYTES, 0);
-        let open = files
-            .iter()
-            .map(|path| match past_cache::open(path) {
-                Ok(file) => Ok(DirectFile { path: path.clone(), file }),
-                Err(source) => Err(StoreError::Open { path: path.clone(), engine: ENGINE, source }),
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        Self::of_files(open, options)
-    }
-
-    /// As [`DirectStore::open`], of files that are open already.
-    ///
-    /// # Errors
-    /// See [`DirectStore::with_options`]; [`StoreError::Changed`].
-    pub fn of_originals(files: &[Original]) -> Result<Self, StoreError> {
-        let again = |file: &Original| Ok(DirectFile { path: file.path().to_owned(), file: file.again_direct()? });
-        Self::of_files(files.iter().map(again).collect::<Result<_, StoreError>>()?, DirectOptions::default())
-    }
-
-    fn of_files(open: Vec<DirectFile>, options: DirectOptions) -> Result<Self, StoreError> {
         let n_files = open.len();
         let bell = Arc::new(Bell::new().map_err(|source| StoreError::Thread { engine: ENGINE, source })?);
         let (commands, inbox) = unbounded();
@@ -126,14 +89,13 @@ impl DirectStore {
             let bell = Arc::clone(&bell);
             thread::Builder::new()
                 .name(format!("hobbit-{ENGINE}"))
-                .spawn(move || match Reader::new(open, options, inbox, bell) {
-                    Ok(mut reader) => {
-                        let _ = ready.send(Ok(()));
-                        reader.run();
-                    }
-                    Err(error) => {
-                        let _ = ready.send(Err(error));
-                    }
+                .spawn(move || {
+                    let (reader, verdict) = match Reader::new(open, options, inbox, bell) {
+                        Ok(reader) => (Some(reader), Ok(())),
+                        Err(error) => (None, Err(error)),
+                    };
+                    let _ = ready.send(verdict);
+                    reader.into_iter().for_each(|mut reader| reader.run());
                 })
                 .map_err(|source| StoreError::Thread { engine: ENGINE, source })?
         };

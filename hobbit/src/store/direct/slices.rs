@@ -9,7 +9,7 @@ use super::super::error::StoreError;
 use super::super::past_cache::ENGINE;
 use super::super::request::{Completion, ReadDone, ReadRequest};
 use super::super::window::{BLOCK_BYTES, Chunk, Progress, Window, lead_of};
-use super::DirectFile;
+use super::OpenFile;
 
 /// Times that a chunk may be asked to try again before that counts as a failure.
 const RETRIES_MAX: u32 = 1000;
@@ -96,7 +96,7 @@ impl Slice {
 
     /// Takes the kernel's answer for a chunk: a byte count, or a negated error number. True when there is a rest to
     /// issue again.
-    pub fn landed(&mut self, chunk: Chunk, answer: i32, file: &DirectFile) -> bool {
+    pub fn landed(&mut self, chunk: Chunk, answer: i32, file: &OpenFile) -> bool {
         self.in_flight -= 1;
         let Ok(got) = u32::try_from(answer) else {
             let error = io::Error::from_raw_os_error(answer.saturating_neg());
@@ -129,7 +129,7 @@ impl Slice {
         }
     }
 
-    fn fail_read(&mut self, source: io::Error, file: &DirectFile) {
+    fn fail_read(&mut self, source: io::Error, file: &OpenFile) {
         let (offset, len) = (self.request.extent.offset, self.request.extent.len);
         self.error.get_or_insert_with(|| StoreError::Read { path: file.path.clone(), offset, len, source });
     }
