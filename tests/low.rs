@@ -130,7 +130,7 @@ fn toy(dir: &Path, name: &str, dtype: &str, weights: &[f32], bias: Option<&str>)
     let mut file = std::fs::File::create(&path).unwrap();
     let written = header.finish().write(&mut file, |tensor, out| match tensor.name.contains("inp") {
         true => out.write_all(&router),
-        false => out.write_all(&vec![0; tensor.len as usize]),
+        false => out.write_all(&vec![0; tensor.extent.len as usize]),
     });
     written.unwrap();
     path

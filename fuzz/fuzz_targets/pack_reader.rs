@@ -13,7 +13,7 @@ fuzz_target!(|input: &[u8]| {
     std::fs::write(&path, input).expect("the fuzzer's own file");
     match Pack::open(&path) {
         Ok(pack) => {
-            let catalog = pack.catalog();
+            let catalog = &pack.catalog;
             for layer in &catalog.layers {
                 let of = |precision| (0..layer.n_expert).filter_map(move |index| layer.source(index, precision));
                 for source in Precision::ALL.into_iter().flat_map(of) {
@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
                     }
                 }
             }
-            let _ = pack.virtual_file();
+            let _ = pack.plain.virtual_file();
         }
         Err(error) => assert!(error.to_string().contains("hobbit-fuzzed-pack"), "{error}"),
     }

@@ -254,7 +254,7 @@ mod tests {
         let layout = header.finish();
         layout
             .write(&mut file, |t, out| {
-                let mut data = vec![0x11; t.len as usize];
+                let mut data = vec![0x11; t.extent.len as usize];
                 edit(&t.name, &mut data);
                 out.write_all(&data)
             })

@@ -195,7 +195,7 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     );
 
     succeed(&["pack", word(&demo), "-o", word(&pack), "--path-table", word(&table)]);
-    let inside = Pack::open(&pack).unwrap().raw().tensor("hobbit.paths").unwrap().extent;
+    let inside = Pack::open(&pack).unwrap().raw.tensor("hobbit.paths").unwrap().extent;
     for (file, at) in [(&table, 100), (&pack, inside.offset as usize + 100)] {
         let mut bytes = std::fs::read(file).unwrap();
         bytes[at] ^= 0x40;

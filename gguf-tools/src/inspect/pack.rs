@@ -95,7 +95,7 @@ impl Report {
     /// # Errors
     /// Its path table is damaged.
     pub fn of(pack: &Pack) -> Result<Self, PackError> {
-        let raw = pack.raw();
+        let raw = &pack.raw;
         let bytes = raw.file_bytes();
         let layers: Vec<Layer> = layers(pack);
         let (high, low): (Vec<_>, Vec<_>) = layers.iter().map(|l| (l.high.as_ref(), l.low.as_ref())).unzip();
@@ -135,7 +135,7 @@ impl Report {
 }
 
 fn paths(pack: &Pack) -> Result<Option<Paths>, PackError> {
-    let bytes = pack.raw().tensor("hobbit.paths").map_or(0, |tensor| tensor.extent.len);
+    let bytes = pack.raw.tensor("hobbit.paths").map_or(0, |tensor| tensor.extent.len);
     let table = pack.path_table()?;
     let paths =
         |table: PathTable| Paths { bytes, layers: table.n_layers(), pairs: table.n_pairs(), tokens: table.n_tokens() };
@@ -159,7 +159,7 @@ fn policy(text: &str) -> String {
 }
 
 fn regions(pack: &Pack) -> Vec<Region> {
-    let raw = pack.raw();
+    let raw = &pack.raw;
     let header = Region { what: "header".to_owned(), offset: 0, bytes: raw.header_bytes.len() as u64, tensors: 0 };
     let mut regions = vec![header];
     let mut tensors: Vec<_> = raw.tensors.iter().collect();
@@ -182,9 +182,9 @@ fn regions(pack: &Pack) -> Vec<Region> {
 }
 
 fn layers(pack: &Pack) -> Vec<Layer> {
-    let catalog = pack.catalog();
+    let catalog = &pack.catalog;
     let mut all: BTreeMap<(u16, Precision), Records> = BTreeMap::new();
-    for packed in pack.versions() {
+    for packed in &pack.versions {
         let key = (packed.version.expert.layer, packed.version.precision);
         let weights: u64 = catalog
             .source(packed.version)

@@ -66,10 +66,7 @@ impl Args {
             Percent(chosen.loss),
             Bytes(chosen.record_bytes)
         ));
-        let slices = |types: profile::SliceTypes| -> SliceTypes {
-            SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, types.get(kind)?))).collect()
-        };
-        let widths = chosen.types.into_iter().map(|(expert, types)| (expert, slices(types))).collect();
+        let widths = chosen.types.into_iter().collect();
         Ok(Chosen { widths: Some(widths), thresholds })
     }
 }

@@ -82,8 +82,7 @@ fn open(model: &Path) -> anyhow::Result<(Gguf, ExpertMap)> {
     let gguf = Gguf::open(model)?;
     if Pack::is_pack(&gguf) {
         let pack = Pack::open(model)?;
-        let map = pack.experts();
-        return Ok((pack.into_plain(), map));
+        return Ok((pack.plain, pack.experts));
     }
     let map = gguf.experts()?;
     Ok((gguf, map))

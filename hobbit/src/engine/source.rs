@@ -68,8 +68,8 @@ impl ModelSource {
             }
             packed = pack.info.policy.clone();
             sha256 = Some(pack.info.source_sha256);
-            let (map, catalog) = (pack.experts(), pack.catalog());
-            (pack.into_plain(), map, catalog)
+            let (map, catalog) = (pack.experts, pack.catalog);
+            (pack.plain, map, catalog)
         } else {
             let map = file.experts()?;
             let catalog = Catalog::plain(&map);
@@ -135,8 +135,8 @@ fn add_low(
     }
     let pack = Pack::open(low_path)?;
     check_made_from(&pack, model, sha256, progress)?;
-    catalog.add_low_pack(&pack, first_file).map_err(mismatch)?;
-    files.extend(pack.raw().files.iter().cloned());
+    catalog.add_low_of(&pack.experts, &pack.catalog, first_file).map_err(mismatch)?;
+    files.extend(pack.raw.files.iter().cloned());
     Ok(())
 }
 

@@ -48,7 +48,7 @@ impl CookieStream {
             sources.push(file.again()?);
             paths.push(file.path.display().to_string());
         }
-        let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
+        let buffer_bytes = (virtual_file.len + 1).next_power_of_two() as usize + 1;
         let buffer = reserve(buffer_bytes).ok_or(Error::AddressSpace { bytes: buffer_bytes as u64 })?;
         let writable = buffer_bytes.min(READ_BYTES_MAX);
         // SAFETY: the beginning of the mapping just made.
@@ -85,7 +85,7 @@ impl CookieStream {
     /// Whether the trick holds with this system's stdio: after a seek onto an expert nothing is read. To be asked before
     /// anything is read.
     pub(super) fn skips_experts(&mut self) -> bool {
-        let Some(expert) = self.state.virtual_file.segments().iter().find(|segment| segment.expert) else {
+        let Some(expert) = self.state.virtual_file.segments.iter().find(|segment| segment.expert) else {
             return true;
         };
         let Ok(start) = libc::off_t::try_from(expert.start) else { return false };
@@ -174,7 +174,7 @@ impl State {
     }
 
     fn seek(&mut self, offset: i64, whence: c_int) -> Option<u64> {
-        let len = self.virtual_file.len();
+        let len = self.virtual_file.len;
         let base = match whence {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => self.position as i64,

@@ -19,3 +19,17 @@ pub(crate) use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
 pub use outputs::{Input, Kind, Output, OutputError, check, create};
 pub use replace::replace;
 pub use state::FileState;
+
+use std::path::{Path, PathBuf};
+
+/// `path` with `suffix` after its whole name.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Where the file at `path` is, or will be.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}

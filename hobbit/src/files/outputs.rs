@@ -132,36 +132,13 @@ pub enum OutputError {
         "{flag} {}: this is the file of {input_flag}{}, and would be destroyed; give {flag} a name of its own",
         path.display(), other_name(path, input)
     )]
-    IsInput {
-        /// Of the output.
-        flag: String,
-        /// As given with it.
-        path: PathBuf,
-        /// Of the input.
-        input_flag: String,
-        /// As given with that.
-        input: PathBuf,
-    },
+    IsInput { flag: String, path: PathBuf, input_flag: String, input: PathBuf },
     /// Two outputs, one file.
     #[error("{flag} {}: this is the file of {other_flag} too; give each a name of its own", path.display())]
-    Twice {
-        /// Of the one.
-        flag: String,
-        /// As given with it.
-        path: PathBuf,
-        /// Of the other.
-        other_flag: String,
-    },
+    Twice { flag: String, path: PathBuf, other_flag: String },
     /// Something else that somebody may need.
     #[error("{flag} {}: {reason}", path.display())]
-    Refused {
-        /// Of the output.
-        flag: String,
-        /// As given with it.
-        path: PathBuf,
-        /// What is there.
-        reason: Refusal,
-    },
+    Refused { flag: String, path: PathBuf, reason: Refusal },
 }
 
 /// What stands in the way of writing a file.
@@ -171,18 +148,12 @@ pub enum Refusal {
     #[error(
         "this file exists and is no {}: it would be destroyed; give another name, or remove it first", expected.words()
     )]
-    OtherKind {
-        /// What is to be written.
-        expected: Kind,
-    },
+    OtherKind { expected: Kind },
     /// Nobody can tell what it is.
     #[error(
         "this file exists and cannot be read ({source}), so what would be lost is unknown; give another name, or remove it first"
     )]
-    Unreadable {
-        /// The system's reason.
-        source: io::Error,
-    },
+    Unreadable { source: io::Error },
 }
 
 fn other_name(path: &Path, input: &Path) -> String {
@@ -291,7 +262,7 @@ impl Identity {
             #[cfg(not(unix))]
             Ok(_) => fs::canonicalize(path).ok().map(Self::File),
             Err(_) => {
-                let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                let directory = super::directory_of(path);
                 let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
                 Some(Self::Nowhere(directory.join(path.file_name()?)))
             }

@@ -45,9 +45,7 @@ fn fresh_beside(path: &Path) -> io::Result<(File, PathBuf)> {
 }
 
 fn temporary_name(path: &Path, number: u32) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}-{number}.tmp", std::process::id()));
-    name.into()
+    super::with_suffix(path, &format!(".{}-{number}.tmp", std::process::id()))
 }
 
 #[cfg(test)]

@@ -8,56 +8,30 @@ use std::path::PathBuf;
 pub enum FittedError {
     /// The operating system refused.
     #[error("{file}: cannot read this profile: {error}; hobbit-sim calibrate makes one of traces")]
-    Io {
-        /// File.
-        file: String,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Io { file: String, error: io::Error },
     /// Not a fitted policy.
     #[error("{file}: {reason}; expected what hobbit-sim calibrate -o writes, make it again")]
-    Malformed {
-        /// File, or file and key.
-        file: String,
-        /// What is wrong.
-        reason: String,
-    },
+    Malformed { file: String, reason: String },
     /// The other kind of profile.
     #[error(
         "{file}: a profile by gguf-tools profile, expected one by hobbit-sim calibrate; what it found out goes into a pack \
          (gguf-tools pack --profile)"
     )]
-    OfTheModel {
-        /// File.
-        file: String,
-    },
+    OfTheModel { file: String },
     /// Written by another version.
     #[error("{file}: version {found} of the format, expected {expected}; make it again with this hobbit-sim calibrate")]
-    Version {
-        /// File, or file and key.
-        file: String,
-        /// What it says.
-        found: u64,
-        /// What is understood.
-        expected: u64,
-    },
+    Version { file: String, found: u64, expected: u64 },
     /// Fitted on another model.
     #[error(
         "{file}: this profile was fitted on {fitted_on}, not on {}: {what} is {found}, expected {expected}; make one of \
          traces of this model with hobbit-sim calibrate", model.display()
     )]
     OtherModel {
-        /// File, or file and key.
         file: Box<str>,
-        /// Model of its traces.
         fitted_on: Box<str>,
-        /// Model that it was to be used for.
         model: PathBuf,
-        /// What disagrees.
         what: &'static str,
-        /// What the profile says.
         found: Box<str>,
-        /// What the model has.
         expected: Box<str>,
     },
 }

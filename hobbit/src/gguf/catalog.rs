@@ -147,7 +147,7 @@ impl Catalog {
         let mut catalog = Self::default();
         for layer in &map.layers {
             let n_expert = layer.n_expert as u16; // the reader caps it
-            let high = catalog.versions(layer, 0);
+            let high = catalog.versions(layer);
             let low = vec![None; usize::from(n_expert)];
             catalog.layers.push(LayerCatalog { layer: layer.layer, n_expert, high, low });
         }
@@ -159,37 +159,61 @@ impl Catalog {
     /// # Errors
     /// [`LowMismatch`]: a layer, a matrix or a shape that the two do not share.
     pub fn add_low(&mut self, map: &ExpertMap, first_file: u32) -> Result<(), LowMismatch> {
-        let mut added = Vec::with_capacity(self.layers.len());
+        if let Some(layer) = self.layers.iter().find(|layer| map.layer(layer.layer).is_none()) {
+            let tensor = self.tensor_name(layer, 0);
+            let expected = format!("{} experts", layer.n_expert);
+            return Err(LowMismatch { tensor, found: "no such tensor".into(), expected });
+        }
+        let mut theirs = Self::plain(map);
+        for layer in &mut theirs.layers {
+            layer.low = std::mem::take(&mut layer.high).into_iter().map(Some).collect();
+        }
+        self.add_low_of(map, &theirs, first_file)
+    }
+
+    /// Adds the low versions of `theirs`, the catalog of files with the experts of `map`, which count from `first_file`.
+    /// Layers and experts that have no low version there get none.
+    ///
+    /// # Errors
+    /// [`LowMismatch`]: a layer, a matrix or a shape that the two do not share; nothing is added then.
+    pub(crate) fn add_low_of(&mut self, map: &ExpertMap, theirs: &Self, first_file: u32) -> Result<(), LowMismatch> {
         for layer in &self.layers {
-            let class = &self.classes[usize::from(layer.high[0].class)];
-            let name = |kind: SliceKind| format!("blk.{}.{}.weight", layer.layer, kind.tensor_stem());
-            let Some(low) = map.layer(layer.layer) else {
-                let expected = format!("{} experts", layer.n_expert);
-                return Err(LowMismatch {
-                    tensor: name(class.slices[0].kind),
-                    found: "no such tensor".into(),
-                    expected,
-                });
-            };
-            for slice in &class.slices {
+            let Some(high) = layer.high.first() else { continue };
+            let class = &self.classes[usize::from(high.class)];
+            let low = map.layer(layer.layer);
+            for (i, slice) in class.slices.iter().enumerate() {
                 let expected = format!("[{}, {}, {}]", slice.ne0, slice.ne1, layer.n_expert);
-                let found = low.tensor(slice.kind).map(|t| format!("[{}, {}, {}]", t.ne0, t.ne1, t.n_expert));
-                if found.as_ref() != Some(&expected) {
-                    let found = found.unwrap_or_else(|| "no such tensor".to_owned());
-                    return Err(LowMismatch { tensor: name(slice.kind), found, expected });
+                let found = low.and_then(|low| low.tensor(slice.kind));
+                let found =
+                    found.map_or("no such tensor".to_owned(), |t| format!("[{}, {}, {}]", t.ne0, t.ne1, t.n_expert));
+                if found != expected {
+                    return Err(LowMismatch { tensor: self.tensor_name(layer, i), found, expected });
                 }
             }
-            if let Some(extra) = low.tensors.iter().find(|t| class.slice(t.kind).is_none()) {
+            let extra = low.into_iter().flat_map(|low| &low.tensors).find(|t| class.slice(t.kind).is_none());
+            if let Some(extra) = extra {
                 let expected = "no such tensor, as in the model".to_owned();
                 return Err(LowMismatch { tensor: extra.name.clone(), found: "a tensor".into(), expected });
             }
-            added.push(low);
         }
-        for (i, low) in added.into_iter().enumerate() {
-            let versions = self.versions(low, first_file);
-            self.layers[i].low = versions.into_iter().map(Some).collect();
+        for i in 0..self.layers.len() {
+            let Some(layer) = theirs.layer(self.layers[i].layer) else { continue };
+            let low = layer.low.iter().map(|version| {
+                let mut moved = version.clone()?;
+                moved.class = self.class(theirs.classes[usize::from(moved.class)].clone());
+                moved.slices.iter_mut().for_each(|slice| slice.extent.file += first_file);
+                moved.record.iter_mut().for_each(|record| record.file += first_file);
+                Some(moved)
+            });
+            self.layers[i].low = low.collect();
         }
         Ok(())
+    }
+
+    /// Of the layer's slice at a position.
+    fn tensor_name(&self, layer: &LayerCatalog, slice: usize) -> String {
+        let class = &self.classes[usize::from(layer.high[0].class)];
+        format!("blk.{}.{}.weight", layer.layer, class.slices[slice].kind.tensor_stem())
     }
 
     /// Forgets the layers that `keep` refuses.
@@ -255,13 +279,13 @@ impl Catalog {
         u16::try_from(index).expect("fewer classes than layers and types")
     }
 
-    fn versions(&mut self, layer: &LayerExperts, first_file: u32) -> Vec<VersionSource> {
+    fn versions(&mut self, layer: &LayerExperts) -> Vec<VersionSource> {
         let class = self.class(ExpertClass::windowed(layer.tensors.iter()));
         let slice = |tensor: &ExpertTensor, index: u16| {
             let extent = tensor.extent(index);
             // Experts that are whole blocks long all begin alike: a direct read lands in place.
             let lead = if tensor.slice_bytes.is_multiple_of(BLOCK_BYTES) { extent.offset % BLOCK_BYTES } else { 0 };
-            SliceSource { extent: Extent { file: extent.file + first_file, ..extent }, lead }
+            SliceSource { extent, lead }
         };
         let versions = (0..layer.n_expert as u16).map(|index| VersionSource {
             class,

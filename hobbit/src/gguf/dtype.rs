@@ -3,17 +3,18 @@
 use std::fmt;
 
 /// Type of a tensor's elements. Only ids of current llama.cpp can be constructed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(into = "&'static str", try_from = "String")]
 pub struct GgmlType(u32);
 
 struct Traits {
     id: u32,
     name: &'static str,
-    block_size: u32,
-    type_size: u32,
+    block_size: u64,
+    type_size: u64,
 }
 
-const fn traits(id: u32, name: &'static str, block_size: u32, type_size: u32) -> Traits {
+const fn traits(id: u32, name: &'static str, block_size: u64, type_size: u64) -> Traits {
     Traits { id, name, block_size, type_size }
 }
 
@@ -97,12 +98,12 @@ impl GgmlType {
 
     /// Elements per block.
     pub fn block_size(self) -> u64 {
-        u64::from(self.traits().block_size)
+        self.traits().block_size
     }
 
     /// Bytes per block.
     pub fn type_size(self) -> u64 {
-        u64::from(self.traits().type_size)
+        self.traits().type_size
     }
 
     /// More than one element per block.
@@ -112,9 +113,8 @@ impl GgmlType {
 
     /// Bytes of a row of `ne0` elements; `None` if `ne0` is no whole number of blocks or the size overflows.
     pub fn row_bytes(self, ne0: u64) -> Option<u64> {
-        let t = self.traits();
-        let (block, size) = (u64::from(t.block_size), u64::from(t.type_size));
-        if ne0.is_multiple_of(block) { (ne0 / block).checked_mul(size) } else { None }
+        let &Traits { block_size, type_size, .. } = self.traits();
+        if ne0.is_multiple_of(block_size) { (ne0 / block_size).checked_mul(type_size) } else { None }
     }
 
     /// Bytes of a tensor of shape `dims` (fastest first); `None` as for [`GgmlType::row_bytes`].
@@ -142,6 +142,20 @@ impl GgmlType {
 impl fmt::Display for GgmlType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+impl From<GgmlType> for &'static str {
+    fn from(dtype: GgmlType) -> Self {
+        dtype.name()
+    }
+}
+
+impl TryFrom<String> for GgmlType {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        Self::from_name(&name).ok_or_else(|| format!("unknown type '{name}'"))
     }
 }
 

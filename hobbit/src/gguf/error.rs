@@ -9,170 +9,50 @@ use std::path::PathBuf;
 pub enum GgufError {
     /// The operating system refused.
     #[error("{}: cannot {action}: {error}", path.display())]
-    Io {
-        /// File.
-        path: PathBuf,
-        /// What was attempted: "open", "read byte 17".
-        action: String,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Io { path: PathBuf, action: String, error: io::Error },
     /// A directory was given where a file was expected.
     #[error("{}: is a directory, expected a .gguf file; name the file inside it (for a split model: any of its shards)", path.display())]
-    Directory {
-        /// Directory.
-        path: PathBuf,
-    },
+    Directory { path: PathBuf },
     /// Neither a file nor a directory, for example a pipe: extents need a seekable file.
     #[error("{}: is not a regular file; experts are read at random offsets, copy the model to a disk first", path.display())]
-    NotAFile {
-        /// The thing.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// Zero bytes.
     #[error("{}: file is empty, expected a GGUF header; the download probably failed, fetch it again", path.display())]
-    Empty {
-        /// File.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     /// Another format.
     #[error("{}: not a GGUF file: starts with {found}, expected \"GGUF\"; {remedy}", path.display())]
-    NotGguf {
-        /// File.
-        path: PathBuf,
-        /// First bytes, printable.
-        found: String,
-        /// What the user can do.
-        remedy: &'static str,
-    },
+    NotGguf { path: PathBuf, found: String, remedy: &'static str },
     /// Written for a machine of the other byte order.
     #[error("{}: big-endian GGUF (version field {version:#010x}), only little-endian files can be read; convert it with gguf-py's gguf_convert_endian.py", path.display())]
-    BigEndian {
-        /// File.
-        path: PathBuf,
-        /// Version field as read.
-        version: u32,
-    },
+    BigEndian { path: PathBuf, version: u32 },
     /// Version 1, or one from the future.
     #[error("{}: GGUF version {version}, expected 2 or 3; {remedy}", path.display())]
-    Version {
-        /// File.
-        path: PathBuf,
-        /// Version found.
-        version: u32,
-        /// What the user can do.
-        remedy: &'static str,
-    },
+    Version { path: PathBuf, version: u32, remedy: &'static str },
     /// The file ends inside something.
     #[error("{}: truncated: {what} needs bytes {start}..{end}, but the file has {len}; fetch or copy the file again", path.display())]
-    Truncated {
-        /// File.
-        path: PathBuf,
-        /// What was being read.
-        what: String,
-        /// First byte needed.
-        start: u64,
-        /// One past the last byte needed.
-        end: u64,
-        /// Length of the file in bytes.
-        len: u64,
-    },
+    Truncated { path: PathBuf, what: String, start: u64, end: u64, len: u64 },
     /// A count or a length that no real model has.
     #[error("{}: {what} is {found}, at most {limit} expected; the header is damaged, fetch the file again", path.display())]
-    TooLarge {
-        /// File.
-        path: PathBuf,
-        /// What was counted or measured.
-        what: String,
-        /// Value found.
-        found: u64,
-        /// Greatest value accepted.
-        limit: u64,
-    },
+    TooLarge { path: PathBuf, what: String, found: u64, limit: u64 },
     /// The header's structure is broken.
     #[error("{}: {what}: found {found}, expected {expected}; the header is damaged or written by a faulty tool, fetch or convert the model again", path.display())]
-    Malformed {
-        /// File.
-        path: PathBuf,
-        /// Key, tensor or field.
-        what: String,
-        /// What was there.
-        found: String,
-        /// What should have been there.
-        expected: String,
-    },
+    Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// A tensor type this build does not know, or one that llama.cpp has removed.
     #[error("{}: tensor '{tensor}' has ggml type {id} ({found}), expected a type of current llama.cpp; {remedy}", path.display())]
-    UnsupportedType {
-        /// File.
-        path: PathBuf,
-        /// Tensor.
-        tensor: String,
-        /// Type id.
-        id: u32,
-        /// "unknown" or the removed type's name.
-        found: &'static str,
-        /// What the user can do.
-        remedy: &'static str,
-    },
+    UnsupportedType { path: PathBuf, tensor: String, id: u32, found: &'static str, remedy: &'static str },
     /// The same tensor in two places.
     #[error("{}: tensor '{tensor}' occurs twice, first in {}; names must be unique, fetch or convert the model again", path.display(), first.display())]
-    DuplicateTensor {
-        /// File with the second occurrence.
-        path: PathBuf,
-        /// Tensor.
-        tensor: String,
-        /// File with the first occurrence.
-        first: PathBuf,
-    },
+    DuplicateTensor { path: PathBuf, tensor: String, first: PathBuf },
     /// Two tensors claim the same bytes.
     #[error("{}: tensors '{first}' and '{second}' overlap at byte {offset}; the header is damaged, fetch the file again", path.display())]
-    Overlap {
-        /// File.
-        path: PathBuf,
-        /// Tensor that starts first.
-        first: String,
-        /// Tensor that starts inside it.
-        second: String,
-        /// Where the second starts, in bytes from the start of the file.
-        offset: u64,
-    },
+    Overlap { path: PathBuf, first: String, second: String, offset: u64 },
     /// A shard of a split model is not there.
     #[error("{}: shard {number} of {count} is missing, looked for {}; fetch it into the same directory, under that name", path.display(), missing.display())]
-    MissingShard {
-        /// Shard that was opened.
-        path: PathBuf,
-        /// The missing shard's number, from 1.
-        number: u32,
-        /// Number of shards.
-        count: u32,
-        /// File that was looked for.
-        missing: PathBuf,
-    },
+    MissingShard { path: PathBuf, number: u32, count: u32, missing: PathBuf },
     /// Shards that do not belong together.
     #[error("{}: {what}: found {found}, expected {expected}; the shards come from different splits or were renamed, fetch them again", path.display())]
-    SplitMismatch {
-        /// Shard.
-        path: PathBuf,
-        /// What disagrees.
-        what: &'static str,
-        /// Value found.
-        found: String,
-        /// Value expected.
-        expected: String,
-    },
+    SplitMismatch { path: PathBuf, what: &'static str, found: String, expected: String },
     /// Expert tensors that disagree with each other or with the metadata.
     #[error("{}: tensor '{tensor}': {what}: found {found}, expected {expected}; the model was converted wrongly, fetch or convert it again", path.display())]
-    Experts {
-        /// File.
-        path: PathBuf,
-        /// Expert tensor.
-        tensor: String,
-        /// What disagrees.
-        what: &'static str,
-        /// Value found.
-        found: String,
-        /// Value expected.
-        expected: String,
-    },
+    Experts { path: PathBuf, tensor: String, what: &'static str, found: String, expected: String },
 }

@@ -41,107 +41,42 @@ pub trait Recode: Sync {
 pub enum RecodeError {
     /// Integers, or a type that only exists while computing.
     #[error("type {dtype} cannot be decoded, expected f32, f16, bf16 or a quantised type of model files")]
-    NotDecodable {
-        /// The type.
-        dtype: GgmlType,
-    },
+    NotDecodable { dtype: GgmlType },
     /// A type that ggml has no quantiser for.
     #[error("nothing can be quantised to type {dtype}, expected one like q2_k, q4_k or q8_0")]
-    NotEncodable {
-        /// The type.
-        dtype: GgmlType,
-    },
+    NotEncodable { dtype: GgmlType },
     /// Rows that are no whole number of blocks.
     #[error("rows of {n_per_row} elements do not divide into blocks of type {dtype}, expected a multiple of {}; choose another type", dtype.block_size())]
-    RowLength {
-        /// The type.
-        dtype: GgmlType,
-        /// Elements of a row.
-        n_per_row: u64,
-    },
+    RowLength { dtype: GgmlType, n_per_row: u64 },
     /// Data that are no whole number of rows.
     #[error("{found} bytes of type {dtype}, expected whole rows of {row_bytes} bytes ({n_per_row} elements)")]
-    DataLength {
-        /// The type.
-        dtype: GgmlType,
-        /// Elements of a row.
-        n_per_row: u64,
-        /// Bytes of a row.
-        row_bytes: u64,
-        /// Bytes given.
-        found: u64,
-    },
+    DataLength { dtype: GgmlType, n_per_row: u64, row_bytes: u64, found: u64 },
     /// More bytes than can be addressed.
     #[error("{rows} rows of {n_per_row} elements of type {dtype} are more than this machine can address")]
-    TooLarge {
-        /// The type.
-        dtype: GgmlType,
-        /// Elements of a row.
-        n_per_row: u64,
-        /// Number of rows.
-        rows: u64,
-    },
+    TooLarge { dtype: GgmlType, n_per_row: u64, rows: u64 },
     /// Types of two bits and less need to know which columns count.
     #[error("type {dtype} needs an importance matrix; give one with --imatrix, or choose a type like q2_k")]
-    ImportanceMissing {
-        /// The type.
-        dtype: GgmlType,
-    },
+    ImportanceMissing { dtype: GgmlType },
     /// An importance matrix of another shape.
     #[error("the importance matrix has {found} values for a row of {expected}; it was made from another model")]
-    ImportanceLength {
-        /// Values given.
-        found: u64,
-        /// Elements of a row.
-        expected: u64,
-    },
+    ImportanceLength { found: u64, expected: u64 },
     /// An importance that is no mean of squares.
     #[error(
         "column {column} has importance {value}, expected 0 to {:e}; compute the importance matrix again",
         IMPORTANCE_MAX
     )]
-    ImportanceValue {
-        /// Column of the row.
-        column: u64,
-        /// Its importance.
-        value: f32,
-    },
+    ImportanceValue { column: u64, value: f32 },
     /// NaN or infinity among the weights.
     #[error(
         "row {row}, column {column} is {value}, expected a finite number; the model is damaged, fetch or convert it again"
     )]
-    NotFinite {
-        /// Row of the data given.
-        row: u64,
-        /// Column.
-        column: u64,
-        /// What is there.
-        value: f32,
-    },
+    NotFinite { row: u64, column: u64, value: f32 },
     /// A weight that the type cannot express.
     #[error("row {row}, column {column} is {value}, expected at most {limit} for type {dtype}; choose a wider type")]
-    OutOfRange {
-        /// The type.
-        dtype: GgmlType,
-        /// Row of the data given.
-        row: u64,
-        /// Column.
-        column: u64,
-        /// What is there.
-        value: f32,
-        /// Greatest magnitude.
-        limit: f32,
-    },
+    OutOfRange { dtype: GgmlType, row: u64, column: u64, value: f32, limit: f32 },
     /// The quantiser made blocks that decode to NaN or infinity.
     #[error("rows {row} to {} quantised to type {dtype} are not finite; choose another type", row + rows - 1)]
-    Invalid {
-        /// The type.
-        dtype: GgmlType,
-        /// First row of the data given.
-        row: u64,
-        /// Number of rows quantised together.
-        rows: u64,
-    },
+    Invalid { dtype: GgmlType, row: u64, rows: u64 },
 }
 
 /// Greatest importance of a column: its square still fits into the sums of ggml's quantisers.

@@ -5,7 +5,7 @@
 //! are never copied; [`Segment`]s say where in the sources they lie.
 
 use super::experts::parse_name;
-use super::{Gguf, HeaderBuilder};
+use super::{GgmlType, Gguf, HeaderBuilder, TensorInfo, WriteError};
 use crate::expert::Extent;
 
 /// A run of the virtual file that belongs to one tensor, or to none.
@@ -58,38 +58,15 @@ pub enum Piece<'a> {
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct VirtualGguf {
-    header: Vec<u8>,
-    segments: Vec<Segment>,
-    len: u64,
+    /// The first bytes, up to the padding before the data.
+    pub header: Vec<u8>,
+    /// The rest, ascending and disjoint. What neither the header nor a segment covers is zero.
+    pub segments: Vec<Segment>,
+    /// Length in bytes.
+    pub len: u64,
 }
 
 impl VirtualGguf {
-    /// A file of `len` bytes: `header`, then `segments`, ascending and disjoint.
-    pub(crate) fn new(header: Vec<u8>, segments: Vec<Segment>, len: u64) -> Self {
-        debug_assert!(segments.is_sorted_by(|a, b| a.end() <= b.start));
-        Self { header, segments, len }
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Never: there is always a header.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The first bytes, up to the padding before the data.
-    pub fn header(&self) -> &[u8] {
-        &self.header
-    }
-
-    /// The rest, ascending and disjoint. What neither the header nor a segment covers is zero.
-    pub fn segments(&self) -> &[Segment] {
-        &self.segments
-    }
-
     /// What lies at `pos`.
     pub fn segment_at(&self, pos: u64) -> Piece<'_> {
         if pos >= self.len {
@@ -135,20 +112,12 @@ impl Gguf {
         }
     }
 
-    fn segment(&self, tensor: usize, start: u64) -> Option<Segment> {
-        let info = &self.tensors[tensor];
-        let expert = parse_name(&info.name).is_some();
-        let (len, source, tensor) = (info.extent.len, Some(info.extent), Some(tensor as u32));
-        (len > 0).then_some(Segment { start, len, source, expert, tensor })
-    }
-
     fn as_stored(&self) -> VirtualGguf {
         let len = self.files[0].len;
         let mut segments = Vec::new();
         let mut pos = self.header_bytes.len() as u64;
         // The reader checked that none overlap; only in a contiguous file are they in the order of their data.
-        let tensors = (0..self.tensors.len()).filter_map(|i| self.segment(i, self.tensors[i].extent.offset));
-        let mut tensors: Vec<Segment> = tensors.collect();
+        let mut tensors: Vec<Segment> = segments_of(&self.tensors, &self.tensors).collect();
         tensors.sort_unstable_by_key(|segment| segment.start);
         for segment in tensors {
             segments.extend(between(pos, segment.start));
@@ -160,22 +129,39 @@ impl Gguf {
     }
 
     pub(super) fn merged(&self) -> VirtualGguf {
-        const SOUND: &str = "keys and tensors come from checked headers, names and shapes included";
-        let mut header = HeaderBuilder::new(self.alignment).expect(SOUND);
-        self.copy_keys(&mut header, |key| !key.starts_with("split.")).expect(SOUND);
-        for t in &self.tensors {
-            header.tensor(&t.name, t.dtype, &t.dims).expect(SOUND);
+        self.rewritten(|key| !key.starts_with("split."), |tensor| tensor.dtype)
+            .expect("keys and tensors come from checked headers, names and shapes included")
+    }
+
+    /// The model as one file with a new header: the keys that `keep` wants, and tensors of the types that `dtype` gives.
+    pub(crate) fn rewritten(
+        &self,
+        keep: impl Fn(&str) -> bool,
+        dtype: impl Fn(&TensorInfo) -> GgmlType,
+    ) -> Result<VirtualGguf, WriteError> {
+        let mut header = HeaderBuilder::new(self.alignment)?;
+        self.copy_keys(&mut header, keep)?;
+        for tensor in &self.tensors {
+            header.tensor(&tensor.name, dtype(tensor), &tensor.dims)?;
         }
         let layout = header.finish();
-        let starts = layout.tensors.iter().map(|t| t.extent.offset).enumerate();
-        let segments = starts.filter_map(|(i, start)| self.segment(i, start)).collect();
-        VirtualGguf { header: layout.header, segments, len: layout.len }
+        let segments = segments_of(&layout.tensors, &self.tensors).collect();
+        Ok(VirtualGguf { header: layout.header, segments, len: layout.len })
     }
+}
+
+/// The segments of tensors that a file `shows`, in whose `sources` their bytes are.
+fn segments_of(shows: &[TensorInfo], sources: &[TensorInfo]) -> impl Iterator<Item = Segment> {
+    shows.iter().zip(sources).enumerate().filter(|(_, (shown, _))| shown.extent.len > 0).map(|(i, (shown, source))| {
+        let Extent { offset: start, len, .. } = shown.extent;
+        let expert = parse_name(&shown.name).is_some();
+        Segment { start, len, source: Some(source.extent), expert, tensor: Some(i as u32) }
+    })
 }
 
 impl VirtualGguf {
     /// The same file with its experts absent.
-    pub(super) fn without_experts(mut self) -> Self {
+    pub(crate) fn without_experts(mut self) -> Self {
         self.segments.iter_mut().filter(|s| s.expert).for_each(|s| s.source = None);
         self
     }

@@ -22,34 +22,13 @@ pub enum WriteError {
     Alignment(u64),
     /// Empty, too long, with a NUL byte, or used before.
     #[error("{what} '{name}': {fault}")]
-    Name {
-        /// "key" or "tensor".
-        what: &'static str,
-        /// The name.
-        name: String,
-        /// What is wrong with it.
-        fault: &'static str,
-    },
+    Name { what: &'static str, name: String, fault: &'static str },
     /// A shape that its type does not permit.
     #[error("tensor '{tensor}' of type {dtype}: shape {dims:?}, expected 1 to 4 dimensions, rows of whole blocks of {} and fewer than 2^63 bytes", dtype.block_size())]
-    Shape {
-        /// Tensor.
-        tensor: String,
-        /// Its type.
-        dtype: GgmlType,
-        /// Its shape.
-        dims: Vec<u64>,
-    },
+    Shape { tensor: String, dtype: GgmlType, dims: Vec<u64> },
     /// The data callback wrote too much or too little.
     #[error("tensor '{tensor}': {found} bytes of data written, expected {expected}")]
-    DataLength {
-        /// Tensor.
-        tensor: String,
-        /// Bytes that its shape asks for.
-        expected: u64,
-        /// Bytes written, or attempted.
-        found: u64,
-    },
+    DataLength { tensor: String, expected: u64, found: u64 },
 }
 
 /// Collects keys and tensors of a file to be written.

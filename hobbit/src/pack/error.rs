@@ -14,58 +14,22 @@ pub enum PackError {
     Gguf(#[from] GgufError),
     /// A GGUF, but no pack.
     #[error("{}: not an expert pack: key 'hobbit.pack.version' is missing; make one with `gguf-tools pack`", path.display())]
-    NotAPack {
-        /// File.
-        path: PathBuf,
-    },
+    NotAPack { path: PathBuf },
     /// A pack of another version of the format.
     #[error("{}: expert pack of version {found}, expected {expected}; the file is newer than this build, update, or pack the model again", path.display())]
-    Version {
-        /// File.
-        path: PathBuf,
-        /// Its version.
-        found: u64,
-        /// The version that can be read.
-        expected: u32,
-    },
+    Version { path: PathBuf, found: u64, expected: u32 },
     /// A part is missing, or is not what the format demands.
     #[error("{}: {what}: found {found}, expected {expected}; the pack is damaged, fetch it or pack the model again", path.display())]
-    Malformed {
-        /// File.
-        path: PathBuf,
-        /// Key, tensor or index row.
-        what: String,
-        /// What was there.
-        found: String,
-        /// What should have been there.
-        expected: String,
-    },
+    Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// The pack is sound, but for its path table.
     #[error("{}: tensor 'hobbit.paths': {error}, and pack it again; until then give another with --path-table FILE", path.display())]
-    PathTable {
-        /// File.
-        path: PathBuf,
-        /// What is wrong with the table.
-        error: PathTableError,
-    },
+    PathTable { path: PathBuf, error: PathTableError },
     /// A low pack where a whole model is needed.
     #[error("{}: holds only low-precision experts, expected a whole model; give it with --low, beside the model it was made from ({model})", path.display())]
-    LowOnly {
-        /// File.
-        path: PathBuf,
-        /// The model's name.
-        model: String,
-    },
+    LowOnly { path: PathBuf, model: String },
     /// The operating system refused.
     #[error("{}: cannot {action}: {error}", path.display())]
-    Io {
-        /// File.
-        path: PathBuf,
-        /// What was attempted.
-        action: String,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Io { path: PathBuf, action: String, error: io::Error },
 }
 
 impl PackError {

@@ -7,17 +7,15 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::Digest;
 
+use super::bytes::{self, Interrupted, read_exact_at};
 use super::format::Sha256;
-use super::plain;
-use super::positioned::read_exact_at;
-use super::sequence::{self, Interrupted};
 use crate::expert::Extent;
 use crate::files;
+use crate::gguf::experts::parse_name;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::store::{Original, StoreError};
 
@@ -36,7 +34,7 @@ const KEPT_MAGIC: &str = "hobbit-fingerprint 1";
 /// in between. What is not longer than its blocks is read whole.
 fn samples(tensor: &TensorInfo) -> Vec<Extent> {
     let Extent { file, offset, len } = tensor.extent;
-    let n = if plain::expert_of(&tensor.name).is_some() { EXPERT_BLOCKS } else { 1 };
+    let n = if parse_name(&tensor.name).is_some() { EXPERT_BLOCKS } else { 1 };
     if len <= n * BLOCK_BYTES {
         return vec![tensor.extent];
     }
@@ -54,41 +52,36 @@ pub fn fingerprint(model: &Gguf) -> Result<Sha256, StoreError> {
     let files = originals(model)?;
     files.iter().for_each(|file| crate::store::advise_random(&file.file));
     let next = AtomicUsize::new(0);
-    let failure = Mutex::new(None);
-    let digests: Mutex<Vec<[u8; 32]>> = Mutex::new(vec![[0; 32]; model.tensors.len()]);
-    let work = || {
-        let mut bytes = Vec::new();
+    // Digests of the tensors that a thread has taken, by index.
+    let work = || -> Result<Vec<(usize, [u8; 32])>, StoreError> {
+        let (mut digests, mut bytes) = (Vec::new(), Vec::new());
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(tensor) = model.tensors.get(index) else { return };
+            let Some(tensor) = model.tensors.get(index) else { return Ok(digests) };
             let mut hash = sha2::Sha256::new();
-            for sample in samples(tensor) {
-                let file = &files[sample.file as usize];
-                bytes.resize(sample.len as usize, 0); // a few blocks at most
-                if let Err(source) = read_exact_at(&file.file, &mut bytes, sample.offset) {
-                    let Extent { offset, len, .. } = sample;
-                    let path = file.path.clone();
-                    lock(&failure).get_or_insert(StoreError::Read { path, offset, len, source });
-                    return;
-                }
+            for Extent { file, offset, len } in samples(tensor) {
+                let Original { path, file, .. } = &files[file as usize];
+                bytes.resize(len as usize, 0); // a few blocks at most
+                read_exact_at(file, &mut bytes, offset).map_err(|source| StoreError::Read {
+                    path: path.clone(),
+                    offset,
+                    len,
+                    source,
+                })?;
                 hash.update(&bytes);
             }
-            lock(&digests)[index] = hash.finalize().into();
+            digests.push((index, hash.finalize().into()));
         }
     };
-    std::thread::scope(|scope| {
-        (0..THREADS.min(model.tensors.len())).for_each(|_| drop(scope.spawn(work)));
+    let taken: Vec<Result<_, StoreError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS.min(model.tensors.len())).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("reading does not panic")).collect()
     });
-    if let Some(error) = lock(&failure).take() {
-        return Err(error);
-    }
+    let mut digests = taken.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+    digests.sort_unstable();
     let mut hash = sha2::Sha256::new();
-    lock(&digests).iter().for_each(|digest| hash.update(digest));
+    digests.iter().for_each(|(_, digest)| hash.update(digest));
     Ok(Sha256(hash.finalize().into()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn originals(model: &Gguf) -> Result<Vec<Original>, StoreError> {
@@ -108,15 +101,16 @@ pub fn sha256(
     let files: Vec<_> = originals.iter().map(Original::again).collect::<Result<_, _>>()?;
     let view = model.one_file();
     let (mut hash, mut done) = (sha2::Sha256::new(), 0);
-    let nothing_absent = |_: &_, _: &mut sequence::Put<'_, ()>| Ok(());
-    let walked = sequence::walk(&view, &files, nothing_absent, |bytes| {
-        hash.update(bytes);
-        done += bytes.len() as u64;
-        match progress(done, view.len()) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(()),
-        }
-    });
+    let walked = bytes::walk(
+        &view,
+        &files,
+        |_| Vec::new(),
+        |bytes| {
+            hash.update(bytes);
+            done += bytes.len() as u64;
+            if progress(done, view.len).is_break() { Err(()) } else { Ok(()) }
+        },
+    );
     match walked {
         Ok(()) => {}
         Err(Interrupted::Sink(())) => return Ok(None),
@@ -131,9 +125,7 @@ pub fn sha256(
 
 /// Where the fingerprint of a pack's source is kept if the pack itself, from an earlier hobbit, does not have it.
 pub fn kept_path(pack: &Path) -> std::path::PathBuf {
-    let mut name = pack.as_os_str().to_owned();
-    name.push(".fingerprint");
-    name.into()
+    files::with_suffix(pack, ".fingerprint")
 }
 
 /// The fingerprint kept beside the pack at `path`, whose source has this digest; `None` if there is none.

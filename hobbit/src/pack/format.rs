@@ -57,10 +57,11 @@ pub(super) fn is_reserved(name: &str) -> bool {
 }
 
 /// Whether a pack can do without a plain model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PackKind {
     /// The whole model.
+    #[default]
     Full,
     /// Only low-precision experts, to be used beside the model.
     Low,

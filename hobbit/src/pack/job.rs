@@ -2,20 +2,20 @@
 //! expert, a thread holds a few megabytes.
 
 use std::fs::File;
-use std::io;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::bytes::{self, Interrupted, read_exact_at, write_all_at};
 use super::plan::{Job, Plan, importance_of};
-use super::positioned::{read_exact_at, write_all_at};
-use super::read::class_of;
+use super::write::output;
 use super::write_error::WriteError;
 use crate::expert::Extent;
 use crate::gguf::{ExpertTensor, GgmlType, Recode};
 use crate::pack::imatrix::Imatrix;
 
-/// Bytes read at a time; of a recoded slice, bytes of its rows as 32-bit floats.
+/// Of a recoded slice, bytes of its rows at a time as 32-bit floats.
 const CHUNK: u64 = 4 << 20;
 
 /// What all jobs share.
@@ -26,18 +26,9 @@ pub(super) struct Jobs<'a> {
     /// Of the source.
     pub files: &'a [File],
     pub out: &'a File,
+    pub partial: &'a Path,
     /// Told the bytes written; answers whether to go on.
     pub wrote: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
-}
-
-/// Why a job has no result.
-pub(super) enum JobError {
-    /// Somebody asked for an end.
-    Stopped,
-    /// The partial file cannot be written.
-    Output(io::Error),
-    /// All else.
-    Other(WriteError),
 }
 
 /// A thread's buffers.
@@ -55,34 +46,34 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    fn put(&mut self, bytes: &[u8]) -> Result<(), JobError> {
-        write_all_at(self.jobs.out, bytes, self.at).map_err(JobError::Output)?;
+    fn put(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        write_all_at(self.jobs.out, bytes, self.at).map_err(output(self.jobs.partial, "write"))?;
         self.hash.update(bytes);
         self.at += bytes.len() as u64;
         match (self.jobs.wrote)(bytes.len() as u64) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(JobError::Stopped),
+            ControlFlow::Break(()) => Err(WriteError::Stopped { path: self.jobs.partial.to_owned() }),
         }
     }
 }
 
 impl Jobs<'_> {
     /// Does the job and answers the xxh3-64 of what it wrote.
-    pub fn run(&self, job: usize, scratch: &mut Scratch) -> Result<u64, JobError> {
+    pub fn run(&self, job: usize, scratch: &mut Scratch) -> Result<u64, WriteError> {
         let start = self.plan.targets[job].offset;
         let mut target = Target { jobs: self, at: start, hash: Xxh3::new() };
         match self.plan.jobs[job] {
-            Job::Tensor(i) => self.copy(&self.plan.source.tensors[i].extent, &mut target, scratch)?,
+            Job::Tensor(i) => self.copy(self.plan.source.tensors[i].extent, &mut target, scratch)?,
             Job::Record(row) => {
                 let row = &self.plan.rows[row];
                 let layer = self.plan.layer(row);
-                let class = class_of(layer, &row.types).expect("the plan chose types that fit the rows");
+                let class = row.types.class(layer).expect("the plan chose types that fit the rows");
                 for (tensor, slice) in layer.tensors.iter().zip(&class.slices) {
                     let extent = tensor.extent(row.version.expert.index);
                     match slice.dtype == tensor.dtype {
-                        true => self.copy(&extent, &mut target, scratch)?,
+                        true => self.copy(extent, &mut target, scratch)?,
                         false => {
-                            self.slice(tensor, row.version.expert.index, slice.dtype, &extent, &mut target, scratch)?
+                            self.slice(tensor, row.version.expert.index, slice.dtype, extent, &mut target, scratch)?
                         }
                     }
                     let padding = start + slice.region + slice.capacity - target.at;
@@ -93,15 +84,14 @@ impl Jobs<'_> {
         Ok(target.hash.digest())
     }
 
-    fn copy(&self, source: &Extent, target: &mut Target<'_>, scratch: &mut Scratch) -> Result<(), JobError> {
-        let mut done = 0;
-        while done < source.len {
-            scratch.read.resize((source.len - done).min(CHUNK) as usize, 0);
-            self.read(&Extent { offset: source.offset + done, ..*source }, &mut scratch.read)?;
-            target.put(&scratch.read)?;
-            done += scratch.read.len() as u64;
-        }
-        Ok(())
+    fn copy(&self, source: Extent, target: &mut Target<'_>, scratch: &mut Scratch) -> Result<(), WriteError> {
+        let read = &mut scratch.read;
+        bytes::read(&self.files[source.file as usize], source, read, |bytes| target.put(bytes)).map_err(|error| {
+            match error {
+                Interrupted::Sink(error) => error,
+                Interrupted::Read(file, error) => self.plan.source_error(file, error),
+            }
+        })
     }
 
     fn slice(
@@ -109,37 +99,31 @@ impl Jobs<'_> {
         tensor: &ExpertTensor,
         index: u16,
         to: GgmlType,
-        source: &Extent,
+        source: Extent,
         target: &mut Target<'_>,
         scratch: &mut Scratch,
-    ) -> Result<(), JobError> {
+    ) -> Result<(), WriteError> {
         let row_bytes = source.len / tensor.ne1;
         let rows_max = (CHUNK / (4 * tensor.ne0)).max(1);
-        let importance = importance_of(self.imatrix, tensor, index).map_err(JobError::Other)?;
-        let fault = |error| JobError::Other(WriteError::Recode { tensor: format!("{}[{index}]", tensor.name), error });
+        let importance = importance_of(self.imatrix, tensor, index)?;
+        let fault = |error| WriteError::Recode { tensor: format!("{}[{index}]", tensor.name), error };
         let mut row = 0;
         while row < tensor.ne1 {
             let n = rows_max.min(tensor.ne1 - row);
             scratch.read.resize((n * row_bytes) as usize, 0);
-            self.read(&Extent { offset: source.offset + row * row_bytes, ..*source }, &mut scratch.read)?;
+            read_exact_at(&self.files[source.file as usize], &mut scratch.read, source.offset + row * row_bytes)
+                .map_err(|error| self.plan.source_error(source.file, error))?;
             scratch.made.clear();
             let (columns, made) = (importance.as_deref(), &mut scratch.made);
             self.recode.recode(tensor.dtype, to, tensor.ne0, &scratch.read, columns, made).map_err(fault)?;
             let (found, expected) = (scratch.made.len() as u64, to.row_bytes(tensor.ne0).map_or(0, |bytes| bytes * n));
             if found != expected {
                 let tensor = format!("{}[{index}]", tensor.name);
-                return Err(JobError::Other(WriteError::RecodedLength { tensor, found, expected }));
+                return Err(WriteError::RecodedLength { tensor, found, expected });
             }
             target.put(&scratch.made)?;
             row += n;
         }
         Ok(())
-    }
-
-    fn read(&self, from: &Extent, out: &mut [u8]) -> Result<(), JobError> {
-        read_exact_at(&self.files[from.file as usize], out, from.offset).map_err(|error| {
-            let path = self.plan.source.files[from.file as usize].path.clone();
-            JobError::Other(WriteError::Source { path, error })
-        })
     }
 }

@@ -42,51 +42,33 @@ pub(super) struct Finished {
     pub source: Option<Sha256>,
 }
 
-/// Why there is no journal to go on with.
-#[derive(Debug)]
-pub(super) enum JournalError {
-    /// Its file is not to be had.
-    File(SoleError),
-    /// It belongs to another plan.
-    OtherPlan,
-}
-
-impl From<SoleError> for JournalError {
-    fn from(error: SoleError) -> Self {
-        Self::File(error)
-    }
-}
-
-impl From<io::Error> for JournalError {
-    fn from(error: io::Error) -> Self {
-        Self::File(error.into())
-    }
-}
-
 fn seal(mut row: [u8; ROW]) -> [u8; ROW] {
     let checksum = xxh3_64(&row[..56]);
     row[56..].copy_from_slice(&checksum.to_le_bytes());
     row
 }
 
-fn word(row: &[u8; ROW], at: usize) -> u64 {
-    let mut le = [0; 8];
-    le.copy_from_slice(&row[at..at + 8]);
-    u64::from_le_bytes(le)
+/// The bytes of a row from `at` on.
+fn part<const N: usize>(row: &[u8; ROW], at: usize) -> [u8; N] {
+    row[at..at + N].try_into().expect("parts lie in the row")
+}
+
+/// Of a first word and what follows it.
+fn row(first: u64, rest: &[u8]) -> [u8; ROW] {
+    let mut row = [0; ROW];
+    row[..8].copy_from_slice(&first.to_le_bytes());
+    row[8..8 + rest.len()].copy_from_slice(rest);
+    seal(row)
 }
 
 fn header(plan: &Sha256) -> [u8; ROW] {
-    let mut row = [0; ROW];
-    row[..8].copy_from_slice(MAGIC);
-    row[8..16].copy_from_slice(&VERSION.to_le_bytes());
-    row[16..48].copy_from_slice(&plan.0);
-    seal(row)
+    row(u64::from_le_bytes(*MAGIC), &[&VERSION.to_le_bytes()[..], &plan.0].concat())
 }
 
 impl Journal {
     /// Opens the journal at `path` for the plan of this digest, and says what is finished. `fresh`: nothing is, whatever
-    /// the journal says.
-    pub fn open(path: &Path, plan: &Sha256, fresh: bool) -> Result<(Self, Finished), JournalError> {
+    /// the journal says. `None`: it belongs to another plan.
+    pub fn open(path: &Path, plan: &Sha256, fresh: bool) -> Result<Option<(Self, Finished)>, SoleError> {
         let mut file = sole::open(path)?;
         let mut bytes = Vec::new();
         if !fresh {
@@ -101,9 +83,7 @@ impl Journal {
                 file.seek(SeekFrom::Start(whole))?;
                 finished(rows)
             }
-            Some((first, _)) if seal(*first) == *first && first.starts_with(MAGIC) => {
-                return Err(JournalError::OtherPlan);
-            }
+            Some((first, _)) if seal(*first) == *first && first.starts_with(MAGIC) => return Ok(None),
             // Empty, or killed while the header was written: nothing was finished then.
             _ => {
                 file.set_len(0)?;
@@ -112,36 +92,29 @@ impl Journal {
                 Finished::default()
             }
         };
-        Ok((Self { file, path: path.to_owned() }, finished))
+        Ok(Some((Self { file, path: path.to_owned() }, finished)))
     }
 
     /// Notes that a job is finished.
     pub fn job(&mut self, job: usize, checksum: u64) -> io::Result<()> {
-        let mut row = [0; ROW];
-        row[..8].copy_from_slice(&(job as u64).to_le_bytes());
-        row[8..16].copy_from_slice(&checksum.to_le_bytes());
-        self.file.write_all(&seal(row))
+        self.file.write_all(&row(job as u64, &checksum.to_le_bytes()))
     }
 
     /// Notes the source's digest.
     pub fn source(&mut self, digest: &Sha256) -> io::Result<()> {
-        let mut row = [0; ROW];
-        row[..8].copy_from_slice(&SOURCE_DIGEST.to_le_bytes());
-        row[8..40].copy_from_slice(&digest.0);
-        self.file.write_all(&seal(row))
+        self.file.write_all(&row(SOURCE_DIGEST, &digest.0))
     }
 }
 
 fn finished(rows: &[[u8; ROW]]) -> Finished {
     let mut finished = Finished::default();
     for row in rows.iter().filter(|row| seal(**row) == **row) {
-        match word(row, 0) {
-            SOURCE_DIGEST => {
-                let mut digest = [0; 32];
-                digest.copy_from_slice(&row[8..40]);
-                finished.source = Some(Sha256(digest));
+        match u64::from_le_bytes(part(row, 0)) {
+            SOURCE_DIGEST => finished.source = Some(Sha256(part(row, 8))),
+            job => {
+                let checksum = u64::from_le_bytes(part(row, 8));
+                finished.jobs.extend(usize::try_from(job).ok().map(|job| (job, checksum)));
             }
-            job => finished.jobs.extend(usize::try_from(job).ok().map(|job| (job, word(row, 8)))),
         }
     }
     finished
@@ -157,29 +130,29 @@ mod tests {
     fn rows_are_found_again_and_damaged_ones_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("j");
-        let (mut journal, finished) = Journal::open(&path, &PLAN, false).unwrap();
+        let (mut journal, finished) = Journal::open(&path, &PLAN, false).unwrap().unwrap();
         assert_eq!(finished, Finished::default());
         journal.job(3, 33).unwrap();
         journal.job(0, 44).unwrap();
         journal.source(&Sha256([9; 32])).unwrap();
         journal.job(5, 55).unwrap();
-        assert!(matches!(Journal::open(&path, &PLAN, false), Err(JournalError::File(SoleError::Busy))));
+        assert!(matches!(Journal::open(&path, &PLAN, false), Err(SoleError::Busy)));
         drop(journal);
 
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[64 + 9] ^= 1; // the first row
         bytes.truncate(bytes.len() - 1); // the last one
         std::fs::write(&path, &bytes).unwrap();
-        let (mut journal, finished) = Journal::open(&path, &PLAN, false).unwrap();
+        let (mut journal, finished) = Journal::open(&path, &PLAN, false).unwrap().unwrap();
         assert_eq!(finished, Finished { jobs: vec![(0, 44)], source: Some(Sha256([9; 32])) });
         journal.job(6, 66).unwrap();
         drop(journal);
 
-        assert!(matches!(Journal::open(&path, &Sha256([8; 32]), false), Err(JournalError::OtherPlan)));
-        let (journal, finished) = Journal::open(&path, &PLAN, false).unwrap();
+        assert!(matches!(Journal::open(&path, &Sha256([8; 32]), false), Ok(None)));
+        let (journal, finished) = Journal::open(&path, &PLAN, false).unwrap().unwrap();
         assert_eq!(finished.jobs, [(0, 44), (6, 66)]);
         drop(journal);
-        let (_, finished) = Journal::open(&path, &Sha256([8; 32]), true).unwrap();
+        let (_, finished) = Journal::open(&path, &Sha256([8; 32]), true).unwrap().unwrap();
         assert_eq!((finished, std::fs::read(&path).unwrap().len()), (Finished::default(), 64));
     }
 
@@ -187,13 +160,13 @@ mod tests {
     fn a_journal_cut_anywhere_is_no_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("j");
-        let (mut journal, _) = Journal::open(&path, &PLAN, false).unwrap();
+        let (mut journal, _) = Journal::open(&path, &PLAN, false).unwrap().unwrap();
         journal.job(1, 1).unwrap();
         drop(journal);
         let bytes = std::fs::read(&path).unwrap();
         for cut in 0..bytes.len() {
             std::fs::write(&path, &bytes[..cut]).unwrap();
-            let (_, finished) = Journal::open(&path, &PLAN, false).unwrap();
+            let (_, finished) = Journal::open(&path, &PLAN, false).unwrap().unwrap();
             assert_eq!(finished, Finished::default(), "{cut}");
         }
     }

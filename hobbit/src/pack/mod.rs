@@ -7,6 +7,7 @@
 //! [`Pack::plain`] is what the rest of hobbit works with: an ordinary [`crate::gguf::Gguf`] whose expert tensors have
 //! no bytes, beside a [`crate::gguf::Catalog`] that says where the records are.
 
+mod bytes;
 mod copy_only;
 mod error;
 mod fingerprint;
@@ -15,13 +16,9 @@ mod gaps;
 pub mod imatrix;
 mod job;
 mod journal;
-mod low;
 mod plain;
 mod plan;
-mod positioned;
-mod progress;
 mod read;
-mod sequence;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -39,12 +36,11 @@ pub use fingerprint::{
 };
 pub use format::{PackKind, Sha256, VERSION};
 pub use plan::{Fallback, PackSpec, Widths};
-pub use progress::{OnProgress, Progress, Stage, partial_path};
 pub use read::{Pack, PackInfo, PackedVersion};
 pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
 pub use unpack::{UnpackError, unpack};
 pub use verify::{Fault, Verified, verify};
-pub use write::{Written, write};
+pub use write::{OnProgress, Progress, Stage, Written, partial_path, write};
 pub use write_error::WriteError;
 
 /// The key of a fitted policy, for messages.

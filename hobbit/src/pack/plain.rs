@@ -4,15 +4,10 @@ use std::path::Path;
 
 use super::error::PackError;
 use super::format::PackKind;
-use crate::expert::{Extent, SliceKind};
+use crate::expert::Extent;
 use crate::files::FileState;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{Gguf, Segment, SourceFile, TensorInfo, VirtualGguf};
-
-/// Layer and kind of an expert weight tensor; `None` for an ordinary tensor.
-pub(super) fn expert_of(name: &str) -> Option<(u16, SliceKind)> {
-    parse_name(name)
-}
 
 /// Builds the plain model of `header`, the source's header of a file of `source_size` bytes; `gaps` as (position in
 /// the source, length, position in the pack).
@@ -28,7 +23,7 @@ pub(super) fn model(
     let in_pack = |name: &str| raw.tensor(name).map(|t| t.extent);
     let mut segments = Vec::new();
     for (i, tensor) in parsed.tensors.iter().enumerate() {
-        let expert = expert_of(&tensor.name).is_some();
+        let expert = parse_name(&tensor.name).is_some();
         let source = match raw.tensor(&tensor.name) {
             _ if expert || kind == PackKind::Low => None,
             Some(t) if t.dtype == tensor.dtype && t.dims == tensor.dims => Some(t.extent),
@@ -57,9 +52,9 @@ pub(super) fn model(
         }
         end = segment.end();
     }
-    let stored = VirtualGguf::new(header, segments, source_size);
+    let stored = VirtualGguf { header, segments, len: source_size };
     let place = |tensor: &TensorInfo| match in_pack(&tensor.name) {
-        Some(extent) if kind == PackKind::Full && expert_of(&tensor.name).is_none() => extent.offset,
+        Some(extent) if kind == PackKind::Full && parse_name(&tensor.name).is_none() => extent.offset,
         _ => i64::MAX as u64 - tensor.extent.len,
     };
     let nowhere = || SourceFile { path: path.to_owned(), len: 0, state: FileState::default() };

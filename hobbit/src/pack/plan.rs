@@ -1,15 +1,17 @@
 //! What goes into a pack and where: decided before a byte is written.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::bytes::{self, Interrupted};
 use super::format::{self, PackKind, Row, Sha256, VERSIONS_MAX, key};
-use super::read::class_of;
+use super::gaps;
 use super::types::{SliceTypes, TypeChoice, describe, fitting};
 use super::write_error::WriteError;
-use super::{gaps, plain};
 use crate::expert::{ExpertId, Extent, Precision, Version};
+use crate::gguf::experts::parse_name;
 use crate::gguf::writer::Layout;
 use crate::gguf::{
     ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, LayerExperts, Recode, WriteError as HeaderError,
@@ -22,6 +24,7 @@ use crate::store::BLOCK_BYTES;
 pub type Widths = HashMap<ExpertId, SliceTypes>;
 
 /// What to make.
+#[derive(Default)]
 pub struct PackSpec<'a> {
     /// A whole model, or low versions only.
     pub kind: PackKind,
@@ -48,9 +51,7 @@ pub struct PackSpec<'a> {
 impl PackSpec<'_> {
     /// The source's experts as they are, one thread.
     pub fn new(kind: PackKind) -> Self {
-        let (low, high, widths, thresholds, path_table, policy, importance) =
-            (None, None, None, None, None, None, None);
-        Self { kind, low, high, widths, thresholds, path_table, policy, importance, threads: 1, force: false }
+        Self { kind, threads: 1, ..Self::default() }
     }
 }
 
@@ -150,7 +151,7 @@ impl<'a> Plan<'a> {
         let view = source.one_file();
         let plain = plain_form(spec.kind, &experts, &rows);
         let fallbacks = fallbacks.into_iter().collect();
-        let (source_header, source_size) = (view.header().to_vec(), view.len());
+        let (source_header, source_size) = (view.header, view.len);
         let (kind, thresholds, policy) = (spec.kind, spec.thresholds, spec.policy.clone());
         let (jobs, targets) = (Vec::new(), Vec::new());
         let mut plan = Self {
@@ -230,7 +231,12 @@ impl<'a> Plan<'a> {
     pub fn ordinary(&self) -> impl Iterator<Item = usize> {
         let full = self.kind == PackKind::Full;
         let all = self.source.tensors.iter().enumerate().filter(move |_| full);
-        all.filter(|(_, t)| plain::expert_of(&t.name).is_none()).map(|(i, _)| i)
+        all.filter(|(_, t)| parse_name(&t.name).is_none()).map(|(i, _)| i)
+    }
+
+    /// That a file of the source, by index, could not be read.
+    pub fn source_error(&self, file: u32, error: io::Error) -> WriteError {
+        WriteError::Source { path: self.source.files[file as usize].path.clone(), error }
     }
 
     /// The layer of a row.
@@ -302,8 +308,8 @@ fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallb
                 };
                 layer.tensors.iter().map(|t| (t.kind, smaller(t))).collect()
             });
-            let row = |precision, types| {
-                let class = class_of(layer, &types).expect("types were chosen to fit the rows");
+            let row = |precision, types: SliceTypes| {
+                let class = types.class(layer).expect("types were chosen to fit the rows");
                 Row { version: Version { expert, precision }, offset: 0, len: class.stride, types, checksum: 0 }
             };
             if spec.kind == PackKind::Full {
@@ -383,24 +389,28 @@ fn plain_form(kind: PackKind, experts: &ExpertMap, rows: &[Row]) -> PlainForm {
 
 /// The non-zero bytes of `source` between and after its tensors, as `hobbit.gaps` holds them.
 pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
-    const CHUNK: u64 = 1 << 20;
+    const RUN: usize = 1 << 20;
     let path = &source.files[0].path;
     let io = |error| WriteError::Source { path: path.clone(), error };
     let file = std::fs::File::open(path).map_err(io)?;
-    let mut found = Vec::new();
-    let mut buffer = Vec::new();
-    for segment in source.one_file().segments().iter().filter(|segment| segment.tensor.is_none()) {
+    let (mut found, mut buffer) = (Vec::new(), Vec::new());
+    for segment in source.one_file().segments.iter().filter(|segment| segment.tensor.is_none()) {
         let Some(extent) = segment.source else { continue };
-        let mut done = 0;
-        while done < extent.len {
-            buffer.resize((extent.len - done).min(CHUNK) as usize, 0);
-            super::positioned::read_exact_at(&file, &mut buffer, extent.offset + done).map_err(io)?;
-            gaps::push(&mut found, segment.start + done, &buffer);
-            done += buffer.len() as u64;
-            if found.len() as u64 > gaps::GAP_BYTES_MAX {
-                return Err(WriteError::Trailing { path: path.clone(), limit: gaps::GAP_BYTES_MAX });
+        let mut start = segment.start;
+        let read = bytes::read(&file, extent, &mut buffer, |bytes| {
+            for run in bytes.chunks(RUN) {
+                gaps::push(&mut found, start, run);
+                start += run.len() as u64;
+                if found.len() as u64 > gaps::GAP_BYTES_MAX {
+                    return Err(WriteError::Trailing { path: path.clone(), limit: gaps::GAP_BYTES_MAX });
+                }
             }
-        }
+            Ok(())
+        });
+        read.map_err(|error| match error {
+            Interrupted::Read(_, error) => io(error),
+            Interrupted::Sink(error) => error,
+        })?;
     }
     Ok(found)
 }

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use super::bytes::read_exact_at;
 use super::error::PackError;
 use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
-use super::positioned::read_exact_at;
 use super::{SliceTypes, gaps, plain};
 use crate::expert::{Extent, Precision, Version};
+use crate::gguf::experts::parse_name;
 use crate::gguf::{
-    Catalog, ExpertClass, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, TensorInfo,
-    VersionSource, VirtualGguf,
+    Catalog, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, TensorInfo, VersionSource,
 };
 use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
@@ -69,12 +69,24 @@ pub struct Pack {
     pub kind: PackKind,
     /// What it says about itself.
     pub info: PackInfo,
-    raw: Gguf,
-    plain: Gguf,
-    experts: ExpertMap,
-    catalog: Catalog,
-    versions: Vec<PackedVersion>,
-    checksums: Vec<u64>,
+    /// The pack itself, as any GGUF reader sees it.
+    pub raw: Gguf,
+    /// The model that the pack stands for, with the source's keys and tensors; its only file is the pack. Shown to
+    /// llama.cpp its header is unchanged (laid out anew if llama.cpp would refuse the source's layout).
+    ///
+    /// Ordinary tensors' extents lie in the pack. Expert tensors have name, type and shape, but their extents lie
+    /// beyond every file: reading them by mistake fails. In a low pack this holds for all tensors.
+    pub plain: Gguf,
+    /// Shapes, names and types of the plain model's expert tensors. Where they lie means nothing: ask the catalog. Types
+    /// are the source's; the pack's high versions may have others.
+    pub experts: ExpertMap,
+    /// Where every version lies; file 0 is the pack. In a low pack no layer has high versions ([`LayerCatalog::high`]
+    /// is empty): it serves beside the model.
+    pub catalog: Catalog,
+    /// Every version in the order of the index.
+    pub versions: Vec<PackedVersion>,
+    /// As stored; see [`format::CHECKSUMS`].
+    pub(super) checksums: Vec<u64>,
 }
 
 impl Pack {
@@ -98,19 +110,14 @@ impl Pack {
 
         let header = own_tensor(&raw, path, format::HEADER, GgmlType::I8, HEADER_BYTES_MAX)?;
         let header = read(&file, path, header)?;
-        let gaps = match raw.tensor(format::GAPS) {
-            Some(_) => Some(own_tensor(&raw, path, format::GAPS, GgmlType::I8, gaps::GAP_BYTES_MAX)?),
-            None => None,
-        };
-        let gaps = match gaps {
-            Some(tensor) => {
-                let found = gaps::parse(&read(&file, path, tensor)?).ok_or_else(|| {
-                    PackError::malformed(path, format!("tensor '{}'", format::GAPS), "a wild length", "runs of bytes")
-                })?;
-                found.into_iter().map(|gap| (gap.start, gap.len, tensor.extent.offset + gap.at)).collect()
-            }
-            None => Vec::new(),
-        };
+        let mut gaps = Vec::new();
+        if raw.tensor(format::GAPS).is_some() {
+            let tensor = own_tensor(&raw, path, format::GAPS, GgmlType::I8, gaps::GAP_BYTES_MAX)?;
+            let found = gaps::parse(&read(&file, path, tensor)?).ok_or_else(|| {
+                PackError::malformed(path, format!("tensor '{}'", format::GAPS), "a wild length", "runs of bytes")
+            })?;
+            gaps.extend(found.into_iter().map(|gap| (gap.start, gap.len, tensor.extent.offset + gap.at)));
+        }
         if raw.tensor(format::PATHS).is_some() {
             own_tensor(&raw, path, format::PATHS, GgmlType::I8, PathTable::BYTES_MAX)?;
         }
@@ -128,7 +135,7 @@ impl Pack {
             Builder { raw: &raw, path, experts: &experts, classes: HashMap::new() }.catalog(kind, &versions)?;
 
         let n_ordinary = match kind {
-            PackKind::Full => plain.tensors.iter().filter(|t| plain::expert_of(&t.name).is_none()).count(),
+            PackKind::Full => plain.tensors.iter().filter(|t| parse_name(&t.name).is_none()).count(),
             PackKind::Low => 0,
         };
         let n_checksums = n_ordinary + format::OWN_CHECKSUMS;
@@ -141,40 +148,6 @@ impl Pack {
         let checksums = checksums.chunks_exact(8).filter_map(|word| word.first_chunk().copied());
         let checksums = checksums.map(u64::from_le_bytes).collect();
         Ok(Self { path: path.to_owned(), kind, info, raw, plain, experts, catalog, versions, checksums })
-    }
-
-    /// The pack itself, as any GGUF reader sees it.
-    pub fn raw(&self) -> &Gguf {
-        &self.raw
-    }
-
-    /// The model that the pack stands for, with the source's keys and tensors; its only file is the pack.
-    ///
-    /// Ordinary tensors' extents lie in the pack. Expert tensors have name, type and shape, but their extents lie
-    /// beyond every file: reading them by mistake fails. In a low pack this holds for all tensors.
-    pub fn plain(&self) -> &Gguf {
-        &self.plain
-    }
-
-    /// As [`Pack::plain`], without the rest.
-    pub fn into_plain(self) -> Gguf {
-        self.plain
-    }
-
-    /// Shapes, names and types of the plain model's expert tensors. Where they lie means nothing: ask
-    /// [`Pack::catalog`]. Types are the source's; the pack's high versions may have others.
-    pub fn experts(&self) -> ExpertMap {
-        self.experts.clone()
-    }
-
-    /// Where every version lies; file 0 is the pack. In a low pack no layer has high versions ([`LayerCatalog::high`]
-    /// is empty): it serves [`Catalog::add_low_pack`].
-    pub fn catalog(&self) -> Catalog {
-        self.catalog.clone()
-    }
-
-    pub(super) fn catalog_ref(&self) -> &Catalog {
-        &self.catalog
     }
 
     /// Whether any expert has a low version.
@@ -197,17 +170,6 @@ impl Pack {
         checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })
     }
 
-    /// Every version in the order of the index.
-    pub fn versions(&self) -> &[PackedVersion] {
-        &self.versions
-    }
-
-    /// What llama.cpp is shown: the plain model as one file, its header unchanged (laid out anew if llama.cpp would
-    /// refuse the source's layout), its experts absent.
-    pub fn virtual_file(&self) -> VirtualGguf {
-        self.plain.virtual_file()
-    }
-
     /// That the pack can be run without a plain model.
     ///
     /// # Errors
@@ -226,17 +188,12 @@ impl Pack {
     /// their weights tell them apart.
     pub fn has_header_of(&self, model: &Gguf) -> bool {
         let (theirs, own) = (model.one_file(), self.plain.one_file());
-        theirs.len() == own.len() && theirs.header() == own.header()
-    }
-
-    /// Checksums as stored; see [`format::CHECKSUMS`].
-    pub(super) fn checksums(&self) -> &[u64] {
-        &self.checksums
+        theirs.len == own.len && theirs.header == own.header
     }
 
     /// The plain model's ordinary tensors, in file order.
     pub(super) fn ordinary(&self) -> impl Iterator<Item = &TensorInfo> {
-        let all = self.plain.tensors.iter().filter(|t| plain::expert_of(&t.name).is_none());
+        let all = self.plain.tensors.iter().filter(|t| parse_name(&t.name).is_none());
         all.filter(|_| self.kind == PackKind::Full)
     }
 }
@@ -395,7 +352,7 @@ impl Builder<'_> {
         let class = match self.classes.get(&(layer.layer, packed.types)) {
             Some(class) => *class,
             None => {
-                let class = class_of(layer, &packed.types).ok_or_else(|| {
+                let class = packed.types.class(layer).ok_or_else(|| {
                     let kinds: Vec<_> = layer.tensors.iter().map(|t| t.kind.tensor_stem()).collect();
                     let found = format!("{:?}", packed.types.iter().collect::<Vec<_>>());
                     fault("types", found, format!("types for {} whose blocks fit the rows", kinds.join(", ")))
@@ -431,14 +388,4 @@ impl Builder<'_> {
         let slices = shape.slices.iter().map(slice).collect();
         Ok(VersionSource { class, slices, record: Some(packed.record) })
     }
-}
-
-/// The shape of a record with these types; `None` if a kind is missing or too many, or rows are no whole blocks.
-pub(super) fn class_of(layer: &LayerExperts, types: &SliceTypes) -> Option<ExpertClass> {
-    if types.iter().count() != layer.tensors.len() {
-        return None;
-    }
-    let slices: Option<Vec<_>> =
-        layer.tensors.iter().map(|t| Some((t.kind, types.get(t.kind)?, t.ne0, t.ne1))).collect();
-    ExpertClass::packed(slices?).filter(|class| i64::try_from(class.stride).is_ok())
 }

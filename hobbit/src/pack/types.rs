@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::expert::SliceKind;
-use crate::gguf::GgmlType;
+use serde::{Deserialize, Serialize};
 
-/// The type of each slice of one version of an expert; `None` for kinds that the layer has not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+use crate::expert::SliceKind;
+use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts};
+
+/// The type of each slice of one version of an expert; `None` for kinds that the layer has not. As JSON an object of tensor
+/// stems and ggml's names: `{"ffn_down_exps": "q3_K"}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "BTreeMap<String, String>", try_from = "BTreeMap<String, String>")]
 pub struct SliceTypes([Option<GgmlType>; SliceKind::COUNT]);
 
 /// Stands for "no such slice" in an index row; no ggml type will ever have this id.
@@ -28,6 +32,31 @@ impl SliceTypes {
     /// The kinds that are there, with their types, in load order.
     pub fn iter(&self) -> impl Iterator<Item = (SliceKind, GgmlType)> {
         SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, self.get(kind)?)))
+    }
+
+    /// The types that a layer's experts have.
+    pub fn own(layer: &LayerExperts) -> Self {
+        layer.tensors.iter().map(|t| (t.kind, t.dtype)).collect()
+    }
+
+    /// The types of a layer's experts lowered to `width`: rows that are no whole blocks of it take a type of smaller
+    /// blocks, and what would not get smaller stays as it is.
+    pub fn lowered(layer: &LayerExperts, width: GgmlType) -> Self {
+        let smaller = |t: &ExpertTensor| {
+            let lower = fitting(width, t.ne0);
+            if lower.row_bytes(t.ne0) < t.dtype.row_bytes(t.ne0) { lower } else { t.dtype }
+        };
+        layer.tensors.iter().map(|t| (t.kind, smaller(t))).collect()
+    }
+
+    /// The shape of a record with these types; `None` if a kind is missing or too many, or rows are no whole blocks.
+    pub fn class(&self, layer: &LayerExperts) -> Option<ExpertClass> {
+        if self.iter().count() != layer.tensors.len() {
+            return None;
+        }
+        let slices: Option<Vec<_>> =
+            layer.tensors.iter().map(|t| Some((t.kind, self.get(t.kind)?, t.ne0, t.ne1))).collect();
+        ExpertClass::packed(slices?).filter(|class| i64::try_from(class.stride).is_ok())
     }
 
     /// As in an index row: 8 bits per kind, the first in the lowest. `None` if an id has more bits.
@@ -63,6 +92,26 @@ impl FromIterator<(SliceKind, GgmlType)> for SliceTypes {
     }
 }
 
+impl From<SliceTypes> for BTreeMap<String, String> {
+    fn from(types: SliceTypes) -> Self {
+        types.iter().map(|(kind, dtype)| (kind.tensor_stem().to_owned(), dtype.name().to_owned())).collect()
+    }
+}
+
+impl TryFrom<BTreeMap<String, String>> for SliceTypes {
+    type Error = String;
+
+    fn try_from(words: BTreeMap<String, String>) -> Result<Self, String> {
+        let mut types = Self::default();
+        for (stem, word) in words {
+            let kind = SliceKind::ALL.into_iter().find(|kind| kind.tensor_stem() == stem);
+            let kind = kind.ok_or_else(|| format!("unknown slice '{stem}'"))?;
+            types.set(kind, GgmlType::try_from(word)?);
+        }
+        Ok(types)
+    }
+}
+
 /// Types asked for: one for all slices, and exceptions. Written `q2_k,down=q3_k`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeChoice {
@@ -77,22 +126,13 @@ pub struct TypeChoice {
 pub enum TypeChoiceError {
     /// Not the name of a ggml type.
     #[error("unknown type '{found}', expected a ggml type such as q2_k, q4_k, q8_0 or f16")]
-    Type {
-        /// The word.
-        found: String,
-    },
+    Type { found: String },
     /// Not the name of a slice.
     #[error("unknown slice '{found}', expected gate, gate_up, up or down, as in q2_k,down=q3_k")]
-    Slice {
-        /// The word.
-        found: String,
-    },
+    Slice { found: String },
     /// Not `TYPE` first and then `slice=TYPE`.
     #[error("'{found}': expected TYPE, or TYPE,SLICE=TYPE as in q2_k,down=q3_k, each slice at most once")]
-    Form {
-        /// The text.
-        found: String,
-    },
+    Form { found: String },
 }
 
 impl TypeChoice {

@@ -1,5 +1,6 @@
 //! From a pack back to a plain GGUF.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -7,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 use sha2::Digest;
 
+use super::bytes::{self, Interrupted};
 use super::format::Sha256;
-use super::positioned::read_exact_at;
-use super::sequence::{self, Interrupted};
-use super::{Pack, PackError, SliceTypes, plain};
+use super::{Pack, PackError, SliceTypes};
 use crate::expert::Extent;
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, Input, Kind, Output, OutputError};
-use crate::gguf::{Gguf, HeaderBuilder, LayerCatalog, Segment, VirtualGguf};
+use crate::gguf::experts::parse_name;
+use crate::gguf::{LayerCatalog, Segment, TensorInfo, VersionSource, VirtualGguf};
 
 /// Why a pack was not unpacked.
 #[derive(Debug, thiserror::Error)]
@@ -24,85 +25,34 @@ pub enum UnpackError {
     Pack(#[from] PackError),
     /// A tensor of a plain GGUF has one type for all experts.
     #[error("{}: layer {layer}: expert {expert} has types {found}, expert 0 has {expected}; a plain GGUF has one type for all experts of a tensor, use the pack as it is", path.display())]
-    MixedTypes {
-        /// Pack.
-        path: PathBuf,
-        /// Block.
-        layer: u16,
-        /// First expert that differs.
-        expert: u16,
-        /// Its types.
-        found: String,
-        /// The first expert's types.
-        expected: String,
-    },
+    MixedTypes { path: PathBuf, layer: u16, expert: u16, found: String, expected: String },
     /// The header could not be made.
     #[error("{}: the plain header cannot be made: {error}", path.display())]
-    Header {
-        /// Pack.
-        path: PathBuf,
-        /// Why.
-        error: crate::gguf::WriteError,
-    },
+    Header { path: PathBuf, error: crate::gguf::WriteError },
     /// The output is there already.
     #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
-    Exists {
-        /// Output.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// The output, or what leads to it, is the pack or no model.
     #[error(transparent)]
     Overwrites(#[from] OutputError),
     /// Somebody else is at it.
     #[error("{}: another process is writing this file; wait for it, or give another output", path.display())]
-    Busy {
-        /// Partial output.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
     /// A link, or a second name of another file, where unfinished work goes.
     #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
-    NotOurs {
-        /// Partial output.
-        path: PathBuf,
-        /// What is there.
-        found: &'static str,
-    },
+    NotOurs { path: PathBuf, found: &'static str },
     /// Not enough room.
     #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
-    Space {
-        /// Directory.
-        path: PathBuf,
-        /// Bytes to be written.
-        needed: u64,
-        /// Bytes free.
-        available: u64,
-    },
+    Space { path: PathBuf, needed: u64, available: u64 },
     /// The output could not be written. Nothing is left of it.
     #[error("{}: cannot {action}: {error}", path.display())]
-    Output {
-        /// Partial output.
-        path: PathBuf,
-        /// What was attempted.
-        action: &'static str,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Output { path: PathBuf, action: &'static str, error: io::Error },
     /// The progress callback asked for an end. Nothing is left of the output.
     #[error("{}: stopped, nothing was written", path.display())]
-    Stopped {
-        /// Output.
-        path: PathBuf,
-    },
+    Stopped { path: PathBuf },
     /// The plain model is not the one that the pack was made to give.
     #[error("{}: unpacks to SHA-256 {found}, expected {expected}; the pack is damaged, `gguf-tools verify` says where", path.display())]
-    Digest {
-        /// Pack.
-        path: PathBuf,
-        /// Digest of what came out.
-        found: Sha256,
-        /// `hobbit.plain.sha256`.
-        expected: Sha256,
-    },
+    Digest { path: PathBuf, found: Sha256, expected: Sha256 },
 }
 
 /// Writes the plain model of `pack` to `out`: the source bit for bit, or where the pack's high versions have other
@@ -121,16 +71,16 @@ pub fn unpack(
         return Err(UnpackError::Exists { path: out.to_owned() });
     }
     let view = plain_file(pack)?;
-    let directory = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = files::directory_of(out);
     let failed = |path: &Path, action: &'static str| {
         let path = path.to_owned();
         move |error| UnpackError::Output { path, action, error }
     };
     let available = fs4::available_space(directory).map_err(failed(directory, "ask for the free space of"))?;
-    if available < view.len() {
-        return Err(UnpackError::Space { path: directory.to_owned(), needed: view.len(), available });
+    if available < view.len {
+        return Err(UnpackError::Space { path: directory.to_owned(), needed: view.len, available });
     }
-    let partial = super::progress::partial_path(out);
+    let partial = super::partial_path(out);
     let written = [(out, Kind::Model), (&partial, Kind::PartialModel)];
     let written = written.map(|(path, kind)| Output { flag: "the output", path, kind });
     files::check(&written, &[Input { flag: "the pack", path: &pack.path }])?;
@@ -156,7 +106,7 @@ pub fn unpack(
     if finished.is_err() {
         let _ = fs::remove_file(&partial); // the reason why is the error to report
     }
-    finished.map(|()| view.len())
+    finished.map(|()| view.len)
 }
 
 /// Digest of what [`unpack`] would write.
@@ -178,29 +128,21 @@ fn stream(
     let io = |error| UnpackError::Pack(PackError::io(&pack.path, "read")(error));
     let files = [File::open(&pack.path).map_err(io)?];
     let (mut hash, mut done) = (sha2::Sha256::new(), 0);
-    let mut buffer = Vec::new();
-    let experts = |segment: &Segment, put: &mut sequence::Put<'_, UnpackError>| {
-        for slice in slices_of(pack, segment) {
-            let mut at = 0;
-            while at < slice.len {
-                buffer.resize((slice.len - at).min(sequence::CHUNK) as usize, 0);
-                read_exact_at(&files[0], &mut buffer, slice.offset + at)
-                    .map_err(|error| Interrupted::Read(slice.file, error))?;
-                put(&buffer)?;
-                at += buffer.len() as u64;
+    let walked = bytes::walk(
+        view,
+        &files,
+        |segment| slices_of(pack, segment),
+        |bytes| {
+            hash.update(bytes);
+            sink(bytes)?;
+            done += bytes.len() as u64;
+            if progress(done, view.len).is_break() {
+                Err(UnpackError::Stopped { path: out.to_owned() })
+            } else {
+                Ok(())
             }
-        }
-        Ok(())
-    };
-    let walked = sequence::walk(view, &files, experts, |bytes| {
-        hash.update(bytes);
-        sink(bytes)?;
-        done += bytes.len() as u64;
-        match progress(done, view.len()) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(UnpackError::Stopped { path: out.to_owned() }),
-        }
-    });
+        },
+    );
     match walked {
         Ok(()) => Ok(Sha256(hash.finalize().into())),
         Err(Interrupted::Sink(error)) => Err(error),
@@ -210,11 +152,11 @@ fn stream(
 
 /// Where the slices of an expert tensor lie, expert by expert.
 fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Extent> {
-    let tensor = segment.tensor.and_then(|i| pack.plain().tensors.get(i as usize));
-    let Some((layer, kind)) = tensor.and_then(|tensor| plain::expert_of(&tensor.name)) else { return Vec::new() };
-    let catalog = pack.catalog_ref();
+    let tensor = segment.tensor.and_then(|i| pack.plain.tensors.get(i as usize));
+    let Some((layer, kind)) = tensor.and_then(|tensor| parse_name(&tensor.name)) else { return Vec::new() };
+    let catalog = &pack.catalog;
     let high = catalog.layer(layer).map_or(&[][..], |layer| &layer.high);
-    let slice = |version: &crate::gguf::VersionSource| {
+    let slice = |version: &VersionSource| {
         let class = &catalog.classes[usize::from(version.class)];
         let position = class.slices.iter().position(|slice| slice.kind == kind)?;
         Some(version.slices[position].extent)
@@ -225,45 +167,28 @@ fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Extent> {
 /// The plain model as one file; expert tensors without source.
 fn plain_file(pack: &Pack) -> Result<VirtualGguf, UnpackError> {
     pack.require_full()?;
-    let plain = pack.plain();
+    let plain = &pack.plain;
     let changed = changed_types(pack)?;
     if changed.is_empty() {
         return Ok(plain.one_file());
     }
-    let mut header = HeaderBuilder::new(plain.alignment).map_err(header_error(pack))?;
-    plain.copy_keys(&mut header, |_| true).map_err(header_error(pack))?;
-    for tensor in &plain.tensors {
-        let types = plain::expert_of(&tensor.name).and_then(|(layer, kind)| {
-            let types = changed.iter().find(|(changed, _)| *changed == layer).map(|(_, types)| types);
-            types.and_then(|types| types.get(kind))
-        });
-        header.tensor(&tensor.name, types.unwrap_or(tensor.dtype), &tensor.dims).map_err(header_error(pack))?;
-    }
-    let layout = header.finish();
-    let segment = |(i, planned): (usize, &crate::gguf::TensorInfo)| {
-        let expert = plain::expert_of(&planned.name).is_some();
-        let source = Some(plain.tensors[i].extent).filter(|_| !expert);
-        let Extent { offset: start, len, .. } = planned.extent;
-        (len > 0).then_some(Segment { start, len, source, expert, tensor: Some(i as u32) })
+    let dtype = |tensor: &TensorInfo| {
+        let changed = parse_name(&tensor.name).and_then(|(layer, kind)| changed.get(&layer)?.get(kind));
+        changed.unwrap_or(tensor.dtype)
     };
-    let segments = layout.tensors.iter().enumerate().filter_map(segment).collect();
-    Ok(VirtualGguf::new(layout.header, segments, layout.len))
-}
-
-fn header_error(pack: &Pack) -> impl Fn(crate::gguf::WriteError) -> UnpackError {
-    let path = pack.path.clone();
-    move |error| UnpackError::Header { path: path.clone(), error }
+    let rewritten = plain.rewritten(|_| true, dtype).map(VirtualGguf::without_experts);
+    rewritten.map_err(|error| UnpackError::Header { path: pack.path.clone(), error })
 }
 
 /// The layers whose high versions have other types than the source, with these types.
-fn changed_types(pack: &Pack) -> Result<Vec<(u16, SliceTypes)>, UnpackError> {
-    let catalog = pack.catalog_ref();
+fn changed_types(pack: &Pack) -> Result<HashMap<u16, SliceTypes>, UnpackError> {
+    let catalog = &pack.catalog;
     let types_of = |layer: &LayerCatalog, index: usize| -> SliceTypes {
         let class = &catalog.classes[usize::from(layer.high[index].class)];
         class.slices.iter().map(|slice| (slice.kind, slice.dtype)).collect()
     };
     let words = |types: &SliceTypes| super::types::describe([*types].iter());
-    let mut changed = Vec::new();
+    let mut changed = HashMap::new();
     for layer in catalog.layers.iter().filter(|layer| !layer.high.is_empty()) {
         let types = types_of(layer, 0);
         if let Some(index) = (1..layer.high.len()).find(|index| types_of(layer, *index) != types) {
@@ -275,14 +200,9 @@ fn changed_types(pack: &Pack) -> Result<Vec<(u16, SliceTypes)>, UnpackError> {
                 expected: words(&types),
             });
         }
-        if source_types(pack.plain(), layer.layer) != types {
-            changed.push((layer.layer, types));
+        if pack.experts.layer(layer.layer).is_none_or(|source| SliceTypes::own(source) != types) {
+            changed.insert(layer.layer, types);
         }
     }
     Ok(changed)
-}
-
-fn source_types(plain: &Gguf, layer: u16) -> SliceTypes {
-    let own = plain.tensors.iter().filter_map(|tensor| Some((plain::expert_of(&tensor.name)?, tensor.dtype)));
-    own.filter(|((of, _), _)| *of == layer).map(|((_, kind), dtype)| (kind, dtype)).collect()
 }

@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use serde::Serialize;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::positioned::read_exact_at;
-use super::{Pack, PackError, format, sequence};
+use super::bytes::{self, Interrupted};
+use super::{Pack, PackError, format};
 use crate::expert::{Extent, Precision};
 
 /// What [`verify()`] has found.
@@ -64,7 +64,7 @@ pub fn verify(
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Option<Verified>, PackError> {
     let file = File::open(&pack.path).map_err(PackError::io(&pack.path, "open"))?;
-    let checksums = pack.checksums();
+    let checksums = &pack.checksums;
     let fault = |tensor: &str, extent: &Extent, reason: &str| Fault {
         tensor: tensor.to_owned(),
         layer: None,
@@ -83,11 +83,11 @@ pub fn verify(
     }
     let own = &checksums[checksums.len() - format::OWN_CHECKSUMS..];
     for (name, checksum) in [format::HEADER, format::INDEX, format::GAPS].iter().zip(own) {
-        if let Some(tensor) = pack.raw().tensor(name) {
+        if let Some(tensor) = pack.raw.tensor(name) {
             part(name, tensor.extent, *checksum);
         }
     }
-    for packed in pack.versions() {
+    for packed in &pack.versions {
         let (expert, precision) = (packed.version.expert, packed.version.precision);
         let name = format::records_name(expert.layer, precision);
         let precision = Some(if precision == Precision::High { "high" } else { "low" });
@@ -95,13 +95,13 @@ pub fn verify(
         let named = Fault { layer: Some(expert.layer), expert: Some(expert.index), precision, ..general };
         parts.push((named, packed.record, Some(packed.checksum)));
     }
-    if let Some(tensor) = pack.raw().tensor(format::PATHS) {
+    if let Some(tensor) = pack.raw.tensor(format::PATHS) {
         parts.push((fault(format::PATHS, &tensor.extent, ""), tensor.extent, None));
     }
     parts.sort_by_key(|(_, extent, _)| extent.offset);
 
     let mut faults = Vec::new();
-    let header = &pack.raw().header_bytes;
+    let header = &pack.raw.header_bytes;
     if own.last() != Some(&xxh3_64(header)) {
         let extent = Extent { file: 0, offset: 0, len: header.len() as u64 };
         faults.push(fault("(header)", &extent, DIFFERS));
@@ -139,23 +139,21 @@ pub fn verify(
         end = end.max(extent.end());
         done += extent.len;
     }
-    Ok(Some(Verified { tensors: n_tensors, versions: pack.versions().len(), bytes, faults }))
+    Ok(Some(Verified { tensors: n_tensors, versions: pack.versions.len(), bytes, faults }))
 }
 
 const DIFFERS: &str = "its checksum differs";
 
 fn hash(file: &File, extent: &Extent, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<Option<u64>> {
-    let mut hash = Xxh3::new();
-    let mut buffer = Vec::new();
-    let mut at = 0;
-    while at < extent.len {
-        buffer.resize((extent.len - at).min(sequence::CHUNK) as usize, 0);
-        read_exact_at(file, &mut buffer, extent.offset + at)?;
-        hash.update(&buffer);
-        at += buffer.len() as u64;
-        if progress(at).is_break() {
-            return Ok(None);
-        }
+    let (mut hash, mut at) = (Xxh3::new(), 0);
+    let read = bytes::read(file, *extent, &mut Vec::new(), |bytes| {
+        hash.update(bytes);
+        at += bytes.len() as u64;
+        if progress(at).is_break() { Err(()) } else { Ok(()) }
+    });
+    match read {
+        Ok(()) => Ok(Some(hash.digest())),
+        Err(Interrupted::Sink(())) => Ok(None),
+        Err(Interrupted::Read(_, error)) => Err(error),
     }
-    Ok(Some(hash.digest()))
 }

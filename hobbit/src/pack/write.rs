@@ -5,21 +5,53 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use sha2::Digest;
 
 use super::fingerprint::fingerprint;
 use super::format::Sha256;
-use super::journal::{Finished, Journal, JournalError};
+use super::journal::{Finished, Journal};
 use super::plan::{Fallback, PackSpec, PlainForm, Plan, gaps_of};
-use super::progress::{OnProgress, output, partial_path, with_suffix};
 use super::write_error::WriteError;
 use super::writer::Writer;
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, FileState, Input, Kind, Output};
 use crate::gguf::writer::Layout;
 use crate::gguf::{Gguf, Recode, SourceFile};
+
+/// How far a writer has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub stage: Stage,
+    /// Bytes done in this stage.
+    pub done: u64,
+    /// Bytes of this stage.
+    pub total: u64,
+    /// Records and tensors that the journal has, of this call and earlier ones.
+    pub finished: usize,
+}
+
+/// What a writer is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Checking what an earlier call has left.
+    Checking,
+    /// Writing tensors and records.
+    Writing,
+    /// Reading the source, or the plain model that the pack stands for, for its digest.
+    Hashing,
+}
+
+/// Told often; answers whether to go on.
+pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+
+/// `OUT.partial`.
+pub fn partial_path(out: &Path) -> PathBuf {
+    files::with_suffix(out, ".partial")
+}
 
 /// What [`write()`] has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,16 +169,14 @@ fn digest_of_plan(plan: &Plan<'_>, layout: &Layout) -> Sha256 {
 
 /// The journal of a partial file that is locked.
 fn open_journal(partial: &Path, file: &File, plan: &Sha256, force: bool) -> Result<(Journal, Finished), WriteError> {
-    let path = with_suffix(partial, ".journal");
+    let path = files::with_suffix(partial, ".journal");
     let fresh = file.metadata().map_err(output(partial, "read the length of"))?.len() == 0;
-    let opened = match Journal::open(&path, plan, fresh) {
-        Err(JournalError::OtherPlan) if force => Journal::open(&path, plan, true),
+    let open = |fresh| Journal::open(&path, plan, fresh).map_err(sole_error(&path));
+    match open(fresh)? {
+        None if force => open(true)?,
         opened => opened,
-    };
-    opened.map_err(|error| match error {
-        JournalError::OtherPlan => WriteError::OtherWork { path: partial.to_owned() },
-        JournalError::File(error) => sole_error(&path)(error),
-    })
+    }
+    .ok_or_else(|| WriteError::OtherWork { path: partial.to_owned() })
 }
 
 fn sole_error(path: &Path) -> impl FnOnce(SoleError) -> WriteError {
@@ -159,7 +189,7 @@ fn sole_error(path: &Path) -> impl FnOnce(SoleError) -> WriteError {
 }
 
 fn check_space(partial: &Path, file: &File, len: u64) -> Result<(), WriteError> {
-    let directory = directory_of(partial);
+    let directory = files::directory_of(partial);
     let available = fs4::available_space(directory).map_err(output(directory, "ask for the free space of"))?;
     #[cfg(unix)]
     let present = {
@@ -175,11 +205,17 @@ fn check_space(partial: &Path, file: &File, len: u64) -> Result<(), WriteError> 
     Ok(())
 }
 
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 fn sync_directory(path: &Path) -> io::Result<()> {
     // Windows has no such thing, and needs none.
-    if cfg!(unix) { File::open(directory_of(path))?.sync_all() } else { Ok(()) }
+    if cfg!(unix) { File::open(files::directory_of(path))?.sync_all() } else { Ok(()) }
+}
+
+/// A failure of the output, with its path.
+pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
+    let path = path.to_owned();
+    move |error| match action {
+        // Nothing is there yet.
+        "open" => WriteError::Create { path, error },
+        _ => WriteError::Output { path, action, error },
+    }
 }

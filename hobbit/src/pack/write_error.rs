@@ -18,97 +18,42 @@ pub enum WriteError {
     Gguf(#[from] GgufError),
     /// The source is a pack itself.
     #[error("{}: is an expert pack already, expected a plain GGUF; unpack it first: `gguf-tools unpack`", path.display())]
-    AlreadyPack {
-        /// Source.
-        path: PathBuf,
-    },
+    AlreadyPack { path: PathBuf },
     /// A dense model, or more experts than any model has.
     #[error("{}: has {found} experts, expected 1 to {limit}; only Mixture-of-Experts models can be packed", path.display())]
-    Experts {
-        /// Source.
-        path: PathBuf,
-        /// Experts over all layers.
-        found: u64,
-        /// Most that are accepted.
-        limit: u64,
-    },
+    Experts { path: PathBuf, found: u64, limit: u64 },
     /// A tensor's name is one of the format's own.
     #[error("{}: tensor '{tensor}' has a name that packs use themselves; such a model cannot be packed", path.display())]
-    ReservedName {
-        /// Source.
-        path: PathBuf,
-        /// Tensor.
-        tensor: String,
-    },
+    ReservedName { path: PathBuf, tensor: String },
     /// The low types save nothing.
     #[error("{}: --low {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose a smaller type", path.display())]
-    NotSmaller {
-        /// Source.
-        path: PathBuf,
-        /// Types asked for.
-        wanted: String,
-    },
+    NotSmaller { path: PathBuf, wanted: String },
     /// A low pack without low types.
     #[error("{}: a low pack needs the types of its low versions; give --low, for example --low q2_k", path.display())]
-    NothingLow {
-        /// Source.
-        path: PathBuf,
-    },
+    NothingLow { path: PathBuf },
     /// Bytes beyond the tensors that are more than a few.
     #[error("{}: more than {limit} bytes that belong to no tensor and are not zero; this is not a model alone, cut off what was appended", path.display())]
-    Trailing {
-        /// Source.
-        path: PathBuf,
-        /// Most that a pack keeps.
-        limit: u64,
-    },
+    Trailing { path: PathBuf, limit: u64 },
     /// The header could not be made.
     #[error("{}: the pack's header cannot be made: {error}", path.display())]
-    Header {
-        /// Source.
-        path: PathBuf,
-        /// Why.
-        error: crate::gguf::WriteError,
-    },
+    Header { path: PathBuf, error: crate::gguf::WriteError },
     /// Weights could not be brought to another type.
     #[error("tensor '{tensor}': {error}")]
-    Recode {
-        /// Tensor.
-        tensor: String,
-        /// Why.
-        error: RecodeError,
-    },
+    Recode { tensor: String, error: RecodeError },
     /// A type that is useless without an importance matrix.
     #[error(
         "tensor '{tensor}': type {dtype} needs an importance matrix, which has no entry for it; give --imatrix with one, or choose another type"
     )]
-    NeedsImportance {
-        /// Tensor.
-        tensor: String,
-        /// Type.
-        dtype: GgmlType,
-    },
+    NeedsImportance { tensor: String, dtype: GgmlType },
     /// A path table that is another model's, or too long.
     #[error("{}: {error}, or leave --path-table away", path.display())]
-    PathTable {
-        /// Source file.
-        path: PathBuf,
-        /// What is wrong with the table.
-        error: PathTableError,
-    },
+    PathTable { path: PathBuf, error: PathTableError },
     /// The importance matrix is damaged, or another model's.
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),
     /// The quantiser broke its promise: a defect of ours.
     #[error("tensor '{tensor}': recoding gave {found} bytes, expected {expected}; please report this")]
-    RecodedLength {
-        /// Tensor.
-        tensor: String,
-        /// Bytes that came of some rows.
-        found: u64,
-        /// Bytes that these rows have.
-        expected: u64,
-    },
+    RecodedLength { tensor: String, found: u64, expected: u64 },
     /// The output, or what leads to it, is the source or no pack.
     #[error(transparent)]
     Overwrites(#[from] OutputError),
@@ -117,78 +62,34 @@ pub enum WriteError {
     Store(#[from] StoreError),
     /// A link, or a second name of another file, where unfinished work goes.
     #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
-    NotOurs {
-        /// Partial file or journal.
-        path: PathBuf,
-        /// What is there.
-        found: &'static str,
-    },
+    NotOurs { path: PathBuf, found: &'static str },
     /// The source could not be read.
     #[error("{}: cannot read: {error}", path.display())]
-    Source {
-        /// Source file.
-        path: PathBuf,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Source { path: PathBuf, error: io::Error },
     /// The source was written to while it was packed.
     #[error("{}: was changed while it was being packed; pack it again with --force", path.display())]
-    SourceChanged {
-        /// Source file.
-        path: PathBuf,
-    },
+    SourceChanged { path: PathBuf },
     /// The output is there already.
     #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
-    Exists {
-        /// Output.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// Unfinished work of another call is in the way.
     #[error("{}: holds unfinished work of another model or with other options; finish that, delete the file, or start over with --force", path.display())]
-    OtherWork {
-        /// Partial output.
-        path: PathBuf,
-    },
+    OtherWork { path: PathBuf },
     /// Another process is writing the same pack.
     #[error("{}: another process is writing this pack; wait for it, or give another name", path.display())]
-    Busy {
-        /// Journal.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
     /// Not enough room.
     #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
-    Space {
-        /// Directory.
-        path: PathBuf,
-        /// Bytes still to be written.
-        needed: u64,
-        /// Bytes free.
-        available: u64,
-    },
+    Space { path: PathBuf, needed: u64, available: u64 },
     /// The output could not be begun: a directory that is missing or may not be written, a read-only disk.
     #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]
-    Create {
-        /// Partial output or journal.
-        path: PathBuf,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Create { path: PathBuf, error: io::Error },
     /// The output could not be written: disk full, or worse.
     #[error("{}: cannot {action}: {error}; what is finished is kept there, the same command goes on from it", path.display())]
-    Output {
-        /// Partial output or journal.
-        path: PathBuf,
-        /// What was attempted.
-        action: &'static str,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Output { path: PathBuf, action: &'static str, error: io::Error },
     /// The progress callback asked for an end.
     #[error("{}: stopped; what is finished is kept there, the same command goes on from it", path.display())]
-    Stopped {
-        /// Partial output.
-        path: PathBuf,
-    },
+    Stopped { path: PathBuf },
     /// What was written cannot be read: a defect of ours, or of the disk.
     #[error("the finished pack cannot be read: {0}; delete the partial file, and report this if it happens again")]
     ReadBack(#[source] PackError),

@@ -11,17 +11,16 @@ use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use sha2::Digest;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use super::bytes::{self, Interrupted, write_all_at};
 use super::format::{ROW_BYTES, Sha256};
-use super::job::{JobError, Jobs, Scratch};
+use super::job::{Jobs, Scratch};
 use super::journal::{Finished, Journal};
 use super::plan::{Job, PackSpec, Plan};
-use super::positioned::{read_exact_at, write_all_at};
-use super::progress::{OnProgress, Progress, Stage, output};
-use super::sequence::{self, Interrupted};
+use super::write::{OnProgress, Progress, Stage, output};
 use super::write_error::WriteError;
 use super::{Pack, format, unpack};
 use crate::gguf::writer::Layout;
-use crate::gguf::{Recode, WriteError as HeaderError};
+use crate::gguf::{Recode, SourceFile, WriteError as HeaderError};
 
 /// What a thread tells the one that keeps the journal.
 enum Message {
@@ -59,19 +58,18 @@ impl Writer<'_> {
         let mut buffer = Vec::new();
         for &(job, checksum) in claims {
             let target = self.plan.targets[job];
-            let mut hash = Xxh3::new();
-            let mut at = 0;
-            let mut whole = true;
-            while whole && at < target.len {
-                buffer.resize((target.len - at).min(sequence::CHUNK) as usize, 0);
-                match read_exact_at(self.file, &mut buffer, target.offset + at) {
-                    Ok(()) => hash.update(&buffer),
-                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => whole = false,
-                    Err(error) => return Err(output(self.partial, "read")(error)),
-                }
-                at += buffer.len() as u64;
-                self.tell(Stage::Checking, done + at, total)?;
-            }
+            let (mut hash, mut at) = (Xxh3::new(), 0);
+            let read = bytes::read(self.file, target, &mut buffer, |bytes| {
+                hash.update(bytes);
+                at += bytes.len() as u64;
+                self.tell(Stage::Checking, done + at, total)
+            });
+            let whole = match read {
+                Ok(()) => true,
+                Err(Interrupted::Read(_, error)) if error.kind() == io::ErrorKind::UnexpectedEof => false,
+                Err(Interrupted::Read(_, error)) => return Err(output(self.partial, "read")(error)),
+                Err(Interrupted::Sink(error)) => return Err(error),
+            };
             done += target.len;
             if whole && hash.digest() == checksum {
                 self.finished += usize::from(self.checksums[job].is_none());
@@ -92,13 +90,8 @@ impl Writer<'_> {
         mut digest: Option<Sha256>,
     ) -> Result<Sha256, WriteError> {
         let plan = self.plan;
-        let files: Result<Vec<File>, WriteError> = plan
-            .source
-            .files
-            .iter()
-            .map(|f| File::open(&f.path).map_err(|error| WriteError::Source { path: f.path.clone(), error }))
-            .collect();
-        let files = files?;
+        let open = |(file, i): (&SourceFile, u32)| File::open(&file.path).map_err(|error| plan.source_error(i, error));
+        let files = plan.source.files.iter().zip(0..).map(open).collect::<Result<Vec<File>, WriteError>>()?;
         let pending: Vec<usize> = (0..plan.jobs.len()).filter(|job| self.checksums[*job].is_none()).collect();
         let total: u64 = plan.targets.iter().map(|target| target.len).sum();
         let taken: u64 =
@@ -113,13 +106,14 @@ impl Writer<'_> {
             written.fetch_add(n, Ordering::Relaxed);
             go_on()
         };
-        let jobs = Jobs { plan, recode, imatrix: spec.importance, files: &files, out: self.file, wrote: &wrote };
+        let (imatrix, partial) = (spec.importance, self.partial);
+        let jobs = Jobs { plan, recode, imatrix, files: &files, out: self.file, partial, wrote: &wrote };
         let mut failure = None;
         std::thread::scope(|scope| {
             let (send, receive) = bounded(2 * spec.threads.max(1));
             for _ in 0..spec.threads.max(1).min(pending.len()) {
                 let send = send.clone();
-                scope.spawn(|| worker(&jobs, &pending, &next, &stop, self.partial, send));
+                scope.spawn(|| worker(&jobs, &pending, &next, &stop, send));
             }
             if digest.is_none() {
                 let send = send.clone();
@@ -218,22 +212,14 @@ impl Writer<'_> {
     }
 }
 
-fn worker(
-    jobs: &Jobs<'_>,
-    pending: &[usize],
-    next: &AtomicUsize,
-    stop: &AtomicBool,
-    partial: &Path,
-    send: Sender<Message>,
-) {
+fn worker(jobs: &Jobs<'_>, pending: &[usize], next: &AtomicUsize, stop: &AtomicBool, send: Sender<Message>) {
     let mut scratch = Scratch::default();
     while !stop.load(Ordering::Relaxed) {
         let Some(&job) = pending.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
         let message = match jobs.run(job, &mut scratch) {
             Ok(checksum) => Message::Done(job, checksum),
-            Err(JobError::Stopped) => return,
-            Err(JobError::Output(error)) => Message::Failed(output(partial, "write")(error)),
-            Err(JobError::Other(error)) => Message::Failed(error),
+            Err(WriteError::Stopped { .. }) => return,
+            Err(error) => Message::Failed(error),
         };
         // Fails only if the receiver is gone, and it stays until all senders are.
         let _ = send.send(message);
@@ -248,26 +234,20 @@ fn hasher(
     send: Sender<Message>,
 ) {
     let mut hash = sha2::Sha256::new();
-    let walked = sequence::walk(
+    let walked = bytes::walk(
         &plan.source.one_file(),
         files,
-        |_, _| Ok(()), // a plain model's segments all have a source
+        |_| Vec::new(), // a plain model's segments all have a source
         |bytes| {
             hash.update(bytes);
             hashed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            match go_on() {
-                ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => Err(()),
-            }
+            if go_on().is_break() { Err(()) } else { Ok(()) }
         },
     );
     let message = match walked {
         Ok(()) => Message::Digest(Sha256(hash.finalize().into())),
         Err(Interrupted::Sink(())) => return,
-        Err(Interrupted::Read(file, error)) => {
-            let path = plan.source.files[file as usize].path.clone();
-            Message::Failed(WriteError::Source { path, error })
-        }
+        Err(Interrupted::Read(file, error)) => Message::Failed(plan.source_error(file, error)),
     };
     let _ = send.send(message);
 }

@@ -10,57 +10,22 @@ use crate::predict::PathTableError;
 pub enum ProfileError {
     /// The operating system refused.
     #[error("{}: cannot {action}: {error}", path.display())]
-    Io {
-        /// File.
-        path: PathBuf,
-        /// What was attempted.
-        action: &'static str,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Io { path: PathBuf, action: &'static str, error: io::Error },
     /// Not a profile.
     #[error("{}: {reason}; expected what gguf-tools profile -o writes", path.display())]
-    Malformed {
-        /// File.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
+    Malformed { path: PathBuf, reason: String },
     /// Written by another version.
     #[error("{}: version {found} of the format, expected {expected}; make the profile again with this gguf-tools", path.display())]
-    Version {
-        /// File.
-        path: PathBuf,
-        /// What it says.
-        found: u64,
-        /// What is understood.
-        expected: u64,
-    },
+    Version { path: PathBuf, found: u64, expected: u64 },
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
-    PathTable {
-        /// File.
-        path: PathBuf,
-        /// What is wrong with the table.
-        error: PathTableError,
-    },
+    PathTable { path: PathBuf, error: PathTableError },
     /// Measured on another model.
     #[error(
         "the profile was made of {profiled}, not of {}: {what} is {found}, expected {expected}; \
          make a profile of this model with gguf-tools profile", model.display()
     )]
-    OtherModel {
-        /// File that was profiled.
-        profiled: String,
-        /// File that the profile was to be used for.
-        model: PathBuf,
-        /// What disagrees.
-        what: &'static str,
-        /// What the model has.
-        found: String,
-        /// What the profile says.
-        expected: String,
-    },
+    OtherModel { profiled: String, model: PathBuf, what: &'static str, found: String, expected: String },
 }
 
 /// Why no widths can be chosen.
@@ -71,31 +36,14 @@ pub enum WidthsError {
     NoWidths,
     /// Not an amount of loss.
     #[error("--max-loss {found} is not a tolerance; give a share of perplexity from 0% on, for example 2%")]
-    MaxLoss {
-        /// What was given, relative.
-        found: f64,
-    },
+    MaxLoss { found: f64 },
     /// Too small a file.
     #[error(
         "--target-size: {target} bytes cannot be reached; with every expert at its smallest width the file has \
          {smallest} bytes (predicted loss {:.2} %), give that or more, or profile narrower --widths", 100.0 * loss
     )]
-    TargetSize {
-        /// Bytes asked for.
-        target: u64,
-        /// Bytes that can be reached.
-        smallest: u64,
-        /// Predicted relative increase of perplexity there.
-        loss: f64,
-    },
+    TargetSize { target: u64, smallest: u64, loss: f64 },
     /// The profile's layers are not the model's.
     #[error("layer {layer}: the profile has {found} experts, expected {expected}; it was made of another model")]
-    Layer {
-        /// Block number.
-        layer: u16,
-        /// What the profile has.
-        found: usize,
-        /// What the model has.
-        expected: usize,
-    },
+    Layer { layer: u16, found: usize, expected: usize },
 }

@@ -98,7 +98,7 @@ pub struct MeasuredThresholds {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Width {
     /// The type that slices are lowered to.
-    #[serde(rename = "type", with = "super::types::name")]
+    #[serde(rename = "type")]
     pub dtype: GgmlType,
     /// Measured with every expert lowered: mean KL divergence from the exact predictions, nats.
     pub kl: f64,

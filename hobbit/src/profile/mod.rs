@@ -35,10 +35,10 @@ mod paths;
 mod proxy;
 mod rank;
 mod search;
-mod types;
 mod uses;
 mod widths;
 
+pub use crate::pack::SliceTypes;
 pub use error::{ProfileError, WidthsError};
 pub use format::{
     Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, VERSION, Width,
@@ -48,6 +48,5 @@ pub use paths::{read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, search};
-pub use types::SliceTypes;
 pub use uses::Uses;
 pub use widths::{Goal, Widths, widths};

@@ -63,14 +63,14 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
     for layer in &map.layers {
         let mismatch = |found| WidthsError::Layer { layer: layer.layer, found, expected: layer.n_expert as usize };
         let own = SliceTypes::own(layer);
-        let whole = own.record_bytes(layer).ok_or(mismatch(0))?;
+        let whole = own.class(layer).ok_or(mismatch(0))?.stride;
         let mut lowered = Vec::new();
         for width in &profile.widths {
             let profiled = width.layers.iter().find(|profiled| profiled.layer == layer.layer).ok_or(mismatch(0))?;
             if profiled.experts.len() != layer.n_expert as usize {
                 return Err(mismatch(profiled.experts.len()));
             }
-            let bytes = profiled.types.record_bytes(layer).ok_or(mismatch(0))?;
+            let bytes = profiled.types.class(layer).ok_or(mismatch(0))?.stride;
             lowered.push((width, profiled, bytes));
         }
         for index in 0..layer.n_expert as u16 {

@@ -8,108 +8,41 @@ use std::path::PathBuf;
 pub enum StoreError {
     /// More reads wait than the loader's bound.
     #[error("too many reads wait to start (the next is of {len} bytes at offset {offset}); give a smaller -ub")]
-    TooManyReads {
-        /// File offset in bytes.
-        offset: u64,
-        /// Bytes.
-        len: u64,
-    },
+    TooManyReads { offset: u64, len: u64 },
     /// The file could not be opened.
     #[error("cannot open {path} for {engine} reads: {source}")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Name of the engine.
-        engine: &'static str,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Open { path: PathBuf, engine: &'static str, source: io::Error },
     /// The system reported an error for a read (`EIO` and its like).
     #[error("reading {len} bytes at offset {offset} of {path} failed: {source}; check the disk and its connection")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// First byte wanted.
-        offset: u64,
-        /// Bytes wanted.
-        len: u64,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Read { path: PathBuf, offset: u64, len: u64, source: io::Error },
     /// The file ended before the bytes that its header promised.
     #[error(
         "file shrank while running: {path} now has {file_len} bytes, but {len} bytes at offset {offset} are needed; \
          restore the file"
     )]
-    Shrank {
-        /// The file.
-        path: PathBuf,
-        /// First byte wanted.
-        offset: u64,
-        /// Bytes wanted.
-        len: u64,
-        /// Length of the file when the end was met, in bytes.
-        file_len: u64,
-    },
+    Shrank { path: PathBuf, offset: u64, len: u64, file_len: u64 },
     /// The file is not the one that was looked at first, or has been written to since.
     #[error(
         "{}: this file was replaced or written to after it was opened ({what}), so that old and new weights would be \
          mixed; start again, and change no model while it is in use", path.display()
     )]
-    Changed {
-        /// The file.
-        path: PathBuf,
-        /// By which it is known.
-        what: &'static str,
-    },
+    Changed { path: PathBuf, what: &'static str },
     /// A request names a file that the store was not opened with.
     #[error("a read names source file {file}, but the model has {files} (expected 0..{files})")]
-    NoSuchFile {
-        /// Index asked for.
-        file: u32,
-        /// Files open.
-        files: usize,
-    },
+    NoSuchFile { file: u32, files: usize },
     /// A request does not fit its slot, or its range overflows.
     #[error("a slot of {capacity} bytes cannot take {len} bytes from offset {offset} at lead {lead}")]
-    SlotTooSmall {
-        /// First byte wanted.
-        offset: u64,
-        /// Bytes wanted.
-        len: u64,
-        /// Where the first byte should land in the slot.
-        lead: usize,
-        /// Bytes in the slot.
-        capacity: usize,
-    },
+    SlotTooSmall { offset: u64, len: u64, lead: usize, capacity: usize },
     /// The engine cannot run on this machine or file system.
     #[error("the {engine} engine is not available: {reason}; use buffered reads instead")]
-    Unavailable {
-        /// Name of the engine.
-        engine: &'static str,
-        /// Why not.
-        reason: String,
-    },
+    Unavailable { engine: &'static str, reason: String },
     /// Memory for a read was refused.
     #[error("cannot allocate {bytes} bytes for reads: {source}; give a smaller --mem-budget or --expert-cache")]
-    Memory {
-        /// Bytes asked for.
-        bytes: u64,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Memory { bytes: u64, source: io::Error },
     /// A worker thread could not be started.
     #[error("cannot start an I/O thread for {engine} reads: {source}")]
-    Thread {
-        /// Name of the engine.
-        engine: &'static str,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Thread { engine: &'static str, source: io::Error },
     /// The request was given to a store that has ended.
     #[error("the {engine} store has stopped and takes no more reads")]
-    Stopped {
-        /// Name of the engine.
-        engine: &'static str,
-    },
+    Stopped { engine: &'static str },
 }

@@ -149,7 +149,7 @@ fn chosen(choice: &DeviceChoice) -> Result<Vec<ggml_backend_dev_t>, CalibrateErr
 fn element_types_of(model: &Path) -> Result<Vec<GgmlType>, CalibrateError> {
     let gguf = Gguf::open(model)?;
     let catalog = match Pack::is_pack(&gguf) {
-        true => Pack::open(model)?.catalog(),
+        true => Pack::open(model)?.catalog,
         false => Catalog::plain(&gguf.experts()?),
     };
     Ok(by_bytes(&catalog))

@@ -25,13 +25,13 @@ fn read_all(gguf: &Gguf, view: &VirtualGguf, step: u64) -> Vec<u8> {
 }
 
 fn assert_segments_are_sound(view: &VirtualGguf) {
-    let mut pos = view.header().len() as u64;
-    for s in view.segments() {
+    let mut pos = view.header.len() as u64;
+    for s in &view.segments {
         assert!(s.start >= pos && s.len > 0, "{s:?}");
         pos = s.end();
     }
-    assert!(pos <= view.len());
-    assert_eq!(view.segment_at(view.len()), Piece::End);
+    assert!(pos <= view.len);
+    assert_eq!(view.segment_at(view.len), Piece::End);
     assert_eq!(view.segment_at(u64::MAX), Piece::End);
 }
 
@@ -72,7 +72,7 @@ fn a_single_file_is_shown_as_it_is() {
         let gguf = Gguf::open(&path).unwrap();
         let view = gguf.virtual_file();
         assert_segments_are_sound(&view);
-        assert_eq!(view.len(), bytes.len() as u64);
+        assert_eq!(view.len, bytes.len() as u64);
         assert!(read_all(&gguf, &view, 61) == bytes);
         assert!(read_all(&gguf, &view, u64::MAX) == bytes);
     }
@@ -85,11 +85,11 @@ fn expert_segments_are_the_expert_weights() {
     fs::write(&path, model()).unwrap();
     let gguf = Gguf::open(&path).unwrap();
     let view = gguf.virtual_file();
-    for s in view.segments() {
+    for s in &view.segments {
         let name = s.tensor.map_or("", |i| &gguf.tensors[i as usize].name);
         assert_eq!(s.expert, name.ends_with("_exps.weight"), "{name}");
     }
-    let expert_bytes: u64 = view.segments().iter().filter(|s| s.expert).map(|s| s.len).sum();
+    let expert_bytes: u64 = view.segments.iter().filter(|s| s.expert).map(|s| s.len).sum();
     assert_eq!(expert_bytes, gguf.experts().unwrap().bytes());
 }
 
@@ -133,7 +133,7 @@ fn a_layout_that_llama_cpp_refuses_is_laid_out_anew() {
     bytes.truncate(last.offset as usize);
     bytes.extend([0xee; 64]);
     bytes.extend(moved);
-    let at = gguf.virtual_file().header().len() - 8;
+    let at = gguf.virtual_file().header.len() - 8;
     let offset = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     bytes[at..at + 8].copy_from_slice(&(offset + 64).to_le_bytes());
     fs::write(&path, &bytes).unwrap();

@@ -26,7 +26,8 @@ pub struct Imatrix {
     path: PathBuf,
     file: Mutex<File>,
     entries: HashMap<String, Entry>,
-    chunks: Option<u64>,
+    /// Chunks of text that the values were computed from, if the file says so.
+    pub chunks: Option<u64>,
 }
 
 /// Where one tensor's values lie.
@@ -53,55 +54,19 @@ enum Divisor {
 pub enum ImatrixError {
     /// The operating system refused.
     #[error("{}: cannot {action}: {error}", path.display())]
-    Io {
-        /// File.
-        path: PathBuf,
-        /// What was attempted.
-        action: &'static str,
-        /// The operating system's reason.
-        error: io::Error,
-    },
+    Io { path: PathBuf, action: &'static str, error: io::Error },
     /// A damaged GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Neither form, or damaged.
     #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch it again", path.display())]
-    Malformed {
-        /// File.
-        path: PathBuf,
-        /// Entry or field.
-        what: String,
-        /// What was there.
-        found: String,
-        /// What should have been there.
-        expected: String,
-    },
+    Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// Values for a tensor of another shape.
     #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from another model, give --imatrix one that fits", path.display())]
-    Shape {
-        /// File.
-        path: PathBuf,
-        /// Tensor.
-        tensor: String,
-        /// Numbers of sums and of counts.
-        found: String,
-        /// As the model's shape asks for.
-        expected: String,
-    },
+    Shape { path: PathBuf, tensor: String, found: String, expected: String },
     /// A value that is no mean of squares.
     #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the importance matrix again", path.display())]
-    Value {
-        /// File.
-        path: PathBuf,
-        /// Tensor.
-        tensor: String,
-        /// Expert.
-        expert: u16,
-        /// Which of its numbers.
-        what: String,
-        /// What is there.
-        value: f32,
-    },
+    Value { path: PathBuf, tensor: String, expert: u16, what: String, value: f32 },
 }
 
 impl Imatrix {
@@ -123,21 +88,6 @@ impl Imatrix {
             false => legacy::index(&file, path)?,
         };
         Ok(Self { path: path.to_owned(), file: Mutex::new(file), entries, chunks })
-    }
-
-    /// Number of tensors with values.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// No tensor has values. Never so for a file that was opened.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    /// Chunks of text that the values were computed from, if the file says so.
-    pub fn chunks(&self) -> Option<u64> {
-        self.chunks
     }
 
     /// Importance of the columns of one expert's matrix (`n_per_row` values): the mean square of its inputs, or ones

@@ -65,7 +65,7 @@ fn sums_are_divided_by_the_expert_s_own_count() {
         ],
     );
     let imatrix = open(&file).unwrap();
-    assert_eq!((imatrix.len(), imatrix.chunks()), (2, Some(7)));
+    assert_eq!((imatrix.entries.len(), imatrix.chunks), (2, Some(7)));
     let of = |expert| imatrix.importance(DOWN, 2, 3, expert).unwrap();
     assert_eq!(of(0), Some(vec![1.0, 2.0]));
     assert_eq!(of(1), Some(vec![1.0, 1.0]), "an expert that no token reached");
@@ -91,10 +91,10 @@ fn one_count_serves_all_experts() {
 fn the_legacy_form_has_calls() {
     let file = legacy(&[(DOWN, 2, &[2.0, 4.0, 6.0, 8.0]), ("output.weight", 0, &[5.0, 3.0])], true);
     let imatrix = open(&file).unwrap();
-    assert_eq!((imatrix.len(), imatrix.chunks()), (2, Some(9)));
+    assert_eq!((imatrix.entries.len(), imatrix.chunks), (2, Some(9)));
     assert_eq!(imatrix.importance(DOWN, 2, 2, 1).unwrap(), Some(vec![3.0, 4.0]));
     assert_eq!(imatrix.importance("output.weight", 2, 1, 0).unwrap(), Some(vec![5.0, 3.0]), "means already");
-    assert_eq!(open(&legacy(&[(DOWN, 1, &[1.0])], false)).unwrap().chunks(), None);
+    assert_eq!(open(&legacy(&[(DOWN, 1, &[1.0])], false)).unwrap().chunks, None);
 }
 
 #[test]

@@ -17,13 +17,13 @@ fn a_low_pack_serves_beside_its_model() {
     let source = Gguf::open(&path).unwrap();
     assert_eq!((low.kind, low.info.high.clone()), (PackKind::Low, None));
     assert!(low.has_header_of(&source) && low.require_full().is_err());
-    assert!(low.raw().tensors.iter().all(|t| t.name.ends_with(".ffn_exps.low") || t.name.starts_with("hobbit.")));
+    assert!(low.raw.tensors.iter().all(|t| t.name.ends_with(".ffn_exps.low") || t.name.starts_with("hobbit.")));
     assert_eq!(verified(&low).faults, []);
     let message = unpacked(&low, dir.path()).unwrap_err().to_string();
     assert!(message.contains("--low") && message.contains("model.gguf"), "{message}");
 
     let mut catalog = Catalog::plain(&source.experts().unwrap());
-    catalog.add_low_pack(&low, 1).unwrap();
+    catalog.add_low_of(&low.experts, &low.catalog, 1).unwrap();
     assert_eq!(catalog.layers.len(), 3);
     for layer in &catalog.layers {
         for index in 0..layer.n_expert {
@@ -53,7 +53,7 @@ fn another_model_is_refused() {
         assert!(!low.has_header_of(&source));
         let mut catalog = Catalog::plain(&source.experts().unwrap());
         let before = catalog.clone();
-        let message = catalog.add_low_pack(&low, 1).unwrap_err().to_string();
+        let message = catalog.add_low_of(&low.experts, &low.catalog, 1).unwrap_err().to_string();
         let part = part.trim_start_matches("found ");
         assert!(message.contains(part), "{message}");
         assert_eq!(catalog, before);
@@ -69,8 +69,8 @@ fn low_versions_are_smaller_or_not_there() {
     let out = dir.path().join("pack.gguf");
     pack(&path, &out, &PackSpec { low: Some("q8_0".parse().unwrap()), ..PackSpec::new(PackKind::Full) });
     let pack = Pack::open(&out).unwrap();
-    let has_low: Vec<bool> = pack.catalog().layers.iter().map(|l| l.low.iter().all(Option::is_some)).collect();
+    let has_low: Vec<bool> = pack.catalog.layers.iter().map(|l| l.low.iter().all(Option::is_some)).collect();
     assert_eq!(has_low, [false, true, true]);
-    assert!(pack.catalog().layers[0].low.iter().all(Option::is_none));
-    assert!(pack.raw().tensor("blk.0.ffn_exps.low").is_none());
+    assert!(pack.catalog.layers[0].low.iter().all(Option::is_none));
+    assert!(pack.raw.tensor("blk.0.ffn_exps.low").is_none());
 }

@@ -9,12 +9,12 @@ fn verify_names_what_is_damaged() {
     let (out, sound) = packed(dir.path());
     let bytes = fs::read(&out).unwrap();
     let version = Version::low(ExpertId { layer: 2, index: 3 });
-    let record = sound.versions().iter().find(|v| v.version == version).unwrap().record;
-    let norm = sound.raw().tensor("output_norm.weight").unwrap().extent;
-    let header = sound.raw().tensor("hobbit.header").unwrap().extent;
+    let record = sound.versions.iter().find(|v| v.version == version).unwrap().record;
+    let norm = sound.raw.tensor("output_norm.weight").unwrap().extent;
+    let header = sound.raw.tensor("hobbit.header").unwrap().extent;
     // In the vocabulary, where no reader looks.
     let word = header.offset as usize + cut(&bytes, header).windows(6).position(|w| w == b"tokens").unwrap() + 40;
-    let index = sound.raw().tensor("hobbit.index").unwrap().extent;
+    let index = sound.raw.tensor("hobbit.index").unwrap().extent;
     let name_of_source = bytes.windows(10).position(|w| w == b"model.gguf").unwrap();
     for (at, expected) in [
         (record.offset as usize + 5, "tensor 'blk.2.ffn_exps.low', layer 2 expert 3 (low): its checksum differs"),
@@ -38,7 +38,7 @@ fn a_damaged_pack_is_not_unpacked() {
     let dir = tempfile::tempdir().unwrap();
     let (out, sound) = packed(dir.path());
     let mut bytes = fs::read(&out).unwrap();
-    bytes[sound.versions()[1].record.offset as usize] ^= 1;
+    bytes[sound.versions[1].record.offset as usize] ^= 1;
     fs::write(&out, &bytes).unwrap();
     let error = unpacked(&Pack::open(&out).unwrap(), dir.path()).unwrap_err();
     assert!(matches!(error, UnpackError::Digest { .. }), "{error}");

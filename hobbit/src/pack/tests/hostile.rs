@@ -46,7 +46,7 @@ fn accepted(path: &Path, bytes: &[u8]) -> bool {
             false
         }
         Ok(pack) => {
-            let catalog = pack.catalog();
+            let catalog = &pack.catalog;
             for version in catalog.layers.iter().flat_map(|l| l.high.iter().chain(l.low.iter().flatten())) {
                 let (class, record) = (&catalog.classes[usize::from(version.class)], version.record.unwrap());
                 assert!(record.offset % BLOCK_BYTES == 0 && record.len == class.stride);
@@ -55,8 +55,8 @@ fn accepted(path: &Path, bytes: &[u8]) -> bool {
                     version.slices.iter().all(|s| s.extent.end() <= record.end() && s.extent.offset >= record.offset)
                 );
             }
-            let view = pack.virtual_file();
-            assert!(view.segments().iter().filter_map(|s| s.source).all(|e| e.end() <= bytes.len() as u64));
+            let view = pack.plain.virtual_file();
+            assert!(view.segments.iter().filter_map(|s| s.source).all(|e| e.end() <= bytes.len() as u64));
             // A wild size of the source is a file of zeros, up to exabytes; unpacking asks for the room first.
             let short = |_, total| if total < 1 << 20 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
             let _ = unpack::digest(&pack, &mut { short });
@@ -118,7 +118,7 @@ fn wild_words_in_the_index() {
     let bytes = small(dir.path());
     let path = dir.path().join("mutant.gguf");
     fs::write(&path, &bytes).unwrap();
-    let index = Pack::open(&path).unwrap().raw().tensor("hobbit.index").unwrap().extent;
+    let index = Pack::open(&path).unwrap().raw.tensor("hobbit.index").unwrap().extent;
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     for at in (index.offset as usize..index.end() as usize).step_by(8) {
         let column = (at - index.offset as usize) / 8 % 8;

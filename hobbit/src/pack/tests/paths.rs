@@ -42,14 +42,14 @@ fn a_table_comes_back_and_changes_nothing_else() {
     pack(&plain, &without, &low_spec());
     let without = Pack::open(&without).unwrap();
     assert_eq!(without.path_table().unwrap(), None);
-    assert_eq!(without.versions().len(), with.versions().len());
-    let checksums = |pack: &Pack| pack.versions().iter().map(|v| (v.version, v.checksum)).collect::<Vec<_>>();
+    assert_eq!(without.versions.len(), with.versions.len());
+    let checksums = |pack: &Pack| pack.versions.iter().map(|v| (v.version, v.checksum)).collect::<Vec<_>>();
     assert_eq!(checksums(&without), checksums(&with));
-    let n = with.checksums().len();
+    let n = with.checksums.len();
     // Index and header say other offsets; ordinary tensors, the plain header and gaps are the same.
-    assert_eq!(without.checksums().len(), n);
-    assert_eq!(without.checksums()[..n - 3], with.checksums()[..n - 3]);
-    assert_eq!(without.checksums()[n - 2], with.checksums()[n - 2]);
+    assert_eq!(without.checksums.len(), n);
+    assert_eq!(without.checksums[..n - 3], with.checksums[..n - 3]);
+    assert_eq!(without.checksums[n - 2], with.checksums[n - 2]);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_damaged_table_is_named_and_the_rest_can_be_used() {
     let dir = tempfile::tempdir().unwrap();
     let (_, out, _) = packed_with_paths(dir.path());
     let sound = fs::read(&out).unwrap();
-    let extent = Pack::open(&out).unwrap().raw().tensor("hobbit.paths").unwrap().extent;
+    let extent = Pack::open(&out).unwrap().raw.tensor("hobbit.paths").unwrap().extent;
     for at in extent.offset..extent.end() {
         let mut damaged = sound.clone();
         damaged[at as usize] ^= 0x10;
@@ -90,7 +90,7 @@ fn a_table_of_another_model_is_refused_by_writer_and_reader() {
         assert!(error.contains("model.gguf: path table") && error.contains(part), "{error}");
     }
     let mut bytes = fs::read(&out).unwrap();
-    let extent = Pack::open(&out).unwrap().raw().tensor("hobbit.paths").unwrap().extent;
+    let extent = Pack::open(&out).unwrap().raw.tensor("hobbit.paths").unwrap().extent;
     bytes[extent.offset as usize..extent.end() as usize].copy_from_slice(&other.to_bytes());
     fs::write(&out, bytes).unwrap();
     let message = Pack::open(&out).unwrap().path_table().unwrap_err().to_string();

@@ -25,7 +25,7 @@ fn stopped_after_every_row() {
     let (out, pack_of) = packed(dir.path());
     let path = dir.path().join("model.gguf");
     let expected = fs::read(&out).unwrap();
-    let jobs = pack_of.versions().len() + pack_of.ordinary().count();
+    let jobs = pack_of.versions.len() + pack_of.ordinary().count();
     for n in 1..=jobs {
         fs::remove_file(&out).unwrap();
         let seen = stop_after(&path, &out, n);
@@ -44,7 +44,7 @@ fn many_small_steps() {
     let (out, pack_of) = packed(dir.path());
     let path = dir.path().join("model.gguf");
     let expected = fs::read(&out).unwrap();
-    let jobs = pack_of.versions().len() + pack_of.ordinary().count();
+    let jobs = pack_of.versions.len() + pack_of.ordinary().count();
     fs::remove_file(&out).unwrap();
     let mut finished = 0;
     while finished < jobs {

@@ -46,23 +46,23 @@ fn check(dir: &Path, path: &Path) {
 
         // llama.cpp sees the same file, less the experts.
         let source = Gguf::open(path).unwrap();
-        let (theirs, own) = (source.virtual_file(), pack.virtual_file());
-        assert_eq!((theirs.header(), theirs.len()), (own.header(), own.len()));
+        let (theirs, own) = (source.virtual_file(), pack.plain.virtual_file());
+        assert_eq!((&theirs.header, theirs.len), (&own.header, own.len));
         let files: Vec<_> = source.files.iter().map(|f| fs::read(&f.path).unwrap()).collect();
         let (mut theirs_bytes, own_bytes) = (read_all(&theirs, &files), read_all(&own, &[fs::read(&out).unwrap()]));
-        for segment in theirs.segments().iter().filter(|s| s.expert) {
+        for segment in theirs.segments.iter().filter(|s| s.expert) {
             theirs_bytes[segment.start as usize..segment.end() as usize].fill(0);
         }
         assert!(theirs_bytes == own_bytes, "{}", path.display());
-        assert!(own.segments().iter().all(|s| s.expert == s.source.is_none()));
+        assert!(own.segments.iter().all(|s| s.expert == s.source.is_none()));
         assert_eq!(
-            own.segments().iter().filter(|s| s.expert).count(),
-            theirs.segments().iter().filter(|s| s.expert).count()
+            own.segments.iter().filter(|s| s.expert).count(),
+            theirs.segments.iter().filter(|s| s.expert).count()
         );
 
         // The rest of the model is as it was.
-        assert_eq!(pack.plain().architecture(), source.architecture());
-        assert_eq!(pack.plain().tensors.len(), source.tensors.len());
+        assert_eq!(pack.plain.architecture(), source.architecture());
+        assert_eq!(pack.plain.tensors.len(), source.tensors.len());
         assert!(pack.has_header_of(&source));
         let names = |map: &crate::gguf::ExpertMap| -> Vec<_> {
             map.layers
@@ -71,7 +71,7 @@ fn check(dir: &Path, path: &Path) {
                 .map(|t| (t.name.clone(), t.dtype, t.ne0, t.ne1, t.n_expert))
                 .collect()
         };
-        assert_eq!(names(&pack.experts()), names(&source.experts().unwrap()));
+        assert_eq!(names(&pack.experts), names(&source.experts().unwrap()));
         check_records(&pack, &source, &files);
     }
 }
@@ -79,7 +79,7 @@ fn check(dir: &Path, path: &Path) {
 /// Every record holds the expert's slices, recoded where the types differ, and zeros.
 fn check_records(pack: &Pack, source: &Gguf, files: &[Vec<u8>]) {
     let bytes = fs::read(&pack.path).unwrap();
-    let (catalog, map) = (pack.catalog(), source.experts().unwrap());
+    let (catalog, map) = (&pack.catalog, source.experts().unwrap());
     for layer in &catalog.layers {
         let tensors = &map.layer(layer.layer).unwrap().tensors;
         for (precision, index) in Precision::ALL.iter().flat_map(|p| (0..layer.n_expert).map(move |i| (*p, i))) {
@@ -220,10 +220,10 @@ fn experts_of_a_layer_may_differ_but_not_in_a_plain_model() {
     pack(&path, &out, &spec);
     let pack = Pack::open(&out).unwrap();
     assert_eq!(pack.info.plain_sha256, None);
-    let types = pack.versions().iter().find(|v| v.version.expert == expert).unwrap().types;
+    let types = pack.versions.iter().find(|v| v.version.expert == expert).unwrap().types;
     assert_eq!(types.get(SliceKind::Up), Some(GgmlType::Q8_0));
     assert_eq!(types.get(SliceKind::Gate), Some(GgmlType::F16));
-    assert_eq!(pack.catalog().classes.len(), 3);
+    assert_eq!(pack.catalog.classes.len(), 3);
     check_records(&pack, &Gguf::open(&path).unwrap(), &[fs::read(&path).unwrap()]);
     let message = unpacked(&pack, dir.path()).unwrap_err().to_string();
     for part in ["layer 1: expert 2", "f16,up=q8_0", "expert 0 has f16", "use the pack as it is"] {
@@ -248,10 +248,10 @@ fn what_pack_says_about_itself() {
     assert_eq!(written.fallbacks.len(), 3);
     assert_eq!((written.fallbacks[0].wanted.name(), written.fallbacks[0].taken.name()), ("q2_K", "iq4_nl"));
     // The source's own keys are there for other readers, and records are aligned for direct reads.
-    assert_eq!(pack.raw().architecture(), "qwen3moe");
-    assert_eq!((pack.raw().alignment, pack.raw().is_contiguous), (BLOCK_BYTES, true));
-    assert!(pack.raw().tensors.iter().all(|t| t.extent.offset % BLOCK_BYTES == 0));
-    assert!(!pack.raw().tensors.iter().any(|t| t.name.contains("_exps.weight")));
+    assert_eq!(pack.raw.architecture(), "qwen3moe");
+    assert_eq!((pack.raw.alignment, pack.raw.is_contiguous), (BLOCK_BYTES, true));
+    assert!(pack.raw.tensors.iter().all(|t| t.extent.offset % BLOCK_BYTES == 0));
+    assert!(!pack.raw.tensors.iter().any(|t| t.name.contains("_exps.weight")));
 }
 
 #[test]
@@ -328,8 +328,7 @@ fn importance_reaches_the_expert_it_is_of() {
         Pack::open(&out).unwrap()
     };
     let (one, other) = (made("one.gguf", [0.5; 4]), made("other.gguf", [0.5, 0.25, 0.5, 0.5]));
-    let differ: Vec<_> =
-        one.versions().iter().zip(other.versions()).filter(|(a, b)| a.checksum != b.checksum).collect();
+    let differ: Vec<_> = one.versions.iter().zip(other.versions).filter(|(a, b)| a.checksum != b.checksum).collect();
     let [(version, _)] = differ.as_slice() else { panic!("{differ:?}") };
     assert_eq!(version.version, crate::expert::Version::low(ExpertId { layer: 1, index: 1 }));
 

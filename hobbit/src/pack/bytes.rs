@@ -1,0 +1,106 @@
+//! Bytes of files, read and written at a place, from several threads at once; a virtual file from its first byte to its last.
+
+use std::fs::File;
+use std::io;
+
+use crate::expert::Extent;
+use crate::gguf::{Piece, Segment, VirtualGguf};
+
+/// Bytes of a piece at most.
+pub(super) const CHUNK: u64 = 4 << 20;
+
+/// Why reading ended early.
+#[derive(Debug)]
+pub(super) enum Interrupted<E> {
+    /// A file, by index, could not be read.
+    Read(u32, io::Error),
+    /// The caller's own reason.
+    Sink(E),
+}
+
+/// Hands the bytes of `extent`, a part of `file`, to `sink`, piece by piece.
+pub(super) fn read<E>(
+    file: &File,
+    extent: Extent,
+    buffer: &mut Vec<u8>,
+    mut sink: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), Interrupted<E>> {
+    let mut at = 0;
+    while at < extent.len {
+        buffer.resize((extent.len - at).min(CHUNK) as usize, 0);
+        read_exact_at(file, buffer, extent.offset + at).map_err(|error| Interrupted::Read(extent.file, error))?;
+        sink(buffer).map_err(Interrupted::Sink)?;
+        at += buffer.len() as u64;
+    }
+    Ok(())
+}
+
+/// Hands all bytes of `view` to `sink`, in order. `absent` says where those of a segment without source lie.
+pub(super) fn walk<E>(
+    view: &VirtualGguf,
+    files: &[File],
+    absent: impl Fn(&Segment) -> Vec<Extent>,
+    mut sink: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), Interrupted<E>> {
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    loop {
+        let (extents, len) = match view.segment_at(at) {
+            Piece::End => return Ok(()),
+            Piece::Header(bytes) => {
+                sink(bytes).map_err(Interrupted::Sink)?;
+                (Vec::new(), bytes.len() as u64)
+            }
+            Piece::Zeros(len) => {
+                buffer.clear();
+                buffer.resize(len.min(CHUNK) as usize, 0);
+                sink(&buffer).map_err(Interrupted::Sink)?;
+                (Vec::new(), buffer.len() as u64)
+            }
+            Piece::Source { source, .. } => (vec![source], source.len),
+            Piece::Absent { segment, len } => (absent(segment), len),
+        };
+        for extent in extents {
+            read(&files[extent.file as usize], extent, &mut buffer, &mut sink)?;
+        }
+        at += len;
+    }
+}
+
+/// Fills `out` from `offset` on.
+pub(super) fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
+    }
+    #[cfg(windows)]
+    {
+        let (mut rest, mut at) = (out, offset);
+        while !rest.is_empty() {
+            match std::os::windows::fs::FileExt::seek_read(file, rest, at)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => (rest, at) = (&mut rest[n..], at + n as u64),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes all of `bytes` at `offset`; the file grows as needed.
+pub(super) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+    }
+    #[cfg(windows)]
+    {
+        let (mut rest, mut at) = (bytes, offset);
+        while !rest.is_empty() {
+            match std::os::windows::fs::FileExt::seek_write(file, rest, at)? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                n => (rest, at) = (&rest[n..], at + n as u64),
+            }
+        }
+        Ok(())
+    }
+}
