@@ -20,5 +20,5 @@ pub fn recoder() -> anyhow::Result<Box<dyn Recode>> {
 /// Never.
 #[cfg(not(feature = "engine"))]
 pub fn recoder() -> anyhow::Result<Box<dyn Recode>> {
-    Ok(Box::new(hobbit::pack::CopyOnly))
+    Ok(Box::new(hobbit::gguf::CopyOnly))
 }

@@ -34,7 +34,7 @@ impl Original {
         let (header, _) = Gguf::parse_header(&bytes, bytes.len() as u64, &path).unwrap();
         let middle = |name: &str| {
             let tensor = header.tensors.iter().find(|tensor| tensor.name == name).expect("the model has this tensor");
-            (tensor.offset + tensor.len / 2) as usize
+            (tensor.extent.offset + tensor.extent.len / 2) as usize
         };
         let last = header.tensors.last().expect("the model has tensors");
         Self {

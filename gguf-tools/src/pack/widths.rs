@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use hobbit::expert::SliceKind;
 use hobbit::gguf::{ExpertClass, ExpertMap, Gguf};
-use hobbit::pack::{SliceTypes, TypeChoice, Widths, fitting};
+use hobbit::pack::{TypeChoice, Widths, fitting};
 use hobbit::profile::{self, Goal, Profile};
 use hobbit::store::BLOCK_BYTES;
 use hobbit::units::{Bytes, Percent, parse_bytes, parse_percent};

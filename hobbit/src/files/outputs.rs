@@ -166,8 +166,9 @@ fn other_name(path: &Path, input: &Path) -> String {
 /// # Errors
 /// The first that may not be written.
 pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputError> {
-    let outputs: Vec<(Output<'_>, Identity)> =
-        outputs.iter().filter_map(|output| Some((*output, Identity::of_output(output)?))).collect();
+    let is_stdout = |output: &Output<'_>| output.kind == Kind::Json && output.path == Path::new("-");
+    let files = outputs.iter().filter(|output| !is_stdout(output));
+    let outputs: Vec<_> = files.filter_map(|output| Some((output, Identity::of(output.path)?))).collect();
     if outputs.is_empty() {
         return Ok(());
     }
@@ -195,12 +196,8 @@ pub fn create(path: &Path, kind: Kind) -> io::Result<File> {
     if !is_file(path) {
         return File::create(path);
     }
-    let refuse = |refusal: Refusal| io::Error::new(io::ErrorKind::AlreadyExists, refusal);
     let mut file = File::options().read(true).write(true).open(path)?;
-    let head = head_of(&mut file).map_err(|source| refuse(Refusal::Unreadable { source }))?;
-    if !kind.may_replace(&head) {
-        return Err(refuse(Refusal::OtherKind { expected: kind }));
-    }
+    look_into(&mut file, kind).map_err(|refusal| io::Error::new(io::ErrorKind::AlreadyExists, refusal))?;
     file.set_len(0)?;
     file.seek(SeekFrom::Start(0))?;
     Ok(file)
@@ -214,15 +211,14 @@ pub(crate) fn look(path: &Path, kind: Kind) -> Result<(), Refusal> {
     if !is_file(path) || kind == Kind::CacheState {
         return Ok(());
     }
-    let head = File::open(path).and_then(|mut file| head_of(&mut file));
-    let head = head.map_err(|source| Refusal::Unreadable { source })?;
-    if kind.may_replace(&head) { Ok(()) } else { Err(Refusal::OtherKind { expected: kind }) }
+    let mut file = File::open(path).map_err(|source| Refusal::Unreadable { source })?;
+    look_into(&mut file, kind)
 }
 
-fn head_of(file: &mut File) -> io::Result<Vec<u8>> {
+fn look_into(file: &mut File, kind: Kind) -> Result<(), Refusal> {
     let mut head = Vec::new();
-    file.take(HEAD_BYTES).read_to_end(&mut head)?;
-    Ok(head)
+    file.take(HEAD_BYTES).read_to_end(&mut head).map_err(|source| Refusal::Unreadable { source })?;
+    if kind.may_replace(&head) { Ok(()) } else { Err(Refusal::OtherKind { expected: kind }) }
 }
 
 /// Whether there is something that can be lost. A descriptor's name (`/dev/stdout`) stands for what the user has opened.
@@ -246,11 +242,6 @@ type FileId = PathBuf;
 
 impl Identity {
     /// `None` for what is no file.
-    fn of_output(output: &Output<'_>) -> Option<Self> {
-        let is_stdout = output.kind == Kind::Json && output.path == Path::new("-");
-        if is_stdout { None } else { Self::of(output.path) }
-    }
-
     fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
             Ok(_) if !is_file(path) => None,

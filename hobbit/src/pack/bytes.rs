@@ -18,6 +18,16 @@ pub(super) enum Interrupted<E> {
     Sink(E),
 }
 
+impl<E> Interrupted<E> {
+    /// The caller's own reason, or what it says of a file that could not be read.
+    pub fn or_read(self, read: impl FnOnce(u32, io::Error) -> E) -> E {
+        match self {
+            Self::Read(file, error) => read(file, error),
+            Self::Sink(reason) => reason,
+        }
+    }
+}
+
 /// Hands the bytes of `extent`, a part of `file`, to `sink`, piece by piece.
 pub(super) fn read<E>(
     file: &File,

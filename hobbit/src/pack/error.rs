@@ -1,10 +1,13 @@
-//! Why a pack was refused.
+//! Why a pack was refused, or was not written.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::gguf::GgufError;
+use super::imatrix::ImatrixError;
+use crate::files::OutputError;
+use crate::gguf::{GgmlType, GgufError, RecodeError};
 use crate::predict::PathTableError;
+use crate::store::StoreError;
 
 /// Why a file cannot be read as a pack.
 #[derive(Debug, thiserror::Error)]
@@ -47,4 +50,89 @@ impl PackError {
         let (path, action) = (path.to_owned(), action.into());
         move |error| Self::Io { path, action, error }
     }
+}
+
+/// Why [`super::write()`] gave up. Where work had begun, it is kept: the same call goes on from there.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The source's experts are inconsistent.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The source is a pack itself.
+    #[error("{}: is an expert pack already, expected a plain GGUF; unpack it first: `gguf-tools unpack`", path.display())]
+    AlreadyPack { path: PathBuf },
+    /// A dense model, or more experts than any model has.
+    #[error("{}: has {found} experts, expected 1 to {limit}; only Mixture-of-Experts models can be packed", path.display())]
+    Experts { path: PathBuf, found: u64, limit: u64 },
+    /// A tensor's name is one of the format's own.
+    #[error("{}: tensor '{tensor}' has a name that packs use themselves; such a model cannot be packed", path.display())]
+    ReservedName { path: PathBuf, tensor: String },
+    /// The low types save nothing.
+    #[error("{}: --low {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose a smaller type", path.display())]
+    NotSmaller { path: PathBuf, wanted: String },
+    /// A low pack without low types.
+    #[error("{}: a low pack needs the types of its low versions; give --low, for example --low q2_k", path.display())]
+    NothingLow { path: PathBuf },
+    /// Bytes beyond the tensors that are more than a few.
+    #[error("{}: more than {limit} bytes that belong to no tensor and are not zero; this is not a model alone, cut off what was appended", path.display())]
+    Trailing { path: PathBuf, limit: u64 },
+    /// The header could not be made.
+    #[error("{}: the pack's header cannot be made: {error}", path.display())]
+    Header { path: PathBuf, error: crate::gguf::WriteError },
+    /// Weights could not be brought to another type.
+    #[error("tensor '{tensor}': {error}")]
+    Recode { tensor: String, error: RecodeError },
+    /// A type that is useless without an importance matrix.
+    #[error(
+        "tensor '{tensor}': type {dtype} needs an importance matrix, which has no entry for it; give --imatrix with one, or choose another type"
+    )]
+    NeedsImportance { tensor: String, dtype: GgmlType },
+    /// A path table that is another model's, or too long.
+    #[error("{}: {error}, or leave --path-table away", path.display())]
+    PathTable { path: PathBuf, error: PathTableError },
+    /// The importance matrix is damaged, or another model's.
+    #[error(transparent)]
+    Imatrix(#[from] ImatrixError),
+    /// The quantiser broke its promise: a defect of ours.
+    #[error("tensor '{tensor}': recoding gave {found} bytes, expected {expected}; please report this")]
+    RecodedLength { tensor: String, found: u64, expected: u64 },
+    /// The output, or what leads to it, is the source or no pack.
+    #[error(transparent)]
+    Overwrites(#[from] OutputError),
+    /// The source is not what it was when its header was read, or cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A link, or a second name of another file, where unfinished work goes.
+    #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
+    NotOurs { path: PathBuf, found: &'static str },
+    /// The source could not be read.
+    #[error("{}: cannot read: {error}", path.display())]
+    Source { path: PathBuf, error: io::Error },
+    /// The source was written to while it was packed.
+    #[error("{}: was changed while it was being packed; pack it again with --force", path.display())]
+    SourceChanged { path: PathBuf },
+    /// The output is there already.
+    #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
+    Exists { path: PathBuf },
+    /// Unfinished work of another call is in the way.
+    #[error("{}: holds unfinished work of another model or with other options; finish that, delete the file, or start over with --force", path.display())]
+    OtherWork { path: PathBuf },
+    /// Another process is writing the same pack.
+    #[error("{}: another process is writing this pack; wait for it, or give another name", path.display())]
+    Busy { path: PathBuf },
+    /// Not enough room.
+    #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
+    Space { path: PathBuf, needed: u64, available: u64 },
+    /// The output could not be begun: a directory that is missing or may not be written, a read-only disk.
+    #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]
+    Create { path: PathBuf, error: io::Error },
+    /// The output could not be written: disk full, or worse.
+    #[error("{}: cannot {action}: {error}; what is finished is kept there, the same command goes on from it", path.display())]
+    Output { path: PathBuf, action: &'static str, error: io::Error },
+    /// The progress callback asked for an end.
+    #[error("{}: stopped; what is finished is kept there, the same command goes on from it", path.display())]
+    Stopped { path: PathBuf },
+    /// What was written cannot be read: a defect of ours, or of the disk.
+    #[error("the finished pack cannot be read: {0}; delete the partial file, and report this if it happens again")]
+    ReadBack(#[source] PackError),
 }

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::bytes::{self, Interrupted, read_exact_at, write_all_at};
+use super::bytes::{self, read_exact_at, write_all_at};
+use super::error::WriteError;
 use super::plan::{Job, Plan, importance_of};
 use super::write::output;
-use super::write_error::WriteError;
 use crate::expert::Extent;
 use crate::gguf::{ExpertTensor, GgmlType, Recode};
 use crate::pack::imatrix::Imatrix;
@@ -85,13 +85,9 @@ impl Jobs<'_> {
     }
 
     fn copy(&self, source: Extent, target: &mut Target<'_>, scratch: &mut Scratch) -> Result<(), WriteError> {
-        let read = &mut scratch.read;
-        bytes::read(&self.files[source.file as usize], source, read, |bytes| target.put(bytes)).map_err(|error| {
-            match error {
-                Interrupted::Sink(error) => error,
-                Interrupted::Read(file, error) => self.plan.source_error(file, error),
-            }
-        })
+        let file = &self.files[source.file as usize];
+        bytes::read(file, source, &mut scratch.read, |bytes| target.put(bytes))
+            .map_err(|ended| ended.or_read(|file, error| self.plan.source_error(file, error)))
     }
 
     fn slice(

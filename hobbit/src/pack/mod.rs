@@ -8,7 +8,6 @@
 //! no bytes, beside a [`crate::gguf::Catalog`] that says where the records are.
 
 mod bytes;
-mod copy_only;
 mod error;
 mod fingerprint;
 mod format;
@@ -25,11 +24,9 @@ mod types;
 mod unpack;
 mod verify;
 mod write;
-mod write_error;
 mod writer;
 
-pub use copy_only::CopyOnly;
-pub use error::PackError;
+pub use error::{PackError, WriteError};
 pub use fingerprint::{
     fingerprint, keep as keep_fingerprint, kept as kept_fingerprint, kept_path as kept_fingerprint_path,
     sha256 as source_sha256,
@@ -41,7 +38,6 @@ pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
 pub use unpack::{UnpackError, unpack};
 pub use verify::{Fault, Verified, verify};
 pub use write::{OnProgress, Progress, Stage, Written, partial_path, write};
-pub use write_error::WriteError;
 
 /// The key of a fitted policy, for messages.
 pub const POLICY_KEY: &str = format::key::POLICY;

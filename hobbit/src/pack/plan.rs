@@ -5,11 +5,11 @@ use std::io;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::bytes::{self, Interrupted};
+use super::bytes;
+use super::error::WriteError;
 use super::format::{self, PackKind, Row, Sha256, VERSIONS_MAX, key};
 use super::gaps;
 use super::types::{SliceTypes, TypeChoice, describe, fitting};
-use super::write_error::WriteError;
 use crate::expert::{ExpertId, Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
 use crate::gguf::writer::Layout;
@@ -80,8 +80,8 @@ pub(super) enum Job {
 /// Everything but the bytes.
 pub(super) struct Plan<'a> {
     pub source: &'a Gguf,
+    pub spec: &'a PackSpec<'a>,
     pub experts: ExpertMap,
-    pub kind: PackKind,
     pub rows: Vec<Row>,
     pub jobs: Vec<Job>,
     /// Where each job's result goes; file 0 is the pack.
@@ -100,8 +100,6 @@ pub(super) struct Plan<'a> {
     pub plain: PlainForm,
     /// xxh3-64 of the importance of all columns that will be recoded.
     pub importance: u64,
-    thresholds: Option<(f32, f32)>,
-    policy: Option<String>,
 }
 
 /// What unpacking gives.
@@ -119,7 +117,7 @@ impl<'a> Plan<'a> {
     /// Plans the pack of `source` that `spec` describes; `gaps` and `fingerprint` are `source`'s.
     pub fn new(
         source: &'a Gguf,
-        spec: &PackSpec<'_>,
+        spec: &'a PackSpec<'a>,
         recode: &dyn Recode,
         gaps: Vec<u8>,
         fingerprint: Sha256,
@@ -149,28 +147,21 @@ impl<'a> Plan<'a> {
         let paths = spec.path_table.as_ref().map_or_else(|| Ok(Vec::new()), |table| paths(table, source, &experts))?;
 
         let view = source.one_file();
-        let plain = plain_form(spec.kind, &experts, &rows);
-        let fallbacks = fallbacks.into_iter().collect();
-        let (source_header, source_size) = (view.header, view.len);
-        let (kind, thresholds, policy) = (spec.kind, spec.thresholds, spec.policy.clone());
-        let (jobs, targets) = (Vec::new(), Vec::new());
         let mut plan = Self {
             source,
+            spec,
+            plain: plain_form(spec.kind, &experts, &rows),
             experts,
-            kind,
             rows,
-            jobs,
-            targets,
-            source_header,
+            jobs: Vec::new(),
+            targets: Vec::new(),
+            source_header: view.header,
             gaps,
             paths,
-            source_size,
+            source_size: view.len,
             fingerprint,
-            fallbacks,
-            plain,
+            fallbacks: fallbacks.into_iter().collect(),
             importance,
-            thresholds,
-            policy,
         };
         plan.place()?;
         Ok(plan)
@@ -181,7 +172,7 @@ impl<'a> Plan<'a> {
         let mut header = HeaderBuilder::new(BLOCK_BYTES)?;
         let copied = |key: &str| !key.starts_with("split.") && !key.starts_with(format::PREFIX);
         self.source.copy_keys(&mut header, copied)?;
-        header.key(key::VERSION, format::VERSION)?.key(key::KIND, self.kind.name())?;
+        header.key(key::VERSION, format::VERSION)?.key(key::KIND, self.spec.kind.name())?;
         for (precision, key) in [(Precision::High, key::HIGH), (Precision::Low, key::LOW)] {
             let types: Vec<_> =
                 self.rows.iter().filter(|row| row.version.precision == precision).map(|row| row.types).collect();
@@ -193,16 +184,16 @@ impl<'a> Plan<'a> {
         header.key(key::SOURCE_NAME, name.to_string_lossy().into_owned())?;
         header.key(key::SOURCE_SIZE, self.source_size)?.key(key::SOURCE_SHA256, source.to_string())?;
         // A full pack needs no other file beside it.
-        if self.kind == PackKind::Low {
+        if self.spec.kind == PackKind::Low {
             header.key(key::SOURCE_FINGERPRINT, self.fingerprint.to_string())?;
         }
         if self.plain != PlainForm::None {
             header.key(key::PLAIN_SHA256, plain.unwrap_or(source).to_string())?;
         }
-        if let Some((t1, t2)) = self.thresholds {
+        if let Some((t1, t2)) = self.spec.thresholds {
             header.key(key::T1, t1)?.key(key::T2, t2)?;
         }
-        if let Some(policy) = &self.policy {
+        if let Some(policy) = &self.spec.policy {
             header.key(key::POLICY, policy.clone())?;
         }
         for i in self.ordinary() {
@@ -229,7 +220,7 @@ impl<'a> Plan<'a> {
 
     /// The source's ordinary tensors that the pack holds, by index.
     pub fn ordinary(&self) -> impl Iterator<Item = usize> {
-        let full = self.kind == PackKind::Full;
+        let full = self.spec.kind == PackKind::Full;
         let all = self.source.tensors.iter().enumerate().filter(move |_| full);
         all.filter(|(_, t)| parse_name(&t.name).is_none()).map(|(i, _)| i)
     }
@@ -407,10 +398,7 @@ pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
             }
             Ok(())
         });
-        read.map_err(|error| match error {
-            Interrupted::Read(_, error) => io(error),
-            Interrupted::Sink(error) => error,
-        })?;
+        read.map_err(|ended| ended.or_read(|_, error| io(error)))?;
     }
     Ok(found)
 }

@@ -175,13 +175,8 @@ impl Pack {
     /// # Errors
     /// [`PackError::LowOnly`].
     pub fn require_full(&self) -> Result<(), PackError> {
-        match self.kind {
-            PackKind::Full => Ok(()),
-            PackKind::Low => {
-                let (path, model) = (self.path.clone(), self.info.source_name.clone());
-                Err(PackError::LowOnly { path, model })
-            }
-        }
+        let (path, model) = (self.path.clone(), self.info.source_name.clone());
+        if self.kind == PackKind::Full { Ok(()) } else { Err(PackError::LowOnly { path, model }) }
     }
 
     /// Whether `model` has header and length of the plain model that this pack was made from. So has every fine-tune of it:
@@ -299,41 +294,36 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn catalog(mut self, kind: PackKind, versions: &[PackedVersion]) -> Result<Catalog, PackError> {
-        let mut catalog = Catalog::default();
+        let (experts, mut catalog) = (self.experts, Catalog::default());
         let empty = |layer: &LayerExperts| vec![None; layer.n_expert as usize];
         let mut found: Vec<[Vec<Option<VersionSource>>; Precision::COUNT]> =
-            self.experts.layers.iter().map(|layer| [empty(layer), empty(layer)]).collect();
+            experts.layers.iter().map(|layer| [empty(layer), empty(layer)]).collect();
         for packed in versions {
             let Version { expert, precision } = packed.version;
             let fault = |found: &str, expected: &str| {
                 PackError::malformed(self.path, format!("index row of {}", packed.version), found, expected)
             };
-            let Ok(i) = self.experts.layers.binary_search_by_key(&expert.layer, |layer| layer.layer) else {
+            let Ok(i) = experts.layers.binary_search_by_key(&expert.layer, |layer| layer.layer) else {
                 return Err(fault("a layer without experts", "one of the plain header's"));
             };
             if kind == PackKind::Low && precision == Precision::High {
                 return Err(fault("a high version", "low versions only, as in every low pack"));
             }
-            let place = match found[i][precision.index()].get(usize::from(expert.index)) {
+            let place = match found[i][precision.index()].get_mut(usize::from(expert.index)) {
                 None => return Err(fault("no such expert", "one of the plain header's")),
                 Some(Some(_)) => return Err(fault("two of them", "one")),
-                Some(None) => usize::from(expert.index),
+                Some(place) => place,
             };
-            let source = self.source(&mut catalog, &self.experts.layers[i].clone(), packed)?;
-            found[i][precision.index()][place] = Some(source);
+            *place = Some(self.source(&mut catalog, &experts.layers[i], packed)?);
         }
-        for (layer, [high, low]) in self.experts.layers.iter().zip(found) {
-            let high: Vec<_> = match kind {
-                PackKind::Full => {
-                    let missing = high.iter().position(Option::is_none);
-                    if let Some(index) = missing {
-                        let what = format!("index row of layer {} expert {index} (high)", layer.layer);
-                        return Err(PackError::malformed(self.path, what, "none", "one for every expert"));
-                    }
-                    high.into_iter().flatten().collect()
-                }
-                PackKind::Low => Vec::new(),
-            };
+        for (layer, [high, low]) in experts.layers.iter().zip(found) {
+            if kind == PackKind::Full
+                && let Some(index) = high.iter().position(Option::is_none)
+            {
+                let what = format!("index row of layer {} expert {index} (high)", layer.layer);
+                return Err(PackError::malformed(self.path, what, "none", "one for every expert"));
+            }
+            let high = high.into_iter().flatten().collect();
             let n_expert = layer.n_expert as u16; // the GGUF reader caps it
             catalog.layers.push(LayerCatalog { layer: layer.layer, n_expert, high, low });
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::Digest;
 
-use super::bytes::{self, Interrupted};
+use super::bytes;
 use super::format::Sha256;
 use super::{Pack, PackError, SliceTypes};
 use crate::expert::Extent;
@@ -143,11 +143,8 @@ fn stream(
             }
         },
     );
-    match walked {
-        Ok(()) => Ok(Sha256(hash.finalize().into())),
-        Err(Interrupted::Sink(error)) => Err(error),
-        Err(Interrupted::Read(_, error)) => Err(io(error)),
-    }
+    walked.map_err(|ended| ended.or_read(|_, error| io(error)))?;
+    Ok(Sha256(hash.finalize().into()))
 }
 
 /// Where the slices of an expert tensor lie, expert by expert.

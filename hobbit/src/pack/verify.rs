@@ -65,53 +65,38 @@ pub fn verify(
 ) -> Result<Option<Verified>, PackError> {
     let file = File::open(&pack.path).map_err(PackError::io(&pack.path, "open"))?;
     let checksums = &pack.checksums;
-    let fault = |tensor: &str, extent: &Extent, reason: &str| Fault {
-        tensor: tensor.to_owned(),
-        layer: None,
-        expert: None,
-        precision: None,
-        offset: extent.offset,
-        len: extent.len,
-        reason: reason.to_owned(),
-    };
-    let mut parts: Vec<(Fault, Extent, Option<u64>)> = Vec::new();
-    let mut part = |tensor: &str, extent: Extent, checksum: u64| {
-        parts.push((fault(tensor, &extent, DIFFERS), extent, Some(checksum)));
-    };
+    // A part, and its checksum unless it has one in itself.
+    let mut parts: Vec<(Fault, Option<u64>)> = Vec::new();
     for (tensor, checksum) in pack.ordinary().zip(checksums) {
-        part(&tensor.name, tensor.extent, *checksum);
+        parts.push((fault(&tensor.name, tensor.extent), Some(*checksum)));
     }
     let own = &checksums[checksums.len() - format::OWN_CHECKSUMS..];
+    let of_own = |name: &str, checksum| pack.raw.tensor(name).map(|tensor| (fault(name, tensor.extent), checksum));
     for (name, checksum) in [format::HEADER, format::INDEX, format::GAPS].iter().zip(own) {
-        if let Some(tensor) = pack.raw.tensor(name) {
-            part(name, tensor.extent, *checksum);
-        }
+        parts.extend(of_own(name, Some(*checksum)));
     }
     for packed in &pack.versions {
         let (expert, precision) = (packed.version.expert, packed.version.precision);
-        let name = format::records_name(expert.layer, precision);
+        let general = fault(&format::records_name(expert.layer, precision), packed.record);
         let precision = Some(if precision == Precision::High { "high" } else { "low" });
-        let general = fault(&name, &packed.record, DIFFERS);
         let named = Fault { layer: Some(expert.layer), expert: Some(expert.index), precision, ..general };
-        parts.push((named, packed.record, Some(packed.checksum)));
+        parts.push((named, Some(packed.checksum)));
     }
-    if let Some(tensor) = pack.raw.tensor(format::PATHS) {
-        parts.push((fault(format::PATHS, &tensor.extent, ""), tensor.extent, None));
-    }
-    parts.sort_by_key(|(_, extent, _)| extent.offset);
+    parts.extend(of_own(format::PATHS, None));
+    parts.sort_by_key(|(part, _)| part.offset);
 
     let mut faults = Vec::new();
     let header = &pack.raw.header_bytes;
     if own.last() != Some(&xxh3_64(header)) {
-        let extent = Extent { file: 0, offset: 0, len: header.len() as u64 };
-        faults.push(fault("(header)", &extent, DIFFERS));
+        faults.push(fault("(header)", Extent { file: 0, offset: 0, len: header.len() as u64 }));
     }
-    let bytes: u64 = parts.iter().map(|(_, extent, _)| extent.len).sum();
+    let bytes: u64 = parts.iter().map(|(part, _)| part.len).sum();
     let n_tensors = pack.ordinary().count();
     let (mut done, mut end) = (0, 0);
-    for (mut fault, extent, checksum) in parts {
+    for (mut fault, checksum) in parts {
+        let extent = Extent { file: 0, offset: fault.offset, len: fault.len };
         let checked = match checksum {
-            Some(checksum) => hash(&file, &extent, &mut |n| progress(done + n, bytes))
+            Some(checksum) => hash(&file, extent, &mut |n| progress(done + n, bytes))
                 .map(|found| found.map(|found| found == checksum)),
             // A path table has its checksum in itself.
             None => {
@@ -142,11 +127,22 @@ pub fn verify(
     Ok(Some(Verified { tensors: n_tensors, versions: pack.versions.len(), bytes, faults }))
 }
 
-const DIFFERS: &str = "its checksum differs";
+/// A part that is not a record, and what is wrong with it if its checksum says so.
+fn fault(tensor: &str, extent: Extent) -> Fault {
+    Fault {
+        tensor: tensor.to_owned(),
+        layer: None,
+        expert: None,
+        precision: None,
+        offset: extent.offset,
+        len: extent.len,
+        reason: "its checksum differs".to_owned(),
+    }
+}
 
-fn hash(file: &File, extent: &Extent, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<Option<u64>> {
+fn hash(file: &File, extent: Extent, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> io::Result<Option<u64>> {
     let (mut hash, mut at) = (Xxh3::new(), 0);
-    let read = bytes::read(file, *extent, &mut Vec::new(), |bytes| {
+    let read = bytes::read(file, extent, &mut Vec::new(), |bytes| {
         hash.update(bytes);
         at += bytes.len() as u64;
         if progress(at).is_break() { Err(()) } else { Ok(()) }

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use sha2::Digest;
 
+use super::error::WriteError;
 use super::fingerprint::fingerprint;
 use super::format::Sha256;
 use super::journal::{Finished, Journal};
 use super::plan::{Fallback, PackSpec, PlainForm, Plan, gaps_of};
-use super::write_error::WriteError;
 use super::writer::Writer;
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, FileState, Input, Kind, Output};
@@ -111,7 +111,7 @@ pub fn write(
         Writer { plan: &plan, partial: &partial, file: &file, progress, checksums: Vec::new(), finished: 0 };
     writer.take_over(&finished)?;
     let resumed = writer.finished;
-    let digest = writer.work(spec, recode, &mut journal, finished.source)?;
+    let digest = writer.work(recode, &mut journal, finished.source)?;
     check_unchanged(source)?;
 
     writer.finish_file(&plan.layout(digest, None).map_err(header_error)?)?;

@@ -12,12 +12,12 @@ use sha2::Digest;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::bytes::{self, Interrupted, write_all_at};
+use super::error::WriteError;
 use super::format::{ROW_BYTES, Sha256};
 use super::job::{Jobs, Scratch};
 use super::journal::{Finished, Journal};
-use super::plan::{Job, PackSpec, Plan};
+use super::plan::{Job, Plan};
 use super::write::{OnProgress, Progress, Stage, output};
-use super::write_error::WriteError;
 use super::{Pack, format, unpack};
 use crate::gguf::writer::Layout;
 use crate::gguf::{Recode, SourceFile, WriteError as HeaderError};
@@ -84,12 +84,11 @@ impl Writer<'_> {
     /// Does the jobs that are left, and hashes the source if `digest` is not known; answers the digest.
     pub fn work(
         &mut self,
-        spec: &PackSpec<'_>,
         recode: &dyn Recode,
         journal: &mut Journal,
         mut digest: Option<Sha256>,
     ) -> Result<Sha256, WriteError> {
-        let plan = self.plan;
+        let (plan, spec) = (self.plan, self.plan.spec);
         let open = |(file, i): (&SourceFile, u32)| File::open(&file.path).map_err(|error| plan.source_error(i, error));
         let files = plan.source.files.iter().zip(0..).map(open).collect::<Result<Vec<File>, WriteError>>()?;
         let pending: Vec<usize> = (0..plan.jobs.len()).filter(|job| self.checksums[*job].is_none()).collect();

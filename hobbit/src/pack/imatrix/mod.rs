@@ -11,10 +11,10 @@ mod tests;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use super::bytes::read_exact_at;
 use crate::gguf::{GgmlType, Gguf, GgufError, TensorInfo};
 
 const SUMS: &str = ".in_sum2";
@@ -24,7 +24,7 @@ const COUNTS: &str = ".counts";
 #[derive(Debug)]
 pub struct Imatrix {
     path: PathBuf,
-    file: Mutex<File>,
+    file: File,
     entries: HashMap<String, Entry>,
     /// Chunks of text that the values were computed from, if the file says so.
     pub chunks: Option<u64>,
@@ -87,7 +87,7 @@ impl Imatrix {
             true => gguf_index(path)?,
             false => legacy::index(&file, path)?,
         };
-        Ok(Self { path: path.to_owned(), file: Mutex::new(file), entries, chunks })
+        Ok(Self { path: path.to_owned(), file, entries, chunks })
     }
 
     /// Importance of the columns of one expert's matrix (`n_per_row` values): the mean square of its inputs, or ones
@@ -156,9 +156,11 @@ impl Imatrix {
     /// `n` f32 at `offset`; the index has checked that they lie in the file.
     fn read(&self, offset: u64, n: usize) -> Result<Vec<f32>, ImatrixError> {
         let mut bytes = vec![0; n * 4];
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut bytes));
-        read.map_err(|error| ImatrixError::Io { path: self.path.clone(), action: "read values", error })?;
+        read_exact_at(&self.file, &mut bytes, offset).map_err(|error| ImatrixError::Io {
+            path: self.path.clone(),
+            action: "read values",
+            error,
+        })?;
         Ok(bytes.chunks_exact(4).map(|le| f32::from_le_bytes([le[0], le[1], le[2], le[3]])).collect())
     }
 }

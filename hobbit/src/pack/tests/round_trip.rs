@@ -269,7 +269,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(fault(&low("f32"), &Toy).contains("nowhere smaller"));
     assert!(fault(&PackSpec::new(PackKind::Low), &Toy).contains("give --low"));
     assert!(fault(&low("i8"), &Toy).contains("nothing can be quantised to type i8"));
-    assert!(fault(&low("q8_0"), &CopyOnly).contains("nothing can be quantised to type q8_0"));
+    assert!(fault(&low("q8_0"), &crate::gguf::CopyOnly).contains("nothing can be quantised to type q8_0"));
     let (dir, spec) = (tempfile::tempdir().unwrap(), Spec { embd: 256, ff: 256, ..spec() });
     let wide = Gguf::open(&model(dir.path(), &spec)).unwrap();
     let error = write(&wide, &out, &low("iq4_xs"), &Toy, &mut quietly).unwrap_err();
