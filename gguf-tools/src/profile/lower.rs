@@ -13,6 +13,7 @@ use hobbit::gguf::Recode;
 use hobbit::gguf::writer::Layout;
 use hobbit::gguf::{ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, Value};
 use hobbit::pack::imatrix::Imatrix;
+use hobbit::pack::slice_name;
 use hobbit::profile::{SliceError, SliceTypes, output_error};
 
 use super::progress::Progress;
@@ -177,13 +178,11 @@ fn is_router(name: &str) -> bool {
 
 /// `down:q3_K gate:q2_K`, or one name where all are equal.
 pub fn describe(types: &SliceTypes) -> String {
-    let named = SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, types.get(kind)?)));
-    let named: Vec<_> = named.collect();
+    let named: Vec<_> = types.iter().collect();
     if let Some((_, first)) = named.first()
         && named.iter().all(|(_, dtype)| dtype == first)
     {
         return first.name().to_owned();
     }
-    let short = |kind: SliceKind| kind.tensor_stem().trim_start_matches("ffn_").trim_end_matches("_exps");
-    named.iter().map(|(kind, dtype)| format!("{}:{dtype}", short(*kind))).collect::<Vec<_>>().join(" ")
+    named.iter().map(|(kind, dtype)| format!("{}:{dtype}", slice_name(*kind))).collect::<Vec<_>>().join(" ")
 }

@@ -62,7 +62,7 @@ impl ModelSource {
             let pack = Pack::open(path)?;
             pack.require_full()?;
             carried = pack.info.t1.zip(pack.info.t2);
-            low_name = pack.has_low().then(|| "the pack".to_owned());
+            low_name = pack.catalog.has_low().then(|| "the pack".to_owned());
             if wants_paths && options.path_table.is_none() {
                 packed_paths = pack.path_table()?;
             }

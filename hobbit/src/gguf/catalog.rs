@@ -103,31 +103,30 @@ impl ExpertClass {
     }
 
     /// A class whose regions take any window of a slice, for files that align tensors to less than a block.
-    fn windowed<'a>(tensors: impl Iterator<Item = &'a ExpertTensor>) -> Self {
-        let mut stride = 0;
-        let slices = tensors.map(|t| {
-            let (region, capacity) = (stride, slot_stride(t.slice_bytes));
-            stride += capacity;
-            let &ExpertTensor { kind, dtype, ne0, ne1, slice_bytes: bytes, .. } = t;
-            SliceShape { kind, dtype, ne0, ne1, bytes, region, capacity }
-        });
-        Self { slices: slices.collect(), stride }
+    fn windowed(tensors: &[ExpertTensor]) -> Self {
+        let slices = tensors.iter().map(|t| (t.kind, t.dtype, t.ne0, t.ne1));
+        Self::laid_out(slices, |bytes| Some(slot_stride(bytes))).expect("the reader has checked types and shapes")
     }
 
     /// A class whose slices follow each other at block borders, as a pack stores them: (kind, type, row length, rows).
     /// `None` if a row is no whole number of blocks of its type.
     pub fn packed(slices: impl IntoIterator<Item = (SliceKind, GgmlType, u64, u64)>) -> Option<Self> {
-        let mut stride = 0u64;
-        let slices: Option<Vec<SliceShape>> = slices
-            .into_iter()
-            .map(|(kind, dtype, ne0, ne1)| {
-                let bytes = dtype.row_bytes(ne0)?.checked_mul(ne1)?;
-                let (region, capacity) = (stride, bytes.checked_next_multiple_of(BLOCK_BYTES)?);
-                stride = stride.checked_add(capacity)?;
-                Some(SliceShape { kind, dtype, ne0, ne1, bytes, region, capacity })
-            })
-            .collect();
-        Some(Self { slices: slices?, stride })
+        Self::laid_out(slices, |bytes| bytes.checked_next_multiple_of(BLOCK_BYTES))
+    }
+
+    /// Slices one after the other; `region` is the bytes that one of so many takes.
+    fn laid_out(
+        slices: impl IntoIterator<Item = (SliceKind, GgmlType, u64, u64)>,
+        region: impl Fn(u64) -> Option<u64>,
+    ) -> Option<Self> {
+        let mut class = Self { slices: Vec::new(), stride: 0 };
+        for (kind, dtype, ne0, ne1) in slices {
+            let bytes = dtype.row_bytes(ne0)?.checked_mul(ne1)?;
+            let (start, capacity) = (class.stride, region(bytes)?);
+            class.stride = start.checked_add(capacity)?;
+            class.slices.push(SliceShape { kind, dtype, ne0, ne1, bytes, region: start, capacity });
+        }
+        Some(class)
     }
 }
 
@@ -280,7 +279,7 @@ impl Catalog {
     }
 
     fn versions(&mut self, layer: &LayerExperts) -> Vec<VersionSource> {
-        let class = self.class(ExpertClass::windowed(layer.tensors.iter()));
+        let class = self.class(ExpertClass::windowed(&layer.tensors));
         let slice = |tensor: &ExpertTensor, index: u16| {
             let extent = tensor.extent(index);
             // Experts that are whole blocks long all begin alike: a direct read lands in place.

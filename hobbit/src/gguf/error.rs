@@ -2,7 +2,7 @@
 //! expected and what to do about it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a model file was refused.
 #[derive(Debug, thiserror::Error)]
@@ -55,4 +55,10 @@ pub enum GgufError {
     /// Expert tensors that disagree with each other or with the metadata.
     #[error("{}: tensor '{tensor}': {what}: found {found}, expected {expected}; the model was converted wrongly, fetch or convert it again", path.display())]
     Experts { path: PathBuf, tensor: String, what: &'static str, found: String, expected: String },
+}
+
+impl GgufError {
+    pub(super) fn too_large(path: &Path, what: impl Into<String>, found: u64, limit: u64) -> Self {
+        Self::TooLarge { path: path.to_owned(), what: what.into(), found, limit }
+    }
 }

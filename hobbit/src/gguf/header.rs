@@ -65,8 +65,7 @@ impl Header {
         }
         if file_len > i64::MAX as u64 {
             // No file system has such files; below, sums of offsets and lengths cannot overflow.
-            let (what, limit) = ("length of the file, in bytes,".to_owned(), i64::MAX as u64);
-            return Err(GgufError::TooLarge { path: path.to_owned(), what, found: file_len, limit });
+            return Err(GgufError::too_large(path, "length of the file, in bytes,", file_len, i64::MAX as u64));
         }
         let mut window = Window::new(source, file_len, path);
         let version = magic_and_version(&mut window)?;
@@ -144,7 +143,7 @@ fn magic_and_version(window: &mut Window<'_, impl Read>) -> Result<u32, GgufErro
 fn count(window: &mut Window<'_, impl Read>, what: &str, limit: u64) -> Result<u64, GgufError> {
     let found = window.u64(format_args!("{what}"))?;
     if found > limit {
-        return Err(GgufError::TooLarge { path: window.path.to_owned(), what: what.to_owned(), found, limit });
+        return Err(GgufError::too_large(window.path, what, found, limit));
     }
     Ok(found)
 }

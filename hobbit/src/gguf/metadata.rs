@@ -71,12 +71,8 @@ impl Metadata {
         let short = |e: &KvEntry| e.array_len.filter(|n| *n <= ARRAY_VALUES_MAX);
         let total = header.kv.iter().filter_map(short).sum();
         if total > ARRAY_VALUES_TOTAL_MAX {
-            return Err(GgufError::TooLarge {
-                path: path.to_owned(),
-                what: "number of elements in short metadata arrays".to_owned(),
-                found: total,
-                limit: ARRAY_VALUES_TOTAL_MAX,
-            });
+            let what = "number of elements in short metadata arrays";
+            return Err(GgufError::too_large(path, what, total, ARRAY_VALUES_TOTAL_MAX));
         }
         let value = |entry: &KvEntry| Some((entry.key.clone(), Decoded::of(entry, header)?));
         Ok(Self { entries: header.kv.clone(), values: header.kv.iter().filter_map(value).collect() })

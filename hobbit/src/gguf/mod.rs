@@ -141,12 +141,8 @@ impl Gguf {
             }
             n_tensors += header.tensors.len() as u64;
             if n_tensors > header::TENSORS_MAX {
-                return Err(GgufError::TooLarge {
-                    path: shard,
-                    what: "number of tensors in all shards up to this one".to_owned(),
-                    found: n_tensors,
-                    limit: header::TENSORS_MAX,
-                });
+                let what = "number of tensors in all shards up to this one";
+                return Err(GgufError::too_large(&shard, what, n_tensors, header::TENSORS_MAX));
             }
             if metadata.is_some() {
                 header.bytes = Vec::new();
@@ -189,12 +185,8 @@ impl Gguf {
         let padded =
             tensors.iter().try_fold(1u64 << 40, |sum, t| sum.checked_add(t.extent.len)?.checked_add(alignment));
         if padded.is_none_or(|sum| i64::try_from(sum).is_err()) {
-            return Err(GgufError::TooLarge {
-                path: files[0].path.clone(),
-                what: "length of all tensors, in bytes,".to_owned(),
-                found: padded.unwrap_or(u64::MAX),
-                limit: i64::MAX as u64,
-            });
+            let (what, found) = ("length of all tensors, in bytes,", padded.unwrap_or(u64::MAX));
+            return Err(GgufError::too_large(&files[0].path, what, found, i64::MAX as u64));
         }
         let header_bytes = header_bytes.unwrap_or_default();
         Ok(Self { files, tensors, alignment, header_bytes, version, is_contiguous, metadata, by_name, views: None })

@@ -48,12 +48,8 @@ impl<'a, R: Read> Window<'a, R> {
             return Err(self.truncated(what, start, end, self.file_len));
         }
         if end > HEADER_BYTES_MAX {
-            return Err(GgufError::TooLarge {
-                path: self.path.to_owned(),
-                what: format!("header up to {what}, in bytes,"),
-                found: end,
-                limit: HEADER_BYTES_MAX,
-            });
+            let what = format!("header up to {what}, in bytes,");
+            return Err(GgufError::too_large(self.path, what, end, HEADER_BYTES_MAX));
         }
         while (self.bytes.len() as u64) < end {
             let have = self.bytes.len() as u64;
@@ -87,12 +83,7 @@ impl<'a, R: Read> Window<'a, R> {
     pub(super) fn string(&mut self, limit: u64, what: fmt::Arguments<'_>) -> Result<Range<usize>, GgufError> {
         let len = self.u64(format_args!("length of {what}"))?;
         if len > limit {
-            return Err(GgufError::TooLarge {
-                path: self.path.to_owned(),
-                what: format!("length of {what}, in bytes,"),
-                found: len,
-                limit,
-            });
+            return Err(GgufError::too_large(self.path, format!("length of {what}, in bytes,"), len, limit));
         }
         self.take(len, what)
     }

@@ -148,27 +148,19 @@ impl Row {
             self.checksum,
             0,
         ];
-        let mut bytes = [0; ROW_BYTES];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
-        Some(bytes)
+        words.map(u64::to_le_bytes).as_flattened().try_into().ok()
     }
 
     /// # Errors
     /// The field that no row has, its value, and what was expected.
-    pub fn decode(bytes: &[u8]) -> Result<Self, (&'static str, u64, &'static str)> {
-        let mut words = [0; 8];
-        for (word, from) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            let mut le = [0; 8];
-            le.copy_from_slice(from);
-            *word = u64::from_le_bytes(le);
-        }
-        let [layer, index, precision, offset, len, types, checksum, rest] = words;
+    pub fn decode(bytes: &[u8; ROW_BYTES]) -> Result<Self, (&'static str, u64, &'static str)> {
+        let (words, _) = bytes.as_chunks();
+        let [layer, index, ordinal, offset, len, types, checksum, rest] =
+            std::array::from_fn(|i| u64::from_le_bytes(words[i]));
         let short = |value, what| u16::try_from(value).map_err(|_| (what, value, "fewer than 65536"));
         let expert = ExpertId { layer: short(layer, "layer")?, index: short(index, "expert")? };
-        let precision = usize::try_from(precision).ok().and_then(|p| Precision::ALL.get(p).copied());
-        let precision = precision.ok_or(("precision", words[2], "0 or 1"))?;
+        let precision = Precision::ALL.into_iter().find(|precision| precision.index() as u64 == ordinal);
+        let precision = precision.ok_or(("precision", ordinal, "0 or 1"))?;
         let types = SliceTypes::from_word(types).ok_or(("types", types, "ids of known ggml types"))?;
         if rest != 0 {
             return Err(("last word", rest, "0"));

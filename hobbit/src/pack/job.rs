@@ -2,8 +2,8 @@
 //! expert, a thread holds a few megabytes.
 
 use std::fs::File;
-use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -13,7 +13,6 @@ use super::plan::{Job, Plan, importance_of};
 use super::write::output;
 use crate::expert::Extent;
 use crate::gguf::{ExpertTensor, GgmlType, Recode};
-use crate::pack::imatrix::Imatrix;
 
 /// Of a recoded slice, bytes of its rows at a time as 32-bit floats.
 const CHUNK: u64 = 4 << 20;
@@ -22,13 +21,14 @@ const CHUNK: u64 = 4 << 20;
 pub(super) struct Jobs<'a> {
     pub plan: &'a Plan<'a>,
     pub recode: &'a dyn Recode,
-    pub imatrix: Option<&'a Imatrix>,
     /// Of the source.
     pub files: &'a [File],
     pub out: &'a File,
     pub partial: &'a Path,
-    /// Told the bytes written; answers whether to go on.
-    pub wrote: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
+    /// Bytes of all jobs.
+    pub written: AtomicU64,
+    /// Somebody asked for an end.
+    pub stop: &'a AtomicBool,
 }
 
 /// A thread's buffers.
@@ -50,9 +50,10 @@ impl Target<'_> {
         write_all_at(self.jobs.out, bytes, self.at).map_err(output(self.jobs.partial, "write"))?;
         self.hash.update(bytes);
         self.at += bytes.len() as u64;
-        match (self.jobs.wrote)(bytes.len() as u64) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(WriteError::Stopped { path: self.jobs.partial.to_owned() }),
+        self.jobs.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        match self.jobs.stop.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(WriteError::Stopped { path: self.jobs.partial.to_owned() }),
         }
     }
 }
@@ -101,7 +102,7 @@ impl Jobs<'_> {
     ) -> Result<(), WriteError> {
         let row_bytes = source.len / tensor.ne1;
         let rows_max = (CHUNK / (4 * tensor.ne0)).max(1);
-        let importance = importance_of(self.imatrix, tensor, index)?;
+        let importance = importance_of(self.plan.spec.importance, tensor, index)?;
         let fault = |error| WriteError::Recode { tensor: format!("{}[{index}]", tensor.name), error };
         let mut row = 0;
         while row < tensor.ne1 {

@@ -74,8 +74,7 @@ impl Journal {
         if !fresh {
             file.read_to_end(&mut bytes)?;
         }
-        let rows: Vec<[u8; ROW]> = bytes.chunks_exact(ROW).filter_map(|row| row.first_chunk().copied()).collect();
-        let finished = match rows.split_first() {
+        let finished = match bytes.as_chunks().0.split_first() {
             Some((first, rows)) if *first == header(plan) => {
                 // A torn last row is cut off, so that what follows begins at a row's place.
                 let whole = ((rows.len() + 1) * ROW) as u64;

@@ -206,11 +206,10 @@ impl<'a> Plan<'a> {
             header.tensor(&format::records_name(expert.layer, precision), GgmlType::I8, &[bytes])?;
         }
         header.tensor(format::HEADER, GgmlType::I8, &[self.source_header.len() as u64])?;
-        if !self.gaps.is_empty() {
-            header.tensor(format::GAPS, GgmlType::I8, &[self.gaps.len() as u64])?;
-        }
-        if !self.paths.is_empty() {
-            header.tensor(format::PATHS, GgmlType::I8, &[self.paths.len() as u64])?;
+        for (name, bytes) in [(format::GAPS, &self.gaps), (format::PATHS, &self.paths)] {
+            if !bytes.is_empty() {
+                header.tensor(name, GgmlType::I8, &[bytes.len() as u64])?;
+            }
         }
         header.tensor(format::INDEX, GgmlType::I64, &[8, self.rows.len() as u64])?;
         let n_checksums = self.ordinary().count() + format::OWN_CHECKSUMS;

@@ -145,14 +145,8 @@ impl Pack {
             return Err(PackError::malformed(path, what, checksums.extent.len / 8, n_checksums));
         }
         let checksums = read(&file, path, checksums)?;
-        let checksums = checksums.chunks_exact(8).filter_map(|word| word.first_chunk().copied());
-        let checksums = checksums.map(u64::from_le_bytes).collect();
+        let checksums = checksums.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         Ok(Self { path: path.to_owned(), kind, info, raw, plain, experts, catalog, versions, checksums })
-    }
-
-    /// Whether any expert has a low version.
-    pub fn has_low(&self) -> bool {
-        self.catalog.has_low()
     }
 
     /// Reads which experts follow which; `None` where the pack does not say.
@@ -269,18 +263,19 @@ fn read(file: &File, path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, PackEr
 }
 
 fn rows(bytes: &[u8], path: &Path) -> Result<Vec<PackedVersion>, PackError> {
-    if !bytes.len().is_multiple_of(ROW_BYTES) {
+    let (rows, rest) = bytes.as_chunks();
+    if !rest.is_empty() {
         let what = format!("tensor '{}'", format::INDEX);
         return Err(PackError::malformed(path, what, format!("{} bytes", bytes.len()), "rows of 64 bytes"));
     }
-    let row = |(i, bytes): (usize, &[u8])| {
+    let row = |(i, bytes): (usize, &[u8; ROW_BYTES])| {
         let row = Row::decode(bytes).map_err(|(what, found, expected)| {
             PackError::malformed(path, format!("row {i} of '{}': {what}", format::INDEX), found, expected)
         })?;
         let Row { version, offset, len, types, checksum } = row;
         Ok(PackedVersion { version, types, record: Extent { file: 0, offset, len }, checksum })
     };
-    bytes.chunks_exact(ROW_BYTES).enumerate().map(row).collect()
+    rows.iter().enumerate().map(row).collect()
 }
 
 /// Makes the catalog of checked rows.

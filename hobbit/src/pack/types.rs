@@ -150,12 +150,7 @@ impl From<GgmlType> for TypeChoice {
 
 /// `gate`, `gate_up`, `up` or `down`.
 pub fn slice_name(kind: SliceKind) -> &'static str {
-    match kind {
-        SliceKind::Gate => "gate",
-        SliceKind::GateUp => "gate_up",
-        SliceKind::Up => "up",
-        SliceKind::Down => "down",
-    }
+    kind.tensor_stem().trim_start_matches("ffn_").trim_end_matches("_exps")
 }
 
 impl FromStr for TypeChoice {

@@ -88,35 +88,26 @@ impl Writer<'_> {
         journal: &mut Journal,
         mut digest: Option<Sha256>,
     ) -> Result<Sha256, WriteError> {
-        let (plan, spec) = (self.plan, self.plan.spec);
+        let (plan, threads) = (self.plan, self.plan.spec.threads.max(1));
         let open = |(file, i): (&SourceFile, u32)| File::open(&file.path).map_err(|error| plan.source_error(i, error));
         let files = plan.source.files.iter().zip(0..).map(open).collect::<Result<Vec<File>, WriteError>>()?;
         let pending: Vec<usize> = (0..plan.jobs.len()).filter(|job| self.checksums[*job].is_none()).collect();
         let total: u64 = plan.targets.iter().map(|target| target.len).sum();
         let taken: u64 =
             plan.targets.iter().zip(&self.checksums).filter(|(_, c)| c.is_some()).map(|(t, _)| t.len).sum();
-        let (written, hashed) = (AtomicU64::new(taken), AtomicU64::new(0));
-        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let go_on = || match stop.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        };
-        let wrote = |n: u64| {
-            written.fetch_add(n, Ordering::Relaxed);
-            go_on()
-        };
-        let (imatrix, partial) = (spec.importance, self.partial);
-        let jobs = Jobs { plan, recode, imatrix, files: &files, out: self.file, partial, wrote: &wrote };
+        let (next, hashed, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let (written, partial) = (AtomicU64::new(taken), self.partial);
+        let jobs = Jobs { plan, recode, files: &files, out: self.file, partial, written, stop: &stop };
         let mut failure = None;
         std::thread::scope(|scope| {
-            let (send, receive) = bounded(2 * spec.threads.max(1));
-            for _ in 0..spec.threads.max(1).min(pending.len()) {
+            let (send, receive) = bounded(2 * threads);
+            for _ in 0..threads.min(pending.len()) {
                 let send = send.clone();
-                scope.spawn(|| worker(&jobs, &pending, &next, &stop, send));
+                scope.spawn(|| worker(&jobs, &pending, &next, send));
             }
             if digest.is_none() {
                 let send = send.clone();
-                scope.spawn(|| hasher(plan, &files, &hashed, &go_on, send));
+                scope.spawn(|| hasher(plan, &files, &hashed, &stop, send));
             }
             drop(send);
             loop {
@@ -134,7 +125,7 @@ impl Writer<'_> {
                     Err(RecvTimeoutError::Timeout) => Ok(()),
                     Err(RecvTimeoutError::Disconnected) => break,
                 };
-                let (done, read) = (written.load(Ordering::Relaxed), hashed.load(Ordering::Relaxed));
+                let (done, read) = (jobs.written.load(Ordering::Relaxed), hashed.load(Ordering::Relaxed));
                 let told = told.and_then(|()| match self.finished < plan.jobs.len() {
                     _ if failure.is_some() => Ok(()),
                     true => self.tell(Stage::Writing, done.min(total), total),
@@ -211,9 +202,9 @@ impl Writer<'_> {
     }
 }
 
-fn worker(jobs: &Jobs<'_>, pending: &[usize], next: &AtomicUsize, stop: &AtomicBool, send: Sender<Message>) {
+fn worker(jobs: &Jobs<'_>, pending: &[usize], next: &AtomicUsize, send: Sender<Message>) {
     let mut scratch = Scratch::default();
-    while !stop.load(Ordering::Relaxed) {
+    while !jobs.stop.load(Ordering::Relaxed) {
         let Some(&job) = pending.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
         let message = match jobs.run(job, &mut scratch) {
             Ok(checksum) => Message::Done(job, checksum),
@@ -225,13 +216,7 @@ fn worker(jobs: &Jobs<'_>, pending: &[usize], next: &AtomicUsize, stop: &AtomicB
     }
 }
 
-fn hasher(
-    plan: &Plan<'_>,
-    files: &[File],
-    hashed: &AtomicU64,
-    go_on: &dyn Fn() -> ControlFlow<()>,
-    send: Sender<Message>,
-) {
+fn hasher(plan: &Plan<'_>, files: &[File], hashed: &AtomicU64, stop: &AtomicBool, send: Sender<Message>) {
     let mut hash = sha2::Sha256::new();
     let walked = bytes::walk(
         &plan.source.one_file(),
@@ -240,7 +225,7 @@ fn hasher(
         |bytes| {
             hash.update(bytes);
             hashed.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            if go_on().is_break() { Err(()) } else { Ok(()) }
+            if stop.load(Ordering::Relaxed) { Err(()) } else { Ok(()) }
         },
     );
     let message = match walked {

@@ -176,22 +176,6 @@ pub fn is_faulting() -> bool {
     N_FAULTING.load(Ordering::Relaxed) > 0
 }
 
-/// One of them, until it is dropped.
-struct Faulting;
-
-impl Faulting {
-    fn begin() -> Self {
-        N_FAULTING.fetch_add(1, Ordering::Relaxed);
-        Self
-    }
-}
-
-impl Drop for Faulting {
-    fn drop(&mut self) {
-        N_FAULTING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Threads that fault memory in.
 #[derive(Default)]
 struct Faults {
@@ -260,9 +244,11 @@ impl Faults {
             let shared = Arc::clone(&shared);
             move || {
                 while let Some(piece) = shared.next() {
-                    let _faulting = Faulting::begin();
                     let offset = piece * FAULT_BYTES;
-                    if !populate(base + offset, FAULT_BYTES.min(bytes - offset)) {
+                    N_FAULTING.fetch_add(1, Ordering::Relaxed);
+                    let can = populate(base + offset, FAULT_BYTES.min(bytes - offset));
+                    N_FAULTING.fetch_sub(1, Ordering::Relaxed);
+                    if !can {
                         shared.end();
                     }
                 }

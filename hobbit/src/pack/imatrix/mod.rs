@@ -161,7 +161,7 @@ impl Imatrix {
             action: "read values",
             error,
         })?;
-        Ok(bytes.chunks_exact(4).map(|le| f32::from_le_bytes([le[0], le[1], le[2], le[3]])).collect())
+        Ok(bytes.as_chunks().0.iter().map(|le| f32::from_le_bytes(*le)).collect())
     }
 }
 

@@ -84,7 +84,7 @@ fn check_records(pack: &Pack, source: &Gguf, files: &[Vec<u8>]) {
         let tensors = &map.layer(layer.layer).unwrap().tensors;
         for (precision, index) in Precision::ALL.iter().flat_map(|p| (0..layer.n_expert).map(move |i| (*p, i))) {
             let Some(version) = layer.source(index, precision) else {
-                assert_eq!((precision, pack.has_low()), (Precision::Low, false));
+                assert_eq!((precision, pack.catalog.has_low()), (Precision::Low, false));
                 continue;
             };
             let class = &catalog.classes[usize::from(version.class)];
