@@ -1,6 +1,6 @@
 //! Who may leave, whom the policy chooses of them, and predictions that shield.
 
-use super::{Acquired, Cache, ShareId, Whereabouts};
+use super::{Acquired, Cache, Candidate, ShareId, Whereabouts};
 use crate::expert::Version;
 use std::ops::Range;
 
@@ -53,10 +53,12 @@ impl Cache {
     /// Whom the policy evicts for `incoming`.
     pub(super) fn victim(&mut self, incoming: Version, share: ShareId) -> Option<Version> {
         let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.extend(self.evictable(share));
+        let last_use = |version| self.place(version).map_or(0, |place| place.last_use);
+        let candidate = |version| Candidate { version, last_use: last_use(version) };
+        candidates.extend(self.evictable(share).map(candidate));
         let victim = match candidates.is_empty() {
             true => None,
-            false => Some(candidates[self.policy.victim(incoming, &candidates, self.now)]),
+            false => Some(candidates[self.policy.victim(incoming, &candidates, self.now)].version),
         };
         candidates.clear();
         self.candidates = candidates;

@@ -50,7 +50,7 @@ mod upgrade;
 mod upgrade_tests;
 
 pub use allocate::{Allocation, LayerDemand, allocate};
-pub use policy::{Lru, Now, Policy, Use};
+pub use policy::{Candidate, Lru, Now, Policy, Use};
 pub use pools::{LayerLayout, PoolLayout};
 pub use share::ShareId;
 pub use slots::{SliceKinds, SliceState, SlotId};
@@ -98,7 +98,7 @@ pub struct Cache {
     /// Uses and insertions so far.
     events: u64,
     /// Reused by `acquire`.
-    candidates: Vec<Version>,
+    candidates: Vec<Candidate>,
 }
 
 impl Cache {

@@ -74,7 +74,7 @@ impl<'a> Replay<'a> {
             Eviction::Policy(kind) => {
                 policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 })
             }
-            Eviction::Belady => Box::new(Belady::with_demands(uses_to_come(recording, config), low_cost as f32)),
+            Eviction::Belady => Box::new(Belady::new(uses_to_come(recording, config), low_cost as f32)),
         };
         let cache = Cache::new(pools, policy);
         let of_layer = |layer: &Layer| LayerOutcome {

@@ -1,9 +1,6 @@
 //! Policies by name.
 
-use super::{
-    Arc, EdgeMoe, Fld, Foresight, ForesightOptions, Hobbit, Lfu, Lhu, Lru, Policy, S3Fifo, Sieve, Smoe, Weights,
-    foresight,
-};
+use super::{Arc, EdgeMoe, Foresight, ForesightOptions, Hobbit, Lru, Policy, S3Fifo, Sieve, Smoe, Weights, foresight};
 use crate::words::UnknownWord;
 use std::fmt;
 use std::str::FromStr;
@@ -13,11 +10,11 @@ use std::str::FromStr;
 pub enum PolicyKind {
     /// [`Lru`].
     Lru,
-    /// [`Lfu`].
+    /// [`Hobbit`]'s frequency alone.
     Lfu,
-    /// [`Lhu`].
+    /// [`Hobbit`]'s high-precision frequency alone.
     Lhu,
-    /// [`Fld`].
+    /// [`Hobbit`]'s layer distance alone.
     Fld,
     /// [`Hobbit`].
     Hobbit,
@@ -110,14 +107,16 @@ pub fn table_bytes(kind: PolicyKind, n_expert: u16) -> u64 {
     records + pairs
 }
 
-/// A policy that has seen nothing yet. Only [`Hobbit`] looks at the weights.
+/// A policy that has seen nothing yet. Only [`PolicyKind::Hobbit`] looks at the weights.
 pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Policy> {
+    let none = Weights { lru: 0.0, lfu: 0.0, lhu: 0.0, fld: 0.0 };
+    let hobbit = |weights| Box::new(Hobbit::new(weights, shape.n_layers));
     match kind {
-        PolicyKind::Lru => Box::new(Lru::default()),
-        PolicyKind::Lfu => Box::new(Lfu::default()),
-        PolicyKind::Lhu => Box::new(Lhu::default()),
-        PolicyKind::Fld => Box::new(Fld::new(shape.n_layers)),
-        PolicyKind::Hobbit => Box::new(Hobbit::new(*weights, shape.n_layers)),
+        PolicyKind::Lru => Box::new(Lru),
+        PolicyKind::Lfu => hobbit(Weights { lfu: 1.0, ..none }),
+        PolicyKind::Lhu => hobbit(Weights { lhu: 1.0, ..none }),
+        PolicyKind::Fld => hobbit(Weights { fld: 1.0, ..none }),
+        PolicyKind::Hobbit => hobbit(*weights),
         PolicyKind::EdgeMoe => Box::new(EdgeMoe::new(shape.n_layers)),
         PolicyKind::Smoe => Box::new(Smoe::default()),
         PolicyKind::Arc => Box::new(Arc::default()),

@@ -27,8 +27,7 @@ mod tests;
 
 pub use options::ForesightOptions;
 
-use super::recency::LastUse;
-use super::{Now, Policy, Use};
+use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::bytes::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
 use layer::{Layer, Rates};
@@ -46,7 +45,6 @@ pub struct Foresight {
     layers: Vec<Layer>,
     scored: Learner,
     blind: Learner,
-    last_use: LastUse,
 }
 
 impl Foresight {
@@ -61,7 +59,6 @@ impl Foresight {
             layers: Vec::new(),
             scored: learner(options.scored),
             blind: learner(options.blind),
-            last_use: LastUse::default(),
         }
     }
 
@@ -110,13 +107,11 @@ pub(super) fn pair_bytes(n_expert: u16) -> u64 {
 impl Policy for Foresight {
     fn on_insert(&mut self, version: Version, _now: Now) {
         self.layer(version.expert.layer).set_resident(version.expert.index, version.precision, true);
-        self.last_use.mark(version);
     }
 
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
         let rates = self.rates;
         self.step(expert.layer, now.token).on_use(expert.index, usage, &rates);
-        self.last_use.on_use(expert, usage);
     }
 
     fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
@@ -146,9 +141,9 @@ impl Policy for Foresight {
         loaded.map(|loaded| *self = loaded).is_some()
     }
 
-    fn victim(&mut self, _incoming: Version, candidates: &[Version], now: Now) -> usize {
-        let position = self.last_use.lowest(candidates, |version| self.worth(version));
-        self.on_remove(candidates[position], now);
+    fn victim(&mut self, _incoming: Version, candidates: &[Candidate], now: Now) -> usize {
+        let position = lowest(candidates, |version| self.worth(version));
+        self.on_remove(candidates[position].version, now);
         position
     }
 }
