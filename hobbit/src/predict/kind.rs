@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 #[cfg(doc)]
 use super::Oracle;
-use super::{CrossLayer, PathPredictor, PathTable, PredictShape, Predicted, Predictor, Previous, StackedGate};
+use super::{Gates, PathPredictor, PathTable, PredictShape, Predicted, Predictor, Previous};
 use crate::words::UnknownWord;
 
 /// Predicts nothing.
@@ -26,9 +26,9 @@ pub enum PredictorKind {
     /// Not at all.
     #[default]
     None,
-    /// [`StackedGate`].
+    /// [`Gates::stacked`].
     StackedGate,
-    /// [`CrossLayer`].
+    /// [`Gates::cross_layer`].
     CrossLayer,
     /// [`PathPredictor`].
     PathTable,
@@ -82,8 +82,8 @@ impl FromStr for PredictorKind {
 pub fn build(kind: PredictorKind, shape: PredictShape, table: Option<Arc<PathTable>>) -> Box<dyn Predictor> {
     match kind {
         PredictorKind::None => Box::new(Nothing),
-        PredictorKind::StackedGate => Box::new(StackedGate::new(shape, StackedGate::DISTANCE_MAX)),
-        PredictorKind::CrossLayer => Box::new(CrossLayer::new(shape, CrossLayer::PERCENTILE)),
+        PredictorKind::StackedGate => Box::new(Gates::stacked(shape, Gates::DISTANCE_MAX)),
+        PredictorKind::CrossLayer => Box::new(Gates::cross_layer(shape, 1, Gates::PERCENTILE)),
         PredictorKind::PathTable => Box::new(PathPredictor::new(shape, table.unwrap_or_default())),
         PredictorKind::Previous => Box::new(Previous::new(shape)),
     }
