@@ -167,6 +167,11 @@ impl Cache {
         self.slot(slot).is_ready()
     }
 
+    /// Whether every slice of a version is ready in a slot.
+    pub fn is_complete(&self, version: Version) -> bool {
+        self.lookup(version).is_some_and(|slot| self.is_ready(slot))
+    }
+
     /// Makes `version` resident: in the lowest empty slot of its share, else in place of the policy's victim.
     /// `None` when the share has no slots or everything in it is pinned or loading; the cache is then unchanged.
     ///

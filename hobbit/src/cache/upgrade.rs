@@ -27,8 +27,7 @@ impl Cache {
         for (places, index) in self.places.layer(layer).iter().zip(0..=u16::MAX) {
             let expert = ExpertId { layer, index };
             let Some(high) = &places[Precision::High.index()] else { continue };
-            let low_is_ready = self.lookup(Version::low(expert)).is_some_and(|slot| self.is_ready(slot));
-            if !low_is_ready || high.slot.is_some() {
+            if !self.is_complete(Version::low(expert)) || high.slot.is_some() {
                 continue;
             }
             let uses = self.recent.get(expert, self.now.token);

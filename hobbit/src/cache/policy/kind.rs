@@ -103,7 +103,7 @@ pub struct Shape {
 pub fn table_bytes(kind: PolicyKind, n_expert: u16) -> u64 {
     // Counts and times of each expert, as any policy has them.
     let records = 256 * u64::from(n_expert);
-    let pairs = if kind == PolicyKind::Foresight { foresight::pair_bytes(n_expert) } else { 0 };
+    let pairs = if kind == PolicyKind::Foresight { foresight::table_bytes(n_expert.into()) } else { 0 };
     records + pairs
 }
 

@@ -1,6 +1,6 @@
 //! Logistic regression, one step at a time.
 
-use super::options::N_FEATURES;
+use super::N_FEATURES;
 use crate::cache::bytes::{Cursor, Writer};
 
 /// What is known of an expert at some token, about 1 in size.
