@@ -6,7 +6,7 @@ use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::expert::{Precision, Version};
 use hobbit::load::balance::{Costs, HelperMode, Miss, split};
 use hobbit::load::prefetch::{Estimates, Holdings, Link, PrefetchOptions, Prefetcher};
-use hobbit::predict::{Predictor, StackedGate};
+use hobbit::predict::{Gates, Predictor};
 use hobbit::route::Thresholds;
 use hobbit_guard::inputs::{self, N_USED, Token};
 
@@ -42,7 +42,7 @@ impl Holdings for Held {
 
 struct Ahead {
     prefetcher: Prefetcher,
-    predictor: StackedGate,
+    predictor: Gates,
     held: Held,
     token: Token,
 }
@@ -78,7 +78,7 @@ fn ahead(has_low: bool) -> Ahead {
     let mut tokens = inputs::tokens(N_BEFORE + 1, 5).into_iter();
     let mut ahead = Ahead {
         prefetcher: Prefetcher::new(options, estimates),
-        predictor: StackedGate::new(inputs::shape(), DISTANCE_MAX),
+        predictor: Gates::stacked(inputs::shape(), DISTANCE_MAX),
         held: Held { has_low },
         token: Vec::new(),
     };
