@@ -8,7 +8,7 @@
 use super::layout::Layout;
 use super::staging::{Staged, Staging};
 use super::step::{LayerStep, Used};
-use super::{Observer, Reads, Residency};
+use super::{Observer, Reads, Residency, Target};
 use crate::cache::{Cache, SlotId};
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::load::LoadClass;
@@ -62,7 +62,7 @@ pub struct Slots<'a> {
 impl Slots<'_> {
     /// Whether every slice of a version is in a slot.
     pub fn is_complete(&self, version: Version) -> bool {
-        self.cache.lookup(version).is_some_and(|slot| self.cache.is_ready(slot))
+        self.cache.is_complete(version)
     }
 
     /// Bytes of a version; `None` if there is no such version.
@@ -173,7 +173,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// The router of a layer has chosen for a single token, and `step` is what was made of it: shields what comes next
     /// from eviction, and reads what is worth it. `elsewhere`: whether a version is on a device.
     pub fn foresee(&mut self, step: &LayerStep, mut token: TokenChoice, elsewhere: &dyn Fn(Version) -> bool) {
-        let queued = self.queued();
+        let (waited, queued_bytes) = self.queued();
         let Self { lookahead: Some(lookahead), cache, staging, layout, observer, reads, counters, .. } = self else {
             return;
         };
@@ -182,7 +182,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lookahead.show(layer, &mut token, observer);
         let used: Vec<Version> = step.versions().collect();
         lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
-        let settled = lookahead.prefetcher.settle(layer, token.chosen, &used, queued.waited > 0);
+        let settled = lookahead.prefetcher.settle(layer, token.chosen, &used, waited > 0);
         lookahead.governor.account(settled.saved_seconds, settled.delayed_seconds);
         let ahead = lookahead.look(layer, cache, staging, layout, elsewhere);
         cache.unshield_all();
@@ -194,12 +194,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let likely = if options.shields { prefetcher.likely(&ahead, &held) } else { Vec::new() };
         let bytes_used: u64 = used.iter().filter_map(|&version| layout.bytes(version)).sum();
         // While what is missing is read, what is there is computed: that time is not left for the next layers.
-        let there = 1.0 - queued.waited as f64 / bytes_used.max(queued.waited).max(1) as f64;
+        let there = 1.0 - waited as f64 / bytes_used.max(waited).max(1) as f64;
         let computed = there * prefetcher.estimates.layer_seconds().unwrap_or(0.0);
         let link = Link {
-            is_busy: false,
-            queued_bytes: queued.background,
-            elapsed_seconds: prefetcher.estimates.load_seconds(queued.waited).unwrap_or(0.0).min(computed),
+            queued_bytes,
+            elapsed_seconds: prefetcher.estimates.load_seconds(waited).unwrap_or(0.0).min(computed),
         };
         let loads = prefetcher.plan(&ahead, link, &held);
         cache.shield(likely.into_iter().flat_map(|expert| [Version::high(expert), Version::low(expert)]));
@@ -227,7 +226,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let mut reads = Vec::with_capacity(order.len());
         for slice in order.iter().map(|&kind| SliceId { version, kind }) {
             if let Some(slot) = self.staging.take(slice) {
-                reads.push(self.staging_read(slot, slice));
+                reads.push(self.tickets.read(Target::Staging { slot, slice }, self.layout.slice_bytes(slice)));
             }
         }
         self.submit(LoadClass::Prefetch, reads);

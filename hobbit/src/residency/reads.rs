@@ -61,15 +61,6 @@ pub struct Landed<E> {
     pub result: Result<u64, E>,
 }
 
-/// Bytes of reads that have no answer yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queued {
-    /// Somebody waits for them.
-    pub waited: u64,
-    /// The others.
-    pub background: u64,
-}
-
 /// Brings bytes, and knows the time.
 ///
 /// An implementation guarantees that
@@ -111,9 +102,4 @@ pub trait Reads {
 
     /// Nothing that was submitted for free slots has to be prepared for any more.
     fn forget_fills(&mut self) {}
-
-    /// What is outstanding, where that is told by the classes of reads; `None`: by what the running layer waits for.
-    fn queued(&self) -> Option<Queued> {
-        None
-    }
 }

@@ -196,7 +196,7 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
         uses.extend(chosen.routing.needed.iter().map(|&index| Upcoming {
             time,
             expert: ExpertId { layer: record.layer, index },
-            demand: match chosen.demands()[usize::from(index)] {
+            demand: match chosen.demands[usize::from(index)] {
                 Demand::High => Some(Precision::High),
                 Demand::Low => Some(Precision::Low),
                 Demand::Skip => None,
