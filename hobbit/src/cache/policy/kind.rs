@@ -1,11 +1,10 @@
 //! Policies by name.
 
 use super::{Arc, EdgeMoe, Foresight, ForesightOptions, Hobbit, Lru, Policy, S3Fifo, Sieve, Smoe, Weights, foresight};
-use crate::words::UnknownWord;
-use std::fmt;
-use std::str::FromStr;
+use crate::words::named;
 
 /// The policies there are to choose from: all but [`super::Belady`], which must be told the future.
+/// Baselines come first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
     /// [`Lru`].
@@ -33,59 +32,15 @@ pub enum PolicyKind {
     Foresight,
 }
 
-impl PolicyKind {
-    /// Every kind, baselines first.
-    pub const ALL: [Self; 11] = [
-        Self::Lru,
-        Self::Lfu,
-        Self::Lhu,
-        Self::Fld,
-        Self::Hobbit,
-        Self::EdgeMoe,
-        Self::Smoe,
-        Self::Arc,
-        Self::S3Fifo,
-        Self::Sieve,
-        Self::Foresight,
-    ];
+named! { PolicyKind, "cache policy":
+    Lru = "lru", Lfu = "lfu", Lhu = "lhu", Fld = "fld", Hobbit = "hobbit", EdgeMoe = "edgemoe", Smoe = "smoe",
+    Arc = "arc", S3Fifo = "s3fifo", Sieve = "sieve", Foresight = "foresight",
+}
 
+impl PolicyKind {
     /// Whether it gains by [`Policy::on_scores`]: then they are worth computing.
     pub const fn needs_scores(self) -> bool {
         matches!(self, Self::Smoe | Self::Foresight)
-    }
-
-    /// The word that chooses it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Lru => "lru",
-            Self::Lfu => "lfu",
-            Self::Lhu => "lhu",
-            Self::Fld => "fld",
-            Self::Hobbit => "hobbit",
-            Self::EdgeMoe => "edgemoe",
-            Self::Smoe => "smoe",
-            Self::Arc => "arc",
-            Self::S3Fifo => "s3fifo",
-            Self::Sieve => "sieve",
-            Self::Foresight => "foresight",
-        }
-    }
-}
-
-impl FromStr for PolicyKind {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == word)
-            .ok_or_else(|| UnknownWord::new("cache policy", word, Self::ALL.map(Self::name).join(", ")))
-    }
-}
-
-impl fmt::Display for PolicyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
