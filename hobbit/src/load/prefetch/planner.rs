@@ -1,5 +1,7 @@
 //! What is read ahead, and what became of it.
 
+use smart_default::SmartDefault;
+
 use super::candidate::Candidate;
 use super::{Chances, Estimates, Odds};
 use crate::expert::{ExpertId, Precision, Version};
@@ -7,40 +9,25 @@ use crate::load::LoaderOptions;
 use crate::predict::{Ahead, Predicted, Predictor, ahead};
 use crate::route::{Demand, Thresholds, unimportance};
 
-/// What a plan is made by.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What a plan is made by; by default exact, and as much as there is time for.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct PrefetchOptions {
     /// What predicted experts are worth, by their predicted router weights. T1 = 1 reads high versions only.
+    #[default(Thresholds { t1: 1.0, t2: 1.0 })]
     pub thresholds: Thresholds,
     /// How much is read.
     pub pace: Pace,
-    /// Most versions read ahead and not settled yet.
+    /// Most versions read ahead and not settled yet: enough for two layers of the widest predictions of today's models.
+    #[default(64)]
     pub outstanding_max: usize,
-    /// What a read must save at least, as a part of itself.
+    /// What a read must save at least, as a part of itself, for what no estimate knows. At 0 `foresight` with prefetching
+    /// decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model), at 0.1 3 %; runs
+    /// differ by about as much.
+    #[default(0.1)]
     pub saved_min: f64,
     /// Bytes of a wrong guess that are in flight, so that they cannot be withdrawn, when its layer begins.
+    #[default(LoaderOptions::PREFETCH_BYTES)]
     pub in_flight_bytes: u64,
-}
-
-impl PrefetchOptions {
-    /// Enough for two layers of the widest predictions of today's models.
-    pub const OUTSTANDING_MAX: usize = 64;
-    /// For what no estimate knows. Without it `foresight` with prefetching decoded 6 % slower than without on a model of
-    /// long reads (memory-limited, the widened demo model), with it 3 %; runs differ by about as much.
-    pub const SAVED_MIN: f64 = 0.1;
-}
-
-impl Default for PrefetchOptions {
-    /// Exact, and as much as there is time for.
-    fn default() -> Self {
-        Self {
-            thresholds: Thresholds { t1: 1.0, t2: 1.0 },
-            pace: Pace::Timed,
-            outstanding_max: Self::OUTSTANDING_MAX,
-            saved_min: Self::SAVED_MIN,
-            in_flight_bytes: LoaderOptions::PREFETCH_BYTES,
-        }
-    }
 }
 
 /// How much is read ahead.
@@ -139,11 +126,13 @@ pub struct Prefetcher {
     options: PrefetchOptions,
     /// How long things take: to be told what was measured.
     pub estimates: Estimates,
-    odds: Odds,
+    /// How often scores came true so far.
+    pub odds: Odds,
     outstanding: Vec<Outstanding>,
     /// Predictions that no router has judged yet, and what they were worth.
     predicted: Vec<(Predicted, Demand)>,
-    counters: PrefetchCounters,
+    /// Counts so far.
+    pub counters: PrefetchCounters,
     /// Of wrong guesses that were dropped since a layer was settled.
     stuck_seconds: f64,
 }
@@ -160,7 +149,7 @@ impl Prefetcher {
         Self {
             options,
             estimates,
-            odds: Odds::new(),
+            odds: Odds::default(),
             outstanding: Vec::new(),
             predicted: Vec::new(),
             counters: PrefetchCounters::default(),
@@ -302,16 +291,6 @@ impl Prefetcher {
     /// Whether a version was read ahead and its layer has not begun: it must stay.
     pub fn is_outstanding(&self, version: Version) -> bool {
         self.outstanding.iter().any(|own| own.load.version == version)
-    }
-
-    /// Counts so far.
-    pub fn counters(&self) -> &PrefetchCounters {
-        &self.counters
-    }
-
-    /// How often scores came true so far.
-    pub fn odds(&self) -> &Odds {
-        &self.odds
     }
 
     /// For the odds: the last prediction of each layer at each distance.

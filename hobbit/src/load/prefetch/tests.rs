@@ -53,7 +53,7 @@ fn wanted(scores: &[f32]) -> Ahead {
 
 /// An expert takes 8 ms.
 fn prefetcher(layer_seconds: f64, options: PrefetchOptions) -> Prefetcher {
-    let mut prefetcher = Prefetcher::new(options, Estimates::new());
+    let mut prefetcher = Prefetcher::new(options, Estimates::default());
     prefetcher.estimates.observe_layer(layer_seconds);
     prefetcher.estimates.observe_load(8 * MIB, 0.008);
     prefetcher
@@ -127,7 +127,7 @@ fn what_comes_first_and_what_has_passed_is_taken_off() {
 #[test]
 fn without_estimates_nothing_is_read() {
     let plan = |prefetcher: &mut Prefetcher| prefetcher.plan(&wanted(&[0.9]), Link::default(), &World::default()).len();
-    let mut prefetcher = Prefetcher::new(PrefetchOptions::default(), Estimates::new());
+    let mut prefetcher = Prefetcher::new(PrefetchOptions::default(), Estimates::default());
     assert_eq!(plan(&mut prefetcher), 0);
     prefetcher.estimates.observe_layer(0.01);
     assert_eq!(plan(&mut prefetcher), 0);
@@ -139,7 +139,7 @@ fn without_estimates_nothing_is_read() {
     let mut seeded = Prefetcher::new(PrefetchOptions::default(), Estimates::seeded(1e9));
     seeded.estimates.observe_layer(0.01);
     assert_eq!(plan(&mut seeded), 1);
-    assert_eq!(Estimates::seeded(0.0), Estimates::new());
+    assert_eq!(Estimates::seeded(0.0), Estimates::default());
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn nothing_is_read_twice() {
     assert!(plan(&mut prefetcher, &world).is_empty());
     prefetcher.failed(high(&[2])[0]);
     prefetcher.failed(high(&[2])[0]);
-    assert_eq!(prefetcher.counters().failed, 1);
+    assert_eq!(prefetcher.counters.failed, 1);
     world.resident.extend(high(&[0]));
     assert_eq!(plan(&mut prefetcher, &world), high(&[2]), "it failed, so it may be tried again");
     let few = PrefetchOptions { outstanding_max: 2, ..PrefetchOptions::default() };
@@ -222,7 +222,7 @@ fn what_the_router_did_not_choose_is_dropped() {
     prefetcher.landed(loads[0].version);
     let settled = prefetcher.settle(1, &chosen(&[0, 5]), &high(&[0, 5]), true);
     assert!((settled.saved_seconds - 0.008).abs() < 1e-12 && (settled.delayed_seconds - 0.002).abs() < 1e-12);
-    let counters = *prefetcher.counters();
+    let counters = prefetcher.counters;
     assert_eq!((counters.issued, counters.useful, counters.late, counters.wasted), (2, 1, 0, 1));
     assert_eq!((counters.issued_bytes, counters.wasted_bytes), (16 * MIB, 8 * MIB));
     assert!(!prefetcher.is_outstanding(loads[1].version));
@@ -233,18 +233,18 @@ fn what_the_router_did_not_choose_is_dropped() {
     let settled = prefetcher.settle(1, &chosen(&[1]), &high(&[1]), false);
     assert_eq!(settled.delayed_seconds, 0.0);
     assert!((settled.saved_seconds - 0.004).abs() < 1e-12);
-    assert_eq!(prefetcher.counters().late, 1);
+    assert_eq!(prefetcher.counters.late, 1);
 
     prefetcher.plan(&wanted(&[0.9, 0.9]), Link::default(), &World::default());
     prefetcher.landed(high(&[0])[0]);
     prefetcher.abandon();
-    assert_eq!(prefetcher.counters().wasted, 4);
+    assert_eq!(prefetcher.counters.wasted, 4);
     assert!(!prefetcher.is_outstanding(high(&[0])[0]) && !prefetcher.is_outstanding(high(&[1])[0]));
     // A low version of an expert that is used in high precision is a wrong guess too.
     let mut dynamic = dynamic(0.0, 1.0);
     dynamic.plan(&wanted(&[0.9]), Link::default(), &World { has_low: true, ..World::default() });
     dynamic.settle(1, &chosen(&[0]), &high(&[0]), true);
-    assert_eq!((dynamic.counters().useful, dynamic.counters().wasted), (0, 1));
+    assert_eq!((dynamic.counters.useful, dynamic.counters.wasted), (0, 1));
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn what_is_dropped_may_have_stood_in_the_way() {
     assert!(!prefetcher.is_outstanding(loads[1].version));
     let settled = prefetcher.settle(1, &chosen(&[0, 5]), &high(&[0, 5]), true);
     assert!((settled.delayed_seconds - 0.002).abs() < 1e-12);
-    assert_eq!((prefetcher.counters().dropped, prefetcher.counters().wasted), (1, 0));
+    assert_eq!((prefetcher.counters.dropped, prefetcher.counters.wasted), (1, 0));
     assert_eq!(prefetcher.settle(1, &[], &[], true), Settled::default(), "told once");
 }
 
@@ -296,20 +296,20 @@ fn odds_are_learned_from_all_predictions() {
         prefetcher.plan(&ask, Link { elapsed_seconds: 1.0, ..Link::default() }, &world);
         prefetcher.settle(1, &chosen(&[0, 1]), &high(&[0, 1]), false);
     }
-    assert!(chance(prefetcher.odds(), 1, 0.125) > 0.9);
+    assert!(chance(&prefetcher.odds, 1, 0.125) > 0.9);
     assert_eq!(versions(&prefetcher.plan(&ask, Link::default(), &world)), high(&[1]));
     // Planned twice, judged once.
     let mut twice = timed(0.004);
     (0..3).for_each(|_| drop(twice.plan(&ask, Link::default(), &world)));
     twice.settle(1, &[], &[], false);
-    assert_eq!(chance(twice.odds(), 1, 0.125), 0.5 / 6.0);
+    assert_eq!(chance(&twice.odds, 1, 0.125), 0.5 / 6.0);
 }
 
 #[test]
 fn deterministic_plans_know_no_time() {
     let options = PrefetchOptions { pace: Pace::Deterministic(2), ..PrefetchOptions::default() };
     let busy = Link { queued_bytes: u64::MAX, elapsed_seconds: 1e9 };
-    let mut unknown = Prefetcher::new(options, Estimates::new());
+    let mut unknown = Prefetcher::new(options, Estimates::default());
     let mut slow = prefetcher(1e-9, options);
     for _ in 0..3 {
         let ask = wanted(&[0.2, 0.1, 0.1]);
@@ -365,7 +365,7 @@ proptest! {
             let predicted: Vec<Predicted> = predictions.iter().map(one).collect();
             let ask = Ahead { wanted: predicted.clone(), predicted, depth: distance };
             let link = Link { queued_bytes, elapsed_seconds };
-            let odds = prefetcher.odds().clone();
+            let odds = prefetcher.odds.clone();
             let loads = prefetcher.plan(&ask, link, &world);
 
             for (i, load) in loads.iter().enumerate() {
@@ -407,7 +407,7 @@ proptest! {
                 outstanding.clear();
             }
         }
-        let counters = prefetcher.counters();
+        let counters = prefetcher.counters;
         let settled = counters.useful + counters.late + counters.wasted;
         prop_assert_eq!(counters.issued, settled + outstanding.len() as u64);
     }
