@@ -99,13 +99,18 @@ fn fade(means: &mut [f32; N_RATES], rates: &Rates, value: f32) {
 }
 
 impl Layer {
-    /// Whether `token` is another one than the running step's.
-    pub(super) fn is_next_step(&self, token: u64) -> bool {
-        self.token != Some(token)
-    }
-
-    /// Nothing more comes of the running step.
-    pub(super) fn end_step(&mut self) {
+    /// A step of this token begins, unless it has. Before that, nothing more comes of the one before: `learn` gets the
+    /// examples if they have been watched for `horizon` steps, and new ones take their place.
+    pub(super) fn begin_step(
+        &mut self,
+        token: u64,
+        rates: &Rates,
+        horizon: u32,
+        learn: impl FnOnce(bool, &[(Features, bool)]),
+    ) {
+        if self.token == Some(token) {
+            return;
+        }
         if self.n_rows > 1 || self.weight > 1.5 {
             // A batch uses whatever there is: nothing to learn from.
             self.examples.clear();
@@ -114,9 +119,15 @@ impl Layer {
             self.n_chosen = self.n_used;
             self.follow.learn(self.experts.len(), &self.used_before, &self.used);
         }
-    }
-
-    pub(super) fn begin_step(&mut self, token: u64, rates: &Rates) {
+        self.examples_age += 1;
+        if self.examples.is_empty() || self.examples_age >= horizon {
+            let mut examples = std::mem::take(&mut self.examples);
+            learn(self.is_scored(), &examples);
+            examples.clear();
+            examples.extend((0..self.experts.len()).map(|index| (self.features(index, rates), false)));
+            self.examples = examples;
+            self.examples_age = 0;
+        }
         (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
         std::mem::swap(&mut self.used, &mut self.used_before);
         self.used.clear();
@@ -129,19 +140,6 @@ impl Layer {
     /// Whether the weights for scores apply.
     pub(super) fn is_scored(&self) -> bool {
         self.is_scored == Some(true)
-    }
-
-    /// Between two steps: the examples, if they have been watched for `horizon` steps, and new ones in their place.
-    pub(super) fn watched(&mut self, horizon: u32, rates: &Rates, learn: impl FnOnce(&[(Features, bool)])) {
-        self.examples_age += 1;
-        if self.examples.is_empty() || self.examples_age >= horizon {
-            let mut examples = std::mem::take(&mut self.examples);
-            learn(&examples);
-            examples.clear();
-            examples.extend((0..self.experts.len()).map(|index| (self.features(index, rates), false)));
-            self.examples = examples;
-            self.examples_age = 0;
-        }
     }
 
     pub(super) fn begin_sequence(&mut self) {

@@ -118,12 +118,9 @@ impl Foresight {
         self.layer(layer);
         let Self { layers, rates, scored, blind, horizon_tokens, .. } = self;
         let layer = &mut layers[usize::from(layer)];
-        if layer.is_next_step(token) {
-            layer.end_step();
-            let learner = if layer.is_scored() { scored } else { blind };
-            layer.watched(*horizon_tokens, rates, |examples| learner.learn(examples));
-            layer.begin_step(token, rates);
-        }
+        layer.begin_step(token, rates, *horizon_tokens, |is_scored, examples| {
+            if is_scored { scored } else { blind }.learn(examples);
+        });
         layer
     }
 

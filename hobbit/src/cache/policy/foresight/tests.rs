@@ -84,13 +84,13 @@ fn a_batch_counts_by_weight_and_teaches_nothing() {
         weigh(&mut foresight, index, weight, 0);
     }
     assert_eq!(victim_of(&mut foresight, &[0, 1]), 1, "60 of 64 tokens are more than 4");
-    let before = *foresight.blind.weights();
+    let before = foresight.blind.weights;
     for time in 1..40 {
         (0..2).for_each(|index| weigh(&mut foresight, index, 32.0, time));
     }
-    assert_eq!(*foresight.blind.weights(), before);
+    assert_eq!(foresight.blind.weights, before);
     (40..80).for_each(|time| token(&mut foresight, time, &[1]));
-    assert_ne!(*foresight.blind.weights(), before);
+    assert_ne!(foresight.blind.weights, before);
 }
 
 /// Fine-grained and coarse, of more and of less to know.
