@@ -8,7 +8,7 @@ use super::{PredictShape, Predicted, Predictor, predicted, top_k};
 #[derive(Clone, Debug)]
 pub struct Gates {
     shape: PredictShape,
-    /// Of the scores that are predicted in any case, and below which none else is.
+    /// Whatever scores above it is predicted, beside the k best: at 1 nothing else.
     percentile: f32,
     /// By distance, from 1: the layer that predicted and what it predicted.
     latest: Vec<(Option<u16>, Vec<Predicted>)>,
@@ -39,8 +39,6 @@ impl Gates {
 }
 
 impl Predictor for Gates {
-    fn observe(&mut self, _layer: u16, _chosen: &[(u16, f32)]) {}
-
     fn scores(&mut self, layer: u16, distance: u8, scores: &[f32]) {
         let Some((target, n_expert, k)) = self.shape.target(layer, distance) else { return };
         let Some((from, predictions)) = self.latest.get_mut(usize::from(distance) - 1) else { return };

@@ -83,7 +83,9 @@ fn predicted<T>(
 pub trait Predictor: Send {
     /// The router of `layer` chose these for the running token: expert and router weight, by falling weight; weights sum
     /// to 1.
-    fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]);
+    fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]) {
+        let _ = (layer, chosen);
+    }
 
     /// Router probabilities of the layer at `distance` from `layer`, computed from the gating input of `layer`:
     /// `[n_expert]`, index is expert. Only predictors that say [`Predictor::needs_scores`] get them.

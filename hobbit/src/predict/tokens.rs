@@ -60,8 +60,6 @@ impl<I: Iterator<Item = FutureToken> + Send> Oracle<I> {
 }
 
 impl<I: Iterator<Item = FutureToken> + Send> Predictor for Oracle<I> {
-    fn observe(&mut self, _layer: u16, _chosen: &[(u16, f32)]) {}
-
     fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>) {
         let Some((target, n_expert, _)) = self.shape.target(layer, distance) else { return };
         let Some((_, chosen)) = self.token.iter().find(|(layer, _)| *layer == target) else { return };
