@@ -31,8 +31,8 @@ pub struct LookaheadOptions {
 
 /// What looks ahead, and what it knows.
 pub struct Lookahead {
-    predictor: Box<dyn Predictor>,
-    prefetcher: Prefetcher,
+    pub(super) predictor: Box<dyn Predictor>,
+    pub(super) prefetcher: Prefetcher,
     governor: Governor,
     options: LookaheadOptions,
     recall: Recall,
@@ -55,20 +55,10 @@ pub struct TokenChoice<'a> {
 /// What is in slots, for whoever copies it elsewhere.
 #[derive(Clone, Copy)]
 pub struct Slots<'a> {
-    cache: &'a Cache,
-    layout: &'a Layout,
-}
-
-impl Slots<'_> {
-    /// Whether every slice of a version is in a slot.
-    pub fn is_complete(&self, version: Version) -> bool {
-        self.cache.is_complete(version)
-    }
-
-    /// Bytes of a version; `None` if there is no such version.
-    pub fn bytes(&self, version: Version) -> Option<u64> {
-        self.layout.bytes(version)
-    }
+    /// Who is in which slot.
+    pub cache: &'a Cache,
+    /// What there is to keep.
+    pub layout: &'a Layout,
 }
 
 impl Lookahead {
@@ -81,26 +71,6 @@ impl Lookahead {
     ) -> Self {
         let (recall, before) = (Recall::default(), (0.0, 0, 0.0));
         Self { predictor, prefetcher, governor, options, recall, chose: None, before }
-    }
-
-    pub(super) fn begin_batch(&mut self) {
-        self.predictor.begin_token();
-    }
-
-    pub(super) fn begin_sequence(&mut self) {
-        self.predictor.begin_sequence();
-    }
-
-    fn report(&self) -> PrefetchReport {
-        let recall = |distance| {
-            let counts = self.recall.total(distance);
-            RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
-        };
-        PrefetchReport {
-            counters: *self.prefetcher.counters(),
-            governor: self.governor.report(),
-            recall: (1..=self.options.distance_max).map(recall).filter(|recall| recall.recall.is_some()).collect(),
-        }
     }
 
     /// A layer has chosen at a time, before which somebody had waited so long: learns what layers take.
@@ -211,8 +181,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             let order = self.layout.load_order(version.expert.layer, &[]);
             if let Some(slot) = self.acquire(version) {
                 self.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
-            } else if !self.stage_ahead(version, &order) {
-                self.read_ahead_failed(version);
+            } else if !self.stage_ahead(version, &order)
+                && let Some(lookahead) = &mut self.lookahead
+            {
+                lookahead.prefetcher.failed(version);
             }
         }
     }
@@ -237,19 +209,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub(super) fn is_staged_ahead(&self, slice: SliceId, layer: u16) -> bool {
         let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(slice.version);
         slice.version.expert.layer != layer && self.lookahead.as_ref().is_some_and(is_outstanding)
-    }
-
-    /// Reads ahead of this version were withdrawn.
-    pub(super) fn read_ahead_dropped(&mut self, version: Version) {
-        if let Some(lookahead) = &mut self.lookahead {
-            lookahead.prefetcher.dropped(version);
-        }
-    }
-
-    fn read_ahead_failed(&mut self, version: Version) {
-        if let Some(lookahead) = &mut self.lookahead {
-            lookahead.prefetcher.failed(version);
-        }
     }
 
     /// A slice of a version has been read, or not.
@@ -292,7 +251,16 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// What looking ahead did; `None` where nothing does.
     pub fn prefetch_report(&self) -> Option<PrefetchReport> {
-        self.lookahead.as_ref().map(Lookahead::report)
+        let Lookahead { prefetcher, governor, recall, options, .. } = self.lookahead.as_ref()?;
+        let recall = |distance| {
+            let counts = recall.total(distance);
+            RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
+        };
+        Some(PrefetchReport {
+            counters: prefetcher.counters,
+            governor: governor.report(),
+            recall: (1..=options.distance_max).map(recall).filter(|recall| recall.recall.is_some()).collect(),
+        })
     }
 
     /// Asks the predictor, which has been shown the running layer's choice, about the next layers: `ask` gets it with

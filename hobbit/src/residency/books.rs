@@ -49,7 +49,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn begin_batch(&mut self, n_tokens: u32) {
         self.pause_filling(n_tokens);
         if let Some(lookahead) = &mut self.lookahead {
-            lookahead.begin_batch();
+            lookahead.predictor.begin_token();
         }
     }
 
@@ -71,7 +71,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
         if let Some(lookahead) = &mut self.lookahead {
-            lookahead.begin_sequence();
+            lookahead.predictor.begin_sequence();
         }
     }
 

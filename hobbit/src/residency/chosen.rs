@@ -156,12 +156,11 @@ impl Chosen {
 
     fn share_weights(&mut self) {
         if self.shares.is_empty() {
-            let mut shares = std::mem::take(&mut self.shares);
-            shares.resize(self.n_expert, 0.0);
+            let weights = if self.weights.is_empty() { &self.known } else { &self.weights };
+            self.shares.resize(self.n_expert, 0.0);
             for &expert in &self.routing.needed {
-                shares[usize::from(expert)] = self.routing.share(expert, self.known_weights());
+                self.shares[usize::from(expert)] = self.routing.share(expert, weights);
             }
-            self.shares = shares;
         }
     }
 

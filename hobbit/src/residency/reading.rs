@@ -41,7 +41,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         for class in [LoadClass::ReadAhead, LoadClass::Prefetch] {
             for target in self.withdraw(class, |version| version.expert.layer == layer) {
-                self.read_ahead_dropped(target.version());
+                if let Some(lookahead) = &mut self.lookahead {
+                    lookahead.prefetcher.dropped(target.version());
+                }
                 let bytes = self.bytes_of(target);
                 self.observer.withdrawn(target.version(), bytes);
                 self.unread(target);

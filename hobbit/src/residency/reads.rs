@@ -9,26 +9,11 @@ use crate::load::{LoadClass, LoadStats};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// One slice's region of a slot.
-    Slot {
-        /// The slot.
-        slot: SlotId,
-        /// The slice.
-        slice: SliceId,
-    },
+    Slot { slot: SlotId, slice: SliceId },
     /// All of a slot.
-    Record {
-        /// The slot.
-        slot: SlotId,
-        /// Whose slices.
-        version: Version,
-    },
+    Record { slot: SlotId, version: Version },
     /// A staging slot.
-    Staging {
-        /// Its number.
-        slot: usize,
-        /// The slice.
-        slice: SliceId,
-    },
+    Staging { slot: usize, slice: SliceId },
 }
 
 impl Target {

@@ -76,11 +76,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Upgrades between tokens only, at most one at a time, complete before the next token but one: what is resident
     /// does not depend on how fast reads are.
     pub(super) fn upgrade_in_step(&mut self) {
-        while !self.upgrades.underway.is_empty() {
+        self.settle_upgrades();
+        while !self.upgrades.underway.is_empty() && self.wait() {
             self.settle_upgrades();
-            if !self.upgrades.underway.is_empty() && !self.wait() {
-                break;
-            }
         }
         self.upgrade();
     }
