@@ -95,7 +95,10 @@ fn warm(mut policy: Box<dyn Policy>, shows_scores: bool, tokens: &[Token]) -> De
             for ((expert, _), event) in decisions.layers.iter().flat_map(|layer| &layer.uses).zip(0..) {
                 let slots = &mut slots[usize::from(expert.layer)];
                 let last_use = (number as u64 + 1) * 1024 + event;
-                slots.iter_mut().filter(|slot| slot.version.expert == *expert).for_each(|slot| slot.last_use = last_use);
+                slots
+                    .iter_mut()
+                    .filter(|slot| slot.version.expert == *expert)
+                    .for_each(|slot| slot.last_use = last_use);
             }
         }
     }

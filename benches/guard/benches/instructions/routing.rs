@@ -3,11 +3,9 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::route::Routing;
 use hobbit::expert::Precision;
-use hobbit::route::{
-    Demand, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance,
-};
+use hobbit::route::Routing;
+use hobbit::route::{Demand, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance};
 use hobbit_guard::inputs::{self, N_EXPERT, N_PROMPT, N_USED};
 
 /// Batches of a layer, with what is computed of them.
@@ -83,9 +81,12 @@ fn classify_all(batches: &mut Batches) {
             lower_least_popular(&routing.needed, 0.25, demands);
         }
         choices.clear();
-        choices.extend(routing.needed.iter().map(|&index| {
-            resolve(demands[usize::from(index)], [index % 2 == 0, index % 3 == 0], true)
-        }));
+        choices.extend(
+            routing
+                .needed
+                .iter()
+                .map(|&index| resolve(demands[usize::from(index)], [index % 2 == 0, index % 3 == 0], true)),
+        );
     }
 }
 
