@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::args::RecallArgs;
 use super::table::table;
-use hobbit::predict::{CrossLayer, PathTable, PredictorKind, Recall, RecallCounts};
+use hobbit::predict::{Gates, PathTable, PredictorKind, Recall, RecallCounts};
 use hobbit::sim::{
     PredictedBy, Recording, SimError, Widths, path_recall, path_table, recall, widths, widths_by_distance,
 };
@@ -163,7 +163,7 @@ fn lines(recording: &Recording, rows: &[Row], widths: &[Width], aim: f64) -> Str
     let mut text = table(&heading, &cells.collect::<Vec<_>>(), 1);
     text += "experts: predicted for a token and layer; precision and recall in percent, recall also of each layer\n";
     if let Some(most) = layers.iter().map(|layer| layer.n_expert).max() {
-        let quarter = 100.0 * f64::from(1.0 - CrossLayer::PERCENTILE);
+        let quarter = 100.0 * f64::from(1.0 - Gates::PERCENTILE);
         text += &format!(
             "cross-layer takes the best {quarter} % of a layer's experts (here of {most}), and no fewer than are used\n"
         );

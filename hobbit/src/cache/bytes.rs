@@ -64,9 +64,9 @@ impl<'a> Cursor<'a> {
         Some(values)
     }
 
-    /// A finite number that is not negative.
-    pub(super) fn amount(&mut self) -> Option<f32> {
-        self.f32().filter(|value| *value >= 0.0)
+    /// Finite numbers that are not negative.
+    pub(super) fn amounts<const N: usize>(&mut self) -> Option<[f32; N]> {
+        self.f32s().filter(|values| values.iter().all(|value| *value >= 0.0))
     }
 
     /// How many entries of at least `least` bytes follow, so that no more is allocated than was read.

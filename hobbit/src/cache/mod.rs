@@ -27,7 +27,8 @@
 //!
 //! Versions that are predicted to be used soon can be *shielded* ([`Cache::shield`]): others leave before them.
 //!
-//! Methods panic when a caller breaks this order (a bug in the engine, not bad input): each says when.
+//! Methods panic when a caller breaks this order (a bug in the engine, not bad input): each says when. All panic for slots
+//! there are not.
 
 mod allocate;
 mod by_expert;
@@ -38,9 +39,6 @@ mod evict;
 pub mod model_test;
 pub mod policy;
 mod pools;
-mod recent;
-mod resize;
-mod share;
 mod slots;
 mod state;
 #[cfg(test)]
@@ -50,9 +48,8 @@ mod upgrade;
 mod upgrade_tests;
 
 pub use allocate::{Allocation, LayerDemand, allocate};
-pub use policy::{Lru, Now, Policy, Use};
-pub use pools::{LayerLayout, PoolLayout};
-pub use share::ShareId;
+pub use policy::{Candidate, Lru, Now, Policy, Use};
+pub use pools::{LayerLayout, PoolLayout, ShareId};
 pub use slots::{SliceKinds, SliceState, SlotId};
 pub use state::{CacheState, ModelMark, SavedCache, StateError};
 
@@ -61,9 +58,9 @@ use std::ops::Range;
 
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use by_expert::ByExpert;
-use recent::RecentUses;
-use share::Share;
+use pools::Share;
 use slots::Slot;
+use upgrade::RecentUses;
 
 /// What [`Cache::acquire`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +95,7 @@ pub struct Cache {
     /// Uses and insertions so far.
     events: u64,
     /// Reused by `acquire`.
-    candidates: Vec<Version>,
+    candidates: Vec<Candidate>,
 }
 
 impl Cache {
@@ -144,9 +141,6 @@ impl Cache {
     }
 
     /// The version in the slot, ready or not; `None` if it is empty.
-    ///
-    /// # Panics
-    /// If the slot does not exist.
     pub fn occupant(&self, slot: SlotId) -> Option<Version> {
         self.slot(slot).version
     }
@@ -154,17 +148,19 @@ impl Cache {
     /// How far a slice has come.
     ///
     /// # Panics
-    /// If the slot does not exist or its layer has no such slice.
+    /// If the slot's layer has no such slice.
     pub fn state(&self, slot: SlotId, kind: SliceKind) -> SliceState {
         self.slot(slot).state(kind)
     }
 
     /// Whether every slice of the slot's version is ready: a *hit* if it is used now.
-    ///
-    /// # Panics
-    /// If the slot does not exist.
     pub fn is_ready(&self, slot: SlotId) -> bool {
         self.slot(slot).is_ready()
+    }
+
+    /// Whether every slice of a version is ready in a slot.
+    pub fn is_complete(&self, version: Version) -> bool {
+        self.lookup(version).is_some_and(|slot| self.is_ready(slot))
     }
 
     /// Makes `version` resident: in the lowest empty slot of its share, else in place of the policy's victim.
@@ -175,12 +171,7 @@ impl Cache {
     /// # Panics
     /// If `version` is resident already, or no share has it.
     pub fn acquire(&mut self, version: Version) -> Option<Acquired> {
-        let share = self.share_for(version);
-        let evicted = match self.shares[&share].has_empty() {
-            true => None,
-            false => Some(self.victim(version, share)?),
-        };
-        Some(self.insert(version, share, evicted))
+        self.acquire_from(version, |own, share| own.victim(version, share))
     }
 
     /// Empties the slot of `version` if it is resident and neither pinned nor loading, and says whether it did.
@@ -227,11 +218,8 @@ impl Cache {
     }
 
     /// Whether somebody keeps the slot's version.
-    ///
-    /// # Panics
-    /// If the slot does not exist.
     pub fn is_pinned(&self, slot: SlotId) -> bool {
-        self.slot(slot).is_pinned()
+        self.slot(slot).pins > 0
     }
 
     /// Undoes one [`Cache::pin`].
@@ -331,8 +319,14 @@ impl Cache {
         place.share
     }
 
-    /// Puts `version` into the lowest empty slot of its share, after `evicted` has left it.
-    fn insert(&mut self, version: Version, share: ShareId, evicted: Option<Version>) -> Acquired {
+    /// Puts `version` into the lowest empty slot of its share, or into that of whom `choose` evicts.
+    fn acquire_from(
+        &mut self,
+        version: Version,
+        choose: impl FnOnce(&mut Self, ShareId) -> Option<Version>,
+    ) -> Option<Acquired> {
+        let share = self.share_for(version);
+        let evicted = if self.shares[&share].has_empty() { None } else { Some(choose(self, share)?) };
         if let Some(evicted) = evicted {
             self.vacate(evicted);
         }
@@ -345,7 +339,7 @@ impl Cache {
         self.place_mut(version).slot = Some(index);
         self.mark(version);
         self.policy.on_insert(version, self.now);
-        Acquired { slot: SlotId { pool: share.pool, index }, evicted }
+        Some(Acquired { slot: SlotId { pool: share.pool, index }, evicted })
     }
 
     fn slot(&self, slot: SlotId) -> &Slot {

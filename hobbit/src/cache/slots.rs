@@ -54,7 +54,7 @@ pub(super) struct Slot {
     pub(super) version: Option<Version>,
     kinds: SliceKinds,
     states: [SliceState; SliceKind::COUNT],
-    pins: u32,
+    pub(super) pins: u32,
 }
 
 impl Slot {
@@ -64,10 +64,6 @@ impl Slot {
 
     pub(super) fn is_evictable(&self) -> bool {
         self.version.is_some() && self.pins == 0 && !self.states.contains(&SliceState::Loading)
-    }
-
-    pub(super) fn is_pinned(&self) -> bool {
-        self.pins > 0
     }
 
     pub(super) fn is_ready(&self) -> bool {

@@ -38,7 +38,7 @@ fn pool(layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout
 }
 
 fn lru(pools: Vec<PoolLayout>) -> Cache {
-    Cache::new(pools, Box::new(Lru::default()))
+    Cache::new(pools, Box::new(Lru))
 }
 
 fn load(cache: &mut Cache, slot: SlotId) {
@@ -256,7 +256,7 @@ impl Policy for Recorder {
         self.0.lock().unwrap().push("sequence".into());
     }
 
-    fn victim(&mut self, incoming: Version, candidates: &[Version], now: Now) -> usize {
+    fn victim(&mut self, incoming: Version, candidates: &[Candidate], now: Now) -> usize {
         let line = format!("victim of {} for {incoming} at {}/{}", candidates.len(), now.token, now.layer);
         self.0.lock().unwrap().push(line);
         candidates.len() - 1

@@ -286,7 +286,7 @@ impl ExpertBackend {
         self.slot_ids.clear();
         if one_view.is_some() {
             let rows = step.used.iter().filter_map(|used| Some((used.index, used.row? as i32)));
-            self.chosen.routing.remap(rows, self.chosen.n_expert(), &mut self.rows, &mut self.slot_ids);
+            self.chosen.routing.remap(rows, self.chosen.n_expert, &mut self.rows, &mut self.slot_ids);
         }
         for &node in nodes {
             // SAFETY: by the caller.

@@ -224,7 +224,7 @@ impl Reads for HostReads {
     }
 
     fn wait(&mut self, landed: &mut Vec<Landed<StoreError>>) -> bool {
-        let Ok(done) = self.loader.wait() else { return false };
+        let Some(done) = self.loader.wait() else { return false };
         landed.extend(done.into_iter().map(answer));
         true
     }

@@ -216,7 +216,7 @@ impl Tier {
 
     /// The tier of a device that computes in host memory: it has no slots of its own.
     pub(in crate::engine) fn unified(dev: ggml_backend_dev_t, report: DeviceReport) -> Option<Self> {
-        let cache = Cache::new(Vec::new(), Box::new(Lru::default()));
+        let cache = Cache::new(Vec::new(), Box::new(Lru));
         Self::new(Parts { dev, cache, memory: Memory::none(), report, n_shrunk: 0 })
     }
 

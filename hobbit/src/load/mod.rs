@@ -14,6 +14,8 @@ mod tests;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use smart_default::SmartDefault;
+
 use self::queue::Queue;
 use crate::expert::Precision;
 use crate::store::{Completion, ReadDone, ReadRequest, Store};
@@ -23,18 +25,18 @@ use crate::store::{Completion, ReadDone, ReadRequest, Store};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LoadClass {
     /// A product waits for a high-precision slice.
-    OnDemandHigh = 0,
+    OnDemandHigh,
     /// A product waits for a low-precision slice: it may stand in because little depends on it.
-    OnDemandLow = 1,
+    OnDemandLow,
     /// The high version of an expert that is resident in low precision. Nobody waits for it.
-    Upgrade = 2,
+    Upgrade,
     /// What the next layer of a batch will use: it uses nearly all there is.
-    ReadAhead = 3,
+    ReadAhead,
     /// A guess. It starts only while nothing that a product waits for is in flight, and little of it at a time, so that it
     /// delays little when it is wrong.
-    Prefetch = 4,
+    Prefetch,
     /// What a free slot may as well hold. As a guess, after all guesses.
-    Fill = 5,
+    Fill,
 }
 
 impl LoadClass {
@@ -67,25 +69,33 @@ impl LoadClass {
 ///
 /// What is in flight can no longer be overtaken or withdrawn, so more than the disk needs to run at full speed only
 /// adds latency. What waits beyond its bound is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct LoaderOptions {
     /// Reads in flight; at least 1.
+    #[default(16)]
     pub max_in_flight_requests: usize,
     /// No further read starts while this many bytes are in flight; at least 1.
+    #[default(16 << 20)]
     pub max_in_flight_bytes: u64,
     /// Upgrades among the reads in flight; at least 1. They come while the engine computes: a full queue of them would
     /// stand before the next miss.
+    #[default(2)]
     pub max_in_flight_upgrades: usize,
     /// No further prefetch starts while this many bytes of prefetches are in flight; at least 1.
+    #[default(Self::PREFETCH_BYTES)]
     pub max_in_flight_prefetch_bytes: u64,
     /// Reads of either on-demand class that wait; at least 1. The slots behind them bound them already: this is far
     /// beyond, and whoever meets it has an error to report.
+    #[default(1 << 16)]
     pub max_waiting_on_demand: usize,
     /// Upgrades that wait; at least 1. Further ones are refused: by their turn others would be used more often.
+    #[default(64)]
     pub max_waiting_upgrades: usize,
     /// Reads ahead, and prefetches, that wait; at least 1.
+    #[default(4096)]
     pub max_waiting_prefetches: usize,
     /// Reads for free slots that wait; at least 1.
+    #[default(1 << 16)]
     pub max_waiting_fills: usize,
 }
 
@@ -98,26 +108,9 @@ impl LoaderOptions {
             LoadClass::Fill => self.max_waiting_fills,
         }
     }
-}
 
-impl LoaderOptions {
     /// A chunk or two of the direct store: enough for most of a disk's bandwidth, and less than a millisecond of it.
     pub const PREFETCH_BYTES: u64 = 2 << 20;
-}
-
-impl Default for LoaderOptions {
-    fn default() -> Self {
-        Self {
-            max_in_flight_requests: 16,
-            max_in_flight_bytes: 16 << 20,
-            max_in_flight_upgrades: 2,
-            max_in_flight_prefetch_bytes: Self::PREFETCH_BYTES,
-            max_waiting_on_demand: 1 << 16,
-            max_waiting_upgrades: 64,
-            max_waiting_prefetches: 4096,
-            max_waiting_fills: 1 << 16,
-        }
-    }
 }
 
 /// What a loader has done since it was made.
@@ -125,8 +118,6 @@ impl Default for LoaderOptions {
 pub struct LoadStats {
     /// Reads answered, failed ones included.
     pub reads: u64,
-    /// Of these, reads ahead and prefetches.
-    pub prefetches: u64,
     /// Reads answered by class, in the order of [`LoadClass::ALL`]. A promoted read counts as what it became.
     pub by_class: [u64; LoadClass::COUNT],
     /// Reads answered with an error.
@@ -147,11 +138,6 @@ pub struct LoadStats {
     pub in_flight_peak: usize,
 }
 
-/// Nothing is queued, in flight or unread: waiting would never end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("waiting for a read, but none is outstanding")]
-pub struct NothingOutstanding;
-
 /// Schedules reads on one store.
 ///
 /// Dropping it withdraws what has not started and waits for what has, so the slots' memory may be freed after it.
@@ -166,6 +152,7 @@ struct Shared {
     landed: Condvar,
 }
 
+#[derive(Default)]
 struct State {
     queue: Queue,
     done: Vec<ReadDone>,
@@ -184,19 +171,7 @@ impl Loader {
         assert!(options.max_in_flight_requests > 0 && options.max_in_flight_bytes > 0);
         assert!(options.max_in_flight_upgrades > 0 && options.max_in_flight_prefetch_bytes > 0);
         assert!(LoadClass::ALL.into_iter().all(|class| options.max_waiting(class) > 0));
-        let state = State {
-            queue: Queue::default(),
-            done: Vec::new(),
-            stats: LoadStats::default(),
-            busy_since: None,
-            pumping: false,
-        };
-        Self { shared: Arc::new(Shared { store, options, state: Mutex::new(state), landed: Condvar::new() }) }
-    }
-
-    /// The store's name.
-    pub fn store_name(&self) -> &'static str {
-        self.shared.store.name()
+        Self { shared: Arc::new(Shared { store, options, state: Mutex::default(), landed: Condvar::new() }) }
     }
 
     /// Queues reads. Tickets must differ from those of every read whose answer has not been taken yet.
@@ -222,18 +197,16 @@ impl Loader {
         std::mem::take(&mut self.shared.lock().done)
     }
 
-    /// Waits for at least one answer and takes all that have come.
-    ///
-    /// # Errors
-    /// [`NothingOutstanding`] when there is none to wait for: nobody waits for what fills free slots.
-    pub fn wait(&self) -> Result<Vec<ReadDone>, NothingOutstanding> {
+    /// Waits for at least one answer and takes all that have come. `None` when there is none to wait for: nobody waits for
+    /// what fills free slots.
+    pub fn wait(&self) -> Option<Vec<ReadDone>> {
         let state = self.shared.lock();
         if state.done.is_empty() && state.queue.expected() == 0 {
-            return Err(NothingOutstanding);
+            return None;
         }
         let is_expected = |state: &State| state.done.is_empty() && state.queue.expected() > 0;
         let mut state = self.shared.wait_while(state, is_expected);
-        Ok(std::mem::take(&mut state.done))
+        Some(std::mem::take(&mut state.done))
     }
 
     /// Waits until every read is answered, and takes the answers.
@@ -270,11 +243,6 @@ impl Loader {
     /// Reads submitted and not yet answered.
     pub fn outstanding(&self) -> usize {
         self.shared.lock().queue.outstanding()
-    }
-
-    /// Whether no read waits or is in flight. Answers may be left to take.
-    pub fn is_idle(&self) -> bool {
-        self.outstanding() == 0
     }
 
     /// Counts so far; `busy` includes the present busy spell.
@@ -342,7 +310,6 @@ impl Completion for Shared {
         let class = state.queue.finish(done.ticket);
         state.stats.reads += 1;
         state.stats.by_class[class.index()] += 1;
-        state.stats.prefetches += u64::from(matches!(class, LoadClass::ReadAhead | LoadClass::Prefetch));
         match &done.result {
             Ok(bytes) => state.stats.bytes += bytes,
             Err(_) => state.stats.failures += 1,

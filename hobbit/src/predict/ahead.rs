@@ -1,7 +1,6 @@
 //! How far to look: to the first layer with misses (HOBBIT, section 3.3).
 
 use super::{Predicted, Predictor};
-use crate::expert::Version;
 
 /// What the next layers are expected to use.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,19 +21,8 @@ impl Ahead {
 }
 
 /// Looks at the layers behind `layer`, one after the other and at most `p_max`, until one has misses or nothing is
-/// predicted. An expert is missing when none of its versions is resident.
-///
-/// Where precisions are dynamic, `Prefetcher::look_ahead` of [`crate::load::prefetch`] knows better what is missing.
-pub fn ahead(predictor: &mut dyn Predictor, layer: u16, p_max: u8, is_resident: &dyn Fn(Version) -> bool) -> Ahead {
-    let is_there = |expert| is_resident(Version::high(expert)) || is_resident(Version::low(expert));
-    ahead_by(predictor, layer, p_max, &mut |predicted, wanted| {
-        wanted.extend(predicted.iter().filter(|predicted| !is_there(predicted.expert)));
-    })
-}
-
-/// As [`ahead`], with a rule for what is missing: `missing` gets the predictions for one layer, best first, and appends
-/// those to load, in the same order.
-pub fn ahead_by(
+/// predicted. `missing` gets the predictions for one layer, best first, and appends those to load, in the same order.
+pub fn ahead(
     predictor: &mut dyn Predictor,
     layer: u16,
     p_max: u8,

@@ -6,7 +6,6 @@
 //! in memory already, and all of them together can be a tenth of a small budget.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 /// Gates of all layers together, in bytes: more than any model has (a layer of 512 experts and width 8192 takes 16 MiB).
@@ -46,17 +45,8 @@ pub struct Gate {
     pub gating: Gating,
 }
 
-impl fmt::Debug for Gate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, bias, choice_bias, gating } = self;
-        let mut text = f.debug_struct("Gate");
-        text.field("n_rows_floats", &rows.rows().len()).field("bias", bias);
-        text.field("choice_bias", choice_bias).field("gating", gating).finish()
-    }
-}
-
 /// Routers by layer. Filled as layers run for the first time.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct GateStack {
     gates: BTreeMap<u16, Gate>,
     width: usize,

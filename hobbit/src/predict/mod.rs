@@ -7,8 +7,8 @@
 //!
 //! | kind | paper | looks at | distances |
 //! |---|---|---|---|
-//! | [`StackedGate`] | HOBBIT, 3.3 | scores: the k best | 1..=p |
-//! | [`CrossLayer`] | Fate, 4.2 | scores: all above the 75th percentile | 1 |
+//! | [`Gates::stacked`] | HOBBIT, 3.3 | scores: the k best | 1..=p |
+//! | [`Gates::cross_layer`] | Fate, 4.2 | scores: all above the 75th percentile | 1 |
 //! | [`PathPredictor`] | EdgeMoE, III-C | the experts of the two layers before, in a [`PathTable`] | 1 |
 //! | [`Previous`] | | the same layer at the token before | any |
 //! | [`Oracle`] | | the future (simulator only) | any |
@@ -17,32 +17,27 @@
 //! last layer of a token.
 
 mod ahead;
-mod cross_layer;
-mod gate;
 mod gate_stack;
+mod gates;
 mod kind;
-mod oracle;
 mod path_table;
-mod previous;
 mod recall;
 mod scores;
 mod shape;
-mod stacked_gate;
+mod tokens;
 
 #[cfg(test)]
 mod tests;
 
-pub use ahead::{Ahead, ahead, ahead_by};
-pub use cross_layer::CrossLayer;
+pub use ahead::{Ahead, ahead};
 pub use gate_stack::{Gate, GateRows, GateStack, Gating};
+pub use gates::Gates;
 pub use kind::{PredictorKind, build};
-pub use oracle::{FutureToken, Oracle};
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
-pub use previous::Previous;
 pub use recall::{Recall, RecallCounts};
 pub use scores::{softmax, top_k};
 pub use shape::PredictShape;
-pub use stacked_gate::StackedGate;
+pub use tokens::{FutureToken, Oracle, Previous};
 
 use crate::expert::ExpertId;
 
@@ -56,6 +51,20 @@ pub struct Predicted {
     pub score: f32,
     /// MoE layers between the layer that predicted and the expert's; at least 1.
     pub distance: u8,
+}
+
+/// Predictions for layer `target` of what `chosen` says: an expert and its score, as far as it lies in `0.0..=1.0`.
+fn predicted<T>(
+    target: u16,
+    distance: u8,
+    chosen: impl IntoIterator<Item = T>,
+    says: impl Fn(T) -> (u16, f32),
+) -> impl Iterator<Item = Predicted> {
+    chosen.into_iter().map(says).map(move |(index, score)| Predicted {
+        expert: ExpertId { layer: target, index },
+        score: score.clamp(0.0, 1.0),
+        distance,
+    })
 }
 
 /// Guesses what later layers will use. It decides and remembers; it neither loads nor evicts.
@@ -74,7 +83,9 @@ pub struct Predicted {
 pub trait Predictor: Send {
     /// The router of `layer` chose these for the running token: expert and router weight, by falling weight; weights sum
     /// to 1.
-    fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]);
+    fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]) {
+        let _ = (layer, chosen);
+    }
 
     /// Router probabilities of the layer at `distance` from `layer`, computed from the gating input of `layer`:
     /// `[n_expert]`, index is expert. Only predictors that say [`Predictor::needs_scores`] get them.

@@ -8,7 +8,7 @@
 use super::layout::Layout;
 use super::staging::{Staged, Staging};
 use super::step::{LayerStep, Used};
-use super::{Observer, Reads, Residency};
+use super::{Observer, Reads, Residency, Target};
 use crate::cache::{Cache, SlotId};
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::load::LoadClass;
@@ -31,8 +31,8 @@ pub struct LookaheadOptions {
 
 /// What looks ahead, and what it knows.
 pub struct Lookahead {
-    predictor: Box<dyn Predictor>,
-    prefetcher: Prefetcher,
+    pub(super) predictor: Box<dyn Predictor>,
+    pub(super) prefetcher: Prefetcher,
     governor: Governor,
     options: LookaheadOptions,
     recall: Recall,
@@ -55,20 +55,10 @@ pub struct TokenChoice<'a> {
 /// What is in slots, for whoever copies it elsewhere.
 #[derive(Clone, Copy)]
 pub struct Slots<'a> {
-    cache: &'a Cache,
-    layout: &'a Layout,
-}
-
-impl Slots<'_> {
-    /// Whether every slice of a version is in a slot.
-    pub fn is_complete(&self, version: Version) -> bool {
-        self.cache.lookup(version).is_some_and(|slot| self.cache.is_ready(slot))
-    }
-
-    /// Bytes of a version; `None` if there is no such version.
-    pub fn bytes(&self, version: Version) -> Option<u64> {
-        self.layout.bytes(version)
-    }
+    /// Who is in which slot.
+    pub cache: &'a Cache,
+    /// What there is to keep.
+    pub layout: &'a Layout,
 }
 
 impl Lookahead {
@@ -81,26 +71,6 @@ impl Lookahead {
     ) -> Self {
         let (recall, before) = (Recall::default(), (0.0, 0, 0.0));
         Self { predictor, prefetcher, governor, options, recall, chose: None, before }
-    }
-
-    pub(super) fn begin_batch(&mut self) {
-        self.predictor.begin_token();
-    }
-
-    pub(super) fn begin_sequence(&mut self) {
-        self.predictor.begin_sequence();
-    }
-
-    fn report(&self) -> PrefetchReport {
-        let recall = |distance| {
-            let counts = self.recall.total(distance);
-            RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
-        };
-        PrefetchReport {
-            counters: *self.prefetcher.counters(),
-            governor: self.governor.report(),
-            recall: (1..=self.options.distance_max).map(recall).filter(|recall| recall.recall.is_some()).collect(),
-        }
     }
 
     /// A layer has chosen at a time, before which somebody had waited so long: learns what layers take.
@@ -173,7 +143,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// The router of a layer has chosen for a single token, and `step` is what was made of it: shields what comes next
     /// from eviction, and reads what is worth it. `elsewhere`: whether a version is on a device.
     pub fn foresee(&mut self, step: &LayerStep, mut token: TokenChoice, elsewhere: &dyn Fn(Version) -> bool) {
-        let queued = self.queued();
+        let (waited, queued_bytes) = self.queued();
         let Self { lookahead: Some(lookahead), cache, staging, layout, observer, reads, counters, .. } = self else {
             return;
         };
@@ -182,7 +152,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lookahead.show(layer, &mut token, observer);
         let used: Vec<Version> = step.versions().collect();
         lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
-        let settled = lookahead.prefetcher.settle(layer, token.chosen, &used, queued.waited > 0);
+        let settled = lookahead.prefetcher.settle(layer, token.chosen, &used, waited > 0);
         lookahead.governor.account(settled.saved_seconds, settled.delayed_seconds);
         let ahead = lookahead.look(layer, cache, staging, layout, elsewhere);
         cache.unshield_all();
@@ -194,12 +164,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let likely = if options.shields { prefetcher.likely(&ahead, &held) } else { Vec::new() };
         let bytes_used: u64 = used.iter().filter_map(|&version| layout.bytes(version)).sum();
         // While what is missing is read, what is there is computed: that time is not left for the next layers.
-        let there = 1.0 - queued.waited as f64 / bytes_used.max(queued.waited).max(1) as f64;
+        let there = 1.0 - waited as f64 / bytes_used.max(waited).max(1) as f64;
         let computed = there * prefetcher.estimates.layer_seconds().unwrap_or(0.0);
         let link = Link {
-            is_busy: false,
-            queued_bytes: queued.background,
-            elapsed_seconds: prefetcher.estimates.load_seconds(queued.waited).unwrap_or(0.0).min(computed),
+            queued_bytes,
+            elapsed_seconds: prefetcher.estimates.load_seconds(waited).unwrap_or(0.0).min(computed),
         };
         let loads = prefetcher.plan(&ahead, link, &held);
         cache.shield(likely.into_iter().flat_map(|expert| [Version::high(expert), Version::low(expert)]));
@@ -212,8 +181,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             let order = self.layout.load_order(version.expert.layer, &[]);
             if let Some(slot) = self.acquire(version) {
                 self.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
-            } else if !self.stage_ahead(version, &order) {
-                self.read_ahead_failed(version);
+            } else if !self.stage_ahead(version, &order)
+                && let Some(lookahead) = &mut self.lookahead
+            {
+                lookahead.prefetcher.failed(version);
             }
         }
     }
@@ -227,7 +198,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let mut reads = Vec::with_capacity(order.len());
         for slice in order.iter().map(|&kind| SliceId { version, kind }) {
             if let Some(slot) = self.staging.take(slice) {
-                reads.push(self.staging_read(slot, slice));
+                reads.push(self.tickets.read(Target::Staging { slot, slice }, self.layout.slice_bytes(slice)));
             }
         }
         self.submit(LoadClass::Prefetch, reads);
@@ -238,19 +209,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub(super) fn is_staged_ahead(&self, slice: SliceId, layer: u16) -> bool {
         let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(slice.version);
         slice.version.expert.layer != layer && self.lookahead.as_ref().is_some_and(is_outstanding)
-    }
-
-    /// Reads ahead of this version were withdrawn.
-    pub(super) fn read_ahead_dropped(&mut self, version: Version) {
-        if let Some(lookahead) = &mut self.lookahead {
-            lookahead.prefetcher.dropped(version);
-        }
-    }
-
-    fn read_ahead_failed(&mut self, version: Version) {
-        if let Some(lookahead) = &mut self.lookahead {
-            lookahead.prefetcher.failed(version);
-        }
     }
 
     /// A slice of a version has been read, or not.
@@ -293,7 +251,16 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// What looking ahead did; `None` where nothing does.
     pub fn prefetch_report(&self) -> Option<PrefetchReport> {
-        self.lookahead.as_ref().map(Lookahead::report)
+        let Lookahead { prefetcher, governor, recall, options, .. } = self.lookahead.as_ref()?;
+        let recall = |distance| {
+            let counts = recall.total(distance);
+            RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
+        };
+        Some(PrefetchReport {
+            counters: prefetcher.counters,
+            governor: governor.report(),
+            recall: (1..=options.distance_max).map(recall).filter(|recall| recall.recall.is_some()).collect(),
+        })
     }
 
     /// Asks the predictor, which has been shown the running layer's choice, about the next layers: `ask` gets it with

@@ -4,8 +4,7 @@ use super::step::Asked;
 use super::{NeededExpert, Observer, Reads, Residency};
 use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceId, Version};
-use crate::route::Routing;
-use crate::route::{Choice, Resident, resolve};
+use crate::route::{Routing, resolve};
 use crate::stats::{LayerStats, PrecisionCounts};
 
 /// Counted since a residency was made.
@@ -50,7 +49,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn begin_batch(&mut self, n_tokens: u32) {
         self.pause_filling(n_tokens);
         if let Some(lookahead) = &mut self.lookahead {
-            lookahead.begin_batch();
+            lookahead.predictor.begin_token();
         }
     }
 
@@ -59,7 +58,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.counters.layer = 0;
         self.lookahead_end_batch(n_tokens, seconds);
         self.cache.next_token();
-        self.upgrades.next_token();
+        self.upgrades.may_start = true;
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
         }
@@ -72,7 +71,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
         if let Some(lookahead) = &mut self.lookahead {
-            lookahead.begin_sequence();
+            lookahead.predictor.begin_sequence();
         }
     }
 
@@ -99,19 +98,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let has_low = !self.precisions.is_exact() && self.layout.has_version(low);
         let high_slot = self.cache.lookup(high);
         let high_elsewhere = is_elsewhere(high);
-        let resident = Resident {
+        let is_resident = [
             // A high version that arrives in the background does not count before it is complete.
-            high: high_elsewhere || high_slot.is_some() && !self.upgrades.is_underway(high),
-            low: has_low && (is_elsewhere(low) || self.cache.lookup(low).is_some()),
-        };
-        let choice = match self.precisions.is_forced_low(expert) && has_low {
-            true => Choice::Low,
-            false => resolve(demand, resident, has_low),
-        };
-        let precision = match choice {
-            Choice::High => Some(Precision::High),
-            Choice::Low => Some(Precision::Low),
-            Choice::Skip => None,
+            high_elsewhere || high_slot.is_some() && !self.upgrades.is_underway(high),
+            has_low && (is_elsewhere(low) || self.cache.lookup(low).is_some()),
+        ];
+        let precision = match self.precisions.is_forced_low(expert) && has_low {
+            true => Some(Precision::Low),
+            false => resolve(demand, is_resident, has_low),
         };
         let version = precision.map(|precision| Version { expert, precision });
         let is_elsewhere = version.is_some_and(is_elsewhere);
@@ -119,10 +113,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let hit = is_elsewhere || slot.is_some_and(|slot| self.cache.is_ready(slot));
         // What is elsewhere is not used here: it may age.
         if !is_elsewhere {
-            self.cache.touch(
-                expert,
-                Use { hit, precision, weight: asked.shares.get(usize::from(expert.index)).copied().unwrap_or(0.0) },
-            );
+            let weight = asked.shares.get(usize::from(expert.index)).copied().unwrap_or(0.0);
+            self.cache.touch(expert, Use { hit, precision, weight });
         }
         self.counters.used.count(precision, asked.routing.pairs_of(expert.index).len() as u64);
         if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
@@ -145,11 +137,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     fn count(&mut self, layer: u16, hit: bool) {
         let (hits, misses) = &mut self.by_layer[usize::from(layer)];
-        let (of_layer, of_all) = match hit {
-            true => (hits, &mut self.counters.hits),
-            false => (misses, &mut self.counters.misses),
-        };
-        *of_layer += 1;
-        *of_all += 1;
+        *(if hit { hits } else { misses }) += 1;
+        *(if hit { &mut self.counters.hits } else { &mut self.counters.misses }) += 1;
     }
 }

@@ -3,8 +3,7 @@
 use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
 use super::{Observer, Precisions, Reads, Residency, TokenChoice};
 use crate::expert::{Precision, SliceKind, Version};
-use crate::route::Demand;
-use crate::route::Routing;
+use crate::route::{Demand, Routing};
 
 /// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -33,13 +32,13 @@ pub struct Chosen {
     /// Who is routed where.
     pub routing: Routing,
     /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
-    weights: Vec<f32>,
+    pub weights: Vec<f32>,
     /// The same of a single token in exact mode, as far as somebody wanted to know.
     known: Vec<f32>,
     /// Each expert's share of the weights, by expert index: a token's sum to 1.
     pub(super) shares: Vec<f32>,
     /// What is asked of each expert, by expert index.
-    pub(super) demands: Vec<Demand>,
+    pub demands: Vec<Demand>,
     /// Layer and key of the choice that was decided last.
     decided: Option<(u16, usize)>,
     /// What of it has come.
@@ -50,7 +49,8 @@ pub struct Chosen {
     is_again: bool,
     /// The split's own part of [`Chosen::kinds`] begins here.
     first_kind: usize,
-    n_expert: usize,
+    /// Experts of the layer.
+    pub n_expert: usize,
 }
 
 impl Chosen {
@@ -85,11 +85,6 @@ impl Chosen {
         self.decided.map_or(0, |(layer, _)| layer)
     }
 
-    /// Experts of the layer.
-    pub fn n_expert(&self) -> usize {
-        self.n_expert
-    }
-
     /// Whether it is a single token's.
     pub fn is_single(&self) -> bool {
         self.routing.n_tokens == 1
@@ -113,23 +108,7 @@ impl Chosen {
         self.shares.resize(self.n_expert, 0.0);
     }
 
-    /// What was asked of each expert when it was recorded, by expert index.
-    pub fn asked(&mut self, demands: &[Demand]) {
-        self.demands.clear();
-        self.demands.extend_from_slice(demands);
-    }
-
-    /// What is asked of each expert, by expert index.
-    pub fn demands(&self) -> &[Demand] {
-        &self.demands
-    }
-
-    /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
-    pub fn router_weights(&self) -> &[f32] {
-        &self.weights
-    }
-
-    /// The same, and what is known of them in exact mode.
+    /// The router's weights, and what is known of them in exact mode.
     fn known_weights(&self) -> &[f32] {
         if self.weights.is_empty() { &self.known } else { &self.weights }
     }
@@ -177,12 +156,11 @@ impl Chosen {
 
     fn share_weights(&mut self) {
         if self.shares.is_empty() {
-            let mut shares = std::mem::take(&mut self.shares);
-            shares.resize(self.n_expert, 0.0);
+            let weights = if self.weights.is_empty() { &self.known } else { &self.weights };
+            self.shares.resize(self.n_expert, 0.0);
             for &expert in &self.routing.needed {
-                shares[usize::from(expert)] = self.routing.share(expert, self.known_weights());
+                self.shares[usize::from(expert)] = self.routing.share(expert, weights);
             }
-            self.shares = shares;
         }
     }
 

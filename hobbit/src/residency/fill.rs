@@ -16,12 +16,12 @@ pub(super) struct Fill {
     is_on: bool,
     /// The same between two tokens.
     is_on_between_tokens: bool,
-    /// Reads are lined up or on their way.
-    is_reading: bool,
+    /// Reads are lined up or on their way: those of a layer that runs may have to be withdrawn.
+    pub(super) is_reading: bool,
     /// They are so few that an evaluation may begin beside them.
     is_little: bool,
     /// No slot was free at the last look, and none has become so.
-    is_done: bool,
+    pub(super) is_done: bool,
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
@@ -98,11 +98,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.fill.is_done = bytes == 0;
     }
 
-    /// Whether reads of a layer that runs may have to be withdrawn.
-    pub(super) fn is_filling(&self) -> bool {
-        self.fill.is_reading
-    }
-
     /// Withdraws what has not started: of one layer, or everything.
     pub(super) fn stop_filling(&mut self, layer: Option<u16>) {
         if !self.fill.is_reading {
@@ -111,22 +106,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if layer.is_none() {
             self.reads.forget_fills();
         }
-        let tickets = &self.tickets;
-        let mut is_of_layer = |ticket: u64| {
-            let target = tickets.get(ticket);
-            target.is_some_and(|target| layer.is_none_or(|layer| target.version().expert.layer == layer))
-        };
-        let withdrawn = self.reads.withdraw(LoadClass::Fill, &mut is_of_layer);
+        let is_of_layer = |version: Version| layer.is_none_or(|layer| version.expert.layer == layer);
+        let withdrawn = self.withdraw(LoadClass::Fill, is_of_layer);
         self.fill.is_done &= withdrawn.is_empty();
-        for ticket in withdrawn {
-            let target = self.tickets.answer(ticket);
-            self.unread(target);
-        }
+        withdrawn.into_iter().for_each(|target| self.unread(target));
         self.fill.is_reading = self.reads.outstanding() > 0;
-    }
-
-    /// Slots may be free again.
-    pub(super) fn fill_again_later(&mut self) {
-        self.fill.is_done = false;
     }
 }

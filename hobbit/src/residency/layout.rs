@@ -41,8 +41,6 @@ pub struct LayerShare {
 pub struct Layout {
     /// By block number.
     layers: Vec<Option<Layer>>,
-    /// The different sizes that versions have.
-    sizes: Vec<[u64; SliceKind::COUNT]>,
 }
 
 #[derive(Clone, Debug)]
@@ -58,9 +56,21 @@ struct Layer {
 struct Entry {
     /// Position in the layer's shares.
     share: Option<u16>,
-    /// Position in [`Layout::sizes`].
-    size: u16,
-    record: Option<u64>,
+    bytes: VersionBytes,
+}
+
+impl Entry {
+    fn new(version: Version, bytes: VersionBytes, shares: &mut Vec<LayerShare>, cache: &Cache) -> Self {
+        let share = cache.share_of(version).map(|id| {
+            let known = shares.iter().position(|share| share.id == id).unwrap_or_else(|| {
+                let slots = cache.slots_of_share(id);
+                shares.push(LayerShare { id, first_slot: slots.start, n_slots: slots.len() as u32, member: version });
+                shares.len() - 1
+            });
+            known as u16 // fewer shares than versions
+        });
+        Self { share, bytes }
+    }
 }
 
 impl Layout {
@@ -75,7 +85,7 @@ impl Layout {
             let mut new = Layer { n_expert, kinds, shares: Vec::new(), versions: [const { Vec::new() }; 2] };
             for precision in Precision::ALL {
                 let versions = (0..n_expert).map(|index| Version { expert: ExpertId { layer, index }, precision });
-                let entry = |version| Some(layout.entry(version, bytes(version)?, &mut new.shares, cache));
+                let entry = |version| Some(Entry::new(version, bytes(version)?, &mut new.shares, cache));
                 new.versions[precision.index()] = versions.map(entry).collect();
             }
             let at = usize::from(layer);
@@ -85,23 +95,6 @@ impl Layout {
             layout.layers[at] = Some(new);
         }
         layout
-    }
-
-    fn entry(&mut self, version: Version, bytes: VersionBytes, shares: &mut Vec<LayerShare>, cache: &Cache) -> Entry {
-        let share = cache.share_of(version).map(|id| {
-            let known = shares.iter().position(|share| share.id == id).unwrap_or_else(|| {
-                let slots = cache.slots_of_share(id);
-                shares.push(LayerShare { id, first_slot: slots.start, n_slots: slots.len() as u32, member: version });
-                shares.len() - 1
-            });
-            known as u16 // fewer shares than versions
-        });
-        let known = self.sizes.iter().position(|known| *known == bytes.slices);
-        let size = known.unwrap_or_else(|| {
-            self.sizes.push(bytes.slices);
-            self.sizes.len() - 1
-        });
-        Entry { share, size: u16::try_from(size).expect("fewer sizes than layers and types"), record: bytes.record }
     }
 
     /// One more than the number of the last block with experts.
@@ -169,18 +162,17 @@ impl Layout {
 
     /// Bytes of all slices of a version; `None` if there is no such version.
     pub fn bytes(&self, version: Version) -> Option<u64> {
-        self.find(version).map(|entry| self.sizes[usize::from(entry.size)].iter().sum())
+        self.find(version).map(|entry| entry.bytes.slices.iter().sum())
     }
 
     /// Bytes of a slice; 0 if there is no such slice.
     pub fn slice_bytes(&self, slice: SliceId) -> u64 {
-        let entry = self.find(slice.version);
-        entry.map_or(0, |entry| self.sizes[usize::from(entry.size)][slice.kind.index()])
+        self.find(slice.version).map_or(0, |entry| entry.bytes.slices[slice.kind.index()])
     }
 
     /// Bytes of the read that brings all of a version's slot, if there is one.
     pub fn record_bytes(&self, version: Version) -> Option<u64> {
-        self.find(version)?.record
+        self.find(version)?.bytes.record
     }
 
     /// All matrices of the layer: those of `first` in their order, then the rest.

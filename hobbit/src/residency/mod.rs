@@ -52,7 +52,7 @@ pub use chosen::{Chosen, Split};
 pub use layout::{LayerShape, LayerShare, Layout, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
-pub use reads::{Landed, Queued, Read, Reads, Target};
+pub use reads::{Landed, Read, Reads, Target};
 pub use step::{Elsewhere, LayerStep, Used};
 pub use waiting::Place;
 
@@ -136,7 +136,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             cache,
             by_layer: vec![(0, 0); usize::from(layout.n_blocks())],
             layout,
-            staging: staging.n_slots.map_or_else(Staging::unbounded, Staging::new),
+            staging: Staging::new(staging.n_slots),
             stages_ahead: staging.ahead,
             tickets: Tickets::default(),
             landed: Vec::new(),
@@ -201,7 +201,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn resize_share(&mut self, share: ShareId, n_slots: u32) -> bool {
         let Some(evicted) = self.cache.resize_share(share, n_slots) else { return false };
         evicted.into_iter().for_each(|version| self.observer.evicted(version));
-        self.fill_again_later();
+        self.fill.is_done = false;
         true
     }
 
@@ -222,6 +222,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// If there were some before.
     pub fn set_staging(&mut self, n_slots: usize) {
         assert!(self.staging.len() == 0, "what is staged would be lost");
-        self.staging = Staging::new(n_slots);
+        self.staging = Staging::new(Some(n_slots));
     }
 }

@@ -15,7 +15,7 @@ use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceKind};
 use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
-use crate::route::{Choice, Resident, Thresholds, resolve};
+use crate::route::{Thresholds, resolve};
 
 /// What happens next.
 #[derive(Clone, Debug)]
@@ -205,12 +205,8 @@ impl Model {
             let [high, low] = [Version::high(expert), Version::low(expert)];
             let is_resident = |version| is_elsewhere(version) || self.residency.cache().lookup(version).is_some();
             let is_coming = self.residency.upgrades.is_underway(high) && !is_elsewhere(high);
-            let resident = Resident { high: is_resident(high) && !is_coming, low: has_low && is_resident(low) };
-            let precision = match resolve(chosen.demands()[usize::from(index)], resident, has_low) {
-                Choice::High => Precision::High,
-                Choice::Low => Precision::Low,
-                Choice::Skip => continue,
-            };
+            let residents = [is_resident(high) && !is_coming, has_low && is_resident(low)];
+            let Some(precision) = resolve(chosen.demands[usize::from(index)], residents, has_low) else { continue };
             used.push((index, precision));
             let version = Version { expert, precision };
             hits += u64::from(is_elsewhere(version) || self.is_ready(version));

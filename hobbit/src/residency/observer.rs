@@ -3,8 +3,7 @@
 use crate::expert::{ExpertId, Version};
 use crate::load::LoadClass;
 use crate::predict::Predicted;
-use crate::route::Demand;
-use crate::route::Routing;
+use crate::route::{Demand, Routing};
 
 /// An expert that a layer needs, and what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

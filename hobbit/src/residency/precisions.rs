@@ -4,8 +4,7 @@ use std::collections::HashSet;
 
 use crate::expert::ExpertId;
 use crate::options::{PrecisionMode, PrecisionOptions};
-use crate::route::Routing;
-use crate::route::{Demand, Thresholds, lower_least_popular, renormalise};
+use crate::route::{Demand, Routing, Thresholds, lower_least_popular, merge, renormalise};
 
 /// Decides demands. One per model; sessions share it.
 #[derive(Clone, Debug)]
@@ -49,10 +48,7 @@ impl Precisions {
         let n_used = routing.n_used.max(1);
         for (ids, weights) in routing.ids.chunks(n_used).zip(weights.chunks(n_used)) {
             self.thresholds.demands(weights, &mut self.of_token);
-            for (&id, &demand) in ids.iter().zip(&self.of_token) {
-                let place = &mut out[usize::from(id)];
-                *place = demand.max(*place);
-            }
+            merge(ids.iter().copied().zip(self.of_token.iter().copied()), out);
         }
         if routing.n_tokens > 1 && self.thresholds.t1 < 1.0 {
             lower_least_popular(&routing.needed, self.options.prefill_low, out);

@@ -19,7 +19,7 @@ const FEW_READS: usize = 2;
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// What was to be read sometime is needed now.
     pub(super) fn hurry(&mut self, step: &LayerStep) {
-        if self.upgrades.is_empty() && !self.is_reading_ahead && !self.is_filling() {
+        if self.upgrades.underway.is_empty() && !self.is_reading_ahead && !self.fill.is_reading {
             return;
         }
         let is_needed = |version: Version| step.versions().any(|used| used == version);
@@ -39,20 +39,25 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if !self.is_reading_ahead {
             return;
         }
-        let tickets = &self.tickets;
-        let mut is_obsolete =
-            |ticket: u64| tickets.get(ticket).is_some_and(|target| target.version().expert.layer == layer);
-        let [mut withdrawn, guessed] =
-            [LoadClass::ReadAhead, LoadClass::Prefetch].map(|class| self.reads.withdraw(class, &mut is_obsolete));
-        withdrawn.extend(guessed);
-        for ticket in withdrawn {
-            let target = self.tickets.answer(ticket);
-            self.read_ahead_dropped(target.version());
-            let bytes = self.bytes_of(target);
-            self.observer.withdrawn(target.version(), bytes);
-            self.unread(target);
+        for class in [LoadClass::ReadAhead, LoadClass::Prefetch] {
+            for target in self.withdraw(class, |version| version.expert.layer == layer) {
+                if let Some(lookahead) = &mut self.lookahead {
+                    lookahead.prefetcher.dropped(target.version());
+                }
+                let bytes = self.bytes_of(target);
+                self.observer.withdrawn(target.version(), bytes);
+                self.unread(target);
+            }
         }
         self.is_reading_ahead = self.reads.outstanding() > 0;
+    }
+
+    /// Takes back reads of a class that have not started: what they were for.
+    pub(super) fn withdraw(&mut self, class: LoadClass, is_obsolete: impl Fn(Version) -> bool) -> Vec<Target> {
+        let Self { reads, tickets, .. } = self;
+        let mut unwanted = |ticket: u64| tickets.get(ticket).is_some_and(|target| is_obsolete(target.version()));
+        let withdrawn = reads.withdraw(class, &mut unwanted);
+        withdrawn.into_iter().map(|ticket| tickets.answer(ticket)).collect()
     }
 
     /// Fills what is free of the next layer's high share, and lines the rest up for staging.
@@ -98,7 +103,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             };
             if self.staging.get(slice).is_none() {
                 let Some(slot) = self.staging.take(slice) else { return };
-                let read = self.staging_read(slot, slice);
+                let read = self.tickets.read(Target::Staging { slot, slice }, self.layout.slice_bytes(slice));
                 self.submit(class, vec![read]);
             }
             match class {
@@ -113,20 +118,18 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub(super) fn read_slots(&mut self, class: LoadClass, slots: &[(SlotId, Version)], order: &[SliceKind]) {
         let mut reads = Vec::with_capacity(slots.len() * order.len());
         let most = if slots.len() <= FEW_READS { RECORD_BYTES_MAX_OF_FEW } else { RECORD_BYTES_MAX };
-        let layout = &self.layout;
+        let Self { layout, tickets, .. } = self;
         let whole = |version| layout.record_bytes(version).filter(|bytes| *bytes <= most);
         for &(slot, version) in slots {
             if let Some(bytes) = whole(version) {
-                let target = Target::Record { slot, version };
-                reads.push(Read { ticket: self.tickets.issue(target), target, bytes });
+                reads.push(tickets.read(Target::Record { slot, version }, bytes));
             }
         }
         for &kind in order {
             for &(slot, version) in slots {
                 if whole(version).is_none() {
                     let slice = SliceId { version, kind };
-                    let target = Target::Slot { slot, slice };
-                    reads.push(Read { ticket: self.tickets.issue(target), target, bytes: layout.slice_bytes(slice) });
+                    reads.push(tickets.read(Target::Slot { slot, slice }, layout.slice_bytes(slice)));
                 }
             }
         }
@@ -142,16 +145,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             }
     }
 
-    /// Bytes that the running split waits for, and others that are outstanding.
-    pub(super) fn queued(&self) -> super::Queued {
-        self.reads.queued().unwrap_or_else(|| {
-            let mut queued = super::Queued::default();
-            for target in self.tickets.outstanding() {
-                let bytes = self.bytes_of(target);
-                *(if self.is_wanted(target) { &mut queued.waited } else { &mut queued.background }) += bytes;
-            }
-            queued
-        })
+    /// Bytes of outstanding reads: of those that the running split waits for, whatever they were asked for as, and of the
+    /// others.
+    pub(super) fn queued(&self) -> (u64, u64) {
+        let (mut waited, mut background) = (0, 0);
+        for target in self.tickets.outstanding() {
+            *(if self.is_wanted(target) { &mut waited } else { &mut background }) += self.bytes_of(target);
+        }
+        (waited, background)
     }
 
     /// Takes the answers in [`Residency::landed`].
@@ -168,16 +169,12 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let target = self.tickets.answer(ticket);
         let version = target.version();
         let is_wanted = self.is_wanted(target);
-        let n_slices = self.slices_of(target);
-        match target {
-            Target::Slot { .. } | Target::Record { .. } => self.fill_slot(target, result.is_ok()),
-            Target::Staging { slot, .. } => self.staging.landed(slot, result.is_ok()),
-        }
+        let n_slices = self.arrived(target, result.is_ok());
         let is_staged = matches!(target, Target::Staging { .. });
         self.read_ahead_landed(version, result.is_ok());
         match result {
             Ok(bytes) => {
-                self.counters.slices_loaded += n_slices;
+                self.counters.slices_loaded += n_slices as u64;
                 self.counters.bytes_read += bytes;
             }
             // The low version goes on serving.
@@ -190,19 +187,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    fn slices_of(&self, target: Target) -> u64 {
-        match target {
-            Target::Record { version, .. } => self.layout.kinds(version.expert.layer).len() as u64,
-            Target::Slot { .. } | Target::Staging { .. } => 1,
-        }
-    }
-
-    /// What was read into a slot is complete, or free again.
-    fn fill_slot(&mut self, target: Target, is_ok: bool) {
+    /// What was read is complete, or free again: of so many slices.
+    fn arrived(&mut self, target: Target, is_ok: bool) -> usize {
         let (slot, kinds) = match &target {
             Target::Slot { slot, slice } => (*slot, std::slice::from_ref(&slice.kind)),
             Target::Record { slot, version } => (*slot, self.layout.kinds(version.expert.layer)),
-            Target::Staging { .. } => return,
+            Target::Staging { slot, .. } => {
+                self.staging.landed(*slot, is_ok);
+                return 1;
+            }
         };
         for &kind in kinds {
             match is_ok {
@@ -210,6 +203,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 false => self.cache.set_failed(slot, kind),
             }
         }
+        kinds.len()
     }
 
     /// A read that never started.
@@ -217,12 +211,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let version = target.version();
         self.read_ahead_landed(version, false);
         self.upgrades.fail(version);
-        match target {
-            Target::Slot { .. } | Target::Record { .. } => {
-                self.fill_slot(target, false);
-                self.cache.release(version);
-            }
-            Target::Staging { slot, .. } => self.staging.landed(slot, false),
+        self.arrived(target, false);
+        if !matches!(target, Target::Staging { .. }) {
+            self.cache.release(version);
         }
     }
 
@@ -254,16 +245,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             let all = self.layout.bytes(version).unwrap_or(bytes);
             self.observer.loading(version, class, bytes, all);
         }
-    }
-
-    pub(super) fn slot_read(&mut self, slot: SlotId, slice: SliceId) -> Read {
-        let target = Target::Slot { slot, slice };
-        Read { ticket: self.tickets.issue(target), target, bytes: self.layout.slice_bytes(slice) }
-    }
-
-    pub(super) fn staging_read(&mut self, slot: usize, slice: SliceId) -> Read {
-        let target = Target::Staging { slot, slice };
-        Read { ticket: self.tickets.issue(target), target, bytes: self.layout.slice_bytes(slice) }
     }
 
     /// Bytes of weights that a read brings.

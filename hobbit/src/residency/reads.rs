@@ -9,26 +9,11 @@ use crate::load::{LoadClass, LoadStats};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// One slice's region of a slot.
-    Slot {
-        /// The slot.
-        slot: SlotId,
-        /// The slice.
-        slice: SliceId,
-    },
+    Slot { slot: SlotId, slice: SliceId },
     /// All of a slot.
-    Record {
-        /// The slot.
-        slot: SlotId,
-        /// Whose slices.
-        version: Version,
-    },
+    Record { slot: SlotId, version: Version },
     /// A staging slot.
-    Staging {
-        /// Its number.
-        slot: usize,
-        /// The slice.
-        slice: SliceId,
-    },
+    Staging { slot: usize, slice: SliceId },
 }
 
 impl Target {
@@ -59,15 +44,6 @@ pub struct Landed<E> {
     pub ticket: u64,
     /// Bytes moved: at least those of the read, more where whole blocks were read.
     pub result: Result<u64, E>,
-}
-
-/// Bytes of reads that have no answer yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queued {
-    /// Somebody waits for them.
-    pub waited: u64,
-    /// The others.
-    pub background: u64,
 }
 
 /// Brings bytes, and knows the time.
@@ -111,9 +87,4 @@ pub trait Reads {
 
     /// Nothing that was submitted for free slots has to be prepared for any more.
     fn forget_fills(&mut self) {}
-
-    /// What is outstanding, where that is told by the classes of reads; `None`: by what the running layer waits for.
-    fn queued(&self) -> Option<Queued> {
-        None
-    }
 }

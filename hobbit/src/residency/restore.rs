@@ -41,11 +41,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         self.settle();
         for (_, version) in taken {
-            if !self.is_complete(version) {
+            if !self.cache.is_complete(version) {
                 self.cache.release(version);
             }
         }
-        wanted.into_iter().filter(|&version| self.is_complete(version)).count() as u64
+        wanted.into_iter().filter(|&version| self.cache.is_complete(version)).count() as u64
     }
 
     /// The same without a read: it is there at once.
@@ -61,10 +61,5 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// What is resident, for another run.
     pub fn save(&mut self, name: &str) -> SavedCache {
         self.cache.save(name)
-    }
-
-    /// Whether every slice of a version is in a slot.
-    pub fn is_complete(&self, version: Version) -> bool {
-        self.cache.lookup(version).is_some_and(|slot| self.cache.is_ready(slot))
     }
 }

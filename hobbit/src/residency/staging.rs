@@ -36,13 +36,10 @@ pub(super) enum Staged {
 }
 
 impl Staging {
-    pub(super) fn new(n_slots: usize) -> Self {
-        Self { slots: vec![State::Free; n_slots], grows: false, by_slice: HashMap::new() }
-    }
-
-    /// With as many slots as it takes.
-    pub(super) fn unbounded() -> Self {
-        Self { grows: true, ..Self::new(0) }
+    /// `None`: with as many slots as it takes.
+    pub(super) fn new(n_slots: Option<usize>) -> Self {
+        let slots = vec![State::Free; n_slots.unwrap_or(0)];
+        Self { slots, grows: n_slots.is_none(), by_slice: HashMap::new() }
     }
 
     /// Number of slots.
@@ -119,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_reused_only_after_its_read_landed() {
-        let mut staging = Staging::new(1);
+        let mut staging = Staging::new(Some(1));
         assert_eq!(staging.take(slice(0)), Some(0));
         assert_eq!(staging.get(slice(0)), Some(Staged::Loading));
         staging.release(slice(0));
@@ -134,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_failed_read_frees_its_slot() {
-        let mut staging = Staging::new(1);
+        let mut staging = Staging::new(Some(1));
         staging.take(slice(0));
         staging.landed(0, false);
         assert_eq!(staging.get(slice(0)), None);
@@ -143,7 +140,7 @@ mod tests {
 
     #[test]
     fn unbounded_staging_grows_only_as_needed() {
-        let mut staging = Staging::unbounded();
+        let mut staging = Staging::new(None);
         assert_eq!((staging.take(slice(0)), staging.take(slice(1))), (Some(0), Some(1)));
         staging.landed(0, false);
         assert_eq!((staging.take(slice(2)), staging.len()), (Some(0), 2));
@@ -151,7 +148,7 @@ mod tests {
 
     #[test]
     fn retain_drops_the_others() {
-        let mut staging = Staging::new(3);
+        let mut staging = Staging::new(Some(3));
         for index in 0..3 {
             staging.take(slice(index));
             staging.landed(usize::from(index), true);

@@ -1,6 +1,6 @@
 //! A layer in progress: which versions it uses, what of them is there, and what has to be read.
 
-use super::{Observer, Reads, Residency};
+use super::{Observer, Reads, Residency, Target};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
@@ -223,7 +223,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.cache.set_loading(slot, kind);
         }
         self.cache.pin(slot);
-        let reads = free.iter().map(|&kind| self.slot_read(slot, SliceId { version, kind })).collect();
+        let Self { layout, tickets, .. } = self;
+        let slices = free.iter().map(|&kind| SliceId { version, kind });
+        let reads = slices.map(|slice| tickets.read(Target::Slot { slot, slice }, layout.slice_bytes(slice))).collect();
         self.submit(LoadClass::on_demand(version.precision), reads);
     }
 

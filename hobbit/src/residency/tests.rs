@@ -266,7 +266,9 @@ fn one_upgrade_a_token_while_nothing_is_read() {
     assert_eq!(waiting(&toy).len(), 3);
     assert!(waiting(&toy).iter().all(is_upgrade), "the low version serves meanwhile");
     let upgraded = waiting(&toy)[0].1;
-    assert!(toy.is_complete(Version::low(ExpertId { layer: 0, index: upgraded })) && toy.counters().upgrades == 0);
+    assert!(
+        toy.cache().is_complete(Version::low(ExpertId { layer: 0, index: upgraded })) && toy.counters().upgrades == 0
+    );
     token(&mut toy, false);
     assert_eq!(toy.counters().upgrades, 0, "needed now: it is a read like any other");
 }
@@ -283,7 +285,11 @@ fn free_slots_are_filled_while_nobody_waits() {
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[6, 7]]);
     finish(&mut toy, &chosen, step);
     assert_eq!(toy.finish_filling(), 6 * 12000);
-    assert!(toy.is_complete(high(0, 6)) && toy.is_complete(high(0, 0)) && toy.is_complete(high(1, 2)));
+    assert!(
+        toy.cache().is_complete(high(0, 6))
+            && toy.cache().is_complete(high(0, 0))
+            && toy.cache().is_complete(high(1, 2))
+    );
     run(&mut toy, &small, &mut chosen, 1, &[&[0, 1]]);
     assert_eq!((toy.counters().hits, toy.counters().misses), (2, 2));
 }
@@ -299,10 +305,14 @@ fn what_was_resident_is_read_again() {
     let saved = toy.save("");
     let mut again = small.residency();
     assert_eq!(again.restore(&saved), 2);
-    assert!(again.is_complete(high(0, 1)) && again.is_complete(high(0, 4)) && !again.is_complete(high(0, 0)));
+    assert!(
+        again.cache().is_complete(high(0, 1))
+            && again.cache().is_complete(high(0, 4))
+            && !again.cache().is_complete(high(0, 0))
+    );
     let mut assumed = small.residency();
     assumed.assume(&saved);
-    assert_eq!((assumed.is_complete(high(0, 4)), assumed.reads().n_submitted), (true, 0));
+    assert_eq!((assumed.cache().is_complete(high(0, 4)), assumed.reads().n_submitted), (true, 0));
     let mut failing = small.residency();
     failing.reads_mut().script = vec![(0, true); 1];
     assert_eq!((failing.restore(&saved), failing.take_failure()), (1, None), "it is read when it is needed");
@@ -317,7 +327,7 @@ fn shares_that_shrink_lose_residents_unless_they_are_in_use() {
     assert!(!toy.resize_share(share, 1), "both are being read");
     finish(&mut toy, &chosen, step);
     assert!(toy.resize_share(share, 1));
-    assert_eq!([1, 2].map(|index| toy.is_complete(high(0, index))), [true, false]);
+    assert_eq!([1, 2].map(|index| toy.cache().is_complete(high(0, index))), [true, false]);
     run(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     assert_eq!((toy.counters().hits, toy.counters().misses), (1, 3));
 }

@@ -1,6 +1,6 @@
 //! What outstanding reads are for.
 
-use super::reads::Target;
+use super::reads::{Read, Target};
 
 /// Targets by ticket. Tickets are small numbers: one that was answered is issued again.
 #[derive(Debug, Default)]
@@ -11,8 +11,12 @@ pub(super) struct Tickets {
 }
 
 impl Tickets {
-    /// A ticket that no outstanding read has.
-    pub(super) fn issue(&mut self, target: Target) -> u64 {
+    /// Asks for so many bytes, with a ticket that no outstanding read has.
+    pub(super) fn read(&mut self, target: Target, bytes: u64) -> Read {
+        Read { ticket: self.issue(target), target, bytes }
+    }
+
+    fn issue(&mut self, target: Target) -> u64 {
         let is_free = |ticket: &usize| self.targets[*ticket].is_none();
         let ticket = match (self.last..self.targets.len()).chain(0..self.last).find(is_free) {
             Some(free) => free,

@@ -11,7 +11,7 @@ const UPGRADES_MAX: usize = 2;
 
 /// A high version that is read in the background.
 #[derive(Clone, Copy, Debug)]
-struct Upgrade {
+pub(super) struct Upgrade {
     version: Version,
     /// Pinned.
     slot: SlotId,
@@ -21,21 +21,13 @@ struct Upgrade {
 /// What is under way, and which block is looked at next.
 #[derive(Debug, Default)]
 pub(super) struct Upgrades {
-    underway: Vec<Upgrade>,
+    pub(super) underway: Vec<Upgrade>,
     next_layer: u16,
     /// None has started since the last token: one per token bounds what a wrong guess can cost.
-    may_start: bool,
+    pub(super) may_start: bool,
 }
 
 impl Upgrades {
-    pub(super) fn next_token(&mut self) {
-        self.may_start = true;
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.underway.is_empty()
-    }
-
     pub(super) fn is_underway(&self, version: Version) -> bool {
         self.underway.iter().any(|upgrade| upgrade.version == version)
     }
@@ -84,11 +76,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Upgrades between tokens only, at most one at a time, complete before the next token but one: what is resident
     /// does not depend on how fast reads are.
     pub(super) fn upgrade_in_step(&mut self) {
-        while !self.upgrades.is_empty() {
+        self.settle_upgrades();
+        while !self.upgrades.underway.is_empty() && self.wait() {
             self.settle_upgrades();
-            if !self.upgrades.is_empty() && !self.wait() {
-                break;
-            }
         }
         self.upgrade();
     }

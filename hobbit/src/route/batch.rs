@@ -2,11 +2,10 @@
 
 use super::Demand;
 
-/// What each expert of a layer is asked for: the highest demand of the tokens that chose it. `chosen` are the experts'
-/// indices with the tokens' demands; `by_expert` `[n_expert]` is overwritten, with [`Demand::Skip`] for experts that
-/// nobody chose. An index beyond it is no expert and counts for nothing.
+/// Adds what tokens ask of experts to what each expert of a layer is asked for: the highest demand of all that chose it.
+/// `chosen` are the experts' indices with the tokens' demands; `by_expert` `[n_expert]` begins as [`Demand::Skip`]. An
+/// index beyond it is no expert and counts for nothing.
 pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [Demand]) {
-    by_expert.fill(Demand::Skip);
     for (index, demand) in chosen {
         if let Some(highest) = by_expert.get_mut(usize::from(index)) {
             *highest = demand.max(*highest);
@@ -38,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_highest_demand_wins() {
-        let mut by_expert = [High; 5];
+        let mut by_expert = [Skip; 5];
         let chosen = [(0, Low), (1, High), (1, Skip), (0, Skip), (3, Skip), (0, Low), (9, High)];
         merge(chosen, &mut by_expert);
         assert_eq!(by_expert, [Low, High, Skip, Skip, Skip]);

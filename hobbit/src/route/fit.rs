@@ -20,11 +20,8 @@ pub struct Shares {
      up to 1, for example 0.67, 0.3 and 0.03"
 )]
 pub struct SharesError {
-    /// What was given.
     pub high: f64,
-    /// What was given.
     pub low: f64,
-    /// What was given.
     pub skip: f64,
 }
 

@@ -19,6 +19,6 @@ mod score;
 pub use batch::{lower_least_popular, merge};
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
 pub use renormalise::renormalise;
-pub use resolve::{Choice, Resident, resolve};
+pub use resolve::resolve;
 pub use routing::{Pair, Routing, rounded};
 pub use score::{Demand, ThresholdError, Thresholds, unimportance};

@@ -1,37 +1,20 @@
 //! What an expert gets: its demand against what is in memory.
 
 use super::Demand;
+use crate::expert::Precision;
 
-/// Which versions of an expert are in memory, or on their way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Resident {
-    /// The high-precision version.
-    pub high: bool,
-    /// The low-precision version.
-    pub low: bool,
-}
-
-/// In what form an expert is used now. If that version is not resident, it must be loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Choice {
-    /// The high-precision version.
-    High,
-    /// The low-precision version.
-    Low,
-    /// Not at all.
-    Skip,
-}
-
-/// Answers a demand. A resident high version always wins; a resident low one is used rather than nothing. `has_low`:
-/// the expert has a low-precision version at all.
-pub fn resolve(demand: Demand, residency: Resident, has_low: bool) -> Choice {
+/// Answers a demand: in which precision an expert is used now, if at all. If that version is not resident, it must be
+/// loaded.
+///
+/// `is_resident`: which versions are in memory or on their way, by [`Precision::index`]. A resident high version always
+/// wins; a resident low one is used rather than nothing. `has_low`: the expert has a low-precision version at all.
+pub fn resolve(demand: Demand, is_resident: [bool; Precision::COUNT], has_low: bool) -> Option<Precision> {
+    let [high, low] = is_resident;
     match demand {
-        _ if residency.high => Choice::High,
-        Demand::High => Choice::High,
-        Demand::Low if has_low => Choice::Low,
-        Demand::Low => Choice::High,
-        Demand::Skip if residency.low => Choice::Low,
-        Demand::Skip => Choice::Skip,
+        _ if high => Some(Precision::High),
+        Demand::Low if has_low => Some(Precision::Low),
+        Demand::High | Demand::Low => Some(Precision::High),
+        Demand::Skip => low.then_some(Precision::Low),
     }
 }
 
@@ -41,23 +24,24 @@ mod tests {
 
     #[test]
     fn every_case() {
-        use super::{Choice as C, Demand as D};
-        let (neither, low) = (Resident::default(), Resident { high: false, low: true });
-        let (high, both) = (Resident { high: true, low: false }, Resident { high: true, low: true });
+        use super::Demand as D;
+        const HIGH: Option<Precision> = Some(Precision::High);
+        const LOW: Option<Precision> = Some(Precision::Low);
+        let (neither, low, high, both) = ([false, false], [false, true], [true, false], [true, true]);
         let table = [
             // Demand, resident, what an expert with a low version gets, and one without.
-            (D::High, neither, C::High, C::High),
-            (D::High, low, C::High, C::High),
-            (D::High, high, C::High, C::High),
-            (D::High, both, C::High, C::High),
-            (D::Low, neither, C::Low, C::High),
-            (D::Low, low, C::Low, C::High),
-            (D::Low, high, C::High, C::High),
-            (D::Low, both, C::High, C::High),
-            (D::Skip, neither, C::Skip, C::Skip),
-            (D::Skip, low, C::Low, C::Low),
-            (D::Skip, high, C::High, C::High),
-            (D::Skip, both, C::High, C::High),
+            (D::High, neither, HIGH, HIGH),
+            (D::High, low, HIGH, HIGH),
+            (D::High, high, HIGH, HIGH),
+            (D::High, both, HIGH, HIGH),
+            (D::Low, neither, LOW, HIGH),
+            (D::Low, low, LOW, HIGH),
+            (D::Low, high, HIGH, HIGH),
+            (D::Low, both, HIGH, HIGH),
+            (D::Skip, neither, None, None),
+            (D::Skip, low, LOW, LOW),
+            (D::Skip, high, HIGH, HIGH),
+            (D::Skip, both, HIGH, HIGH),
         ];
         for (demand, resident, with_low, without) in table {
             assert_eq!(resolve(demand, resident, true), with_low, "{demand:?} {resident:?}");

@@ -75,14 +75,6 @@ impl<T: Copy> Link<T> {
         self.under_way.len() + self.waiting.iter().map(VecDeque::len).sum::<usize>()
     }
 
-    /// Bytes of reads of some classes that wait or are under way.
-    pub(super) fn bytes_of(&self, is_of: impl Fn(LoadClass) -> bool) -> u64 {
-        let waiting =
-            LoadClass::ALL.into_iter().filter(|class| is_of(*class)).flat_map(|class| &self.waiting[class.index()]);
-        let under_way = self.under_way.iter().filter(|read| is_of(read.class));
-        waiting.map(|read| read.bytes).chain(under_way.map(|read| read.bytes)).sum()
-    }
-
     /// Waiting reads that are wanted become as urgent as `class`.
     pub(super) fn promote(&mut self, mut is_wanted: impl FnMut(&T) -> bool, class: LoadClass) {
         for less in LoadClass::ALL.into_iter().filter(|less| *less > class) {
@@ -175,7 +167,6 @@ mod tests {
             one.submit(OnDemandHigh, target, 4);
             two.submit(OnDemandHigh, target, 4);
         }
-        assert_eq!((two.bytes_of(|class| class == OnDemandHigh), two.bytes_of(LoadClass::is_background)), (12, 0));
         assert_eq!(landings(&mut one), [(6.0, 0), (12.0, 1), (18.0, 2)]);
         assert_eq!(landings(&mut two), [(6.0, 0), (10.0, 1), (14.0, 2)]);
         assert_eq!(one.outstanding(), 0);

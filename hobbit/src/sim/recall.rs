@@ -6,8 +6,8 @@ use super::config::PredictedBy;
 use super::recorded::{chosen, has_router_scores, scores_at};
 use super::recording::{Batch, Event, Recording};
 use crate::predict::{
-    self, CrossLayer, FutureToken, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape,
-    Predictor, PredictorKind, Recall,
+    self, FutureToken, Gates, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape, Predictor,
+    PredictorKind, Recall,
 };
 use crate::trace::{Header, LayerRecord, Prediction};
 
@@ -17,7 +17,7 @@ pub fn recall(recording: &Recording, foresight: PredictedBy, distance_max: u8) -
     let shape = predict_shape(&recording.header);
     let mut predictor: Box<dyn Predictor> = match foresight {
         PredictedBy::Predictor(PredictorKind::CrossLayer) => {
-            Box::new(CrossLayer::new(shape, CrossLayer::PERCENTILE).up_to(distance_max))
+            Box::new(Gates::cross_layer(shape, distance_max, Gates::PERCENTILE))
         }
         PredictedBy::Predictor(kind) => predict::build(kind, shape, None),
         PredictedBy::Oracle => Box::new(Oracle::new(shape, future(recording, |batch| batch.n_tokens == 1).into_iter())),

@@ -74,7 +74,7 @@ impl<'a> Replay<'a> {
             Eviction::Policy(kind) => {
                 policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 })
             }
-            Eviction::Belady => Box::new(Belady::with_demands(uses_to_come(recording, config), low_cost as f32)),
+            Eviction::Belady => Box::new(Belady::new(uses_to_come(recording, config), low_cost as f32)),
         };
         let cache = Cache::new(pools, policy);
         let of_layer = |layer: &Layer| LayerOutcome {
@@ -196,7 +196,7 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
         uses.extend(chosen.routing.needed.iter().map(|&index| Upcoming {
             time,
             expert: ExpertId { layer: record.layer, index },
-            demand: match chosen.demands()[usize::from(index)] {
+            demand: match chosen.demands[usize::from(index)] {
                 Demand::High => Some(Precision::High),
                 Demand::Low => Some(Precision::Low),
                 Demand::Skip => None,

@@ -10,7 +10,7 @@ use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SliceKinds, Use};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
-use crate::route::{Choice, Demand, Resident, Thresholds, resolve};
+use crate::route::{Demand, Thresholds, resolve};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceReader, TraceWriter};
 
 /// As `crate::route`, whatever the trace says: needed experts of a batch.
@@ -107,14 +107,9 @@ impl Toy {
         for index in needed(tokens) {
             let expert = ExpertId { layer, index };
             let there = |cache: &Cache, version| cache.lookup(version).is_some();
-            let resident =
-                Resident { high: there(cache, Version::high(expert)), low: there(cache, Version::low(expert)) };
+            let is_resident = Precision::ALL.map(|precision| there(cache, Version { expert, precision }));
             let demand = demands[usize::from(index)];
-            let used = match resolve(demand, resident, self.thresholds.is_some()) {
-                Choice::High => Some(Precision::High),
-                Choice::Low => Some(Precision::Low),
-                Choice::Skip => None,
-            };
+            let used = resolve(demand, is_resident, self.thresholds.is_some());
             let slot = used.and_then(|precision| cache.lookup(Version { expert, precision }));
             let hit = slot.is_some_and(|slot| cache.is_ready(slot));
             cache.touch(expert, Use { hit, precision: used, weight: weight_of[usize::from(index)] });

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use super::link::{Link, LinkModel};
 use crate::load::{LoadClass, LoadStats};
-use crate::residency::{Landed, Queued, Read, Reads};
+use crate::residency::{Landed, Read, Reads};
 
 /// A link and its clock.
 pub(super) struct VirtualReads {
@@ -84,10 +84,5 @@ impl Reads for VirtualReads {
 
     fn seconds(&self) -> f64 {
         self.now
-    }
-
-    fn queued(&self) -> Option<Queued> {
-        let waited = self.link.bytes_of(|class| !class.is_background());
-        Some(Queued { waited, background: self.link.bytes_of(LoadClass::is_background) })
     }
 }

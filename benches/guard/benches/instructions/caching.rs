@@ -6,7 +6,7 @@ use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::cache::policy::{self, PolicyKind, Shape, Weights};
 use hobbit::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId, Use};
 use hobbit::expert::{ExpertId, Precision, SliceKind, Version};
-use hobbit::route::{Choice, Demand, Resident, resolve};
+use hobbit::route::{Demand, resolve};
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, Token};
 
 const KINDS: [SliceKind; 3] = [SliceKind::Gate, SliceKind::Up, SliceKind::Down];
@@ -37,13 +37,8 @@ impl Warm {
         for &(index, weight) in &choice.chosen {
             let expert = ExpertId { layer: choice.layer, index };
             let [high, low] = [Version::high(expert), Version::low(expert)];
-            let resident =
-                Resident { high: cache.lookup(high).is_some(), low: self.has_low && cache.lookup(low).is_some() };
-            let precision = match resolve(self.demands[at][usize::from(index)], resident, self.has_low) {
-                Choice::High => Some(Precision::High),
-                Choice::Low => Some(Precision::Low),
-                Choice::Skip => None,
-            };
+            let is_resident = [cache.lookup(high).is_some(), self.has_low && cache.lookup(low).is_some()];
+            let precision = resolve(self.demands[at][usize::from(index)], is_resident, self.has_low);
             let version = precision.map(|precision| Version { expert, precision });
             let slot = version.and_then(|version| cache.lookup(version));
             let hit = slot.is_some_and(|slot| cache.is_ready(slot));

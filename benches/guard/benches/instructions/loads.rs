@@ -4,9 +4,9 @@ use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::expert::{Precision, Version};
-use hobbit::load::balance::{Costs, HelperMode, Miss, split};
+use hobbit::load::balance::{Balancer, Costs, HelperMode, Miss, split};
 use hobbit::load::prefetch::{Estimates, Holdings, Link, PrefetchOptions, Prefetcher};
-use hobbit::predict::{Predictor, StackedGate};
+use hobbit::predict::{Gates, Predictor};
 use hobbit::route::Thresholds;
 use hobbit_guard::inputs::{self, N_USED, Token};
 
@@ -42,7 +42,7 @@ impl Holdings for Held {
 
 struct Ahead {
     prefetcher: Prefetcher,
-    predictor: StackedGate,
+    predictor: Gates,
     held: Held,
     token: Token,
 }
@@ -78,7 +78,7 @@ fn ahead(has_low: bool) -> Ahead {
     let mut tokens = inputs::tokens(N_BEFORE + 1, 5).into_iter();
     let mut ahead = Ahead {
         prefetcher: Prefetcher::new(options, estimates),
-        predictor: StackedGate::new(inputs::shape(), DISTANCE_MAX),
+        predictor: Gates::stacked(inputs::shape(), DISTANCE_MAX),
         held: Held { has_low },
         token: Vec::new(),
     };
@@ -105,10 +105,10 @@ fn misses() -> (Vec<Vec<Miss>>, Costs) {
     let miss = |&(index, score): &(u16, f32)| Miss { index, bytes: 6 * MIB, score, on_host: index % 4 != 0 };
     let token = inputs::tokens(1, 6).remove(0);
     let misses = token.iter().map(|choice| choice.chosen.iter().map(miss).collect()).collect();
-    let mut costs = Costs::default();
-    costs.observe_copy(6 * MIB, 0.001);
-    costs.observe_cpu(6 * MIB, 0.002);
-    (misses, costs)
+    let mut balancer = Balancer::new(Costs::default(), HelperMode::Auto);
+    balancer.observe_copy(6 * MIB, 0.001);
+    balancer.observe_cpu(6 * MIB, 0.002);
+    (misses, balancer.costs)
 }
 
 #[library_benchmark(setup = misses)]

@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::cache::policy::{self, Belady, PolicyKind, Shape, Weights};
-use hobbit::cache::{Now, Policy, ShareId, Use};
+use hobbit::cache::policy::{self, Belady, PolicyKind, Shape, Upcoming, Weights};
+use hobbit::cache::{Candidate, Now, Policy, ShareId, Use};
 use hobbit::expert::{ExpertId, Precision, Version};
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, Token};
 
@@ -18,7 +18,7 @@ struct Layer {
     uses: Vec<(ExpertId, Use)>,
     missing: Vec<Version>,
     /// Residents that this token does not use.
-    candidates: Vec<Version>,
+    candidates: Vec<Candidate>,
 }
 
 struct Decisions {
@@ -42,18 +42,18 @@ impl Decisions {
             }
             for &version in missing.iter() {
                 let victim = self.policy.victim(version, candidates, now);
-                self.evicted.push(candidates.remove(victim));
+                self.evicted.push(candidates.remove(victim).version);
                 self.policy.on_insert(version, now);
             }
         }
     }
 
-    fn show(&mut self, number: usize, token: &Token, slots: &[Vec<Version>]) {
+    fn show(&mut self, number: usize, token: &Token, slots: &[Vec<Candidate>]) {
         self.token = number as u64;
         self.evicted.clear();
         self.layers.clear();
         for (choice, slots) in token.iter().zip(slots) {
-            let is_resident = |expert: &ExpertId| slots.contains(&Version::high(*expert));
+            let is_resident = |expert: &ExpertId| slots.iter().any(|slot| slot.version.expert == *expert);
             let uses = choice.experts().zip(&choice.chosen).map(|(expert, &(_, weight))| {
                 (expert, Use { hit: is_resident(&expert), precision: Some(Precision::High), weight })
             });
@@ -65,7 +65,7 @@ impl Decisions {
                 candidates: slots
                     .iter()
                     .copied()
-                    .filter(|version| choice.experts().all(|e| e != version.expert))
+                    .filter(|slot| choice.experts().all(|e| e != slot.version.expert))
                     .collect(),
             });
         }
@@ -75,11 +75,12 @@ impl Decisions {
 /// A policy that has seen some tokens, and its layers' slots as it left them.
 fn warm(mut policy: Box<dyn Policy>, shows_scores: bool, tokens: &[Token]) -> Decisions {
     let all = |layer, n| (0..n).map(move |index| Version::high(ExpertId { layer, index }));
-    let mut slots: Vec<Vec<Version>> = Vec::new();
+    let mut slots: Vec<Vec<Candidate>> = Vec::new();
     for layer in 0..N_LAYERS {
         policy.on_share(ShareId { pool: 0, layer }, &all(layer, N_EXPERT).collect::<Vec<_>>());
         let now = Now { token: 0, layer };
-        slots.push(all(layer, N_SLOTS as u16).inspect(|&version| policy.on_insert(version, now)).collect());
+        let inserted = all(layer, N_SLOTS as u16).inspect(|&version| policy.on_insert(version, now));
+        slots.push(inserted.zip(0..).map(|(version, last_use)| Candidate { version, last_use }).collect());
     }
     let mut decisions = Decisions { policy, shows_scores, token: 0, layers: Vec::new(), evicted: Vec::new() };
     for (number, token) in tokens.iter().enumerate() {
@@ -89,7 +90,15 @@ fn warm(mut policy: Box<dyn Policy>, shows_scores: bool, tokens: &[Token]) -> De
             let inserted = decisions.layers.iter().flat_map(|layer| &layer.missing);
             for (evicted, inserted) in decisions.evicted.iter().zip(inserted) {
                 let slots = &mut slots[usize::from(evicted.expert.layer)];
-                slots.iter_mut().filter(|slot| *slot == evicted).for_each(|slot| *slot = *inserted);
+                slots.iter_mut().filter(|slot| slot.version == *evicted).for_each(|slot| slot.version = *inserted);
+            }
+            for ((expert, _), event) in decisions.layers.iter().flat_map(|layer| &layer.uses).zip(0..) {
+                let slots = &mut slots[usize::from(expert.layer)];
+                let last_use = (number as u64 + 1) * 1024 + event;
+                slots
+                    .iter_mut()
+                    .filter(|slot| slot.version.expert == *expert)
+                    .for_each(|slot| slot.last_use = last_use);
             }
         }
     }
@@ -107,9 +116,12 @@ fn of_kind(kind: PolicyKind) -> Decisions {
 /// Of the simulator only.
 fn belady() -> Decisions {
     let tokens = inputs::tokens(2 * N_BEFORE, 1);
-    let uses = |(choice, time)| inputs::Choice::experts(choice).map(move |expert| (time, expert));
-    let future = tokens.iter().flatten().zip(0..).flat_map(uses).collect();
-    warm(Box::new(Belady::new(future)), false, &tokens[..=N_BEFORE])
+    let uses = |(choice, time)| {
+        let demand = Some(Precision::High);
+        inputs::Choice::experts(choice).map(move |expert| Upcoming { time, expert, demand })
+    };
+    let future = tokens.iter().flatten().zip(0..).flat_map(uses);
+    warm(Box::new(Belady::new(future, 1.0)), false, &tokens[..=N_BEFORE])
 }
 
 #[library_benchmark(setup = of_kind)]

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::predict::{
-    CrossLayer, Gate, GateStack, Gating, PathLimits, PathPredictor, PathTableBuilder, Predicted, Predictor, Previous,
-    StackedGate,
+    Gate, GateStack, Gates, Gating, PathLimits, PathPredictor, PathTableBuilder, Predicted, Predictor, Previous,
 };
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, Token};
 
@@ -69,11 +68,11 @@ fn warm(predictor: Box<dyn Predictor>, distance_max: u8) -> Warm {
 }
 
 fn stacked_gate() -> Warm {
-    warm(Box::new(StackedGate::new(inputs::shape(), StackedGate::DISTANCE_MAX)), StackedGate::DISTANCE_MAX)
+    warm(Box::new(Gates::stacked(inputs::shape(), Gates::DISTANCE_MAX)), Gates::DISTANCE_MAX)
 }
 
 fn cross_layer() -> Warm {
-    warm(Box::new(CrossLayer::new(inputs::shape(), CrossLayer::PERCENTILE)), 1)
+    warm(Box::new(Gates::cross_layer(inputs::shape(), 1, Gates::PERCENTILE)), 1)
 }
 
 fn previous() -> Warm {

@@ -3,10 +3,9 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
+use hobbit::expert::Precision;
 use hobbit::route::Routing;
-use hobbit::route::{
-    Choice, Demand, Resident, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance,
-};
+use hobbit::route::{Demand, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance};
 use hobbit_guard::inputs::{self, N_EXPERT, N_PROMPT, N_USED};
 
 /// Batches of a layer, with what is computed of them.
@@ -23,7 +22,7 @@ struct Batches {
     asked: Vec<(u16, Demand)>,
     demands: Vec<Demand>,
     floats: Vec<f32>,
-    choices: Vec<Choice>,
+    choices: Vec<Option<Precision>>,
 }
 
 /// A token's layers one by one, or the first layer of a prompt.
@@ -76,15 +75,18 @@ fn classify_all(batches: &mut Batches) {
             thresholds.demands(weights, of_token);
             asked.extend(ids.iter().map(|&id| id as u16).zip(of_token.iter().copied()));
         }
+        demands.fill(Demand::Skip);
         merge(asked.iter().copied(), demands);
         if routing.n_tokens > 1 {
             lower_least_popular(&routing.needed, 0.25, demands);
         }
         choices.clear();
-        choices.extend(routing.needed.iter().map(|&index| {
-            let resident = Resident { high: index % 2 == 0, low: index % 3 == 0 };
-            resolve(demands[usize::from(index)], resident, true)
-        }));
+        choices.extend(
+            routing
+                .needed
+                .iter()
+                .map(|&index| resolve(demands[usize::from(index)], [index % 2 == 0, index % 3 == 0], true)),
+        );
     }
 }
 

@@ -71,7 +71,7 @@ impl Model {
 }
 
 pub(super) fn shares_are_as_asked(pools: &[PoolLayout]) {
-    let cache = Cache::new(pools.to_vec(), Box::new(Lru::default()));
+    let cache = Cache::new(pools.to_vec(), Box::new(Lru));
     let size =
         |number: u16, layout: &LayerLayout| cache.slots_of_share(ShareId { pool: number, layer: layout.layer }).len();
     for (pool, number) in pools.iter().zip(0..) {

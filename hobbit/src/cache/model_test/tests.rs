@@ -1,7 +1,7 @@
 //! Random scripts.
 
 use super::*;
-use crate::cache::policy::Belady;
+use crate::cache::policy::{Belady, Upcoming};
 
 /// Bytes of xorshift64*, so that a failure names a seed that reproduces it everywhere.
 fn script(seed: u64, len: usize) -> Vec<u8> {
@@ -32,8 +32,12 @@ fn every_policy_keeps_to_the_rules_and_repeats_itself() {
     }
     for seed in 1..=60 {
         // Of a future that has nothing to do with what happens.
-        let future = (0..300).map(|time| (time, ExpertId { layer: time as u16 % 5, index: time as u16 % 7 }));
-        let belady = || Box::new(Belady::new(future.clone().collect()));
+        let future = (0..300).map(|time| Upcoming {
+            time,
+            expert: ExpertId { layer: time as u16 % 5, index: time as u16 % 7 },
+            demand: Some(Precision::High),
+        });
+        let belady = || Box::new(Belady::new(future.clone(), 1.0));
         let script = script(seed, 3000);
         assert_eq!(run_policy(belady(), false, &script), run_policy(belady(), false, &script));
     }

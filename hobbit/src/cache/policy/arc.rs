@@ -1,24 +1,19 @@
 //! ARC (Megiddo and Modha, FAST 2003), which Fate keeps inside each layer (section 4.4).
 
-use super::by_share::{Arrivals, ByShare};
-use super::{Now, Policy, Use};
-use crate::cache::ShareId;
-use crate::expert::{ExpertId, Version};
+use super::Candidate;
+use super::queues::{Queue, Queues};
+use crate::expert::Version;
 
 /// A share's residents in two lists by recency: `T1` was used once, `T2` again. Whom each of them evicted is remembered
 /// in `B1` and `B2`; a miss on what is remembered there moves the target size `p` of `T1`. `T1` and `B1` together
 /// remember at most as many as there are slots, all four at most twice as many.
 ///
 /// Where the list whose turn it is has no candidate, the other one's oldest goes.
-#[derive(Clone, Debug, Default)]
-pub struct Arc {
-    lists: ByShare<Lists>,
-    arrivals: Arrivals,
-}
+pub type Arc = Queues<Lists>;
 
 /// Each least recently used first.
 #[derive(Clone, Debug, Default)]
-struct Lists {
+pub struct Lists {
     t1: Vec<Version>,
     t2: Vec<Version>,
     b1: Vec<Version>,
@@ -40,8 +35,41 @@ fn forget_oldest(list: &mut Vec<Version>) {
 }
 
 impl Lists {
+    /// The paper's bounds, also where pins made it evict from the other list or slots were taken away.
+    fn bound(&mut self, n_slots: usize, incoming: Version) {
+        // The incoming version is about to leave its ghost list, or to join T1.
+        let [in_b1, in_b2] = [&self.b1, &self.b2].map(|ghosts| ghosts.contains(&incoming));
+        let (joins_t1, returns) = (usize::from(!in_b1 && !in_b2), usize::from(in_b1 || in_b2));
+        while !self.b1.is_empty() && self.t1.len() + joins_t1 + self.b1.len() > n_slots + usize::from(in_b1) {
+            forget_oldest(&mut self.b1);
+        }
+        while !self.b2.is_empty() && self.b1.len() + self.b2.len() > n_slots + returns {
+            forget_oldest(&mut self.b2);
+        }
+    }
+}
+
+impl Queue for Lists {
+    fn insert(&mut self, version: Version) {
+        let is_back = take(&mut self.b1, version) | take(&mut self.b2, version);
+        if is_back { &mut self.t2 } else { &mut self.t1 }.push(version);
+    }
+
+    fn use_one(&mut self, version: Version, is_re_use: bool) {
+        if take(&mut self.t2, version) {
+            self.t2.push(version);
+        } else if take(&mut self.t1, version) {
+            if is_re_use { &mut self.t2 } else { &mut self.t1 }.push(version);
+        }
+    }
+
+    fn remove(&mut self, version: Version) {
+        take(&mut self.t1, version);
+        take(&mut self.t2, version);
+    }
+
     /// The paper's cases II to IV for a full share: adapts, forgets, and evicts a candidate to make room for `incoming`.
-    fn replace(&mut self, incoming: Version, candidates: &[Version]) -> Option<Version> {
+    fn evict(&mut self, incoming: Version, candidates: &[Candidate]) -> Option<Version> {
         let n_slots = self.t1.len() + self.t2.len();
         let (n1, n2) = (self.b1.len(), self.b2.len());
         let was_in_b2 = self.b2.contains(&incoming);
@@ -57,7 +85,8 @@ impl Lists {
         } else if n_slots + n1 + n2 >= 2 * n_slots {
             forget_oldest(&mut self.b2);
         }
-        let oldest = |list: &[Version]| list.iter().copied().find(|version| candidates.contains(version));
+        let is_candidate = |version: &Version| candidates.iter().any(|candidate| candidate.version == *version);
+        let oldest = |list: &[Version]| list.iter().copied().find(is_candidate);
         let (of_t1, of_t2) = (oldest(&self.t1), oldest(&self.t2));
         let is_t1_due = self.t1.len() > self.target || (was_in_b2 && self.t1.len() == self.target) || !remembers;
         let from_t1 = of_t1.is_some() && (is_t1_due || of_t2.is_none());
@@ -72,58 +101,6 @@ impl Lists {
         }
         self.bound(n_slots, incoming);
         Some(evicted)
-    }
-
-    /// The paper's bounds, also where pins made it evict from the other list or slots were taken away.
-    fn bound(&mut self, n_slots: usize, incoming: Version) {
-        // The incoming version is about to leave its ghost list, or to join T1.
-        let [in_b1, in_b2] = [&self.b1, &self.b2].map(|ghosts| ghosts.contains(&incoming));
-        let (joins_t1, returns) = (usize::from(!in_b1 && !in_b2), usize::from(in_b1 || in_b2));
-        while !self.b1.is_empty() && self.t1.len() + joins_t1 + self.b1.len() > n_slots + usize::from(in_b1) {
-            forget_oldest(&mut self.b1);
-        }
-        while !self.b2.is_empty() && self.b1.len() + self.b2.len() > n_slots + returns {
-            forget_oldest(&mut self.b2);
-        }
-    }
-}
-
-impl Policy for Arc {
-    fn on_share(&mut self, share: ShareId, members: &[Version]) {
-        self.lists.join(share, members);
-    }
-
-    fn on_insert(&mut self, version: Version, _now: Now) {
-        self.arrivals.on_insert(version);
-        let lists = self.lists.of(version);
-        let is_back = take(&mut lists.b1, version) | take(&mut lists.b2, version);
-        if is_back { &mut lists.t2 } else { &mut lists.t1 }.push(version);
-    }
-
-    fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
-        let Some(precision) = usage.precision else { return };
-        let version = Version { expert, precision };
-        let lists = self.lists.of(version);
-        let is_re_use = self.arrivals.on_use(version);
-        if take(&mut lists.t2, version) {
-            lists.t2.push(version);
-        } else if take(&mut lists.t1, version) {
-            if is_re_use { &mut lists.t2 } else { &mut lists.t1 }.push(version);
-        }
-    }
-
-    fn on_remove(&mut self, version: Version, _now: Now) {
-        self.arrivals.on_leave(version);
-        let lists = self.lists.of(version);
-        take(&mut lists.t1, version);
-        take(&mut lists.t2, version);
-    }
-
-    fn victim(&mut self, incoming: Version, candidates: &[Version], _now: Now) -> usize {
-        let evicted = self.lists.of(incoming).replace(incoming, candidates);
-        let position = candidates.iter().position(|candidate| Some(*candidate) == evicted).unwrap_or(0);
-        self.arrivals.on_leave(candidates[position]);
-        position
     }
 }
 

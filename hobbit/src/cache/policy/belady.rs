@@ -1,7 +1,6 @@
 //! Belady's MIN: the optimum that no policy without knowledge of the future reaches. For the simulator.
 
-use super::recency::LastUse;
-use super::{Now, Policy, Use};
+use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::by_expert::ByExpert;
 use crate::expert::{ExpertId, Precision, Version};
 use std::collections::VecDeque;
@@ -31,7 +30,6 @@ pub struct Belady {
     clock: u64,
     future: ByExpert<Future>,
     resident: ByExpert<[bool; Precision::COUNT]>,
-    last_use: LastUse,
 }
 
 /// Times of an expert's uses to come, soonest first.
@@ -43,26 +41,14 @@ struct Future {
 }
 
 impl Belady {
-    /// For uses that all ask for high precision: `(time, expert)`, times as in [`Upcoming::time`].
-    pub fn new(future: Vec<(u64, ExpertId)>) -> Self {
-        let high = |(time, expert)| Upcoming { time, expert, demand: Some(Precision::High) };
-        Self::with_demands(future.into_iter().map(high), 1.0)
-    }
-
     /// For uses with a precision each, in order of time. `low_cost` as in [`super::Shape`].
-    pub fn with_demands(future: impl IntoIterator<Item = Upcoming>, low_cost: f32) -> Self {
+    pub fn new(future: impl IntoIterator<Item = Upcoming>, low_cost: f32) -> Self {
         let mut by_expert = ByExpert::<Future>::default();
         for Upcoming { time, expert, demand } in future {
             let Future { demands, skips } = by_expert.entry(expert);
             demand.map_or(skips, |precision| &mut demands[precision.index()]).push_back(time);
         }
-        Self {
-            low_cost: f64::from(low_cost),
-            clock: 0,
-            future: by_expert,
-            resident: ByExpert::default(),
-            last_use: LastUse::default(),
-        }
+        Self { low_cost: f64::from(low_cost), clock: 0, future: by_expert, resident: ByExpert::default() }
     }
 
     /// 1 / distance of the next use that asks for this precision; 0 for none.
@@ -90,25 +76,23 @@ impl Belady {
 impl Policy for Belady {
     fn on_insert(&mut self, version: Version, _now: Now) {
         self.set_resident(version, true);
-        self.last_use.mark(version);
     }
 
-    fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
+    fn on_use(&mut self, expert: ExpertId, _usage: Use, _now: Now) {
         let Future { demands: [high, low], skips } = self.future.entry(expert);
         let soonest = [high, low, skips].into_iter().filter(|times| !times.is_empty()).min_by_key(|times| times[0]);
         if let Some(time) = soonest.and_then(VecDeque::pop_front) {
             self.clock = self.clock.max(time);
         }
-        self.last_use.on_use(expert, usage);
     }
 
     fn on_remove(&mut self, version: Version, _now: Now) {
         self.set_resident(version, false);
     }
 
-    fn victim(&mut self, _incoming: Version, candidates: &[Version], _now: Now) -> usize {
-        let position = self.last_use.lowest(candidates, |version| self.worth(version));
-        self.set_resident(candidates[position], false);
+    fn victim(&mut self, _incoming: Version, candidates: &[Candidate], _now: Now) -> usize {
+        let position = lowest(candidates, |version| self.worth(version));
+        self.set_resident(candidates[position].version, false);
         position
     }
 }
@@ -116,12 +100,16 @@ impl Policy for Belady {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{at, high, insert, low, token, victim_of};
+    use crate::cache::policy::scripts::{aged, at, high, insert, low, token, victim_of};
 
     #[test]
     fn whoever_is_needed_last_goes() {
-        let future = [0, 1, 2, 1, 0, 2, 0].iter().zip(10..).map(|(&index, time)| (time, high(index).expert));
-        let mut belady = Belady::new(future.collect());
+        let future = [0, 1, 2, 1, 0, 2, 0].iter().zip(10..).map(|(&index, time)| Upcoming {
+            time,
+            expert: high(index).expert,
+            demand: Some(Precision::High),
+        });
+        let mut belady = aged(Belady::new(future, 1.0));
         insert(&mut belady, &[0, 1, 2]);
         let mut step = |index: u16| {
             token(&mut belady, 0, &[index]);
@@ -140,7 +128,7 @@ mod tests {
         let future =
             demands.map(|(time, index, demand)| Upcoming { time, expert: high(index).expert, demand: Some(demand) });
         let victim = |low_cost: f32, residents: &[Version], candidates: &[Version]| {
-            let mut belady = Belady::with_demands(future, low_cost);
+            let mut belady = aged(Belady::new(future, low_cost));
             residents.iter().for_each(|&version| belady.on_insert(version, at(0)));
             candidates[belady.victim(high(9), candidates, at(0))]
         };
@@ -158,7 +146,7 @@ mod tests {
     fn skipped_uses_pass() {
         let expert = high(0).expert;
         let future = [(1, None), (2, Some(Precision::High))].map(|(time, demand)| Upcoming { time, expert, demand });
-        let mut belady = Belady::with_demands(future, 1.0);
+        let mut belady = aged(Belady::new(future, 1.0));
         belady.on_use(expert, Use { hit: false, precision: None, weight: 0.1 }, at(0));
         assert_eq!((belady.clock, belady.urgency(expert, Precision::High)), (1, 1.0));
         token(&mut belady, 1, &[0]);

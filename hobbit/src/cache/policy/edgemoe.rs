@@ -1,7 +1,6 @@
 //! EdgeMoE's frequency over distance (section III-C2).
 
-use super::recency::LastUse;
-use super::{Now, Policy, Use};
+use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::by_expert::ByExpert;
 use crate::cache::bytes::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
@@ -15,13 +14,12 @@ use crate::expert::{ExpertId, Version};
 pub struct EdgeMoe {
     n_layers: u16,
     uses: ByExpert<u64>,
-    last_use: LastUse,
 }
 
 impl EdgeMoe {
     /// For a model of so many layers.
     pub fn new(n_layers: u16) -> Self {
-        Self { n_layers: n_layers.max(1), uses: ByExpert::default(), last_use: LastUse::default() }
+        Self { n_layers: n_layers.max(1), uses: ByExpert::default() }
     }
 
     /// `f / distance`: the score without its sign.
@@ -36,14 +34,9 @@ impl EdgeMoe {
 }
 
 impl Policy for EdgeMoe {
-    fn on_insert(&mut self, version: Version, _now: Now) {
-        self.last_use.mark(version);
-    }
-
     fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
-        if let Some(precision) = usage.precision {
+        if usage.precision.is_some() {
             *self.uses.entry(expert) += 1;
-            self.last_use.mark(Version { expert, precision });
         }
     }
 
@@ -68,20 +61,20 @@ impl Policy for EdgeMoe {
         layers.map(|layers| self.uses = ByExpert::of_layers(layers)).is_some()
     }
 
-    fn victim(&mut self, _incoming: Version, candidates: &[Version], now: Now) -> usize {
-        self.last_use.lowest(candidates, |version| self.worth(version.expert, now.layer))
+    fn victim(&mut self, _incoming: Version, candidates: &[Candidate], now: Now) -> usize {
+        lowest(candidates, |version| self.worth(version.expert, now.layer))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{at, high, insert, token, used, victim_of};
+    use crate::cache::policy::scripts::{aged, at, high, insert, token, used, victim_of};
     use crate::expert::Precision;
 
     #[test]
     fn the_least_used_of_the_whole_run_goes() {
-        let mut edgemoe = EdgeMoe::new(8);
+        let mut edgemoe = aged(EdgeMoe::new(8));
         insert(&mut edgemoe, &[0, 1, 2]);
         token(&mut edgemoe, 0, &[0, 1]);
         edgemoe.begin_sequence();
@@ -93,7 +86,7 @@ mod tests {
 
     #[test]
     fn frequency_is_divided_by_distance() {
-        let mut edgemoe = EdgeMoe::new(8);
+        let mut edgemoe = aged(EdgeMoe::new(8));
         let of_layer = |layer| ExpertId { layer, index: 0 };
         for layer in [1, 1, 3, 3, 3, 3] {
             edgemoe.on_use(of_layer(layer), used(Precision::High), at(0));

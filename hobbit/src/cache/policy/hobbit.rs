@@ -1,31 +1,47 @@
-//! HOBBIT's weighted sum (section 4.4, equation 3).
+//! HOBBIT's weighted sum (section 4.4, equation 3), and its parts as policies of their own.
 
-use super::fld::nearness;
-use super::records::Records;
-use super::{Now, Policy, Use, Weights};
-use crate::expert::{ExpertId, Version};
+use super::{Candidate, Now, Policy, Use, Weights, lowest};
+use crate::cache::by_expert::ByExpert;
+use crate::expert::{ExpertId, Precision, Version};
 
 /// Evicts the lowest `w_lru*R/T + w_lfu*F/T + w_lhu*H/T + w_fld*(1 - ((l_t - l_i + L) mod L)/L)`.
 ///
 /// `T` are the tokens of the sequence so far, `R` the one that used the expert last, `F` how many used it and `H` how
 /// many of them in high precision: all of this sequence. `l_t` is the expert's layer, `l_i` the running one. Of equal
 /// sums the least recently used goes.
+///
+/// With all of the weight on one part it is
+/// - LFU, least frequently used. Counts start over with each sequence: sequences prefer experts of their own, and training
+///   balances them over many (section 5.5.3: 4.5 % more hits than counts that are never reset);
+/// - LHU, least high-precision used: losing such an expert costs only a low load. Without low versions it is LFU;
+/// - FLD, farthest layer distance. Shares are of one layer, so what remains of it there is the tie-break.
 #[derive(Clone, Debug)]
 pub struct Hobbit {
     weights: Weights,
     n_layers: u16,
-    records: Records,
+    records: ByExpert<Record>,
+}
+
+/// An expert's uses in this sequence. Skipped ones do not count; those of both versions count together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Record {
+    /// `R`: the token that used it last, counted from 1; 0 for none.
+    last_token: u64,
+    /// `F`: how many tokens used it.
+    uses: u64,
+    /// `H`: how many of them in high precision.
+    high_uses: u64,
 }
 
 impl Hobbit {
     /// For a model of so many layers.
     pub fn new(weights: Weights, n_layers: u16) -> Self {
-        Self { weights, n_layers, records: Records::default() }
+        Self { weights, n_layers, records: ByExpert::default() }
     }
 
     fn priority(&self, expert: ExpertId, now: Now) -> f64 {
         let Weights { lru, lfu, lhu, fld } = self.weights;
-        let record = self.records.of(expert);
+        let record = self.records.get(expert).copied().unwrap_or_default();
         let part = |weight: f32, count: u64| f64::from(weight) * count as f64 / (now.token + 1) as f64;
         part(lru, record.last_token)
             + part(lfu, record.uses)
@@ -34,32 +50,38 @@ impl Hobbit {
     }
 }
 
-impl Policy for Hobbit {
-    fn on_insert(&mut self, version: Version, _now: Now) {
-        self.records.on_insert(version);
-    }
+/// `p_fld`: 1 for the running layer, less for layers that run later.
+fn nearness(layer: u16, running: u16, n_layers: u16) -> f64 {
+    let n_layers = i32::from(n_layers.max(1));
+    let ahead = (i32::from(layer) - i32::from(running)).rem_euclid(n_layers);
+    1.0 - f64::from(ahead) / f64::from(n_layers)
+}
 
+impl Policy for Hobbit {
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
-        self.records.on_use(expert, usage, now);
+        let Some(precision) = usage.precision else { return };
+        let record = self.records.entry(expert);
+        record.last_token = now.token + 1;
+        record.uses += 1;
+        record.high_uses += u64::from(precision == Precision::High);
     }
 
     fn begin_sequence(&mut self) {
         self.records.clear();
     }
 
-    fn victim(&mut self, _incoming: Version, candidates: &[Version], now: Now) -> usize {
-        self.records.lowest(candidates, |expert| self.priority(expert, now))
+    fn victim(&mut self, _incoming: Version, candidates: &[Candidate], now: Now) -> usize {
+        lowest(candidates, |version| self.priority(version.expert, now))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{at, high, insert, token, used, victim_of};
-    use crate::expert::Precision;
+    use crate::cache::policy::scripts::{Aged, aged, at, high, insert, token, used, victim_of};
 
-    fn hobbit(weights: &str) -> Hobbit {
-        Hobbit::new(weights.parse().unwrap(), 4)
+    fn hobbit(weights: &str) -> Aged<Hobbit> {
+        aged(Hobbit::new(weights.parse().unwrap(), 4))
     }
 
     #[test]
@@ -97,5 +119,58 @@ mod tests {
         hobbit.begin_sequence();
         token(&mut hobbit, 0, &[1]);
         assert_eq!(victim_of(&mut hobbit, &[0, 1]), 0);
+    }
+
+    #[test]
+    fn the_least_used_of_the_sequence_goes() {
+        let mut lfu = hobbit("0,1,0,0");
+        insert(&mut lfu, &[0, 1, 2]);
+        token(&mut lfu, 0, &[0, 1]);
+        token(&mut lfu, 1, &[0, 2]);
+        token(&mut lfu, 2, &[0, 1]);
+        assert_eq!(victim_of(&mut lfu, &[0, 1, 2]), 2);
+        assert_eq!(victim_of(&mut lfu, &[0, 1]), 1);
+        token(&mut lfu, 3, &[2]);
+        assert_eq!(victim_of(&mut lfu, &[0, 1, 2]), 1, "equal counts go by age");
+        lfu.begin_sequence();
+        token(&mut lfu, 0, &[1]);
+        assert_eq!(victim_of(&mut lfu, &[0, 1, 2]), 0, "counts start over, ages do not");
+    }
+
+    #[test]
+    fn low_uses_do_not_count() {
+        let mut lhu = hobbit("0,0,1,0");
+        insert(&mut lhu, &[0, 1]);
+        for time in 0..3 {
+            lhu.on_use(high(0).expert, used(Precision::Low), at(time));
+        }
+        token(&mut lhu, 3, &[1]);
+        assert_eq!(victim_of(&mut lhu, &[0, 1]), 0);
+        token(&mut lhu, 4, &[0]);
+        assert_eq!(victim_of(&mut lhu, &[0, 1]), 1, "equal counts go by age");
+        lhu.begin_sequence();
+        token(&mut lhu, 0, &[1]);
+        assert_eq!(victim_of(&mut lhu, &[0, 1]), 0);
+    }
+
+    #[test]
+    fn the_layer_that_runs_last_goes() {
+        let mut fld = aged(Hobbit::new("0,0,0,1".parse().unwrap(), 8));
+        let of_layer = |layer| Version::high(ExpertId { layer, index: 0 });
+        let candidates = [4, 3, 7, 0, 2, 1].map(of_layer);
+        candidates.iter().for_each(|&version| fld.on_insert(version, at(0)));
+        // Layer 3 runs: 2 comes round in seven layers, 4 is next.
+        assert_eq!(candidates[fld.victim(of_layer(5), &candidates, at(0))].expert.layer, 2);
+        assert_eq!(candidates[fld.victim(of_layer(5), &candidates[..4], at(0))].expert.layer, 0);
+        assert_eq!([3, 4, 2].map(|layer| nearness(layer, 3, 8)), [1.0, 0.875, 0.125]);
+        assert_eq!(nearness(3, 3, 0), 1.0, "no layers is one");
+    }
+
+    #[test]
+    fn within_a_layer_distance_is_lru() {
+        let mut fld = aged(Hobbit::new("0,0,0,1".parse().unwrap(), 8));
+        insert(&mut fld, &[2, 0, 1]);
+        fld.on_use(high(2).expert, used(Precision::High), at(1));
+        assert_eq!(victim_of(&mut fld, &[0, 1, 2]), 0);
     }
 }

@@ -1,23 +1,19 @@
 //! Policies by name.
 
-use super::{
-    Arc, EdgeMoe, Fld, Foresight, ForesightOptions, Hobbit, Lfu, Lhu, Lru, Policy, S3Fifo, Sieve, Smoe, Weights,
-    foresight,
-};
-use crate::words::UnknownWord;
-use std::fmt;
-use std::str::FromStr;
+use super::{Arc, EdgeMoe, Foresight, ForesightOptions, Hobbit, Lru, Policy, S3Fifo, Sieve, Smoe, Weights, foresight};
+use crate::words::named;
 
 /// The policies there are to choose from: all but [`super::Belady`], which must be told the future.
+/// Baselines come first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
     /// [`Lru`].
     Lru,
-    /// [`Lfu`].
+    /// [`Hobbit`]'s frequency alone.
     Lfu,
-    /// [`Lhu`].
+    /// [`Hobbit`]'s high-precision frequency alone.
     Lhu,
-    /// [`Fld`].
+    /// [`Hobbit`]'s layer distance alone.
     Fld,
     /// [`Hobbit`].
     Hobbit,
@@ -36,59 +32,15 @@ pub enum PolicyKind {
     Foresight,
 }
 
-impl PolicyKind {
-    /// Every kind, baselines first.
-    pub const ALL: [Self; 11] = [
-        Self::Lru,
-        Self::Lfu,
-        Self::Lhu,
-        Self::Fld,
-        Self::Hobbit,
-        Self::EdgeMoe,
-        Self::Smoe,
-        Self::Arc,
-        Self::S3Fifo,
-        Self::Sieve,
-        Self::Foresight,
-    ];
+named! { PolicyKind, "cache policy":
+    Lru = "lru", Lfu = "lfu", Lhu = "lhu", Fld = "fld", Hobbit = "hobbit", EdgeMoe = "edgemoe", Smoe = "smoe",
+    Arc = "arc", S3Fifo = "s3fifo", Sieve = "sieve", Foresight = "foresight",
+}
 
+impl PolicyKind {
     /// Whether it gains by [`Policy::on_scores`]: then they are worth computing.
     pub const fn needs_scores(self) -> bool {
         matches!(self, Self::Smoe | Self::Foresight)
-    }
-
-    /// The word that chooses it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Lru => "lru",
-            Self::Lfu => "lfu",
-            Self::Lhu => "lhu",
-            Self::Fld => "fld",
-            Self::Hobbit => "hobbit",
-            Self::EdgeMoe => "edgemoe",
-            Self::Smoe => "smoe",
-            Self::Arc => "arc",
-            Self::S3Fifo => "s3fifo",
-            Self::Sieve => "sieve",
-            Self::Foresight => "foresight",
-        }
-    }
-}
-
-impl FromStr for PolicyKind {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == word)
-            .ok_or_else(|| UnknownWord::new("cache policy", word, Self::ALL.map(Self::name).join(", ")))
-    }
-}
-
-impl fmt::Display for PolicyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -106,18 +58,20 @@ pub struct Shape {
 pub fn table_bytes(kind: PolicyKind, n_expert: u16) -> u64 {
     // Counts and times of each expert, as any policy has them.
     let records = 256 * u64::from(n_expert);
-    let pairs = if kind == PolicyKind::Foresight { foresight::pair_bytes(n_expert) } else { 0 };
+    let pairs = if kind == PolicyKind::Foresight { foresight::table_bytes(n_expert.into()) } else { 0 };
     records + pairs
 }
 
-/// A policy that has seen nothing yet. Only [`Hobbit`] looks at the weights.
+/// A policy that has seen nothing yet. Only [`PolicyKind::Hobbit`] looks at the weights.
 pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Policy> {
+    let none = Weights { lru: 0.0, lfu: 0.0, lhu: 0.0, fld: 0.0 };
+    let hobbit = |weights| Box::new(Hobbit::new(weights, shape.n_layers));
     match kind {
-        PolicyKind::Lru => Box::new(Lru::default()),
-        PolicyKind::Lfu => Box::new(Lfu::default()),
-        PolicyKind::Lhu => Box::new(Lhu::default()),
-        PolicyKind::Fld => Box::new(Fld::new(shape.n_layers)),
-        PolicyKind::Hobbit => Box::new(Hobbit::new(*weights, shape.n_layers)),
+        PolicyKind::Lru => Box::new(Lru),
+        PolicyKind::Lfu => hobbit(Weights { lfu: 1.0, ..none }),
+        PolicyKind::Lhu => hobbit(Weights { lhu: 1.0, ..none }),
+        PolicyKind::Fld => hobbit(Weights { fld: 1.0, ..none }),
+        PolicyKind::Hobbit => hobbit(*weights),
         PolicyKind::EdgeMoe => Box::new(EdgeMoe::new(shape.n_layers)),
         PolicyKind::Smoe => Box::new(Smoe::default()),
         PolicyKind::Arc => Box::new(Arc::default()),

@@ -1,40 +1,31 @@
 //! Least recently used, share by share because candidates are of one share.
 
-use super::recency::LastUse;
-use super::{Now, Policy, Use};
+use super::{Candidate, Now, Policy, Use, lowest};
 use crate::expert::{ExpertId, Version};
 
 /// Evicts the version whose last use or insertion is longest ago. Only the version that is used counts as used: a low
 /// version beside a high one ages. Sequences do not matter to it.
-#[derive(Clone, Debug, Default)]
-pub struct Lru {
-    last_use: LastUse,
-}
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lru;
 
 impl Policy for Lru {
-    fn on_insert(&mut self, version: Version, _now: Now) {
-        self.last_use.mark(version);
-    }
+    fn on_use(&mut self, _expert: ExpertId, _usage: Use, _now: Now) {}
 
-    fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
-        self.last_use.on_use(expert, usage);
-    }
-
-    fn victim(&mut self, _incoming: Version, candidates: &[Version], _now: Now) -> usize {
-        self.last_use.oldest(candidates)
+    fn victim(&mut self, _incoming: Version, candidates: &[Candidate], _now: Now) -> usize {
+        lowest(candidates, |_| 0.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{high, low, used, victim_of};
+    use crate::cache::policy::scripts::{Aged, aged, high, low, used, victim_of};
     use crate::expert::Precision;
 
     const NOW: Now = Now { token: 0, layer: 3 };
 
-    fn after(script: &[u16]) -> Lru {
-        let mut lru = Lru::default();
+    fn after(script: &[u16]) -> Aged<Lru> {
+        let mut lru = aged(Lru);
         script.iter().for_each(|&index| lru.on_insert(high(index), NOW));
         lru
     }
@@ -50,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_use_counts_like_an_insertion_for_the_version_used() {
-        let mut lru = Lru::default();
+        let mut lru = aged(Lru);
         let expert = high(0).expert;
         for version in [high(0), low(0), high(1)] {
             lru.on_insert(version, NOW);

@@ -5,17 +5,12 @@
 
 mod arc;
 mod belady;
-mod by_share;
 mod edgemoe;
-mod fld;
 mod foresight;
 mod hobbit;
 mod kind;
-mod lfu;
-mod lhu;
 mod lru;
-mod recency;
-mod records;
+mod queues;
 #[cfg(test)]
 mod replay;
 mod s3fifo;
@@ -30,12 +25,9 @@ mod weights;
 pub use arc::Arc;
 pub use belady::{Belady, Upcoming};
 pub use edgemoe::EdgeMoe;
-pub use fld::Fld;
 pub use foresight::{Foresight, ForesightOptions};
 pub use hobbit::Hobbit;
 pub use kind::{PolicyKind, Shape, build, table_bytes};
-pub use lfu::Lfu;
-pub use lhu::Lhu;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
@@ -66,6 +58,22 @@ pub struct Use {
     pub weight: f32,
 }
 
+/// Who may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// A resident.
+    pub version: Version,
+    /// Number of the event that used or inserted it last: a clock finer than the token. An expert's other version ages.
+    pub last_use: u64,
+}
+
+/// Position of the candidate of the lowest value; of equal values, the one whose last use is longest ago.
+fn lowest(candidates: &[Candidate], value: impl Fn(Version) -> f64) -> usize {
+    let ranks = candidates.iter().map(|candidate| (value(candidate.version), candidate.last_use)).enumerate();
+    let lowest = ranks.min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    lowest.map_or(0, |(position, _)| position)
+}
+
 /// Ranks residents for eviction. A policy decides and remembers; it neither loads nor frees.
 ///
 /// The cache guarantees that
@@ -86,7 +94,9 @@ pub trait Policy: Send {
     }
 
     /// `version` became resident.
-    fn on_insert(&mut self, version: Version, now: Now);
+    fn on_insert(&mut self, version: Version, now: Now) {
+        let _ = (version, now);
+    }
 
     /// The router chose `expert`.
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now);
@@ -118,6 +128,6 @@ pub trait Policy: Send {
         saved.is_empty()
     }
 
-    /// Position in `candidates` of the version that gives its slot to `incoming`. It is evicted.
-    fn victim(&mut self, incoming: Version, candidates: &[Version], now: Now) -> usize;
+    /// Position in `candidates` of the one that gives its slot to `incoming`. It is evicted.
+    fn victim(&mut self, incoming: Version, candidates: &[Candidate], now: Now) -> usize;
 }

@@ -1,28 +1,35 @@
 //! SIEVE (Zhang and others, NSDI 2024): a queue with a hand.
 
-use super::by_share::{Arrivals, ByShare};
-use super::{Now, Policy, Use};
-use crate::cache::ShareId;
-use crate::expert::{ExpertId, Version};
+use super::Candidate;
+use super::queues::{Queue, Queues};
+use crate::expert::Version;
 
 /// Residents of a share in order of insertion. A re-use marks a version and moves nothing. The hand goes from the
 /// oldest to the newest and round again, takes marks away, and evicts the first candidate that has none; it goes on
 /// from there the next time.
-#[derive(Clone, Debug, Default)]
-pub struct Sieve {
-    queues: ByShare<Queue>,
-    arrivals: Arrivals,
-}
+pub type Sieve = Queues<Ring>;
 
+/// See [`Sieve`].
 #[derive(Clone, Debug, Default)]
-struct Queue {
+pub struct Ring {
     /// Oldest first, with their marks.
     entries: Vec<(Version, bool)>,
     /// Where the hand looks next; beyond the end it is at the oldest.
     hand: usize,
 }
 
-impl Queue {
+impl Queue for Ring {
+    fn insert(&mut self, version: Version) {
+        self.entries.push((version, false));
+    }
+
+    fn use_one(&mut self, version: Version, is_re_use: bool) {
+        let mut entries = self.entries.iter_mut();
+        if is_re_use && let Some((_, is_marked)) = entries.find(|(entry, _)| *entry == version) {
+            *is_marked = true;
+        }
+    }
+
     fn remove(&mut self, version: Version) {
         if let Some(position) = self.entries.iter().position(|(entry, _)| *entry == version) {
             self.entries.remove(position);
@@ -31,61 +38,31 @@ impl Queue {
         }
     }
 
-    fn sweep(&mut self, candidates: &[Version]) -> Option<usize> {
+    fn evict(&mut self, _incoming: Version, candidates: &[Candidate]) -> Option<Version> {
         // Twice round: the first takes every mark away, the second finds none.
         for _ in 0..2 * self.entries.len() {
             let position = if self.hand < self.entries.len() { self.hand } else { 0 };
             self.hand = position + 1;
             let (version, is_marked) = &mut self.entries[position];
-            let Some(candidate) = candidates.iter().position(|candidate| candidate == version) else { continue };
-            if !std::mem::take(is_marked) {
-                return Some(candidate);
+            if candidates.iter().all(|candidate| candidate.version != *version) || std::mem::take(is_marked) {
+                continue;
             }
+            self.hand = position;
+            return Some(self.entries.remove(position).0);
         }
         None
-    }
-}
-
-impl Policy for Sieve {
-    fn on_share(&mut self, share: ShareId, members: &[Version]) {
-        self.queues.join(share, members);
-    }
-
-    fn on_insert(&mut self, version: Version, _now: Now) {
-        self.arrivals.on_insert(version);
-        self.queues.of(version).entries.push((version, false));
-    }
-
-    fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
-        let Some(precision) = usage.precision else { return };
-        let version = Version { expert, precision };
-        if self.arrivals.on_use(version) {
-            let entries = &mut self.queues.of(version).entries;
-            entries.iter_mut().filter(|(entry, _)| *entry == version).for_each(|(_, is_marked)| *is_marked = true);
-        }
-    }
-
-    fn on_remove(&mut self, version: Version, _now: Now) {
-        self.arrivals.on_leave(version);
-        self.queues.of(version).remove(version);
-    }
-
-    fn victim(&mut self, incoming: Version, candidates: &[Version], now: Now) -> usize {
-        let position = self.queues.of(incoming).sweep(candidates).unwrap_or(0);
-        self.on_remove(candidates[position], now);
-        position
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{miss, token, victim_of};
+    use crate::cache::policy::scripts::{aged, miss, token, victim_of};
 
     /// The example of the authors' first figure, on our letters.
     #[test]
     fn the_hand_goes_on_where_it_stopped() {
-        let (mut sieve, mut residents) = (Sieve::default(), Vec::new());
+        let (mut sieve, mut residents) = (aged(Sieve::default()), Vec::new());
         for index in 0..4 {
             assert_eq!(miss(&mut sieve, index, &mut residents, 4), None);
         }
@@ -101,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_may_not_leave_keeps_its_mark() {
-        let (mut sieve, mut residents) = (Sieve::default(), Vec::new());
+        let (mut sieve, mut residents) = (aged(Sieve::default()), Vec::new());
         (0..3).for_each(|index| assert_eq!(miss(&mut sieve, index, &mut residents, 3), None));
         token(&mut sieve, 1, &[0, 2]);
         assert_eq!(victim_of(&mut sieve, &[2]), 2, "marked, but the only candidate");

@@ -1,7 +1,6 @@
 //! SMoE's score eviction (section IV-B, equation 3).
 
-use super::recency::LastUse;
-use super::{Now, Policy, Use};
+use super::{Candidate, Now, Policy, Use, lowest};
 use crate::expert::{ExpertId, Version};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +13,6 @@ use std::collections::{BTreeMap, VecDeque};
 pub struct Smoe {
     n_tokens: usize,
     layers: BTreeMap<u16, Window>,
-    last_use: LastUse,
 }
 
 /// The last tokens' scores of one layer, oldest first.
@@ -40,7 +38,7 @@ impl Smoe {
 
     /// Means over so many tokens, at least one.
     pub fn new(n_tokens: usize) -> Self {
-        Self { n_tokens: n_tokens.max(1), layers: BTreeMap::new(), last_use: LastUse::default() }
+        Self { n_tokens: n_tokens.max(1), layers: BTreeMap::new() }
     }
 
     fn mean(&self, expert: ExpertId) -> f64 {
@@ -69,12 +67,7 @@ impl Window {
 }
 
 impl Policy for Smoe {
-    fn on_insert(&mut self, version: Version, _now: Now) {
-        self.last_use.mark(version);
-    }
-
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
-        self.last_use.on_use(expert, usage);
         let window = self.layers.entry(expert.layer).or_default();
         if window.scored == Some(now.token) || !usage.weight.is_finite() {
             return;
@@ -104,20 +97,20 @@ impl Policy for Smoe {
         }
     }
 
-    fn victim(&mut self, _incoming: Version, candidates: &[Version], _now: Now) -> usize {
-        self.last_use.lowest(candidates, |version| self.mean(version.expert))
+    fn victim(&mut self, _incoming: Version, candidates: &[Candidate], _now: Now) -> usize {
+        lowest(candidates, |version| self.mean(version.expert))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{at, high, insert, token, used, victim_of};
+    use crate::cache::policy::scripts::{Aged, aged, at, high, insert, token, used, victim_of};
     use crate::expert::Precision;
 
     #[test]
     fn the_lowest_mean_goes_even_if_it_was_selected() {
-        let mut smoe = Smoe::new(2);
+        let mut smoe = aged(Smoe::new(2));
         insert(&mut smoe, &[0, 1, 2]);
         smoe.on_scores(3, &[0.1, 0.3, 0.6], at(0));
         smoe.on_scores(3, &[0.4, 0.3, 0.3], at(1));
@@ -132,9 +125,9 @@ mod tests {
 
     #[test]
     fn without_scores_the_weights_of_the_chosen_count() {
-        let mut smoe = Smoe::new(3);
+        let mut smoe = aged(Smoe::new(3));
         insert(&mut smoe, &[0, 1, 2]);
-        let weigh = |smoe: &mut Smoe, index: u16, weight: f32, time| {
+        let weigh = |smoe: &mut Aged<Smoe>, index: u16, weight: f32, time| {
             smoe.on_use(high(index).expert, Use { weight, ..used(Precision::High) }, at(time));
         };
         for (index, weight) in [(0, 0.3), (1, 0.7)] {
@@ -161,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_no_number_counts_for_nothing() {
-        let mut smoe = Smoe::default();
+        let mut smoe = aged(Smoe::default());
         insert(&mut smoe, &[0, 1]);
         smoe.on_scores(3, &[f32::NAN, 0.1], at(0));
         smoe.on_use(high(0).expert, Use { weight: f32::NAN, ..used(Precision::High) }, at(1));

@@ -30,8 +30,9 @@ fn every_policy_keeps_what_alone_is_used() {
 #[test]
 fn a_policy_that_was_told_nothing_decides_all_the_same() {
     for kind in PolicyKind::ALL {
-        let candidates = [3, 1].map(|index| Version::low(ExpertId { layer: 9, index }));
-        let position = make(kind).victim(Version::high(candidates[0].expert), &candidates, Now { token: 0, layer: 0 });
+        let version = |index| Version::low(ExpertId { layer: 9, index });
+        let candidates = [3, 1].map(|index| Candidate { version: version(index), last_use: 0 });
+        let position = make(kind).victim(Version::high(version(3).expert), &candidates, Now { token: 0, layer: 0 });
         assert_eq!(position, 0, "{kind}: equal ones go in slot order");
     }
 }
@@ -41,8 +42,8 @@ fn nonsense_is_harmless() {
     for kind in PolicyKind::ALL {
         let mut policy = make(kind);
         let version = |index| Version::high(ExpertId { layer: 0, index });
-        let candidates = [0, 1, 2].map(version);
-        candidates.iter().for_each(|&version| policy.on_insert(version, Now { token: 0, layer: 0 }));
+        let candidates = [0, 1, 2].map(|index| Candidate { version: version(index), last_use: index.into() });
+        candidates.iter().for_each(|own| policy.on_insert(own.version, Now { token: 0, layer: 0 }));
         for token in 0..40 {
             let now = Now { token, layer: 0 };
             for scores in [&[f32::NAN, f32::INFINITY, -1.0, 0.0][..], &[][..], &[0.0; 2][..]] {
@@ -53,7 +54,7 @@ fn nonsense_is_harmless() {
             }
             let position = policy.victim(version(9), &candidates, now);
             assert!(position < candidates.len(), "{kind}");
-            policy.on_insert(candidates[position], now);
+            policy.on_insert(candidates[position].version, now);
         }
     }
 }
@@ -63,7 +64,7 @@ proptest! {
     #[test]
     fn nobody_beats_belady(indices in prop::collection::vec(0u16..8, 0..200), n_slots in 1u32..7) {
         let trace = trace(&indices);
-        let least = trace.misses(Box::new(Belady::with_demands(trace.future(), 1.0)), n_slots, true);
+        let least = trace.misses(Box::new(Belady::new(trace.future(), 1.0)), n_slots, true);
         for kind in PolicyKind::ALL {
             for with_scores in [false, true] {
                 let misses = trace.misses(make(kind), n_slots, with_scores);

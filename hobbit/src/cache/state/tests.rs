@@ -171,7 +171,7 @@ fn what_is_not_a_state_says_so() {
 
 /// Experts of layer 0, all slots taken, last used in the order 2, 0, 3, 1.
 fn used() -> SavedCache {
-    let mut cache = cache(Box::new(Lru::default()), 4);
+    let mut cache = cache(Box::new(Lru), 4);
     let token = |index| vec![(vec![index], Vec::new())];
     run(&mut cache, &[0, 1, 2, 3, 2, 0, 3, 1].map(token));
     cache.save("")
@@ -182,7 +182,7 @@ fn fewer_slots_keep_who_was_used_last() {
     let saved = used();
     assert_eq!(saved.residents, [2, 0, 3, 1].map(|index| high(0, index)));
     let residents = |slots| {
-        let mut cache = cache(Box::new(Lru::default()), slots);
+        let mut cache = cache(Box::new(Lru), slots);
         let mut taken = cache.restore(&saved);
         taken.sort_unstable_by_key(|(slot, _)| *slot);
         assert_eq!(taken, cache.residents().map(|(version, slot)| (slot, version)).collect::<Vec<_>>());
@@ -204,7 +204,7 @@ fn fewer_slots_keep_who_was_used_last() {
 fn strangers_and_repetitions_are_passed_over() {
     let mut saved = used();
     saved.residents.extend([high(0, 2), high(9, 0), high(0, N_EXPERT), Version::low(high(0, 1).expert)]);
-    let mut cache = cache(Box::new(Lru::default()), 3);
+    let mut cache = cache(Box::new(Lru), 3);
     let slot = cache.acquire(high(0, 3)).unwrap().slot;
     land(&mut cache, slot);
     cache.pin(slot);
@@ -216,7 +216,7 @@ fn strangers_and_repetitions_are_passed_over() {
 #[test]
 fn what_is_repeated_fits_once() {
     let mut saved = used();
-    let cache = cache(Box::new(Lru::default()), 3);
+    let cache = cache(Box::new(Lru), 3);
     assert_eq!(cache.that_fit(&saved), [0, 3, 1].map(|index| high(0, index)));
     saved.residents.extend([high(0, 3), high(0, 2), high(0, 3)]);
     assert_eq!(cache.that_fit(&saved), [1, 2, 3].map(|index| high(0, index)));
@@ -226,7 +226,7 @@ fn what_is_repeated_fits_once() {
 
 #[test]
 fn slices_that_never_came_are_not_saved() {
-    let mut cache = cache(Box::new(Lru::default()), 4);
+    let mut cache = cache(Box::new(Lru), 4);
     cache.acquire(high(0, 3)).unwrap();
     assert_eq!(cache.save("gpu"), SavedCache { name: "gpu".to_owned(), ..SavedCache::default() });
 }

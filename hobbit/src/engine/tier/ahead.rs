@@ -107,7 +107,7 @@ impl Holdings for DeviceHoldings<'_> {
 
     fn bytes(&self, version: Version) -> Option<u64> {
         let share = self.cache.share_of(version)?;
-        (!self.cache.slots_of_share(share).is_empty()).then(|| self.host.bytes(version))?
+        (!self.cache.slots_of_share(share).is_empty()).then(|| self.host.layout.bytes(version))?
     }
 
     fn n_used(&self, layer: u16) -> usize {
@@ -152,7 +152,7 @@ impl Tier {
             let probabilities = ahead.planner.probabilities(&found, &held);
             found.wanted.retain(|predicted| {
                 let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
-                let on_host = versions.into_iter().find(|version| slots.is_complete(*version));
+                let on_host = versions.into_iter().find(|version| slots.cache.is_complete(*version));
                 let of_expert = probabilities.iter().find(|(expert, _)| *expert == predicted.expert);
                 let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
                 let bytes = on_host.and_then(|version| held.bytes(version));
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn the_longer_a_copy_the_surer_it_has_to_be() {
-        let mut estimates = Estimates::new();
+        let mut estimates = Estimates::default();
         assert!(!pays(1.0, &estimates, 1, 100, 0), "nothing is known");
         estimates.observe_layer(1.0);
         estimates.observe_load(100, 1.0);

@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn what_a_layers_own_copies_leave() {
         let mut idle = Idle::default();
-        assert_eq!(idle.estimates(0), Estimates::new());
+        assert_eq!(idle.estimates(0), Estimates::default());
         idle.observe_link(1000, 2.0);
         // Layer, when it chose, its bytes, and whether it had the link for itself.
         for (layer, at, bytes, is_alone) in

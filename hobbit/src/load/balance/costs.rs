@@ -1,5 +1,7 @@
 //! What a copy and a product on the CPU cost, learned while they happen.
 
+use smart_default::SmartDefault;
+
 use crate::calibrate::Calibration;
 
 /// An exponentially weighted running mean that one outlier cannot carry away.
@@ -18,14 +20,9 @@ impl RunningMean {
     /// A sample counts as at most so many times the mean, and as at least that part of it.
     pub const OUTLIER: f64 = 8.0;
 
-    /// Without a sample.
-    pub const fn new() -> Self {
-        Self { mean: None }
-    }
-
     /// With a guess that the first sample may halve the way to. A guess that is not positive and finite is none.
     pub fn seeded(value: f64) -> Self {
-        let mut mean = Self::new();
+        let mut mean = Self::default();
         mean.add(value);
         mean
     }
@@ -62,30 +59,20 @@ impl RunningMean {
 ///
 /// The constants (latency, overhead, tail) are small beside the rest and stay as given; what they get wrong goes into
 /// the means.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct Costs {
     /// Seconds per byte of a copy from host memory to the device.
     pub link: RunningMean,
     /// Seconds that one copy takes however small it is.
+    #[default(Self::LINK_LATENCY)]
     pub link_latency: f64,
     /// Seconds per weight byte of an expert on the CPU.
     pub cpu: RunningMean,
     /// Seconds per step in which the CPU computes at all: activations down, results up, waking threads.
+    #[default(Self::CPU_OVERHEAD)]
     pub cpu_overhead: f64,
     /// Seconds of the device's product of the expert that lands last.
     pub tail: f64,
-}
-
-impl Default for Costs {
-    fn default() -> Self {
-        Self {
-            link: RunningMean::new(),
-            link_latency: Self::LINK_LATENCY,
-            cpu: RunningMean::new(),
-            cpu_overhead: Self::CPU_OVERHEAD,
-            tail: 0.0,
-        }
-    }
 }
 
 impl Costs {
@@ -109,21 +96,11 @@ impl Costs {
         let cpu = &calibration.cpu_expert_seconds_per_byte;
         let cpu = cpu.get(element_type).copied().or_else(|| cpu.values().copied().max_by(f64::total_cmp));
         Self {
-            link: upload.map_or(RunningMean::new(), |bytes_per_s| RunningMean::seeded(bytes_per_s.recip())),
-            cpu: cpu.map_or(RunningMean::new(), RunningMean::seeded),
+            link: upload.map(f64::recip).map(RunningMean::seeded).unwrap_or_default(),
+            cpu: cpu.map(RunningMean::seeded).unwrap_or_default(),
             link_latency: calibration.upload_latency_s.unwrap_or(Self::LINK_LATENCY),
             ..Self::default()
         }
-    }
-
-    /// Learns from one copy of `bytes` that held the link for `seconds`.
-    pub fn observe_copy(&mut self, bytes: u64, seconds: f64) {
-        self.link.add(Self::per_byte(bytes, seconds, self.link_latency));
-    }
-
-    /// Learns from the CPU's part of one step: experts of `bytes` together, `seconds` from its start to its end.
-    pub fn observe_cpu(&mut self, bytes: u64, seconds: f64) {
-        self.cpu.add(Self::per_byte(bytes, seconds, self.cpu_overhead));
     }
 
     /// Seconds per byte beside the constant part; not a positive number where nothing was measured.
@@ -132,11 +109,6 @@ impl Costs {
             return 0.0;
         }
         (seconds - constant.min(seconds * Self::CONSTANT_SHARE_MAX)) / bytes as f64
-    }
-
-    /// Bandwidth of the link in bytes per second, if known.
-    pub fn link_bytes_per_s(&self) -> Option<f64> {
-        self.link.get().map(f64::recip)
     }
 
     /// Seconds that `copies` of `bytes` together hold the link, if known.

@@ -15,7 +15,8 @@ use super::{Costs, HelperMode, Miss, RunningMean, Split, best_cut, cut, load_of,
 #[derive(Clone, Debug)]
 pub struct Balancer {
     mode: HelperMode,
-    costs: Costs,
+    /// What is known now.
+    pub costs: Costs,
     link: Side,
     cpu: Side,
 }
@@ -34,9 +35,7 @@ struct Side {
 }
 
 impl Side {
-    fn new() -> Self {
-        Self { steps: 0, interval: Balancer::STEPS_MIN, elapsed: 0.0, surprise: None }
-    }
+    const NEW: Self = Self { steps: 0, interval: Balancer::STEPS_MIN, elapsed: 0.0, surprise: None };
 
     fn is_stale(&self) -> bool {
         self.steps >= self.interval
@@ -86,17 +85,7 @@ impl Balancer {
 
     /// Starts from `costs`.
     pub fn new(costs: Costs, mode: HelperMode) -> Self {
-        Self { mode, costs, link: Side::new(), cpu: Side::new() }
-    }
-
-    /// What is known now.
-    pub fn costs(&self) -> &Costs {
-        &self.costs
-    }
-
-    /// Says how long the device takes for the product of the expert that lands last, in seconds.
-    pub fn set_tail(&mut self, seconds: f64) {
-        self.costs.tail = seconds;
+        Self { mode, costs, link: Side::NEW, cpu: Side::NEW }
     }
 
     /// Divides the misses of the next step, as [`split`] does, but for probes.

@@ -95,7 +95,7 @@ fn times(machine: impl Fn(usize) -> Machine, link_seed: f64, cpu_seed: f64, mode
         .map(|i| {
             let step = random.step();
             let misses: Vec<Miss> = step.tasks.iter().map(|task| task.miss).collect();
-            balancer.set_tail(step.tail);
+            balancer.costs.tail = step.tail;
             let split = balancer.split(&misses, step.device_busy);
             run(&step, &split, machine(i), &mut balancer)
         })

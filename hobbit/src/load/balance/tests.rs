@@ -67,8 +67,8 @@ fn latency_overhead_and_tail_count() {
 #[test]
 fn an_unknown_cost_copies_everything_until_it_was_tried_once() {
     let misses = misses(&[(MIB, true); 3]);
-    let unknown_cpu = Costs { cpu: RunningMean::new(), ..costs(1.0, 1.0) };
-    let unknown_link = Costs { link: RunningMean::new(), ..costs(1.0, 1.0) };
+    let unknown_cpu = Costs { cpu: RunningMean::default(), ..costs(1.0, 1.0) };
+    let unknown_link = Costs { link: RunningMean::default(), ..costs(1.0, 1.0) };
     for unknown in [unknown_cpu, unknown_link, Costs::default()] {
         assert_eq!(split(&misses, &unknown, 0.0, HelperMode::Auto).copy, [10, 11, 12]);
     }
@@ -84,7 +84,7 @@ fn an_unknown_cost_copies_everything_until_it_was_tried_once() {
 
 #[test]
 fn the_first_sample_is_taken_as_it_is_and_an_outlier_is_cut() {
-    let mut mean = RunningMean::new();
+    let mut mean = RunningMean::default();
     for nonsense in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         mean.add(nonsense);
         assert_eq!(mean.get(), None);
@@ -108,17 +108,18 @@ fn the_first_sample_is_taken_as_it_is_and_an_outlier_is_cut() {
 
 #[test]
 fn constants_are_taken_off_what_is_observed_but_never_all_of_it() {
-    let mut costs = Costs { link_latency: 1.0, cpu_overhead: 2.0, ..Costs::default() };
-    costs.observe_copy(10, 6.0);
-    costs.observe_cpu(10, 7.0);
-    assert_eq!((costs.link.get(), costs.cpu.get()), (Some(0.5), Some(0.5)));
-    assert_eq!((costs.link_bytes_per_s(), costs.copy(2, 10), costs.cpu(10)), (Some(2.0), Some(7.0), Some(7.0)));
-    let mut costs = Costs { cpu_overhead: 2.0, ..Costs::default() };
-    costs.observe_cpu(1, 1.0);
-    assert_eq!(costs.cpu.get(), Some(0.125));
-    costs.observe_cpu(0, 1.0);
-    costs.observe_copy(0, 1.0);
-    assert_eq!((costs.link.get(), costs.cpu.get()), (None, Some(0.125)));
+    let of = |costs: Costs| Balancer::new(costs, HelperMode::Auto);
+    let mut balancer = of(Costs { link_latency: 1.0, cpu_overhead: 2.0, ..Costs::default() });
+    balancer.observe_copy(10, 6.0);
+    balancer.observe_cpu(10, 7.0);
+    assert_eq!((balancer.costs.link.get(), balancer.costs.cpu.get()), (Some(0.5), Some(0.5)));
+    assert_eq!((balancer.costs.copy(2, 10), balancer.costs.cpu(10)), (Some(7.0), Some(7.0)));
+    let mut balancer = of(Costs { cpu_overhead: 2.0, ..Costs::default() });
+    balancer.observe_cpu(1, 1.0);
+    assert_eq!(balancer.costs.cpu.get(), Some(0.125));
+    balancer.observe_cpu(0, 1.0);
+    balancer.observe_copy(0, 1.0);
+    assert_eq!((balancer.costs.link.get(), balancer.costs.cpu.get()), (None, Some(0.125)));
 }
 
 #[test]

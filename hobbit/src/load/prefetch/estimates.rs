@@ -2,7 +2,7 @@
 
 use crate::load::balance::RunningMean;
 
-/// Running means of what a plan needs.
+/// Running means of what a plan needs. Where nothing is known, nothing is planned before both were observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimates {
     layer: RunningMean,
@@ -14,15 +14,10 @@ impl Estimates {
     /// Of a layer, in the hit rate.
     const WEIGHT: f64 = 1.0 / 256.0;
 
-    /// Nothing is known, so nothing is planned before both were observed.
-    pub const fn new() -> Self {
-        Self { layer: RunningMean::new(), byte: RunningMean::new(), hit_rate: 0.0 }
-    }
-
     /// With the bandwidth of the link as it was measured on this machine (file or host memory, whichever loads come
     /// from); a figure that is not positive is none.
     pub fn seeded(bytes_per_s: f64) -> Self {
-        Self { byte: RunningMean::seeded(bytes_per_s.recip()), ..Self::new() }
+        Self { byte: RunningMean::seeded(bytes_per_s.recip()), ..Self::default() }
     }
 
     /// From one router's choice to the next one's took so long, waits for experts left out.

@@ -2,43 +2,39 @@
 
 use std::fmt;
 
+use smart_default::SmartDefault;
+
 /// How long a governor tries, and how sure it wants to be. All lengths are in tokens: equal waits make equal decisions.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct GovernorOptions {
     /// Tokens measured in each of a trial's four windows; at least 1.
+    #[default(8)]
     pub window_tokens: u32,
     /// Tokens at the start of a window that are not measured: they live on what the window before left in the cache.
+    #[default(2)]
     pub settle_tokens: u32,
     /// Tokens from one trial to the next at first. Each trial that confirms the one before doubles it.
+    #[default(64)]
     pub rest_tokens: u32,
     /// Most tokens from one trial to the next.
+    #[default(4096)]
     pub rest_tokens_max: u32,
     /// Standard errors that on and off must differ by.
+    #[default(1.0)]
     pub errors_min: f64,
     /// Part of the wait without prefetching that they must differ by.
+    #[default(0.01)]
     pub share_min: f64,
 }
 
-impl Default for GovernorOptions {
-    fn default() -> Self {
-        Self {
-            window_tokens: 8,
-            settle_tokens: 2,
-            rest_tokens: 64,
-            rest_tokens_max: 4096,
-            errors_min: 1.0,
-            share_min: 0.01,
-        }
-    }
-}
-
 /// Why prefetching is on or off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GovernorReason {
     /// The user said so.
     Fixed,
     /// It is being tried: on and off in turns.
+    #[default]
     Trial,
     /// Tokens waited less with it.
     Pays,
@@ -64,7 +60,7 @@ impl fmt::Display for GovernorReason {
 }
 
 /// For the stats.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct GovernorReport {
     /// Whether the next token prefetches.
     pub is_on: bool,
@@ -99,18 +95,18 @@ pub struct GovernorReport {
 ///
 /// One engine thread uses a governor: [`Governor::is_on`], a single token, [`Governor::end_token`]. Batches are not shown
 /// to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, SmartDefault)]
 pub struct Governor {
     options: GovernorOptions,
+    #[default(State::Trial(0))]
     state: State,
     /// What the last decision was; on before the first: by the planner's estimates it pays.
+    #[default(true)]
     decided_on: bool,
-    reason: GovernorReason,
     /// Tokens of the next rest.
     rest: u32,
     on: Waits,
     off: Waits,
-    benefit: Option<(f64, f64)>,
     /// Running mean of what the planner accounts for, in seconds per token, and tokens in it.
     account: (f64, u32),
     /// The running token's account.
@@ -118,11 +114,10 @@ pub struct Governor {
     /// The last decision was the account's.
     was_off_by_account: bool,
     /// Not since a trial contradicted the account.
+    #[default(true)]
     trusts_account: bool,
-    trials: u64,
-    given_up: u64,
-    tokens_on: u64,
-    tokens_off: u64,
+    /// But for what the state tells.
+    report: GovernorReport,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,30 +166,13 @@ impl Governor {
             rest_tokens_max: options.rest_tokens_max.max(rest_tokens),
             ..options
         };
-        Self {
-            rest: options.rest_tokens,
-            options,
-            state: State::Trial(0),
-            decided_on: true,
-            reason: GovernorReason::Trial,
-            on: Waits::default(),
-            off: Waits::default(),
-            benefit: None,
-            account: (0.0, 0),
-            balance: 0.0,
-            was_off_by_account: false,
-            trusts_account: true,
-            trials: 0,
-            given_up: 0,
-            tokens_on: 0,
-            tokens_off: 0,
-        }
+        Self { rest: rest_tokens, options, ..Self::default() }
     }
 
     /// Always on, or always off, whatever is measured: the user's word, and deterministic mode.
     pub fn fixed(is_on: bool) -> Self {
-        let fixed = Self::new(GovernorOptions::default());
-        Self { state: State::Fixed, decided_on: is_on, reason: GovernorReason::Fixed, ..fixed }
+        let report = GovernorReport { reason: GovernorReason::Fixed, ..GovernorReport::default() };
+        Self { state: State::Fixed, decided_on: is_on, report, ..Self::default() }
     }
 
     /// Whether the running token prefetches.
@@ -216,14 +194,15 @@ impl Governor {
     /// A single token is over; it stood still for experts for `wait_seconds`. What is negative or no number was not
     /// measured: the token counts, its wait does not.
     pub fn end_token(&mut self, wait_seconds: f64) {
-        *(if self.is_on() { &mut self.tokens_on } else { &mut self.tokens_off }) += 1;
+        let is_on = self.is_on();
+        *(if is_on { &mut self.report.tokens_on } else { &mut self.report.tokens_off }) += 1;
         let balance = std::mem::take(&mut self.balance);
         match self.state {
             State::Fixed => {}
             State::Trial(token) => {
                 let is_settled = token % self.window() >= self.options.settle_tokens;
                 if is_settled && wait_seconds.is_finite() && wait_seconds >= 0.0 {
-                    let waits = if self.is_on() { &mut self.on } else { &mut self.off };
+                    let waits = if is_on { &mut self.on } else { &mut self.off };
                     waits.add(wait_seconds);
                 }
                 self.state = State::Trial(token + 1);
@@ -244,17 +223,8 @@ impl Governor {
 
     /// For the stats.
     pub fn report(&self) -> GovernorReport {
-        GovernorReport {
-            is_on: self.is_on(),
-            reason: self.reason,
-            benefit_seconds: self.benefit.map(|(benefit, _)| benefit),
-            benefit_error_seconds: self.benefit.map(|(_, error)| error),
-            trials: self.trials,
-            given_up: self.given_up,
-            tokens_on: self.tokens_on,
-            tokens_off: self.tokens_off,
-            rest_tokens: if let State::Rest(left) = self.state { left } else { 0 },
-        }
+        let rest_tokens = if let State::Rest(left) = self.state { left } else { 0 };
+        GovernorReport { is_on: self.is_on(), rest_tokens, ..self.report }
     }
 
     fn window(&self) -> u32 {
@@ -263,16 +233,16 @@ impl Governor {
 
     fn begin_trial(&mut self) {
         (self.on, self.off) = Default::default();
-        self.reason = GovernorReason::Trial;
+        self.report.reason = GovernorReason::Trial;
         self.state = State::Trial(0);
     }
 
     /// The end of a trial.
     fn judge(&mut self) {
-        self.trials += 1;
+        self.report.trials += 1;
         let benefit = self.off.mean - self.on.mean;
         let error = (self.on.error() + self.off.error()).sqrt();
-        self.benefit = Some((benefit, error));
+        (self.report.benefit_seconds, self.report.benefit_error_seconds) = (Some(benefit), Some(error));
         let margin = f64::max(self.options.errors_min * error, self.options.share_min * self.off.mean);
         let (is_on, reason) = if benefit > margin {
             self.trusts_account &= !self.was_off_by_account;
@@ -300,14 +270,14 @@ impl Governor {
     }
 
     fn decide(&mut self, is_on: bool, reason: GovernorReason) {
-        let is_confirmed = self.decided_on == is_on && self.trials > 1;
-        self.given_up += u64::from(!is_on && (self.decided_on || self.trials == 1));
+        let is_confirmed = self.decided_on == is_on && self.report.trials > 1;
+        self.report.given_up += u64::from(!is_on && (self.decided_on || self.report.trials == 1));
         self.rest = match is_confirmed {
             true => self.rest.saturating_mul(2).min(self.options.rest_tokens_max),
             false => self.options.rest_tokens,
         };
         self.decided_on = is_on;
-        self.reason = reason;
+        self.report.reason = reason;
         self.was_off_by_account = reason == GovernorReason::Accounts;
         self.account = (0.0, 0);
         self.state = State::Rest(self.rest);

@@ -37,7 +37,6 @@
 //! measures.
 
 mod candidate;
-mod counters;
 mod estimates;
 mod governor;
 mod odds;
@@ -46,8 +45,7 @@ mod planner;
 #[cfg(test)]
 mod tests;
 
-pub use counters::PrefetchCounters;
 pub use estimates::Estimates;
 pub use governor::{Governor, GovernorOptions, GovernorReason, GovernorReport};
 pub use odds::{Chances, Odds};
-pub use planner::{Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher, Settled};
+pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher, Settled};

@@ -14,8 +14,9 @@ pub struct Chances {
 
 /// The probability behind a score, learned by distance, size of the score and what the predicted weight is worth. Scores
 /// mean different things (a router weight of 1/8 may be certain to be used; the first of two guesses is often the second of
-/// the two that are chosen); counting makes probabilities of all of them. Depends on what happened, never on when.
-#[derive(Clone, Debug, PartialEq)]
+/// the two that are chosen); counting makes probabilities of all of them. Depends on what happened, never on when. Where nothing was seen, a score is its own
+/// probability, and what it is worth is what will be asked for.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Odds {
     bins: [[[Bin; Self::BINS]; Self::DISTANCES]; 3],
 }
@@ -36,11 +37,6 @@ impl Odds {
     const PRIOR: f32 = 4.0;
     /// At so many predictions in a bin, what was seen counts half.
     const SEEN_MAX: f32 = 512.0;
-
-    /// Nothing seen: a score is its own probability, and what it is worth is what will be asked for.
-    pub fn new() -> Self {
-        Self { bins: Default::default() }
-    }
 
     /// Of a prediction of this score, `0.0..=1.0`, that was worth `worth`, came `asked`; `None` if the router did not choose
     /// the expert. A distance of 0 counts as 1.
@@ -78,12 +74,6 @@ impl Odds {
     }
 }
 
-impl Default for Odds {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,7 +88,7 @@ mod tests {
 
     #[test]
     fn scores_become_probabilities() {
-        let mut odds = Odds::new();
+        let mut odds = Odds::default();
         assert_eq!(high(&odds, 1, 0.125), 0.125);
         (0..400).for_each(|i| odds.observe(1, 0.125, Demand::High, HIGH.filter(|_| i % 10 != 0)));
         let learned = high(&odds, 1, 0.13);
@@ -111,7 +101,7 @@ mod tests {
 
     #[test]
     fn what_it_is_worth_is_not_what_is_asked_for() {
-        let mut odds = Odds::new();
+        let mut odds = Odds::default();
         assert_eq!(odds.chances(1, 0.5, Demand::Low), Chances { high: 0.0, low: 0.5 });
         assert_eq!(odds.chances(1, 0.5, Demand::Skip), Chances::default());
         let asked = [HIGH, HIGH, Some(Demand::Low), Some(Demand::Skip), None];
@@ -127,7 +117,7 @@ mod tests {
             [1.0, 0.99, 0.75, 0.74, 0.5, 0.49, 0.004, 0.0, f32::MIN_POSITIVE, f32::NAN, -1.0].map(Odds::column);
         assert_eq!(columns, [0, 1, 1, 2, 2, 3, 15, 15, 15, 15, 15]);
         assert_eq!([0, 1, 2, 4, 5, 255].map(Odds::row), [0, 0, 1, 3, 3, 3]);
-        assert_eq!(high(&Odds::new(), 1, f32::NAN), 0.0);
-        assert_eq!(high(&Odds::new(), 1, 7.0), 1.0);
+        assert_eq!(high(&Odds::default(), 1, f32::NAN), 0.0);
+        assert_eq!(high(&Odds::default(), 1, 7.0), 1.0);
     }
 }

@@ -1,46 +1,33 @@
 //! What is read ahead, and what became of it.
 
+use smart_default::SmartDefault;
+
 use super::candidate::Candidate;
-use super::{Chances, Estimates, Odds, PrefetchCounters};
+use super::{Chances, Estimates, Odds};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoaderOptions;
-use crate::predict::{Ahead, Predicted, Predictor, ahead_by};
-use crate::route::{Demand, Resident, Thresholds, unimportance};
+use crate::predict::{Ahead, Predicted, Predictor, ahead};
+use crate::route::{Demand, Thresholds, unimportance};
 
-/// What a plan is made by.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What a plan is made by; by default exact, and as much as there is time for.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct PrefetchOptions {
     /// What predicted experts are worth, by their predicted router weights. T1 = 1 reads high versions only.
+    #[default(Thresholds { t1: 1.0, t2: 1.0 })]
     pub thresholds: Thresholds,
     /// How much is read.
     pub pace: Pace,
-    /// Most versions read ahead and not settled yet.
+    /// Most versions read ahead and not settled yet: enough for two layers of the widest predictions of today's models.
+    #[default(64)]
     pub outstanding_max: usize,
-    /// What a read must save at least, as a part of itself.
+    /// What a read must save at least, as a part of itself, for what no estimate knows. At 0 `foresight` with prefetching
+    /// decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model), at 0.1 3 %; runs
+    /// differ by about as much.
+    #[default(0.1)]
     pub saved_min: f64,
     /// Bytes of a wrong guess that are in flight, so that they cannot be withdrawn, when its layer begins.
+    #[default(LoaderOptions::PREFETCH_BYTES)]
     pub in_flight_bytes: u64,
-}
-
-impl PrefetchOptions {
-    /// Enough for two layers of the widest predictions of today's models.
-    pub const OUTSTANDING_MAX: usize = 64;
-    /// For what no estimate knows. Without it `foresight` with prefetching decoded 6 % slower than without on a model of
-    /// long reads (memory-limited, the widened demo model), with it 3 %; runs differ by about as much.
-    pub const SAVED_MIN: f64 = 0.1;
-}
-
-impl Default for PrefetchOptions {
-    /// Exact, and as much as there is time for.
-    fn default() -> Self {
-        Self {
-            thresholds: Thresholds { t1: 1.0, t2: 1.0 },
-            pace: Pace::Timed,
-            outstanding_max: Self::OUTSTANDING_MAX,
-            saved_min: Self::SAVED_MIN,
-            in_flight_bytes: LoaderOptions::PREFETCH_BYTES,
-        }
-    }
 }
 
 /// How much is read ahead.
@@ -69,9 +56,8 @@ pub trait Holdings {
 /// What the link has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
-    /// A read that a product waits for is queued or in flight.
-    pub is_busy: bool,
-    /// Bytes of other reads (upgrades, earlier prefetches) that are queued or in flight: they come first.
+    /// Bytes of reads that no product waits for (upgrades, earlier prefetches) and that are queued or in flight: they come
+    /// first.
     pub queued_bytes: u64,
     /// Seconds since the running layer's router chose.
     pub elapsed_seconds: f64,
@@ -97,13 +83,37 @@ pub struct Load {
 }
 
 /// What became of the loads for one layer.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Settled {
-    /// Not used and not landed: to be withdrawn where they have not started. Empty in deterministic mode.
-    pub drop: Vec<Version>,
     /// Seconds that nothing waited thanks to those that were used, by the estimates.
     pub saved_seconds: f64,
     /// Seconds that the others may have stood before reads that are waited for, by the estimates.
+    pub delayed_seconds: f64,
+}
+
+/// Counted since the planner was made. Seconds are the planner's estimates; what was measured is in
+/// [`super::GovernorReport`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct PrefetchCounters {
+    /// Versions planned to be read.
+    pub issued: u64,
+    /// Their bytes.
+    pub issued_bytes: u64,
+    /// Of these, refused or failed.
+    pub failed: u64,
+    /// Of these, withdrawn before all of them was read: the router had chosen others.
+    pub dropped: u64,
+    /// Versions that were used and had landed when their layer began.
+    pub useful: u64,
+    /// Versions that were used and were still being read.
+    pub late: u64,
+    /// Versions that their layer did not use.
+    pub wasted: u64,
+    /// Their bytes, those never read included.
+    pub wasted_bytes: u64,
+    /// Seconds that nothing waited thanks to useful and late ones.
+    pub saved_seconds: f64,
+    /// Seconds that wasted ones may have stood before reads that were waited for.
     pub delayed_seconds: f64,
 }
 
@@ -116,11 +126,13 @@ pub struct Prefetcher {
     options: PrefetchOptions,
     /// How long things take: to be told what was measured.
     pub estimates: Estimates,
-    odds: Odds,
+    /// How often scores came true so far.
+    pub odds: Odds,
     outstanding: Vec<Outstanding>,
     /// Predictions that no router has judged yet, and what they were worth.
     predicted: Vec<(Predicted, Demand)>,
-    counters: PrefetchCounters,
+    /// Counts so far.
+    pub counters: PrefetchCounters,
     /// Of wrong guesses that were dropped since a layer was settled.
     stuck_seconds: f64,
 }
@@ -137,7 +149,7 @@ impl Prefetcher {
         Self {
             options,
             estimates,
-            odds: Odds::new(),
+            odds: Odds::default(),
             outstanding: Vec::new(),
             predicted: Vec::new(),
             counters: PrefetchCounters::default(),
@@ -148,7 +160,7 @@ impl Prefetcher {
     /// Looks ahead as [`crate::predict::ahead`] does; an expert is missing where the version that its predicted weight is
     /// worth would have to be read. What this planner is reading already is not missing.
     pub fn look_ahead(&self, predictor: &mut dyn Predictor, layer: u16, p_max: u8, holdings: &dyn Holdings) -> Ahead {
-        ahead_by(predictor, layer, p_max, &mut |predicted, wanted| {
+        ahead(predictor, layer, p_max, &mut |predicted, wanted| {
             let candidates = self.weighed(predicted, holdings).into_iter();
             wanted.extend(candidates.filter(|own| own.missing().is_some()).map(|own| own.predicted));
         })
@@ -233,7 +245,7 @@ impl Prefetcher {
         });
         let mut settled = Settled::default();
         let mut stuck = Vec::new();
-        let (counters, takes_back) = (&mut self.counters, self.options.pace == Pace::Timed);
+        let counters = &mut self.counters;
         self.outstanding.retain(|&Outstanding { load, has_landed }| {
             if load.version.expert.layer != layer {
                 return true;
@@ -254,9 +266,6 @@ impl Prefetcher {
             counters.wasted += 1;
             counters.wasted_bytes += load.bytes;
             if !has_landed {
-                if takes_back {
-                    settled.drop.push(load.version);
-                }
                 stuck.push(load);
             }
             false
@@ -270,34 +279,18 @@ impl Prefetcher {
         settled
     }
 
-    /// The token is given up, or its layers are over: everything outstanding, to be withdrawn where it has not started.
-    /// It counts as wasted. Empty where every layer was settled, and in deterministic mode.
-    pub fn abandon(&mut self) -> Vec<Version> {
+    /// The token is given up, or its layers are over: everything outstanding counts as wasted.
+    pub fn abandon(&mut self) {
         self.predicted.clear();
-        let mut left = Vec::new();
-        for Outstanding { load, has_landed } in std::mem::take(&mut self.outstanding) {
+        for Outstanding { load, .. } in self.outstanding.drain(..) {
             self.counters.wasted += 1;
             self.counters.wasted_bytes += load.bytes;
-            if !has_landed && self.options.pace == Pace::Timed {
-                left.push(load.version);
-            }
         }
-        left
     }
 
     /// Whether a version was read ahead and its layer has not begun: it must stay.
     pub fn is_outstanding(&self, version: Version) -> bool {
         self.outstanding.iter().any(|own| own.load.version == version)
-    }
-
-    /// Counts so far.
-    pub fn counters(&self) -> &PrefetchCounters {
-        &self.counters
-    }
-
-    /// How often scores came true so far.
-    pub fn odds(&self) -> &Odds {
-        &self.odds
     }
 
     /// For the odds: the last prediction of each layer at each distance.
@@ -320,12 +313,12 @@ impl Prefetcher {
         importance.resize(predicted.len(), 1.0);
         let is_there = |version| holdings.is_resident(version) || self.is_outstanding(version);
         let candidate = |(&predicted, unimportance): (&Predicted, f32)| {
-            let [low, high] = [Version::low(predicted.expert), Version::high(predicted.expert)];
+            let versions = Precision::ALL.map(|precision| Version { expert: predicted.expert, precision });
             Candidate {
                 predicted,
                 worth: self.options.thresholds.demand(unimportance),
-                resident: Resident { high: is_there(high), low: is_there(low) },
-                bytes: [holdings.bytes(low), holdings.bytes(high)],
+                is_resident: versions.map(is_there),
+                bytes: versions.map(|version| holdings.bytes(version)),
             }
         };
         predicted.iter().zip(importance).map(candidate).collect()
@@ -373,11 +366,8 @@ impl Prefetcher {
         else {
             return Vec::new();
         };
-        let mut loads = Vec::new();
-        if link.is_busy {
-            return loads;
-        }
         taken += link.elapsed_seconds.max(0.0);
+        let mut loads = Vec::new();
         while loads.len() < room {
             let mut best: Option<(usize, Load)> = None;
             for (i, candidate) in candidates.iter().enumerate() {

@@ -14,7 +14,6 @@
 //! `n` counts the tokens that a key was seen with, `c(e)` those of them that used `e`. Tables are bounded
 //! ([`PathLimits`]); what was cut counts as never seen.
 
-mod batches;
 mod builder;
 mod error;
 mod format;
@@ -22,16 +21,14 @@ mod format;
 #[cfg(test)]
 mod tests;
 
-pub use batches::PathBatches;
-pub use builder::{PathLimits, PathTableBuilder};
+pub use builder::{PathBatches, PathLimits, PathTableBuilder};
 pub use error::PathTableError;
 
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{PredictShape, Predicted, Predictor, top_k};
-use crate::expert::ExpertId;
+use super::{PredictShape, Predicted, Predictor, predicted, top_k};
 
 /// Uses that the opinion of the level above counts as.
 pub const SMOOTHING: f32 = 2.0;
@@ -203,11 +200,8 @@ impl Predictor for PathPredictor {
         let before = position.checked_sub(1).and_then(|before| self.chosen[before].as_deref());
         table.probabilities(last, before, &mut self.probabilities);
         top_k(&self.probabilities, k.into(), &mut self.best);
-        out.extend(self.best.iter().map(|&index| Predicted {
-            expert: ExpertId { layer: target, index },
-            score: self.probabilities[usize::from(index)].clamp(0.0, 1.0),
-            distance,
-        }));
+        let probability = |&index: &u16| (index, self.probabilities[usize::from(index)]);
+        out.extend(predicted(target, distance, &self.best, probability));
     }
 
     fn begin_token(&mut self) {

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use rand_mt::Mt;
 
 use super::*;
+use crate::expert::ExpertId;
 use crate::predict::{PredictorKind, build};
 
 /// Layers 1, 2 and 5 of four experts each, one used.

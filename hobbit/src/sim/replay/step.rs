@@ -35,7 +35,7 @@ pub(in crate::sim) fn read_record(
     // Weights in half precision might fall on the other side of a threshold.
     let mut demands = vec![Demand::Skip; n_expert];
     record.needed.iter().for_each(|needed| demands[usize::from(needed.expert)] = needed.demand);
-    chosen.asked(&demands);
+    chosen.demands = demands;
 }
 
 impl Replay<'_> {

@@ -1,17 +1,18 @@
 //! ARC's lists, step by step.
 
 use super::*;
-use crate::cache::policy::scripts::{at, high, insert, miss, token, victim_for, victim_of};
+use crate::cache::policy::Policy;
+use crate::cache::policy::scripts::{aged, at, high, insert, miss, token, victim_for, victim_of};
 
 /// T1, T2, B1, B2 by expert, and p.
 fn lists(arc: &mut Arc) -> ([Vec<u16>; 4], usize) {
-    let Lists { t1, t2, b1, b2, target } = arc.lists.of(high(0)).clone();
+    let Lists { t1, t2, b1, b2, target } = arc.of(high(0)).0.clone();
     ([t1, t2, b1, b2].map(|list| list.iter().map(|version| version.expert.index).collect()), target)
 }
 
 #[test]
 fn recency_and_frequency_adapt_to_what_is_missed() {
-    let (mut arc, mut residents) = (Arc::default(), Vec::new());
+    let (mut arc, mut residents) = (aged(Arc::default()), Vec::new());
     (0..4).for_each(|index| assert_eq!(miss(&mut arc, index, &mut residents, 4), None));
     token(&mut arc, 1, &[0, 1]);
     assert_eq!(lists(&mut arc), ([vec![2, 3], vec![0, 1], vec![], vec![]], 0));
@@ -31,7 +32,7 @@ fn recency_and_frequency_adapt_to_what_is_missed() {
 
 #[test]
 fn a_scan_is_forgotten() {
-    let (mut arc, mut residents) = (Arc::default(), Vec::new());
+    let (mut arc, mut residents) = (aged(Arc::default()), Vec::new());
     for index in 0..60 {
         miss(&mut arc, index, &mut residents, 3);
     }
@@ -40,7 +41,7 @@ fn a_scan_is_forgotten() {
 
 #[test]
 fn a_prefetch_is_not_a_use() {
-    let mut arc = Arc::default();
+    let mut arc = aged(Arc::default());
     insert(&mut arc, &[0, 1]);
     token(&mut arc, 0, &[0]);
     assert_eq!(lists(&mut arc).0[..2], [vec![1, 0], vec![]]);
@@ -52,7 +53,7 @@ fn a_prefetch_is_not_a_use() {
 
 #[test]
 fn who_may_leave_goes_even_if_the_list_is_not_due() {
-    let mut arc = Arc::default();
+    let mut arc = aged(Arc::default());
     insert(&mut arc, &[0, 1, 2]);
     (0..2).for_each(|time| token(&mut arc, time, &[0]));
     assert_eq!(victim_of(&mut arc, &[0]), 0, "1 and 2 are pinned");

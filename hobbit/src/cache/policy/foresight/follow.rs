@@ -24,8 +24,8 @@ pub(super) struct Follow {
     n_seen: Vec<f32>,
 }
 
-/// Bytes of one layer's chances.
-pub(super) fn table_bytes(n_expert: usize) -> u64 {
+/// Bytes of the chances of a layer of so many experts.
+pub(in super::super) fn table_bytes(n_expert: usize) -> u64 {
     let n_pairs = if n_expert > N_EXPERT_MAX { 0 } else { n_expert * n_expert };
     ((n_pairs + n_expert) * size_of::<f32>()) as u64
 }
@@ -62,17 +62,12 @@ impl Follow {
     /// The mean chance that `second` comes after one of `before`; what is presumed where nothing is known.
     pub(super) fn chance(&self, before: &[u16], second: usize) -> f32 {
         let of_first = |&first: &u16| self.chances.get(usize::from(first) * self.n_expert + second);
-        match second < self.n_expert && !before.is_empty() {
-            true => {
-                before.iter().map(|first| of_first(first).copied().unwrap_or(PRESUMED)).sum::<f32>()
-                    / before.len() as f32
-            }
-            false => PRESUMED,
+        if second >= self.n_expert || before.is_empty() {
+            return PRESUMED;
         }
+        before.iter().map(|first| of_first(first).copied().unwrap_or(PRESUMED)).sum::<f32>() / before.len() as f32
     }
-}
 
-impl Follow {
     pub(super) fn save(&self, out: &mut Writer) {
         out.count(self.n_expert);
         out.f32s(&self.n_seen);

@@ -2,7 +2,7 @@
 
 use super::follow::Follow;
 use super::learner::Features;
-use super::options::{N_FEATURES, N_RATES};
+use super::{N_FEATURES, N_RATES};
 use crate::cache::bytes::{Cursor, Writer};
 use crate::cache::policy::Use;
 use crate::expert::Precision;
@@ -26,7 +26,7 @@ pub(super) struct Rates {
     pub(super) prior_tokens: f32,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Expert {
     /// Means that fade, by half-life: of what the router thinks of it, and of whether it was used.
     evidence: [f32; N_RATES],
@@ -39,27 +39,9 @@ struct Expert {
     is_resident: [bool; Precision::COUNT],
 }
 
-/// What uses asked for while no high version was there, which would have served all of them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Demands {
-    high: f32,
-    low: f32,
-    skip: f32,
-}
-
-impl Demands {
-    fn total(self) -> f32 {
-        self.high + self.low + self.skip
-    }
-
-    fn load(saved: &mut Cursor) -> Option<Self> {
-        Some(Self { high: saved.amount()?, low: saved.amount()?, skip: saved.amount()? })
-    }
-
-    fn save(self, out: &mut Writer) {
-        out.f32s(&[self.high, self.low, self.skip]);
-    }
-}
+/// What uses asked for while no high version was there, which would have served all of them: high precision, low
+/// precision, nothing.
+type Demands = [f32; 3];
 
 /// Least bytes of a saved expert.
 const EXPERT_BYTES: usize = 4 * (2 * N_RATES + 4) + 8;
@@ -70,16 +52,16 @@ impl Expert {
         out.f32s(&self.uses);
         out.f32s(&[self.n_run]);
         out.u64(self.last_step);
-        self.demands.save(out);
+        out.f32s(&self.demands);
     }
 
     fn load(saved: &mut Cursor, step: u64) -> Option<Self> {
         Some(Self {
             evidence: saved.f32s()?,
             uses: saved.f32s()?,
-            n_run: saved.amount()?,
+            n_run: saved.amounts().map(|[n_run]| n_run)?,
             last_step: saved.events().filter(|last_step| *last_step <= step)?,
-            demands: Demands::load(saved)?,
+            demands: saved.amounts()?,
             ..Self::default()
         })
     }
@@ -117,13 +99,18 @@ fn fade(means: &mut [f32; N_RATES], rates: &Rates, value: f32) {
 }
 
 impl Layer {
-    /// Whether `token` is another one than the running step's.
-    pub(super) fn is_next_step(&self, token: u64) -> bool {
-        self.token != Some(token)
-    }
-
-    /// Nothing more comes of the running step.
-    pub(super) fn end_step(&mut self) {
+    /// A step of this token begins, unless it has. Before that, nothing more comes of the one before: `learn` gets the
+    /// examples if they have been watched for `horizon` steps, and new ones take their place.
+    pub(super) fn begin_step(
+        &mut self,
+        token: u64,
+        rates: &Rates,
+        horizon: u32,
+        learn: impl FnOnce(bool, &[(Features, bool)]),
+    ) {
+        if self.token == Some(token) {
+            return;
+        }
         if self.n_rows > 1 || self.weight > 1.5 {
             // A batch uses whatever there is: nothing to learn from.
             self.examples.clear();
@@ -132,9 +119,15 @@ impl Layer {
             self.n_chosen = self.n_used;
             self.follow.learn(self.experts.len(), &self.used_before, &self.used);
         }
-    }
-
-    pub(super) fn begin_step(&mut self, token: u64, rates: &Rates) {
+        self.examples_age += 1;
+        if self.examples.is_empty() || self.examples_age >= horizon {
+            let mut examples = std::mem::take(&mut self.examples);
+            learn(self.is_scored(), &examples);
+            examples.clear();
+            examples.extend((0..self.experts.len()).map(|index| (self.features(index, rates), false)));
+            self.examples = examples;
+            self.examples_age = 0;
+        }
         (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
         std::mem::swap(&mut self.used, &mut self.used_before);
         self.used.clear();
@@ -147,19 +140,6 @@ impl Layer {
     /// Whether the weights for scores apply.
     pub(super) fn is_scored(&self) -> bool {
         self.is_scored == Some(true)
-    }
-
-    /// Between two steps: the examples, if they have been watched for `horizon` steps, and new ones in their place.
-    pub(super) fn watched(&mut self, horizon: u32, rates: &Rates, learn: impl FnOnce(&[(Features, bool)])) {
-        self.examples_age += 1;
-        if self.examples.is_empty() || self.examples_age >= horizon {
-            let mut examples = std::mem::take(&mut self.examples);
-            learn(&examples);
-            examples.clear();
-            examples.extend((0..self.experts.len()).map(|index| (self.features(index, rates), false)));
-            self.examples = examples;
-            self.examples_age = 0;
-        }
     }
 
     pub(super) fn begin_sequence(&mut self) {
@@ -176,7 +156,7 @@ impl Layer {
         out.u64(self.n_chosen as u64);
         out.put([self.is_scored.map_or(2, u8::from)]);
         out.f32s(&[self.run_tokens]);
-        self.demands.save(out);
+        out.f32s(&self.demands);
         out.count(self.experts.len());
         self.experts.iter().for_each(|expert| expert.save(out));
         self.follow.save(out);
@@ -192,7 +172,7 @@ impl Layer {
             [2] => None,
             _ => return None,
         };
-        let (run_tokens, demands) = (saved.amount()?, Demands::load(saved)?);
+        let ([run_tokens], demands) = (saved.amounts()?, saved.amounts()?);
         let n_experts = saved.count(EXPERT_BYTES).filter(|n| *n <= usize::from(u16::MAX) + 1)?;
         let experts: Option<Vec<Expert>> = (0..n_experts).map(|_| Expert::load(saved, step)).collect();
         let (experts, follow) = (experts?, Follow::load(saved)?);
@@ -273,19 +253,12 @@ impl Layer {
             if let Some((_, came)) = self.examples.get_mut(usize::from(index)) {
                 *came = true;
             }
-        }
-        if is_first_use {
             self.used.push(index);
         }
         if is_revealed {
-            let of_expert = &mut self.experts[usize::from(index)].demands;
-            for demands in [of_expert, &mut self.demands] {
-                match usage.precision {
-                    Some(Precision::High) => demands.high += 1.0,
-                    Some(Precision::Low) => demands.low += 1.0,
-                    None => demands.skip += 1.0,
-                }
-            }
+            let demand = usage.precision.map_or(2, Precision::index);
+            self.experts[usize::from(index)].demands[demand] += 1.0;
+            self.demands[demand] += 1.0;
         }
     }
 
@@ -295,8 +268,7 @@ impl Layer {
 
     /// What is known of an expert now.
     pub(super) fn features(&self, index: usize, rates: &Rates) -> Features {
-        let stranger = Expert::default();
-        let expert = self.experts.get(index).unwrap_or(&stranger);
+        let expert = self.experts.get(index).copied().unwrap_or_default();
         let prior = rates.prior_tokens.max(1e-3);
         let ever = (expert.n_run + prior * USED_PART) / (self.run_tokens + prior);
         let lately = (expert.n_sequence + prior * ever) / (self.sequence_tokens + prior);
@@ -319,18 +291,17 @@ impl Layer {
 
     /// What a use costs, in high loads, if this version of the expert is gone: nothing while its other version serves it.
     pub(super) fn cost(&self, index: u16, precision: Precision, low_cost: f32) -> f32 {
-        let stranger = Expert::default();
-        let expert = self.experts.get(usize::from(index)).unwrap_or(&stranger);
+        let expert = self.experts.get(usize::from(index)).copied().unwrap_or_default();
         let [high_is_here, low_is_here] = expert.is_resident;
-        let of_layer = self.demands;
-        let part = |of: fn(Demands) -> f32, prior: f32| {
-            let layer = (of(of_layer) + prior) / (of_layer.total() + 1.0);
-            (of(expert.demands) + PRIOR_DEMANDS * layer) / (expert.demands.total() + PRIOR_DEMANDS)
+        let total = |demands: Demands| demands.into_iter().sum::<f32>();
+        let part = |demand: usize, prior: f32| {
+            let layer = (self.demands[demand] + prior) / (total(self.demands) + 1.0);
+            (expert.demands[demand] + PRIOR_DEMANDS * layer) / (total(expert.demands) + PRIOR_DEMANDS)
         };
-        let low = part(|demands| demands.low, 0.0) * low_cost;
+        let (high, low) = (part(Precision::High.index(), 1.0), part(Precision::Low.index(), 0.0) * low_cost);
         match precision {
-            Precision::High if low_is_here => part(|demands| demands.high, 1.0),
-            Precision::High => part(|demands| demands.high, 1.0) + low,
+            Precision::High if low_is_here => high,
+            Precision::High => high + low,
             Precision::Low if high_is_here => 0.0,
             Precision::Low => low,
         }

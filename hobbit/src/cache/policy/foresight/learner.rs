@@ -1,6 +1,6 @@
 //! Logistic regression, one step at a time.
 
-use super::options::N_FEATURES;
+use super::N_FEATURES;
 use crate::cache::bytes::{Cursor, Writer};
 
 /// What is known of an expert at some token, about 1 in size.
@@ -10,7 +10,7 @@ pub(super) type Features = [f32; N_FEATURES];
 /// where they began.
 #[derive(Clone, Debug)]
 pub(super) struct Learner {
-    weights: Features,
+    pub(super) weights: Features,
     origin: Features,
     /// Sums of squared gradients. They begin at 1, so that the first steps are small.
     squares: Features,
@@ -58,11 +58,6 @@ impl Learner {
         let (weights, squares): (Features, Features) = (saved.f32s()?, saved.f32s()?);
         squares.iter().all(|square| *square >= 1.0).then(|| Self { weights, squares, ..self.clone() })
     }
-
-    #[cfg(test)]
-    pub(super) fn weights(&self) -> &Features {
-        &self.weights
-    }
 }
 
 #[cfg(test)]
@@ -84,8 +79,8 @@ mod tests {
     fn it_finds_the_feature_that_tells() {
         let mut learner = Learner::new([0.0; N_FEATURES], 0.3, 0.0);
         (0..200).for_each(|_| learner.learn(&examples()));
-        let [constant, telling, idle, ..] = *learner.weights();
-        assert!(telling > 2.0 && idle.abs() < 0.01 && constant.abs() < 0.01, "{:?}", learner.weights());
+        let [constant, telling, idle, ..] = learner.weights;
+        assert!(telling > 2.0 && idle.abs() < 0.01 && constant.abs() < 0.01, "{:?}", learner.weights);
         assert!(examples().iter().all(|(features, came)| (learner.predict(features) > 0.85) == *came));
     }
 
@@ -95,11 +90,11 @@ mod tests {
         origin[1] = -1.0;
         let mut frozen = Learner::new(origin, 0.0, 0.5);
         frozen.learn(&examples());
-        assert_eq!(frozen.weights(), &origin);
+        assert_eq!(frozen.weights, origin);
         let mut learner = Learner::new(origin, 0.3, 0.5);
         learner.learn(&[]);
-        assert_eq!(learner.weights(), &origin);
+        assert_eq!(learner.weights, origin);
         (0..1000).for_each(|_| learner.learn(&examples()));
-        assert!(learner.weights()[1] < 0.0, "a strong pull holds it back");
+        assert!(learner.weights[1] < 0.0, "a strong pull holds it back");
     }
 }

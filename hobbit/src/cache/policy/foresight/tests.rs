@@ -3,12 +3,12 @@
 
 use super::*;
 use crate::cache::policy::replay::{Router, synthetic};
-use crate::cache::policy::scripts::{at, high, insert, low, token, used, victim_of};
+use crate::cache::policy::scripts::{Aged, aged, at, high, insert, low, token, used, victim_of};
 use crate::cache::policy::{Belady, PolicyKind, Shape, Weights, build};
 use crate::expert::Precision;
 
-fn foresight() -> Foresight {
-    Foresight::new(ForesightOptions::default(), 0.25)
+fn foresight() -> Aged<Foresight> {
+    aged(Foresight::new(ForesightOptions::default(), 0.25))
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn without_scores_recent_and_frequent_experts_stay() {
 
 #[test]
 fn a_new_sequence_counts_from_the_whole_run() {
-    let mut foresight = Foresight::new(ForesightOptions { learning_rate: 0.0, ..Default::default() }, 1.0);
+    let mut foresight = aged(Foresight::new(ForesightOptions { learning_rate: 0.0, ..Default::default() }, 1.0));
     let known = |foresight: &Foresight, index| foresight.layers[3].features(index, &foresight.rates);
     (0..64).for_each(|time| token(&mut foresight, time, &[0]));
     let before = known(&foresight, 0);
@@ -77,20 +77,20 @@ fn a_loss_costs_what_the_uses_ask_for() {
 fn a_batch_counts_by_weight_and_teaches_nothing() {
     let mut foresight = foresight();
     insert(&mut foresight, &[0, 1]);
-    let weigh = |foresight: &mut Foresight, index: u16, weight, time| {
+    let weigh = |foresight: &mut Aged<Foresight>, index: u16, weight, time| {
         foresight.on_use(high(index).expert, Use { weight, ..used(Precision::High) }, at(time));
     };
     for (index, weight) in [(0, 60.0), (1, 4.0)] {
         weigh(&mut foresight, index, weight, 0);
     }
     assert_eq!(victim_of(&mut foresight, &[0, 1]), 1, "60 of 64 tokens are more than 4");
-    let before = *foresight.blind.weights();
+    let before = foresight.blind.weights;
     for time in 1..40 {
         (0..2).for_each(|index| weigh(&mut foresight, index, 32.0, time));
     }
-    assert_eq!(*foresight.blind.weights(), before);
+    assert_eq!(foresight.blind.weights, before);
     (40..80).for_each(|time| token(&mut foresight, time, &[1]));
-    assert_ne!(*foresight.blind.weights(), before);
+    assert_ne!(foresight.blind.weights, before);
 }
 
 /// Fine-grained and coarse, of more and of less to know.
@@ -107,7 +107,7 @@ fn it_misses_less_than_every_paper_where_there_is_something_to_know() {
         let trace = synthetic(router, seed);
         let shape = Shape { n_layers: 2, low_cost: 1.0 };
         for n_slots in [u32::from(router.n_expert) * 3 / 8, u32::from(router.n_expert) / 2] {
-            let least = trace.misses(Box::new(Belady::with_demands(trace.future(), 1.0)), n_slots, true);
+            let least = trace.misses(Box::new(Belady::new(trace.future(), 1.0)), n_slots, true);
             let others = PolicyKind::ALL.into_iter().filter(|kind| *kind != PolicyKind::Foresight);
             let misses = |kind| trace.misses(build(kind, &Weights::default(), shape), n_slots, true);
             let others: Vec<_> = others.map(|kind| (misses(kind), kind)).collect();

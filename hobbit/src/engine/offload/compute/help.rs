@@ -46,7 +46,7 @@ impl Offload {
                     index: used.index,
                     bytes: slices.clone().map(|slice| host.shape(slice).bytes).sum(),
                     // The router's order stands for its weights where these were not read.
-                    score: self.chosen.router_weights().get(rank).copied().unwrap_or((n_used - rank) as f32),
+                    score: self.chosen.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
                     on_host: used.row.is_some() && slices.clone().all(|slice| host.host_bytes(slice, used).is_some()),
                 }
             })

@@ -1,0 +1,73 @@
+//! Predictors by what whole tokens use: the token before, or the very one, which only the simulator knows.
+
+use super::{PredictShape, Predicted, Predictor, predicted};
+
+/// What a layer used for the token before, it often uses again. A score is the router weight it had there.
+#[derive(Clone, Debug)]
+pub struct Previous {
+    shape: PredictShape,
+    /// By position of the layer.
+    chosen: Vec<Vec<(u16, f32)>>,
+}
+
+impl Previous {
+    /// Nothing is known before the second token.
+    pub fn new(shape: PredictShape) -> Self {
+        let chosen = vec![Vec::new(); shape.layers.len()];
+        Self { shape, chosen }
+    }
+}
+
+impl Predictor for Previous {
+    fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]) {
+        let Some(position) = self.shape.position(layer) else { return };
+        let n_expert = self.shape.layers[position].1;
+        let kept = &mut self.chosen[position];
+        kept.clear();
+        kept.extend(chosen.iter().filter(|(index, weight)| *index < n_expert && !weight.is_nan()));
+    }
+
+    fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>) {
+        let Some((target, ..)) = self.shape.target(layer, distance) else { return };
+        // Later layers of the running token have not been observed: this is the token before.
+        let position = self.shape.position(target);
+        let chosen = position.map_or(&[][..], |position| &self.chosen[position]);
+        out.extend(predicted(target, distance, chosen, |chosen| *chosen));
+    }
+
+    fn begin_sequence(&mut self) {
+        self.chosen.iter_mut().for_each(Vec::clear);
+    }
+}
+
+/// What one token will use: by layer, experts and their router weights in falling order.
+pub type FutureToken = Vec<(u16, Vec<(u16, f32)>)>;
+
+/// Predicts what the tokens of a trace did, for what a perfect predictor would be worth. [`Predictor::begin_token`] takes
+/// the next of them.
+#[derive(Clone, Debug)]
+pub struct Oracle<I> {
+    shape: PredictShape,
+    future: I,
+    token: FutureToken,
+}
+
+impl<I: Iterator<Item = FutureToken> + Send> Oracle<I> {
+    /// `future` gives the tokens in order; after its end nothing is predicted.
+    pub fn new(shape: PredictShape, future: I) -> Self {
+        Self { shape, future, token: FutureToken::new() }
+    }
+}
+
+impl<I: Iterator<Item = FutureToken> + Send> Predictor for Oracle<I> {
+    fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>) {
+        let Some((target, n_expert, _)) = self.shape.target(layer, distance) else { return };
+        let Some((_, chosen)) = self.token.iter().find(|(layer, _)| *layer == target) else { return };
+        let chosen = chosen.iter().filter(|(index, _)| *index < n_expert);
+        out.extend(predicted(target, distance, chosen, |chosen| *chosen));
+    }
+
+    fn begin_token(&mut self) {
+        self.token = self.future.next().unwrap_or_default();
+    }
+}
