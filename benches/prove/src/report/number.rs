@@ -6,6 +6,11 @@ use hobbit::units::Percent;
 /// What is not known.
 pub const UNKNOWN: &str = "-";
 
+/// A figure that may not be known.
+pub fn shown(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
+    value.map_or(UNKNOWN.into(), show)
+}
+
 /// Three significant digits.
 pub fn digits(value: f64) -> String {
     if !value.is_finite() {

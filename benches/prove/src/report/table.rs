@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::number::SPREAD;
-use hobbit_programs::svg::escape;
+use hobbit_programs::plot::escape;
 
 /// What stands in one place.
 #[derive(Clone, Debug, Default, PartialEq)]

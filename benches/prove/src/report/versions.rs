@@ -2,22 +2,13 @@
 
 use std::fmt::Write;
 
+use super::group::distinct;
 use super::number::{UNKNOWN, bytes};
 use super::read::Entry;
 use super::table::Table;
 use hobbit_programs::bench::record::Record;
 use hobbit_programs::measure::host::Host;
-use hobbit_programs::svg::escape;
-
-/// Each value once, in their order.
-pub fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
-    values.fold(Vec::new(), |mut known, value| {
-        if !known.contains(&value) {
-            known.push(value);
-        }
-        known
-    })
-}
+use hobbit_programs::plot::escape;
 
 /// Text that is there.
 fn known(texts: impl Iterator<Item = String>) -> String {
