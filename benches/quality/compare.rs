@@ -55,10 +55,9 @@ impl Row {
         }
     }
 
-    /// Whether the row is better than a uniform quant of equal bytes, in perplexity and in divergence.
-    pub fn beats_uniform(&self) -> Option<(bool, bool)> {
-        let uniform = self.uniform.as_ref()?;
-        Some((self.perplexity < uniform.perplexity, self.kl < uniform.kl))
+    /// Dynamic precision, token by token.
+    pub fn is_judged(&self) -> bool {
+        self.case.kind == Kind::Dynamic && self.case.prefill_low.is_none()
     }
 
     /// The same text, the same cache, in the same way.
@@ -72,12 +71,12 @@ impl Row {
 /// Finds each dynamic row's uniform quant.
 pub fn compare(rows: &mut [Row]) {
     for i in 0..rows.len() {
-        if rows[i].case.kind == Kind::Dynamic && rows[i].case.prefill_low.is_none() {
-            let row = &rows[i];
-            let is_uniform = |other: &&Row| matches!(other.case.kind, Kind::Exact | Kind::Uniform);
-            let all: Vec<&Row> = rows.iter().filter(|other| row.is_comparable(other)).filter(is_uniform).collect();
-            let has_uniform = all.iter().any(|other| other.case.kind == Kind::Uniform);
-            rows[i].uniform = if has_uniform { interpolate(row.bytes_per_token, all) } else { None };
+        let row = &rows[i];
+        let is_uniform = |other: &&Row| matches!(other.case.kind, Kind::Exact | Kind::Uniform);
+        let all: Vec<&Row> = rows.iter().filter(|other| row.is_comparable(other)).filter(is_uniform).collect();
+        let has_uniform = all.iter().any(|other| other.case.kind == Kind::Uniform);
+        if row.is_judged() && has_uniform {
+            rows[i].uniform = interpolate(row.bytes_per_token, all);
         }
     }
 }

@@ -23,8 +23,7 @@ const ROOM: u64 = 16 << 30;
 
 /// The model, and the same with other experts.
 pub struct Files {
-    model: PathBuf,
-    other: HashMap<GgmlType, PathBuf>,
+    paths: HashMap<Quant, PathBuf>,
     expert_bytes: u64,
     file_bytes: u64,
 }
@@ -35,20 +34,14 @@ impl Files {
         let gguf = Gguf::open(model)?;
         let experts = gguf.experts()?;
         ensure!(!experts.is_empty(), "{}: expected a model with experts", model.display());
-        let mut other = HashMap::new();
+        let mut paths = HashMap::from([(None, model.to_owned())]);
         for dtype in cases.iter().flat_map(|case| [case.high, case.low]).flatten() {
-            if let Entry::Vacant(entry) = other.entry(dtype) {
-                let path = dir.join(format!("{dtype}.gguf"));
-                requantise_experts(model, dtype, &path, threads)?;
-                entry.insert(path);
+            if let Entry::Vacant(entry) = paths.entry(Some(dtype)) {
+                let path = entry.insert(dir.join(format!("{dtype}.gguf")));
+                requantise_experts(model, dtype, path, threads)?;
             }
         }
-        Ok(Self { model: model.to_owned(), other, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
-    }
-
-    fn of(&self, quant: Quant) -> Result<&Path> {
-        let Some(dtype) = quant else { return Ok(&self.model) };
-        Ok(self.other.get(&dtype).with_context(|| format!("no file with experts in {dtype}"))?.as_path())
+        Ok(Self { paths, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
     }
 }
 
@@ -131,17 +124,16 @@ pub fn measure(files: &Files, text: &Text, case: &Case, reference: &Reference) -
 
 fn open(files: &Files, case: &Case) -> Result<Session> {
     let bytes = (files.expert_bytes as f64 * case.cache_percent / 100.0) as u64;
-    let low = case.low.map(|dtype| files.of(Some(dtype))).transpose()?;
     let options = ModelOptions {
         budget: Budget::Bytes(ROOM + 2 * files.file_bytes),
         expert_cache: ExpertCache::Bytes(bytes),
-        low: low.map(|path| LowSource::File(path.to_owned())),
+        low: case.low.map(|_| LowSource::File(files.paths[&case.low].clone())),
         low_share: case.low_share,
         precision: case.precision(),
         n_gpu_layers: 0,
         ..ModelOptions::default()
     };
-    let model = Model::open(files.of(case.high)?, &options, |_| true)?;
+    let model = Model::open(&files.paths[&case.high], &options, |_| true)?;
     let n = WINDOW as u32;
     // One thread: the rows are evaluated side by side instead.
     let settings = SessionOptions {

@@ -17,9 +17,9 @@ struct Finding {
 }
 
 impl Finding {
-    /// Of the worst of places, which are told by how bad they are, and of what failed; `None` of neither.
+    /// Of the worst of places, each with how bad it is, of equal ones the first, and of what failed; `None` of neither.
     fn of(places: Vec<(f64, String)>, failures: Vec<String>, holds: impl Fn(f64) -> bool) -> Option<Self> {
-        let worst = places.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
+        let worst = places.into_iter().reduce(|worst, place| if place.0 > worst.0 { place } else { worst });
         let kept = failures.is_empty() && worst.as_ref().is_none_or(|(badness, _)| holds(*badness));
         let words: Vec<String> = worst.map(|(_, found)| found).into_iter().chain(failures).collect();
         (!words.is_empty()).then(|| Self { found: words.join("; "), kept })
@@ -315,6 +315,8 @@ fn of_long_runs(
             None => {}
         }
     }
+    // Of equal ones the last.
+    judged.reverse();
     Finding::of(judged, broken, holds)
 }
 
