@@ -128,7 +128,7 @@ fn side_by_side(files: &Files, text: &Text, cases: &[Case], reference: &Referenc
     let work = || {
         let one = |(i, case): (usize, &Case)| {
             let row = measure::measure(files, text, case, reference)
-                .map(|measured| Row::new(&text.name, case.clone(), &measured, reference))
+                .map(|measured| Row::new(&text.name, case.clone(), &measured))
                 .inspect(|row| {
                     eprintln!("{}, cache {}%, {}: {:.3}", text.name, case.cache_percent, case.label, row.perplexity)
                 });

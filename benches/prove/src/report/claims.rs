@@ -132,7 +132,7 @@ fn row(promise: &Promise, entries: &[Entry]) -> Vec<Cell> {
 
 fn where_(case: &Case) -> String {
     let busy = if case.place.busy == 0 { String::new() } else { format!(", beside {}", case.place.busy) };
-    format!("{}, {}{busy}", case.place.room(), case.place.test)
+    format!("{}{busy}", case.place.words())
 }
 
 /// The slowest of hobbit's variants against the fastest of the others, in every place.

@@ -6,6 +6,7 @@ use super::figures::{self, is_ok};
 use super::number;
 use super::read::Entry;
 use hobbit_programs::bench::record::Record;
+use hobbit_programs::bench::workload::Test;
 
 /// hobbit's name as an engine.
 pub const HOBBIT: &str = "hobbit";
@@ -44,28 +45,6 @@ impl Spread {
     }
 }
 
-/// What was evaluated, in tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Test {
-    /// Of the prompt.
-    pub n_prompt: u32,
-    /// One by one.
-    pub n_gen: u32,
-    /// In the context before.
-    pub n_depth: u32,
-}
-
-impl std::fmt::Display for Test {
-    /// As llama-bench: `pp128+tg32 @ d512`.
-    fn fmt(&self, to: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let parts = [(self.n_prompt, "pp"), (self.n_gen, "tg")];
-        let parts: Vec<_> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, name)| format!("{name}{n}")).collect();
-        to.write_str(if parts.is_empty() { "nothing" } else { "" })?;
-        to.write_str(&parts.join("+"))?;
-        if self.n_depth > 0 { write!(to, " @ d{}", self.n_depth) } else { Ok(()) }
-    }
-}
-
 /// What two engines must share to be compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
@@ -86,6 +65,11 @@ impl Place {
             Some(limit) => format!("{} in {}", self.model, number::bytes(limit as f64)),
             None => format!("{} without a limit", self.model),
         }
+    }
+
+    /// That and what was evaluated.
+    pub fn words(&self) -> String {
+        format!("{}, {}", self.room(), self.test.name())
     }
 }
 

@@ -80,7 +80,7 @@ fn records(entries: &[Entry]) -> Table {
         let record = &entry.record;
         let studies = [record.hobbit_label.as_str()];
         let alone = Study::of(std::slice::from_ref(entry), &studies);
-        let test = alone.cases.first().map_or(String::new(), |case| case.place.test.to_string());
+        let test = alone.cases.first().map_or(String::new(), |case| case.place.test.name());
         let cells = [
             entry.file.clone(),
             record.hobbit_label.clone(),

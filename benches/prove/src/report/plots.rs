@@ -4,10 +4,11 @@ use super::figures::{
     Measure, decode_ts, hit_rate, hits_per_token, in_memory, misses_per_token, of_model, prompt_ts, roofline_ts,
     stall_ms, token_ms, whole_s,
 };
-use super::group::{BASELINE, CONTENDED, Case, FITS, HOBBIT, LONG, Place, Study, Test, distinct, grouped};
+use super::group::{BASELINE, CONTENDED, Case, FITS, HOBBIT, LONG, Place, Study, distinct, grouped};
 use super::number::{self, digits, percent, shown};
 use super::read::Entry;
 use hobbit::units::{GIB, MIB};
+use hobbit_programs::bench::workload::Test;
 use hobbit_programs::plot::{Bar, Line, bars, plot};
 
 /// A plot and what it shows.
@@ -71,7 +72,7 @@ fn contended(entries: &[Entry]) -> Vec<Figure> {
                 Some(Bar { name: format!("{}, {others}", case.name()), values: vec![spread.median], note })
             };
             let rows: Vec<Bar> = cases.iter().filter_map(row).collect();
-            let title = format!("{part} speed beside others: {}, {}", place.room(), place.test);
+            let title = format!("{part} speed beside others: {}", place.words());
             of_bars(title, "tokens per second", &[part], &rows, note)
         })
     };
@@ -95,7 +96,7 @@ fn speeds(entries: &[Entry], label: &str) -> Vec<Figure> {
             }
         };
         let rows: Vec<Bar> = cases.iter().enumerate().filter(is_shown).map(row).collect();
-        let title = format!("Decode speed: {}, {}", place.room(), place.test);
+        let title = format!("Decode speed: {}", place.words());
         of_bars(title, "tokens per second", &["decode"], &rows, SPEEDS)
     };
     Study::of(entries, &[label]).by_place().into_iter().filter_map(of_place).collect()
@@ -130,7 +131,7 @@ fn stall(case: &Case, label: &str) -> Option<Bar> {
     let name = match label {
         "curve" => format!("{} of experts in memory", shown(case.median(in_memory), percent)),
         "ablation" => case.variant_name().to_owned(),
-        _ => case.place.test.to_string(),
+        _ => case.place.test.name(),
     };
     let variant = Some(case.variant).filter(|variant| label != "ablation" && !variant.is_empty());
     let mut note = format!("{} of {} ms", digits(stall), digits(token));
@@ -180,7 +181,13 @@ fn curve(entries: &[Entry]) -> Vec<Figure> {
         let note = "Across: how many of the model's experts have room in memory. Up: tokens per second, more is better. llama.cpp \
                     stands where hobbit stands with the same limit; dashed: what reading alone would allow.";
         let labels = ["experts in memory, %", "decode, tokens per second"];
-        of_lines(format!("Decode speed by memory: {model}, {test}"), labels, lines, ROOFLINE_ROOM * measured, note)
+        of_lines(
+            format!("Decode speed by memory: {model}, {}", test.name()),
+            labels,
+            lines,
+            ROOFLINE_ROOM * measured,
+            note,
+        )
     };
     grouped(study.hobbit(), |case| (&case.place.model, case.place.test)).into_iter().filter_map(of_test).collect()
 }
@@ -197,7 +204,7 @@ fn fits(entries: &[Entry]) -> Vec<Figure> {
         PARTS.map(|(part, figure, y_label, up)| {
             let at = cases.iter().filter_map(|case| Some((case.name(), 100.0 * case.any(of_model)?, *case)));
             let note = format!("Across: memory of the control group, in percent of the model's bytes. Up: {up}");
-            let title = format!("{part} by memory: {model}, {test}");
+            let title = format!("{part} by memory: {model}, {}", test.name());
             of_lines(title, ["budget, % of the model", y_label], by_name(at, figure), f64::INFINITY, &note)
         })
     };
@@ -236,7 +243,7 @@ fn sweep(
         // The baseline does not know how many experts a layer has.
         let same = || study.cases.iter().filter(|other| other.place == case.place);
         let at = x(case).or_else(|| same().find_map(&x))?;
-        let name = if n_tests > 1 { format!("{}, {}", case.name(), without_depth(case)) } else { case.name() };
+        let name = if n_tests > 1 { format!("{}, {}", case.name(), without_depth(case).name()) } else { case.name() };
         [HOBBIT, BASELINE].contains(&case.engine).then_some((name, at))
     };
     let of_part = |(part, figure): (&str, Measure)| {
@@ -278,7 +285,7 @@ fn memory(entries: &[Entry], labels: &[&str]) -> Vec<Figure> {
         let note = "Across: time. Up: memory of the process; below the dashed limit is better. Of repeated runs the first. The \
                     resident set counts mapped pages of the model's file, which the kernel may drop.";
         let labels = ["seconds since the process started", &format!("resident set, {name}")];
-        let title = format!("Memory over time: {}, {}", place.room(), place.test);
+        let title = format!("Memory over time: {}", place.words());
         of_lines(title, labels, lines, f64::INFINITY, note)
     };
     Study::of(entries, labels).by_place().into_iter().filter_map(of_place).collect()
@@ -289,7 +296,7 @@ fn speed(entries: &[Entry], labels: &[&str]) -> Vec<Figure> {
     let of_place = |(place, cases): (Place, Vec<&Case>)| {
         let note = "Across: time. Up: tokens per second, more is better: means of a sixtieth of the tokens each; of repeated \
                     runs the first.";
-        let title = format!("Decode speed over time: {}, {}", place.room(), place.test);
+        let title = format!("Decode speed over time: {}", place.words());
         let lines = over_time(&cases, |run| points_of_speed(&run.record.more.hobbit_steps_ns));
         of_lines(title, ["seconds of decoding", "decode, tokens per second"], lines, f64::INFINITY, note)
     };

@@ -6,11 +6,12 @@ use super::figures::{
     mean_ms, median_ms, of_model, peak_rss, prefill_s, prompt_ts, roofline_share, roofline_ts, stall_share, tenth_ts,
     warm_and_end, whole_s,
 };
-use super::group::{BASELINE, CONTENDED, Case, FITS, HOBBIT, LONG, Place, Spread, Study, Test, distinct, grouped};
+use super::group::{BASELINE, CONTENDED, Case, FITS, HOBBIT, LONG, Place, Spread, Study, distinct, grouped};
 use super::number::{self, UNKNOWN, bytes, change, digits, percent, shown};
 use super::read::Entry;
 use super::table::{Cell, Table, bold};
 use hobbit_programs::bench::record::Record;
+use hobbit_programs::bench::workload::Test;
 
 /// Makes a table; without rows where no record belongs to it.
 type Make = fn(&[Entry]) -> Table;
@@ -64,7 +65,7 @@ fn of_study(study: &Study, rows: impl IntoIterator<Item = Row>) -> Table {
 
 /// The words that most rows begin with.
 fn place(place: &Place) -> Row {
-    let test = place.test.to_string();
+    let test = place.test.name();
     [cell("model", place.model.as_str()), cell("limit", limit(place.limit)), cell("test", test)].concat()
 }
 
@@ -228,7 +229,7 @@ fn fits(entries: &[Entry]) -> Table {
         };
         [
             cell("model", case.place.model.as_str()),
-            cell("test", case.place.test.to_string()),
+            cell("test", case.place.test.name()),
             cell("variant", case.variant),
             cell("budget", limit(case.place.limit)),
             cell("of the model", shown(case.any(of_model), percent)),
@@ -257,7 +258,7 @@ fn curve(entries: &[Entry]) -> Table {
         [
             cell("model", case.place.model.as_str()),
             cell("engine", case.name()),
-            cell("test", case.place.test.to_string()),
+            cell("test", case.place.test.name()),
             cell("experts in memory", shown(case.median(in_memory), percent)),
             cell("limit", limit(case.place.limit)),
             cell("decode, t/s", bold(found_of(Some(case), decode_ts))),
