@@ -132,7 +132,7 @@ fn main() -> Result<()> {
         decode_tokens: args.decode_tokens as usize,
         threads: args.threads.unwrap_or((cores - cores / 2).max(1) as i32),
         device_threads,
-        latency_seconds: args.latency,
+        link_latency_seconds: args.latency,
     };
     let of_cache = |&cache_percent: &f64| {
         [CpuHelper::Off, CpuHelper::On, CpuHelper::Auto].map(|helper| Contestant::Hobbit { cache_percent, helper })

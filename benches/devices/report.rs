@@ -36,13 +36,7 @@ pub fn finish(settings: &Settings, everyone: &[Contestant], runs: &[Run], json: 
     let raw = json!({
         "host": host,
         "model": { "name": settings.name, "bytes": fs::metadata(&settings.path).map_or(0, |file| file.len()) },
-        "settings": {
-            "prompt_tokens": settings.prompt_tokens,
-            "decode_tokens": settings.decode_tokens,
-            "threads": settings.threads,
-            "device_threads": settings.device_threads,
-            "link_latency_seconds": settings.latency_seconds,
-        },
+        "settings": settings,
         "verdicts": verdicts,
         "runs": runs,
     });

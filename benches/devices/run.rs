@@ -39,15 +39,17 @@ impl fmt::Display for Contestant {
 }
 
 /// What all runs have in common.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Settings {
+    #[serde(skip)]
     pub name: String,
+    #[serde(skip)]
     pub path: PathBuf,
     pub prompt_tokens: usize,
     pub decode_tokens: usize,
     pub threads: i32,
     pub device_threads: usize,
-    pub latency_seconds: f64,
+    pub link_latency_seconds: f64,
 }
 
 /// What was measured.

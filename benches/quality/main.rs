@@ -40,7 +40,6 @@ use hobbit::{Model, ModelOptions};
 use case::{Case, Pair};
 use compare::Row;
 use measure::{Files, Reference, Text};
-use report::Subject;
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models");
 const SWEEPS: [&str; 3] = ["low-share", "thresholds", "renormalise"];
@@ -110,8 +109,7 @@ fn main() -> Result<()> {
         rows.extend(side_by_side(&files, text, &cases, &reference, jobs)?);
     }
     compare::compare(&mut rows);
-    let subject = Subject { model: &path, sweep: args.sweep.as_deref(), seconds: started.elapsed().as_secs_f64() };
-    report::finish(subject, &rows, args.json.as_deref())
+    report::finish(&args, &path, started.elapsed().as_secs_f64(), &rows)
 }
 
 fn texts(args: &Args, path: &Path) -> Result<Vec<Text>> {

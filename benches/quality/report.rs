@@ -6,6 +6,7 @@ use anyhow::Result;
 use hobbit::PrecisionOptions;
 use serde_json::json;
 
+use super::Args;
 use super::case::Kind;
 use super::compare::Row;
 use super::measure::WINDOW;
@@ -15,16 +16,8 @@ use hobbit_programs::measure::host::Host;
 /// What default thresholds may cost, of the exact model's perplexity.
 const COST_MAX: f64 = 0.01;
 
-/// What was measured, and of what.
-#[derive(Clone, Copy)]
-pub struct Subject<'a> {
-    pub model: &'a Path,
-    pub sweep: Option<&'a str>,
-    pub seconds: f64,
-}
-
 /// Prints the tables and verdicts, and writes the raw numbers.
-pub fn finish(subject: Subject<'_>, rows: &[Row], json: Option<&Path>) -> Result<()> {
+pub fn finish(args: &Args, model: &Path, seconds: f64, rows: &[Row]) -> Result<()> {
     for (i, first) in rows.iter().enumerate() {
         if rows[..i].iter().any(|row| row.is_comparable(first)) {
             continue;
@@ -33,20 +26,20 @@ pub fn finish(subject: Subject<'_>, rows: &[Row], json: Option<&Path>) -> Result
         println!("\n**{}, expert cache {}%, {how}**\n", first.text, first.case.cache_percent);
         table(rows.iter().filter(|row| row.is_comparable(first)));
     }
-    let verdicts = if subject.sweep.is_none() { verdicts(rows) } else { Vec::new() };
+    let verdicts = if args.sweep.is_none() { verdicts(rows) } else { Vec::new() };
     verdict::print(&verdicts);
-    let host = Host::describe(subject.model);
-    let stem = subject.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let suffix = subject.sweep.map_or(String::new(), |sweep| format!("-{sweep}"));
+    let host = Host::describe(model);
+    let stem = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let suffix = args.sweep.as_ref().map_or(String::new(), |sweep| format!("-{sweep}"));
     let raw = json!({
         "host": host,
         "model": stem,
         "window": WINDOW,
-        "seconds": subject.seconds,
+        "seconds": seconds,
         "verdicts": verdicts,
         "rows": rows,
     });
-    verdict::write(&raw, json, &host, &format!("quality-{stem}{suffix}.json"))
+    verdict::write(&raw, args.json.as_deref(), &host, &format!("quality-{stem}{suffix}.json"))
 }
 
 fn table<'a>(rows: impl Iterator<Item = &'a Row>) {

@@ -250,50 +250,38 @@ fn hobbit(entries: &[Entry]) -> impl Iterator<Item = &Record> {
 
 /// Against the budget where it is known, else against the limit.
 fn within_budget(entries: &[Entry]) -> Option<Finding> {
-    let (mut n, mut n_within, mut n_killed, mut n_unknown) = (0, 0, 0, 0);
-    let mut closest = None::<(f64, String)>;
+    let (mut peaks, mut n_killed, mut n_unknown) = (Vec::new(), 0, 0);
     for record in hobbit(entries) {
         let Some(limit) = record.hobbit_limit else { continue };
-        let budget = record.hobbit_budget.unwrap_or(limit);
-        let killed = record.hobbit_outcome.starts_with("killed");
         match record.hobbit_peak_rss {
-            _ if killed => n_killed += 1,
-            None => {
-                n_unknown += 1;
-                continue;
-            }
-            Some(peak) => {
-                n_within += usize::from(peak <= budget);
-                let share = peak as f64 / (budget as f64).max(1.0);
-                if closest.as_ref().is_none_or(|(most, _)| share > *most) {
-                    let place = format!("{} in {}", figures::model(record, entries), bytes(budget as f64));
-                    closest = Some((share, place));
-                }
-            }
+            _ if record.hobbit_outcome.starts_with("killed") => n_killed += 1,
+            None => n_unknown += 1,
+            Some(peak) => peaks.push((peak, record.hobbit_budget.unwrap_or(limit), record)),
         }
-        n += 1;
     }
-    if n == 0 {
-        return None;
-    }
+    let (n, n_within) = (peaks.len() + n_killed, peaks.iter().filter(|(peak, budget, _)| peak <= budget).count());
+    let shares = peaks.into_iter().map(|(peak, budget, record)| {
+        let place = format!("{} in {}", figures::model(record, entries), bytes(budget as f64));
+        (peak as f64 / (budget as f64).max(1.0), place)
+    });
+    let closest = shares.reduce(|closest, other| if other.0 > closest.0 { other } else { closest });
     let mut words = vec![format!("{n_within} of {n}")];
     words.extend(closest.map(|(share, place)| format!("at most {} ({place})", percent(share))));
     words.extend((n_killed > 0).then(|| format!("{n_killed} killed")));
     words.extend((n_unknown > 0).then(|| format!("{n_unknown} failed without a figure")));
-    Some(Finding { found: words.join("; "), kept: n_within == n })
+    (n > 0).then(|| Finding { found: words.join("; "), kept: n_within == n })
 }
 
 /// Dynamic precision is meant to differ, so its records do not count.
 fn identical(entries: &[Entry]) -> Option<Finding> {
-    let (mut equal, mut compared, mut by_record) = (0u64, 0u64, true);
-    for record in hobbit(entries).filter(|record| record.hobbit_precision.as_deref() != Some("dynamic")) {
-        let Some(of) = record.hobbit_logits_compared.filter(|of| *of > 0) else { continue };
-        let own = record.hobbit_logits_equal.unwrap_or(0);
-        by_record &= own == of;
-        equal = equal.saturating_add(own);
-        compared = compared.saturating_add(of);
-    }
-    (compared > 0).then(|| Finding { found: format!("{equal} of {compared} evaluations"), kept: by_record })
+    let exact = hobbit(entries).filter(|record| record.hobbit_precision.as_deref() != Some("dynamic"));
+    let pairs =
+        exact.filter_map(|record| Some((record.hobbit_logits_equal.unwrap_or(0), record.hobbit_logits_compared?)));
+    let pairs: Vec<(u64, u64)> = pairs.filter(|(_, compared)| *compared > 0).collect();
+    let sum = |part: fn(&(u64, u64)) -> u64| pairs.iter().map(part).fold(0, u64::saturating_add);
+    let found = format!("{} of {} evaluations", sum(|pair| pair.0), sum(|pair| pair.1));
+    let kept = pairs.iter().all(|(equal, compared)| equal == compared);
+    (!pairs.is_empty()).then_some(Finding { found, kept })
 }
 
 /// The worst of hobbit's long runs; a run that says nothing and failed is one that did not hold.

@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use super::figures;
-use super::group::Study;
 use super::number::{bytes, digits};
 use super::read::{Entry, files};
 use super::table::Table;
 use super::{plots, tables, versions};
+use hobbit_programs::bench::workload::Test;
 use hobbit_programs::plot::{self, escape};
 
 const STYLE: &str = include_str!("page.css");
@@ -32,14 +32,14 @@ pub fn page(entries: &[Entry]) -> String {
     );
     versions::write(&mut page, entries);
     page.push_str(READING);
-    let tables: Vec<Table> = tables::names().iter().filter_map(|name| tables::by_name(name, entries)).collect();
-    let shown = || tables.iter().filter(|table| !table.rows.is_empty());
+    let tables = tables::names().into_iter().filter_map(|name| tables::by_name(name, entries));
+    let tables: Vec<Table> = tables.filter(|table| !table.rows.is_empty()).collect();
     page.push_str("<nav>");
-    for table in shown() {
+    for table in &tables {
         let _ = write!(page, "<a href='#{}'>{}</a> ", table.name, escape(table.title));
     }
     page.push_str("<a href='#records'>All records</a></nav>\n");
-    for table in shown() {
+    for table in &tables {
         let _ = write!(
             page,
             "<section id='{}'>\n<h2>{}</h2>\n{}<p class='note'>{}Made from {}.</p>\n",
@@ -78,9 +78,7 @@ fn records(entries: &[Entry]) -> Table {
     let heading = ["file", "study", "variant", "engine", "model", "limit", "test", "began", "t/s", "outcome"];
     let row = |entry: &Entry| {
         let record = &entry.record;
-        let studies = [record.hobbit_label.as_str()];
-        let alone = Study::of(std::slice::from_ref(entry), &studies);
-        let test = alone.cases.first().map_or(String::new(), |case| case.place.test.name());
+        let (n_prompt, n_gen, n_depth) = (record.n_prompt, record.n_gen, record.n_depth);
         let cells = [
             entry.file.clone(),
             record.hobbit_label.clone(),
@@ -88,7 +86,7 @@ fn records(entries: &[Entry]) -> Table {
             record.hobbit_engine.clone(),
             figures::model(record, entries),
             record.hobbit_limit.map_or("none".into(), |limit| bytes(limit as f64)),
-            test,
+            Test { n_prompt, n_gen, n_depth }.name(),
             record.test_time.clone(),
             digits(record.avg_ts),
             record.hobbit_outcome.clone(),

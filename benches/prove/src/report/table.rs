@@ -15,15 +15,9 @@ pub struct Cell {
     pub bold: bool,
 }
 
-impl From<String> for Cell {
-    fn from(text: String) -> Self {
-        Self { text, bold: false }
-    }
-}
-
-impl From<&str> for Cell {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self { text: text.into(), bold: false }
     }
 }
 
