@@ -1,7 +1,5 @@
 //! What is compared with what.
 
-use std::str::FromStr;
-
 use hobbit::PrecisionOptions;
 use hobbit::gguf::GgmlType;
 use hobbit::options::{LowShare, PrecisionMode};
@@ -66,22 +64,14 @@ fn name<S: Serializer>(quant: &Quant, to: S) -> Result<S::Ok, S::Error> {
     quant.map(|dtype| dtype.to_string()).serialize(to)
 }
 
-/// High and low, `q8_0+q2_k`. A high type that is the model's own is its own bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Pair {
-    pub high: GgmlType,
-    pub low: GgmlType,
-}
+/// The high and the low type. A high type that is the model's own is its own bytes.
+pub type Pair = (GgmlType, GgmlType);
 
-impl FromStr for Pair {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let dtype = |word| GgmlType::from_name(word).ok_or_else(|| format!("'{word}': expected a type such as q4_k"));
-        let (high, low) =
-            text.split_once('+').ok_or_else(|| format!("'{text}': expected HIGH+LOW, as in q8_0+q2_k"))?;
-        Ok(Self { high: dtype(high)?, low: dtype(low)? })
-    }
+/// A pair that was typed as `q8_0+q2_k`.
+pub fn pair(text: &str) -> Result<Pair, String> {
+    let dtype = |word| GgmlType::from_name(word).ok_or_else(|| format!("'{word}': expected a type such as q4_k"));
+    let (high, low) = text.split_once('+').ok_or_else(|| format!("'{text}': expected HIGH+LOW, as in q8_0+q2_k"))?;
+    Ok((dtype(high)?, dtype(low)?))
 }
 
 impl Case {
@@ -119,11 +109,11 @@ impl Case {
 /// The rows of a sweep, or without one those of the quality table. `own` is the type of the model's experts.
 pub fn cases(sweep: Option<&str>, pairs: &[Pair], own: GgmlType, cache_percent: f64) -> Vec<Case> {
     let exact = Case::exact(cache_percent);
-    let dynamic = |pair: &Pair| Case {
+    let dynamic = |&(high, low): &Pair| Case {
         kind: Kind::Dynamic,
-        label: format!("{}+{}", pair.high, pair.low),
-        high: (pair.high != own).then_some(pair.high),
-        low: Some(pair.low),
+        label: format!("{high}+{low}"),
+        high: (high != own).then_some(high),
+        low: Some(low),
         ..exact.clone()
     };
     let first = dynamic(&pairs[0]);

@@ -61,6 +61,7 @@ struct Args {
         long,
         value_name = "HIGH+LOW,...",
         value_delimiter = ',',
+        value_parser = case::pair,
         default_value = "q8_0+q2_k,q8_0+q3_k,q8_0+q4_k,q4_k+q2_k"
     )]
     pairs: Vec<Pair>,

@@ -12,8 +12,6 @@ mod number;
 mod page;
 mod plots;
 mod read;
-#[cfg(test)]
-mod synthetic;
 mod table;
 mod tables;
 #[cfg(test)]

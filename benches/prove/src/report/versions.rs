@@ -66,13 +66,13 @@ fn instructions(system_info: &str) -> String {
 }
 
 fn llama_cpp(record: &Record) -> String {
-    let build = if record.build_number > 0 { format!("build b{}", record.build_number) } else { String::new() };
-    let bindings = match &record.more.hobbit_host.llama_cpp_sys[..] {
-        "" | "unknown" => String::new(),
-        version => format!("llama-cpp-sys-2 {version}"),
-    };
-    // A record without a build says nothing new.
-    if build.is_empty() { String::new() } else { format!("{build} ({bindings})").replace(" ()", "") }
+    let build = format!("build b{}", record.build_number);
+    match &record.more.hobbit_host.llama_cpp_sys[..] {
+        // A record without a build says nothing new.
+        _ if record.build_number <= 0 => String::new(),
+        "" | "unknown" => build,
+        version => format!("{build} (llama-cpp-sys-2 {version})"),
+    }
 }
 
 fn disk(host: &Host, entries: &[Entry]) -> String {
@@ -112,7 +112,7 @@ fn engines(entries: &[Entry]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::super::synthetic::{entry, record};
+    use super::super::tests::synthetic::{entry, record};
     use super::*;
 
     #[test]

@@ -1,4 +1,4 @@
-use super::super::synthetic::{GIB, MIB, all, entry, record, with_series, with_whole};
+use super::super::tests::synthetic::{GIB, MIB, all, entry, record, with_series, with_whole};
 use super::*;
 
 /// What was found by the check of that name, or else by the only one of the promise that contains `words`; whether it holds.
