@@ -14,7 +14,6 @@
 //! At each speed everyone runs in order and then in reverse. Tables (markdown) go to stdout, raw numbers to
 //! `benches/results/<machine>/devices-<model>.json`. A bench reports: a missed target is printed, the exit code stays 0.
 
-mod contestant;
 mod report;
 mod run;
 #[path = "../shared/verdict.rs"]
@@ -25,10 +24,10 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use gguf_tools::synth::{Spec, write};
+use hobbit::options::CpuHelper;
 use lagging_device::Device;
 
-use contestant::Contestant;
-use run::{Run, Settings};
+use run::{Contestant, Run, Settings};
 
 /// hobbit on a device behind a throttled link
 #[derive(Debug, Parser)]
@@ -120,7 +119,11 @@ fn main() -> Result<()> {
             })
         })
         .collect();
-    run::quiet();
+    hobbit::set_log(|level, text| {
+        if level == hobbit::LogLevel::Error {
+            eprint!("{text}");
+        }
+    });
     let (name, path) = model(&args)?;
     let settings = Settings {
         name,
@@ -129,9 +132,12 @@ fn main() -> Result<()> {
         decode_tokens: args.decode_tokens as usize,
         threads: args.threads.unwrap_or((cores - cores / 2).max(1) as i32),
         device_threads,
-        latency_seconds: args.latency,
+        link_latency_seconds: args.latency,
     };
-    let everyone = Contestant::all(&args.caches);
+    let of_cache = |&cache_percent: &f64| {
+        [CpuHelper::Off, CpuHelper::On, CpuHelper::Auto].map(|helper| Contestant::Hobbit { cache_percent, helper })
+    };
+    let everyone: Vec<_> = [Contestant::Stock].into_iter().chain(args.caches.iter().flat_map(of_cache)).collect();
     let order: Vec<Contestant> = everyone.iter().chain(everyone.iter().rev()).copied().collect();
     let mut runs: Vec<Run> = Vec::new();
     for (device, &link) in devices.iter().zip(&args.links) {

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
+use hobbit::options::CpuHelper;
 use serde_json::json;
 
-use super::contestant::{Contestant, Helper};
-use super::run::{Run, Settings};
+use super::run::{Contestant, Run, Settings};
 use super::verdict::{self, Verdict};
 use hobbit_programs::measure::host::Host;
 
@@ -36,13 +36,7 @@ pub fn finish(settings: &Settings, everyone: &[Contestant], runs: &[Run], json: 
     let raw = json!({
         "host": host,
         "model": { "name": settings.name, "bytes": fs::metadata(&settings.path).map_or(0, |file| file.len()) },
-        "settings": {
-            "prompt_tokens": settings.prompt_tokens,
-            "decode_tokens": settings.decode_tokens,
-            "threads": settings.threads,
-            "device_threads": settings.device_threads,
-            "link_latency_seconds": settings.latency_seconds,
-        },
+        "settings": settings,
         "verdicts": verdicts,
         "runs": runs,
     });
@@ -96,9 +90,10 @@ fn verdicts(everyone: &[Contestant], link: f64, runs: &[Run]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let stock = speed(Contestant::Stock, link, runs);
     for &contestant in everyone {
-        let Contestant::Hobbit { cache_percent, helper: Helper::Auto } = contestant else { continue };
+        let Contestant::Hobbit { cache_percent, helper: CpuHelper::Auto } = contestant else { continue };
         let with = |helper| speed(Contestant::Hobbit { cache_percent, helper }, link, runs);
-        let (Some(off), Some(on), Some(auto)) = (with(Helper::Off), with(Helper::On), with(Helper::Auto)) else {
+        let (Some(off), Some(on), Some(auto)) = (with(CpuHelper::Off), with(CpuHelper::On), with(CpuHelper::Auto))
+        else {
             continue;
         };
         let of = format!("{link} GB/s, {cache_percent}% on the device");

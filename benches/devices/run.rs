@@ -1,11 +1,12 @@
 //! One run: everything into host memory, then a prompt and single tokens, timed.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use hobbit::engine::{Stock, StockOptions};
-use hobbit::options::DeviceChoice;
+use hobbit::options::{CpuHelper, DeviceChoice};
 use hobbit::plan::ExpertCache;
 use hobbit::stats::DeviceCounters;
 use hobbit::{DeviceOptions, ModelOptions, SessionOptions, Token};
@@ -13,32 +14,42 @@ use hobbit_programs::bench::engine::{Engine, Hobbit};
 use lagging_device::Device;
 use serde::Serialize;
 
-use super::contestant::Contestant;
-
 /// Real text: what is read first is the prompt, what follows is "decoded".
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
 
+/// A way to run the model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Contestant {
+    /// Plain llama.cpp: experts on the CPU, of large batches copied to the device (`--n-cpu-moe` all, op-offload on).
+    Stock,
+    /// hobbit with a device cache of so many percent of all experts, and what becomes of the missing ones.
+    Hobbit { cache_percent: f64, helper: CpuHelper },
+}
+
+impl fmt::Display for Contestant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Contestant::Stock => f.write_str("llama.cpp, experts on the CPU"),
+            Contestant::Hobbit { cache_percent, helper } => {
+                write!(f, "hobbit, {cache_percent}% on the device, CPU helper {helper}")
+            }
+        }
+    }
+}
+
 /// What all runs have in common.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Settings {
+    #[serde(skip)]
     pub name: String,
+    #[serde(skip)]
     pub path: PathBuf,
     pub prompt_tokens: usize,
     pub decode_tokens: usize,
     pub threads: i32,
     pub device_threads: usize,
-    pub latency_seconds: f64,
-}
-
-impl Settings {
-    pub fn n_ctx(&self) -> u32 {
-        (self.prompt_tokens + self.decode_tokens + 1).next_multiple_of(256) as u32
-    }
-
-    /// A prompt is one batch.
-    pub fn n_batch(&self) -> u32 {
-        self.prompt_tokens.max(32) as u32
-    }
+    pub link_latency_seconds: f64,
 }
 
 /// What was measured.
@@ -62,15 +73,6 @@ impl Run {
     pub fn decode_seconds(&self) -> f64 {
         self.step_seconds.iter().sum()
     }
-}
-
-/// Only errors of llama.cpp.
-pub fn quiet() {
-    hobbit::set_log(|level, text| {
-        if level == hobbit::LogLevel::Error {
-            eprint!("{text}");
-        }
-    });
 }
 
 /// Opens a contestant and measures it.
@@ -116,10 +118,12 @@ pub fn run(settings: &Settings, contestant: Contestant, device: &Device, link_gb
 /// llama.cpp with its experts on the CPU and everything else on the device, or hobbit.
 fn open(settings: &Settings, contestant: Contestant, device: &Device) -> Result<Box<dyn Engine>> {
     let devices = DeviceChoice::Named(vec![device.name().into()]);
+    // A prompt is one batch.
+    let n_batch = settings.prompt_tokens.max(32) as u32;
     let session = SessionOptions {
-        n_ctx: settings.n_ctx(),
-        n_batch: settings.n_batch(),
-        n_ubatch: settings.n_batch(),
+        n_ctx: (settings.prompt_tokens + settings.decode_tokens + 1).next_multiple_of(256) as u32,
+        n_batch,
+        n_ubatch: n_batch,
         threads: Some(settings.threads),
         ..SessionOptions::default()
     };
@@ -137,7 +141,7 @@ fn open(settings: &Settings, contestant: Contestant, device: &Device) -> Result<
             let device = DeviceOptions {
                 devices,
                 cache: ExpertCache::Percent(cache_percent),
-                cpu_helper: helper.option(),
+                cpu_helper: helper,
                 headroom: 0.0,
                 ..DeviceOptions::default()
             };

@@ -1,7 +1,5 @@
 //! What is compared with what.
 
-use std::str::FromStr;
-
 use hobbit::PrecisionOptions;
 use hobbit::gguf::GgmlType;
 use hobbit::options::{LowShare, PrecisionMode};
@@ -66,29 +64,22 @@ fn name<S: Serializer>(quant: &Quant, to: S) -> Result<S::Ok, S::Error> {
     quant.map(|dtype| dtype.to_string()).serialize(to)
 }
 
-/// High and low, `q8_0+q2_k`. A high type that is the model's own is its own bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Pair {
-    pub high: GgmlType,
-    pub low: GgmlType,
-}
+/// The high and the low type. A high type that is the model's own is its own bytes.
+pub type Pair = (GgmlType, GgmlType);
 
-impl FromStr for Pair {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let dtype = |word| GgmlType::from_name(word).ok_or_else(|| format!("'{word}': expected a type such as q4_k"));
-        let (high, low) =
-            text.split_once('+').ok_or_else(|| format!("'{text}': expected HIGH+LOW, as in q8_0+q2_k"))?;
-        Ok(Self { high: dtype(high)?, low: dtype(low)? })
-    }
+/// A pair that was typed as `q8_0+q2_k`.
+pub fn pair(text: &str) -> Result<Pair, String> {
+    let dtype = |word| GgmlType::from_name(word).ok_or_else(|| format!("'{word}': expected a type such as q4_k"));
+    let (high, low) = text.split_once('+').ok_or_else(|| format!("'{text}': expected HIGH+LOW, as in q8_0+q2_k"))?;
+    Ok((dtype(high)?, dtype(low)?))
 }
 
 impl Case {
-    fn new(kind: Kind, label: String, cache_percent: f64) -> Self {
+    /// Every expert, as in the model.
+    pub fn exact(cache_percent: f64) -> Self {
         Self {
-            kind,
-            label,
+            kind: Kind::Exact,
+            label: "exact".to_owned(),
             cache_percent,
             high: None,
             low: None,
@@ -98,25 +89,6 @@ impl Case {
             low_share: LowShare::Auto,
             prefill_low: None,
         }
-    }
-
-    pub fn exact(cache_percent: f64) -> Self {
-        Self::new(Kind::Exact, "exact".to_owned(), cache_percent)
-    }
-
-    fn dynamic(pair: Pair, own: GgmlType, cache_percent: f64) -> Self {
-        let label = format!("{}+{}", pair.high, pair.low);
-        let high = (pair.high != own).then_some(pair.high);
-        Self { high, low: Some(pair.low), ..Self::new(Kind::Dynamic, label, cache_percent) }
-    }
-
-    fn cold_drop(t1: f32, renormalise: bool, cache_percent: f64) -> Self {
-        let label = if renormalise { "cold-drop, renormalised" } else { "cold-drop" };
-        Self { t1, t2: t1, renormalise, ..Self::new(Kind::ColdDrop, label.to_owned(), cache_percent) }
-    }
-
-    fn uniform(dtype: GgmlType, cache_percent: f64) -> Self {
-        Self { high: Some(dtype), ..Self::new(Kind::Uniform, format!("uniform {dtype}"), cache_percent) }
     }
 
     /// As the engine is told.
@@ -134,64 +106,61 @@ impl Case {
     }
 }
 
-/// The rows of the quality table. `own` is the type of the model's experts.
-pub fn table(pairs: &[Pair], own: GgmlType, cache_percent: f64) -> Vec<Case> {
-    let mut cases = vec![Case::exact(cache_percent)];
-    cases.extend(pairs.iter().map(|&pair| Case::dynamic(pair, own, cache_percent)));
-    cases.extend([false, true].map(|renormalise| Case::cold_drop(PrecisionOptions::T1, renormalise, cache_percent)));
-    cases.extend(uniform(cache_percent));
-    cases
-}
-
-/// The same model at smaller sizes.
-pub fn uniform(cache_percent: f64) -> impl Iterator<Item = Case> {
-    let types = ["q6_k", "q5_k", "q4_k", "q3_k", "q2_k"].into_iter().filter_map(GgmlType::from_name);
-    types.map(move |dtype| Case::uniform(dtype, cache_percent))
-}
-
-/// Whole windows in one batch, with more and more of the least popular experts in low precision.
-pub fn prompt(pairs: &[Pair], own: GgmlType, cache_percent: f64) -> Vec<Case> {
-    let exact = Case { prefill_low: Some(0.0), ..Case::exact(cache_percent) };
-    let case = |pair, share: f32| {
-        let case = Case::dynamic(pair, own, cache_percent);
-        Case { label: format!("{}, {:.0}% low", case.label, 100.0 * share), prefill_low: Some(share), ..case }
+/// The rows of a sweep, or without one those of the quality table. `own` is the type of the model's experts.
+pub fn cases(sweep: Option<&str>, pairs: &[Pair], own: GgmlType, cache_percent: f64) -> Vec<Case> {
+    let exact = Case::exact(cache_percent);
+    let dynamic = |&(high, low): &Pair| Case {
+        kind: Kind::Dynamic,
+        label: format!("{high}+{low}"),
+        high: (high != own).then_some(high),
+        low: Some(low),
+        ..exact.clone()
     };
-    let dynamic = pairs.iter().flat_map(|&pair| PREFILL_LOW.map(|share| case(pair, share)));
-    std::iter::once(exact).chain(dynamic).collect()
-}
-
-/// The part of the cache that low versions get.
-pub fn low_shares(pair: Pair, own: GgmlType, cache_percent: f64) -> Vec<Case> {
-    let case = |percent| {
-        let case = Case::dynamic(pair, own, cache_percent);
-        let label = format!("{}, low share {percent}%", case.label);
-        Case { label, low_share: LowShare::Percent(percent), ..case }
-    };
-    LOW_SHARES.into_iter().map(case).collect()
-}
-
-/// T1 and T2, among uniformly smaller quants.
-pub fn thresholds(pair: Pair, own: GgmlType, cache_percent: f64) -> Vec<Case> {
-    let case = |(t1, t2)| {
-        let case = Case::dynamic(pair, own, cache_percent);
-        Case { label: format!("{}, T {t1} {t2}", case.label), t1, t2, ..case }
-    };
-    let mut cases = vec![Case::exact(cache_percent)];
-    cases.extend(THRESHOLDS.map(case));
-    cases.extend(uniform(cache_percent));
-    cases
-}
-
-/// With and without scaling up what is left when an expert is skipped.
-pub fn renormalise(pair: Pair, own: GgmlType, cache_percent: f64) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (t1, t2) in [(0.6, 0.9), (0.6, 0.8), (0.7, 0.7), (0.5, 0.5)] {
-        for renormalise in [false, true] {
-            let case = Case::dynamic(pair, own, cache_percent);
-            let suffix = if renormalise { ", renormalised" } else { "" };
-            cases.push(Case { label: format!("{}, T {t1} {t2}{suffix}", case.label), t1, t2, renormalise, ..case });
+    let first = dynamic(&pairs[0]);
+    let cold_drop = [("cold-drop", false), ("cold-drop, renormalised", true)].map(|(label, renormalise)| {
+        let label = label.to_owned();
+        Case { kind: Kind::ColdDrop, label, t2: PrecisionOptions::T1, renormalise, ..exact.clone() }
+    });
+    // The same model at smaller sizes.
+    let uniform = ["q6_k", "q5_k", "q4_k", "q3_k", "q2_k"].into_iter().filter_map(GgmlType::from_name);
+    let uniform = uniform.map(|dtype| {
+        let label = format!("uniform {dtype}");
+        Case { kind: Kind::Uniform, label, high: Some(dtype), ..exact.clone() }
+    });
+    match sweep {
+        // The part of the cache that low versions get.
+        Some("low-share") => {
+            let case = |percent| {
+                let label = format!("{}, low share {percent}%", first.label);
+                Case { label, low_share: LowShare::Percent(percent), ..first.clone() }
+            };
+            LOW_SHARES.into_iter().map(case).collect()
+        }
+        // T1 and T2, among uniformly smaller quants.
+        Some("thresholds") => {
+            let case = |(t1, t2)| Case { label: format!("{}, T {t1} {t2}", first.label), t1, t2, ..first.clone() };
+            std::iter::once(exact.clone()).chain(THRESHOLDS.map(case)).chain(uniform).collect()
+        }
+        // With and without scaling up what is left when an expert is skipped.
+        Some(_) => {
+            let both = |(t1, t2)| {
+                [("", false), (", renormalised", true)].map(|(suffix, renormalise)| {
+                    let label = format!("{}, T {t1} {t2}{suffix}", first.label);
+                    Case { label, t1, t2, renormalise, ..first.clone() }
+                })
+            };
+            [(0.6, 0.9), (0.6, 0.8), (0.7, 0.7), (0.5, 0.5)].into_iter().flat_map(both).chain(cold_drop).collect()
+        }
+        None => {
+            // Whole windows in one batch, with more and more of the least popular experts in low precision.
+            let prompts = pairs.iter().map(dynamic).flat_map(|case| {
+                PREFILL_LOW.map(|share| {
+                    let label = format!("{}, {:.0}% low", case.label, 100.0 * share);
+                    Case { label, prefill_low: Some(share), ..case.clone() }
+                })
+            });
+            let table = std::iter::once(exact.clone()).chain(pairs.iter().map(dynamic)).chain(cold_drop).chain(uniform);
+            table.chain([Case { prefill_low: Some(0.0), ..exact.clone() }]).chain(prompts).collect()
         }
     }
-    cases.extend([false, true].map(|renormalise| Case::cold_drop(PrecisionOptions::T1, renormalise, cache_percent)));
-    cases
 }

@@ -4,7 +4,7 @@ use hobbit::stats::PhaseStats;
 use serde::Serialize;
 
 use super::case::{Case, Kind};
-use super::measure::{Measured, Reference};
+use super::measure::Measured;
 
 /// A row of the table.
 #[derive(Clone, Debug, Serialize)]
@@ -14,7 +14,7 @@ pub struct Row {
     pub perplexity: f64,
     /// Perplexity beyond the exact model's, as a share of it.
     pub cost: f64,
-    /// Standard error of `cost`: tokens are compared one by one, as both models read the same text.
+    /// Its standard error.
     pub cost_error: f64,
     /// Mean Kullback-Leibler divergence from the exact model, nats a token.
     pub kl: f64,
@@ -36,29 +36,25 @@ pub struct Uniform {
 }
 
 impl Row {
-    pub fn new(text: &str, case: Case, measured: &Measured, reference: &Reference) -> Self {
-        let differences: Vec<f64> = measured.nll.iter().zip(&reference.nll).map(|(a, b)| a - b).collect();
-        let (difference, difference_error) = mean(&differences);
-        let (kl, kl_error) = mean(&measured.kl);
-        let stats = measured.stats;
+    pub fn new(text: &str, case: Case, Measured { nll, difference, kl, stats }: &Measured) -> Self {
+        let (cost, kl) = (difference.estimate().exp(), kl.estimate());
         Self {
             text: text.to_owned(),
             case,
-            perplexity: mean(&measured.nll).0.exp(),
-            cost: difference.exp() - 1.0,
-            cost_error: difference.exp() * difference_error,
-            kl,
-            kl_error,
+            perplexity: nll.mean().exp(),
+            cost: cost.value - 1.0,
+            cost_error: cost.uncertainty,
+            kl: kl.value,
+            kl_error: kl.uncertainty,
             bytes_per_token: stats.bytes_read as f64 / stats.tokens.max(1) as f64,
-            stats,
+            stats: *stats,
             uniform: None,
         }
     }
 
-    /// Whether the row is better than a uniform quant of equal bytes, in perplexity and in divergence.
-    pub fn beats_uniform(&self) -> Option<(bool, bool)> {
-        let uniform = self.uniform.as_ref()?;
-        Some((self.perplexity < uniform.perplexity, self.kl < uniform.kl))
+    /// Dynamic precision, token by token.
+    pub fn is_judged(&self) -> bool {
+        self.case.kind == Kind::Dynamic && self.case.prefill_low.is_none()
     }
 
     /// The same text, the same cache, in the same way.
@@ -72,12 +68,12 @@ impl Row {
 /// Finds each dynamic row's uniform quant.
 pub fn compare(rows: &mut [Row]) {
     for i in 0..rows.len() {
-        if rows[i].case.kind == Kind::Dynamic && rows[i].case.prefill_low.is_none() {
-            let row = &rows[i];
-            let is_uniform = |other: &&Row| matches!(other.case.kind, Kind::Exact | Kind::Uniform);
-            let all: Vec<&Row> = rows.iter().filter(|other| row.is_comparable(other)).filter(is_uniform).collect();
-            let has_uniform = all.iter().any(|other| other.case.kind == Kind::Uniform);
-            rows[i].uniform = if has_uniform { interpolate(row.bytes_per_token, all) } else { None };
+        let row = &rows[i];
+        let is_uniform = |other: &&Row| matches!(other.case.kind, Kind::Exact | Kind::Uniform);
+        let all: Vec<&Row> = rows.iter().filter(|other| row.is_comparable(other)).filter(is_uniform).collect();
+        let has_uniform = all.iter().any(|other| other.case.kind == Kind::Uniform);
+        if row.is_judged() && has_uniform {
+            rows[i].uniform = interpolate(row.bytes_per_token, all);
         }
     }
 }
@@ -105,12 +101,4 @@ fn interpolate(bytes: f64, mut all: Vec<&Row>) -> Option<Uniform> {
         kl: mix(less.kl, more.kl),
         between: vec![label(less), label(more)],
     })
-}
-
-/// Mean and its standard error.
-fn mean(values: &[f64]) -> (f64, f64) {
-    let n = values.len().max(1) as f64;
-    let mean = values.iter().sum::<f64>() / n;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
-    (mean, (variance / n).sqrt())
 }

@@ -29,19 +29,17 @@ mod verdict;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::Parser;
-use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::gguf::Gguf;
 use hobbit::{Model, ModelOptions};
 
 use case::{Case, Pair};
 use compare::Row;
 use measure::{Files, Reference, Text};
-use report::Subject;
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models");
 const SWEEPS: [&str; 3] = ["low-share", "thresholds", "renormalise"];
@@ -63,6 +61,7 @@ struct Args {
         long,
         value_name = "HIGH+LOW,...",
         value_delimiter = ',',
+        value_parser = case::pair,
         default_value = "q8_0+q2_k,q8_0+q3_k,q8_0+q4_k,q4_k+q2_k"
     )]
     pairs: Vec<Pair>,
@@ -94,7 +93,12 @@ fn main() -> Result<()> {
     let path = args.model.clone().unwrap_or_else(|| Path::new(MODELS).join("demo.gguf"));
     let jobs = args.jobs.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
     let jobs = jobs.unwrap_or(1);
-    let cases = cases(&args, measure::own_type(&Gguf::open(&path)?)?)?;
+    if let Some(wrong) = args.cache.iter().find(|percent| !(0.0..=100.0).contains(*percent)) {
+        bail!("--cache {wrong}: expected percent, 0 to 100");
+    }
+    let own = measure::own_type(&Gguf::open(&path)?)?;
+    let of_cache = |&percent: &f64| case::cases(args.sweep.as_deref(), &args.pairs, own, percent);
+    let cases: Vec<Case> = args.cache.iter().flat_map(of_cache).collect();
     let dir = tempfile::tempdir()?;
     let files = Files::new(&path, &cases, dir.path(), jobs)?;
     let texts = texts(&args, &path)?;
@@ -106,24 +110,7 @@ fn main() -> Result<()> {
         rows.extend(side_by_side(&files, text, &cases, &reference, jobs)?);
     }
     compare::compare(&mut rows);
-    let subject = Subject { model: &path, sweep: args.sweep.as_deref(), seconds: started.elapsed().as_secs_f64() };
-    report::finish(subject, &rows, args.json.as_deref())
-}
-
-fn cases(args: &Args, own: GgmlType) -> Result<Vec<Case>> {
-    if let Some(wrong) = args.cache.iter().find(|percent| !(0.0..=100.0).contains(*percent)) {
-        bail!("--cache {wrong}: expected percent, 0 to 100");
-    }
-    let pair = args.pairs[0];
-    let caches = args.cache.iter().copied();
-    Ok(match args.sweep.as_deref() {
-        Some("low-share") => caches.flat_map(|cache| case::low_shares(pair, own, cache)).collect(),
-        Some("thresholds") => caches.flat_map(|cache| case::thresholds(pair, own, cache)).collect(),
-        Some(_) => caches.flat_map(|cache| case::renormalise(pair, own, cache)).collect(),
-        None => caches
-            .flat_map(|cache| [case::table(&args.pairs, own, cache), case::prompt(&args.pairs, own, cache)].concat())
-            .collect(),
-    })
+    report::finish(&args, &path, started.elapsed().as_secs_f64(), &rows)
 }
 
 fn texts(args: &Args, path: &Path) -> Result<Vec<Text>> {
@@ -135,28 +122,23 @@ fn texts(args: &Args, path: &Path) -> Result<Vec<Text>> {
 
 /// Measures every case, `jobs` at a time; answers in the order of the cases.
 fn side_by_side(files: &Files, text: &Text, cases: &[Case], reference: &Reference, jobs: usize) -> Result<Vec<Row>> {
-    let next = AtomicUsize::new(0);
-    let rows: Mutex<Vec<(usize, Result<Row>)>> = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..jobs.min(cases.len()) {
-            scope.spawn(|| {
-                while let Some((i, case)) =
-                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, cases.get(i)?)))
-                {
-                    let measured = measure::measure(files, text, case, reference);
-                    let row = measured.map(|measured| Row::new(&text.name, case.clone(), &measured, reference));
-                    if let Ok(row) = &row {
-                        eprintln!(
-                            "{}, cache {}%, {}: {:.3}",
-                            text.name, case.cache_percent, case.label, row.perplexity
-                        );
-                    }
-                    rows.lock().expect("no thread panics with the lock").push((i, row));
-                }
-            });
-        }
+    let queue = Mutex::new(cases.iter().enumerate());
+    let next = || queue.lock().expect("no thread panics with the lock").next();
+    let work = || {
+        let one = |(i, case): (usize, &Case)| {
+            let row = measure::measure(files, text, case, reference)
+                .map(|measured| Row::new(&text.name, case.clone(), &measured))
+                .inspect(|row| {
+                    eprintln!("{}, cache {}%, {}: {:.3}", text.name, case.cache_percent, case.label, row.perplexity)
+                });
+            (i, row)
+        };
+        std::iter::from_fn(next).map(one).collect::<Vec<_>>()
+    };
+    let mut rows = thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs.min(cases.len())).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect::<Vec<_>>()
     });
-    let mut rows = rows.into_inner().expect("no thread panics with the lock");
     rows.sort_by_key(|(i, _)| *i);
     rows.into_iter().map(|(_, row)| row).collect()
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::options::LowSource;
+use hobbit::perplexity::{estimate::Sums, softmax::Normaliser};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::PhaseStats;
 use hobbit::{BatchToken, Model, ModelOptions, Session, SessionOptions, Token};
@@ -23,8 +24,7 @@ const ROOM: u64 = 16 << 30;
 
 /// The model, and the same with other experts.
 pub struct Files {
-    model: PathBuf,
-    other: HashMap<GgmlType, PathBuf>,
+    paths: HashMap<Quant, PathBuf>,
     expert_bytes: u64,
     file_bytes: u64,
 }
@@ -35,20 +35,14 @@ impl Files {
         let gguf = Gguf::open(model)?;
         let experts = gguf.experts()?;
         ensure!(!experts.is_empty(), "{}: expected a model with experts", model.display());
-        let mut other = HashMap::new();
+        let mut paths = HashMap::from([(None, model.to_owned())]);
         for dtype in cases.iter().flat_map(|case| [case.high, case.low]).flatten() {
-            if let Entry::Vacant(entry) = other.entry(dtype) {
-                let path = dir.join(format!("{dtype}.gguf"));
-                requantise_experts(model, dtype, &path, threads)?;
-                entry.insert(path);
+            if let Entry::Vacant(entry) = paths.entry(Some(dtype)) {
+                let path = entry.insert(dir.join(format!("{dtype}.gguf")));
+                requantise_experts(model, dtype, path, threads)?;
             }
         }
-        Ok(Self { model: model.to_owned(), other, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
-    }
-
-    fn of(&self, quant: Quant) -> Result<&Path> {
-        let Some(dtype) = quant else { return Ok(&self.model) };
-        Ok(self.other.get(&dtype).with_context(|| format!("no file with experts in {dtype}"))?.as_path())
+        Ok(Self { paths, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
     }
 }
 
@@ -86,62 +80,56 @@ impl Text {
     }
 }
 
-/// What a run found, for each scored token in nats.
+/// What a run found, in nats a scored token.
+#[derive(Default)]
 pub struct Measured {
     /// Negative log-likelihoods.
-    pub nll: Vec<f64>,
-    /// Kullback-Leibler divergences from the reference; empty for the reference itself.
-    pub kl: Vec<f64>,
+    pub nll: Sums,
+    /// How much larger they are than the reference's: tokens are compared one by one, as both models read the same text.
+    pub difference: Sums,
+    /// Kullback-Leibler divergences from the reference.
+    pub kl: Sums,
     pub stats: PhaseStats,
 }
 
-/// Log-probabilities of the exact model, `[n_scored][n_vocab]`.
-pub struct Reference {
-    rows: Vec<f32>,
-    n_vocab: usize,
-    pub nll: Vec<f64>,
-}
+/// Log-probabilities of the exact model after each scored position, `[n_vocab]` each.
+pub type Reference = Vec<Vec<f32>>;
 
 /// Runs the exact model with everything resident.
 pub fn reference(files: &Files, text: &Text) -> Result<Reference> {
-    let mut session = open(files, &Case::exact(100.0))?;
-    let n_vocab = session.model().n_vocab();
-    let mut rows = Vec::with_capacity(text.n_scored() * n_vocab);
-    let mut nll = Vec::new();
-    run(&mut session, text, false, |log_probs, next| {
-        nll.push(-f64::from(log_probs[next as usize]));
-        rows.extend_from_slice(log_probs);
-    })?;
-    Ok(Reference { rows, n_vocab, nll })
+    let mut rows = Vec::with_capacity(text.n_scored());
+    run(&mut open(files, &Case::exact(100.0))?, text, false, |log_probs, _| rows.push(log_probs.to_vec()))?;
+    Ok(rows)
 }
 
 /// Runs the case and compares with the reference.
 pub fn measure(files: &Files, text: &Text, case: &Case, reference: &Reference) -> Result<Measured> {
     let mut session = open(files, case).with_context(|| case.label.clone())?;
-    let (mut nll, mut kl) = (Vec::new(), Vec::new());
-    let mut exact = reference.rows.chunks_exact(reference.n_vocab);
+    let mut measured = Measured::default();
+    let mut exact = reference.iter();
     run(&mut session, text, case.prefill_low.is_some(), |log_probs, next| {
-        nll.push(-f64::from(log_probs[next as usize]));
         let exact = exact.next().expect("the reference saw the same windows");
+        let nll = |log_probs: &[f32]| -f64::from(log_probs[next as usize]);
+        measured.nll.add(nll(log_probs));
+        measured.difference.add(nll(log_probs) - nll(exact));
         let divergence: f64 = exact.iter().zip(log_probs).map(|(p, q)| f64::from(p.exp()) * f64::from(p - q)).sum();
-        kl.push(divergence.max(0.0)); // rounding
+        measured.kl.add(divergence.max(0.0)); // rounding
     })?;
-    Ok(Measured { nll, kl, stats: session.stats().total() })
+    Ok(Measured { stats: session.stats().total(), ..measured })
 }
 
 fn open(files: &Files, case: &Case) -> Result<Session> {
     let bytes = (files.expert_bytes as f64 * case.cache_percent / 100.0) as u64;
-    let low = case.low.map(|dtype| files.of(Some(dtype))).transpose()?;
     let options = ModelOptions {
         budget: Budget::Bytes(ROOM + 2 * files.file_bytes),
         expert_cache: ExpertCache::Bytes(bytes),
-        low: low.map(|path| LowSource::File(path.to_owned())),
+        low: case.low.map(|_| LowSource::File(files.paths[&case.low].clone())),
         low_share: case.low_share,
         precision: case.precision(),
         n_gpu_layers: 0,
         ..ModelOptions::default()
     };
-    let model = Model::open(files.of(case.high)?, &options, |_| true)?;
+    let model = Model::open(&files.paths[&case.high], &options, |_| true)?;
     let n = WINDOW as u32;
     // One thread: the rows are evaluated side by side instead.
     let settings = SessionOptions {
@@ -157,39 +145,25 @@ fn open(files: &Files, case: &Case) -> Result<Session> {
 
 /// Shows `score` the log-probabilities after each scored position, and the token that came.
 fn run(session: &mut Session, text: &Text, in_batches: bool, mut score: impl FnMut(&[f32], Token)) -> Result<()> {
-    let mut log_probs = Vec::new();
+    let scored = SCORED..WINDOW - 1;
+    let positions: Vec<usize> = if in_batches { (0..WINDOW).collect() } else { (0..scored.end).collect() };
     for window in &text.windows {
         session.reset();
-        let entry = |position: usize| BatchToken {
-            token: window[position],
-            position: position as i32,
-            sequence: 0,
-            logits: (SCORED..WINDOW - 1).contains(&position),
-        };
-        let mut look = |session: &Session, index: usize, position: usize| -> Result<()> {
-            log_softmax(session.logits(index).context("logits were asked for")?, &mut log_probs);
-            score(&log_probs, window[position + 1]);
-            Ok(())
-        };
-        if in_batches {
-            session.evaluate(&(0..WINDOW).map(entry).collect::<Vec<_>>())?;
-            (SCORED..WINDOW - 1).try_for_each(|position| look(session, position, position))?;
-            continue;
-        }
-        for position in 0..WINDOW - 1 {
-            session.evaluate(&[entry(position)])?;
-            if position >= SCORED {
-                look(session, 0, position)?;
+        for batch in positions.chunks(if in_batches { WINDOW } else { 1 }) {
+            let entry = |&at: &usize| BatchToken {
+                token: window[at],
+                position: at as i32,
+                sequence: 0,
+                logits: scored.contains(&at),
+            };
+            session.evaluate(&batch.iter().map(entry).collect::<Vec<_>>())?;
+            for (index, at) in batch.iter().enumerate().filter(|(_, at)| scored.contains(at)) {
+                let logits = session.logits(index).context("logits were asked for")?;
+                let row = Normaliser::of(logits);
+                let shift = row.max + row.sum_exp.ln() as f32;
+                score(&logits.iter().map(|logit| logit - shift).collect::<Vec<_>>(), window[at + 1]);
             }
         }
     }
     Ok(())
-}
-
-fn log_softmax(logits: &[f32], out: &mut Vec<f32>) {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from((logit - max).exp())).sum();
-    let shift = max + sum.ln() as f32;
-    out.clear();
-    out.extend(logits.iter().map(|logit| logit - shift));
 }

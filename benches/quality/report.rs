@@ -6,6 +6,7 @@ use anyhow::Result;
 use hobbit::PrecisionOptions;
 use serde_json::json;
 
+use super::Args;
 use super::case::Kind;
 use super::compare::Row;
 use super::measure::WINDOW;
@@ -15,16 +16,8 @@ use hobbit_programs::measure::host::Host;
 /// What default thresholds may cost, of the exact model's perplexity.
 const COST_MAX: f64 = 0.01;
 
-/// What was measured, and of what.
-#[derive(Clone, Copy)]
-pub struct Subject<'a> {
-    pub model: &'a Path,
-    pub sweep: Option<&'a str>,
-    pub seconds: f64,
-}
-
 /// Prints the tables and verdicts, and writes the raw numbers.
-pub fn finish(subject: Subject<'_>, rows: &[Row], json: Option<&Path>) -> Result<()> {
+pub fn finish(args: &Args, model: &Path, seconds: f64, rows: &[Row]) -> Result<()> {
     for (i, first) in rows.iter().enumerate() {
         if rows[..i].iter().any(|row| row.is_comparable(first)) {
             continue;
@@ -33,20 +26,20 @@ pub fn finish(subject: Subject<'_>, rows: &[Row], json: Option<&Path>) -> Result
         println!("\n**{}, expert cache {}%, {how}**\n", first.text, first.case.cache_percent);
         table(rows.iter().filter(|row| row.is_comparable(first)));
     }
-    let verdicts = if subject.sweep.is_none() { verdicts(rows) } else { Vec::new() };
+    let verdicts = if args.sweep.is_none() { verdicts(rows) } else { Vec::new() };
     verdict::print(&verdicts);
-    let host = Host::describe(subject.model);
-    let stem = subject.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let suffix = subject.sweep.map_or(String::new(), |sweep| format!("-{sweep}"));
+    let host = Host::describe(model);
+    let stem = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let suffix = args.sweep.as_ref().map_or(String::new(), |sweep| format!("-{sweep}"));
     let raw = json!({
         "host": host,
         "model": stem,
         "window": WINDOW,
-        "seconds": subject.seconds,
+        "seconds": seconds,
         "verdicts": verdicts,
         "rows": rows,
     });
-    verdict::write(&raw, json, &host, &format!("quality-{stem}{suffix}.json"))
+    verdict::write(&raw, args.json.as_deref(), &host, &format!("quality-{stem}{suffix}.json"))
 }
 
 fn table<'a>(rows: impl Iterator<Item = &'a Row>) {
@@ -63,12 +56,14 @@ fn table<'a>(rows: impl Iterator<Item = &'a Row>) {
         let uniform = row.uniform.as_ref().map_or("".to_owned(), |uniform| {
             format!("{:.3}, {:.2} ({})", uniform.perplexity, 1e3 * uniform.kl, uniform.between.join(" to "))
         });
-        let better = row.beats_uniform().map_or("", |better| match better {
-            (true, true) => "yes",
-            (true, false) => "perplexity only",
-            (false, true) => "KL only",
-            (false, false) => "no",
-        });
+        let better = row.uniform.as_ref().map(|uniform| (row.perplexity < uniform.perplexity, row.kl < uniform.kl));
+        let better = match better {
+            None => "",
+            Some((true, true)) => "yes",
+            Some((true, false)) => "perplexity only",
+            Some((false, true)) => "KL only",
+            Some((false, false)) => "no",
+        };
         println!(
             "| {} | {:.3} | {:+.2} ± {:.2} % | {:.2} ± {:.2} | {:.0} | {hits} | {used} | {uniform} | {better} |",
             row.case.label,
@@ -85,36 +80,29 @@ fn table<'a>(rows: impl Iterator<Item = &'a Row>) {
 /// On the pairs whose high version is the exact one; a smaller high version costs more for reasons of its own.
 fn verdicts(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    let is_judged = |row: &&Row| row.case.kind == Kind::Dynamic && row.case.prefill_low.is_none();
-    for row in rows.iter().filter(is_judged).filter(|row| row.case.high.is_none()) {
+    for row in rows.iter().filter(|row| row.is_judged() && row.case.high.is_none()) {
         let of = format!("{}, cache {}%, {}", row.text, row.case.cache_percent, row.case.label);
-        let mut verdict = |promise: String, found: String, is_kept| verdicts.push(Verdict { promise, found, is_kept });
         if (row.case.t1, row.case.t2) == (PrecisionOptions::T1, PrecisionOptions::T2) {
             let promise = format!("{of}: costs at most {:.0}% perplexity", 100.0 * COST_MAX);
             let found = format!("{:+.2} ± {:.2} %", 100.0 * row.cost, 100.0 * row.cost_error);
-            verdict(promise, found, row.cost <= COST_MAX);
+            verdicts.push(Verdict { promise, found, is_kept: row.cost <= COST_MAX });
         }
+        let mut better_than = |what: &str, perplexity: f64, kl: f64| {
+            let found = format!(
+                "perplexity {:.3} against {perplexity:.3}, KL {:.2} against {:.2} millinats",
+                row.perplexity,
+                1e3 * row.kl,
+                1e3 * kl
+            );
+            let is_kept = row.perplexity < perplexity && row.kl < kl;
+            verdicts.push(Verdict { promise: format!("{of}: better than {what}"), found, is_kept });
+        };
         let dropped = rows.iter().filter(|other| other.case.kind == Kind::ColdDrop && other.is_comparable(row));
         if let Some(best) = dropped.min_by(|a, b| a.perplexity.total_cmp(&b.perplexity)) {
-            let found = format!(
-                "perplexity {:.3} against {:.3}, KL {:.2} against {:.2} millinats",
-                row.perplexity,
-                best.perplexity,
-                1e3 * row.kl,
-                1e3 * best.kl
-            );
-            let is_kept = row.perplexity < best.perplexity && row.kl < best.kl;
-            verdict(format!("{of}: better than cold-drop"), found, is_kept);
+            better_than("cold-drop", best.perplexity, best.kl);
         }
-        if let (Some(uniform), Some((perplexity, kl))) = (&row.uniform, row.beats_uniform()) {
-            let found = format!(
-                "perplexity {:.3} against {:.3}, KL {:.2} against {:.2} millinats",
-                row.perplexity,
-                uniform.perplexity,
-                1e3 * row.kl,
-                1e3 * uniform.kl
-            );
-            verdict(format!("{of}: better than a uniform quant of equal bytes"), found, perplexity && kl);
+        if let Some(uniform) = &row.uniform {
+            better_than("a uniform quant of equal bytes", uniform.perplexity, uniform.kl);
         }
     }
     verdicts

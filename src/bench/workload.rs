@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What a repetition evaluates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Test {
     /// Tokens of the prompt.
     pub n_prompt: u32,

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::args::ReportArgs;
 use super::compare::{Row, compare};
 use crate::output::write_whole;
-use crate::svg::{Line, escape, heat_map, plot};
+use crate::plot::{self, Line, escape, heat_map};
 use hobbit::files::Kind;
 use hobbit::predict::PredictorKind;
 use hobbit::sim::{PredictedBy, Recording, Widths, hit_curves, recall, widths, widths_by_distance};
@@ -19,16 +19,15 @@ const DISTANCES: [u8; 3] = [1, 2, 3];
 
 const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}\
-svg{width:100%;max-width:640px;font:12px system-ui,sans-serif}\
-.grid{stroke:#ddd}.x{text-anchor:middle}.y{text-anchor:end}\
 table{border-collapse:collapse;font-size:13px}td,th{padding:.15rem .6rem;text-align:right}\
 td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}tr:nth-child(even){background:#f4f4f4}";
 
 pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
     super::check_output(&args.output, Kind::Page, &args.files)?;
     let mut page = format!(
-        "<!doctype html>\n<html lang='en'><meta charset='utf-8'><title>hobbit-sim report</title>\n<style>{STYLE}</style>\n\
-         <h1>What the traces say</h1>\n"
+        "<!doctype html>\n<html lang='en'><meta charset='utf-8'><title>hobbit-sim report</title>\n<style>{STYLE}{}</style>\n\
+         <h1>What the traces say</h1>\n",
+        plot::STYLE
     );
     for file in &args.files {
         let recording = args.world.open(file)?;
@@ -64,10 +63,10 @@ fn section(page: &mut String, recording: &Recording, rows: &[Row]) {
     let _ = write!(
         page,
         "<h3>Hit rate by slots</h3>\n{}<h3>Miss penalty by budget</h3>\n{}",
-        plot("slots per layer", "hits, %", by_policy(rows, slots, hits)),
-        plot("experts with a slot, %", "penalty per token", by_policy(rows, percent, penalty)),
+        lines("slots per layer", "hits, %", &by_policy(rows, slots, hits)),
+        lines("experts with a slot, %", "penalty per token", &by_policy(rows, percent, penalty)),
     );
-    let _ = write!(page, "<h3>LRU in each layer</h3>\n{}", plot("slots", "hits, %", curves(recording)));
+    let _ = write!(page, "<h3>LRU in each layer</h3>\n{}", lines("slots", "hits, %", &curves(recording)));
     let _ = write!(page, "<h3>Numbers</h3>\n{}", numbers(rows));
     recalls(page, recording);
     let _ = write!(
@@ -78,17 +77,22 @@ fn section(page: &mut String, recording: &Recording, rows: &[Row]) {
     );
 }
 
+/// A plot in which nothing is cut off.
+fn lines(x_label: &str, y_label: &str, lines: &[Line]) -> String {
+    plot::plot(x_label, y_label, lines, f64::INFINITY)
+}
+
 /// One line per policy, by x.
 fn by_policy(rows: &[Row], x: impl Fn(&Row) -> f64, y: impl Fn(&Row) -> f64) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for row in rows {
-        let point = (x(row), y(row));
+        let point = [x(row), y(row)];
         match lines.iter_mut().find(|line| line.name == row.policy) {
             Some(line) => line.points.push(point),
             None => lines.push(Line { name: row.policy.clone(), points: vec![point], ..Line::default() }),
         }
     }
-    lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
+    lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a[0].total_cmp(&b[0])));
     lines
 }
 
@@ -102,7 +106,7 @@ fn curves(recording: &Recording) -> Vec<Line> {
         let of_layer = recording.batches().flat_map(|batch| &batch.layers).filter(|own| own.layer == layers[at].layer);
         let needed: usize = of_layer.map(|own| own.needed.len().max(usize::from(own.n_used))).sum();
         let rate = |n| 100.0 * curves[at].hits(n) as f64 / needed.max(1) as f64;
-        let points = (0..=u32::from(layers[at].n_expert)).map(|n| (f64::from(n), rate(n))).collect();
+        let points = (0..=u32::from(layers[at].n_expert)).map(|n| [f64::from(n), rate(n)]).collect();
         Line { name: format!("layer {}", layers[at].layer), points, ..Line::default() }
     };
     chosen.map(line).collect()
@@ -138,7 +142,7 @@ fn recalls(page: &mut String, recording: &Recording) {
         let line = |&distance: &u8| {
             let points = layers.iter().filter_map(|layer| {
                 let counts = recall.get(layer.layer, distance);
-                (counts.predicted > 0).then(|| (f64::from(layer.layer), 100.0 * counts.recall().unwrap_or(0.0)))
+                (counts.predicted > 0).then(|| [f64::from(layer.layer), 100.0 * counts.recall().unwrap_or(0.0)])
             });
             let total = recall.total(distance);
             let mean = total.recall().map_or(String::new(), |mean| format!(" ({})", Percent(mean)));
@@ -149,13 +153,13 @@ fn recalls(page: &mut String, recording: &Recording) {
             let _ = write!(
                 page,
                 "<h3>Recall of {kind}</h3>\n{}",
-                plot("layer", "chosen experts that were predicted, %", lines)
+                self::lines("layer", "chosen experts that were predicted, %", &lines)
             );
         }
     }
     let by_distance = widths_by_distance(&widths(recording, DISTANCES[DISTANCES.len() - 1]));
     let line = |(distance, widths): (&u8, &Widths)| {
-        let point = |n: usize| widths.recall(n).map(|recall| (n as f64, 100.0 * recall));
+        let point = |n: usize| widths.recall(n).map(|recall| [n as f64, 100.0 * recall]);
         Line {
             name: format!("distance {distance}"),
             points: (1..=widths.n_max()).filter_map(point).collect(),
@@ -165,8 +169,11 @@ fn recalls(page: &mut String, recording: &Recording) {
     let lines: Vec<Line> = by_distance.iter().map(line).collect();
     if !lines.is_empty() {
         let x = "experts predicted for each layer, best scores first";
-        let _ =
-            write!(page, "<h3>Recall by experts predicted</h3>\n{}", plot(x, "chosen experts among them, %", lines));
+        let _ = write!(
+            page,
+            "<h3>Recall by experts predicted</h3>\n{}",
+            self::lines(x, "chosen experts among them, %", &lines)
+        );
     }
 }
 
@@ -181,6 +188,6 @@ fn uses(recording: &Recording) -> String {
         let most = row.iter().copied().fold(1.0, f64::max);
         row.iter_mut().for_each(|uses| *uses /= most);
     }
-    let names: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
-    heat_map("layer", "expert", "as often as the most used of the layer", &names, &rows)
+    let rows: Vec<_> = layers.iter().map(|layer| layer.layer.to_string()).zip(rows).collect();
+    heat_map("layer", "expert", "as often as the most used of the layer", &rows)
 }

@@ -120,13 +120,13 @@ fn calibrate_and_report_write_whole_files() {
         assert!(axes.iter().all(|axis| plot.contains(axis)), "{heading}: {plot}");
         for line in lines {
             assert!(plot.contains(&format!("<title>{line}</title></polyline>")), "{heading}, {line}: {plot}");
-            assert!(plot.contains(&format!(">{line}</text>")), "{heading}: the key of {line}");
+            assert!(plot.contains(&format!("></i>{line}</span>")), "{heading}: the key of {line}");
         }
         assert!(plot.contains("class='grid'") && plot.matches("class='x'").count() >= 3, "{heading}: ticks");
     }
     let map = section("Who is used");
-    assert_eq!(map.matches("<rect").count(), 2 * 8 + 11, "an expert each, and the legend");
-    assert!([">expert</text>", ">layer</text>", "class='legend'"].iter().all(|part| map.contains(part)), "{map}");
+    assert_eq!(map.matches("<i style='background:").count(), 2 * 8 + 11, "an expert each, and the key");
+    assert!(["across: expert", "down: layer", " 1: as often"].iter().all(|part| map.contains(part)), "{map}");
     assert!(html.ends_with("</html>\n") && !html.contains("http") && !html.contains("src=") && !html.contains("url("));
     let mut names: Vec<_> =
         std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();

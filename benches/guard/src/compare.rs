@@ -1,5 +1,6 @@
 //! What was counted against what was recorded. Pure.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::counts::Counts;
@@ -19,24 +20,18 @@ pub enum Verdict {
     New,
 }
 
-/// One bench.
+/// One bench: the instructions that were recorded and counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Its name.
     pub name: String,
-    /// Instructions that were recorded.
     pub recorded: Option<u64>,
-    /// Instructions that were counted.
     pub found: Option<u64>,
-    /// What follows.
     pub verdict: Verdict,
 }
 
 /// Every bench of either, by name. The margin is in percent of what was recorded.
 pub fn compare(recorded: &Counts, found: &Counts, margin_percent: f64) -> Vec<Line> {
-    let mut names: Vec<&String> = recorded.keys().chain(found.keys()).collect();
-    names.sort_unstable();
-    names.dedup();
+    let names: BTreeSet<&String> = recorded.keys().chain(found.keys()).collect();
     let line = |name: &String| {
         let (recorded, found) = (recorded.get(name).copied(), found.get(name).copied());
         let verdict = match (recorded, found) {
@@ -61,29 +56,23 @@ impl Verdict {
     pub const fn fails(self) -> bool {
         matches!(self, Self::Slower | Self::Gone | Self::New)
     }
-
-    const fn words(self) -> &'static str {
-        match self {
-            Self::Same => "",
-            Self::Slower => "more than the margin allows",
-            Self::Faster => "fewer: record it (--record)",
-            Self::Gone => "recorded, but not counted any more: --record if that is meant",
-            Self::New => "never recorded: --record",
-        }
-    }
 }
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let number = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
-        let change = match (self.recorded, self.found) {
-            (Some(recorded), Some(found)) => {
-                format!("{:+.2} %", 100.0 * (found as f64 - recorded as f64) / (recorded as f64).max(1.0))
-            }
-            _ => "-".to_owned(),
+        let change = self.recorded.zip(self.found).map_or("-".to_owned(), |(recorded, found)| {
+            format!("{:+.2} %", 100.0 * (found as f64 - recorded as f64) / (recorded as f64).max(1.0))
+        });
+        let words = match self.verdict {
+            Verdict::Same => "",
+            Verdict::Slower => "more than the margin allows",
+            Verdict::Faster => "fewer: record it (--record)",
+            Verdict::Gone => "recorded, but not counted any more: --record if that is meant",
+            Verdict::New => "never recorded: --record",
         };
         let (recorded, found) = (number(self.recorded), number(self.found));
-        let line = format!("{:<34} {recorded:>10} {found:>10} {change:>10}  {}", self.name, self.verdict.words());
+        let line = format!("{:<34} {recorded:>10} {found:>10} {change:>10}  {words}", self.name);
         f.write_str(line.trim_end())
     }
 }

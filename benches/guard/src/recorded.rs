@@ -65,8 +65,6 @@ impl Tools {
 }
 
 impl Recorded {
-    /// Reads the file.
-    ///
     /// # Errors
     /// Names the file, and `--record` as the remedy.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
@@ -75,8 +73,6 @@ impl Recorded {
         serde_json::from_str(&text).with_context(remedy)
     }
 
-    /// Writes the file.
-    ///
     /// # Errors
     /// Names the file.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use anyhow::{Context, Error, Result, ensure};
+use serde_json::Value;
 
 use super::generate::{Continuation, Wish};
 
@@ -31,11 +31,9 @@ pub fn hobbit_cli(wish: &Wish) -> Result<Command> {
     let case = &wish.task.case;
     let mut command = Command::new(find()?);
     // Settings of the caller are no part of the case.
-    for (name, _) in std::env::vars_os() {
-        let is_setting = name.to_str().is_some_and(|name| name.starts_with("LLAMA_ARG_"));
-        if is_setting {
-            command.env_remove(name);
-        }
+    let names = std::env::vars_os().map(|(name, _)| name);
+    for name in names.filter(|name| name.to_str().is_some_and(|name| name.starts_with("LLAMA_ARG_"))) {
+        command.env_remove(name);
     }
     command.arg("-m").arg(&case.model).arg("-f").arg(&wish.prompt_file);
     command.args(["-n", &wish.predict.to_string(), "-t", &case.threads.to_string()]);
@@ -46,65 +44,36 @@ pub fn hobbit_cli(wish: &Wish) -> Result<Command> {
     Ok(command)
 }
 
-/// What `--stats-json` says, in part.
-#[derive(Deserialize)]
-struct Stats {
-    hobbit: String,
-    model: About,
-    plan: Plan,
-    timings: Timings,
-    peak_rss_bytes: u64,
-}
-
-#[derive(Deserialize)]
-struct About {
-    description: String,
-    tensor_bytes: u64,
-    n_params: u64,
-    expert_bytes: u64,
-}
-
-#[derive(Deserialize)]
-struct Plan {
-    budget: u64,
-    expert_cache: u64,
-}
-
-#[derive(Deserialize)]
-struct Timings {
-    load_ms: f64,
-    prompt_ms: f64,
-    prompt_tokens: u64,
-    eval_ms: f64,
-    eval_runs: u64,
-}
-
-/// What it printed: a text, and behind it JSON, whose first line is a bracket alone.
+/// What it printed: a text, and behind it the JSON of `--stats-json`, whose first line is a bracket alone.
 ///
 /// # Errors
 /// Something else.
 pub fn continuation(wish: &Wish, printed: &str) -> Result<Continuation> {
     let at = printed.rfind("\n{\n").map(|at| at + 1).or(printed.starts_with("{\n").then_some(0));
     let (text, stats) = printed.split_at(at.context("hobbit-cli printed no statistics")?);
-    let stats: Stats = serde_json::from_str(stats).context("the statistics of hobbit-cli")?;
-    let ns = |ms: f64| (ms * 1e6) as u64;
+    let stats: Value = serde_json::from_str(stats).context("the statistics of hobbit-cli")?;
+    let find = |path: &str| stats.pointer(path).with_context(|| format!("the statistics of hobbit-cli have no {path}"));
+    let word = |path: &str| Ok::<_, Error>(find(path)?.as_str().unwrap_or_default().to_owned());
+    let number =
+        |path: &str| find(path)?.as_u64().with_context(|| format!("{path} of hobbit-cli's statistics is no number"));
+    let ns = |path: &str| Ok::<_, Error>((find(path)?.as_f64().unwrap_or(0.0) * 1e6) as u64);
     Ok(Continuation {
         engine: "hobbit".into(),
-        version: stats.hobbit,
+        version: word("/hobbit")?,
         command: wish.task.case.words.join(" "),
-        load_ns: ns(stats.timings.load_ms),
-        prompt_tokens: stats.timings.prompt_tokens,
-        prompt_ns: ns(stats.timings.prompt_ms),
-        decode_tokens: stats.timings.eval_runs,
-        decode_ns: ns(stats.timings.eval_ms),
+        load_ns: ns("/timings/load_ms")?,
+        prompt_tokens: number("/timings/prompt_tokens")?,
+        prompt_ns: ns("/timings/prompt_ms")?,
+        decode_tokens: number("/timings/eval_runs")?,
+        decode_ns: ns("/timings/eval_ms")?,
         text: text.to_owned(),
-        model_type: stats.model.description,
-        model_size: stats.model.tensor_bytes,
-        model_n_params: stats.model.n_params,
-        peak_rss: stats.peak_rss_bytes,
-        budget: Some(stats.plan.budget),
-        expert_cache: Some(stats.plan.expert_cache),
-        expert_bytes: Some(stats.model.expert_bytes),
+        model_type: word("/model/description")?,
+        model_size: number("/model/tensor_bytes")?,
+        model_n_params: number("/model/n_params")?,
+        peak_rss: number("/peak_rss_bytes")?,
+        budget: Some(number("/plan/budget")?),
+        expert_cache: Some(number("/plan/expert_cache")?),
+        expert_bytes: Some(number("/model/expert_bytes")?),
         ..Continuation::default()
     })
 }

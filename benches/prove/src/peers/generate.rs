@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use hobbit::Token;
+use hobbit::perplexity::softmax::Normaliser;
 use hobbit_programs::bench::answer::{Experts, ggml_build};
 use hobbit_programs::bench::args::Who;
 use hobbit_programs::bench::case::Task;
@@ -110,7 +111,5 @@ pub fn run(wish: &Wish) -> Result<Continuation> {
 
 /// The most probable token, of equal ones the first.
 fn best(engine: &dyn Engine) -> Result<Token> {
-    let logits = engine.logits().context("no logits")?;
-    let better = |best: usize, (at, logit): (usize, &f32)| if *logit > logits[best] { at } else { best };
-    Ok(logits.iter().enumerate().fold(0, better) as Token)
+    Ok(Normaliser::of(engine.logits().context("no logits")?).argmax as Token)
 }

@@ -145,29 +145,17 @@ pub fn run(args: &PeersArgs) -> Result<u8> {
     start::end_with_signals()?;
     let shown = Shown { limit: !args.limit.is_empty(), engine: true, ..Shown::default() };
     let mut out = Printer::new(Box::new(io::stdout()), args.output, shown)?;
-    let limits: Vec<Option<u64>> = match &args.limit[..] {
-        [] => vec![None],
-        limits => limits.iter().copied().map(Some).collect(),
-    };
-    let mut interrupted = false;
-    'all: for model in &args.model {
-        for &limit in &limits {
-            let setting = Setting { args, model, limit, prompt_bytes: prompt.len(), tried: Vec::new() };
-            match compare(setting, &contestants) {
-                Ok(records) => records.iter().try_for_each(|record| out.print(record))?,
-                Err(error) if error.is::<Interrupted>() => {
-                    interrupted = true;
-                    break 'all;
-                }
-                Err(error) => {
-                    out.finish(ggml_build())?;
-                    return Err(error);
-                }
-            }
-        }
-    }
+    let limits = if args.limit.is_empty() { vec![None] } else { args.limit.iter().copied().map(Some).collect() };
+    let mut places = args.model.iter().flat_map(|model| limits.iter().map(move |limit| (model, *limit)));
+    let compared = places.try_for_each(|(model, limit)| {
+        let setting = Setting { args, model, limit, prompt_bytes: prompt.len(), tried: Vec::new() };
+        compare(setting, &contestants)?.iter().try_for_each(|record| out.print(record)).map_err(anyhow::Error::from)
+    });
     out.finish(ggml_build())?;
-    Ok(if interrupted { signals::status() } else { 0 })
+    match compared {
+        Err(error) if error.is::<Interrupted>() => Ok(signals::status()),
+        compared => compared.map(|()| 0),
+    }
 }
 
 /// Where programs are compared.
@@ -215,31 +203,35 @@ fn compare(mut setting: Setting, contestants: &[Contestant]) -> Result<Vec<Recor
     let reference = runs[1].first().and_then(|run| run.outcome.as_ref().ok()).cloned();
     // hobbit-cli does not tell all of it.
     let about = runs[1].iter().chain(&runs[0]).find_map(|run| run.outcome.as_ref().ok()).cloned().unwrap_or_default();
+    let common = Record {
+        build_number: ggml_build(),
+        build_commit: format!("b{}", ggml_build()),
+        model_filename: model.display().to_string(),
+        model_type: about.model_type,
+        model_size: about.model_size,
+        model_n_params: about.model_n_params,
+        n_batch: 2048,
+        n_ubatch: args.ubatch_size,
+        n_prompt: about.prompt_tokens as u32,
+        n_gen: args.predict,
+        backends: "CPU".into(),
+        test_time,
+        hobbit_label: args.label.clone(),
+        hobbit_variant: args.variant.clone(),
+        hobbit_text: args.prompt_file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        hobbit_machine: host.machine.clone(),
+        hobbit_limit: limit,
+        hobbit_warm: args.warm,
+        more: More { hobbit_host: host, ..More::default() },
+        ..Record::default()
+    };
     let all = contestants.iter().zip(&runs).map(|(contestant, runs)| {
-        let mut record = record(contestant, runs, reference.as_ref());
-        let is_stock = matches!(contestant, Contestant::Own(Who::Stock));
-        if is_stock {
+        let mut record = record(common.clone(), contestant, runs, reference.as_ref());
+        record.n_threads = setting.threads(contestant);
+        if matches!(contestant, Contestant::Own(Who::Stock)) {
             record.more.hobbit_threads_tried.clone_from(&setting.tried);
             record.repack = args.repack == "1";
         }
-        record.build_number = ggml_build();
-        record.build_commit = format!("b{}", ggml_build());
-        record.model_filename = model.display().to_string();
-        record.model_type.clone_from(&about.model_type);
-        (record.model_size, record.model_n_params) = (about.model_size, about.model_n_params);
-        record.n_threads = setting.threads(contestant);
-        (record.n_batch, record.n_ubatch) = (2048, args.ubatch_size);
-        record.n_prompt = about.prompt_tokens as u32;
-        record.n_gen = args.predict;
-        record.backends = "CPU".into();
-        record.test_time.clone_from(&test_time);
-        record.hobbit_label.clone_from(&args.label);
-        record.hobbit_variant.clone_from(&args.variant);
-        record.hobbit_text = args.prompt_file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        record.hobbit_machine.clone_from(&host.machine);
-        record.hobbit_limit = limit;
-        record.hobbit_warm = args.warm;
-        record.more.hobbit_host = host.clone();
         record
     });
     Ok(all.collect())
@@ -248,19 +240,14 @@ fn compare(mut setting: Setting, contestants: &[Contestant]) -> Result<Vec<Recor
 impl Setting<'_> {
     /// Numbers of threads for the baseline.
     fn candidates(&self) -> Vec<i32> {
-        let cores = thread::available_parallelism().map_or(4, usize::from);
-        self.args.baseline_threads.as_ref().map(|choice| choice.candidates(cores)).unwrap_or_default()
+        self.args.baseline_threads.as_ref().map(|choice| choice.candidates(cores())).unwrap_or_default()
     }
 
     fn threads(&self, contestant: &Contestant) -> i32 {
-        let cores = || thread::available_parallelism().map_or(4, |n| n.get() as i32);
-        let usual = self.args.threads.unwrap_or_else(cores);
-        match contestant {
-            Contestant::Own(Who::Stock) => {
-                threads::best(&self.tried).or_else(|| self.candidates().first().copied()).unwrap_or(usual)
-            }
-            _ => usual,
-        }
+        let of_baseline = || threads::best(&self.tried).or_else(|| self.candidates().first().copied());
+        let is_baseline = matches!(contestant, Contestant::Own(Who::Stock));
+        let threads = if is_baseline { of_baseline() } else { None };
+        threads.or(self.args.threads).unwrap_or(cores() as i32)
     }
 
     fn wish(&self, contestant: &Contestant) -> Result<Wish> {
@@ -269,11 +256,10 @@ impl Setting<'_> {
             Contestant::Own(who) => *who,
             Contestant::Program(_) => Who::Stock,
         };
-        let is_hobbit = who == Who::Hobbit;
-        let words = args.flags.split_whitespace().map(str::to_owned);
+        let words = if who == Who::Hobbit { args.flags.as_str() } else { "" };
         let case = Case {
             model: self.model.to_owned(),
-            words: words.filter(|_| is_hobbit).collect(),
+            words: words.split_whitespace().map(str::to_owned).collect(),
             limit: self.limit,
             busy: 0,
             n_batch: 2048,
@@ -302,6 +288,10 @@ impl Setting<'_> {
         };
         Ok(Wish { task, prompt_file: args.prompt_file.clone(), predict: args.predict as usize })
     }
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(4, usize::from)
 }
 
 fn start_one(args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
@@ -347,10 +337,10 @@ fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wis
     let status = start::wait(&mut child)?;
     let whole_ns = started.elapsed().as_nanos() as u64;
     read.context("reading what a program answers")?;
-    let (series, peak_rss, timed_out) = watch.stop();
+    let seen = watch.stop();
     let said = errors.join().unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    let outcome = if timed_out {
+    let outcome = if seen.timed_out {
         Err(format!("failed: not ready after {} s", args.timeout))
     } else if !status.success() {
         // A shell or an interpreter tells of a child that was killed by 128 + 9.
@@ -366,10 +356,11 @@ fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wis
         }
     };
     let own_peak = outcome.as_ref().map_or(0, |done: &Continuation| done.peak_rss);
-    Ok(Run { outcome, whole_ns, group: place.usage(), peak_rss: peak_rss.max(own_peak), series })
+    Ok(Run { outcome, whole_ns, group: place.usage(), peak_rss: seen.peak.max(own_peak), series: seen.series })
 }
 
-fn record(contestant: &Contestant, runs: &[Run], reference: Option<&Continuation>) -> Record {
+/// What all programs have in `common`, and what came of one.
+fn record(common: Record, contestant: &Contestant, runs: &[Run], reference: Option<&Continuation>) -> Record {
     let done: Vec<&Continuation> = runs.iter().filter_map(|run| run.outcome.as_ref().ok()).collect();
     let failed = runs.iter().find_map(|run| run.outcome.as_ref().err().cloned());
     let sum = |part: fn(&Continuation) -> u64| done.iter().map(|one| part(one)).sum::<u64>();
@@ -388,9 +379,9 @@ fn record(contestant: &Contestant, runs: &[Run], reference: Option<&Continuation
             hobbit_decode_ns: done.iter().map(|one| one.decode_ns).collect(),
             hobbit_steps_ns: done.iter().flat_map(|one| one.token_ns.iter().copied()).collect(),
             hobbit_series: runs.first().map(|run| thinned(&run.series)).unwrap_or_default(),
-            ..More::default()
+            ..common.more
         },
-        ..Record::default()
+        ..common
     };
     record.hobbit_whole_ns = middle(record.more.hobbit_wholes_ns.clone());
     let Some(first) = done.first() else { return record };
@@ -456,13 +447,14 @@ mod tests {
         };
         let reference = Continuation { text: "abd".into(), ..Continuation::default() };
         let peer = Contestant::Program("dir/peer".into());
-        let all = record(&peer, &[run(1_000_000_000, "abc"), run(2_000_000_000, "abc")], Some(&reference));
+        let all =
+            record(Record::default(), &peer, &[run(1_000_000_000, "abc"), run(2_000_000_000, "abc")], Some(&reference));
         assert_eq!((all.hobbit_decode_ts, all.hobbit_prompt_ts), (Some(2.0), Some(10.0)));
         assert_eq!((all.hobbit_text_equal, all.hobbit_text_chars), (Some(2), Some(3)));
         assert_eq!((&all.hobbit_engine[..], &all.hobbit_outcome[..]), ("peer", "ok"));
         assert_eq!(all.hobbit_first_token_ns, Some(1_000_000_005));
         assert_eq!(all.hobbit_whole_ns, Some(3_000_000_000), "of two runs the mean");
         let killed = Run { outcome: Err("killed".into()), ..run(1, "") };
-        assert_eq!(record(&peer, &[killed], None).hobbit_outcome, "killed");
+        assert_eq!(record(Record::default(), &peer, &[killed], None).hobbit_outcome, "killed");
     }
 }

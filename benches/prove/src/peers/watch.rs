@@ -1,8 +1,7 @@
 //! A program and what it starts, looked at from outside.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,28 +12,36 @@ use hobbit_programs::measure::process::Footprint;
 /// Between two looks at a program.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// What was seen of a process group.
+#[derive(Default)]
+pub struct Seen {
+    pub series: Vec<Moment>,
+    /// Of the resident set.
+    pub peak: u64,
+    /// Whether its time was over.
+    pub timed_out: bool,
+}
+
 /// Looks at all processes of a process group, and ends them when their time is over.
 pub struct Watch {
-    is_over: Arc<AtomicBool>,
-    peak: Arc<AtomicU64>,
-    thread: thread::JoinHandle<(Vec<Moment>, bool)>,
+    end: mpsc::Sender<()>,
+    thread: thread::JoinHandle<Seen>,
 }
 
 impl Watch {
     /// Begins to look.
     pub fn start(group: u32, started: Instant, timeout: Duration) -> Self {
-        let (is_over, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (end, most) = (Arc::clone(&is_over), Arc::clone(&peak));
+        let (end, is_over) = mpsc::channel();
         let thread = thread::spawn(move || {
-            let (mut series, mut timed_out) = (Vec::new(), false);
-            while !end.load(Ordering::Acquire) {
+            let mut seen = Seen::default();
+            loop {
                 let now: Vec<Footprint> = members(group).iter().filter_map(|process| Footprint::of(process)).collect();
                 let sum = |part: fn(&Footprint) -> u64| now.iter().map(part).sum::<u64>();
                 // One alone tells its own peak.
                 let peak = if let [one] = &now[..] { one.peak_rss } else { sum(|one| one.rss) };
-                most.fetch_max(peak, Ordering::Relaxed);
+                seen.peak = seen.peak.max(peak);
                 if !now.is_empty() {
-                    series.push(Moment {
+                    seen.series.push(Moment {
                         t_ns: started.elapsed().as_nanos() as u64,
                         rss: sum(|one| one.rss),
                         anon: sum(|one| one.anon),
@@ -44,23 +51,22 @@ impl Watch {
                         tokens: 0,
                     });
                 }
-                if !timed_out && started.elapsed() > timeout {
-                    timed_out = true;
+                if !seen.timed_out && started.elapsed() > timeout {
+                    seen.timed_out = true;
                     start::kill_group(group);
                 }
-                thread::park_timeout(LOOK);
+                if is_over.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
+                    return seen;
+                }
             }
-            (series, timed_out)
         });
-        Self { is_over, peak, thread }
+        Self { end, thread }
     }
 
-    /// What was seen, the largest resident set, and whether its time was over.
-    pub fn stop(self) -> (Vec<Moment>, u64, bool) {
-        self.is_over.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        let (series, timed_out) = self.thread.join().unwrap_or_default();
-        (series, self.peak.load(Ordering::Relaxed), timed_out)
+    /// What was seen.
+    pub fn stop(self) -> Seen {
+        drop(self.end);
+        self.thread.join().unwrap_or_default()
     }
 }
 

@@ -1,10 +1,12 @@
-//! Whether promises hold: rules, and what was found by them.
+//! What hobbit promises, and whether it holds.
 
-use super::figures::{FIRST, LAST, Measure, decode_ts, of_model, tenth_ts, warm_and_end, whole_s};
-use super::group::{Case, HOBBIT, LONG, Study};
+use super::figures::{
+    self, FIRST, LAST, Measure, decode_ts, first_token_s, mean_ms, median_ms, of_model, prefill_s, tenth_ts,
+    warm_and_end, whole_s,
+};
+use super::group::{CONTENDED, Case, FITS, HOBBIT, LONG, Study, distinct};
 use super::number::{bytes, change, digits, percent, ratio};
-use super::promises::{self, Promise, Rule, Series};
-use super::read::Entry;
+use super::read::{Entry, files};
 use super::table::{Cell, Table, bold};
 use hobbit_programs::bench::record::{Moment, Record};
 
@@ -15,68 +17,104 @@ struct Finding {
 }
 
 impl Finding {
-    /// Of the worst place and what failed; `None` of neither.
-    fn of(worst: Option<(f64, String)>, failures: Vec<String>, kept: bool) -> Option<Self> {
+    /// Of the worst of places, each with how bad it is, of equal ones the first, and of what failed; `None` of neither.
+    fn of(places: Vec<(f64, String)>, failures: Vec<String>, holds: impl Fn(f64) -> bool) -> Option<Self> {
+        let worst = places.into_iter().reduce(|worst, place| if place.0 > worst.0 { place } else { worst });
+        let kept = failures.is_empty() && worst.as_ref().is_none_or(|(badness, _)| holds(*badness));
         let words: Vec<String> = worst.map(|(_, found)| found).into_iter().chain(failures).collect();
         (!words.is_empty()).then(|| Self { found: words.join("; "), kept })
     }
 }
 
-/// What is found by a rule; `None` without records.
-fn judge(rule: &Rule, entries: &[Entry]) -> Option<Finding> {
-    let as_change = |share: f64| change(share - 1.0);
-    let as_speed = |share: f64| format!("{} as fast", ratio(1.0 / share));
-    match *rule {
-        Rule::Fastest { study } => fastest(&Study::of(entries, &[study])),
-        Rule::Against { study, figure, below } => {
-            against(&Study::of(entries, &[study]), figure, as_change, |share| share < below)
-        }
-        Rule::WhereItFits { study, figure, below } => {
-            let mut study = Study::of(entries, &[study]);
-            // Of runs that failed as well.
-            let fits = |case: &Case| case.runs.iter().any(|run| of_model(&run.record).is_some_and(|of| of >= 1.0));
-            study.cases.retain(|case| case.limit.is_none() || fits(case));
-            against(&study, figure, as_change, |share| share < below)
-        }
-        Rule::Sooner { study, figure } => {
-            let mut study = Study::of(entries, &[study]);
-            study.cases.retain(|case| case.limit.is_some());
-            against(&study, figure, as_speed, |share| share < 1.0)
-        }
-        Rule::BesideOthers { study, figure, at_least } => {
-            let mut study = Study::of(entries, &[study]);
-            study.cases.retain(|case| case.busy > 0);
-            against(&study, figure, as_speed, |share| 1.0 / share >= at_least)
-        }
-        Rule::NoDip { study, at_least } => no_dip(&Study::of(entries, &[study]), at_least),
-        Rule::WithinBudget => within_budget(entries),
-        Rule::Flat { series, within } => flat(entries, series, within),
-        Rule::Steady { slower_by } => steady(entries, slower_by),
-        Rule::Identical => identical(entries),
-    }
+/// A promise, what it is judged by, and what a user has to bear where it is not kept.
+struct Promise {
+    text: &'static str,
+    /// Names, where there are several, and what is found; all of them must hold.
+    checks: &'static [(&'static str, Check)],
+    /// Told where it is not kept.
+    cost: &'static str,
 }
+
+/// Judges records; `None` without any that count.
+type Check = fn(&[Entry]) -> Option<Finding>;
+
+/// Shares are of llama.cpp's figure in the same place.
+const ALL: [Promise; 8] = [
+    Promise {
+        text: "decodes faster than every other engine in the same memory",
+        checks: &[("", fastest)],
+        cost: "where the ratio is below 1x, that part of the best other engine's speed: give more memory (a model that fits is left \
+               to llama.cpp), or take that engine there",
+    },
+    Promise {
+        text: "overhead with everything in memory below 2 % of the median token and of the mean",
+        checks: &[
+            // A median hides what is rare and long, a mean what is usual: both count.
+            ("median", |entries| cost_resident(entries, median_ms)),
+            ("mean", |entries| cost_resident(entries, mean_ms)),
+        ],
+        cost: "so much slower tokens if you have hobbit keep the experts of a model that fits (--expert-cache 100%)",
+    },
+    Promise {
+        text: "where the model fits, the whole command within 2 % of llama.cpp's; with more memory never slower by 5 %",
+        checks: &[("whole command", where_it_fits), ("dip", no_dip)],
+        cost: "so much more time for a short command on a model that fits, or with the memory that is named",
+    },
+    Promise {
+        text: "beside busy processes not slower than llama.cpp by 2 %",
+        checks: &[
+            ("prompt", |entries| beside_others(entries, prefill_s)),
+            ("decode", |entries| beside_others(entries, mean_ms)),
+        ],
+        cost: "where the ratio is below 1x, that part of llama.cpp's speed while other programs compute",
+    },
+    Promise {
+        text: "first token before llama.cpp's under the limit",
+        checks: &[("", sooner)],
+        cost: "a longer wait for the first word",
+    },
+    Promise {
+        text: "peak RSS within the budget in every run",
+        checks: &[("", within_budget)],
+        cost: "leave head-room above --mem-budget: a control group of that size would end the run",
+    },
+    Promise {
+        text: "logits bit-identical to llama.cpp's in exact precision",
+        checks: &[("", identical)],
+        cost: "at a near tie another word than llama.cpp's",
+    },
+    Promise {
+        text: "2,000 tokens: RSS and heap within 2 %, no more open files, last tenth not 5 % slower than the first",
+        checks: &[
+            ("RSS", |entries| flat(entries, |moment| Some(moment.rss), bytes_more, 0.02)),
+            ("heap", |entries| flat(entries, |moment| moment.heap, bytes_more, 0.02)),
+            ("open files", |entries| {
+                flat(entries, |moment| Some(moment.fds.into()), |warm, end| format!("{warm} to {end}"), 0.0)
+            }),
+            ("speed", steady),
+        ],
+        cost: "so much of the speed, or so much memory, at the end of a long answer (under pressure: beside a program that keeps \
+               taking memory)",
+    },
+];
 
 /// The promises as rows.
 pub fn table(entries: &[Entry]) -> Table {
-    let mut files: Vec<String> = entries.iter().map(|entry| entry.file.clone()).collect();
-    files.sort();
-    files.dedup();
     // Without any record there is no table to show.
-    let promises = promises::ALL.iter().filter(|_| !entries.is_empty());
+    let promises = ALL.iter().filter(|_| !entries.is_empty());
     Table {
-        name: "claims",
         title: "What is promised, and what was found",
         note: "Judged from the records alone; where several count, the worst is named.",
         heading: ["promise", "found", "kept", "what a \"no\" costs you"].map(str::to_owned).to_vec(),
         n_words: 4,
         rows: promises.map(|promise| row(promise, entries)).collect(),
-        files,
+        files: files(entries),
         ..Table::default()
     }
 }
 
 fn row(promise: &Promise, entries: &[Entry]) -> Vec<Cell> {
-    let findings: Vec<_> = promise.checks.iter().map(|check| (check.name, judge(&check.rule, entries))).collect();
+    let findings: Vec<_> = promise.checks.iter().map(|(name, judge)| (name, judge(entries))).collect();
     let has_broken = findings.iter().any(|(_, finding)| finding.as_ref().is_some_and(|finding| !finding.kept));
     let lacks_records = findings.iter().any(|(_, finding)| finding.is_none());
     let words = findings.into_iter().map(|(name, finding)| {
@@ -93,49 +131,36 @@ fn row(promise: &Promise, entries: &[Entry]) -> Vec<Cell> {
 }
 
 fn where_(case: &Case) -> String {
-    let limit = case.limit.map_or(" without a limit".to_owned(), |limit| format!(" in {}", bytes(limit as f64)));
-    let busy = if case.busy == 0 { String::new() } else { format!(", beside {}", case.busy) };
-    format!("{}{limit}, {}{busy}", case.model, case.test)
+    let busy = if case.place.busy == 0 { String::new() } else { format!(", beside {}", case.place.busy) };
+    format!("{}{busy}", case.place.words())
 }
 
 /// The slowest of hobbit's variants against the fastest of the others, in every place.
-fn fastest(study: &Study) -> Option<Finding> {
+fn fastest(entries: &[Entry]) -> Option<Finding> {
+    let study = Study::of(entries, &["peers"]);
     let (mut ratios, mut failures, mut without) = (Vec::<(f64, String)>::new(), Vec::new(), Vec::new());
-    for own in study.hobbit().filter(|case| case.limit.is_some() && case.test.n_gen > 0) {
-        let others: Vec<&Case> =
-            study.cases.iter().filter(|other| other.engine != HOBBIT && other.place() == own.place()).collect();
-        for other in others.iter().filter(|other| other.median(decode_ts).is_none()) {
-            if !without.contains(&other.engine) {
-                without.push(other.engine);
-            }
-        }
-        let best = others.iter().filter_map(|other| Some((other.median(decode_ts)?, other.name())));
+    for own in study.hobbit().filter(|case| case.place.limit.is_some() && case.place.test.n_gen > 0) {
+        let others = || study.cases.iter().filter(|other| other.engine != HOBBIT && other.place == own.place);
+        without.extend(others().filter(|other| other.median(decode_ts).is_none()).map(|other| other.engine));
+        let best = others().filter_map(|other| Some((other.median(decode_ts)?, other.name())));
         let best = best.max_by(|a, b| a.0.total_cmp(&b.0));
         match (own.median(decode_ts), best) {
             (Some(speed), Some((best, name))) => {
                 ratios.push((speed / best, format!("{} ({name}, {})", ratio(speed / best), where_(own))));
             }
-            (None, _) if !others.is_empty() => {
+            (None, _) if others().next().is_some() => {
                 failures.push(format!("{} has no speed for {} ({})", own.name(), where_(own), own.outcome()));
             }
             _ => {}
         }
     }
-    if ratios.is_empty() && failures.is_empty() && without.is_empty() {
-        return None;
-    }
     ratios.sort_by(|a, b| b.0.total_cmp(&a.0));
     let kept = failures.is_empty() && ratios.iter().all(|(ratio, _)| *ratio > 1.0);
-    let mut words = Vec::new();
-    if !ratios.is_empty() {
-        let all: Vec<&str> = ratios.iter().map(|(_, words)| words.as_str()).collect();
-        words.push(format!("to the best other: {}", all.join(", ")));
-    }
-    if !without.is_empty() {
-        words.push(format!("no speed somewhere (failed or killed): {}", without.join(", ")));
-    }
-    words.extend(failures);
-    Some(Finding { found: words.join("; "), kept })
+    let list = |heading: &str, all: Vec<&str>| (!all.is_empty()).then(|| format!("{heading}: {}", all.join(", ")));
+    let ratios = list("to the best other", ratios.iter().map(|(_, words)| words.as_str()).collect());
+    let without = list("no speed somewhere (failed or killed)", distinct(without));
+    let words: Vec<String> = ratios.into_iter().chain(without).chain(failures).collect();
+    (!words.is_empty()).then(|| Finding { found: words.join("; "), kept })
 }
 
 /// The largest share of llama.cpp's figure that hobbit has, of cases in which both have it.
@@ -145,55 +170,78 @@ fn against(
     show: impl Fn(f64) -> String,
     holds: impl Fn(f64) -> bool,
 ) -> Option<Finding> {
-    let (mut worst, mut failures) = (None::<(f64, String)>, Vec::new());
+    let (mut shares, mut failures) = (Vec::new(), Vec::new());
     for own in study.hobbit() {
-        let Some(baseline) = study.baseline(own) else { continue };
-        match (own.median(figure), baseline.median(figure)) {
-            (Some(found), Some(of_baseline)) => {
-                let share = found / of_baseline;
-                if worst.as_ref().is_none_or(|(most, _)| share > *most) {
-                    worst = Some((share, format!("{} ({})", show(share), where_(own))));
-                }
-            }
-            (None, Some(_)) => failures.push(format!("none for {} ({})", where_(own), own.outcome())),
-            (_, None) => {}
+        let Some(of_baseline) = study.baseline(own).and_then(|baseline| baseline.median(figure)) else { continue };
+        match own.median(figure).map(|found| found / of_baseline) {
+            Some(share) => shares.push((share, format!("{} ({})", show(share), where_(own)))),
+            None => failures.push(format!("none for {} ({})", where_(own), own.outcome())),
         }
     }
-    let kept = failures.is_empty() && worst.as_ref().is_some_and(|(share, _)| holds(*share));
-    Finding::of(worst, failures, kept)
+    Finding::of(shares, failures, holds)
+}
+
+/// Slower by less than a share; `figure` is a time.
+fn slower_by(study: &Study, figure: Measure, share: f64) -> Option<Finding> {
+    against(study, figure, |found| change(found - 1.0), |found| found < 1.0 + share)
+}
+
+/// As fast, at least in part; `figure` is a time.
+fn as_fast(study: &Study, figure: Measure, holds: impl Fn(f64) -> bool) -> Option<Finding> {
+    against(study, figure, |share| format!("{} as fast", ratio(1.0 / share)), holds)
+}
+
+fn cost_resident(entries: &[Entry], figure: Measure) -> Option<Finding> {
+    slower_by(&Study::of(entries, &["resident"]), figure, 0.02)
+}
+
+/// Of commands in as much memory as the model's bytes, in more, or without a limit.
+fn where_it_fits(entries: &[Entry]) -> Option<Finding> {
+    let mut study = Study::of(entries, &[FITS]);
+    // Of runs that failed as well.
+    study
+        .cases
+        .retain(|case| case.place.limit.is_none() || case.any(|run| of_model(run).filter(|of| *of >= 1.0)).is_some());
+    slower_by(&study, whole_s, 0.02)
+}
+
+fn beside_others(entries: &[Entry], figure: Measure) -> Option<Finding> {
+    let mut study = Study::of(entries, &[CONTENDED]);
+    study.cases.retain(|case| case.place.busy > 0);
+    as_fast(&study, figure, |share| 1.0 / share >= 0.98)
+}
+
+fn sooner(entries: &[Entry]) -> Option<Finding> {
+    let mut study = Study::of(entries, &["startup"]);
+    study.cases.retain(|case| case.place.limit.is_some());
+    as_fast(&study, first_token_s, |share| share < 1.0)
 }
 
 /// The whole command and decoding with each budget, against the best that any smaller one reached.
-fn no_dip(study: &Study, at_least: f64) -> Option<Finding> {
-    let (mut worst, mut broken) = (None::<(f64, String)>, Vec::new());
-    for (name, speed) in [("the whole command", per_second as Measure), ("decode", decode_ts)] {
-        for (model, variant, test) in study.distinct(|case| (case.model.clone(), case.variant, case.test)) {
-            let own = |case: &&Case| (&case.model, case.variant, case.test) == (&model, variant, test);
-            let mut cases: Vec<&Case> = study.hobbit().filter(own).collect();
-            cases.sort_by_key(|case| case.limit.unwrap_or(u64::MAX));
+fn no_dip(entries: &[Entry]) -> Option<Finding> {
+    let study = Study::of(entries, &[FITS]);
+    let (mut dips, mut broken) = (Vec::new(), Vec::new());
+    let commands_per_second: Measure = |record| whole_s(record).map(|seconds| 1.0 / seconds);
+    for (name, speed) in [("the whole command", commands_per_second), ("decode", decode_ts)] {
+        for cases in study.hobbit_by(Case::room_bytes) {
             let mut best = None::<f64>;
             for case in cases {
-                match (case.median(speed), best) {
-                    (Some(found), Some(most)) if worst.as_ref().is_none_or(|(least, _)| found / most < *least) => {
+                let found = case.median(speed);
+                match (found, best) {
+                    (Some(found), Some(most)) => {
                         let (share, place) = (found / most, where_(case));
                         let words = format!("{} to the best with less ({name} of {place})", change(share - 1.0));
-                        worst = Some((share, words));
+                        dips.push((-share, words));
                     }
                     // Too little memory is no dip; failing with more than enough before is.
                     (None, Some(_)) => broken.push(format!("{}: {}", case.outcome(), where_(case))),
-                    _ => {}
+                    (_, None) => {}
                 }
-                best = case.median(speed).into_iter().chain(best).reduce(f64::max);
+                best = found.into_iter().chain(best).reduce(f64::max);
             }
         }
     }
-    let kept = broken.is_empty() && worst.as_ref().is_some_and(|(least, _)| *least >= at_least);
-    Finding::of(worst, broken, kept)
-}
-
-/// Commands in a second.
-fn per_second(record: &Record) -> Option<f64> {
-    whole_s(record).map(|seconds| 1.0 / seconds)
+    Finding::of(dips, broken, |dip| -dip >= 0.95)
 }
 
 fn hobbit(entries: &[Entry]) -> impl Iterator<Item = &Record> {
@@ -202,105 +250,92 @@ fn hobbit(entries: &[Entry]) -> impl Iterator<Item = &Record> {
 
 /// Against the budget where it is known, else against the limit.
 fn within_budget(entries: &[Entry]) -> Option<Finding> {
-    let (mut n, mut n_within, mut n_killed, mut n_unknown) = (0, 0, 0, 0);
-    let mut closest = None::<(f64, String)>;
+    let (mut peaks, mut n_killed, mut n_unknown) = (Vec::new(), 0, 0);
     for record in hobbit(entries) {
         let Some(limit) = record.hobbit_limit else { continue };
-        let budget = record.hobbit_budget.unwrap_or(limit);
-        let killed = record.hobbit_outcome.starts_with("killed");
         match record.hobbit_peak_rss {
-            _ if killed => n_killed += 1,
-            None => {
-                n_unknown += 1;
-                continue;
-            }
-            Some(peak) => {
-                n_within += usize::from(peak <= budget);
-                let share = peak as f64 / (budget as f64).max(1.0);
-                if closest.as_ref().is_none_or(|(most, _)| share > *most) {
-                    let place = format!("{} in {}", super::figures::model(record, entries), bytes(budget as f64));
-                    closest = Some((share, place));
-                }
-            }
+            _ if record.hobbit_outcome.starts_with("killed") => n_killed += 1,
+            None => n_unknown += 1,
+            Some(peak) => peaks.push((peak, record.hobbit_budget.unwrap_or(limit), record)),
         }
-        n += 1;
     }
-    if n == 0 {
-        return None;
-    }
+    let (n, n_within) = (peaks.len() + n_killed, peaks.iter().filter(|(peak, budget, _)| peak <= budget).count());
+    let shares = peaks.into_iter().map(|(peak, budget, record)| {
+        let place = format!("{} in {}", figures::model(record, entries), bytes(budget as f64));
+        (peak as f64 / (budget as f64).max(1.0), place)
+    });
+    let closest = shares.reduce(|closest, other| if other.0 > closest.0 { other } else { closest });
     let mut words = vec![format!("{n_within} of {n}")];
     words.extend(closest.map(|(share, place)| format!("at most {} ({place})", percent(share))));
     words.extend((n_killed > 0).then(|| format!("{n_killed} killed")));
     words.extend((n_unknown > 0).then(|| format!("{n_unknown} failed without a figure")));
-    Some(Finding { found: words.join("; "), kept: n_within == n })
+    (n > 0).then(|| Finding { found: words.join("; "), kept: n_within == n })
 }
 
 /// Dynamic precision is meant to differ, so its records do not count.
 fn identical(entries: &[Entry]) -> Option<Finding> {
-    let (mut equal, mut compared, mut by_record) = (0u64, 0u64, true);
-    for record in hobbit(entries).filter(|record| record.hobbit_precision.as_deref() != Some("dynamic")) {
-        let Some(of) = record.hobbit_logits_compared.filter(|of| *of > 0) else { continue };
-        let own = record.hobbit_logits_equal.unwrap_or(0);
-        by_record &= own == of;
-        equal = equal.saturating_add(own);
-        compared = compared.saturating_add(of);
-    }
-    (compared > 0).then(|| Finding { found: format!("{equal} of {compared} evaluations"), kept: by_record })
+    let exact = hobbit(entries).filter(|record| record.hobbit_precision.as_deref() != Some("dynamic"));
+    let pairs =
+        exact.filter_map(|record| Some((record.hobbit_logits_equal.unwrap_or(0), record.hobbit_logits_compared?)));
+    let pairs: Vec<(u64, u64)> = pairs.filter(|(_, compared)| *compared > 0).collect();
+    let sum = |part: fn(&(u64, u64)) -> u64| pairs.iter().map(part).fold(0, u64::saturating_add);
+    let found = format!("{} of {} evaluations", sum(|pair| pair.0), sum(|pair| pair.1));
+    let kept = pairs.iter().all(|(equal, compared)| equal == compared);
+    (!pairs.is_empty()).then_some(Finding { found, kept })
 }
 
-/// hobbit's long runs, with their variants and how they ended.
-fn long_runs(entries: &[Entry]) -> Vec<(String, &Record)> {
-    let of_study = |record: &&Record| LONG.contains(&record.hobbit_label.as_str());
-    let name = |record: &Record| match record.hobbit_variant.as_str() {
-        "" => super::figures::model(record, entries),
-        variant => format!("{}, {variant}", super::figures::model(record, entries)),
-    };
-    hobbit(entries).filter(of_study).map(|record| (name(record), record)).collect()
-}
-
-/// The worst of the long runs; a run that says nothing is one that did not hold.
-fn of_long_runs(entries: &[Entry], judge: impl Fn(&Record) -> Option<(f64, String, bool)>) -> Option<Finding> {
-    let runs = long_runs(entries);
-    let mut judged = Vec::new();
-    let mut broken = Vec::new();
-    for (name, record) in &runs {
+/// The worst of hobbit's long runs; a run that says nothing and failed is one that did not hold.
+fn of_long_runs(
+    entries: &[Entry],
+    judge: impl Fn(&Record) -> Option<(f64, String)>,
+    holds: impl Fn(f64) -> bool,
+) -> Option<Finding> {
+    let (mut judged, mut broken) = (Vec::new(), Vec::new());
+    for record in hobbit(entries).filter(|record| LONG.contains(&record.hobbit_label.as_str())) {
+        let model = figures::model(record, entries);
+        let name = match record.hobbit_variant.as_str() {
+            "" => model,
+            variant => format!("{model}, {variant}"),
+        };
         match judge(record) {
-            Some((badness, found, kept)) => judged.push((badness, format!("{found} ({name})"), kept)),
-            None if !super::figures::is_ok(record) => broken.push(format!("{}: {name}", record.hobbit_outcome)),
+            Some((badness, found)) => judged.push((badness, format!("{found} ({name})"))),
+            None if !figures::is_ok(record) => broken.push(format!("{}: {name}", record.hobbit_outcome)),
             None => {}
         }
     }
-    let kept = broken.is_empty() && judged.iter().all(|(_, _, kept)| *kept);
-    let worst = judged.into_iter().max_by(|a, b| a.2.cmp(&b.2).reverse().then(a.0.total_cmp(&b.0)));
-    Finding::of(worst.map(|(badness, found, _)| (badness, found)), broken, kept)
+    // Of equal ones the last.
+    judged.reverse();
+    Finding::of(judged, broken, holds)
 }
 
-fn flat(entries: &[Entry], series: Series, within: f64) -> Option<Finding> {
-    of_long_runs(entries, |record| {
+/// The end differs from what was after a tenth of the tokens by a share at most.
+fn flat(
+    entries: &[Entry],
+    of: fn(&Moment) -> Option<u64>,
+    show: fn(f64, f64) -> String,
+    within: f64,
+) -> Option<Finding> {
+    let judge = |record: &Record| {
         let (warm, end) = warm_and_end(record)?;
-        let of = |moment: &Moment| match series {
-            Series::Rss => Some(moment.rss),
-            Series::Heap => moment.heap,
-            Series::Files => Some(u64::from(moment.fds)),
-        };
         let (warm, end) = (of(&warm)? as f64, of(&end)? as f64);
-        let share = end / warm.max(1.0) - 1.0;
-        let sign = if end < warm { "-" } else { "+" };
-        let found = match series {
-            Series::Files => format!("{warm} to {end}"),
-            _ => format!("{sign}{}, {}", bytes((end - warm).abs()), change(share)),
-        };
-        Some((share.abs(), found, share.abs() <= within))
-    })
+        Some(((end / warm.max(1.0) - 1.0).abs(), show(warm, end)))
+    };
+    of_long_runs(entries, judge, |share| share <= within)
 }
 
-fn steady(entries: &[Entry], slower_by: f64) -> Option<Finding> {
-    of_long_runs(entries, |record| {
+fn bytes_more(warm: f64, end: f64) -> String {
+    let sign = if end < warm { "-" } else { "+" };
+    format!("{sign}{}, {}", bytes((end - warm).abs()), change(end / warm.max(1.0) - 1.0))
+}
+
+/// The last tenth of the tokens is hardly slower than the first.
+fn steady(entries: &[Entry]) -> Option<Finding> {
+    let judge = |record: &Record| {
         let (first, last) = (tenth_ts(record, FIRST)?, tenth_ts(record, LAST)?);
         let slower = 1.0 - last / first;
-        let found = format!("{} to {} t/s, {}", digits(first), digits(last), change(-slower));
-        Some((slower, found, slower <= slower_by))
-    })
+        Some((slower, format!("{} to {} t/s, {}", digits(first), digits(last), change(-slower))))
+    };
+    of_long_runs(entries, judge, |slower| slower <= 0.05)
 }
 
 #[cfg(test)]

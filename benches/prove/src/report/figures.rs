@@ -94,27 +94,28 @@ struct Measured {
 }
 
 fn measured(record: &Record) -> Measured {
-    let repetitions = record.more.samples_ns.len() as f64;
-    let decode_ns: f64 = record.more.hobbit_decode_ns.iter().map(|ns| *ns as f64).sum();
-    let is_apart = record.hobbit_decode_bytes.is_some() && record.n_gen > 0 && decode_ns > 0.0;
-    if is_apart {
-        return Measured {
-            tokens: f64::from(record.n_gen) * record.more.hobbit_decode_ns.len() as f64,
-            ns: decode_ns,
-            hits: record.hobbit_decode_hits,
-            misses: record.hobbit_decode_misses,
-            bytes: record.hobbit_decode_bytes,
-            stall_ns: record.hobbit_decode_stall_ns,
-        };
-    }
+    let sum = |ns: &[u64]| ns.iter().map(|ns| *ns as f64).sum::<f64>();
+    let (all_ns, decode_ns) = (&record.more.samples_ns, &record.more.hobbit_decode_ns);
+    let is_apart = record.hobbit_decode_bytes.is_some() && record.n_gen > 0 && sum(decode_ns) > 0.0;
+    let of = |apart, all| if is_apart { apart } else { all };
+    let (n_tokens, ns) = if is_apart {
+        (record.n_gen.into(), decode_ns)
+    } else {
+        (f64::from(record.n_prompt) + f64::from(record.n_gen), all_ns)
+    };
     Measured {
-        tokens: (f64::from(record.n_prompt) + f64::from(record.n_gen)) * repetitions,
-        ns: record.more.samples_ns.iter().map(|ns| *ns as f64).sum(),
-        hits: record.hobbit_hits,
-        misses: record.hobbit_misses,
-        bytes: record.hobbit_bytes,
-        stall_ns: record.hobbit_stall_ns,
+        tokens: n_tokens * ns.len() as f64,
+        ns: sum(ns),
+        hits: of(record.hobbit_decode_hits, record.hobbit_hits),
+        misses: of(record.hobbit_decode_misses, record.hobbit_misses),
+        bytes: of(record.hobbit_decode_bytes, record.hobbit_bytes),
+        stall_ns: of(record.hobbit_decode_stall_ns, record.hobbit_stall_ns),
     }
+}
+
+fn per_token(record: &Record, part: fn(&Measured) -> Option<f64>) -> Option<f64> {
+    let of = measured(record);
+    quotient(part(&of)?, of.tokens)
 }
 
 /// Uses of experts that were in memory, as a share.
@@ -126,20 +127,17 @@ pub fn hit_rate(record: &Record) -> Option<f64> {
 
 /// Bytes read for a token.
 pub fn bytes_per_token(record: &Record) -> Option<f64> {
-    let of = measured(record);
-    quotient(of.bytes? as f64, of.tokens)
+    per_token(record, |of| Some(of.bytes? as f64))
 }
 
 /// Milliseconds in which a token waits for reads.
 pub fn stall_ms(record: &Record) -> Option<f64> {
-    let of = measured(record);
-    quotient(of.stall_ns? as f64 / 1e6, of.tokens)
+    per_token(record, |of| Some(of.stall_ns? as f64 / 1e6))
 }
 
 /// Milliseconds of a token.
 pub fn token_ms(record: &Record) -> Option<f64> {
-    let of = measured(record);
-    quotient(of.ns / 1e6, of.tokens).and_then(positive)
+    per_token(record, |of| Some(of.ns / 1e6)).and_then(positive)
 }
 
 /// Of the time, the part in which tokens wait for reads.
@@ -149,14 +147,12 @@ pub fn stall_share(record: &Record) -> Option<f64> {
 
 /// Misses of a token.
 pub fn misses_per_token(record: &Record) -> Option<f64> {
-    let of = measured(record);
-    quotient(of.misses? as f64, of.tokens)
+    per_token(record, |of| Some(of.misses? as f64))
 }
 
 /// Hits of a token.
 pub fn hits_per_token(record: &Record) -> Option<f64> {
-    let of = measured(record);
-    quotient(of.hits? as f64, of.tokens)
+    per_token(record, |of| Some(of.hits? as f64))
 }
 
 /// Tokens per second if only reading took time.
@@ -167,11 +163,6 @@ pub fn roofline_ts(record: &Record) -> Option<f64> {
 /// Decode speed as a share of that.
 pub fn roofline_share(record: &Record) -> Option<f64> {
     record.hobbit_roofline_share.and_then(positive)
-}
-
-/// Single tokens that were timed.
-pub fn n_steps(record: &Record) -> usize {
-    record.more.hobbit_steps_ns.len()
 }
 
 /// The first tenth of the single tokens, for [`tenth_ts`].

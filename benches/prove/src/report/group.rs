@@ -1,8 +1,12 @@
 //! Records that belong together: cases of a study, with their repeated runs.
 
+use std::collections::BTreeSet;
+
 use super::figures::{self, is_ok};
+use super::number;
 use super::read::Entry;
 use hobbit_programs::bench::record::Record;
+use hobbit_programs::bench::workload::Test;
 
 /// hobbit's name as an engine.
 pub const HOBBIT: &str = "hobbit";
@@ -41,31 +45,9 @@ impl Spread {
     }
 }
 
-/// What was evaluated, in tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Test {
-    /// Of the prompt.
-    pub n_prompt: u32,
-    /// One by one.
-    pub n_gen: u32,
-    /// In the context before.
-    pub n_depth: u32,
-}
-
-impl std::fmt::Display for Test {
-    /// As llama-bench: `pp128+tg32 @ d512`.
-    fn fmt(&self, to: &mut std::fmt::Formatter) -> std::fmt::Result {
-        let parts = [(self.n_prompt, "pp"), (self.n_gen, "tg")];
-        let parts: Vec<_> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, name)| format!("{name}{n}")).collect();
-        to.write_str(if parts.is_empty() { "nothing" } else { "" })?;
-        to.write_str(&parts.join("+"))?;
-        if self.n_depth > 0 { write!(to, " @ d{}", self.n_depth) } else { Ok(()) }
-    }
-}
-
-/// One thing measured, once or several times.
-#[derive(Clone, Debug)]
-pub struct Case<'a> {
+/// What two engines must share to be compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
     /// Name of the model, as tables show it.
     pub model: String,
     /// Bytes of the control group.
@@ -74,7 +56,29 @@ pub struct Case<'a> {
     pub busy: u32,
     /// What was evaluated.
     pub test: Test,
-    /// Who did.
+}
+
+impl Place {
+    /// The model and its memory, in words.
+    pub fn room(&self) -> String {
+        match self.limit {
+            Some(limit) => format!("{} in {}", self.model, number::bytes(limit as f64)),
+            None => format!("{} without a limit", self.model),
+        }
+    }
+
+    /// That and what was evaluated.
+    pub fn words(&self) -> String {
+        format!("{}, {}", self.room(), self.test.name())
+    }
+}
+
+/// One thing measured, once or several times.
+#[derive(Clone, Debug)]
+pub struct Case<'a> {
+    /// Where it was measured and what.
+    pub place: Place,
+    /// Who was measured.
     pub engine: &'a str,
     /// What of the study.
     pub variant: &'a str,
@@ -117,23 +121,47 @@ impl Case<'_> {
         if self.variant.is_empty() { self.engine.into() } else { format!("{}, {}", self.engine, self.variant) }
     }
 
-    /// Where it was measured and what.
-    pub fn place(&self) -> Place<'_> {
-        Place { model: &self.model, limit: self.limit, busy: self.busy, test: self.test }
+    /// Of a study of variants, what tells cases apart in a word.
+    pub fn variant_name(&self) -> &str {
+        match self.variant {
+            _ if self.engine != HOBBIT => self.engine,
+            "" => HOBBIT,
+            variant => variant,
+        }
+    }
+
+    /// The first run's that has the figure, however it ended.
+    pub fn any(&self, figure: impl Fn(&Record) -> Option<f64>) -> Option<f64> {
+        self.runs.iter().find_map(|run| figure(&run.record))
+    }
+
+    /// Bytes of the limit.
+    pub fn room_bytes(&self) -> f64 {
+        self.place.limit.map_or(f64::INFINITY, |bytes| bytes as f64)
+    }
+
+    /// What tells contestants apart.
+    pub fn who(&self) -> (&str, &str, &str) {
+        (self.engine, self.variant, self.flags)
     }
 }
 
-/// What two engines must share to be compared.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Place<'a> {
-    /// The model.
-    pub model: &'a str,
-    /// The memory.
-    pub limit: Option<u64>,
-    /// Other processes that computed meanwhile.
-    pub busy: u32,
-    /// The tokens.
-    pub test: Test,
+/// What has the same key together, in the order of the first ones.
+pub fn grouped<T, K: PartialEq>(all: impl IntoIterator<Item = T>, key: impl Fn(&T) -> K) -> Vec<(K, Vec<T>)> {
+    let mut groups: Vec<(K, Vec<T>)> = Vec::new();
+    for one in all {
+        let key = key(&one);
+        match groups.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, group)) => group.push(one),
+            None => groups.push((key, vec![one])),
+        }
+    }
+    groups
+}
+
+/// Each value once, in their order.
+pub fn distinct<T: PartialEq + Clone>(values: impl IntoIterator<Item = T>) -> Vec<T> {
+    grouped(values, T::clone).into_iter().map(|(value, _)| value).collect()
 }
 
 /// The cases with one of some labels, in the order of their first records.
@@ -146,43 +174,30 @@ pub struct Study<'a> {
 impl<'a> Study<'a> {
     /// What `entries` hold of the studies `labels`.
     pub fn of(entries: &'a [Entry], labels: &[&str]) -> Self {
-        let mut cases: Vec<Case<'a>> = Vec::new();
-        let of_study: Vec<_> =
-            entries.iter().filter(|entry| labels.contains(&entry.record.hobbit_label.as_str())).collect();
-        let alone = Alone::of(&of_study);
-        for entry in of_study {
+        let of_study = || entries.iter().filter(|entry| labels.contains(&entry.record.hobbit_label.as_str()));
+        let apart = apart(of_study().map(|entry| &entry.record));
+        let key = |entry: &&'a Entry| {
             let record = &entry.record;
-            let case = Case {
+            let (n_prompt, n_gen) = match apart {
+                Some(lengths) if (record.n_prompt > 0) != (record.n_gen > 0) => lengths,
+                _ => (record.n_prompt, record.n_gen),
+            };
+            let place = Place {
                 model: figures::model(record, entries),
                 limit: record.hobbit_limit,
                 busy: record.hobbit_busy.unwrap_or(0),
-                test: alone.test(record),
-                engine: &record.hobbit_engine,
-                variant: &record.hobbit_variant,
-                flags: &record.hobbit_flags,
-                runs: vec![entry],
+                test: Test { n_prompt, n_gen, n_depth: record.n_depth },
             };
-            let same = |other: &&mut Case<'a>| {
-                let key = |case: &Case<'a>| (case.engine, case.variant, case.flags);
-                other.place() == case.place() && key(other) == key(&case)
-            };
-            match cases.iter_mut().find(same) {
-                Some(known) => known.runs.push(entry),
-                None => cases.push(case),
-            }
-        }
-        Self { cases }
+            (place, record.hobbit_engine.as_str(), record.hobbit_variant.as_str(), record.hobbit_flags.as_str())
+        };
+        let groups = grouped(of_study(), key).into_iter();
+        let case = |((place, engine, variant, flags), runs)| Case { place, engine, variant, flags, runs };
+        Self { cases: groups.map(case).collect() }
     }
 
-    /// Distinct values of a key, in the order of the cases.
-    pub fn distinct<K: PartialEq>(&self, key: impl Fn(&Case<'a>) -> K) -> Vec<K> {
-        let mut found = Vec::new();
-        for key in self.cases.iter().map(key) {
-            if !found.contains(&key) {
-                found.push(key);
-            }
-        }
-        found
+    /// The cases of each place, whoever else computed there.
+    pub fn by_place(&self) -> Vec<(Place, Vec<&Case<'a>>)> {
+        grouped(&self.cases, |case| Place { busy: 0, ..case.place.clone() })
     }
 
     /// hobbit's cases.
@@ -190,9 +205,16 @@ impl<'a> Study<'a> {
         self.cases.iter().filter(|case| case.engine == HOBBIT)
     }
 
+    /// hobbit's cases of one model, variant and test together, by `key` among each other.
+    pub fn hobbit_by(&self, key: impl Fn(&Case<'a>) -> f64) -> Vec<Vec<&Case<'a>>> {
+        let mut groups = grouped(self.hobbit(), |case| (&case.place.model, case.variant, case.place.test));
+        groups.iter_mut().for_each(|(_, cases)| cases.sort_by(|a, b| key(a).total_cmp(&key(b))));
+        groups.into_iter().map(|(_, cases)| cases).collect()
+    }
+
     /// The case of plain llama.cpp that `case` is measured against: that of the same variant if there are several.
     pub fn baseline(&self, case: &Case) -> Option<&Case<'a>> {
-        let at_place = || self.cases.iter().filter(|other| other.engine == BASELINE && other.place() == case.place());
+        let at_place = || self.cases.iter().filter(|other| other.engine == BASELINE && other.place == case.place);
         at_place().find(|other| other.variant == case.variant).or_else(|| at_place().next())
     }
 
@@ -203,9 +225,7 @@ impl<'a> Study<'a> {
             of_engine.flat_map(|case| &case.runs).map(|run| &run.record).filter(|record| record.n_threads > 0)
         };
         let distinct = |engine: &'static str| {
-            let mut numbers: Vec<i32> = runs(engine).map(|record| record.n_threads).collect();
-            numbers.sort_unstable();
-            numbers.dedup();
+            let numbers: BTreeSet<i32> = runs(engine).map(|record| record.n_threads).collect();
             numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
         };
         let (own, stock) = (distinct(HOBBIT), distinct(BASELINE));
@@ -223,45 +243,19 @@ impl<'a> Study<'a> {
 
     /// Names of the files behind it, each once.
     pub fn files(&self) -> Vec<String> {
-        let mut files: Vec<String> =
-            self.cases.iter().flat_map(|case| case.runs.iter().map(|run| run.file.clone())).collect();
-        files.sort();
-        files.dedup();
-        files
+        let files: BTreeSet<_> = self.cases.iter().flat_map(|case| &case.runs).map(|run| run.file.clone()).collect();
+        files.into_iter().collect()
     }
 }
 
 /// Prompts and single tokens that were measured apart, and belong to one row: where a study has one length of each.
-struct Alone {
-    lengths: Option<(u32, u32)>,
-}
-
-impl Alone {
-    fn of(entries: &[&Entry]) -> Self {
-        let lengths = |own: fn(&Record) -> (u32, u32)| {
-            let mut lengths: Vec<u32> = entries
-                .iter()
-                .map(|entry| own(&entry.record))
-                .filter(|(length, other)| *length > 0 && *other == 0)
-                .map(|(length, _)| length)
-                .collect();
-            lengths.sort_unstable();
-            lengths.dedup();
-            lengths
-        };
-        let prompts = lengths(|record| (record.n_prompt, record.n_gen));
-        let single = lengths(|record| (record.n_gen, record.n_prompt));
-        match (&prompts[..], &single[..]) {
-            (&[n_prompt], &[n_gen]) => Self { lengths: Some((n_prompt, n_gen)) },
-            _ => Self { lengths: None },
+fn apart<'a>(records: impl Iterator<Item = &'a Record> + Clone) -> Option<(u32, u32)> {
+    let only = |own: fn(&Record) -> (u32, u32)| {
+        let lengths = records.clone().map(own).filter(|(length, other)| *length > 0 && *other == 0);
+        match distinct(lengths)[..] {
+            [(length, _)] => Some(length),
+            _ => None,
         }
-    }
-
-    fn test(&self, record: &Record) -> Test {
-        let (n_prompt, n_gen) = match self.lengths {
-            Some(lengths) if (record.n_prompt > 0) != (record.n_gen > 0) => lengths,
-            _ => (record.n_prompt, record.n_gen),
-        };
-        Test { n_prompt, n_gen, n_depth: record.n_depth }
-    }
+    };
+    only(|record| (record.n_prompt, record.n_gen)).zip(only(|record| (record.n_gen, record.n_prompt)))
 }

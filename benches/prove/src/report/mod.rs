@@ -1,10 +1,9 @@
 //! `hobbit-prove report`: tables and plots of raw records, nothing typed by hand.
 //!
 //! [`read`] turns files into records, [`group`] puts those of one case together, [`figures`] takes figures out of them, [`number`]
-//! shows these. [`tables`] and [`claims`] (with [`promises`]) make a [`table`] each, [`plots`] what there is to see; [`page`] is all of it with
+//! shows these. [`tables`] and [`claims`] make a [`table`] each, [`plots`] what there is to see; [`page`] is all of it with
 //! [`versions`] of everything, and [`markers`] put tables into a Markdown file.
 
-mod args;
 mod claims;
 mod figures;
 mod group;
@@ -12,10 +11,7 @@ mod markers;
 mod number;
 mod page;
 mod plots;
-mod promises;
 mod read;
-#[cfg(test)]
-mod synthetic;
 mod table;
 mod tables;
 #[cfg(test)]
@@ -23,15 +19,35 @@ mod tests;
 mod versions;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::builder::PossibleValuesParser;
 
-pub use args::ReportArgs;
 use read::Entry;
 
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit_programs::output::write_whole;
+
+/// Tables and plots of raw results
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct ReportArgs {
+    /// What hobbit-bench wrote with -o json or -o jsonl, or directories of it
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Write one page with all tables and plots; it needs no other file and no network
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: Option<PathBuf>,
+    /// Put tables between the markers '<!-- hobbit-prove NAME -->' and '<!-- /hobbit-prove NAME -->' of a Markdown file
+    #[arg(long, value_name = "FILE.md")]
+    pub readme: Option<PathBuf>,
+    /// Only look whether the --readme file is what the records make it; fail if it is not
+    #[arg(long, requires = "readme")]
+    pub check: bool,
+    /// Print one table as Markdown
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(tables::names()))]
+    pub table: Option<String>,
+}
 
 /// Does what `args` ask for; `out` gets the table of `--table`, and a line about each file written.
 ///

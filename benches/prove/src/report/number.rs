@@ -6,6 +6,11 @@ use hobbit::units::Percent;
 /// What is not known.
 pub const UNKNOWN: &str = "-";
 
+/// A figure that may not be known.
+pub fn shown(value: Option<f64>, show: impl Fn(f64) -> String) -> String {
+    value.map_or(UNKNOWN.into(), show)
+}
+
 /// Three significant digits.
 pub fn digits(value: f64) -> String {
     if !value.is_finite() {
@@ -22,25 +27,23 @@ pub fn digits(value: f64) -> String {
     format!("{value:.*}", usize::try_from(places).unwrap_or(0))
 }
 
+fn finite(value: f64, show: impl Fn(f64) -> String) -> String {
+    shown(Some(value).filter(|value| value.is_finite()), show)
+}
+
 /// `35.2x`
 pub fn ratio(value: f64) -> String {
-    if value.is_finite() { format!("{}x", digits(value)) } else { UNKNOWN.into() }
+    finite(value, |value| format!("{}x", digits(value)))
 }
 
 /// `75.3 %` of a share.
 pub fn percent(share: f64) -> String {
-    if share.is_finite() { Percent(share).to_string() } else { UNKNOWN.into() }
+    finite(share, |share| Percent(share).to_string())
 }
 
 /// `+1.30 %` of a change as a share.
 pub fn change(share: f64) -> String {
-    if !share.is_finite() {
-        return UNKNOWN.into();
-    }
-    match format!("{:+.2}", Percent(share)) {
-        text if text == "-0.00 %" => "+0.00 %".into(),
-        text => text,
-    }
+    finite(share, |share| format!("{:+.2}", Percent(share))).replace("-0.00 %", "+0.00 %")
 }
 
 /// `1.69 GiB`

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use super::figures;
-use super::group::Study;
 use super::number::{bytes, digits};
-use super::read::Entry;
+use super::read::{Entry, files};
 use super::table::Table;
 use super::{plots, tables, versions};
-use hobbit_programs::svg::escape;
+use hobbit_programs::bench::workload::Test;
+use hobbit_programs::plot::{self, escape};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -27,18 +27,19 @@ several runs, dashed lines are bounds and no measurements</dd>\n</dl>\n</section
 pub fn page(entries: &[Entry]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang='en'>\n<head><meta charset='utf-8'><meta name='viewport' content='width=device-width,initial-scale=1'>\n\
-         <title>hobbit-prove report</title>\n<style>{STYLE}</style></head>\n<body>\n<h1>hobbit, measured</h1>\n"
+         <title>hobbit-prove report</title>\n<style>{STYLE}{}</style></head>\n<body>\n<h1>hobbit, measured</h1>\n",
+        plot::STYLE
     );
     versions::write(&mut page, entries);
     page.push_str(READING);
-    let tables: Vec<Table> = tables::names().iter().filter_map(|name| tables::by_name(name, entries)).collect();
-    let shown = || tables.iter().filter(|table| !table.rows.is_empty());
+    let tables = tables::names().into_iter().filter_map(|name| tables::by_name(name, entries));
+    let tables: Vec<Table> = tables.filter(|table| !table.rows.is_empty()).collect();
     page.push_str("<nav>");
-    for table in shown() {
+    for table in &tables {
         let _ = write!(page, "<a href='#{}'>{}</a> ", table.name, escape(table.title));
     }
     page.push_str("<a href='#records'>All records</a></nav>\n");
-    for table in shown() {
+    for table in &tables {
         let _ = write!(
             page,
             "<section id='{}'>\n<h2>{}</h2>\n{}<p class='note'>{}Made from {}.</p>\n",
@@ -52,11 +53,9 @@ pub fn page(entries: &[Entry]) -> String {
         if !figures.is_empty() {
             page.push_str("<div class='figures'>\n");
             for figure in figures {
-                let _ = write!(page, "<figure><figcaption>{}</figcaption>\n{}", escape(&figure.title), figure.svg);
-                if !figure.note.is_empty() {
-                    let _ = writeln!(page, "<p class='note'>{}</p>", escape(figure.note));
-                }
-                page.push_str("</figure>\n");
+                let (title, note) = (escape(&figure.title), escape(&figure.note));
+                let _ = write!(page, "<figure><figcaption>{title}</figcaption>\n{}", figure.html);
+                let _ = writeln!(page, "<p class='note'>{note}</p>\n</figure>");
             }
             page.push_str("</div>\n");
         }
@@ -67,7 +66,7 @@ pub fn page(entries: &[Entry]) -> String {
         "<section id='records'>\n<h2>All records</h2>\n<details><summary>{} records of {} files</summary>\n{}</details>\n\
          <p class='note'>Every figure above is computed from these records by hobbit-prove report {}.</p>\n</section>\n</body>\n</html>\n",
         entries.len(),
-        versions::distinct(entries.iter().map(|entry| entry.file.clone())).len(),
+        files(entries).len(),
         records(entries).html(),
         escape(env!("CARGO_PKG_VERSION")),
     );
@@ -79,9 +78,7 @@ fn records(entries: &[Entry]) -> Table {
     let heading = ["file", "study", "variant", "engine", "model", "limit", "test", "began", "t/s", "outcome"];
     let row = |entry: &Entry| {
         let record = &entry.record;
-        let studies = [record.hobbit_label.as_str()];
-        let alone = Study::of(std::slice::from_ref(entry), &studies);
-        let test = alone.cases.first().map_or(String::new(), |case| case.test.to_string());
+        let (n_prompt, n_gen, n_depth) = (record.n_prompt, record.n_gen, record.n_depth);
         let cells = [
             entry.file.clone(),
             record.hobbit_label.clone(),
@@ -89,7 +86,7 @@ fn records(entries: &[Entry]) -> Table {
             record.hobbit_engine.clone(),
             figures::model(record, entries),
             record.hobbit_limit.map_or("none".into(), |limit| bytes(limit as f64)),
-            test,
+            Test { n_prompt, n_gen, n_depth }.name(),
             record.test_time.clone(),
             digits(record.avg_ts),
             record.hobbit_outcome.clone(),

@@ -1,10 +1,11 @@
 //! From files to records.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use thiserror::Error;
 
 use hobbit::files::capped;
 use hobbit_programs::bench::record::Record;
@@ -21,52 +22,29 @@ pub struct Entry {
     pub file: String,
 }
 
-/// Why there is nothing to report.
-#[derive(Debug, Error)]
-pub enum ReadError {
-    /// A file or directory that was named cannot be read.
-    #[error("{}: cannot be read", path.display())]
-    Unreadable {
-        /// What was named.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// A file of records holds one of another shape.
-    #[error("{}: record {number} is none of hobbit-bench's ({reason}); written by another version? Measure again, or leave the file out", path.display())]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// Counted from 1.
-        number: usize,
-        /// What serde says.
-        reason: serde_json::Error,
-    },
-    /// No file holds a record.
-    #[error("no records in {files}; expected what hobbit-bench writes with -o json or -o jsonl")]
-    Nothing {
-        /// What was named.
-        files: String,
-    },
+/// Names of the files of some records, each once.
+pub fn files(entries: &[Entry]) -> Vec<String> {
+    let files: BTreeSet<_> = entries.iter().map(|entry| entry.file.clone()).collect();
+    files.into_iter().collect()
 }
 
 /// The records of `files`, in their order; of a directory, those of its `.json` and `.jsonl` files by name. Named files without
 /// records are passed over with a note.
 ///
 /// # Errors
-/// [`ReadError`]
-pub fn read(files: &[PathBuf]) -> Result<Vec<Entry>, ReadError> {
+/// What was named cannot be read, holds a record of another shape, or no record at all.
+pub fn read(files: &[PathBuf]) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
     for path in files {
-        let unreadable = |source| ReadError::Unreadable { path: path.clone(), source };
+        let unreadable = || format!("{}: cannot be read", path.display());
         if path.is_dir() {
-            let within = std::fs::read_dir(path).map_err(unreadable)?;
-            let within = within.map(|file| Ok(file?.path())).collect::<io::Result<Vec<_>>>().map_err(unreadable)?;
-            let mut of_records: Vec<_> =
-                within.into_iter().filter(|path| has_extension(path) && path.is_file()).collect();
-            of_records.sort();
-            for path in of_records {
-                entries.extend(of_file(&path)?.unwrap_or_default());
+            let within = std::fs::read_dir(path).with_context(unreadable)?;
+            let within =
+                within.map(|file| Ok(file?.path())).collect::<io::Result<BTreeSet<_>>>().with_context(unreadable)?;
+            let has_extension =
+                |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "json" || extension == "jsonl");
+            for path in within.iter().filter(has_extension).filter(|path| path.is_file()) {
+                entries.extend(of_file(path)?.unwrap_or_default());
             }
             continue;
         }
@@ -77,13 +55,9 @@ pub fn read(files: &[PathBuf]) -> Result<Vec<Entry>, ReadError> {
     }
     if entries.is_empty() {
         let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
-        return Err(ReadError::Nothing { files: files.join(", ") });
+        bail!("no records in {}; expected what hobbit-bench writes with -o json or -o jsonl", files.join(", "));
     }
     Ok(entries)
-}
-
-fn has_extension(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "json" || extension == "jsonl")
 }
 
 fn note(path: &Path, what: &str) {
@@ -91,17 +65,20 @@ fn note(path: &Path, what: &str) {
 }
 
 /// The records of a file; `None` if it holds something else.
-fn of_file(path: &Path) -> Result<Option<Vec<Entry>>, ReadError> {
-    let bytes = capped::read(path, RECORDS_BYTES_MAX);
-    let bytes = bytes.map_err(|source| ReadError::Unreadable { path: path.to_owned(), source })?;
+fn of_file(path: &Path) -> Result<Option<Vec<Entry>>> {
+    let name = path.display();
+    let bytes = capped::read(path, RECORDS_BYTES_MAX).with_context(|| format!("{name}: cannot be read"))?;
     let Ok(text) = String::from_utf8(bytes) else { return Ok(None) };
     let Some(values) = objects(&text, path) else { return Ok(None) };
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let entry = |(number, value)| match serde_json::from_value(without_nulls(value)) {
+    let entry = |(number, value): (usize, Value)| match serde_json::from_value(without_nulls(value)) {
         Ok(record) => Ok(Entry { record, file: file.clone() }),
-        Err(reason) => Err(ReadError::Record { path: path.to_owned(), number, reason }),
+        Err(reason) => bail!(
+            "{name}: record {number} is none of hobbit-bench's ({reason}); written by another version? Measure again, or leave the \
+             file out"
+        ),
     };
-    (1..).zip(values).map(entry).collect::<Result<_, _>>().map(Some)
+    (1..).zip(values).map(entry).collect::<Result<_>>().map(Some)
 }
 
 /// What looks like records: an array of them, or one a line. A last line that a crash cut off is left out.
@@ -190,9 +167,10 @@ mod tests {
         assert!(error.contains("none.json: cannot be read"), "{error}");
         for text in ["", "[]", "[1]", "{\"hobbit_engine\":", "null"] {
             let file = write(directory.path(), "e.json", text);
-            assert!(matches!(read(&[file]), Err(ReadError::Nothing { .. })), "{text:?}");
+            assert!(read(&[file]).unwrap_err().to_string().starts_with("no records in"), "{text:?}");
         }
         std::fs::write(directory.path().join("binary.json"), [0xff, 0xfe, 0]).unwrap();
-        assert!(matches!(read(&[directory.path().join("binary.json")]), Err(ReadError::Nothing { .. })));
+        let error = read(&[directory.path().join("binary.json")]).unwrap_err().to_string();
+        assert!(error.starts_with("no records in"), "{error}");
     }
 }

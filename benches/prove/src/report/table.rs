@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::number::SPREAD;
-use hobbit_programs::svg::escape;
+use hobbit_programs::plot::escape;
 
 /// What stands in one place.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,15 +15,9 @@ pub struct Cell {
     pub bold: bool,
 }
 
-impl From<String> for Cell {
-    fn from(text: String) -> Self {
-        Self { text, bold: false }
-    }
-}
-
-impl From<&str> for Cell {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self { text: text.into(), bold: false }
     }
 }
 

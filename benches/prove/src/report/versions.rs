@@ -1,23 +1,15 @@
 //! What was measured with: machine, kernel, disk, hobbit's and llama.cpp's versions, and everybody else's.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use super::group::{Spread, distinct, grouped};
 use super::number::{UNKNOWN, bytes};
 use super::read::Entry;
 use super::table::Table;
 use hobbit_programs::bench::record::Record;
 use hobbit_programs::measure::host::Host;
-use hobbit_programs::svg::escape;
-
-/// Each value once, in their order.
-pub fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
-    values.fold(Vec::new(), |mut known, value| {
-        if !known.contains(&value) {
-            known.push(value);
-        }
-        known
-    })
-}
+use hobbit_programs::plot::escape;
 
 /// Text that is there.
 fn known(texts: impl Iterator<Item = String>) -> String {
@@ -34,10 +26,11 @@ pub fn write(page: &mut String, entries: &[Entry]) {
     };
     let hosts = distinct(records().map(|record| &record.more.hobbit_host));
     // The same machine with another commit is the same machine.
-    for of in distinct(hosts.iter().map(|host| machine(host))).into_iter().filter(|(cpu, ..)| !cpu.is_empty()) {
-        let same = || hosts.iter().filter(|host| machine(host) == of);
-        let Some(host) = same().next() else { continue };
-        row("Machine", &format!("{}, {} cores, {} of memory", of.0, host.cores, bytes(host.ram_bytes as f64)));
+    for ((name, ..), same) in
+        grouped(hosts, |host| machine(host)).into_iter().filter(|((name, ..), _)| !name.is_empty())
+    {
+        let (host, same) = (same[0], || same.iter());
+        row("Machine", &format!("{name}, {} cores, {} of memory", host.cores, bytes(host.ram_bytes as f64)));
         row("Instructions", &known(same().map(|host| instructions(&host.system_info))));
         row("Kernel", &known([host.kernel.clone(), host.os.clone()].into_iter()));
         row("Disk", &disk(host, entries));
@@ -48,10 +41,8 @@ pub fn write(page: &mut String, entries: &[Entry]) {
             &known(records().filter(|record| record.more.hobbit_host.machine == host.machine).map(llama_cpp)),
         );
     }
-    let mut times: Vec<&str> =
-        records().map(|record| record.test_time.as_str()).filter(|time| !time.is_empty()).collect();
-    times.sort_unstable();
-    if let (Some(first), Some(last)) = (times.first(), times.last()) {
+    let times = || records().map(|record| record.test_time.as_str()).filter(|time| !time.is_empty());
+    if let (Some(first), Some(last)) = (times().min(), times().max()) {
         row("Measured", &format!("{first} to {last}"));
     }
     let _ = writeln!(page, "</dl>\n{}", engines(entries).html());
@@ -75,13 +66,13 @@ fn instructions(system_info: &str) -> String {
 }
 
 fn llama_cpp(record: &Record) -> String {
-    let build = if record.build_number > 0 { format!("build b{}", record.build_number) } else { String::new() };
-    let bindings = match &record.more.hobbit_host.llama_cpp_sys[..] {
-        "" | "unknown" => String::new(),
-        version => format!("llama-cpp-sys-2 {version}"),
-    };
-    // A record without a build says nothing new.
-    if build.is_empty() { String::new() } else { format!("{build} ({bindings})").replace(" ()", "") }
+    let build = format!("build b{}", record.build_number);
+    match &record.more.hobbit_host.llama_cpp_sys[..] {
+        // A record without a build says nothing new.
+        _ if record.build_number <= 0 => String::new(),
+        "" | "unknown" => build,
+        version => format!("{build} (llama-cpp-sys-2 {version})"),
+    }
 }
 
 fn disk(host: &Host, entries: &[Entry]) -> String {
@@ -90,10 +81,8 @@ fn disk(host: &Host, entries: &[Entry]) -> String {
     words.extend(host.disk.read_ahead_kib.map(|kib| format!("read-ahead {}", bytes(kib as f64 * 1024.0))));
     words.extend(host.disk.scheduler.as_ref().map(|name| format!("scheduler {name}")));
     let here = entries.iter().map(|entry| &entry.record).filter(|record| record.hobbit_machine == host.machine);
-    let speeds: Vec<f64> = here.filter_map(|record| record.hobbit_bandwidth).filter(|speed| *speed > 0.0).collect();
-    let least = speeds.iter().copied().reduce(f64::min);
-    if let (Some(least), Some(most)) = (least, speeds.iter().copied().reduce(f64::max)) {
-        words.push(format!("random reads of {} to {} a second", bytes(least), bytes(most)));
+    if let Some(speeds) = Spread::of(here.filter_map(|record| record.hobbit_bandwidth).filter(|speed| *speed > 0.0)) {
+        words.push(format!("random reads of {} to {} a second", bytes(speeds.least), bytes(speeds.most)));
     }
     words.join(", ")
 }
@@ -109,8 +98,7 @@ fn engines(entries: &[Entry]) -> Table {
             version if version == UNKNOWN => "not told: it never ran".to_owned(),
             version => version,
         };
-        let mut threads = distinct(own().map(|record| record.n_threads).filter(|n| *n > 0));
-        threads.sort_unstable();
+        let threads: BTreeSet<i32> = own().map(|record| record.n_threads).filter(|n| *n > 0).collect();
         let threads = known(threads.iter().map(ToString::to_string));
         vec![name.clone().into(), version.into(), threads.into(), own().count().to_string().into()]
     };
@@ -124,7 +112,7 @@ fn engines(entries: &[Entry]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::super::synthetic::{entry, record};
+    use super::super::tests::synthetic::{entry, record};
     use super::*;
 
     #[test]

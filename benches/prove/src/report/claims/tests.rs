@@ -1,13 +1,14 @@
-use super::super::synthetic::{GIB, MIB, all, entry, record, with_series, with_whole};
+use super::super::tests::synthetic::{GIB, MIB, all, entry, record, with_series, with_whole};
 use super::*;
 
 /// What was found by the check of that name, or else by the only one of the promise that contains `words`; whether it holds.
 fn judged(records: Vec<Record>, words: &str) -> (String, String) {
     let entries: Vec<Entry> = records.into_iter().map(entry).collect();
-    let checks = || promises::ALL.iter().flat_map(|promise| promise.checks.iter().map(move |check| (promise, check)));
-    let named = checks().find(|(_, check)| check.name == words);
-    let only = checks().find(|(promise, check)| check.name.is_empty() && promise.text.contains(words));
-    match judge(&named.or(only).unwrap().1.rule, &entries) {
+    let checks = || ALL.iter().flat_map(|promise| promise.checks.iter().map(move |check| (promise, check)));
+    let named = checks().find(|(_, (name, _))| *name == words);
+    let only = checks().find(|(promise, (name, _))| name.is_empty() && promise.text.contains(words));
+    let (_, (_, judge)) = named.or(only).unwrap();
+    match judge(&entries) {
         None => (String::new(), "not measured".into()),
         Some(Finding { found, kept }) => (found, if kept { "yes" } else { "no" }.into()),
     }
@@ -29,8 +30,8 @@ fn what_is_not_kept_says_what_that_costs() {
     let slower = vec![record("peers", "hobbit", [0, 8], 1.0), record("peers", "swift", [0, 8], 2.0)];
     let table = table(&slower.into_iter().map(entry).collect::<Vec<_>>());
     assert_eq!((table.rows[0][2].text.as_str(), table.rows[0][2].bold), ("no", true), "it stands out");
-    assert_eq!(table.rows[0][3].text, promises::ALL[0].cost);
-    assert!(promises::ALL.iter().all(|promise| !promise.cost.is_empty() && !promise.checks.is_empty()));
+    assert_eq!(table.rows[0][3].text, ALL[0].cost);
+    assert!(ALL.iter().all(|promise| !promise.cost.is_empty() && !promise.checks.is_empty()));
     assert_eq!(table.rows[1][1].text, "median no records; mean no records");
 }
 

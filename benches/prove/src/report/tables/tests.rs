@@ -1,4 +1,4 @@
-use super::super::synthetic::{GIB, MIB, entry, record, with_cache, with_series, with_whole};
+use super::super::tests::synthetic::{GIB, MIB, entry, record, with_cache, with_series, with_whole};
 use super::*;
 use hobbit_programs::bench::record::{Record, Tried};
 

@@ -1,6 +1,6 @@
-//! Made-up records: no figure here was measured. For tests only.
+//! Made-up records: no figure here was measured.
 
-use super::read::Entry;
+use super::super::read::Entry;
 use hobbit_programs::bench::record::{Moment, More, Record};
 use hobbit_programs::measure::host::{DiskKind, Host};
 
