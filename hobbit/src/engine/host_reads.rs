@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::recorder::Trace;
+use super::recorder::Recorder;
 use crate::cache::{Cache, SlotId};
 use crate::expert::{Extent, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, VersionSource};
@@ -12,7 +12,7 @@ use crate::residency::{Landed, LayerShape, LayerShare, Layout, Read, Reads, Resi
 use crate::store::{Arena, ReadDone, ReadRequest, SlotPtr, StoreError};
 
 /// What is in host memory.
-pub(super) type Host = Residency<HostReads, Trace>;
+pub(super) type Host = Residency<HostReads, Recorder>;
 
 /// All slots of a share for one kind, as a tensor `[ne0, ne1, n_slots]`.
 #[derive(Clone, Copy, Debug)]

@@ -16,7 +16,7 @@ use super::host_reads::{self, HostReads, layout_of};
 use super::memory_use::MemoryUse;
 use super::model::Model;
 use super::pools::{Pool, policy_of, pools_of};
-use super::recorder::{Recorder, Trace};
+use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use super::tiers;
@@ -29,7 +29,7 @@ use crate::plan::{
     ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolPlan, PoolSpec, Regime, StagingWish,
 };
 use crate::predict::{self, PredictorKind};
-use crate::residency::{self, Lookahead, LookaheadOptions, Precisions, Residency, StagingOptions};
+use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions};
 use crate::route::Thresholds;
 use crate::stats::{CacheSlots, PrecisionReport};
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
@@ -146,11 +146,8 @@ pub(super) fn set_up(
     let io_choice = choice.to_string();
     let description = Description { plan, io_choice, precision, caching, devices, warm_start: None };
     let recorder = match &shared.options.trace {
-        Some(path) => {
-            let header = report::trace_header(model, &catalog, &cache, &precisions, plan_bytes);
-            Some(Recorder::create(path, &header)?)
-        }
-        None => None,
+        Some(path) => Recorder::create(path, &report::trace_header(model, &catalog, &cache, &precisions, plan_bytes))?,
+        None => Recorder::default(),
     };
     if looks_ahead(model, &precisions) {
         tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
@@ -158,14 +155,14 @@ pub(super) fn set_up(
     // The host does not see what copies to a device delay.
     let compares_tokens = tiers.iter().any(Tier::copies_ahead);
     let lookahead = looks_ahead(model, &precisions).then(|| lookahead_of(model, &precisions, compares_tokens));
-    let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_some();
+    let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_watching();
     let layout = layout_of(&catalog, &cache);
     let n_staging = staging_memory.len() / staging_stride;
     let loader = Loader::new(store, LoaderOptions::default());
     let parts = host_reads::Parts { catalog, pools: arenas, staging: staging_memory, staging_stride, loader };
     let host = Residency::new(residency::Parts {
         reads: HostReads::new(parts, &layout),
-        observer: Trace(recorder),
+        observer: recorder,
         cache,
         layout,
         staging: StagingOptions { n_slots: Some(n_staging), ahead: true },
