@@ -5,10 +5,6 @@ mod costs;
 mod host;
 mod report;
 
-use std::ptr::NonNull;
-
-use ggml_sys::llama;
-
 use super::allocation::SlotDivision;
 use super::error::Error;
 use super::hierarchy::{self, Description, Hierarchy};
@@ -16,6 +12,7 @@ use super::host_reads::{self, HostReads, layout_of};
 use super::memory_use::MemoryUse;
 use super::model::Model;
 use super::pools::{Pool, policy_of, pools_of};
+use super::raw::RawContext;
 use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::Tier;
@@ -40,11 +37,7 @@ use host::HostSlots;
 const STAGING_BYTES_WANTED: u64 = 64 << 20;
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.
-pub(super) fn set_up(
-    model: &Model,
-    options: &SessionOptions,
-    context: NonNull<llama::llama_context>,
-) -> Result<Description, Error> {
+pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, Error> {
     let shared = &model.shared;
     let mut memories = shared.experts.memories();
     if let Some(memories) = memories.as_ref() {
@@ -186,7 +179,7 @@ pub(super) fn set_up(
 }
 
 /// llama.cpp runs by itself: its memory is told, nothing is divided.
-fn stand_aside(model: &Model, context: NonNull<llama::llama_context>, repack: bool) -> Result<Description, Error> {
+fn stand_aside(model: &Model, context: &RawContext, repack: bool) -> Result<Description, Error> {
     let shared = &model.shared;
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
     let runtime = runtime_bytes(weights, kv);

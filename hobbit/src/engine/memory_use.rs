@@ -1,11 +1,11 @@
 //! What llama.cpp says it holds.
 
 use std::ffi::c_void;
-use std::ptr::NonNull;
 
 use ggml_sys::{llama, shim};
 
 use super::error::Error;
+use super::raw::RawContext;
 
 /// Host memory that llama.cpp holds for a model and a context, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +19,7 @@ pub(super) struct MemoryUse {
 }
 
 impl MemoryUse {
-    pub(super) fn of(context: NonNull<llama::llama_context>) -> Result<Self, Error> {
+    pub(super) fn of(context: &RawContext) -> Result<Self, Error> {
         unsafe extern "C" fn add(
             found: *mut c_void,
             buft: llama::ggml_backend_buffer_type_t,

@@ -31,7 +31,6 @@ mod low;
 mod made_from;
 mod memory;
 mod memory_use;
-mod message;
 mod model;
 mod offload;
 mod overrides;
@@ -40,6 +39,7 @@ mod placement;
 mod pools;
 mod pressure;
 mod quantise;
+mod raw;
 mod recorder;
 mod regime;
 #[cfg(feature = "rpc")]

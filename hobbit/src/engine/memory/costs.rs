@@ -1,15 +1,12 @@
 //! What a model, a context and hobbit itself hold besides experts.
 
-use std::ptr::NonNull;
-
-use ggml_sys::llama;
-
 use crate::cache::policy;
 use crate::engine::compute::GATHER_BYTES_MAX;
 use crate::engine::error::Error;
 use crate::engine::gates;
 use crate::engine::memory_use::MemoryUse;
 use crate::engine::model::Model;
+use crate::engine::raw::RawContext;
 use crate::options::SessionOptions;
 use crate::plan::FixedCosts;
 use crate::stats::rss_bytes;
@@ -25,11 +22,7 @@ pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
     rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
 }
 
-pub(super) fn fixed_costs(
-    model: &Model,
-    options: &SessionOptions,
-    context: NonNull<llama::llama_context>,
-) -> Result<FixedCosts, Error> {
+pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<FixedCosts, Error> {
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
     // A dense model is mapped: what of it is resident already is among the weights.
     let resident = runtime_bytes(weights, kv);

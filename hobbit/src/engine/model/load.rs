@@ -3,11 +3,11 @@
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
-use std::sync::{Arc, Once};
+use std::ptr;
+use std::sync::Arc;
 use std::time::Instant;
 
-use ggml_sys::{llama, shim};
+use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore, predict_shape};
 use crate::engine::backends;
@@ -17,8 +17,8 @@ use crate::engine::error::Error;
 use crate::engine::experts::Experts;
 use crate::engine::kv_overrides::KvOverrides;
 use crate::engine::log;
-use crate::engine::message::{path_to_c, text_of, with_message};
 use crate::engine::placement::Placement;
+use crate::engine::raw::RawModel;
 use crate::engine::regime;
 use crate::engine::sanity;
 use crate::engine::source::ModelSource;
@@ -87,10 +87,6 @@ impl Model {
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
-        log::install();
-        static INIT: Once = Once::new();
-        // SAFETY: once per process, before any other llama.cpp call of ours.
-        INIT.call_once(|| unsafe { llama::llama_backend_init() });
 
         // Where experts have no memory, llama.cpp could only look at their addresses.
         let is_plain = experts.map().is_empty() || regime.stands_aside();
@@ -114,23 +110,16 @@ impl Model {
             if let Regime::StandAside { repack } = regime {
                 params.use_extra_bufts = repack && options.repack;
             }
-            let name = path_to_c(&gguf.files[0].path)?;
-            with_message(|message, capacity| {
-                // SAFETY: name and params are valid for the call.
-                unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
-            })
+            // SAFETY: everything that params point to outlives the call.
+            unsafe { RawModel::load_path(&gguf.files[0].path, params) }
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
             let mut stream = CookieStream::open(virtual_file, &originals)?;
             let are_skipped = stream.skips_experts();
             let file = stream.as_file();
-            let raw = while_loading(&experts, are_skipped, || {
-                with_message(|message, capacity| {
-                    // SAFETY: the stream outlives the call; so does everything that params point to.
-                    unsafe { shim::hobbit_model_load(file, params, message, capacity) }
-                })
-            });
+            // SAFETY: the stream outlives the call; so does everything that params point to.
+            let raw = while_loading(&experts, are_skipped, || unsafe { RawModel::load_stream(file, params) });
             expert_bytes_read_at_load = stream.expert_bytes_read();
             raw.map_err(|message| stream.error().map_or(message, str::to_owned))
         };
@@ -149,7 +138,7 @@ impl Model {
             experts.loaded();
         }
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
-        let info = describe(raw, &gguf, &experts, options);
+        let info = describe(&raw, &gguf, &experts, options);
         let mut shared = Shared {
             raw,
             gguf,
@@ -202,19 +191,15 @@ fn checked_path_table(
     }
 }
 
-fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts, options: &ModelOptions) -> ModelInfo {
-    let mut text = [0u8; 256];
+fn describe(model: &RawModel, gguf: &Gguf, experts: &Experts, options: &ModelOptions) -> ModelInfo {
     let architecture = gguf.architecture().to_owned();
-    // SAFETY: the model is live, the buffer valid for its length, the template NUL-terminated or null.
-    let (n_ctx_train, n_params, tensor_bytes, n_layer, chat_template) = unsafe {
-        let raw = raw.as_ptr();
-        llama::llama_model_desc(raw, text.as_mut_ptr().cast(), text.len());
-        let template = llama::llama_model_chat_template(raw, ptr::null());
+    let (description, tensor_bytes, n_params) = model.describe();
+    // SAFETY: the model is live, its template NUL-terminated or null.
+    let (n_ctx_train, n_layer, chat_template) = unsafe {
+        let template = llama::llama_model_chat_template(model.as_ptr(), ptr::null());
         (
-            llama::llama_model_n_ctx_train(raw).max(0) as u32,
-            llama::llama_model_n_params(raw),
-            llama::llama_model_size(raw),
-            llama::llama_model_n_layer(raw).max(0) as u32,
+            llama::llama_model_n_ctx_train(model.as_ptr()).max(0) as u32,
+            llama::llama_model_n_layer(model.as_ptr()).max(0) as u32,
             template.as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()),
         )
     };
@@ -226,7 +211,7 @@ fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts, op
     };
     let n_expert_used = n_expert_used.unwrap_or(0);
     ModelInfo {
-        description: text_of(&text),
+        description,
         path: gguf.files[0].path.clone(),
         n_ctx_train,
         n_params,

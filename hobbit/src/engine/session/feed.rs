@@ -20,7 +20,7 @@ impl Session {
             return Ok(());
         }
         // SAFETY: the context is live.
-        if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.memory(), 0, n_keep as i32, -1) } {
+        if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.context.memory(), 0, n_keep as i32, -1) } {
             return Err(Error::Decode("this model cannot forget a part of its context".into()));
         }
         // Without the pending token alone, the logits are those from which it was sampled.
@@ -60,7 +60,7 @@ impl Session {
         let result = feed(self, &all);
         if result.is_err() && self.n_past > before {
             // SAFETY: the context is live.
-            if unsafe { llama::llama_memory_seq_rm(self.memory(), 0, before as i32, -1) } {
+            if unsafe { llama::llama_memory_seq_rm(self.context.memory(), 0, before as i32, -1) } {
                 (self.n_past, self.is_current) = (before, false);
             }
         }
@@ -132,7 +132,7 @@ impl Session {
         }
         let full = Error::ContextFull { n_ctx: n_ctx as u32 };
         // SAFETY: the context is live.
-        let can_shift = unsafe { llama::llama_memory_can_shift(self.memory()) };
+        let can_shift = unsafe { llama::llama_memory_can_shift(self.context.memory()) };
         if !self.options.context_shift || !can_shift || n > n_ctx {
             return Err(full);
         }
@@ -147,10 +147,10 @@ impl Session {
             let discard = n_discard as i32;
             // SAFETY: the context is live.
             unsafe {
-                if !llama::llama_memory_seq_rm(self.memory(), 0, keep, keep + discard) {
+                if !llama::llama_memory_seq_rm(self.context.memory(), 0, keep, keep + discard) {
                     return Err(full);
                 }
-                llama::llama_memory_seq_add(self.memory(), 0, keep + discard, past, -discard);
+                llama::llama_memory_seq_add(self.context.memory(), 0, keep + discard, past, -discard);
             }
             self.n_past -= n_discard;
         }

@@ -55,7 +55,7 @@ impl<'a> Generation<'a> {
             return Err(Error::NothingEvaluated);
         }
         let started = Instant::now();
-        let token = self.sampler.sample(session.context.0.as_ptr(), -1)?;
+        let token = self.sampler.sample(&session.context, -1)?;
         session.sample_ms += started.elapsed().as_secs_f64() * 1e3;
         session.sample_count += 1;
         if session.model.is_eog(token) {
