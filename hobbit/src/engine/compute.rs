@@ -174,12 +174,12 @@ impl ExpertBackend {
             experts.fail("no session has set up the expert cache");
             return Err(GGML_STATUS_FAILED);
         };
-        let Beside { host, routers, seen, others: mut devices } = memories.for_cpu();
+        let Beside { host, routers, unseen, others: mut devices } = memories.for_cpu();
         // SAFETY: nodes of a live graph.
         let products = nodes.iter().filter_map(|&node| unsafe { self.product(node) });
         let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
         for product in products {
-            seen.mark(tag.layer, product.kind);
+            unseen.remove(&(tag.layer, product.kind));
             if !kinds.contains(&product.kind) {
                 kinds.push(product.kind);
             }
@@ -294,7 +294,7 @@ impl ExpertBackend {
                 match (self.product(node), one_view) {
                     (None, _) => self.plain(node)?,
                     (Some(tag), Some(share)) if all_ready || ready(host, tag.kind) => {
-                        self.whole(node, host.view(layer, share, tag.kind))?;
+                        self.whole(node, host.reads().view(layer, share, tag.kind))?;
                     }
                     (Some(tag), _) => {
                         self.run()?;

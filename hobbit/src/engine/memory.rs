@@ -5,26 +5,23 @@ mod costs;
 mod host;
 mod report;
 
-use super::allocation::SlotDivision;
 use super::error::Error;
-use super::hierarchy::{self, Description, Hierarchy};
+use super::hierarchy::{Description, Hierarchy, Routers};
 use super::host_reads::{self, HostReads, layout_of};
 use super::memory_use::MemoryUse;
 use super::model::Model;
-use super::pools::{Pool, policy_of, pools_of};
+use super::pools::{cache_of, pools_of};
 use super::raw::RawContext;
 use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use super::tiers;
-use crate::cache::{Cache, ModelMark, PoolLayout};
+use crate::cache::ModelMark;
 use crate::expert::Precision;
 use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, Prefetch, SessionOptions};
-use crate::plan::{
-    ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolPlan, PoolSpec, Regime, StagingWish,
-};
+use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
 use crate::predict::{self, PredictorKind};
 use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions};
 use crate::route::Thresholds;
@@ -41,7 +38,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let shared = &model.shared;
     let mut memories = shared.experts.memories();
     if let Some(memories) = memories.as_ref() {
-        return Ok(memories.description().clone());
+        return Ok(memories.description.clone());
     }
     if let Regime::StandAside { repack } = shared.regime {
         return stand_aside(model, context, repack);
@@ -109,9 +106,6 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         store = wrap(store);
     }
 
-    let division = SlotDivision::of(model);
-    let layout = |(pool, planned): (&Pool, &PoolPlan)| pool.layout(&catalog, planned.n_slots, &division);
-    let layouts: Vec<PoolLayout> = pools.iter().zip(&plan.pools).map(layout).collect();
     let host = HostSlots::of(&tiers, shared.options.device.pinned);
     let mut host_memory = Vec::new();
     for (pool, planned) in pools.iter().zip(&plan.pools) {
@@ -131,7 +125,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
     let devices = tiers::reports(&shared.placement, &tiers);
-    let cache = Cache::new(layouts, policy_of(model, &catalog));
+    let cache = cache_of(model, &catalog, &pools, &plan.pools);
     let mut caching = model.caching_report();
     let host_slots = CacheSlots::of("the host", &cache, catalog.layers.iter().map(|layer| layer.layer));
     caching.slots_by_layer.extend(host_slots);
@@ -163,8 +157,16 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         precisions,
         lookahead,
     });
-    let state_file = state_file(model);
-    let mut new = Hierarchy::new(hierarchy::Parts { host, tiers, wants_scores, state_file, description });
+    let unseen =
+        host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
+    let mut new = Hierarchy {
+        unseen: unseen.collect(),
+        tiers,
+        host,
+        routers: Routers { wants_scores, ..Routers::default() },
+        state_file: state_file(model),
+        description,
+    };
     new.preload()?;
     new.warm_up();
     new.record_residents();
@@ -173,7 +175,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         // instead of theirs is it had between tokens.
         new.fill_free_slots(shared.options.caching.policy, choice.kind == StoreKind::Direct);
     }
-    let description = new.description().clone();
+    let description = new.description.clone();
     *memories = Some(new);
     Ok(description)
 }

@@ -5,7 +5,6 @@
 //! `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up
 //! the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
-mod allocation;
 mod backends;
 mod buffer;
 mod calibrate;
@@ -46,7 +45,6 @@ mod regime;
 mod rpc;
 mod sampling;
 mod sanity;
-mod seen;
 mod session;
 mod source;
 mod state_file;

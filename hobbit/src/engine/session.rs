@@ -258,7 +258,7 @@ impl Session {
     /// Names of expert tensors whose products have not reached hobbit yet; empty after the first evaluation.
     #[doc(hidden)]
     pub fn unseen_experts(&self) -> Vec<String> {
-        self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.seen.missing())
+        self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.unseen_tensors())
     }
 
     /// What was counted so far.

@@ -64,7 +64,7 @@ impl ExpertBackend {
                 let (now, later) = rest.split_at(n);
                 // SAFETY: the located slices are complete and stay: cached ones are pinned, staged ones are released
                 // only after their product.
-                unsafe { self.groups(node, now, |used| host.view(step.layer, used.share, kind))? };
+                unsafe { self.groups(node, now, |used| host.reads().view(step.layer, used.share, kind))? };
                 for (used, _) in now.iter().filter(|(_, data)| data.is_some()) {
                     host.release(slice_of(*used));
                 }

@@ -258,13 +258,13 @@ impl Offload {
         rest: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
         let experts = &*tag.experts;
-        let Beside { host, routers, seen, others } = beside;
+        let Beside { host, routers, unseen, others } = beside;
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
         // SAFETY: nodes of a live graph.
         for product in nodes.iter().filter_map(|&node| unsafe { self.product(node) }) {
-            seen.mark(tag.layer, product.kind);
+            unseen.remove(&(tag.layer, product.kind));
             if !kinds.contains(&product.kind) {
                 kinds.push(product.kind);
             }

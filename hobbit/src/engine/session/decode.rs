@@ -162,8 +162,8 @@ impl Session {
                 missed: after.missed.since(before.missed),
                 upgrades: after.upgrades - before.upgrades,
             };
-        if let Some(memories) = experts.memories().as_mut().filter(|_| !self.checked) {
-            let unseen = memories.seen.missing();
+        if let Some(memories) = experts.memories().as_ref().filter(|_| !self.checked) {
+            let unseen = memories.unseen_tensors();
             if !unseen.is_empty() {
                 return Err(Error::Seam(format!(
                     "the products of {} expert tensors ({} first) did not reach hobbit: this architecture is not \
