@@ -29,24 +29,15 @@ pub(super) struct ShareView {
     pub(super) row: (usize, usize),
 }
 
-/// What [`HostReads`] is made of.
-pub(super) struct Parts {
-    pub(super) catalog: Catalog,
-    /// One arena per pool of the cache.
-    pub(super) pools: Vec<Arena>,
-    pub(super) staging: Arena,
-    /// Bytes of a staging slot.
-    pub(super) staging_stride: usize,
-    pub(super) loader: Loader,
-}
-
 /// Slots in host memory, and the loader that fills them.
 pub(super) struct HostReads {
     // Dropped first: reads end before the memory below goes.
     loader: Loader,
     catalog: Catalog,
+    /// One per pool of the cache.
     pools: Vec<Arena>,
     staging: Arena,
+    /// Bytes of a staging slot.
     staging_stride: usize,
     /// By block, in the order of the layout's.
     shares: Vec<Vec<Share>>,
@@ -73,8 +64,13 @@ impl HostReads {
     /// # Panics
     /// If the slots of the layout have no room in the pools, or versions of a share begin at different places in their
     /// slots.
-    pub(super) fn new(parts: Parts, layout: &Layout) -> Self {
-        let Parts { catalog, pools, staging, staging_stride, loader } = parts;
+    pub(super) fn new(
+        layout: &Layout,
+        catalog: Catalog,
+        pools: Vec<Arena>,
+        (staging, staging_stride): (Arena, usize),
+        loader: Loader,
+    ) -> Self {
         let mut shares: Vec<Vec<Share>> = (0..layout.n_blocks()).map(|_| Vec::new()).collect();
         for layer in layout.layers() {
             let of_layer = layout.shares(layer).iter().map(|share| Share::new(share, &catalog, &pools));

@@ -7,7 +7,7 @@ mod report;
 
 use super::error::Error;
 use super::hierarchy::{Description, Hierarchy, Routers};
-use super::host_reads::{self, HostReads, layout_of};
+use super::host_reads::{HostReads, layout_of};
 use super::memory_use::MemoryUse;
 use super::model::Model;
 use super::pools::{cache_of, pools_of};
@@ -146,9 +146,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let layout = layout_of(&catalog, &cache);
     let n_staging = staging_memory.len() / staging_stride;
     let loader = Loader::new(store, LoaderOptions::default());
-    let parts = host_reads::Parts { catalog, pools: arenas, staging: staging_memory, staging_stride, loader };
     let host = Residency::new(residency::Parts {
-        reads: HostReads::new(parts, &layout),
+        reads: HostReads::new(&layout, catalog, arenas, (staging_memory, staging_stride), loader),
         observer: recorder,
         cache,
         layout,

@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::error::Error;
+use crate::expert::Extent;
 use crate::gguf::{Piece, VirtualGguf};
 use crate::store::Original;
 
@@ -138,37 +139,29 @@ impl Drop for CookieStream {
 
 impl State {
     fn read(&mut self, out: &mut [u8]) -> Result<usize, String> {
-        let room = out.len().min(READ_BYTES_MAX);
-        let n = match self.virtual_file.segment_at(self.position) {
+        let piece = self.virtual_file.segment_at(self.position);
+        let (len, is_expert) = match &piece {
             Piece::End => return Ok(0),
-            Piece::Header(rest) => {
-                let n = rest.len().min(room);
-                out[..n].copy_from_slice(&rest[..n]);
-                n
-            }
-            Piece::Zeros(len) => {
-                let n = len.min(room as u64) as usize;
-                out[..n].fill(0);
-                n
-            }
-            Piece::Absent { len, .. } => {
-                let n = len.min(room as u64) as usize;
-                out[..n].fill(0);
-                self.expert_bytes_read += n as u64;
-                n
-            }
-            Piece::Source { segment, source } => {
-                let n = source.len.min(room as u64) as usize;
-                let file = source.file as usize;
-                self.sources[file].read_exact_at(&mut out[..n], source.offset).map_err(|error| {
-                    format!("{}: reading {n} bytes at offset {}: {error}", self.paths[file], source.offset)
-                })?;
-                if segment.expert {
-                    self.expert_bytes_read += n as u64;
-                }
-                n
-            }
+            Piece::Header(rest) => (rest.len() as u64, false),
+            Piece::Zeros(len) => (*len, false),
+            Piece::Absent { len, .. } => (*len, true),
+            Piece::Source { segment, source } => (source.len, segment.expert),
         };
+        let n = len.min(out.len().min(READ_BYTES_MAX) as u64) as usize;
+        let out = &mut out[..n];
+        match piece {
+            Piece::Header(rest) => out.copy_from_slice(&rest[..n]),
+            Piece::Source { source: Extent { file, offset, .. }, .. } => {
+                let file = file as usize;
+                self.sources[file]
+                    .read_exact_at(out, offset)
+                    .map_err(|error| format!("{}: reading {n} bytes at offset {offset}: {error}", self.paths[file]))?;
+            }
+            Piece::Zeros(_) | Piece::Absent { .. } | Piece::End => out.fill(0),
+        }
+        if is_expert {
+            self.expert_bytes_read += n as u64;
+        }
         self.position += n as u64;
         Ok(n)
     }

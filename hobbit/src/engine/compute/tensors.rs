@@ -56,31 +56,6 @@ pub(in super::super) fn is_view(op: llama::ggml_op) -> bool {
     )
 }
 
-/// The router's ids, `[n_tokens][n_used]`: a strided view of the argsort, so strides are honoured.
-///
-/// # Safety
-/// `ids` is a 32-bit integer tensor in host memory and outlives the iterator.
-pub(in super::super) unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item = i32> + use<> {
-    let (data, nb, ne) = (ids.data.cast::<u8>(), ids.nb, ids.ne);
-    (0..ne[1] as usize).flat_map(move |token| {
-        (0..ne[0] as usize).map(move |rank| {
-            // SAFETY: by the caller, and inside the tensor's extent.
-            unsafe { data.add(token * nb[1] + rank * nb[0]).cast::<i32>().read_unaligned() }
-        })
-    })
-}
-
-/// The router's weights, `[n_tokens][n_used]`.
-///
-/// # Safety
-/// Their ubatch is being computed for as long as the iterator lives.
-pub(in super::super) unsafe fn read_weights(weights: RouterWeights) -> impl Iterator<Item = f32> {
-    (0..weights.n_tokens).flat_map(move |token| {
-        // SAFETY: by the caller.
-        (0..weights.n_used).map(move |rank| unsafe { weights.at(token, rank).read_unaligned() })
-    })
-}
-
 /// The input of a product, `[n_in, n_used or 1, n_tokens]`, that belongs to a pair.
 ///
 /// # Safety

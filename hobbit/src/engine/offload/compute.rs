@@ -29,8 +29,8 @@ use super::launch::{Foreseen, Launch, Product};
 use super::wrapper::Wrapper;
 use crate::cache::SlotId;
 use crate::engine::buffer::tag_of;
-use crate::engine::compute::{read_ids, router_input_tensor, weights_tensor};
-use crate::engine::experts::{ExpertTag, Experts, RouterWeights};
+use crate::engine::compute::{router_input_tensor, weights_tensor};
+use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::hierarchy::{Beside, Tiers};
 use crate::engine::host_reads::Host;
 use crate::engine::tier::stream::Stream;
@@ -293,7 +293,7 @@ impl Offload {
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
         // SAFETY: read back just now, with the device's strides.
-        if let Err(id) = self.chosen.set(&split, unsafe { read_ids(&host_ids) }) {
+        if let Err(id) = self.chosen.set(&split, unsafe { RouterValues::of(&host_ids, 0).read() }) {
             experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
             return Err(GGML_STATUS_FAILED);
         }
