@@ -181,11 +181,13 @@ impl Pair<'_> {
         let (mut ours_rows, mut theirs_rows) = (Rows::open(self.model, ours)?, Rows::open(self.low, theirs)?);
         let rule = Rule::between(ours.dtype, theirs.dtype);
         let mut distance = Distance::default();
-        while ours_rows.left > 0 {
-            // The same number of rows of both, whatever their types.
-            let n = ours_rows.batch.min(theirs_rows.batch).min(ours_rows.left);
-            ours_rows.next(n)?;
-            theirs_rows.next(n)?;
+        // The same number of rows of both, whatever their types; an empty tensor has none.
+        let n_rows = ours.extent.len.checked_div(ours_rows.row_bytes).unwrap_or(0);
+        let at_once = (BATCH_BYTES / ours_rows.row_bytes.max(theirs_rows.row_bytes).max(1)).max(1);
+        for first in (0..n_rows).step_by(at_once as usize) {
+            let n = at_once.min(n_rows - first);
+            ours_rows.read(first, n)?;
+            theirs_rows.read(first, n)?;
             if rule == Rule::Bytes && ours_rows.bytes != theirs_rows.bytes {
                 let expected = format!("the same bytes, both being {}", ours.dtype);
                 return Err(self.router(&ours.name, "other weights".to_owned(), expected));
@@ -284,11 +286,6 @@ struct Rows<'a> {
     path: &'a Path,
     tensor: &'a TensorInfo,
     row_bytes: u64,
-    at: u64,
-    /// Rows not yet read.
-    left: u64,
-    /// Rows to be read at a time at most.
-    batch: u64,
     bytes: Vec<u8>,
     values: Vec<f32>,
 }
@@ -302,24 +299,18 @@ impl<'a> Rows<'a> {
             let what = format!("row length of tensor '{}'", tensor.name);
             return Err(GgufError::TooLarge { path: path.to_owned(), what, found: ne0, limit: ROW_ELEMENTS_MAX }.into());
         }
-        // The reader has checked that rows are whole blocks; an empty tensor has no rows.
+        // The reader has checked that rows are whole blocks.
         let row_bytes = tensor.dtype.row_bytes(ne0).unwrap_or(0);
-        let left = tensor.extent.len.checked_div(row_bytes).unwrap_or(0);
-        let batch = (BATCH_BYTES / row_bytes.max(1)).max(1);
-        let (bytes, values) = (Vec::new(), Vec::new());
-        Ok(Self { file, path, tensor, row_bytes, at: tensor.extent.offset, left, batch, bytes, values })
+        Ok(Self { file, path, tensor, row_bytes, bytes: Vec::new(), values: Vec::new() })
     }
 
-    fn next(&mut self, n: u64) -> Result<(), LowError> {
-        self.bytes.resize((n * self.row_bytes) as usize, 0);
-        let read = self.file.read_exact_at(&mut self.bytes, self.at);
-        read.map_err(|error| io(self.path, format!("read tensor '{}'", self.tensor.name), error))?;
-        let decoded = Ggml::new().dequantise(self.tensor.dtype, self.tensor.dims[0], &self.bytes, &mut self.values);
-        let (path, tensor) = (self.path, &self.tensor.name);
-        decoded.map_err(|source| LowError::Values { path: path.to_owned(), tensor: tensor.clone(), source })?;
-        self.at += self.bytes.len() as u64;
-        self.left -= n;
-        Ok(())
+    fn read(&mut self, first: u64, n: u64) -> Result<(), LowError> {
+        let Self { file, path, tensor: TensorInfo { name, dtype, dims, extent, .. }, row_bytes, bytes, values } = self;
+        bytes.resize((n * *row_bytes) as usize, 0);
+        let read = file.read_exact_at(bytes, extent.offset + first * *row_bytes);
+        read.map_err(|error| io(path, format!("read tensor '{name}'"), error))?;
+        let decoded = Ggml.dequantise(*dtype, dims[0], bytes, values);
+        decoded.map_err(|source| LowError::Values { path: path.to_path_buf(), tensor: name.clone(), source })
     }
 }
 

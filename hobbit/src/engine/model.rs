@@ -1,6 +1,5 @@
 //! An open model: its vocabulary, its ordinary weights in memory, its experts left in the file.
 
-mod caching;
 mod load;
 
 use std::path::PathBuf;

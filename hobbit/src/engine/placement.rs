@@ -11,7 +11,7 @@ use super::devices;
 use super::error::Error;
 use super::log;
 use super::offload::Wrapper;
-use super::overrides::Overrides;
+use super::params::Overrides;
 use super::tier::device_memory;
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use crate::options::{DeviceOptions, ModelOptions};

@@ -4,11 +4,10 @@ use std::sync::atomic::AtomicBool;
 
 use ggml_sys::llama;
 
-use super::context::context_params;
 use super::devices;
 use super::error::Error;
-use super::kv_overrides::KvOverrides;
 use super::memory_use::MemoryUse;
+use super::params::{KvOverrides, context_params};
 use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;
 use crate::gguf::Gguf;

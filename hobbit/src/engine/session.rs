@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys::llama;
 
-use super::context::context_params;
 use super::device;
 use super::error::Error;
 use super::hierarchy::Description;
@@ -17,6 +16,7 @@ use super::hook::{RouterHook, RouterObserver};
 use super::log;
 use super::memory;
 use super::model::Model;
+use super::params::context_params;
 use super::raw::RawContext;
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};

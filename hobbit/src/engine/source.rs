@@ -167,7 +167,7 @@ pub fn quantise_low(
     let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
     let had_begun = crate::pack::partial_path(&path).exists();
     let mut finished = 0;
-    let written = crate::pack::write(&source, &path, &spec, &Ggml::new(), &mut |now| {
+    let written = crate::pack::write(&source, &path, &spec, &Ggml, &mut |now| {
         finished = now.finished;
         match progress(now.done as f32 / now.total.max(1) as f32) {
             true => ControlFlow::Continue(()),

@@ -7,11 +7,10 @@ use std::sync::atomic::AtomicBool;
 use ggml_sys::llama;
 
 use super::backends;
-use super::context::context_params;
 use super::devices;
 use super::error::Error;
 use super::log;
-use super::overrides::Overrides;
+use super::params::{Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
 use crate::options::{DeviceOptions, SessionOptions, SplitMode, Token};

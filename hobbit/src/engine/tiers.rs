@@ -1,10 +1,10 @@
 //! From a placement to device tiers: what each device has left is measured, divided and allocated.
 
 use super::calibrate::{Subject, by_bytes, calibrate};
-use super::context::default_threads;
 use super::error::Error;
 use super::log;
 use super::model::Model;
+use super::params::default_threads;
 use super::pinned::Reach;
 use super::placement::DeviceLayers;
 use super::pools::{Pool, cache_of, pools_of};

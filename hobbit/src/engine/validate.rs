@@ -1,6 +1,4 @@
-//! `--check-tensors`: whether every block of every weight holds numbers, as llama.cpp checks while it loads.
-//!
-//! Experts have no memory that llama.cpp could look at, so the files are read once more, a piece at a time.
+//! What is checked of a model's files before llama.cpp computes with them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,8 +7,36 @@ use std::path::PathBuf;
 use ggml_sys::llama;
 
 use super::error::Error;
+use super::quantise::Aligned;
 use crate::expert::{ExpertId, Extent, Precision, SliceId, Version};
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
+use crate::options::{KvValue, ModelOptions};
+
+/// Keys below the architecture's that norms add to a variance, of which they take the root.
+const EPSILONS: [&str; 3] =
+    ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon"];
+
+/// Checks what a model's header says, or `options` say instead, and llama.cpp believes until a kernel computes with it: then a
+/// failed assertion would end the process.
+///
+/// # Errors
+/// [`Error::Load`] with the key, what it has, and what it should have.
+pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Error> {
+    for key in EPSILONS.map(|key| format!("{}.{key}", gguf.architecture())) {
+        let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
+        let value = match chosen {
+            Some(KvValue::Float(value)) => Some(*value as f32),
+            // llama.cpp refuses an override of another type.
+            Some(_) => None,
+            None => gguf.get_f32(&key),
+        };
+        if let Some(value) = value.filter(|value| value.is_nan() || *value < 0.0) {
+            let reason = format!("{key} is {value}, expected a number that is not negative");
+            return Err(Error::Load { path: gguf.files[0].path.clone(), reason });
+        }
+    }
+    Ok(())
+}
 
 /// What is read at once, in bytes.
 const PIECE_BYTES: usize = 4 << 20;
@@ -22,11 +48,12 @@ struct Weights {
     extent: Extent,
 }
 
-/// Checks ordinary weights and all versions of all experts. `progress` is called with 0..=1 and stops by answering false.
+/// `--check-tensors`: whether every block of every weight, experts of all versions included, holds numbers, as llama.cpp checks
+/// while it loads. Experts have no memory that it could look at, so the files are read once more. `progress` is called with 0..=1 and stops by answering false.
 ///
 /// # Errors
 /// The first tensor with a block that is no number; a file that cannot be read; [`Error::Cancelled`].
-pub(super) fn check(
+pub(super) fn check_tensors(
     gguf: &Gguf,
     map: &ExpertMap,
     catalog: &Catalog,
@@ -36,7 +63,7 @@ pub(super) fn check(
     let all = in_file_order(gguf, map, catalog);
     let total: u64 = all.iter().map(|weights| weights.extent.len).sum();
     let mut done = 0;
-    let mut buffer = vec![0u64; PIECE_BYTES / size_of::<u64>()];
+    let mut buffer = Aligned::default();
     let mut open: Option<(u32, File)> = None;
     for Weights { name, dtype, extent } in &all {
         let path = &files[extent.file as usize];
@@ -50,8 +77,7 @@ pub(super) fn check(
         let mut at = 0;
         while at < extent.len {
             let n = most.min(extent.len - at) as usize;
-            // SAFETY: the buffer has room for a piece, and any bytes are valid in it.
-            let piece = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), n) };
+            let piece = buffer.bytes(n);
             file.read_exact_at(piece, extent.offset + at).map_err(of_file("read"))?;
             // SAFETY: the bytes are there, aligned for every type of block.
             if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {

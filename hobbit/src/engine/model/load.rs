@@ -15,12 +15,11 @@ use crate::engine::buffer::while_loading;
 use crate::engine::device::Device;
 use crate::engine::error::Error;
 use crate::engine::experts::Experts;
-use crate::engine::kv_overrides::KvOverrides;
 use crate::engine::log;
+use crate::engine::params::KvOverrides;
 use crate::engine::placement::Placement;
 use crate::engine::raw::RawModel;
 use crate::engine::regime;
-use crate::engine::sanity;
 use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
@@ -62,7 +61,7 @@ impl Model {
         let started = Instant::now();
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
-        sanity::check(&source.gguf, options)?;
+        validate::check_header(&source.gguf, options)?;
         backends::ready();
         let regime = match source.map.is_empty() || wrap_store.is_some() {
             true => Regime::Seam,
@@ -92,7 +91,7 @@ impl Model {
         let is_plain = experts.map().is_empty() || regime.stands_aside();
         let is_checked_here = options.check_tensors && !is_plain;
         if is_checked_here {
-            validate::check(&gguf, experts.map(), &catalog, &files, &mut progress)?;
+            validate::check_tensors(&gguf, experts.map(), &catalog, &files, &mut progress)?;
         }
         let overrides = KvOverrides::new(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
