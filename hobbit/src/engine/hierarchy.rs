@@ -1,8 +1,7 @@
 //! The memories of one model's experts, side by side: the host's slots and the tiers of devices.
 
-mod devices;
+mod fill;
 mod resize;
-mod warm;
 
 use std::collections::BTreeSet;
 

@@ -2,14 +2,17 @@
 //! starts the loader.
 
 mod costs;
-mod host;
 mod report;
+
+use ggml_sys::llama::ggml_backend_dev_t;
 
 use super::error::Error;
 use super::hierarchy::{Description, Hierarchy, Routers};
 use super::host_reads::{HostReads, layout_of};
-use super::memory_use::MemoryUse;
+use super::log;
 use super::model::Model;
+use super::offload::Wrapper;
+use super::pinned::{HostMemory, Reach};
 use super::pools::{cache_of, pools_of};
 use super::raw::RawContext;
 use super::recorder::Recorder;
@@ -27,8 +30,8 @@ use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, 
 use crate::route::Thresholds;
 use crate::stats::{CacheSlots, PrecisionReport};
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
+pub(super) use costs::MemoryUse;
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
-use host::HostSlots;
 
 /// Staging that keeps reads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 64 << 20;
@@ -97,7 +100,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         expert_bytes: (catalog.bytes(Precision::High) + catalog.bytes(Precision::Low))
             .saturating_sub(plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
-        direct: shared.files.iter().try_for_each(|path| probe::direct(path)),
+        direct: shared.originals.iter().try_for_each(|file| probe::direct(file.path())),
         io_uring: probe::io_uring(),
     };
     let choice = choose(shared.options.io, &regime);
@@ -248,4 +251,38 @@ fn state_file(model: &Model) -> Option<StateFile> {
     };
     let path = shared.options.cache_state.as_ref()?;
     Some(StateFile::new(path, mark, shared.options.caching.policy.to_string()))
+}
+
+/// Where host slots are allocated.
+struct HostSlots(Option<(ggml_backend_dev_t, Reach)>);
+
+impl HostSlots {
+    /// For the first device that reaches host memory better than by copying.
+    fn of(tiers: &[Tier], pinned: bool) -> Self {
+        // A device that computes in host memory can do nothing without it.
+        let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev(), Reach::of(tier.dev())));
+        let pins = |tier: &&Tier| pinned && Reach::of(tier.dev()) == Reach::Pinned;
+        Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev(), Reach::Pinned))))
+    }
+
+    /// Copies from memory that is not pinned take a detour, which is worth a word.
+    fn tell_of_refusal(&self, memory: &[HostMemory]) {
+        let Some((dev, Reach::Pinned)) = self.0 else { return };
+        let plain: u64 = memory.iter().filter(|memory| !memory.pinned).map(|memory| memory.arena.len() as u64).sum();
+        if plain > 0 {
+            let name = Wrapper::of(dev).name();
+            let mib = plain.div_ceil(1 << 20);
+            log::notice(format_args!(
+                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller --host-cache may help, --no-pinned does \
+                 not ask"
+            ));
+        }
+    }
+
+    fn memory(&self, bytes: usize, slot_bytes: usize) -> Result<HostMemory, Error> {
+        match self.0 {
+            Some((dev, reach)) => HostMemory::of(dev, reach, bytes, slot_bytes),
+            None => HostMemory::plain(bytes),
+        }
+    }
 }

@@ -27,7 +27,6 @@ mod log;
 mod low;
 mod made_from;
 mod memory;
-mod memory_use;
 mod model;
 mod offload;
 mod params;

@@ -74,10 +74,9 @@ pub(super) struct Shared {
     pub(super) raw: RawModel,
     gguf: Gguf,
     pub(super) experts: Arc<Experts>,
-    /// Where every version of every expert lies, in `files`.
+    /// Where every version of every expert lies, in `originals`.
     pub(super) catalog: Catalog,
-    pub(super) files: Vec<PathBuf>,
-    /// The same, as they were when their headers were read; open.
+    /// As they were when their headers were read; open.
     pub(super) originals: Vec<Original>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
@@ -202,7 +201,8 @@ impl Model {
     /// What a predictor must know of the model: the layers with experts that run.
     #[doc(hidden)]
     pub fn predict_shape(&self) -> PredictShape {
-        predict_shape(&self.shared.catalog, &self.shared.info)
+        let layers = self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
+        PredictShape::new(layers, self.info().n_expert_used)
     }
 
     /// The parsed header of the model's files.
@@ -270,9 +270,4 @@ impl Model {
     pub(super) fn vocab(&self) -> *const llama::llama_vocab {
         self.shared.raw.vocab()
     }
-}
-
-fn predict_shape(catalog: &Catalog, info: &ModelInfo) -> PredictShape {
-    let layers = catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
-    PredictShape::new(layers, info.n_expert_used)
 }

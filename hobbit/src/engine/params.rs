@@ -4,89 +4,65 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, llama_model_tensor_buft_override};
+use ggml_sys::llama::{
+    self, ggml_backend_buffer_type_t, ggml_backend_dev_t, llama_model_kv_override,
+    llama_model_kv_override__bindgen_ty_1 as Value, llama_model_tensor_buft_override,
+};
 
 use super::device_error::DeviceError;
 use crate::options::{FlashAttn, KvType, KvValue, ModelOptions, RopeScaling, SessionOptions, TensorOverride};
 
 /// Metadata values that replace a model file's, ended by an empty key.
-pub(super) struct KvOverrides(Vec<llama::llama_model_kv_override>);
+pub(super) struct KvOverrides(Vec<llama_model_kv_override>);
 
 impl KvOverrides {
     pub(super) fn new(options: &ModelOptions) -> Self {
-        // SAFETY: all-zero is a valid override: empty key, integer 0.
-        let empty = || -> llama::llama_model_kv_override { unsafe { std::mem::zeroed() } };
         let mut list: Vec<_> = options
             .kv_overrides
             .iter()
             .map(|chosen| {
-                let mut raw = empty();
-                copy_text(&chosen.key, &mut raw.key);
                 // The union's field is the one that the tag names.
-                match &chosen.value {
-                    KvValue::Int(value) => {
-                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_INT;
-                        raw.__bindgen_anon_1.val_i64 = *value;
-                    }
-                    KvValue::Float(value) => {
-                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_FLOAT;
-                        raw.__bindgen_anon_1.val_f64 = *value;
-                    }
-                    KvValue::Bool(value) => {
-                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_BOOL;
-                        raw.__bindgen_anon_1.val_bool = *value;
-                    }
-                    KvValue::Str(value) => {
-                        raw.tag = llama::LLAMA_KV_OVERRIDE_TYPE_STR;
-                        let mut text = [0; 128];
-                        copy_text(value, &mut text);
-                        raw.__bindgen_anon_1.val_str = text;
-                    }
-                }
-                raw
+                let (tag, value) = match &chosen.value {
+                    KvValue::Int(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_INT, Value { val_i64: *value }),
+                    KvValue::Float(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_FLOAT, Value { val_f64: *value }),
+                    KvValue::Bool(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_BOOL, Value { val_bool: *value }),
+                    KvValue::Str(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_STR, Value { val_str: c_text(value) }),
+                };
+                llama_model_kv_override { tag, key: c_text(&chosen.key), __bindgen_anon_1: value }
             })
             .collect();
         if !list.is_empty() {
-            list.push(empty());
+            list.push(llama_model_kv_override { tag: 0, key: c_text(""), __bindgen_anon_1: Value { val_i64: 0 } });
         }
         Self(list)
     }
 
-    pub(super) fn as_ptr(&self) -> *const llama::llama_model_kv_override {
+    pub(super) fn as_ptr(&self) -> *const llama_model_kv_override {
         if self.0.is_empty() { ptr::null() } else { self.0.as_ptr() }
     }
 }
 
-/// Copies `text`, cut so that a terminating NUL remains.
-fn copy_text(text: &str, to: &mut [c_char; 128]) {
-    for (byte, place) in text.bytes().zip(&mut to[..127]) {
+/// `text`, cut so that a terminating NUL remains.
+fn c_text(text: &str) -> [c_char; 128] {
+    let mut all = [0; 128];
+    for (byte, place) in text.bytes().zip(&mut all[..127]) {
         *place = byte as c_char;
     }
+    all
 }
 
 /// Tensors that go where their names say: patterns with buffer types; the first that a name matches decides.
+#[derive(Default)]
 pub(super) struct Overrides {
     /// What `raw` points to.
     patterns: Vec<CString>,
-    /// Ended by null.
     raw: Vec<llama_model_tensor_buft_override>,
 }
-
-impl Default for Overrides {
-    fn default() -> Self {
-        Self { patterns: Vec::new(), raw: vec![END] }
-    }
-}
-
-const END: llama_model_tensor_buft_override =
-    llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() };
 
 impl Overrides {
     /// After those that are there.
     pub(super) fn push(&mut self, pattern: CString, buft: ggml_backend_buffer_type_t) {
-        self.raw.pop();
         self.raw.push(llama_model_tensor_buft_override { pattern: pattern.as_ptr(), buft });
-        self.raw.push(END);
         self.patterns.push(pattern);
     }
 
@@ -111,8 +87,9 @@ impl Overrides {
         Ok(())
     }
 
-    /// Valid until the next change.
-    pub(super) fn as_ptr(&self) -> *const llama_model_tensor_buft_override {
+    /// All of them, ended by null. Called once, after the last is added; valid as long as the value.
+    pub(super) fn end(&mut self) -> *const llama_model_tensor_buft_override {
+        self.raw.push(llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() });
         self.raw.as_ptr()
     }
 }

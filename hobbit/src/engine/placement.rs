@@ -124,7 +124,7 @@ impl Placement {
         params.split_mode = llama::LLAMA_SPLIT_MODE_LAYER;
         params.tensor_split = self.tensor_split.as_ptr();
         if with_experts {
-            params.tensor_buft_overrides = self.overrides.as_ptr();
+            params.tensor_buft_overrides = self.overrides.end();
         }
     }
 }

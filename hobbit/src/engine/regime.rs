@@ -6,7 +6,7 @@ use ggml_sys::llama;
 
 use super::devices;
 use super::error::Error;
-use super::memory_use::MemoryUse;
+use super::memory::MemoryUse;
 use super::params::{KvOverrides, context_params};
 use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;

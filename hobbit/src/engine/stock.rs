@@ -68,7 +68,7 @@ impl Stock {
         if let Some(devices) = &mut chosen {
             params.devices = devices.as_mut_ptr();
         }
-        params.tensor_buft_overrides = overrides.as_ptr();
+        params.tensor_buft_overrides = overrides.end();
         params.tensor_split = split.as_ptr();
         params.n_gpu_layers = options.n_gpu_layers;
         params.main_gpu = i32::try_from(options.device.main).unwrap_or(i32::MAX);

@@ -150,7 +150,7 @@ fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Bal
                 CpuHelper::Threads(threads) => u32::from(threads),
                 _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
             };
-            let file = model.shared.files.first().cloned();
+            let file = model.shared.originals.first().map(|file| file.path().to_owned());
             let subject = Subject { threads, element_types, file };
             // SAFETY: a registered device.
             let calibrated = unsafe { calibrate(part.wrapper.inner(), &subject, cache_path().as_deref()) };

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 
 use ggml_sys::llama;
 
@@ -11,6 +10,7 @@ use super::quantise::Aligned;
 use crate::expert::{ExpertId, Extent, Precision, SliceId, Version};
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use crate::options::{KvValue, ModelOptions};
+use crate::store::Original;
 
 /// Keys below the architecture's that norms add to a variance, of which they take the root.
 const EPSILONS: [&str; 3] =
@@ -57,7 +57,7 @@ pub(super) fn check_tensors(
     gguf: &Gguf,
     map: &ExpertMap,
     catalog: &Catalog,
-    files: &[PathBuf],
+    files: &[Original],
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<(), Error> {
     let all = in_file_order(gguf, map, catalog);
@@ -66,8 +66,8 @@ pub(super) fn check_tensors(
     let mut buffer = Aligned::default();
     let mut open: Option<(u32, File)> = None;
     for Weights { name, dtype, extent } in &all {
-        let path = &files[extent.file as usize];
-        let of_file = |action| move |source| Error::Io { path: path.clone(), action, source };
+        let path = files[extent.file as usize].path();
+        let of_file = |action| move |source| Error::Io { path: path.to_owned(), action, source };
         if open.as_ref().is_none_or(|(file, _)| *file != extent.file) {
             open = Some((extent.file, File::open(path).map_err(of_file("open"))?));
         }
@@ -82,7 +82,7 @@ pub(super) fn check_tensors(
             // SAFETY: the bytes are there, aligned for every type of block.
             if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {
                 let reason = format!("{name} has invalid data (--check-tensors)");
-                return Err(Error::Load { path: path.clone(), reason });
+                return Err(Error::Load { path: path.to_owned(), reason });
             }
             at += n as u64;
             done += n as u64;

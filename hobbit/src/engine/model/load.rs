@@ -2,14 +2,14 @@
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ggml_sys::llama;
 
-use super::{Model, ModelInfo, Shared, WrapStore, predict_shape};
+use super::{Model, ModelInfo, Shared, WrapStore};
 use crate::engine::backends;
 use crate::engine::buffer::while_loading;
 use crate::engine::device::Device;
@@ -26,9 +26,7 @@ use crate::engine::validate;
 use crate::gguf::Gguf;
 use crate::options::{KvValue, ModelOptions};
 use crate::plan::Regime;
-use crate::predict::{PathTable, PredictShape};
 use crate::profile::ProfileError;
-use crate::residency::Precisions;
 use crate::store::{Original, Store};
 
 impl Model {
@@ -67,22 +65,7 @@ impl Model {
             true => Regime::Seam,
             false => regime::choose(&source, options)?,
         };
-        let ModelSource {
-            gguf,
-            virtual_file,
-            map,
-            mut catalog,
-            files,
-            low_name,
-            mode,
-            thresholds,
-            path_table,
-            fitted,
-            ..
-        } = source;
-        let originals: Vec<Original> =
-            files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
-        let files: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
+        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, fitted, .. } = source;
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
@@ -91,7 +74,7 @@ impl Model {
         let is_plain = experts.map().is_empty() || regime.stands_aside();
         let is_checked_here = options.check_tensors && !is_plain;
         if is_checked_here {
-            validate::check_tensors(&gguf, experts.map(), &catalog, &files, &mut progress)?;
+            validate::check_tensors(&gguf, experts.map(), &catalog, &originals, &mut progress)?;
         }
         let overrides = KvOverrides::new(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
@@ -114,7 +97,7 @@ impl Model {
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
-            let mut stream = CookieStream::open(virtual_file, &originals)?;
+            let mut stream = CookieStream::open(gguf.virtual_file(), &originals)?;
             let are_skipped = stream.skips_experts();
             let file = stream.as_file();
             // SAFETY: the stream outlives the call; so does everything that params point to.
@@ -138,20 +121,20 @@ impl Model {
         }
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(&raw, &gguf, &experts, options);
-        let mut shared = Shared {
+        let (table_path, path_table) = path_table.unzip();
+        let shared = Shared {
             raw,
             gguf,
             experts,
             catalog,
-            files,
             originals,
             low_name,
             placement: placement.devices,
-            precisions: Precisions::new(mode, thresholds, options.precision),
+            precisions,
             regime,
             fitted,
             options: options.clone(),
-            path_table: None,
+            path_table: path_table.map(Arc::new),
             wrap_store,
             load_time: started.elapsed(),
             opened_at: started,
@@ -159,8 +142,11 @@ impl Model {
             expert_bytes_read_at_load,
         };
         shared.check_loaded()?;
-        shared.path_table = checked_path_table(path_table, &predict_shape(&shared.catalog, &shared.info))?;
         let model = Model { shared: Arc::new(shared) };
+        if let (Some(path), Some(table)) = (table_path, &model.shared.path_table) {
+            let checked = table.check_shape(&model.predict_shape());
+            checked.map_err(|error| ProfileError::PathTable { path, error })?;
+        }
         model.check_fitted()?;
         Ok(model)
     }
@@ -176,17 +162,6 @@ impl Shared {
             }
         }
         Ok(())
-    }
-}
-
-fn checked_path_table(
-    found: Option<(PathBuf, PathTable)>,
-    shape: &PredictShape,
-) -> Result<Option<Arc<PathTable>>, Error> {
-    let Some((path, table)) = found else { return Ok(None) };
-    match table.check_shape(shape) {
-        Ok(()) => Ok(Some(Arc::new(table))),
-        Err(error) => Err(ProfileError::PathTable { path, error }.into()),
     }
 }
 
