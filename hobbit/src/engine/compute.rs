@@ -26,8 +26,8 @@ use crate::expert::{SliceId, SliceKind};
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
 use crate::route::Pair;
 
-use self::tensors::{input_row, output_row, plain_tensor, router_input, view_tensor};
 pub(super) use self::tensors::{is_view, router_input_tensor, weights_tensor};
+use self::tensors::{plain_tensor, router_input, row_of, view_tensor};
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -237,8 +237,8 @@ impl ExpertBackend {
             self.chosen.ask(&mut host.precisions, []);
             return Ok(None);
         }
-        // SAFETY: nodes of a live graph.
-        let beside = nodes.iter().find_map(|&node| unsafe { self.router_weights(node) });
+        // SAFETY: nodes of a live graph; so are their sources.
+        let beside = unsafe { nodes.iter().find_map(|&node| weights_tensor(node)).map(|w| RouterValues::of(&*w, 1)) };
         let weights = beside.or_else(|| experts.router_weights(layer));
         let Some(weights) = weights.filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
             experts.fail(format!(
@@ -250,15 +250,6 @@ impl ExpertBackend {
         // SAFETY: computed by an earlier split of this ubatch into host memory.
         self.chosen.ask(&mut host.precisions, unsafe { weights.read() });
         Ok(Some(weights))
-    }
-
-    /// The router's weights if `node` multiplies an expert's input or output by them.
-    ///
-    /// # Safety
-    /// `node` is live.
-    unsafe fn router_weights(&self, node: *mut ggml_tensor) -> Option<RouterValues> {
-        // SAFETY: by the caller; sources of a live node are live.
-        unsafe { weights_tensor(node).map(|weights| RouterValues::of(&*weights, 1)) }
     }
 
     /// # Safety

@@ -28,7 +28,7 @@ use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, 
 use crate::predict::{self, PredictorKind};
 use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions};
 use crate::route::Thresholds;
-use crate::stats::{CacheSlots, PrecisionReport};
+use crate::stats::CacheSlots;
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 pub(super) use costs::MemoryUse;
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
@@ -85,9 +85,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         // Nothing is read twice, however few slots the host has.
         plan.warning = None;
     }
-    let precision = report::precision(model, &precisions, &plan, &catalog);
-    let (cpu_helper, divided) = (tiers.iter().any(Tier::has_helper), tiers.iter().any(Tier::is_divided));
-    let precision = PrecisionReport { cpu_helper, divided, ..precision };
+    let precision = report::precision(model, &precisions, &plan, &catalog, &tiers);
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
         let devices = tiers::reports(&shared.placement, &[]);
@@ -201,7 +199,7 @@ fn stand_aside(model: &Model, context: &RawContext, repack: bool) -> Result<Desc
     })?;
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
     Ok(Description {
-        precision: report::precision(model, &shared.precisions, &plan, &shared.catalog),
+        precision: report::precision(model, &shared.precisions, &plan, &shared.catalog, &[]),
         plan,
         io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
         caching: model.caching_report(),

@@ -25,7 +25,6 @@ mod host_reads;
 mod inner;
 mod log;
 mod low;
-mod made_from;
 mod memory;
 mod model;
 mod offload;

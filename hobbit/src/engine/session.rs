@@ -247,7 +247,7 @@ impl Session {
     /// [`Session::feed`] must have evaluated at least one token since the session was opened, reset or truncated:
     /// otherwise the first token is [`Error::NothingEvaluated`].
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
-        Generation::new(self, sampler, n_predict)
+        Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
 
     /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.

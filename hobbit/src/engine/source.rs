@@ -6,12 +6,12 @@ use std::time::SystemTime;
 
 use super::error::Error;
 use super::fitted::{Fitted, check_penalties};
+use super::log;
 use super::low::{check_low, low_cache_path};
-use super::made_from::check_made_from;
 use super::quantise::Ggml;
 use crate::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
-use crate::pack::{Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
+use crate::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
 use crate::predict::{PathTable, PredictorKind};
 use crate::profile::read_path_table;
 use crate::residency::Precisions;
@@ -133,6 +133,62 @@ fn add_low(
     Ok(())
 }
 
+/// Checks that the low pack was made from `model`, whose digest is `sha256` where it is known without reading it (a full pack
+/// says what it was made from). Headers are compared, then [`pack::fingerprint()`]s: milliseconds. A pack that has none, from an
+/// earlier hobbit, is compared by the model's whole content, once: the fingerprint is then kept beside the pack. `progress` is
+/// told 0..=1 meanwhile, and stops that by answering false.
+///
+/// # Errors
+/// [`Error::LowOfAnother`]; a model that cannot be read; [`Error::Cancelled`].
+fn check_made_from(
+    low: &Pack,
+    model: &Gguf,
+    sha256: Option<Sha256>,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<(), Error> {
+    let (path, source) = (model.files[0].path.as_path(), low.info.source_sha256);
+    let another = |what: &'static str| Error::LowOfAnother {
+        low: low.path.clone(),
+        model: path.to_owned(),
+        source_name: low.info.source_name.clone(),
+        what,
+    };
+    if !low.has_header_of(model) {
+        return Err(another("header or length differ"));
+    }
+    if let Some(known) = sha256 {
+        return if known == source { Ok(()) } else { Err(another("the SHA-256 of what they were made from differ")) };
+    }
+    let found = pack::fingerprint(model)?;
+    if let Some(expected) = low.info.source_fingerprint.or_else(|| pack::kept_fingerprint(&low.path, &source)) {
+        return if found == expected { Ok(()) } else { Err(another("its weights differ")) };
+    }
+    log::notice(format_args!(
+        "{}: made by an earlier hobbit: {} is compared with its model this once, all {} MiB of it",
+        low.path.display(),
+        path.display(),
+        model.file_bytes() >> 20
+    ));
+    let mut tell = |done: u64, total: u64| go_on(progress(done as f32 / total.max(1) as f32));
+    match pack::source_sha256(model, &mut tell)? {
+        None => return Err(Error::Cancelled),
+        Some(digest) if digest != source => return Err(another("its weights differ")),
+        Some(_) => {}
+    }
+    if let Err(error) = pack::keep_fingerprint(&low.path, &source, &found) {
+        log::notice(format_args!(
+            "{}: the result cannot be kept ({error}), so that the next start compares again; make the pack again to end that",
+            pack::kept_fingerprint_path(&low.path).display()
+        ));
+    }
+    Ok(())
+}
+
+/// What a callback's answer means for work that can be stopped.
+fn go_on(answer: bool) -> ControlFlow<()> {
+    if answer { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
 /// Makes the low-precision versions of a model's experts, once: the file is kept beside the model (or in `directory`)
 /// and used again until the model changes. `types` as in `gguf-tools pack --low`. `progress` is called with 0..=1 if
 /// there is something to do, and stops it by answering false; the next call then goes on.
@@ -158,21 +214,18 @@ pub fn quantise_low(
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     // Ours by its name: of a model that was replaced, or of another version of hobbit.
     let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
-    let had_begun = crate::pack::partial_path(&path).exists();
+    let had_begun = pack::partial_path(&path).exists();
     let mut finished = 0;
-    let written = crate::pack::write(&source, &path, &spec, &Ggml, &mut |now| {
+    let written = pack::write(&source, &path, &spec, &Ggml, &mut |now| {
         finished = now.finished;
-        match progress(now.done as f32 / now.total.max(1) as f32) {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
-        }
+        go_on(progress(now.done as f32 / now.total.max(1) as f32))
     });
     if !had_begun && finished == 0 && written.as_ref().is_err_and(leaves_nothing) {
         remove_unfinished(&path);
     }
     match written {
         Ok(_) => Ok(path),
-        Err(crate::pack::WriteError::Stopped { .. }) => Err(Error::Cancelled),
+        Err(WriteError::Stopped { .. }) => Err(Error::Cancelled),
         Err(error) => Err(error.into()),
     }
 }
@@ -185,7 +238,7 @@ fn leaves_nothing(error: &WriteError) -> bool {
 
 /// Takes away what holds no work: a partial file, and the journal that says so.
 fn remove_unfinished(path: &Path) {
-    let partial = crate::pack::partial_path(path);
+    let partial = pack::partial_path(path);
     let mut journal = partial.clone().into_os_string();
     journal.push(".journal");
     let _ = std::fs::remove_file(partial);

@@ -11,11 +11,12 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 
 use super::error::Error;
 use crate::expert::Extent;
 use crate::gguf::{Piece, VirtualGguf};
-use crate::store::Original;
+use crate::store::{Original, StoreError};
 
 /// Largest number of bytes that one callback delivers: a multiple of any page.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -30,8 +31,8 @@ pub(super) struct CookieStream {
 
 struct State {
     virtual_file: VirtualGguf,
-    sources: Vec<File>,
-    paths: Vec<String>,
+    /// With their names.
+    sources: Vec<(File, PathBuf)>,
     position: u64,
     expert_bytes_read: u64,
     error: Option<String>,
@@ -43,12 +44,8 @@ impl CookieStream {
     /// # Errors
     /// A source file that was written to meanwhile, or address space for the buffer that cannot be had.
     pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, Error> {
-        let mut sources = Vec::with_capacity(files.len());
-        let mut paths = Vec::with_capacity(files.len());
-        for file in files {
-            sources.push(file.again()?);
-            paths.push(file.path().display().to_string());
-        }
+        let open = |file: &Original| Ok((file.again()?, file.path().to_owned()));
+        let sources = files.iter().map(open).collect::<Result<_, StoreError>>()?;
         let buffer_bytes = (virtual_file.len() + 1).next_power_of_two() as usize + 1;
         let buffer = reserve(buffer_bytes).ok_or(Error::AddressSpace { bytes: buffer_bytes as u64 })?;
         let writable = buffer_bytes.min(READ_BYTES_MAX);
@@ -58,8 +55,7 @@ impl CookieStream {
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(Error::AddressSpace { bytes: writable as u64 });
         }
-        let mut state =
-            Box::new(State { virtual_file, sources, paths, position: 0, expert_bytes_read: 0, error: None });
+        let mut state = Box::new(State { virtual_file, sources, position: 0, expert_bytes_read: 0, error: None });
         let callbacks = cookie_io_functions_t { read: Some(read), write: None, seek: Some(seek), close: None };
         let cookie: *mut State = &mut *state;
         // SAFETY: `state` is boxed and outlives the stream: `Drop` closes the stream first.
@@ -152,10 +148,9 @@ impl State {
         match piece {
             Piece::Header(rest) => out.copy_from_slice(&rest[..n]),
             Piece::Source { source: Extent { file, offset, .. }, .. } => {
-                let file = file as usize;
-                self.sources[file]
-                    .read_exact_at(out, offset)
-                    .map_err(|error| format!("{}: reading {n} bytes at offset {offset}: {error}", self.paths[file]))?;
+                let (file, path) = &self.sources[file as usize];
+                file.read_exact_at(out, offset)
+                    .map_err(|error| format!("{}: reading {n} bytes at offset {offset}: {error}", path.display()))?;
             }
             Piece::Zeros(_) | Piece::Absent { .. } | Piece::End => out.fill(0),
         }

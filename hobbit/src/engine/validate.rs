@@ -64,30 +64,26 @@ pub(super) fn check_tensors(
     let total: u64 = all.iter().map(|weights| weights.extent.len).sum();
     let mut done = 0;
     let mut buffer = Aligned::default();
-    let mut open: Option<(u32, File)> = None;
-    for Weights { name, dtype, extent } in &all {
-        let path = files[extent.file as usize].path();
-        let of_file = |action| move |source| Error::Io { path: path.to_owned(), action, source };
-        if open.as_ref().is_none_or(|(file, _)| *file != extent.file) {
-            open = Some((extent.file, File::open(path).map_err(of_file("open"))?));
-        }
-        let Some((_, file)) = &open else { continue };
-        let block = dtype.type_size().max(1);
-        let most = PIECE_BYTES as u64 / block * block;
-        let mut at = 0;
-        while at < extent.len {
-            let n = most.min(extent.len - at) as usize;
-            let piece = buffer.bytes(n);
-            file.read_exact_at(piece, extent.offset + at).map_err(of_file("read"))?;
-            // SAFETY: the bytes are there, aligned for every type of block.
-            if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {
-                let reason = format!("{name} has invalid data (--check-tensors)");
-                return Err(Error::Load { path: path.to_owned(), reason });
-            }
-            at += n as u64;
-            done += n as u64;
-            if !progress(done as f32 / total.max(1) as f32) {
-                return Err(Error::Cancelled);
+    for of_file in all.chunk_by(|a, b| a.extent.file == b.extent.file) {
+        let path = files[of_file[0].extent.file as usize].path();
+        let failed = |action| move |source| Error::Io { path: path.to_owned(), action, source };
+        let file = File::open(path).map_err(failed("open"))?;
+        for Weights { name, dtype, extent } in of_file {
+            let block = dtype.type_size().max(1);
+            let most = PIECE_BYTES as u64 / block * block;
+            for at in (0..extent.len).step_by(most as usize) {
+                let n = most.min(extent.len - at) as usize;
+                let piece = buffer.bytes(n);
+                file.read_exact_at(piece, extent.offset + at).map_err(failed("read"))?;
+                // SAFETY: the bytes are there, aligned for every type of block.
+                if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {
+                    let reason = format!("{name} has invalid data (--check-tensors)");
+                    return Err(Error::Load { path: path.to_owned(), reason });
+                }
+                done += n as u64;
+                if !progress(done as f32 / total.max(1) as f32) {
+                    return Err(Error::Cancelled);
+                }
             }
         }
     }
@@ -101,9 +97,8 @@ fn in_file_order(gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Vec<Weights
         .map(|tensor| Weights { name: format!("tensor '{}'", tensor.name), dtype: tensor.dtype, extent: tensor.extent })
         .collect();
     for layer in &catalog.layers {
-        for (index, precision) in
-            (0..layer.n_expert).flat_map(|index| Precision::ALL.map(|precision| (index, precision)))
-        {
+        let each = (0..layer.n_expert).flat_map(|index| Precision::ALL.map(|precision| (index, precision)));
+        for (index, precision) in each {
             let Some(source) = layer.source(index, precision) else { continue };
             let version = Version { expert: ExpertId { layer: layer.layer, index }, precision };
             let shapes = &catalog.classes[usize::from(source.class)].slices;

@@ -56,25 +56,15 @@ pub(in super::super) fn is_view(op: llama::ggml_op) -> bool {
     )
 }
 
-/// The input of a product, `[n_in, n_used or 1, n_tokens]`, that belongs to a pair.
+/// The row that belongs to a pair, of a product's input, `[n_in, n_used or 1, n_tokens]`, or result, `[n_out, n_used, n_tokens]`.
 ///
 /// # Safety
-/// `input` is allocated and has the pair's token.
-pub(super) unsafe fn input_row(input: &ggml_tensor, pair: Pair) -> *mut f32 {
-    let rank = i64::from(pair.rank) % input.ne[1];
-    let offset = pair.token as usize * input.nb[2] + rank as usize * input.nb[1];
+/// `tensor` is allocated and has the pair's token and rank.
+pub(super) unsafe fn row_of(tensor: &ggml_tensor, pair: Pair) -> *mut f32 {
+    let rank = pair.rank as usize % tensor.ne[1] as usize;
+    let offset = pair.token as usize * tensor.nb[2] + rank * tensor.nb[1];
     // SAFETY: by the caller.
-    unsafe { input.data.cast::<u8>().add(offset).cast() }
-}
-
-/// The row of a product's result, `[n_out, n_used, n_tokens]`, that belongs to a pair.
-///
-/// # Safety
-/// `output` is allocated and has the pair's token and rank.
-pub(super) unsafe fn output_row(output: &ggml_tensor, pair: Pair) -> *mut f32 {
-    let offset = pair.token as usize * output.nb[2] + pair.rank as usize * output.nb[1];
-    // SAFETY: by the caller.
-    unsafe { output.data.cast::<u8>().add(offset).cast() }
+    unsafe { tensor.data.cast::<u8>().add(offset).cast() }
 }
 
 /// A contiguous tensor over `data` that lies in host memory like `neighbour`.

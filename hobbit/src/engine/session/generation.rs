@@ -11,18 +11,14 @@ use crate::options::Token;
 
 /// The tokens of a generation. See [`Session::generate`].
 pub struct Generation<'a> {
-    session: &'a mut Session,
-    sampler: &'a mut Sampler,
-    left: Option<usize>,
-    stop: Option<StopReason>,
-    failed: bool,
+    pub(super) session: &'a mut Session,
+    pub(super) sampler: &'a mut Sampler,
+    pub(super) left: Option<usize>,
+    pub(super) stop: Option<StopReason>,
+    pub(super) failed: bool,
 }
 
-impl<'a> Generation<'a> {
-    pub(super) fn new(session: &'a mut Session, sampler: &'a mut Sampler, left: Option<usize>) -> Self {
-        Self { session, sampler, left, stop: None, failed: false }
-    }
-
+impl Generation<'_> {
     /// Why the iterator ended; `None` before its end and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop
