@@ -108,8 +108,13 @@ impl Inner {
             return llama::GGML_STATUS_SUCCESS;
         }
         // SAFETY: the nodes are live by the contract of `add`.
-        let status = unsafe { llama::ggml_backend_graph_compute(self.backend, self.graph) };
-        self.discard();
+        let status = unsafe {
+            let status = llama::ggml_backend_graph_compute(self.backend, self.graph);
+            llama::ggml_graph_clear(self.graph);
+            status
+        };
+        self.n_nodes = 0;
+        self.tensors.clear();
         status
     }
 }

@@ -137,12 +137,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         Some(path) => Recorder::create(path, &report::trace_header(model, &catalog, &cache, &precisions, plan_bytes))?,
         None => Recorder::default(),
     };
-    if looks_ahead(model, &precisions) {
+    // When a read ahead lands depends on how fast reads are.
+    let looks_ahead = shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic;
+    if looks_ahead {
         tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
     }
     // The host does not see what copies to a device delay.
     let compares_tokens = tiers.iter().any(Tier::copies_ahead);
-    let lookahead = looks_ahead(model, &precisions).then(|| lookahead_of(model, &precisions, compares_tokens));
+    let lookahead = looks_ahead.then(|| lookahead_of(model, &precisions, compares_tokens));
     let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_watching();
     let layout = layout_of(&catalog, &cache);
     let n_staging = staging_memory.len() / staging_stride;
@@ -206,12 +208,6 @@ fn stand_aside(model: &Model, context: &RawContext, repack: bool) -> Result<Desc
         devices: Vec::new(),
         warm_start: None,
     })
-}
-
-/// Whether somebody is to look ahead.
-fn looks_ahead(model: &Model, precisions: &Precisions) -> bool {
-    // When a read ahead lands depends on how fast reads are.
-    model.shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic
 }
 
 /// Who looks ahead.

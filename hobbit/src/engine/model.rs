@@ -95,14 +95,6 @@ pub(super) struct Shared {
     expert_bytes_read_at_load: u64,
 }
 
-impl Shared {
-    /// Why what was read last may be of another model: a file was written to. Words for it.
-    pub(super) fn written_to(&self) -> Option<String> {
-        let changed = self.originals.iter().find_map(|original| original.check_unwritten().err());
-        changed.map(|error| error.to_string())
-    }
-}
-
 impl Model {
     /// What is known about the model.
     pub fn info(&self) -> &ModelInfo {

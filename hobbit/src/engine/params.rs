@@ -13,33 +13,19 @@ use super::device_error::DeviceError;
 use crate::options::{FlashAttn, KvType, KvValue, ModelOptions, RopeScaling, SessionOptions, TensorOverride};
 
 /// Metadata values that replace a model file's, ended by an empty key.
-pub(super) struct KvOverrides(Vec<llama_model_kv_override>);
-
-impl KvOverrides {
-    pub(super) fn new(options: &ModelOptions) -> Self {
-        let mut list: Vec<_> = options
-            .kv_overrides
-            .iter()
-            .map(|chosen| {
-                // The union's field is the one that the tag names.
-                let (tag, value) = match &chosen.value {
-                    KvValue::Int(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_INT, Value { val_i64: *value }),
-                    KvValue::Float(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_FLOAT, Value { val_f64: *value }),
-                    KvValue::Bool(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_BOOL, Value { val_bool: *value }),
-                    KvValue::Str(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_STR, Value { val_str: c_text(value) }),
-                };
-                llama_model_kv_override { tag, key: c_text(&chosen.key), __bindgen_anon_1: value }
-            })
-            .collect();
-        if !list.is_empty() {
-            list.push(llama_model_kv_override { tag: 0, key: c_text(""), __bindgen_anon_1: Value { val_i64: 0 } });
-        }
-        Self(list)
-    }
-
-    pub(super) fn as_ptr(&self) -> *const llama_model_kv_override {
-        if self.0.is_empty() { ptr::null() } else { self.0.as_ptr() }
-    }
+pub(super) fn kv_overrides(options: &ModelOptions) -> Vec<llama_model_kv_override> {
+    let chosen = options.kv_overrides.iter().map(|chosen| {
+        // The union's field is the one that the tag names.
+        let (tag, value) = match &chosen.value {
+            KvValue::Int(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_INT, Value { val_i64: *value }),
+            KvValue::Float(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_FLOAT, Value { val_f64: *value }),
+            KvValue::Bool(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_BOOL, Value { val_bool: *value }),
+            KvValue::Str(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_STR, Value { val_str: c_text(value) }),
+        };
+        llama_model_kv_override { tag, key: c_text(&chosen.key), __bindgen_anon_1: value }
+    });
+    let end = llama_model_kv_override { tag: 0, key: c_text(""), __bindgen_anon_1: Value { val_i64: 0 } };
+    chosen.chain([end]).collect()
 }
 
 /// `text`, cut so that a terminating NUL remains.

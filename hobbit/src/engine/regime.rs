@@ -7,7 +7,7 @@ use ggml_sys::llama;
 use super::devices;
 use super::error::Error;
 use super::memory::MemoryUse;
-use super::params::{KvOverrides, context_params};
+use super::params::{context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;
 use crate::gguf::Gguf;
@@ -113,7 +113,7 @@ fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
 
 /// What llama.cpp would take: it makes model and context without allocating them. `None` where it cannot.
 fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
-    let overrides = KvOverrides::new(options);
+    let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
     // SAFETY: returns a struct of plain values.
     let mut params = unsafe { llama::llama_model_default_params() };

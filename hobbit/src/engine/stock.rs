@@ -127,9 +127,7 @@ impl Stock {
                 llama::llama_synchronize(self.context.as_ptr());
                 code
             };
-            if code != 0 {
-                return Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors())));
-            }
+            answer(code)?;
         }
         Ok(())
     }
@@ -141,10 +139,7 @@ impl Stock {
     pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
         // SAFETY: the context is live, and the batch for the call.
         let code = with_batch(batch, |raw| unsafe { llama::llama_decode(self.context.as_ptr(), raw) });
-        match code {
-            0 => Ok(()),
-            _ => Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors()))),
-        }
+        answer(code)
     }
 
     /// Logits of the last token, `[n_vocab]`; `None` before the first.
@@ -187,5 +182,12 @@ impl Stock {
     /// llama.cpp's description of the model, bytes of its tensors, and parameters.
     pub fn describe(&self) -> (String, u64, u64) {
         self.model.describe()
+    }
+}
+
+fn answer(code: i32) -> Result<(), Error> {
+    match code {
+        0 => Ok(()),
+        _ => Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors()))),
     }
 }

@@ -61,7 +61,7 @@ pub(in super::super) fn is_view(op: llama::ggml_op) -> bool {
 /// # Safety
 /// `tensor` is allocated and has the pair's token and rank.
 pub(super) unsafe fn row_of(tensor: &ggml_tensor, pair: Pair) -> *mut f32 {
-    let rank = pair.rank as usize % tensor.ne[1] as usize;
+    let rank = (pair.rank % tensor.ne[1] as u32) as usize;
     let offset = pair.token as usize * tensor.nb[2] + rank * tensor.nb[1];
     // SAFETY: by the caller.
     unsafe { tensor.data.cast::<u8>().add(offset).cast() }

@@ -16,7 +16,7 @@ use crate::engine::device::Device;
 use crate::engine::error::Error;
 use crate::engine::experts::Experts;
 use crate::engine::log;
-use crate::engine::params::KvOverrides;
+use crate::engine::params::kv_overrides;
 use crate::engine::placement::Placement;
 use crate::engine::raw::RawModel;
 use crate::engine::regime;
@@ -76,7 +76,7 @@ impl Model {
         if is_checked_here {
             validate::check_tensors(&gguf, experts.map(), &catalog, &originals, &mut progress)?;
         }
-        let overrides = KvOverrides::new(options);
+        let overrides = kv_overrides(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };

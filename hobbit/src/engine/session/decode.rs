@@ -116,8 +116,10 @@ impl Session {
         experts.forget_router_weights();
         // What the experts' side says is nearer to the cause than that the device's part failed.
         let of_device = failure::take();
-        let written_to = self.model.shared.written_to();
-        let failure = experts.take_failure().or(of_device).or(written_to);
+        // Of a file that was written to, what was read last may be of another model.
+        let mut originals = self.model.shared.originals.iter();
+        let written_to = originals.find_map(|original| original.check_unwritten().err());
+        let failure = experts.take_failure().or(of_device).or(written_to.map(|error| error.to_string()));
         if code != 0 || failure.is_some() {
             if let Some(memories) = experts.memories().as_mut().filter(|_| failure.is_some()) {
                 memories.host.settle();
