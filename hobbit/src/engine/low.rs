@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::Ggml;
-use crate::gguf::{Catalog, GgmlType, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
+use crate::gguf::{Catalog, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
 
 /// Bytes of a tensor read at a time, if a row is not longer.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -179,7 +179,9 @@ impl Pair<'_> {
             return Err(self.router(&ours.name, found, shape(ours)));
         };
         let (mut ours_rows, mut theirs_rows) = (Rows::open(self.model, ours)?, Rows::open(self.low, theirs)?);
-        let rule = Rule::between(ours.dtype, theirs.dtype);
+        // Quantisers differ between versions and with an importance matrix, so equal quantised types need not agree.
+        let is_quantised = ours.dtype.is_quantized() || theirs.dtype.is_quantized();
+        let must_be_equal = !is_quantised && ours.dtype == theirs.dtype;
         let mut distance = Distance::default();
         // The same number of rows of both, whatever their types; an empty tensor has none.
         let n_rows = ours.extent.len.checked_div(ours_rows.row_bytes).unwrap_or(0);
@@ -188,44 +190,33 @@ impl Pair<'_> {
             let n = at_once.min(n_rows - first);
             ours_rows.read(first, n)?;
             theirs_rows.read(first, n)?;
-            if rule == Rule::Bytes && ours_rows.bytes != theirs_rows.bytes {
+            if must_be_equal && ours_rows.bytes != theirs_rows.bytes {
                 let expected = format!("the same bytes, both being {}", ours.dtype);
                 return Err(self.router(&ours.name, "other weights".to_owned(), expected));
             }
             distance.add(&ours_rows.values, &theirs_rows.values);
         }
-        match rule {
-            _ if distance.satisfies(rule) => Ok(()),
-            Rule::Bytes | Rule::Floats => Err(self.router(
-                &ours.name,
-                format!("{} weights up to {:.2} root mean squares apart", theirs.dtype, distance.largest_in_rms()),
-                format!("at most {FLOAT_TOLERANCE} between {} and {}", theirs.dtype, ours.dtype),
-            )),
-            Rule::Quantised => Err(self.router(
-                &ours.name,
-                format!("{} weights {:.0} % apart", theirs.dtype, distance.relative() * 100.0),
-                format!("less than {} % between {} and {}", QUANTISED_TOLERANCE * 100.0, theirs.dtype, ours.dtype),
-            )),
+        let is_close = match is_quantised {
+            _ if must_be_equal => true,
+            true => distance.relative() < QUANTISED_TOLERANCE,
+            false => distance.largest_in_rms() <= FLOAT_TOLERANCE,
+        };
+        if is_close {
+            return Ok(());
         }
-    }
-}
-
-/// What two routers have to have in common.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Rule {
-    Bytes,
-    Floats,
-    Quantised,
-}
-
-impl Rule {
-    fn between(a: GgmlType, b: GgmlType) -> Self {
-        // Quantisers differ between versions and with an importance matrix, so equal quantised types need not agree.
-        match (a.is_quantized() || b.is_quantized(), a == b) {
-            (true, _) => Self::Quantised,
-            (false, true) => Self::Bytes,
-            (false, false) => Self::Floats,
-        }
+        let (found, most) = match is_quantised {
+            true => (
+                format!("{:.0} % apart", distance.relative() * 100.0),
+                format!("less than {} %", QUANTISED_TOLERANCE * 100.0),
+            ),
+            false => (
+                format!("up to {:.2} root mean squares apart", distance.largest_in_rms()),
+                format!("at most {FLOAT_TOLERANCE}"),
+            ),
+        };
+        let (ours_type, theirs_type) = (ours.dtype, theirs.dtype);
+        let expected = format!("{most} between {theirs_type} and {ours_type}");
+        Err(self.router(&ours.name, format!("{theirs_type} weights {found}"), expected))
     }
 }
 
@@ -255,16 +246,7 @@ impl Distance {
         self.n += ours.len() as u64;
     }
 
-    /// Whether the tensors are close enough. NaN never is; [`Rule::Bytes`] is judged by the bytes.
-    fn satisfies(&self, rule: Rule) -> bool {
-        match rule {
-            Rule::Bytes => true,
-            Rule::Floats => self.largest_in_rms() <= FLOAT_TOLERANCE,
-            Rule::Quantised => self.relative() < QUANTISED_TOLERANCE,
-        }
-    }
-
-    /// The largest distance in root mean squares of the first tensor.
+    /// The largest distance in root mean squares of the first tensor. NaN, which is within no tolerance, stays NaN.
     fn largest_in_rms(&self) -> f64 {
         match self.largest == 0.0 {
             true => 0.0,
@@ -351,7 +333,7 @@ mod tests {
         let satisfied = |ours: &[f32], theirs: &[f32]| {
             let mut distance = Distance::default();
             distance.add(ours, theirs);
-            [Rule::Floats, Rule::Quantised].map(|rule| distance.satisfies(rule))
+            [distance.largest_in_rms() <= FLOAT_TOLERANCE, distance.relative() < QUANTISED_TOLERANCE]
         };
         assert_eq!(satisfied(&[1.0, 2.0, 3.0], &[1.0, f32::NAN, 3.5]), [false, false]);
         assert_eq!(satisfied(&[1.0, f32::NAN, 3.0], &[1.0, 2.0, 3.0]), [false, false]);
