@@ -118,7 +118,7 @@ fn toy(dir: &Path, name: &str, dtype: &str, weights: &[f32], bias: Option<&str>)
     let dtype = GgmlType::from_name(dtype).unwrap();
     let plain: Vec<u8> = weights.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut router = Vec::new();
-    Ggml::new().recode(GgmlType::F32, dtype, N_EMBD, &plain, None, &mut router).unwrap();
+    Ggml.recode(GgmlType::F32, dtype, N_EMBD, &plain, None, &mut router).unwrap();
     header.tensor("blk.0.ffn_gate_inp.weight", dtype, &[N_EMBD, N_EXPERT]).unwrap();
     for stem in ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"] {
         header.tensor(&format!("blk.0.{stem}.weight"), GgmlType::Q8_0, &[N_EMBD, N_EMBD, N_EXPERT]).unwrap();

@@ -58,7 +58,7 @@ fn importance_of(model: &Gguf) -> Vec<(String, Vec<f32>)> {
 fn experts_are_quantised_as_llama_quantize_does() {
     fixture::quiet_llama_cpp();
     let dir = tempfile::tempdir().unwrap();
-    let ggml = Ggml::new();
+    let ggml = Ggml;
     // (source, llama.cpp's file type, type of the experts, with importance)
     let cases = [
         (Format::F16, llama::LLAMA_FTYPE_MOSTLY_Q8_0, "q8_0", false),

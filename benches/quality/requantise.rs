@@ -62,7 +62,7 @@ fn recode(tensor: &ExpertTensor, file: &File, to: GgmlType, threads: usize, out:
         let mut bytes = vec![0; tensor.slice_bytes as usize];
         file.read_exact_at(&mut bytes, tensor.extent(index).offset)?;
         let mut recoded = Vec::new();
-        let outcome = Ggml::new().recode(tensor.dtype, to, tensor.ne0, &bytes, None, &mut recoded);
+        let outcome = Ggml.recode(tensor.dtype, to, tensor.ne0, &bytes, None, &mut recoded);
         outcome.map_err(|error| io::Error::other(format!("tensor '{}', expert {index}: {error}", tensor.name)))?;
         Ok(recoded)
     };

@@ -11,7 +11,7 @@ pub const QUANTISES: bool = cfg!(feature = "engine");
 /// ggml cannot be started.
 #[cfg(feature = "engine")]
 pub fn recoder() -> anyhow::Result<Box<dyn Recode>> {
-    Ok(Box::new(hobbit::engine::Ggml::new()))
+    Ok(Box::new(hobbit::engine::Ggml))
 }
 
 /// None: experts are packed with the types they have.

@@ -102,7 +102,7 @@ fn plain(case: &Case, dir: &Path) -> PathBuf {
 fn pack(plain: &Path, path: &Path, spec: &PackSpec) {
     let source = Gguf::open(plain).expect("it was just written");
     let go_on = &mut |_| ControlFlow::Continue(());
-    write(&source, path, spec, &Ggml::new(), go_on).expect("there is room, and the types are known");
+    write(&source, path, spec, &Ggml, go_on).expect("there is room, and the types are known");
 }
 
 fn stock(case: &Case, path: &Path) -> Vec<Row> {

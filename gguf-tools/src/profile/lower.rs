@@ -159,7 +159,7 @@ impl Source<'_> {
             Some(imatrix) => imatrix.importance(&tensor.name, tensor.ne0, tensor.n_expert, expert)?,
             None => None,
         };
-        let ggml = Ggml::new();
+        let ggml = Ggml;
         let (mut lowered, mut original, mut recoded) = (Vec::new(), Vec::new(), Vec::new());
         ggml.recode(tensor.dtype, to, tensor.ne0, &bytes, columns.as_deref(), &mut lowered)?;
         ggml.dequantise(tensor.dtype, tensor.ne0, &bytes, &mut original)?;

@@ -247,7 +247,7 @@ fn options(budget: Budget) -> ModelOptions {
 
 /// The widths that make anything smaller, widest first.
 fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
-    let ggml = hobbit::engine::Ggml::new();
+    let ggml = hobbit::engine::Ggml;
     let mut widths = Vec::new();
     for &dtype in &args.widths {
         ggml.supports(dtype).context("--widths")?;
@@ -311,7 +311,7 @@ fn low(args: &Args, source: &Source<'_>, smallest: Option<GgmlType>, directory: 
         }
         None => smallest.context("--max-loss with --no-widths needs --low FILE or a type such as --low q2_k")?,
     };
-    hobbit::engine::Ggml::new().supports(dtype).context("--low")?;
+    hobbit::engine::Ggml.supports(dtype).context("--low")?;
     ensure!(source.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");
     Ok(Low::Made(source.lower(dtype, directory)?, dtype.name().to_owned()))
 }

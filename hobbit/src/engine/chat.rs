@@ -8,7 +8,7 @@ use ggml_sys::llama::{self, llama_model};
 use ggml_sys::shim;
 
 use super::error::Error;
-use super::message::text_of;
+use super::raw::text_of;
 
 /// Room for a message from the shim, in bytes. Jinja errors quote the template around them.
 const MESSAGE_BYTES: usize = 4096;

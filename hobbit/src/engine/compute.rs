@@ -17,7 +17,7 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::tag_of;
-use super::experts::{ExpertTag, Experts, RouterWeights};
+use super::experts::{ExpertTag, Experts, RouterValues};
 use super::hierarchy::{Beside, Tiers};
 use super::host_reads::Host;
 use super::host_reads::ShareView;
@@ -26,8 +26,8 @@ use crate::expert::{SliceId, SliceKind};
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
 use crate::route::Pair;
 
-use self::tensors::{input_row, output_row, plain_tensor, router_input, view_tensor};
-pub(super) use self::tensors::{is_view, read_ids, read_weights, router_input_tensor, weights_tensor};
+pub(super) use self::tensors::{is_view, router_input_tensor, weights_tensor};
+use self::tensors::{plain_tensor, router_input, row_of, view_tensor};
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -174,12 +174,12 @@ impl ExpertBackend {
             experts.fail("no session has set up the expert cache");
             return Err(GGML_STATUS_FAILED);
         };
-        let Beside { host, routers, seen, others: mut devices } = memories.for_cpu();
+        let Beside { host, routers, unseen, others: mut devices } = memories.for_cpu();
         // SAFETY: nodes of a live graph.
         let products = nodes.iter().filter_map(|&node| unsafe { self.product(node) });
         let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
         for product in products {
-            seen.mark(tag.layer, product.kind);
+            unseen.remove(&(tag.layer, product.kind));
             if !kinds.contains(&product.kind) {
                 kinds.push(product.kind);
             }
@@ -191,7 +191,7 @@ impl ExpertBackend {
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
         // SAFETY: the ids were computed by an earlier split into host memory.
-        if let Err(id) = self.chosen.set(&split, unsafe { read_ids(ids) }) {
+        if let Err(id) = self.chosen.set(&split, unsafe { RouterValues::of(ids, 0).read() }) {
             experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
             return Err(GGML_STATUS_FAILED);
         }
@@ -212,7 +212,7 @@ impl ExpertBackend {
             self.chosen.leave_out(&step, &host.precisions, |token, rank, weight| {
                 // SAFETY: the ubatch of these weights is being computed; only this split's last product reads them from
                 // here on.
-                unsafe { weights.at(token, rank).write_unaligned(weight) };
+                unsafe { weights.at::<f32>(token, rank).write_unaligned(weight) };
             });
         }
         host.wait_for_all(&step, &kinds);
@@ -231,14 +231,14 @@ impl ExpertBackend {
         experts: &Experts,
         host: &mut Host,
         nodes: &[*mut ggml_tensor],
-    ) -> Result<Option<RouterWeights>, Failed> {
+    ) -> Result<Option<RouterValues>, Failed> {
         let (layer, routing) = (self.chosen.layer(), &self.chosen.routing);
         if host.precisions.is_exact() {
             self.chosen.ask(&mut host.precisions, []);
             return Ok(None);
         }
-        // SAFETY: nodes of a live graph.
-        let beside = nodes.iter().find_map(|&node| unsafe { self.router_weights(node) });
+        // SAFETY: nodes of a live graph; so are their sources.
+        let beside = unsafe { nodes.iter().find_map(|&node| weights_tensor(node)).map(|w| RouterValues::of(&*w, 1)) };
         let weights = beside.or_else(|| experts.router_weights(layer));
         let Some(weights) = weights.filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
             experts.fail(format!(
@@ -248,17 +248,8 @@ impl ExpertBackend {
             return Err(GGML_STATUS_FAILED);
         };
         // SAFETY: computed by an earlier split of this ubatch into host memory.
-        self.chosen.ask(&mut host.precisions, unsafe { read_weights(weights) });
+        self.chosen.ask(&mut host.precisions, unsafe { weights.read() });
         Ok(Some(weights))
-    }
-
-    /// The router's weights if `node` multiplies an expert's input or output by them.
-    ///
-    /// # Safety
-    /// `node` is live.
-    unsafe fn router_weights(&self, node: *mut ggml_tensor) -> Option<RouterWeights> {
-        // SAFETY: by the caller; sources of a live node are live.
-        unsafe { weights_tensor(node).map(|weights| RouterWeights::of(&*weights, 1)) }
     }
 
     /// # Safety
@@ -294,7 +285,7 @@ impl ExpertBackend {
                 match (self.product(node), one_view) {
                     (None, _) => self.plain(node)?,
                     (Some(tag), Some(share)) if all_ready || ready(host, tag.kind) => {
-                        self.whole(node, host.view(layer, share, tag.kind))?;
+                        self.whole(node, host.reads().view(layer, share, tag.kind))?;
                     }
                     (Some(tag), _) => {
                         self.run()?;

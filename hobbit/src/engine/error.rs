@@ -15,6 +15,7 @@ use crate::store::StoreError;
 
 /// Errors of the engine. Messages name the file, tensor or flag and the remedy.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The model file is damaged, incomplete or of an unknown kind.
     #[error(transparent)]

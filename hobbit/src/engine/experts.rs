@@ -8,7 +8,7 @@ use ggml_sys::llama::ggml_tensor;
 
 use super::hierarchy::Hierarchy;
 use crate::expert::SliceKind;
-use crate::gguf::ExpertMap;
+use crate::gguf::{ExpertMap, ExpertTensor};
 
 /// Written into `ggml_tensor::extra` of an expert tensor.
 pub(super) struct ExpertTag {
@@ -20,40 +20,50 @@ pub(super) struct ExpertTag {
     pub(super) experts: Arc<Experts>,
 }
 
-/// A layer's router weights, `[n_tokens][n_used]`, where llama.cpp keeps them until the ubatch is done.
+/// What a layer's router says, ids or weights of four bytes, `[n_tokens][n_used]`, where llama.cpp keeps it until the ubatch is
+/// done.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RouterWeights {
-    pub(super) data: *mut u8,
+pub(super) struct RouterValues {
+    data: *mut u8,
     pub(super) n_used: usize,
     pub(super) n_tokens: usize,
-    /// Bytes from rank to rank.
-    pub(super) rank_stride: usize,
-    /// Bytes from token to token.
-    pub(super) token_stride: usize,
+    /// Bytes from rank to rank, and from token to token.
+    strides: [usize; 2],
 }
 
 // SAFETY: only an address; whoever reads it argues that the ubatch is still being computed.
-unsafe impl Send for RouterWeights {}
+unsafe impl Send for RouterValues {}
 
-impl RouterWeights {
-    /// Those of a tensor whose dimension `d` counts ranks and `d + 1` tokens.
+impl RouterValues {
+    /// Those of a tensor whose dimension `d` counts ranks and `d + 1` tokens; it may be a strided view, as of an argsort.
     pub(super) fn of(tensor: &ggml_tensor, d: usize) -> Self {
         Self {
             data: tensor.data.cast(),
             n_used: tensor.ne[d].max(0) as usize,
             n_tokens: tensor.ne[d + 1].max(0) as usize,
-            rank_stride: tensor.nb[d],
-            token_stride: tensor.nb[d + 1],
+            strides: [tensor.nb[d], tensor.nb[d + 1]],
         }
     }
 
-    /// Where a token's weight of a rank lies.
+    /// Where a token's value of a rank lies.
     ///
     /// # Safety
-    /// The ubatch is being computed, and `token` and `rank` are among its tokens and ranks.
-    pub(super) unsafe fn at(&self, token: usize, rank: usize) -> *mut f32 {
+    /// The ubatch is being computed in host memory, and `token` and `rank` are among its tokens and ranks.
+    pub(super) unsafe fn at<T>(&self, token: usize, rank: usize) -> *mut T {
+        let [of_rank, of_token] = self.strides;
         // SAFETY: by the caller.
-        unsafe { self.data.add(token * self.token_stride + rank * self.rank_stride).cast() }
+        unsafe { self.data.add(token * of_token + rank * of_rank).cast() }
+    }
+
+    /// All of them.
+    ///
+    /// # Safety
+    /// The ubatch is being computed in host memory for as long as the iterator lives, and values are of type `T`.
+    pub(super) unsafe fn read<T: Copy>(self) -> impl Iterator<Item = T> {
+        (0..self.n_tokens).flat_map(move |token| {
+            // SAFETY: by the caller.
+            (0..self.n_used).map(move |rank| unsafe { self.at::<T>(token, rank).read_unaligned() })
+        })
     }
 }
 
@@ -63,27 +73,20 @@ pub(super) struct Experts {
     /// Those of `map` that llama.cpp created, known once it has loaded the model.
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
-    names: HashMap<String, (u16, SliceKind)>,
     memories: Mutex<Option<Hierarchy>>,
     /// What a router hook saw last, by the thread that evaluates.
-    router_weights: Mutex<HashMap<ThreadId, (u16, RouterWeights)>>,
+    router_weights: Mutex<HashMap<ThreadId, (u16, RouterValues)>>,
     /// By the thread that evaluates: sessions of one model may run side by side.
     failures: Mutex<HashMap<ThreadId, String>>,
 }
 
 impl Experts {
     pub(super) fn new(map: ExpertMap) -> Self {
-        let names = map
-            .layers
-            .iter()
-            .flat_map(|layer| layer.tensors.iter().map(|tensor| (tensor.name.clone(), (layer.layer, tensor.kind))))
-            .collect();
         Self {
             map,
             placed: OnceLock::new(),
             placed_names: Mutex::default(),
-            names,
-            memories: Mutex::new(None),
+            memories: Mutex::default(),
             router_weights: Mutex::default(),
             failures: Mutex::default(),
         }
@@ -108,9 +111,11 @@ impl Experts {
 
     /// The tag of the expert tensor called `name`, which llama.cpp has just placed; `None` for any other name.
     pub(super) fn tag(self: &Arc<Self>, name: &str) -> Option<ExpertTag> {
-        let &(layer, kind) = self.names.get(name)?;
+        let mut tensors =
+            self.map.layers.iter().flat_map(|layer| layer.tensors.iter().map(|tensor| (layer.layer, tensor)));
+        let (layer, ExpertTensor { kind, .. }) = tensors.find(|(_, tensor)| tensor.name == name)?;
         self.placed_names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
-        Some(ExpertTag { layer, kind, experts: Arc::clone(self) })
+        Some(ExpertTag { layer, kind: *kind, experts: Arc::clone(self) })
     }
 
     /// Where the experts are; `None` before the first session. Held for the length of one expert split.
@@ -119,13 +124,13 @@ impl Experts {
     }
 
     /// Notes the weights of the layer that this thread computes.
-    pub(super) fn set_router_weights(&self, layer: u16, weights: RouterWeights) {
+    pub(super) fn set_router_weights(&self, layer: u16, weights: RouterValues) {
         let mut all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(thread::current().id(), (layer, weights));
     }
 
     /// The weights of `layer`, if a router hook saw them last on this thread.
-    pub(super) fn router_weights(&self, layer: u16) -> Option<RouterWeights> {
+    pub(super) fn router_weights(&self, layer: u16) -> Option<RouterValues> {
         let all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&thread::current().id()).filter(|(seen, _)| *seen == layer).map(|(_, weights)| *weights)
     }

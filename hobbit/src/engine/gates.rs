@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use crate::gguf::{GgmlType, Gguf};
+use super::quantise::Ggml;
+use crate::gguf::{GgmlType, Gguf, Recode};
 use crate::predict::{Gate, GateRows, GateStack, Gating};
 
 /// How many nodes lie at most between the router's logits and its choice.
@@ -36,13 +37,8 @@ pub(super) unsafe fn learn(gates: &mut GateStack, layer: u16, ids: *mut ggml_ten
         if rows != n_expert || !gates.takes(width, n_expert) {
             return false;
         }
-        let rows: Arc<dyn GateRows> = match Lent::of(weights) {
-            Some(lent) => Arc::new(lent),
-            None => match floats_of(weights) {
-                Some(floats) => Arc::new(floats),
-                None => return false,
-            },
-        };
+        let lent = Lent::of(weights).map(|lent| Arc::new(lent) as Arc<dyn GateRows>);
+        let Some(rows) = lent.or_else(|| Some(Arc::new(floats_of(weights)?))) else { return false };
         let vector = |tensor: Option<*mut ggml_tensor>| match tensor {
             None => Some(None),
             Some(tensor) => floats_of(tensor).filter(|bias| bias.len() == n_expert).map(Some),
@@ -67,9 +63,9 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
             // SAFETY: by the caller; sources of a live node are live.
             unsafe {
                 let op = (*node).op;
+                let is_logits = CStr::from_ptr((*node).name.as_ptr()).to_bytes().starts_with(b"ffn_moe_logits");
                 if op == llama::GGML_OP_MUL_MAT {
-                    let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
-                    if name.starts_with(b"ffn_moe_logits") {
+                    if is_logits {
                         router.product = node;
                         return Some(router);
                     }
@@ -80,11 +76,8 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
                 }
                 if op == llama::GGML_OP_ADD && is_vector((*node).src[1]) {
                     // Above the activation it is the router's own bias, below it concerns the choice only.
-                    let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
-                    match name.starts_with(b"ffn_moe_logits") {
-                        true => router.bias = Some((*node).src[1]),
-                        false => router.choice_bias = Some((*node).src[1]),
-                    }
+                    let bias = if is_logits { &mut router.bias } else { &mut router.choice_bias };
+                    *bias = Some((*node).src[1]);
                 }
                 let sources = (*node).src.iter().copied().chain([(*node).view_src]);
                 for source in sources.filter(|source| !source.is_null()) {
@@ -166,22 +159,16 @@ pub(super) fn copied_bytes(gguf: &Gguf, layers: impl Iterator<Item = u16>, is_on
 /// # Safety
 /// An allocated tensor that nobody writes.
 unsafe fn floats_of(tensor: *mut ggml_tensor) -> Option<Vec<f32>> {
-    // SAFETY: by the caller; the buffers have the tensor's bytes and elements.
-    unsafe {
+    // SAFETY: by the caller; the buffer has the tensor's bytes.
+    let (bytes, dtype, n_per_row) = unsafe {
         if (*tensor).buffer.is_null() || !llama::ggml_is_contiguous(tensor) {
             return None;
         }
-        let n = llama::ggml_nelements(tensor) as usize;
         let mut bytes = vec![0u8; llama::ggml_nbytes(tensor)];
         llama::ggml_backend_tensor_get(tensor, bytes.as_mut_ptr().cast(), 0, bytes.len());
-        if (*tensor).type_ == llama::GGML_TYPE_F32 {
-            return Some(
-                bytes.chunks_exact(4).map(|four| f32::from_ne_bytes([four[0], four[1], four[2], four[3]])).collect(),
-            );
-        }
-        let to_float = (*llama::ggml_get_type_traits((*tensor).type_)).to_float?;
-        let mut floats = vec![0f32; n];
-        to_float(bytes.as_ptr().cast(), floats.as_mut_ptr(), n as i64);
-        Some(floats)
-    }
+        (bytes, GgmlType::from_id((*tensor).type_)?, (*tensor).ne[0] as u64)
+    };
+    let mut floats = Vec::new();
+    Ggml.dequantise(dtype, n_per_row, &bytes, &mut floats).ok()?;
+    Some(floats)
 }

@@ -1,15 +1,15 @@
 //! The memories of one model's experts, side by side: the host's slots and the tiers of devices.
 
-mod devices;
+mod fill;
 mod resize;
-mod warm;
+
+use std::collections::BTreeSet;
 
 use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
 use super::gates;
-use super::host_reads::{Host, ShareView};
+use super::host_reads::Host;
 use super::recorder::as_recorded;
-use super::seen::Seen;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use crate::cache::policy::PolicyKind;
@@ -21,18 +21,6 @@ use crate::predict::GateStack;
 use crate::residency::Residency;
 use crate::residency::{Observer, Place, Reads, Used};
 use crate::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
-
-/// What a [`Hierarchy`] is made of.
-pub(super) struct Parts {
-    pub(super) host: Host,
-    /// One per device that has layers with experts.
-    pub(super) tiers: Vec<Tier>,
-    /// The policy wants to know the router's probabilities of all experts, or a trace does.
-    pub(super) wants_scores: bool,
-    /// Where what is resident is kept between runs.
-    pub(super) state_file: Option<StateFile>,
-    pub(super) description: Description,
-}
 
 /// What the first session was told, for the next ones.
 #[derive(Clone)]
@@ -48,19 +36,24 @@ pub(super) struct Description {
 /// See the [module](self).
 pub(super) struct Hierarchy {
     // Dropped first: uploads from the host's memory end, then reads into it.
-    tiers: Vec<Tier>,
+    /// One per device that has layers with experts.
+    pub(super) tiers: Vec<Tier>,
     pub(super) host: Host,
     pub(super) routers: Routers,
-    pub(super) seen: Seen,
-    state_file: Option<StateFile>,
-    description: Description,
+    pub(super) unseen: Unseen,
+    /// Where what is resident is kept between runs.
+    pub(super) state_file: Option<StateFile>,
+    pub(super) description: Description,
 }
+
+/// Expert tensors whose products have not come to us: all of them must, or the model is not computed as it should be.
+pub(super) type Unseen = BTreeSet<(u16, SliceKind)>;
 
 /// Everything but the tier of the device that computes.
 pub(super) struct Beside<'a> {
     pub(super) host: &'a mut Host,
     pub(super) routers: &'a mut Routers,
-    pub(super) seen: &'a mut Seen,
+    pub(super) unseen: &'a mut Unseen,
     pub(super) others: Tiers<'a>,
 }
 
@@ -93,8 +86,9 @@ impl Tiers<'_> {
 /// The model's routers, as far as somebody wants to know what they say.
 #[derive(Default)]
 pub(super) struct Routers {
-    gates: GateStack,
-    wants_scores: bool,
+    pub(super) gates: GateStack,
+    /// The policy wants to know the router's probabilities of all experts, or a trace does.
+    pub(super) wants_scores: bool,
 }
 
 impl Routers {
@@ -135,32 +129,24 @@ impl Routers {
 }
 
 impl Hierarchy {
-    /// Nothing is resident anywhere.
-    pub(super) fn new(parts: Parts) -> Self {
-        let Parts { host, tiers, wants_scores, state_file, description } = parts;
-        let seen = Seen::of(host.reads().catalog());
-        let routers = Routers { gates: GateStack::default(), wants_scores };
-        Self { tiers, host, routers, seen, state_file, description }
-    }
-
-    /// What the first session was told.
-    pub(super) fn description(&self) -> &Description {
-        &self.description
+    /// Names of tensors whose products have not come.
+    pub(super) fn unseen_tensors(&self) -> Vec<String> {
+        self.unseen.iter().map(|(layer, kind)| format!("blk.{layer}.{}.weight", kind.tensor_stem())).collect()
     }
 
     /// What the CPU computes with: the host's memory, while all devices are others.
     pub(super) fn for_cpu(&mut self) -> Beside<'_> {
-        let Self { tiers, host, routers, seen, .. } = self;
-        Beside { host, routers, seen, others: Tiers([tiers, &mut []]) }
+        let Self { tiers, host, routers, unseen, .. } = self;
+        Beside { host, routers, unseen, others: Tiers([tiers, &mut []]) }
     }
 
     /// What a device computes with: its tier, and what is beside it. `None` if it has no tier.
     pub(super) fn for_device(&mut self, dev: ggml_backend_dev_t) -> Option<(&mut Tier, Beside<'_>)> {
-        let Self { tiers, host, routers, seen, .. } = self;
+        let Self { tiers, host, routers, unseen, .. } = self;
         let place = tiers.iter().position(|tier| tier.dev() == dev)?;
         let (before, rest) = tiers.split_at_mut(place);
         let (tier, after) = rest.split_first_mut()?;
-        Some((tier, Beside { host, routers, seen, others: Tiers([before, after]) }))
+        Some((tier, Beside { host, routers, unseen, others: Tiers([before, after]) }))
     }
 
     /// From now on free slots are filled while nobody waits, if that is well with everything else: devices keep what
@@ -208,11 +194,6 @@ impl Drop for Hierarchy {
 }
 
 impl Host {
-    /// The slots of a layer's share for one kind.
-    pub(super) fn view(&self, layer: u16, share: u16, kind: SliceKind) -> ShareView {
-        self.reads().view(layer, share, kind)
-    }
-
     /// What a slice looks like.
     pub(super) fn shape(&self, slice: SliceId) -> &SliceShape {
         self.reads().shape(slice)
@@ -223,7 +204,7 @@ impl Host {
     pub(super) fn host_bytes(&self, slice: SliceId, used: Used) -> Option<(*const u8, bool)> {
         match self.locate(slice, used) {
             Place::Cached => {
-                let view = self.view(slice.version.expert.layer, used.share, slice.kind);
+                let view = self.reads().view(slice.version.expert.layer, used.share, slice.kind);
                 let row = used.row.expect("what is cached has a row") as usize;
                 Some((view.base.wrapping_add(row * view.stride), false))
             }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use super::experts::{Experts, RouterWeights};
+use super::experts::{Experts, RouterValues};
 
 /// What the router of one layer chose for a ubatch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -82,28 +82,25 @@ impl RouterHook {
         // SAFETY: by the caller; a copy has the tensor's strides, and is read while it is there.
         unsafe {
             let copy = copy_of_device_memory(tensor);
-            let is_on_host = copy.is_none();
             let mut readable = *tensor;
             if let Some(copy) = &copy {
                 readable.data = copy.as_ptr().cast_mut().cast();
             }
-            let tensor = &readable;
             match asked {
                 Asked::Experts(layer) => {
                     self.flush();
-                    let experts = rows(tensor, tensor.ne[0], tensor.ne[1], tensor.nb[0], tensor.nb[1]);
-                    let n_expert_used = tensor.ne[0].max(0) as usize;
+                    let ids = RouterValues::of(&readable, 0);
+                    let (n_expert_used, experts) = (ids.n_used, ids.read().collect());
                     self.current = Some(RouterChoice { layer, n_expert_used, experts, weights: Vec::new() });
                 }
                 Asked::Weights(layer) => {
-                    if let Some(choice) = self.current.as_mut().filter(|choice| choice.layer == layer) {
-                        // [1, n_used, n_tokens] or [n_used, n_tokens].
-                        let d = usize::from(tensor.ne[0] != choice.n_expert_used as i64 || tensor.ne[2] > 1);
-                        choice.weights = rows(tensor, tensor.ne[d], tensor.ne[d + 1], tensor.nb[d], tensor.nb[d + 1]);
-                        // A device reads its weights back itself.
-                        if let Some(experts) = self.experts.as_ref().filter(|_| is_on_host) {
-                            experts.set_router_weights(layer, RouterWeights::of(tensor, d));
-                        }
+                    let Some(choice) = self.current.as_mut().filter(|choice| choice.layer == layer) else { return };
+                    // [1, n_used, n_tokens] or [n_used, n_tokens].
+                    let d = usize::from(tensor.ne[0] != choice.n_expert_used as i64 || tensor.ne[2] > 1);
+                    choice.weights = RouterValues::of(&readable, d).read().collect();
+                    // A device reads its weights back itself.
+                    if let (Some(experts), None) = (&self.experts, &copy) {
+                        experts.set_router_weights(layer, RouterValues::of(tensor, d));
                     }
                 }
             }
@@ -126,22 +123,6 @@ unsafe fn copy_of_device_memory(tensor: &ggml_tensor) -> Option<Vec<u8>> {
         llama::ggml_backend_tensor_get(tensor, bytes.as_mut_ptr().cast(), 0, bytes.len());
         Some(bytes)
     }
-}
-
-/// `n1` rows of `n0` four-byte elements each, strides in bytes.
-///
-/// # Safety
-/// The tensor is computed, in host memory and has these elements.
-unsafe fn rows<T: Copy>(tensor: &ggml_tensor, n0: i64, n1: i64, nb0: usize, nb1: usize) -> Vec<T> {
-    let data = tensor.data.cast::<u8>();
-    let mut all = Vec::with_capacity((n0 * n1).max(0) as usize);
-    for row in 0..n1.max(0) as usize {
-        for column in 0..n0.max(0) as usize {
-            // SAFETY: by the caller.
-            all.push(unsafe { data.add(row * nb1 + column * nb0).cast::<T>().read_unaligned() });
-        }
-    }
-    all
 }
 
 unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {

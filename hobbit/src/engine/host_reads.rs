@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::recorder::Trace;
+use super::recorder::Recorder;
 use crate::cache::{Cache, SlotId};
 use crate::expert::{Extent, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, VersionSource};
@@ -12,7 +12,7 @@ use crate::residency::{Landed, LayerShape, LayerShare, Layout, Read, Reads, Resi
 use crate::store::{Arena, ReadDone, ReadRequest, SlotPtr, StoreError};
 
 /// What is in host memory.
-pub(super) type Host = Residency<HostReads, Trace>;
+pub(super) type Host = Residency<HostReads, Recorder>;
 
 /// All slots of a share for one kind, as a tensor `[ne0, ne1, n_slots]`.
 #[derive(Clone, Copy, Debug)]
@@ -29,24 +29,15 @@ pub(super) struct ShareView {
     pub(super) row: (usize, usize),
 }
 
-/// What [`HostReads`] is made of.
-pub(super) struct Parts {
-    pub(super) catalog: Catalog,
-    /// One arena per pool of the cache.
-    pub(super) pools: Vec<Arena>,
-    pub(super) staging: Arena,
-    /// Bytes of a staging slot.
-    pub(super) staging_stride: usize,
-    pub(super) loader: Loader,
-}
-
 /// Slots in host memory, and the loader that fills them.
 pub(super) struct HostReads {
     // Dropped first: reads end before the memory below goes.
     loader: Loader,
     catalog: Catalog,
+    /// One per pool of the cache.
     pools: Vec<Arena>,
     staging: Arena,
+    /// Bytes of a staging slot.
     staging_stride: usize,
     /// By block, in the order of the layout's.
     shares: Vec<Vec<Share>>,
@@ -55,11 +46,8 @@ pub(super) struct HostReads {
 
 /// A layer's slots of one class.
 struct Share {
+    slots: LayerShare,
     class: u16,
-    pool: u16,
-    /// Of the pool.
-    first_slot: u32,
-    n_slots: u32,
     /// First byte of the share's first slot.
     base: *mut u8,
     /// By slice of the class.
@@ -73,8 +61,13 @@ impl HostReads {
     /// # Panics
     /// If the slots of the layout have no room in the pools, or versions of a share begin at different places in their
     /// slots.
-    pub(super) fn new(parts: Parts, layout: &Layout) -> Self {
-        let Parts { catalog, pools, staging, staging_stride, loader } = parts;
+    pub(super) fn new(
+        layout: &Layout,
+        catalog: Catalog,
+        pools: Vec<Arena>,
+        (staging, staging_stride): (Arena, usize),
+        loader: Loader,
+    ) -> Self {
         let mut shares: Vec<Vec<Share>> = (0..layout.n_blocks()).map(|_| Vec::new()).collect();
         for layer in layout.layers() {
             let of_layer = layout.shares(layer).iter().map(|share| Share::new(share, &catalog, &pools));
@@ -101,7 +94,7 @@ impl HostReads {
         ShareView {
             base: share.base.wrapping_add((slice.region + share.leads[position]) as usize),
             stride: class.stride as usize,
-            n_slots: share.n_slots,
+            n_slots: share.slots.n_slots,
             type_id: slice.dtype.id(),
             row: (slice.dtype.type_size() as usize, (slice.bytes / slice.ne1.max(1)) as usize),
         }
@@ -141,9 +134,9 @@ impl HostReads {
     pub(super) unsafe fn discard(&self, layer: u16, share: u16, slots: std::ops::Range<u32>) {
         let stride = self.stride(layer, share) as usize;
         let share = &self.shares[usize::from(layer)][usize::from(share)];
-        let at = |slot: u32| (share.first_slot + slot) as usize * stride;
+        let at = |slot: u32| (share.slots.first_slot + slot) as usize * stride;
         // SAFETY: by the caller.
-        unsafe { self.pools[usize::from(share.pool)].discard(at(slots.start)..at(slots.end)) };
+        unsafe { self.pools[usize::from(share.slots.id.pool)].discard(at(slots.start)..at(slots.end)) };
     }
 
     /// Makes memory for so many staging slots, of which there were none. Whether there was some.
@@ -166,9 +159,10 @@ impl HostReads {
     /// First byte of a version's slot.
     fn slot(&self, slot: SlotId, version: Version) -> *mut u8 {
         let shares = &self.shares[usize::from(version.expert.layer)];
-        let share = shares.iter().find(|share| share.pool == slot.pool).expect("a slot of one of the layer's shares");
+        let share =
+            shares.iter().find(|share| share.slots.id.pool == slot.pool).expect("a slot of one of the layer's shares");
         let stride = self.catalog.classes[usize::from(share.class)].stride as usize;
-        share.base.wrapping_add((slot.index - share.first_slot) as usize * stride)
+        share.base.wrapping_add((slot.index - share.slots.first_slot) as usize * stride)
     }
 
     fn request(&self, read: &Read) -> ReadRequest {
@@ -258,10 +252,8 @@ impl Share {
         let end = (share.first_slot + share.n_slots) as usize;
         assert!(end * stride <= arena.len(), "the share's slots have no room");
         Self {
+            slots: *share,
             class: source.class,
-            pool: share.id.pool,
-            first_slot: share.first_slot,
-            n_slots: share.n_slots,
             base: arena.as_ptr().wrapping_add(share.first_slot as usize * stride),
             leads: source.slices.iter().map(|slice| slice.lead).collect(),
         }

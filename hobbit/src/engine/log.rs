@@ -27,8 +27,6 @@ type Sink = Box<dyn FnMut(LogLevel, &str) + Send>;
 struct State {
     /// Absent while it runs.
     sink: Option<Sink>,
-    /// How often it was replaced.
-    n_replaced: u64,
     last_level: LogLevel,
     /// Errors logged on threads that nobody waits on with [`take_errors`].
     errors: String,
@@ -39,7 +37,6 @@ struct State {
 
 static STATE: Mutex<State> = Mutex::new(State {
     sink: None,
-    n_replaced: 0,
     last_level: LogLevel::Info,
     errors: String::new(),
     waiting: VecDeque::new(),
@@ -70,12 +67,7 @@ const ERRORS_BYTES_MAX: usize = 4096;
 /// is logged by what it does is dropped, since it would never come to an end.
 pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
     install();
-    let sink: Sink = Box::new(sink);
-    let before = {
-        let mut state = state();
-        state.n_replaced += 1;
-        state.sink.replace(sink)
-    };
+    let before = state().sink.replace(Box::new(sink));
     // Its drop is its owner's code: not under the lock.
     drop(before);
 }
@@ -95,34 +87,30 @@ pub(super) fn notice(text: impl std::fmt::Display) {
 
 /// Hands text to the sink, after what waits for it.
 fn deliver(mut state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
-    if IN_SINK.get() || state.sink.is_none() && !state.is_running {
+    if IN_SINK.get() || state.sink.is_none() && !state.is_running || state.waiting.len() == WAITING_MAX {
         return;
     }
-    if state.is_running {
-        if state.waiting.len() < WAITING_MAX {
-            state.waiting.push_back((level, text.to_owned()));
-        }
+    state.waiting.push_back((level, text.to_owned()));
+    if mem::replace(&mut state.is_running, true) {
         return;
     }
-    state.is_running = true;
-    let mut piece = Some((level, text.to_owned()));
-    while let Some((level, text)) = piece {
-        let Some(mut sink) = state.sink.take() else { break };
-        let n_replaced = state.n_replaced;
+    while let Some((level, text)) = state.waiting.pop_front()
+        && let Some(mut sink) = state.sink.take()
+    {
         drop(state);
         IN_SINK.set(true);
         // A sink that panics loses its line, nothing else.
         let _ = catch_unwind(AssertUnwindSafe(|| sink(level, &text)));
         IN_SINK.set(false);
         state = self::state();
-        if state.n_replaced == n_replaced {
+        if state.sink.is_none() {
             state.sink = Some(sink);
         } else {
+            // It was replaced; what its drop does may log as well.
             drop(state);
             let _ = catch_unwind(AssertUnwindSafe(|| drop(sink)));
             state = self::state();
         }
-        piece = state.waiting.pop_front();
     }
     state.is_running = false;
 }

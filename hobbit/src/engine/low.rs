@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::Ggml;
-use crate::gguf::{Catalog, GgmlType, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
+use crate::gguf::{Catalog, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
 
 /// Bytes of a tensor read at a time, if a row is not longer.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -179,51 +179,44 @@ impl Pair<'_> {
             return Err(self.router(&ours.name, found, shape(ours)));
         };
         let (mut ours_rows, mut theirs_rows) = (Rows::open(self.model, ours)?, Rows::open(self.low, theirs)?);
-        let rule = Rule::between(ours.dtype, theirs.dtype);
+        // Quantisers differ between versions and with an importance matrix, so equal quantised types need not agree.
+        let is_quantised = ours.dtype.is_quantized() || theirs.dtype.is_quantized();
+        let must_be_equal = !is_quantised && ours.dtype == theirs.dtype;
         let mut distance = Distance::default();
-        while ours_rows.left > 0 {
-            // The same number of rows of both, whatever their types.
-            let n = ours_rows.batch.min(theirs_rows.batch).min(ours_rows.left);
-            ours_rows.next(n)?;
-            theirs_rows.next(n)?;
-            if rule == Rule::Bytes && ours_rows.bytes != theirs_rows.bytes {
+        // The same number of rows of both, whatever their types; an empty tensor has none.
+        let n_rows = ours.extent.len.checked_div(ours_rows.row_bytes).unwrap_or(0);
+        let at_once = (BATCH_BYTES / ours_rows.row_bytes.max(theirs_rows.row_bytes).max(1)).max(1);
+        for first in (0..n_rows).step_by(at_once as usize) {
+            let n = at_once.min(n_rows - first);
+            ours_rows.read(first, n)?;
+            theirs_rows.read(first, n)?;
+            if must_be_equal && ours_rows.bytes != theirs_rows.bytes {
                 let expected = format!("the same bytes, both being {}", ours.dtype);
                 return Err(self.router(&ours.name, "other weights".to_owned(), expected));
             }
             distance.add(&ours_rows.values, &theirs_rows.values);
         }
-        match rule {
-            _ if distance.satisfies(rule) => Ok(()),
-            Rule::Bytes | Rule::Floats => Err(self.router(
-                &ours.name,
-                format!("{} weights up to {:.2} root mean squares apart", theirs.dtype, distance.largest_in_rms()),
-                format!("at most {FLOAT_TOLERANCE} between {} and {}", theirs.dtype, ours.dtype),
-            )),
-            Rule::Quantised => Err(self.router(
-                &ours.name,
-                format!("{} weights {:.0} % apart", theirs.dtype, distance.relative() * 100.0),
-                format!("less than {} % between {} and {}", QUANTISED_TOLERANCE * 100.0, theirs.dtype, ours.dtype),
-            )),
+        let is_close = match is_quantised {
+            _ if must_be_equal => true,
+            true => distance.relative() < QUANTISED_TOLERANCE,
+            false => distance.largest_in_rms() <= FLOAT_TOLERANCE,
+        };
+        if is_close {
+            return Ok(());
         }
-    }
-}
-
-/// What two routers have to have in common.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Rule {
-    Bytes,
-    Floats,
-    Quantised,
-}
-
-impl Rule {
-    fn between(a: GgmlType, b: GgmlType) -> Self {
-        // Quantisers differ between versions and with an importance matrix, so equal quantised types need not agree.
-        match (a.is_quantized() || b.is_quantized(), a == b) {
-            (true, _) => Self::Quantised,
-            (false, true) => Self::Bytes,
-            (false, false) => Self::Floats,
-        }
+        let (found, most) = match is_quantised {
+            true => (
+                format!("{:.0} % apart", distance.relative() * 100.0),
+                format!("less than {} %", QUANTISED_TOLERANCE * 100.0),
+            ),
+            false => (
+                format!("up to {:.2} root mean squares apart", distance.largest_in_rms()),
+                format!("at most {FLOAT_TOLERANCE}"),
+            ),
+        };
+        let (ours_type, theirs_type) = (ours.dtype, theirs.dtype);
+        let expected = format!("{most} between {theirs_type} and {ours_type}");
+        Err(self.router(&ours.name, format!("{theirs_type} weights {found}"), expected))
     }
 }
 
@@ -253,16 +246,7 @@ impl Distance {
         self.n += ours.len() as u64;
     }
 
-    /// Whether the tensors are close enough. NaN never is; [`Rule::Bytes`] is judged by the bytes.
-    fn satisfies(&self, rule: Rule) -> bool {
-        match rule {
-            Rule::Bytes => true,
-            Rule::Floats => self.largest_in_rms() <= FLOAT_TOLERANCE,
-            Rule::Quantised => self.relative() < QUANTISED_TOLERANCE,
-        }
-    }
-
-    /// The largest distance in root mean squares of the first tensor.
+    /// The largest distance in root mean squares of the first tensor. NaN, which is within no tolerance, stays NaN.
     fn largest_in_rms(&self) -> f64 {
         match self.largest == 0.0 {
             true => 0.0,
@@ -284,11 +268,6 @@ struct Rows<'a> {
     path: &'a Path,
     tensor: &'a TensorInfo,
     row_bytes: u64,
-    at: u64,
-    /// Rows not yet read.
-    left: u64,
-    /// Rows to be read at a time at most.
-    batch: u64,
     bytes: Vec<u8>,
     values: Vec<f32>,
 }
@@ -302,24 +281,18 @@ impl<'a> Rows<'a> {
             let what = format!("row length of tensor '{}'", tensor.name);
             return Err(GgufError::TooLarge { path: path.to_owned(), what, found: ne0, limit: ROW_ELEMENTS_MAX }.into());
         }
-        // The reader has checked that rows are whole blocks; an empty tensor has no rows.
+        // The reader has checked that rows are whole blocks.
         let row_bytes = tensor.dtype.row_bytes(ne0).unwrap_or(0);
-        let left = tensor.extent.len.checked_div(row_bytes).unwrap_or(0);
-        let batch = (BATCH_BYTES / row_bytes.max(1)).max(1);
-        let (bytes, values) = (Vec::new(), Vec::new());
-        Ok(Self { file, path, tensor, row_bytes, at: tensor.extent.offset, left, batch, bytes, values })
+        Ok(Self { file, path, tensor, row_bytes, bytes: Vec::new(), values: Vec::new() })
     }
 
-    fn next(&mut self, n: u64) -> Result<(), LowError> {
-        self.bytes.resize((n * self.row_bytes) as usize, 0);
-        let read = self.file.read_exact_at(&mut self.bytes, self.at);
-        read.map_err(|error| io(self.path, format!("read tensor '{}'", self.tensor.name), error))?;
-        let decoded = Ggml::new().dequantise(self.tensor.dtype, self.tensor.dims[0], &self.bytes, &mut self.values);
-        let (path, tensor) = (self.path, &self.tensor.name);
-        decoded.map_err(|source| LowError::Values { path: path.to_owned(), tensor: tensor.clone(), source })?;
-        self.at += self.bytes.len() as u64;
-        self.left -= n;
-        Ok(())
+    fn read(&mut self, first: u64, n: u64) -> Result<(), LowError> {
+        let Self { file, path, tensor: TensorInfo { name, dtype, dims, extent, .. }, row_bytes, bytes, values } = self;
+        bytes.resize((n * *row_bytes) as usize, 0);
+        let read = file.read_exact_at(bytes, extent.offset + first * *row_bytes);
+        read.map_err(|error| io(path, format!("read tensor '{name}'"), error))?;
+        let decoded = Ggml.dequantise(*dtype, dims[0], bytes, values);
+        decoded.map_err(|source| LowError::Values { path: path.to_path_buf(), tensor: name.clone(), source })
     }
 }
 
@@ -360,7 +333,7 @@ mod tests {
         let satisfied = |ours: &[f32], theirs: &[f32]| {
             let mut distance = Distance::default();
             distance.add(ours, theirs);
-            [Rule::Floats, Rule::Quantised].map(|rule| distance.satisfies(rule))
+            [distance.largest_in_rms() <= FLOAT_TOLERANCE, distance.relative() < QUANTISED_TOLERANCE]
         };
         assert_eq!(satisfied(&[1.0, 2.0, 3.0], &[1.0, f32::NAN, 3.5]), [false, false]);
         assert_eq!(satisfied(&[1.0, f32::NAN, 3.0], &[1.0, 2.0, 3.0]), [false, false]);

@@ -2,53 +2,46 @@
 //! starts the loader.
 
 mod costs;
-mod host;
 mod report;
 
-use std::ptr::NonNull;
+use ggml_sys::llama::ggml_backend_dev_t;
 
-use ggml_sys::llama;
-
-use super::allocation::SlotDivision;
 use super::error::Error;
-use super::hierarchy::{self, Description, Hierarchy};
-use super::host_reads::{self, HostReads, layout_of};
-use super::memory_use::MemoryUse;
+use super::hierarchy::{Description, Hierarchy, Routers};
+use super::host_reads::{HostReads, layout_of};
+use super::log;
 use super::model::Model;
-use super::pools::{Pool, policy_of, pools_of};
-use super::recorder::{Recorder, Trace};
+use super::offload::Wrapper;
+use super::pinned::{HostMemory, Reach};
+use super::pools::{cache_of, pools_of};
+use super::raw::RawContext;
+use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use super::tiers;
-use crate::cache::{Cache, ModelMark, PoolLayout};
+use crate::cache::ModelMark;
 use crate::expert::Precision;
 use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, Prefetch, SessionOptions};
-use crate::plan::{
-    ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolPlan, PoolSpec, Regime, StagingWish,
-};
+use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
 use crate::predict::{self, PredictorKind};
-use crate::residency::{self, Lookahead, LookaheadOptions, Precisions, Residency, StagingOptions};
+use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions};
 use crate::route::Thresholds;
-use crate::stats::{CacheSlots, PrecisionReport};
+use crate::stats::CacheSlots;
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
+pub(super) use costs::MemoryUse;
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
-use host::HostSlots;
 
 /// Staging that keeps reads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 64 << 20;
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.
-pub(super) fn set_up(
-    model: &Model,
-    options: &SessionOptions,
-    context: NonNull<llama::llama_context>,
-) -> Result<Description, Error> {
+pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, Error> {
     let shared = &model.shared;
     let mut memories = shared.experts.memories();
     if let Some(memories) = memories.as_ref() {
-        return Ok(memories.description().clone());
+        return Ok(memories.description.clone());
     }
     if let Regime::StandAside { repack } = shared.regime {
         return stand_aside(model, context, repack);
@@ -92,9 +85,7 @@ pub(super) fn set_up(
         // Nothing is read twice, however few slots the host has.
         plan.warning = None;
     }
-    let precision = report::precision(model, &precisions, &plan, &catalog);
-    let (cpu_helper, divided) = (tiers.iter().any(Tier::has_helper), tiers.iter().any(Tier::is_divided));
-    let precision = PrecisionReport { cpu_helper, divided, ..precision };
+    let precision = report::precision(model, &precisions, &plan, &catalog, &tiers);
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
         let devices = tiers::reports(&shared.placement, &[]);
@@ -107,7 +98,7 @@ pub(super) fn set_up(
         expert_bytes: (catalog.bytes(Precision::High) + catalog.bytes(Precision::Low))
             .saturating_sub(plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
-        direct: shared.files.iter().try_for_each(|path| probe::direct(path)),
+        direct: shared.originals.iter().try_for_each(|file| probe::direct(&file.path)),
         io_uring: probe::io_uring(),
     };
     let choice = choose(shared.options.io, &regime);
@@ -116,9 +107,6 @@ pub(super) fn set_up(
         store = wrap(store);
     }
 
-    let division = SlotDivision::of(model);
-    let layout = |(pool, planned): (&Pool, &PoolPlan)| pool.layout(&catalog, planned.n_slots, &division);
-    let layouts: Vec<PoolLayout> = pools.iter().zip(&plan.pools).map(layout).collect();
     let host = HostSlots::of(&tiers, shared.options.device.pinned);
     let mut host_memory = Vec::new();
     for (pool, planned) in pools.iter().zip(&plan.pools) {
@@ -138,7 +126,7 @@ pub(super) fn set_up(
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
     let devices = tiers::reports(&shared.placement, &tiers);
-    let cache = Cache::new(layouts, policy_of(model, &catalog));
+    let cache = cache_of(model, &catalog, &pools, &plan.pools);
     let mut caching = model.caching_report();
     let host_slots = CacheSlots::of("the host", &cache, catalog.layers.iter().map(|layer| layer.layer));
     caching.slots_by_layer.extend(host_slots);
@@ -146,26 +134,24 @@ pub(super) fn set_up(
     let io_choice = choice.to_string();
     let description = Description { plan, io_choice, precision, caching, devices, warm_start: None };
     let recorder = match &shared.options.trace {
-        Some(path) => {
-            let header = report::trace_header(model, &catalog, &cache, &precisions, plan_bytes);
-            Some(Recorder::create(path, &header)?)
-        }
-        None => None,
+        Some(path) => Recorder::create(path, &report::trace_header(model, &catalog, &cache, &precisions, plan_bytes))?,
+        None => Recorder::default(),
     };
-    if looks_ahead(model, &precisions) {
+    // When a read ahead lands depends on how fast reads are.
+    let looks_ahead = shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic;
+    if looks_ahead {
         tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
     }
     // The host does not see what copies to a device delay.
     let compares_tokens = tiers.iter().any(Tier::copies_ahead);
-    let lookahead = looks_ahead(model, &precisions).then(|| lookahead_of(model, &precisions, compares_tokens));
-    let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_some();
+    let lookahead = looks_ahead.then(|| lookahead_of(model, &precisions, compares_tokens));
+    let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_watching();
     let layout = layout_of(&catalog, &cache);
     let n_staging = staging_memory.len() / staging_stride;
     let loader = Loader::new(store, LoaderOptions::default());
-    let parts = host_reads::Parts { catalog, pools: arenas, staging: staging_memory, staging_stride, loader };
     let host = Residency::new(residency::Parts {
-        reads: HostReads::new(parts, &layout),
-        observer: Trace(recorder),
+        reads: HostReads::new(&layout, catalog, arenas, (staging_memory, staging_stride), loader),
+        observer: recorder,
         cache,
         layout,
         staging: StagingOptions { n_slots: Some(n_staging), ahead: true },
@@ -173,8 +159,16 @@ pub(super) fn set_up(
         precisions,
         lookahead,
     });
-    let state_file = state_file(model);
-    let mut new = Hierarchy::new(hierarchy::Parts { host, tiers, wants_scores, state_file, description });
+    let unseen =
+        host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
+    let mut new = Hierarchy {
+        unseen: unseen.collect(),
+        tiers,
+        host,
+        routers: Routers { wants_scores, ..Routers::default() },
+        state_file: state_file(model),
+        description,
+    };
     new.preload()?;
     new.warm_up();
     new.record_residents();
@@ -183,13 +177,13 @@ pub(super) fn set_up(
         // instead of theirs is it had between tokens.
         new.fill_free_slots(shared.options.caching.policy, choice.kind == StoreKind::Direct);
     }
-    let description = new.description().clone();
+    let description = new.description.clone();
     *memories = Some(new);
     Ok(description)
 }
 
 /// llama.cpp runs by itself: its memory is told, nothing is divided.
-fn stand_aside(model: &Model, context: NonNull<llama::llama_context>, repack: bool) -> Result<Description, Error> {
+fn stand_aside(model: &Model, context: &RawContext, repack: bool) -> Result<Description, Error> {
     let shared = &model.shared;
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
     let runtime = runtime_bytes(weights, kv);
@@ -207,19 +201,13 @@ fn stand_aside(model: &Model, context: NonNull<llama::llama_context>, repack: bo
     })?;
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
     Ok(Description {
-        precision: report::precision(model, &shared.precisions, &plan, &shared.catalog),
+        precision: report::precision(model, &shared.precisions, &plan, &shared.catalog, &[]),
         plan,
         io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
         caching: model.caching_report(),
         devices: Vec::new(),
         warm_start: None,
     })
-}
-
-/// Whether somebody is to look ahead.
-fn looks_ahead(model: &Model, precisions: &Precisions) -> bool {
-    // When a read ahead lands depends on how fast reads are.
-    model.shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic
 }
 
 /// Who looks ahead.
@@ -257,4 +245,38 @@ fn state_file(model: &Model) -> Option<StateFile> {
     };
     let path = shared.options.cache_state.as_ref()?;
     Some(StateFile::new(path, mark, shared.options.caching.policy.to_string()))
+}
+
+/// Where host slots are allocated.
+struct HostSlots(Option<(ggml_backend_dev_t, Reach)>);
+
+impl HostSlots {
+    /// For the first device that reaches host memory better than by copying.
+    fn of(tiers: &[Tier], pinned: bool) -> Self {
+        // A device that computes in host memory can do nothing without it.
+        let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev(), Reach::of(tier.dev())));
+        let pins = |tier: &&Tier| pinned && Reach::of(tier.dev()) == Reach::Pinned;
+        Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev(), Reach::Pinned))))
+    }
+
+    /// Copies from memory that is not pinned take a detour, which is worth a word.
+    fn tell_of_refusal(&self, memory: &[HostMemory]) {
+        let Some((dev, Reach::Pinned)) = self.0 else { return };
+        let plain: u64 = memory.iter().filter(|memory| !memory.pinned).map(|memory| memory.arena.len() as u64).sum();
+        if plain > 0 {
+            let name = Wrapper::of(dev).name();
+            let mib = plain.div_ceil(1 << 20);
+            log::notice(format_args!(
+                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller --host-cache may help, --no-pinned does \
+                 not ask"
+            ));
+        }
+    }
+
+    fn memory(&self, bytes: usize, slot_bytes: usize) -> Result<HostMemory, Error> {
+        match self.0 {
+            Some((dev, reach)) => HostMemory::of(dev, reach, bytes, slot_bytes),
+            None => HostMemory::plain(bytes),
+        }
+    }
 }

@@ -5,14 +5,12 @@
 //! `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up
 //! the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
-mod allocation;
 mod backends;
 mod buffer;
 mod calibrate;
 mod chat;
 mod compute;
 mod contention;
-mod context;
 mod device;
 mod device_error;
 mod device_kind;
@@ -25,28 +23,23 @@ mod hierarchy;
 mod hook;
 mod host_reads;
 mod inner;
-mod kv_overrides;
 mod log;
 mod low;
-mod made_from;
 mod memory;
-mod memory_use;
-mod message;
 mod model;
 mod offload;
-mod overrides;
+mod params;
 mod pinned;
 mod placement;
 mod pools;
 mod pressure;
 mod quantise;
+mod raw;
 mod recorder;
 mod regime;
 #[cfg(feature = "rpc")]
 mod rpc;
 mod sampling;
-mod sanity;
-mod seen;
 mod session;
 mod source;
 mod state_file;

@@ -1,11 +1,8 @@
 //! An open model: its vocabulary, its ordinary weights in memory, its experts left in the file.
 
-mod caching;
 mod load;
-mod vocabulary;
 
 use std::path::PathBuf;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,9 +14,10 @@ use super::experts::Experts;
 use super::fitted::Fitted;
 use super::log;
 use super::placement::DeviceLayers;
+use super::raw::RawModel;
 use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, Token};
 use crate::plan::{ExpertCache, Regime};
 use crate::predict::{PathTable, PredictShape};
 use crate::residency::Precisions;
@@ -72,13 +70,13 @@ pub struct Model {
 
 /// What sessions of a model share.
 pub(super) struct Shared {
-    raw: NonNull<llama::llama_model>,
+    // Freed first.
+    pub(super) raw: RawModel,
     gguf: Gguf,
     pub(super) experts: Arc<Experts>,
-    /// Where every version of every expert lies, in `files`.
+    /// Where every version of every expert lies, in `originals`.
     pub(super) catalog: Catalog,
-    pub(super) files: Vec<PathBuf>,
-    /// The same, as they were when their headers were read; open.
+    /// As they were when their headers were read; open.
     pub(super) originals: Vec<Original>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
@@ -95,26 +93,6 @@ pub(super) struct Shared {
     pub(super) opened_at: Instant,
     info: ModelInfo,
     expert_bytes_read_at_load: u64,
-}
-
-// SAFETY: a llama_model is immutable after loading; llama.cpp shares it among contexts on several threads.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// Why what was read last may be of another model: a file was written to. Words for it.
-    pub(super) fn written_to(&self) -> Option<String> {
-        let changed = self.originals.iter().find_map(|original| original.check_unwritten().err());
-        changed.map(|error| error.to_string())
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: loaded by us; every context holds an `Arc` of this value and is gone.
-        unsafe { llama::llama_model_free(self.raw.as_ptr()) };
-    }
 }
 
 impl Model {
@@ -215,7 +193,8 @@ impl Model {
     /// What a predictor must know of the model: the layers with experts that run.
     #[doc(hidden)]
     pub fn predict_shape(&self) -> PredictShape {
-        predict_shape(&self.shared.catalog, &self.shared.info)
+        let layers = self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
+        PredictShape::new(layers, self.info().n_expert_used)
     }
 
     /// The parsed header of the model's files.
@@ -235,7 +214,7 @@ impl Model {
     /// # Errors
     /// No template, or one that fails on these messages.
     pub fn render_chat(&self, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
-        chat::render(self.as_ptr(), messages, options)
+        chat::render(self.shared.raw.as_ptr(), messages, options)
     }
 
     /// The experts, if their backend must be told the router's weights: a layer with scales comes in several splits.
@@ -244,12 +223,43 @@ impl Model {
         (!self.shared.precisions.is_exact() && scaled()).then(|| Arc::clone(&self.shared.experts))
     }
 
-    pub(super) fn as_ptr(&self) -> *mut llama::llama_model {
-        self.shared.raw.as_ptr()
+    /// The tokens of `text`, which is UTF-8 or, as llama.cpp takes it, any bytes. `add_special` adds BOS and the like where
+    /// the model wants them, `parse_special` reads special tokens written in the text.
+    ///
+    /// # Errors
+    /// Text that the vocabulary cannot encode.
+    pub fn tokenize(
+        &self,
+        text: impl AsRef<[u8]>,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<Token>, Error> {
+        self.shared.raw.tokenize(text.as_ref(), add_special, parse_special).map_err(Error::Tokenize)
     }
-}
 
-fn predict_shape(catalog: &Catalog, info: &ModelInfo) -> PredictShape {
-    let layers = catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
-    PredictShape::new(layers, info.n_expert_used)
+    /// The bytes a token stands for; they may be part of a UTF-8 character. `special` spells out control tokens.
+    pub fn piece(&self, token: Token, special: bool) -> Vec<u8> {
+        self.shared.raw.piece(token, special)
+    }
+
+    /// Number of tokens in the vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.shared.raw.n_vocab()
+    }
+
+    /// Whether generation ends at this token.
+    pub fn is_eog(&self, token: Token) -> bool {
+        // SAFETY: the vocabulary lives as long as the model; ids are compared, not used as an index.
+        unsafe { llama::llama_vocab_is_eog(self.vocab(), token) }
+    }
+
+    /// Whether the model wants a BOS token before a prompt.
+    pub fn adds_bos(&self) -> bool {
+        // SAFETY: the vocabulary lives as long as the model.
+        unsafe { llama::llama_vocab_get_add_bos(self.vocab()) }
+    }
+
+    pub(super) fn vocab(&self) -> *const llama::llama_vocab {
+        self.shared.raw.vocab()
+    }
 }

@@ -11,7 +11,7 @@ use super::devices;
 use super::error::Error;
 use super::log;
 use super::offload::Wrapper;
-use super::overrides::Overrides;
+use super::params::Overrides;
 use super::tier::device_memory;
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use crate::options::{DeviceOptions, ModelOptions};
@@ -124,7 +124,7 @@ impl Placement {
         params.split_mode = llama::LLAMA_SPLIT_MODE_LAYER;
         params.tensor_split = self.tensor_split.as_ptr();
         if with_experts {
-            params.tensor_buft_overrides = self.overrides.as_ptr();
+            params.tensor_buft_overrides = self.overrides.end();
         }
     }
 }

@@ -1,15 +1,22 @@
-//! The pools of a model's slots, and who decides which experts leave them.
+//! The pools of a model's slots, how they are divided among layers, and who decides which experts leave them.
 
-use super::allocation::SlotDivision;
 use super::model::Model;
 use crate::cache::policy::{self, Policy, Shape};
-use crate::cache::{LayerLayout, PoolLayout, SliceKinds};
+use crate::cache::{Allocation, Cache, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
 use crate::expert::{ExpertId, Precision, Version};
+use crate::fitted::LayerPenalty;
 use crate::gguf::Catalog;
-use crate::plan::PoolSpec;
+use crate::plan::{PoolPlan, PoolSpec};
+
+/// A cache whose pools have as many slots as planned.
+pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {
+    let layouts =
+        pools.iter().zip(planned).map(|(pool, planned)| pool.layout(model, catalog, planned.n_slots)).collect();
+    Cache::new(layouts, policy_of(model, catalog))
+}
 
 /// Who decides which of these experts leave.
-pub(super) fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
+fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
     let caching = &model.shared.options.caching;
     let bytes = |precision| catalog.bytes(precision) as f32 / catalog.layers.len().max(1) as f32;
     let low_cost =
@@ -37,13 +44,41 @@ impl Pool {
         }
     }
 
-    pub(super) fn layout(&self, catalog: &Catalog, n_slots: u32, division: &SlotDivision) -> PoolLayout {
+    fn layout(&self, model: &Model, catalog: &Catalog, n_slots: u32) -> PoolLayout {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
             self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
-        let capacities = division.capacities(self.precision, &self.layers, n_slots);
+        // Low versions share theirs equally in any case: what was measured, and what is known of shallow layers, is about
+        // high ones.
+        let allocation = model.shared.options.caching.slots;
+        let is_even = allocation == Allocation::Even || self.precision == Precision::Low;
+        let capacities = (!is_even).then(|| {
+            let demands: Vec<LayerDemand> =
+                self.layers.iter().map(|(layer, members)| demand(model, *layer, members.len() as u32)).collect();
+            allocate(allocation, n_slots, &demands)
+        });
         PoolLayout { layers: layers.collect(), n_slots, capacities }
     }
+}
+
+/// What is known of a layer, of which `members` experts share the pool.
+fn demand(model: &Model, layer: u16, members: u32) -> LayerDemand {
+    let all = &model.shared.catalog.layers;
+    let depth = all.partition_point(|other| other.layer < layer);
+    let n_expert = all.get(depth).map_or(0, |layer| layer.n_expert);
+    let measured = model.shared.fitted.as_ref().and_then(|fitted| fitted.policy.penalty_of(layer));
+    let (penalty, hits) = measured.map_or((0.0, Vec::new()), |curve| saved(curve, members, n_expert));
+    LayerDemand { depth: depth as u16, members, needs: model.info().n_expert_used, penalty, hits }
+}
+
+/// A layer's penalty without slots, and the part of it which so many save. Of `n_expert` experts, `members` have slots in
+/// the pool: which of them are used more is not known, so each stands for as many of the layer's.
+fn saved(curve: &LayerPenalty, members: u32, n_expert: u16) -> (f64, Vec<f64>) {
+    let part = f64::from(members) / f64::from(n_expert.max(1));
+    let of_layer = |slots: u32| curve.at(f64::from(slots) / part.max(f64::MIN_POSITIVE)).unwrap_or(0.0);
+    let all = of_layer(0);
+    let saved = |slots| if all > 0.0 { (1.0 - of_layer(slots) / all).max(0.0) } else { 0.0 };
+    (part * all, (0..=members).map(saved).collect())
 }
 
 /// Versions of equal shape and precision share a pool.
@@ -68,4 +103,20 @@ pub(super) fn pools_of(catalog: &Catalog) -> Vec<Pool> {
         }
     }
     pools
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_of_some_of_a_layers_experts_has_its_part_of_the_penalty() {
+        let curve = LayerPenalty { layer: 0, n_expert: 8, slots: vec![0, 4, 8], penalty: vec![2.0, 1.0, 0.5] };
+        assert_eq!(saved(&curve, 8, 8).0, 2.0);
+        assert_eq!(saved(&curve, 8, 8).1, [0.0, 0.125, 0.25, 0.375, 0.5, 0.5625, 0.625, 0.6875, 0.75]);
+        assert_eq!(saved(&curve, 4, 8), (1.0, vec![0.0, 0.25, 0.5, 0.625, 0.75]));
+        assert_eq!(saved(&curve, 0, 8), (0.0, vec![0.0]));
+        let free = LayerPenalty { penalty: vec![0.0; 3], ..curve };
+        assert_eq!(saved(&free, 2, 8), (0.0, vec![0.0; 3]));
+    }
 }

@@ -1,7 +1,5 @@
 //! Quantising and decoding tensor data with ggml, as llama-quantize does it: same rows, same bits.
 
-use std::ffi::c_void;
-
 use ggml_sys::llama;
 
 use crate::gguf::GgmlType;
@@ -22,16 +20,11 @@ const ENCODABLE: [&str; 28] = [
 const QUANTISED_MAX: f32 = 65504.0;
 
 /// ggml's quantisers and decoders. Calls may run on many threads at once.
+///
+/// ggml makes the tables of its codebook types when they are first quantised to: once in a process, and seconds of one core
+/// for iq2_s, iq1_s and iq1_m.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ggml;
-
-impl Ggml {
-    /// ggml makes the tables of its codebook types when they are first quantised to: once in a process, and seconds of
-    /// one core for iq2_s, iq1_s and iq1_m.
-    pub fn new() -> Self {
-        Self
-    }
-}
 
 impl Recode for Ggml {
     /// Memory: `out`, and scratch for one batch of rows (a few times
@@ -63,14 +56,14 @@ impl Recode for Ggml {
         out.reserve(len);
 
         let batch = batch_rows(n_per_row, n_rows);
-        let mut decoder = Decoder::new(from)?;
+        let mut decode = decoder(from)?;
         let mut floats = vec![0.0; (batch * n_per_row) as usize];
         let mut encoded = Aligned::default();
         for (i, rows) in bytes.chunks((batch * from_row) as usize).enumerate() {
             let n = rows.len() as u64 / from_row;
             let floats = &mut floats[..(n * n_per_row) as usize];
             let first = i as u64 * batch;
-            decoder.decode(rows, floats);
+            decode(rows, floats);
             check_values(floats, to, n_per_row, first)?;
             let encoded = encoded.bytes((n * to_row) as usize);
             if !encode(to, floats, n_per_row, importance, encoded) {
@@ -83,7 +76,7 @@ impl Recode for Ggml {
 
     fn dequantise(&self, from: GgmlType, n_per_row: u64, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), RecodeError> {
         let (n_rows, from_row) = count_rows(from, n_per_row, bytes.len())?;
-        let mut decoder = Decoder::new(from)?;
+        let mut decode = decoder(from)?;
         let too_large = RecodeError::TooLarge { dtype: GgmlType::F32, n_per_row, rows: n_rows };
         let len = n_rows.checked_mul(n_per_row).filter(|len| *len <= isize::MAX as u64 / 4).ok_or(too_large)?;
         out.clear();
@@ -91,7 +84,7 @@ impl Recode for Ggml {
         let batch = batch_rows(n_per_row, n_rows);
         let batches = bytes.chunks((batch * from_row) as usize).zip(out.chunks_mut((batch * n_per_row) as usize));
         for (rows, floats) in batches {
-            decoder.decode(rows, floats);
+            decode(rows, floats);
         }
         Ok(())
     }
@@ -128,41 +121,27 @@ fn check_values(floats: &[f32], to: GgmlType, n_per_row: u64, first: u64) -> Res
     })
 }
 
-type ToFloat = unsafe extern "C" fn(*const c_void, *mut f32, i64);
-
-/// Decodes rows of one type.
-struct Decoder {
-    /// `None`: already floats.
-    to_float: Option<ToFloat>,
-    aligned: Aligned,
-}
-
-impl Decoder {
-    fn new(from: GgmlType) -> Result<Self, RecodeError> {
-        let to_float = if from == GgmlType::F32 {
-            None
-        } else {
-            // SAFETY: returns the address of an entry of a static table; the id is one of current llama.cpp.
-            let decode = unsafe { (*llama::ggml_get_type_traits(from.id())).to_float };
-            Some(decode.ok_or(RecodeError::NotDecodable { dtype: from })?)
-        };
-        Ok(Self { to_float, aligned: Aligned::default() })
+/// Decodes rows of one type: as many whole blocks as there is room for their floats.
+fn decoder(from: GgmlType) -> Result<impl FnMut(&[u8], &mut [f32]), RecodeError> {
+    // SAFETY: returns the address of an entry of a static table; the id is one of current llama.cpp.
+    let to_float = unsafe { (*llama::ggml_get_type_traits(from.id())).to_float };
+    if to_float.is_none() && from != GgmlType::F32 {
+        return Err(RecodeError::NotDecodable { dtype: from });
     }
-
-    /// `rows` are as many whole blocks as `floats` has room for.
-    fn decode(&mut self, rows: &[u8], floats: &mut [f32]) {
-        let Some(to_float) = self.to_float else {
-            for (value, le) in floats.iter_mut().zip(rows.chunks_exact(4)) {
-                *value = f32::from_le_bytes([le[0], le[1], le[2], le[3]]);
+    let mut aligned = Aligned::default();
+    Ok(move |rows: &[u8], floats: &mut [f32]| {
+        let Some(to_float) = to_float.filter(|_| from != GgmlType::F32) else {
+            for (value, le) in floats.iter_mut().zip(rows.as_chunks().0) {
+                *value = f32::from_le_bytes(*le);
             }
             return;
         };
-        let aligned = self.aligned.bytes(rows.len());
+        let aligned = aligned.bytes(rows.len());
         aligned.copy_from_slice(rows);
         // SAFETY: the source is aligned for every block type and holds `floats.len()` elements in whole blocks (the
         // callers derive both lengths from one number of rows); the destination is exclusively ours.
         unsafe { to_float(aligned.as_ptr().cast(), floats.as_mut_ptr(), floats.len() as i64) }
-    }
+    })
 }
 
 /// Quantises whole rows into `encoded`, which has exactly their size. False if the result is not finite.
@@ -182,11 +161,11 @@ fn encode(to: GgmlType, floats: &[f32], n_per_row: u64, importance: Option<&[f32
 
 /// Bytes at an address that suits every block type: ggml's blocks contain f16 pairs and f32.
 #[derive(Default)]
-struct Aligned(Vec<u64>);
+pub(super) struct Aligned(Vec<u64>);
 
 impl Aligned {
     /// The first `len` bytes, of unspecified content.
-    fn bytes(&mut self, len: usize) -> &mut [u8] {
+    pub(super) fn bytes(&mut self, len: usize) -> &mut [u8] {
         let words = len.div_ceil(size_of::<u64>());
         if self.0.len() < words {
             self.0.resize(words, 0);

@@ -1,21 +1,17 @@
 //! Writes a trace of what the engine does: see [`crate::trace`].
 
-mod observer;
-
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-pub(super) use observer::Trace;
-
 use super::log;
 use crate::cache::SavedCache;
 use crate::expert::Version;
 use crate::files;
-use crate::load::LoadStats;
+use crate::load::{LoadClass, LoadStats};
 use crate::predict::{Predicted, top_k};
-use crate::residency::NeededExpert;
+use crate::residency::{NeededExpert, Observer};
 use crate::route::Routing;
 use crate::trace::{
     Header, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError,
@@ -31,13 +27,14 @@ const N_BEYOND_A_QUARTER: usize = 16;
 /// Batches between two records of what has been measured: a process that is killed leaves one that is not old.
 const BATCHES_PER_MEASUREMENT: u32 = 64;
 
-/// A trace in progress. A file that cannot be written ends it with a word; the run goes on.
+/// A trace in progress; by default nothing is recorded. A file that cannot be written ends it with a word; the run goes on.
 ///
 /// What was recorded of a batch is in the file when the batch has ended, so that whatever ends the process (a second
 /// Ctrl-C, a kill) leaves all but the running one.
+#[derive(Default)]
 pub(super) struct Recorder {
     path: PathBuf,
-    /// `None` once writing has failed.
+    /// `None` also once writing has failed.
     writer: Option<TraceWriter<File>>,
     record: LayerRecord,
     /// What was read of versions that have not been used since, and why.
@@ -45,10 +42,8 @@ pub(super) struct Recorder {
     n_batches: u32,
     /// Reused: order of scores.
     best: Vec<u16>,
-    /// The layer whose record is being filled.
-    is_open: bool,
-    began: Instant,
-    waited: f64,
+    /// When the layer whose record is being filled began, and how many seconds had been waited until then.
+    open: Option<(Instant, f64)>,
 }
 
 impl Recorder {
@@ -57,47 +52,13 @@ impl Recorder {
     /// # Errors
     /// The file cannot be written.
     pub(super) fn create(path: &Path, header: &Header) -> Result<Self, TraceError> {
-        let of_file = |error| TraceError::Io { path: path.to_owned(), action: "create", error };
-        let writer =
-            TraceWriter::new(files::create(path, files::Kind::Trace).map_err(of_file)?, header).map_err(|error| {
-                match error {
-                    TraceError::Io { action, error, .. } => TraceError::Io { path: path.to_owned(), action, error },
-                    other => other,
-                }
-            })?;
-        Ok(Self {
-            path: path.to_owned(),
-            writer: Some(writer),
-            record: LayerRecord::default(),
-            brought: BTreeMap::new(),
-            n_batches: 0,
-            best: Vec::new(),
-            is_open: false,
-            began: Instant::now(),
-            waited: 0.0,
-        })
-    }
-
-    /// A layer runs: what its router chose for each token, `weights` `[n_tokens][n_used]` where they are known, and of a
-    /// single token the router's `scores` `[n_expert]`. `waited`: seconds that the engine has waited so far.
-    pub(super) fn begin_layer(
-        &mut self,
-        layer: u16,
-        routing: &Routing,
-        weights: &[f32],
-        scores: Option<&[f32]>,
-        waited: f64,
-    ) {
-        let n_used = routing.n_used;
-        self.record.clear(layer, n_used as u16);
-        let mut shares = Vec::with_capacity(n_used);
-        for token in 0..routing.n_tokens {
-            let row = token * n_used..(token + 1) * n_used;
-            shares.clear();
-            shares.extend(row.clone().map(|at| routing.share_of_pair(at, weights)));
-            self.record.push_token(&routing.ids[row], &shares, scores, N_UNSELECTED);
-        }
-        (self.is_open, self.began, self.waited) = (true, Instant::now(), waited);
+        let of_file = |action, error| TraceError::Io { path: path.to_owned(), action, error };
+        let file = files::create(path, files::Kind::Trace).map_err(|error| of_file("create", error))?;
+        let writer = TraceWriter::new(file, header).map_err(|error| match error {
+            TraceError::Io { action, error, .. } => of_file(action, error),
+            other => other,
+        })?;
+        Ok(Self { path: path.to_owned(), writer: Some(writer), ..Self::default() })
     }
 
     /// The cache begins with these: a warm start.
@@ -106,77 +67,7 @@ impl Recorder {
         self.write(|writer| writer.residents(&record));
     }
 
-    /// A needed expert, in the order in which they are asked for.
-    pub(super) fn needed(&mut self, needed: &NeededExpert) {
-        let &NeededExpert { expert, demand, version, hit, is_there, bytes } = needed;
-        if !self.is_open {
-            return;
-        }
-        // What was evicted unused was read in vain, and is read again.
-        let before = version.and_then(|version| self.brought.remove(&version)).filter(|_| is_there);
-        let (class, bytes) = match before {
-            Some((class, bytes)) => (Some(class), bytes),
-            None if !hit && version.is_some() => (Some(ReadClass::OnDemand), bytes),
-            None => (None, 0),
-        };
-        let used = version.map(|version| version.precision);
-        self.record.needed.push(Needed { expert: expert.index, demand, used, hit, class, bytes });
-    }
-
-    /// The router of a layer at a `distance` of layers with experts says this about the running layer's input, `[n_expert]`;
-    /// `n_used` of them will be chosen.
-    pub(super) fn foretold(&mut self, distance: u8, scores: &[f32], n_used: usize) {
-        if !self.is_open {
-            return;
-        }
-        let n = (scores.len() / 4).max(n_used) + N_BEYOND_A_QUARTER;
-        top_k(scores, n.min(scores.len()), &mut self.best);
-        let prediction = |&expert: &u16| Prediction { distance, expert, score: scores[usize::from(expert)] };
-        self.record.predictions.extend(self.best.iter().map(prediction));
-    }
-
-    /// A predictor that works without scores expects these.
-    pub(super) fn predicted(&mut self, predicted: &[Predicted]) {
-        if self.is_open {
-            let prediction =
-                |p: &Predicted| Prediction { distance: p.distance, expert: p.expert.index, score: p.score };
-            self.record.predictions.extend(predicted.iter().map(prediction));
-        }
-    }
-
-    /// A background read of a version, or of a part of it, was submitted. `whole`: bytes of all of it.
-    pub(super) fn load(&mut self, version: Version, class: ReadClass, bytes: u64, whole: u64) {
-        let brought = self.brought.entry(version).or_insert((class, 0));
-        // More than there is: what was read before has left unused.
-        let before = if brought.0 == class && brought.1 + bytes <= whole { brought.1 } else { 0 };
-        *brought = (class, before + bytes);
-        let (layer, expert) = (version.expert.layer, version.expert.index);
-        let record = LoadRecord { layer, expert, precision: version.precision, class, bytes };
-        self.write(|writer| writer.load(&record));
-    }
-
-    /// A background read, or a part of one, was taken back.
-    pub(super) fn withdrawn(&mut self, version: Version, bytes: u64) {
-        self.brought.remove(&version);
-        let (layer, expert) = (version.expert.layer, version.expert.index);
-        let record = WithdrawnRecord { layer, expert, precision: version.precision, bytes };
-        self.write(|writer| writer.withdrawn(&record));
-    }
-
-    /// The layer, or its first part, has been computed.
-    pub(super) fn end_layer(&mut self, waited: f64) {
-        if !std::mem::take(&mut self.is_open) {
-            return;
-        }
-        let wait = (waited - self.waited).max(0.0);
-        self.record.wait_seconds = wait as f32;
-        self.record.compute_seconds = (self.began.elapsed().as_secs_f64() - wait).max(0.0) as f32;
-        let Self { writer, record, .. } = self;
-        let written = writer.as_mut().map_or(Ok(()), |writer| writer.layer(record));
-        self.check(written);
-    }
-
-    /// A batch has been evaluated; `measured`: of all reads so far.
+    /// A batch of so many tokens was evaluated, in so many seconds; `measured`: of all reads so far.
     pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64, measured: &LoadStats) {
         let phase = if n_tokens == 1 { Phase::Decode } else { Phase::Prefill };
         self.write(|writer| writer.batch(phase, n_tokens, seconds as f32));
@@ -188,7 +79,7 @@ impl Recorder {
     }
 
     /// The run ends; `measured`: of all its reads.
-    pub(super) fn end(mut self, measured: &LoadStats) {
+    pub(super) fn end(&mut self, measured: &LoadStats) {
         if self.n_batches > 0 {
             self.measured(measured);
         }
@@ -230,6 +121,92 @@ impl Recorder {
         }
         let path = self.path.display();
         log::notice(format_args!("--trace {path}: {error}; the trace ends here, the run goes on"));
+    }
+}
+
+impl Observer for Recorder {
+    fn is_watching(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    fn begin_layer(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>, waited: f64) {
+        if self.writer.is_none() {
+            return;
+        }
+        let n_used = routing.n_used;
+        self.record.clear(layer, n_used as u16);
+        let mut shares = Vec::with_capacity(n_used);
+        for token in 0..routing.n_tokens {
+            let row = token * n_used..(token + 1) * n_used;
+            shares.clear();
+            shares.extend(row.clone().map(|at| routing.share_of_pair(at, weights)));
+            self.record.push_token(&routing.ids[row], &shares, scores, N_UNSELECTED);
+        }
+        self.open = Some((Instant::now(), waited));
+    }
+
+    fn end_layer(&mut self, waited: f64) {
+        let Some((began, waited_before)) = self.open.take() else { return };
+        let wait = (waited - waited_before).max(0.0);
+        self.record.wait_seconds = wait as f32;
+        self.record.compute_seconds = (began.elapsed().as_secs_f64() - wait).max(0.0) as f32;
+        let Self { writer, record, .. } = self;
+        let written = writer.as_mut().map_or(Ok(()), |writer| writer.layer(record));
+        self.check(written);
+    }
+
+    fn needed(&mut self, needed: &NeededExpert) {
+        if self.open.is_none() {
+            return;
+        }
+        let &NeededExpert { expert, demand, version, hit, is_there, bytes } = needed;
+        // What was evicted unused was read in vain, and is read again.
+        let before = version.and_then(|version| self.brought.remove(&version)).filter(|_| is_there);
+        let (class, bytes) = match before {
+            Some((class, bytes)) => (Some(class), bytes),
+            None if !hit && version.is_some() => (Some(ReadClass::OnDemand), bytes),
+            None => (None, 0),
+        };
+        let used = version.map(|version| version.precision);
+        self.record.needed.push(Needed { expert: expert.index, demand, used, hit, class, bytes });
+    }
+
+    fn loading(&mut self, version: Version, class: LoadClass, bytes: u64, whole: u64) {
+        if self.writer.is_none() {
+            return;
+        }
+        let class = if class == LoadClass::Upgrade { ReadClass::Upgrade } else { ReadClass::Prefetch };
+        let brought = self.brought.entry(version).or_insert((class, 0));
+        // More than there is: what was read before has left unused.
+        let before = if brought.0 == class && brought.1 + bytes <= whole { brought.1 } else { 0 };
+        *brought = (class, before + bytes);
+        let (layer, expert) = (version.expert.layer, version.expert.index);
+        let record = LoadRecord { layer, expert, precision: version.precision, class, bytes };
+        self.write(|writer| writer.load(&record));
+    }
+
+    fn withdrawn(&mut self, version: Version, bytes: u64) {
+        self.brought.remove(&version);
+        let (layer, expert) = (version.expert.layer, version.expert.index);
+        let record = WithdrawnRecord { layer, expert, precision: version.precision, bytes };
+        self.write(|writer| writer.withdrawn(&record));
+    }
+
+    fn foretold(&mut self, distance: u8, scores: &[f32], n_used: usize) {
+        if self.open.is_some() {
+            let n = (scores.len() / 4).max(n_used) + N_BEYOND_A_QUARTER;
+            top_k(scores, n.min(scores.len()), &mut self.best);
+            let prediction = |&expert: &u16| Prediction { distance, expert, score: scores[usize::from(expert)] };
+            self.record.predictions.extend(self.best.iter().map(prediction));
+        }
+    }
+
+    fn predicted(&mut self, predicted: &[Predicted]) {
+        if self.open.is_some() {
+            let prediction =
+                |p: &Predicted| Prediction { distance: p.distance, expert: p.expert.index, score: p.score };
+            self.record.predictions.extend(predicted.iter().map(prediction));
+        }
     }
 }
 

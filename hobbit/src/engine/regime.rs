@@ -1,16 +1,14 @@
 //! Whether llama.cpp runs by itself. Near the border of what fits it is asked what it would take, without taking it.
 
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 
-use ggml_sys::{llama, shim};
+use ggml_sys::llama;
 
-use super::context::context_params;
 use super::devices;
 use super::error::Error;
-use super::kv_overrides::KvOverrides;
-use super::memory_use::MemoryUse;
-use super::message::{path_to_c, with_message};
+use super::memory::MemoryUse;
+use super::params::{context_params, kv_overrides};
+use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;
 use crate::gguf::Gguf;
 use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, SessionOptions};
@@ -115,8 +113,7 @@ fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
 
 /// What llama.cpp would take: it makes model and context without allocating them. `None` where it cannot.
 fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
-    let name = path_to_c(&gguf.files[0].path).ok()?;
-    let overrides = KvOverrides::new(options);
+    let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
     // SAFETY: returns a struct of plain values.
     let mut params = unsafe { llama::llama_model_default_params() };
@@ -126,36 +123,13 @@ fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
     params.no_alloc = true;
     params.use_extra_bufts = options.repack;
     params.kv_overrides = overrides.as_ptr();
-    let model = with_message(|message, capacity| {
-        // SAFETY: name and params are valid for the call.
-        unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
-    });
-    let model = Owned(model.ok()?, |model| {
-        // SAFETY: made above, freed once, after its context.
-        unsafe { llama::llama_model_free(model) }
-    });
+    // SAFETY: all that params point to is valid for the call.
+    let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;
     let never = AtomicBool::new(false);
-    let context = with_message(|message, capacity| {
-        // SAFETY: the model is live; the flag outlives the context.
-        let params = context_params(&options.expects, &raw const never);
-        unsafe { shim::hobbit_context_init(model.0.as_ptr(), params, message, capacity) }
-    });
-    let context = Owned(context.ok()?, |context| {
-        // SAFETY: made above, freed once.
-        unsafe { llama::llama_free(context) }
-    });
-    let found = MemoryUse::of(context.0).ok()?;
+    // SAFETY: model and flag outlive the context.
+    let context = unsafe { RawContext::new(&model, context_params(&options.expects, &raw const never)) }.ok()?;
+    let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
     // The vocabulary and all else that the real model will hold as well is resident now.
     let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);
-    let MemoryUse { weights, repacked, kv, compute } = found;
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
-}
-
-/// Something of llama.cpp's that is to be freed.
-struct Owned<T>(NonNull<T>, fn(*mut T));
-
-impl<T> Drop for Owned<T> {
-    fn drop(&mut self) {
-        (self.1)(self.0.as_ptr());
-    }
 }

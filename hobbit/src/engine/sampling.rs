@@ -4,11 +4,12 @@
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{self, NonNull};
 
-use ggml_sys::llama::{self, llama_context, llama_logit_bias, llama_sampler, llama_token_data, llama_token_data_array};
+use ggml_sys::llama::{self, llama_logit_bias, llama_sampler, llama_token_data, llama_token_data_array};
 
 use super::error::Error;
 use super::log;
 use super::model::Model;
+use super::raw::RawContext;
 use crate::options::{SamplerKind, SamplingOptions, Token};
 
 /// Tokens that penalties may look back over: a bound on the memory that one number can claim (64 MiB).
@@ -111,7 +112,6 @@ impl Sampler {
     }
 
     /// Chooses a token from the logits at `index` of the last batch (-1: the last) and remembers it as generated.
-    /// `ctx` is live; the engine passes its own.
     ///
     /// As llama.cpp does, the grammar looks at the chosen token alone and, where it objects, masks all candidates for
     /// a second choice.
@@ -119,10 +119,10 @@ impl Sampler {
     /// # Errors
     /// [`Error::Decode`] where `index` has no logits, [`Error::Sampling`] where they are not numbers or no candidate
     /// is left, [`Error::Grammar`] where no token continues the grammar.
-    pub(super) fn sample(&mut self, ctx: *mut llama_context, index: i32) -> Result<Token, Error> {
-        let mut token = self.choose(ctx, index, false)?;
+    pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, Error> {
+        let mut token = self.choose(context, index, false)?;
         if !self.grammar_allows(token) {
-            token = self.choose(ctx, index, true)?;
+            token = self.choose(context, index, true)?;
             if !self.grammar_allows(token) {
                 return Err(Error::Grammar("no token of this model continues the output as the grammar wants".into()));
             }
@@ -178,8 +178,8 @@ impl Sampler {
     }
 
     /// Runs the chain over fresh logits, masked by the grammar first if `masked`.
-    fn choose(&mut self, ctx: *mut llama_context, index: i32, masked: bool) -> Result<Token, Error> {
-        self.load_logits(ctx, index)?;
+    fn choose(&mut self, context: &RawContext, index: i32, masked: bool) -> Result<Token, Error> {
+        self.load_logits(context, index)?;
         let mut array = llama_token_data_array {
             data: self.candidates.as_mut_ptr(),
             size: self.candidates.len(),
@@ -207,20 +207,17 @@ impl Sampler {
     }
 
     /// Copies the logits (`[n_vocab]`) into `candidates`.
-    fn load_logits(&mut self, ctx: *mut llama_context, index: i32) -> Result<(), Error> {
-        // SAFETY: the context is live. Nobody attaches samplers to our contexts, so logits are all there is to read.
-        let logits = unsafe {
-            if !ptr::eq(llama::llama_get_model(ctx), self.model.as_ptr()) {
+    fn load_logits(&mut self, context: &RawContext, index: i32) -> Result<(), Error> {
+        // SAFETY: the context is live.
+        unsafe {
+            if !ptr::eq(llama::llama_get_model(context.as_ptr()), self.model.shared.raw.as_ptr()) {
                 return Err(Error::Sampling("the sampler was made for another model".into()));
             }
-            llama::llama_synchronize(ctx);
-            llama::llama_get_logits_ith(ctx, index)
-        };
-        if logits.is_null() {
-            return Err(Error::Decode(format!("the last batch has no logits at index {index}")));
+            llama::llama_synchronize(context.as_ptr());
         }
-        // SAFETY: a row of logits has one value per token of the model's vocabulary.
-        let logits = unsafe { std::slice::from_raw_parts(logits, self.model.n_vocab()) };
+        // Nobody attaches samplers to our contexts, so logits are all there is to read.
+        let logits = context.logits(index, self.model.n_vocab());
+        let logits = logits.ok_or_else(|| Error::Decode(format!("the last batch has no logits at index {index}")))?;
         // Checked here because llama.cpp's samplers sort: with NaN there is no order.
         if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             return Err(Error::Sampling(

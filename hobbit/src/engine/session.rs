@@ -4,21 +4,20 @@ mod decode;
 mod feed;
 mod generation;
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ggml_sys::{llama, shim};
+use ggml_sys::llama;
 
-use super::context::context_params;
 use super::device;
 use super::error::Error;
 use super::hierarchy::Description;
 use super::hook::{RouterHook, RouterObserver};
 use super::log;
 use super::memory;
-use super::message::with_message;
 use super::model::Model;
+use super::params::context_params;
+use super::raw::RawContext;
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
 use crate::plan::MemoryPlan;
@@ -78,7 +77,7 @@ impl Interrupt {
 /// One context: a sequence of tokens, or several, and what was measured while they were evaluated.
 pub struct Session {
     // Dropped before the hook, which it calls, and the model, which it reads.
-    context: Context,
+    context: RawContext,
     hook: Option<Box<RouterHook>>,
     model: Model,
     options: SessionOptions,
@@ -100,18 +99,6 @@ pub struct Session {
     sample_ms: f64,
     sample_count: u64,
     checked: bool,
-}
-
-struct Context(NonNull<llama::llama_context>);
-
-// SAFETY: a context may move between threads as long as one uses it at a time, which `&mut Session` ensures.
-unsafe impl Send for Context {}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: made by us, freed once.
-        unsafe { llama::llama_free(self.0.as_ptr()) };
-    }
 }
 
 impl Model {
@@ -144,12 +131,8 @@ impl Session {
         }
         log::clear_errors();
         let n_backends = device::n_backends_made();
-        let init = || {
-            with_message(|message, capacity| {
-                // SAFETY: the model is live; params point at the interrupt flag, which the session keeps.
-                unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) }
-            })
-        };
+        // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
+        let init = || unsafe { RawContext::new(&model.shared.raw, params) };
         let mut context = init();
         // An earlier session's experts may have taken what this one needs.
         while context.is_err() && model.make_room_on_devices() {
@@ -161,10 +144,9 @@ impl Session {
             let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
             Error::Context { n_ctx, reason }
         })?;
-        let context = Context(context);
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
-        let description = memory::set_up(model, options, context.0)?;
+        let description = memory::set_up(model, options, &context)?;
         let mut session = Session {
             context,
             hook,
@@ -228,7 +210,7 @@ impl Session {
     /// Context length in tokens.
     pub fn n_ctx(&self) -> u32 {
         // SAFETY: the context is live.
-        unsafe { llama::llama_n_ctx(self.context.0.as_ptr()) }
+        unsafe { llama::llama_n_ctx(self.context.as_ptr()) }
     }
 
     /// Tokens in the context, a sampled token that waits for its evaluation included.
@@ -251,8 +233,7 @@ impl Session {
 
     /// Forgets the context: the next token is the first of a new sequence.
     pub fn reset(&mut self) {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_memory_clear(self.memory(), true) };
+        self.context.clear();
         self.n_past = 0;
         self.n_prompt = 0;
         self.pending = None;
@@ -266,24 +247,18 @@ impl Session {
     /// [`Session::feed`] must have evaluated at least one token since the session was opened, reset or truncated:
     /// otherwise the first token is [`Error::NothingEvaluated`].
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
-        Generation::new(self, sampler, n_predict)
+        Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
 
     /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
-        let index = i32::try_from(index).ok()?;
-        // SAFETY: the context is live; a non-null answer points at one row of its output buffer, valid until the
-        // next evaluation, which needs `&mut self`.
-        unsafe {
-            let row = llama::llama_get_logits_ith(self.context.0.as_ptr(), index);
-            (!row.is_null()).then(|| std::slice::from_raw_parts(row, self.model.n_vocab()))
-        }
+        self.context.logits(i32::try_from(index).ok()?, self.model.n_vocab())
     }
 
     /// Names of expert tensors whose products have not reached hobbit yet; empty after the first evaluation.
     #[doc(hidden)]
     pub fn unseen_experts(&self) -> Vec<String> {
-        self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.seen.missing())
+        self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.unseen_tensors())
     }
 
     /// What was counted so far.
@@ -301,7 +276,7 @@ impl Session {
     /// Times so far, in llama.cpp's categories.
     pub fn timings(&self) -> Timings {
         // SAFETY: the context is live.
-        let perf = unsafe { llama::llama_perf_context(self.context.0.as_ptr()) };
+        let perf = unsafe { llama::llama_perf_context(self.context.as_ptr()) };
         Timings {
             load_ms: self.model.shared.load_time.as_secs_f64() * 1e3,
             prompt_ms: perf.t_p_eval_ms,
@@ -318,22 +293,17 @@ impl Session {
     /// Context length of one sequence in tokens.
     fn n_ctx_seq(&self) -> u32 {
         // SAFETY: the context is live.
-        unsafe { llama::llama_n_ctx_seq(self.context.0.as_ptr()) }
+        unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
     }
 
     fn n_batch(&self) -> usize {
         // SAFETY: the context is live.
-        unsafe { llama::llama_n_batch(self.context.0.as_ptr()) as usize }
+        unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
     }
 
     fn n_ubatch(&self) -> usize {
         // SAFETY: the context is live.
-        unsafe { llama::llama_n_ubatch(self.context.0.as_ptr()).max(1) as usize }
-    }
-
-    fn memory(&self) -> llama::llama_memory_t {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_get_memory(self.context.0.as_ptr()) }
+        unsafe { llama::llama_n_ubatch(self.context.as_ptr()).max(1) as usize }
     }
 }
 

@@ -6,15 +6,17 @@ use std::time::SystemTime;
 
 use super::error::Error;
 use super::fitted::{Fitted, check_penalties};
+use super::log;
 use super::low::{check_low, low_cache_path};
-use super::made_from::check_made_from;
 use super::quantise::Ggml;
-use crate::gguf::{Catalog, ExpertMap, Gguf, SourceFile, VirtualGguf};
+use crate::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
-use crate::pack::{Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
+use crate::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
 use crate::predict::{PathTable, PredictorKind};
 use crate::profile::read_path_table;
+use crate::residency::Precisions;
 use crate::route::Thresholds;
+use crate::store::Original;
 
 /// A model's files, opened and checked.
 pub(super) struct ModelSource {
@@ -22,20 +24,15 @@ pub(super) struct ModelSource {
     pub(super) gguf: Gguf,
     /// llama.cpp itself cannot read the file.
     pub(super) is_pack: bool,
-    /// What llama.cpp reads.
-    pub(super) virtual_file: VirtualGguf,
     /// The plain model's expert tensors.
     pub(super) map: ExpertMap,
     /// Every version; low ones only if they are to be used.
     pub(super) catalog: Catalog,
-    /// Files that extents count: the model's, then those of the low versions.
-    pub(super) files: Vec<SourceFile>,
+    /// Files that extents count, as they were when their headers were read: the model's, then those of the low versions.
+    pub(super) originals: Vec<Original>,
     /// Where low versions come from, for people.
     pub(super) low_name: Option<String>,
-    /// Whether results may differ from llama.cpp's.
-    pub(super) mode: PrecisionMode,
-    /// T1 and T2.
-    pub(super) thresholds: Thresholds,
+    pub(super) precisions: Precisions,
     /// Which experts follow which, and the file that says so; only if it is to be used.
     pub(super) path_table: Option<(PathBuf, PathTable)>,
     /// The profile that was given, or the pack's.
@@ -51,40 +48,27 @@ impl ModelSource {
         progress: &mut dyn FnMut(f32) -> bool,
     ) -> Result<Self, Error> {
         let file = Gguf::open(path)?;
-        let mut carried = None;
-        let mut low_name = None;
-        let wants_paths = options.caching.predictor == PredictorKind::PathTable;
-        let mut packed_paths = None;
-        let mut packed = None;
-        let mut sha256 = None;
-        let is_pack = Pack::is_pack(&file);
-        let (gguf, map, mut catalog) = if is_pack {
-            let pack = Pack::open(path)?;
-            pack.require_full()?;
-            carried = pack.info.t1.zip(pack.info.t2);
-            low_name = pack.catalog.has_low().then(|| "the pack".to_owned());
-            if wants_paths && options.path_table.is_none() {
-                packed_paths = pack.path_table()?;
+        let pack = if Pack::is_pack(&file) { Some(Pack::open(path)?) } else { None };
+        let (map, mut catalog) = match &pack {
+            Some(pack) => {
+                pack.require_full()?;
+                (pack.experts.clone(), pack.catalog.clone())
             }
-            packed = pack.info.policy.clone();
-            sha256 = Some(pack.info.source_sha256);
-            let (map, catalog) = (pack.experts, pack.catalog);
-            (pack.plain, map, catalog)
-        } else {
-            let map = file.experts()?;
-            let catalog = Catalog::plain(&map);
-            (file, map, catalog)
-        };
-        let path_table = match &options.path_table {
-            _ if !wants_paths || map.is_empty() => None,
-            Some(file) => Some((file.clone(), read_path_table(file)?)),
             None => {
-                let table = packed_paths.ok_or_else(|| Error::NoPathTable { path: path.to_owned() })?;
-                Some((path.to_owned(), table))
+                let map = file.experts()?;
+                let catalog = Catalog::plain(&map);
+                (map, catalog)
             }
         };
-        let virtual_file = gguf.virtual_file();
-        let mut files = gguf.files.clone();
+        let wants_paths = options.caching.predictor == PredictorKind::PathTable && !map.is_empty();
+        let path_table = match (&options.path_table, &pack) {
+            _ if !wants_paths => None,
+            (Some(file), _) => Some((file.clone(), read_path_table(file)?)),
+            (None, pack) => {
+                let table = pack.as_ref().map_or(Ok(None), Pack::path_table)?;
+                Some((path.to_owned(), table.ok_or_else(|| Error::NoPathTable { path: path.to_owned() })?))
+            }
+        };
         let low_path = match &options.low {
             None => None,
             Some(_) if map.is_empty() => return Err(Error::NoExperts { path: path.to_owned() }),
@@ -94,8 +78,14 @@ impl ModelSource {
                 Some(quantise_low(path, types, directory.as_deref(), progress)?)
             }
         };
+        let is_pack = pack.is_some();
+        let mut low_name = pack.as_ref().filter(|pack| pack.catalog.has_low()).map(|_| "the pack".to_owned());
+        let info = pack.as_ref().map(|pack| pack.info.clone());
+        let gguf = pack.map_or(file, |pack| pack.plain);
+        let mut files = gguf.files.clone();
         if let Some(low_path) = low_path {
             catalog.drop_low();
+            let sha256 = info.as_ref().map(|info| info.source_sha256);
             add_low(&mut catalog, &gguf, sha256, &low_path, &mut files, progress)?;
             low_name = Some(low_path.file_name().unwrap_or_default().display().to_string());
         }
@@ -103,15 +93,18 @@ impl ModelSource {
             true => PrecisionMode::Dynamic,
             false => PrecisionMode::Exact,
         });
-        let fitted = Fitted::open(options.profile.as_deref(), packed.as_deref().map(|text| (path, text)))?;
+        let packed = info.as_ref().and_then(|info| Some((path, info.policy.as_deref()?)));
+        let fitted = Fitted::open(options.profile.as_deref(), packed)?;
         if !map.is_empty() {
             check_penalties(options.caching.slots, fitted.as_ref())?;
         }
         // A pack's own thresholds may come from elsewhere than its policy; a profile that is given wins over both.
         let given = fitted.as_ref().filter(|fitted| !fitted.is_packed).and_then(|fitted| fitted.policy.thresholds());
-        let (t1, t2) = options.precision.thresholds(given.or(carried));
-        let thresholds = Thresholds::new(t1, t2)?;
-        Ok(Self { gguf, is_pack, virtual_file, map, catalog, files, low_name, mode, thresholds, path_table, fitted })
+        let carried = || info.as_ref().and_then(|info| info.t1.zip(info.t2));
+        let (t1, t2) = options.precision.thresholds(given.or_else(carried));
+        let precisions = Precisions::new(mode, Thresholds::new(t1, t2)?, options.precision);
+        let originals = files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
+        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, fitted })
     }
 }
 
@@ -140,6 +133,62 @@ fn add_low(
     Ok(())
 }
 
+/// Checks that the low pack was made from `model`, whose digest is `sha256` where it is known without reading it (a full pack
+/// says what it was made from). Headers are compared, then [`pack::fingerprint()`]s: milliseconds. A pack that has none, from an
+/// earlier hobbit, is compared by the model's whole content, once: the fingerprint is then kept beside the pack. `progress` is
+/// told 0..=1 meanwhile, and stops that by answering false.
+///
+/// # Errors
+/// [`Error::LowOfAnother`]; a model that cannot be read; [`Error::Cancelled`].
+fn check_made_from(
+    low: &Pack,
+    model: &Gguf,
+    sha256: Option<Sha256>,
+    progress: &mut dyn FnMut(f32) -> bool,
+) -> Result<(), Error> {
+    let (path, source) = (model.files[0].path.as_path(), low.info.source_sha256);
+    let another = |what: &'static str| Error::LowOfAnother {
+        low: low.path.clone(),
+        model: path.to_owned(),
+        source_name: low.info.source_name.clone(),
+        what,
+    };
+    if !low.has_header_of(model) {
+        return Err(another("header or length differ"));
+    }
+    if let Some(known) = sha256 {
+        return if known == source { Ok(()) } else { Err(another("the SHA-256 of what they were made from differ")) };
+    }
+    let found = pack::fingerprint(model)?;
+    if let Some(expected) = low.info.source_fingerprint.or_else(|| pack::kept_fingerprint(&low.path, &source)) {
+        return if found == expected { Ok(()) } else { Err(another("its weights differ")) };
+    }
+    log::notice(format_args!(
+        "{}: made by an earlier hobbit: {} is compared with its model this once, all {} MiB of it",
+        low.path.display(),
+        path.display(),
+        model.file_bytes() >> 20
+    ));
+    let mut tell = |done: u64, total: u64| go_on(progress(done as f32 / total.max(1) as f32));
+    match pack::source_sha256(model, &mut tell)? {
+        None => return Err(Error::Cancelled),
+        Some(digest) if digest != source => return Err(another("its weights differ")),
+        Some(_) => {}
+    }
+    if let Err(error) = pack::keep_fingerprint(&low.path, &source, &found) {
+        log::notice(format_args!(
+            "{}: the result cannot be kept ({error}), so that the next start compares again; make the pack again to end that",
+            pack::kept_fingerprint_path(&low.path).display()
+        ));
+    }
+    Ok(())
+}
+
+/// What a callback's answer means for work that can be stopped.
+fn go_on(answer: bool) -> ControlFlow<()> {
+    if answer { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+}
+
 /// Makes the low-precision versions of a model's experts, once: the file is kept beside the model (or in `directory`)
 /// and used again until the model changes. `types` as in `gguf-tools pack --low`. `progress` is called with 0..=1 if
 /// there is something to do, and stops it by answering false; the next call then goes on.
@@ -165,34 +214,31 @@ pub fn quantise_low(
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     // Ours by its name: of a model that was replaced, or of another version of hobbit.
     let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
-    let had_begun = crate::pack::partial_path(&path).exists();
+    let had_begun = pack::partial_path(&path).exists();
     let mut finished = 0;
-    let written = crate::pack::write(&source, &path, &spec, &Ggml::new(), &mut |now| {
+    let written = pack::write(&source, &path, &spec, &Ggml, &mut |now| {
         finished = now.finished;
-        match progress(now.done as f32 / now.total.max(1) as f32) {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
-        }
+        go_on(progress(now.done as f32 / now.total.max(1) as f32))
     });
     if !had_begun && finished == 0 && written.as_ref().is_err_and(leaves_nothing) {
         remove_unfinished(&path);
     }
     match written {
         Ok(_) => Ok(path),
-        Err(crate::pack::WriteError::Stopped { .. }) => Err(Error::Cancelled),
+        Err(WriteError::Stopped { .. }) => Err(Error::Cancelled),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Whether this call alone had begun to write, and gave up.
 fn leaves_nothing(error: &WriteError) -> bool {
-    let gave_up = matches!(error, WriteError::Space { .. } | WriteError::Output { .. } | WriteError::Stopped { .. });
-    gave_up || matches!(error, WriteError::Create { .. })
+    use WriteError::{Create, Output, Space, Stopped};
+    matches!(error, Space { .. } | Output { .. } | Stopped { .. } | Create { .. })
 }
 
 /// Takes away what holds no work: a partial file, and the journal that says so.
 fn remove_unfinished(path: &Path) {
-    let partial = crate::pack::partial_path(path);
+    let partial = pack::partial_path(path);
     let mut journal = partial.clone().into_os_string();
     journal.push(".journal");
     let _ = std::fs::remove_file(partial);

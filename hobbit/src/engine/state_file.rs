@@ -29,20 +29,23 @@ impl StateFile {
     pub(super) fn read(&mut self) -> Option<CacheState> {
         let bytes = match read(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => return self.leave(error),
+            Err(error) => return self.refuse(error, false),
             Ok(bytes) => bytes,
         };
         let mut state = match CacheState::from_bytes(&bytes) {
-            Err(StateError::Foreign) => return self.leave(StateError::Foreign),
-            Err(error) => return self.replace(error),
+            Err(error) => {
+                let may_replace = !matches!(error, StateError::Foreign);
+                return self.refuse(error, may_replace);
+            }
             Ok(state) => state,
         };
         if state.model != self.model {
-            let CacheState { model: ModelMark { name, bytes, .. }, .. } = state;
-            return self.replace(format_args!(
-                "it is of another model, {name:?} with {bytes} bytes of weights, expected {:?} with {} in the same places",
-                self.model.name, self.model.bytes
-            ));
+            let found = &state.model;
+            let why = format!(
+                "it is of another model, {:?} with {} bytes of weights, expected {:?} with {} in the same places",
+                found.name, found.bytes, self.model.name, self.model.bytes
+            );
+            return self.refuse(why, true);
         }
         if state.policy != self.policy {
             state.caches.iter_mut().for_each(|cache| cache.statistics.clear());
@@ -61,14 +64,10 @@ impl StateFile {
         }
     }
 
-    fn replace(&self, why: impl std::fmt::Display) -> Option<CacheState> {
-        self.tell(format_args!("{why}; caches start empty, and it is replaced in the end"));
-        None
-    }
-
-    fn leave(&mut self, why: impl std::fmt::Display) -> Option<CacheState> {
-        self.may_replace = false;
-        self.tell(format_args!("{why}; caches start empty, and it is left as it is: give another file"));
+    fn refuse(&mut self, why: impl std::fmt::Display, may_replace: bool) -> Option<CacheState> {
+        self.may_replace = may_replace;
+        let then = if may_replace { "it is replaced in the end" } else { "it is left as it is: give another file" };
+        self.tell(format_args!("{why}; caches start empty, and {then}"));
         None
     }
 

@@ -1,20 +1,17 @@
 //! Plain llama.cpp, to compare with: its own loader, its own scheduler, none of ours.
 
-use std::ffi::{CString, c_char};
+use std::ffi::CString;
 use std::path::Path;
-use std::ptr::NonNull;
-use std::sync::Once;
 use std::sync::atomic::AtomicBool;
 
-use ggml_sys::{llama, shim};
+use ggml_sys::llama;
 
 use super::backends;
-use super::context::context_params;
 use super::devices;
 use super::error::Error;
 use super::log;
-use super::message::with_message;
-use super::overrides::Overrides;
+use super::params::{Overrides, context_params};
+use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
 use crate::options::{DeviceOptions, SessionOptions, SplitMode, Token};
 
@@ -37,8 +34,9 @@ pub struct StockOptions {
 /// A model and a context of plain llama.cpp. In a process where a [`Model`](crate::Model) was opened ggml knows hobbit's
 /// device as well: to be compared, each is given a process of its own.
 pub struct Stock {
-    model: NonNull<llama::llama_model>,
-    context: NonNull<llama::llama_context>,
+    // Dropped before the model and the flag, which it reads.
+    context: RawContext,
+    model: RawModel,
     n_batch: usize,
     /// The context holds its address.
     _interrupted: Box<AtomicBool>,
@@ -51,13 +49,7 @@ impl Stock {
     /// What llama.cpp says; devices and buffer types that there are not.
     pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, Error> {
         let load = |reason: String| Error::Load { path: path.to_owned(), reason };
-        let name = CString::new(path.as_os_str().as_encoded_bytes())
-            .map_err(|_| load("its name contains a NUL byte".to_owned()))?;
         backends::ready();
-        log::install();
-        static INIT: Once = Once::new();
-        // SAFETY: once per process.
-        INIT.call_once(|| unsafe { llama::llama_backend_init() });
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
         let mut chosen = devices::by_name(&options.device)?;
@@ -76,7 +68,7 @@ impl Stock {
         if let Some(devices) = &mut chosen {
             params.devices = devices.as_mut_ptr();
         }
-        params.tensor_buft_overrides = overrides.as_ptr();
+        params.tensor_buft_overrides = overrides.end();
         params.tensor_split = split.as_ptr();
         params.n_gpu_layers = options.n_gpu_layers;
         params.main_gpu = i32::try_from(options.device.main).unwrap_or(i32::MAX);
@@ -95,22 +87,12 @@ impl Stock {
             said if message.is_empty() => load(said),
             _ => load(message),
         };
-        let model = with_message(|message, capacity| {
-            // SAFETY: name and everything that params point to outlive the call.
-            unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
-        });
-        let model = model.map_err(with_reason)?;
+        // SAFETY: everything that params point to outlives the call.
+        let model = unsafe { RawModel::load_path(path, params) }.map_err(with_reason)?;
         let interrupted = Box::new(AtomicBool::new(false));
-        let params = context_params(session, &raw const *interrupted);
-        let context = with_message(|message, capacity| {
-            // SAFETY: the model is live, the flag outlives the context.
-            unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) }
-        });
-        let context = context.map_err(|message| {
-            // SAFETY: made above, freed once.
-            unsafe { llama::llama_model_free(model.as_ptr()) };
-            with_reason(message)
-        })?;
+        // SAFETY: the model and the flag outlive the context.
+        let context = unsafe { RawContext::new(&model, context_params(session, &raw const *interrupted)) };
+        let context = context.map_err(with_reason)?;
         Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, _interrupted: interrupted })
     }
 
@@ -145,9 +127,7 @@ impl Stock {
                 llama::llama_synchronize(self.context.as_ptr());
                 code
             };
-            if code != 0 {
-                return Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors())));
-            }
+            answer(code)?;
         }
         Ok(())
     }
@@ -157,122 +137,57 @@ impl Stock {
     /// # Errors
     /// [`Error::Decode`].
     pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
-        // SAFETY: the batch is made for as many entries as are written, each with one sequence, and freed once.
-        let code = unsafe {
-            let mut raw = llama::llama_batch_init(batch.len() as i32, 0, 1);
-            raw.n_tokens = batch.len() as i32;
-            for (i, entry) in batch.iter().enumerate() {
-                *raw.token.add(i) = entry.token;
-                *raw.pos.add(i) = entry.position;
-                *raw.n_seq_id.add(i) = 1;
-                **raw.seq_id.add(i) = entry.sequence;
-                *raw.logits.add(i) = i8::from(entry.logits);
-            }
-            let code = llama::llama_decode(self.context.as_ptr(), raw);
-            llama::llama_batch_free(raw);
-            code
-        };
-        match code {
-            0 => Ok(()),
-            _ => Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors()))),
-        }
+        // SAFETY: the context is live, and the batch for the call.
+        let code = with_batch(batch, |raw| unsafe { llama::llama_decode(self.context.as_ptr(), raw) });
+        answer(code)
     }
 
     /// Logits of the last token, `[n_vocab]`; `None` before the first.
     pub fn logits(&self) -> Option<&[f32]> {
-        self.row(-1)
+        self.context.logits(-1, self.n_vocab())
     }
 
     /// Logits of an entry of the last batch, `[n_vocab]`; `None` where it has asked for none.
     pub fn logits_of(&self, index: usize) -> Option<&[f32]> {
-        self.row(i32::try_from(index).ok()?)
-    }
-
-    fn row(&self, index: i32) -> Option<&[f32]> {
-        // SAFETY: the context is live; a non-null answer points at a row of `n_vocab` floats, valid until the next
-        // evaluation, which needs `&mut self`.
-        unsafe {
-            let row = llama::llama_get_logits_ith(self.context.as_ptr(), index);
-            (!row.is_null()).then(|| std::slice::from_raw_parts(row, self.n_vocab()))
-        }
+        self.context.logits(i32::try_from(index).ok()?, self.n_vocab())
     }
 
     /// Empties the context.
     pub fn clear(&mut self) {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_memory_clear(llama::llama_get_memory(self.context.as_ptr()), true) };
+        self.context.clear();
     }
 
     /// Tokens of a text, without special ones.
     pub fn tokenize(&self, text: &str) -> Vec<Token> {
-        let mut tokens: Vec<Token> = vec![0; text.len() + 8];
-        // SAFETY: text and tokens are valid for the lengths passed; a token stands for at least a byte.
-        let n = unsafe {
-            let (text, text_len) = (text.as_ptr().cast::<c_char>(), text.len() as i32);
-            llama::llama_tokenize(self.vocab(), text, text_len, tokens.as_mut_ptr(), tokens.len() as i32, false, false)
-        };
-        tokens.truncate(usize::try_from(n).unwrap_or(0));
-        tokens
+        self.model.tokenize(text.as_bytes(), false, false).unwrap_or_default()
     }
 
     /// The token that begins every text, if the model wants one.
     pub fn bos(&self) -> Option<Token> {
+        let vocab = self.model.vocab();
         // SAFETY: the vocabulary is live.
-        unsafe { llama::llama_vocab_get_add_bos(self.vocab()).then(|| llama::llama_vocab_bos(self.vocab())) }
+        unsafe { llama::llama_vocab_get_add_bos(vocab).then(|| llama::llama_vocab_bos(vocab)) }
     }
 
     /// Size of the vocabulary.
     pub fn n_vocab(&self) -> usize {
-        // SAFETY: the vocabulary is live.
-        usize::try_from(unsafe { llama::llama_vocab_n_tokens(self.vocab()) }).unwrap_or(0)
+        self.model.n_vocab()
     }
 
     /// Bytes of the text that a token stands for, special tokens left out.
     pub fn piece(&self, token: Token) -> Vec<u8> {
-        let mut bytes = vec![0u8; 64];
-        loop {
-            // SAFETY: the vocabulary is live; at most `bytes.len()` bytes are written.
-            let n = unsafe {
-                let (into, room) = (bytes.as_mut_ptr().cast(), bytes.len() as i32);
-                llama::llama_token_to_piece(self.vocab(), token, into, room, 0, false)
-            };
-            match usize::try_from(n) {
-                Ok(n) => {
-                    bytes.truncate(n);
-                    return bytes;
-                }
-                // Minus what it takes.
-                Err(_) if n.unsigned_abs() as usize > bytes.len() => bytes.resize(n.unsigned_abs() as usize, 0),
-                Err(_) => return Vec::new(),
-            }
-        }
+        self.model.piece(token, false)
     }
 
     /// llama.cpp's description of the model, bytes of its tensors, and parameters.
     pub fn describe(&self) -> (String, u64, u64) {
-        let mut text = [0u8; 128];
-        let model = self.model.as_ptr();
-        // SAFETY: the model is live; at most as many bytes are written as there are, NUL included.
-        let (size, n_params) = unsafe {
-            llama::llama_model_desc(model, text.as_mut_ptr().cast(), text.len());
-            (llama::llama_model_size(model), llama::llama_model_n_params(model))
-        };
-        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
-        (String::from_utf8_lossy(text).into_owned(), size, n_params)
-    }
-
-    fn vocab(&self) -> *const llama::llama_vocab {
-        // SAFETY: the model is live; its vocabulary lives as long.
-        unsafe { llama::llama_model_get_vocab(self.model.as_ptr()) }
+        self.model.describe()
     }
 }
 
-impl Drop for Stock {
-    fn drop(&mut self) {
-        // SAFETY: made in `open`, freed once, the context first.
-        unsafe {
-            llama::llama_free(self.context.as_ptr());
-            llama::llama_model_free(self.model.as_ptr());
-        }
+fn answer(code: i32) -> Result<(), Error> {
+    match code {
+        0 => Ok(()),
+        _ => Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors()))),
     }
 }

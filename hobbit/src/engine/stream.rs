@@ -11,10 +11,12 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 
 use super::error::Error;
+use crate::expert::Extent;
 use crate::gguf::{Piece, VirtualGguf};
-use crate::store::Original;
+use crate::store::{Original, StoreError};
 
 /// Largest number of bytes that one callback delivers: a multiple of any page.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -29,8 +31,8 @@ pub(super) struct CookieStream {
 
 struct State {
     virtual_file: VirtualGguf,
-    sources: Vec<File>,
-    paths: Vec<String>,
+    /// With their names.
+    sources: Vec<(File, PathBuf)>,
     position: u64,
     expert_bytes_read: u64,
     error: Option<String>,
@@ -42,12 +44,8 @@ impl CookieStream {
     /// # Errors
     /// A source file that was written to meanwhile, or address space for the buffer that cannot be had.
     pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, Error> {
-        let mut sources = Vec::with_capacity(files.len());
-        let mut paths = Vec::with_capacity(files.len());
-        for file in files {
-            sources.push(file.again()?);
-            paths.push(file.path.display().to_string());
-        }
+        let open = |file: &Original| Ok((file.again()?, file.path.clone()));
+        let sources = files.iter().map(open).collect::<Result<_, StoreError>>()?;
         let buffer_bytes = (virtual_file.len + 1).next_power_of_two() as usize + 1;
         let buffer = reserve(buffer_bytes).ok_or(Error::AddressSpace { bytes: buffer_bytes as u64 })?;
         let writable = buffer_bytes.min(READ_BYTES_MAX);
@@ -57,8 +55,7 @@ impl CookieStream {
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(Error::AddressSpace { bytes: writable as u64 });
         }
-        let mut state =
-            Box::new(State { virtual_file, sources, paths, position: 0, expert_bytes_read: 0, error: None });
+        let mut state = Box::new(State { virtual_file, sources, position: 0, expert_bytes_read: 0, error: None });
         let callbacks = cookie_io_functions_t { read: Some(read), write: None, seek: Some(seek), close: None };
         let cookie: *mut State = &mut *state;
         // SAFETY: `state` is boxed and outlives the stream: `Drop` closes the stream first.
@@ -138,37 +135,28 @@ impl Drop for CookieStream {
 
 impl State {
     fn read(&mut self, out: &mut [u8]) -> Result<usize, String> {
-        let room = out.len().min(READ_BYTES_MAX);
-        let n = match self.virtual_file.segment_at(self.position) {
+        let piece = self.virtual_file.segment_at(self.position);
+        let (len, is_expert) = match &piece {
             Piece::End => return Ok(0),
-            Piece::Header(rest) => {
-                let n = rest.len().min(room);
-                out[..n].copy_from_slice(&rest[..n]);
-                n
-            }
-            Piece::Zeros(len) => {
-                let n = len.min(room as u64) as usize;
-                out[..n].fill(0);
-                n
-            }
-            Piece::Absent { len, .. } => {
-                let n = len.min(room as u64) as usize;
-                out[..n].fill(0);
-                self.expert_bytes_read += n as u64;
-                n
-            }
-            Piece::Source { segment, source } => {
-                let n = source.len.min(room as u64) as usize;
-                let file = source.file as usize;
-                self.sources[file].read_exact_at(&mut out[..n], source.offset).map_err(|error| {
-                    format!("{}: reading {n} bytes at offset {}: {error}", self.paths[file], source.offset)
-                })?;
-                if segment.expert {
-                    self.expert_bytes_read += n as u64;
-                }
-                n
-            }
+            Piece::Header(rest) => (rest.len() as u64, false),
+            Piece::Zeros(len) => (*len, false),
+            Piece::Absent { len, .. } => (*len, true),
+            Piece::Source { segment, source } => (source.len, segment.expert),
         };
+        let n = len.min(out.len().min(READ_BYTES_MAX) as u64) as usize;
+        let out = &mut out[..n];
+        match piece {
+            Piece::Header(rest) => out.copy_from_slice(&rest[..n]),
+            Piece::Source { source: Extent { file, offset, .. }, .. } => {
+                let (file, path) = &self.sources[file as usize];
+                file.read_exact_at(out, offset)
+                    .map_err(|error| format!("{}: reading {n} bytes at offset {offset}: {error}", path.display()))?;
+            }
+            Piece::Zeros(_) | Piece::Absent { .. } | Piece::End => out.fill(0),
+        }
+        if is_expert {
+            self.expert_bytes_read += n as u64;
+        }
         self.position += n as u64;
         Ok(n)
     }

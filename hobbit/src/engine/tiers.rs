@@ -1,22 +1,20 @@
 //! From a placement to device tiers: what each device has left is measured, divided and allocated.
 
-use super::allocation::SlotDivision;
 use super::calibrate::{Subject, by_bytes, calibrate};
-use super::context::default_threads;
 use super::error::Error;
 use super::log;
 use super::model::Model;
+use super::params::default_threads;
 use super::pinned::Reach;
 use super::placement::DeviceLayers;
-use super::pools::{Pool, policy_of, pools_of};
+use super::pools::{Pool, cache_of, pools_of};
 use super::tier::{self, Memory, Parts, Refused, Tier, staging_stride};
-use crate::cache::Cache;
 use crate::calibrate::cache_path;
 use crate::expert::Precision;
 use crate::gguf::Catalog;
 use crate::load::balance::{Balancer, Costs, HelperMode};
 use crate::options::CpuHelper;
-use crate::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolPlan, PoolSpec, StagingWish, divide_wanted};
+use crate::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolSpec, StagingWish, divide_wanted};
 use crate::stats::DeviceReport;
 
 /// Staging that keeps uploads in flight while a product runs, in bytes.
@@ -73,10 +71,7 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
         let mut refusals = Vec::new();
         let (plan, cache, memory) = loop {
             let plan = DevicePlan::new(&input)?;
-            let division = SlotDivision::of(model);
-            let layout = |(pool, planned): (&Pool, &PoolPlan)| pool.layout(&catalog, planned.n_slots, &division);
-            let layouts = pools.iter().zip(&plan.pools).map(layout);
-            let cache = Cache::new(layouts.collect(), policy_of(model, &catalog));
+            let cache = cache_of(model, &catalog, &pools, &plan.pools);
             let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
             match Memory::allocate(dev, &catalog, &cache, &classes, plan.staging_slots as usize) {
                 Ok(memory) => break (plan, cache, memory),
@@ -155,7 +150,7 @@ fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Bal
                 CpuHelper::Threads(threads) => u32::from(threads),
                 _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
             };
-            let file = model.shared.files.first().cloned();
+            let file = model.shared.originals.first().map(|file| file.path.clone());
             let subject = Subject { threads, element_types, file };
             // SAFETY: a registered device.
             let calibrated = unsafe { calibrate(part.wrapper.inner(), &subject, cache_path().as_deref()) };

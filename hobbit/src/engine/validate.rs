@@ -1,16 +1,42 @@
-//! `--check-tensors`: whether every block of every weight holds numbers, as llama.cpp checks while it loads.
-//!
-//! Experts have no memory that llama.cpp could look at, so the files are read once more, a piece at a time.
+//! What is checked of a model's files before llama.cpp computes with them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 
 use ggml_sys::llama;
 
 use super::error::Error;
+use super::quantise::Aligned;
 use crate::expert::{ExpertId, Extent, Precision, SliceId, Version};
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
+use crate::options::{KvValue, ModelOptions};
+use crate::store::Original;
+
+/// Keys below the architecture's that norms add to a variance, of which they take the root.
+const EPSILONS: [&str; 3] =
+    ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon"];
+
+/// Checks what a model's header says, or `options` say instead, and llama.cpp believes until a kernel computes with it: then a
+/// failed assertion would end the process.
+///
+/// # Errors
+/// [`Error::Load`] with the key, what it has, and what it should have.
+pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Error> {
+    for key in EPSILONS.map(|key| format!("{}.{key}", gguf.architecture())) {
+        let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
+        let value = match chosen {
+            Some(KvValue::Float(value)) => Some(*value as f32),
+            // llama.cpp refuses an override of another type.
+            Some(_) => None,
+            None => gguf.metadata.get_f32(&key),
+        };
+        if let Some(value) = value.filter(|value| value.is_nan() || *value < 0.0) {
+            let reason = format!("{key} is {value}, expected a number that is not negative");
+            return Err(Error::Load { path: gguf.files[0].path.clone(), reason });
+        }
+    }
+    Ok(())
+}
 
 /// What is read at once, in bytes.
 const PIECE_BYTES: usize = 4 << 20;
@@ -22,46 +48,42 @@ struct Weights {
     extent: Extent,
 }
 
-/// Checks ordinary weights and all versions of all experts. `progress` is called with 0..=1 and stops by answering false.
+/// `--check-tensors`: whether every block of every weight, experts of all versions included, holds numbers, as llama.cpp checks
+/// while it loads. Experts have no memory that it could look at, so the files are read once more. `progress` is called with 0..=1 and stops by answering false.
 ///
 /// # Errors
 /// The first tensor with a block that is no number; a file that cannot be read; [`Error::Cancelled`].
-pub(super) fn check(
+pub(super) fn check_tensors(
     gguf: &Gguf,
     map: &ExpertMap,
     catalog: &Catalog,
-    files: &[PathBuf],
+    files: &[Original],
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<(), Error> {
     let all = in_file_order(gguf, map, catalog);
     let total: u64 = all.iter().map(|weights| weights.extent.len).sum();
     let mut done = 0;
-    let mut buffer = vec![0u64; PIECE_BYTES / size_of::<u64>()];
-    let mut open: Option<(u32, File)> = None;
-    for Weights { name, dtype, extent } in &all {
-        let path = &files[extent.file as usize];
-        let of_file = |action| move |source| Error::Io { path: path.clone(), action, source };
-        if open.as_ref().is_none_or(|(file, _)| *file != extent.file) {
-            open = Some((extent.file, File::open(path).map_err(of_file("open"))?));
-        }
-        let Some((_, file)) = &open else { continue };
-        let block = dtype.type_size().max(1);
-        let most = PIECE_BYTES as u64 / block * block;
-        let mut at = 0;
-        while at < extent.len {
-            let n = most.min(extent.len - at) as usize;
-            // SAFETY: the buffer has room for a piece, and any bytes are valid in it.
-            let piece = unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<u8>(), n) };
-            file.read_exact_at(piece, extent.offset + at).map_err(of_file("read"))?;
-            // SAFETY: the bytes are there, aligned for every type of block.
-            if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {
-                let reason = format!("{name} has invalid data (--check-tensors)");
-                return Err(Error::Load { path: path.clone(), reason });
-            }
-            at += n as u64;
-            done += n as u64;
-            if !progress(done as f32 / total.max(1) as f32) {
-                return Err(Error::Cancelled);
+    let mut buffer = Aligned::default();
+    for of_file in all.chunk_by(|a, b| a.extent.file == b.extent.file) {
+        let path = files[of_file[0].extent.file as usize].path.as_path();
+        let failed = |action| move |source| Error::Io { path: path.to_owned(), action, source };
+        let file = File::open(path).map_err(failed("open"))?;
+        for Weights { name, dtype, extent } in of_file {
+            let block = dtype.type_size().max(1);
+            let most = PIECE_BYTES as u64 / block * block;
+            for at in (0..extent.len).step_by(most as usize) {
+                let n = most.min(extent.len - at) as usize;
+                let piece = buffer.bytes(n);
+                file.read_exact_at(piece, extent.offset + at).map_err(failed("read"))?;
+                // SAFETY: the bytes are there, aligned for every type of block.
+                if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {
+                    let reason = format!("{name} has invalid data (--check-tensors)");
+                    return Err(Error::Load { path: path.to_owned(), reason });
+                }
+                done += n as u64;
+                if !progress(done as f32 / total.max(1) as f32) {
+                    return Err(Error::Cancelled);
+                }
             }
         }
     }
@@ -75,9 +97,8 @@ fn in_file_order(gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Vec<Weights
         .map(|tensor| Weights { name: format!("tensor '{}'", tensor.name), dtype: tensor.dtype, extent: tensor.extent })
         .collect();
     for layer in &catalog.layers {
-        for (index, precision) in
-            (0..layer.n_expert).flat_map(|index| Precision::ALL.map(|precision| (index, precision)))
-        {
+        let each = (0..layer.n_expert).flat_map(|index| Precision::ALL.map(|precision| (index, precision)));
+        for (index, precision) in each {
             let Some(source) = layer.source(index, precision) else { continue };
             let version = Version { expert: ExpertId { layer: layer.layer, index }, precision };
             let shapes = &catalog.classes[usize::from(source.class)].slices;

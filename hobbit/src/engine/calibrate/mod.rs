@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 
-use super::context::default_threads;
+use super::params::default_threads;
 use crate::calibrate::{Calibrated, Calibration, Machine, Measure, Upload, Wanted, cache_path};
 use crate::expert::Extent;
 use crate::gguf::{Catalog, GgmlType, Gguf, GgufError};

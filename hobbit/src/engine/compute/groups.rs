@@ -20,7 +20,7 @@ impl ExpertBackend {
         let row_bytes = unsafe {
             for &index in &step.skipped {
                 for &pair in self.chosen.routing.pairs_of(index) {
-                    output_row(&*node, pair).write_bytes(0, (*node).ne[0] as usize);
+                    row_of(&*node, pair).write_bytes(0, (*node).ne[0] as usize);
                 }
             }
             ((*(*node).src[1]).ne[0] + (*node).ne[0]) as usize * size_of::<f32>()
@@ -64,7 +64,7 @@ impl ExpertBackend {
                 let (now, later) = rest.split_at(n);
                 // SAFETY: the located slices are complete and stay: cached ones are pinned, staged ones are released
                 // only after their product.
-                unsafe { self.groups(node, now, |used| host.view(step.layer, used.share, kind))? };
+                unsafe { self.groups(node, now, |used| host.reads().view(step.layer, used.share, kind))? };
                 for (used, _) in now.iter().filter(|(_, data)| data.is_some()) {
                     host.release(slice_of(*used));
                 }
@@ -135,12 +135,12 @@ impl ExpertBackend {
                 let (from, to) = match n {
                     1 => {
                         let pair = self.group_pairs[rows.start];
-                        (input_row(&input, pair), output_row(&output, pair))
+                        (row_of(&input, pair), row_of(&output, pair))
                     }
                     _ => {
                         let from = self.gathered.as_mut_ptr().add(rows.start * n_in);
                         for (i, &pair) in self.group_pairs[rows.clone()].iter().enumerate() {
-                            from.add(i * n_in).copy_from_nonoverlapping(input_row(&input, pair), n_in);
+                            from.add(i * n_in).copy_from_nonoverlapping(row_of(&input, pair), n_in);
                         }
                         (from, self.products.as_mut_ptr().add(rows.start * n_out))
                     }
@@ -166,7 +166,7 @@ impl ExpertBackend {
                 // SAFETY: as above; the run is over.
                 unsafe {
                     let from = self.products.as_ptr().add(position * n_out);
-                    output_row(&output, self.group_pairs[position]).copy_from_nonoverlapping(from, n_out);
+                    row_of(&output, self.group_pairs[position]).copy_from_nonoverlapping(from, n_out);
                 }
             }
         }

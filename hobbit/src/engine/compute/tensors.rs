@@ -56,50 +56,15 @@ pub(in super::super) fn is_view(op: llama::ggml_op) -> bool {
     )
 }
 
-/// The router's ids, `[n_tokens][n_used]`: a strided view of the argsort, so strides are honoured.
+/// The row that belongs to a pair, of a product's input, `[n_in, n_used or 1, n_tokens]`, or result, `[n_out, n_used, n_tokens]`.
 ///
 /// # Safety
-/// `ids` is a 32-bit integer tensor in host memory and outlives the iterator.
-pub(in super::super) unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item = i32> + use<> {
-    let (data, nb, ne) = (ids.data.cast::<u8>(), ids.nb, ids.ne);
-    (0..ne[1] as usize).flat_map(move |token| {
-        (0..ne[0] as usize).map(move |rank| {
-            // SAFETY: by the caller, and inside the tensor's extent.
-            unsafe { data.add(token * nb[1] + rank * nb[0]).cast::<i32>().read_unaligned() }
-        })
-    })
-}
-
-/// The router's weights, `[n_tokens][n_used]`.
-///
-/// # Safety
-/// Their ubatch is being computed for as long as the iterator lives.
-pub(in super::super) unsafe fn read_weights(weights: RouterWeights) -> impl Iterator<Item = f32> {
-    (0..weights.n_tokens).flat_map(move |token| {
-        // SAFETY: by the caller.
-        (0..weights.n_used).map(move |rank| unsafe { weights.at(token, rank).read_unaligned() })
-    })
-}
-
-/// The input of a product, `[n_in, n_used or 1, n_tokens]`, that belongs to a pair.
-///
-/// # Safety
-/// `input` is allocated and has the pair's token.
-pub(super) unsafe fn input_row(input: &ggml_tensor, pair: Pair) -> *mut f32 {
-    let rank = i64::from(pair.rank) % input.ne[1];
-    let offset = pair.token as usize * input.nb[2] + rank as usize * input.nb[1];
+/// `tensor` is allocated and has the pair's token and rank.
+pub(super) unsafe fn row_of(tensor: &ggml_tensor, pair: Pair) -> *mut f32 {
+    let rank = (pair.rank % tensor.ne[1] as u32) as usize;
+    let offset = pair.token as usize * tensor.nb[2] + rank * tensor.nb[1];
     // SAFETY: by the caller.
-    unsafe { input.data.cast::<u8>().add(offset).cast() }
-}
-
-/// The row of a product's result, `[n_out, n_used, n_tokens]`, that belongs to a pair.
-///
-/// # Safety
-/// `output` is allocated and has the pair's token and rank.
-pub(super) unsafe fn output_row(output: &ggml_tensor, pair: Pair) -> *mut f32 {
-    let offset = pair.token as usize * output.nb[2] + pair.rank as usize * output.nb[1];
-    // SAFETY: by the caller.
-    unsafe { output.data.cast::<u8>().add(offset).cast() }
+    unsafe { tensor.data.cast::<u8>().add(offset).cast() }
 }
 
 /// A contiguous tensor over `data` that lies in host memory like `neighbour`.

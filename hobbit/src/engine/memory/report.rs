@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::engine::model::Model;
+use crate::engine::tier::Tier;
 use crate::expert::Precision;
 use crate::gguf::{Catalog, LayerCatalog};
 use crate::plan::MemoryPlan;
@@ -15,6 +16,7 @@ pub(super) fn precision(
     precisions: &Precisions,
     plan: &MemoryPlan,
     catalog: &Catalog,
+    tiers: &[Tier],
 ) -> PrecisionReport {
     let shared = &model.shared;
     let Precisions { mode, thresholds, options, .. } = precisions;
@@ -40,8 +42,8 @@ pub(super) fn precision(
         renormalise: options.renormalise,
         deterministic: options.deterministic,
         upgrade: options.upgrade,
-        cpu_helper: false,
-        divided: false,
+        cpu_helper: tiers.iter().any(Tier::has_helper),
+        divided: tiers.iter().any(Tier::is_divided),
         high: VersionsReport {
             types: types_of(catalog, Precision::High),
             bytes: catalog.bytes(Precision::High),

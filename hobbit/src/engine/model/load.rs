@@ -2,34 +2,31 @@
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
-use std::sync::{Arc, Once};
+use std::path::Path;
+use std::ptr;
+use std::sync::Arc;
 use std::time::Instant;
 
-use ggml_sys::{llama, shim};
+use ggml_sys::llama;
 
-use super::{Model, ModelInfo, Shared, WrapStore, predict_shape};
+use super::{Model, ModelInfo, Shared, WrapStore};
 use crate::engine::backends;
 use crate::engine::buffer::while_loading;
 use crate::engine::device::Device;
 use crate::engine::error::Error;
 use crate::engine::experts::Experts;
-use crate::engine::kv_overrides::KvOverrides;
 use crate::engine::log;
-use crate::engine::message::{path_to_c, text_of, with_message};
+use crate::engine::params::kv_overrides;
 use crate::engine::placement::Placement;
+use crate::engine::raw::RawModel;
 use crate::engine::regime;
-use crate::engine::sanity;
 use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
 use crate::gguf::Gguf;
 use crate::options::{KvValue, ModelOptions};
 use crate::plan::Regime;
-use crate::predict::{PathTable, PredictShape};
 use crate::profile::ProfileError;
-use crate::residency::Precisions;
 use crate::store::{Original, Store};
 
 impl Model {
@@ -62,43 +59,24 @@ impl Model {
         let started = Instant::now();
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
-        sanity::check(&source.gguf, options)?;
+        validate::check_header(&source.gguf, options)?;
         backends::ready();
         let regime = match source.map.is_empty() || wrap_store.is_some() {
             true => Regime::Seam,
             false => regime::choose(&source, options)?,
         };
-        let ModelSource {
-            gguf,
-            virtual_file,
-            map,
-            mut catalog,
-            files,
-            low_name,
-            mode,
-            thresholds,
-            path_table,
-            fitted,
-            ..
-        } = source;
-        let originals: Vec<Original> =
-            files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
-        let files: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
+        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, fitted, .. } = source;
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
-        log::install();
-        static INIT: Once = Once::new();
-        // SAFETY: once per process, before any other llama.cpp call of ours.
-        INIT.call_once(|| unsafe { llama::llama_backend_init() });
 
         // Where experts have no memory, llama.cpp could only look at their addresses.
         let is_plain = experts.map().is_empty() || regime.stands_aside();
         let is_checked_here = options.check_tensors && !is_plain;
         if is_checked_here {
-            validate::check(&gguf, experts.map(), &catalog, &files, &mut progress)?;
+            validate::check_tensors(&gguf, experts.map(), &catalog, &originals, &mut progress)?;
         }
-        let overrides = KvOverrides::new(options);
+        let overrides = kv_overrides(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
@@ -114,23 +92,16 @@ impl Model {
             if let Regime::StandAside { repack } = regime {
                 params.use_extra_bufts = repack && options.repack;
             }
-            let name = path_to_c(&gguf.files[0].path)?;
-            with_message(|message, capacity| {
-                // SAFETY: name and params are valid for the call.
-                unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) }
-            })
+            // SAFETY: everything that params point to outlives the call.
+            unsafe { RawModel::load_path(&gguf.files[0].path, params) }
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = false;
-            let mut stream = CookieStream::open(virtual_file, &originals)?;
+            let mut stream = CookieStream::open(gguf.virtual_file(), &originals)?;
             let are_skipped = stream.skips_experts();
             let file = stream.as_file();
-            let raw = while_loading(&experts, are_skipped, || {
-                with_message(|message, capacity| {
-                    // SAFETY: the stream outlives the call; so does everything that params point to.
-                    unsafe { shim::hobbit_model_load(file, params, message, capacity) }
-                })
-            });
+            // SAFETY: the stream outlives the call; so does everything that params point to.
+            let raw = while_loading(&experts, are_skipped, || unsafe { RawModel::load_stream(file, params) });
             expert_bytes_read_at_load = stream.expert_bytes_read();
             raw.map_err(|message| stream.error().map_or(message, str::to_owned))
         };
@@ -149,21 +120,21 @@ impl Model {
             experts.loaded();
         }
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
-        let info = describe(raw, &gguf, &experts, options);
-        let mut shared = Shared {
+        let info = describe(&raw, &gguf, &experts, options);
+        let (table_path, path_table) = path_table.unzip();
+        let shared = Shared {
             raw,
             gguf,
             experts,
             catalog,
-            files,
             originals,
             low_name,
             placement: placement.devices,
-            precisions: Precisions::new(mode, thresholds, options.precision),
+            precisions,
             regime,
             fitted,
             options: options.clone(),
-            path_table: None,
+            path_table: path_table.map(Arc::new),
             wrap_store,
             load_time: started.elapsed(),
             opened_at: started,
@@ -171,8 +142,11 @@ impl Model {
             expert_bytes_read_at_load,
         };
         shared.check_loaded()?;
-        shared.path_table = checked_path_table(path_table, &predict_shape(&shared.catalog, &shared.info))?;
         let model = Model { shared: Arc::new(shared) };
+        if let (Some(path), Some(table)) = (table_path, &model.shared.path_table) {
+            let checked = table.check_shape(&model.predict_shape());
+            checked.map_err(|error| ProfileError::PathTable { path, error })?;
+        }
         model.check_fitted()?;
         Ok(model)
     }
@@ -191,30 +165,15 @@ impl Shared {
     }
 }
 
-fn checked_path_table(
-    found: Option<(PathBuf, PathTable)>,
-    shape: &PredictShape,
-) -> Result<Option<Arc<PathTable>>, Error> {
-    let Some((path, table)) = found else { return Ok(None) };
-    match table.check_shape(shape) {
-        Ok(()) => Ok(Some(Arc::new(table))),
-        Err(error) => Err(ProfileError::PathTable { path, error }.into()),
-    }
-}
-
-fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts, options: &ModelOptions) -> ModelInfo {
-    let mut text = [0u8; 256];
+fn describe(model: &RawModel, gguf: &Gguf, experts: &Experts, options: &ModelOptions) -> ModelInfo {
     let architecture = gguf.architecture().to_owned();
-    // SAFETY: the model is live, the buffer valid for its length, the template NUL-terminated or null.
-    let (n_ctx_train, n_params, tensor_bytes, n_layer, chat_template) = unsafe {
-        let raw = raw.as_ptr();
-        llama::llama_model_desc(raw, text.as_mut_ptr().cast(), text.len());
-        let template = llama::llama_model_chat_template(raw, ptr::null());
+    let (description, tensor_bytes, n_params) = model.describe();
+    // SAFETY: the model is live, its template NUL-terminated or null.
+    let (n_ctx_train, n_layer, chat_template) = unsafe {
+        let template = llama::llama_model_chat_template(model.as_ptr(), ptr::null());
         (
-            llama::llama_model_n_ctx_train(raw).max(0) as u32,
-            llama::llama_model_n_params(raw),
-            llama::llama_model_size(raw),
-            llama::llama_model_n_layer(raw).max(0) as u32,
+            llama::llama_model_n_ctx_train(model.as_ptr()).max(0) as u32,
+            llama::llama_model_n_layer(model.as_ptr()).max(0) as u32,
             template.as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()),
         )
     };
@@ -226,7 +185,7 @@ fn describe(raw: NonNull<llama::llama_model>, gguf: &Gguf, experts: &Experts, op
     };
     let n_expert_used = n_expert_used.unwrap_or(0);
     ModelInfo {
-        description: text_of(&text),
+        description,
         path: gguf.files[0].path.clone(),
         n_ctx_train,
         n_params,

@@ -29,8 +29,8 @@ use super::launch::{Foreseen, Launch, Product};
 use super::wrapper::Wrapper;
 use crate::cache::SlotId;
 use crate::engine::buffer::tag_of;
-use crate::engine::compute::{read_ids, router_input_tensor, weights_tensor};
-use crate::engine::experts::{ExpertTag, Experts, RouterWeights};
+use crate::engine::compute::{router_input_tensor, weights_tensor};
+use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::hierarchy::{Beside, Tiers};
 use crate::engine::host_reads::Host;
 use crate::engine::tier::stream::Stream;
@@ -258,13 +258,13 @@ impl Offload {
         rest: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
         let experts = &*tag.experts;
-        let Beside { host, routers, seen, others } = beside;
+        let Beside { host, routers, unseen, others } = beside;
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
         // SAFETY: nodes of a live graph.
         for product in nodes.iter().filter_map(|&node| unsafe { self.product(node) }) {
-            seen.mark(tag.layer, product.kind);
+            unseen.remove(&(tag.layer, product.kind));
             if !kinds.contains(&product.kind) {
                 kinds.push(product.kind);
             }
@@ -293,7 +293,7 @@ impl Offload {
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
         // SAFETY: read back just now, with the device's strides.
-        if let Err(id) = self.chosen.set(&split, unsafe { read_ids(&host_ids) }) {
+        if let Err(id) = self.chosen.set(&split, unsafe { RouterValues::of(&host_ids, 0).read() }) {
             experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
             return Err(GGML_STATUS_FAILED);
         }

@@ -23,8 +23,8 @@ fn f32_bytes(values: &[f32]) -> Vec<u8> {
 /// Encodes floats as `to` and decodes them again.
 fn there_and_back(values: &[f32], to: GgmlType, n_per_row: u64, importance: Option<&[f32]>) -> Vec<f32> {
     let (mut encoded, mut decoded) = (Vec::new(), Vec::new());
-    Ggml::new().recode(GgmlType::F32, to, n_per_row, &f32_bytes(values), importance, &mut encoded).unwrap();
-    Ggml::new().dequantise(to, n_per_row, &encoded, &mut decoded).unwrap();
+    Ggml.recode(GgmlType::F32, to, n_per_row, &f32_bytes(values), importance, &mut encoded).unwrap();
+    Ggml.dequantise(to, n_per_row, &encoded, &mut decoded).unwrap();
     decoded
 }
 
@@ -37,7 +37,7 @@ fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
 
 #[test]
 fn f16_to_q8_0_stays_within_half_a_step() {
-    let ggml = Ggml::new();
+    let ggml = Ggml;
     let weights = values(64 * 40, 1);
     let (mut f16, mut exact, mut q8_0, mut found) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     ggml.recode(GgmlType::F32, GgmlType::F16, 64, &f32_bytes(&weights), None, &mut f16).unwrap();
@@ -59,7 +59,7 @@ fn f16_to_q8_0_stays_within_half_a_step() {
 /// The table is ggml's: were a type missing here, a user could not choose it; were one too many, ggml would abort.
 #[test]
 fn every_type_is_encoded_as_well_as_its_bits_allow() {
-    let ggml = Ggml::new();
+    let ggml = Ggml;
     let weights = values(512 * 4, 2);
     let importance = vec![1.0; 512];
     for to in GgmlType::all() {
@@ -111,7 +111,7 @@ fn odd_weights_and_importances_never_end_the_process() {
     let mut importances: Vec<Vec<f32>> = [0.0, 1e-40, 1e-30, 1e-10, 1.0, 1e6, 1e12, 1e18].map(|v| vec![v; n]).into();
     importances.push((0..n).map(|i| if i % 64 < 32 { 0.0 } else { 1.0 }).collect());
     importances.push((0..n).map(|i| 10f32.powi(i as i32 % 50 - 32)).collect());
-    let ggml = Ggml::new();
+    let ggml = Ggml;
     let mut out = Vec::new();
     for to in GgmlType::all().filter(|to| ggml.supports(*to).is_ok()) {
         for row in &rows {
@@ -131,7 +131,7 @@ fn odd_weights_and_importances_never_end_the_process() {
 
 #[test]
 fn batches_and_unaligned_sources_change_nothing() {
-    let ggml = Ggml::new();
+    let ggml = Ggml;
     let n_rows = 3 * BATCH_ELEMENTS as usize / 256 + 1;
     let weights = values(256 * n_rows, 5);
     let mut shifted = vec![0; 1];
@@ -156,7 +156,7 @@ fn threads_get_the_same_bits() {
     let importance = values(512, 7).iter().map(|v| v * v).collect::<Vec<_>>();
     let quantise = |name| {
         let mut out = Vec::new();
-        Ggml::new().recode(GgmlType::F32, dtype(name), 512, &weights, Some(&importance), &mut out).unwrap();
+        Ggml.recode(GgmlType::F32, dtype(name), 512, &weights, Some(&importance), &mut out).unwrap();
         out
     };
     std::thread::scope(|scope| {
@@ -170,7 +170,7 @@ fn threads_get_the_same_bits() {
 
 #[test]
 fn bad_input_is_an_error_that_says_where() {
-    let ggml = Ggml::new();
+    let ggml = Ggml;
     let (q4_k, iq2_xxs, i32) = (dtype("q4_K"), dtype("iq2_xxs"), dtype("i32"));
     let recode = |from, to, n_per_row, bytes: &[u8], importance: Option<&[f32]>| {
         ggml.recode(from, to, n_per_row, bytes, importance, &mut Vec::new())
@@ -241,10 +241,10 @@ fn bad_input_is_an_error_that_says_where() {
 #[test]
 fn nothing_in_gives_nothing_out() {
     let mut out = vec![1];
-    Ggml::new().recode(GgmlType::F16, GgmlType::Q8_0, 64, &[], None, &mut out).unwrap();
+    Ggml.recode(GgmlType::F16, GgmlType::Q8_0, 64, &[], None, &mut out).unwrap();
     assert!(out.is_empty());
     let mut floats = vec![1.0];
-    Ggml::new().dequantise(GgmlType::Q8_0, 64, &[], &mut floats).unwrap();
+    Ggml.dequantise(GgmlType::Q8_0, 64, &[], &mut floats).unwrap();
     assert!(floats.is_empty());
 }
 
@@ -252,6 +252,6 @@ fn nothing_in_gives_nothing_out() {
 fn equal_types_are_copied_whatever_they_hold() {
     let bytes: Vec<u8> = (0..=255).cycle().take(292 * 2).collect();
     let mut out = Vec::new();
-    Ggml::new().recode(dtype("q8_K"), dtype("q8_K"), 512, &bytes, None, &mut out).unwrap();
+    Ggml.recode(dtype("q8_K"), dtype("q8_K"), 512, &bytes, None, &mut out).unwrap();
     assert_eq!(out, bytes);
 }

@@ -10,9 +10,8 @@ use super::{BatchToken, Session};
 use crate::engine::contention;
 use crate::engine::error::Error;
 use crate::engine::log;
-use crate::engine::message::{MESSAGE_BYTES, text_of};
 use crate::engine::offload::failure;
-use crate::options::Token;
+use crate::engine::raw::{MESSAGE_BYTES, text_of, with_batch};
 use crate::residency::Counters;
 use crate::stats::{PhaseStats, Stats};
 
@@ -44,22 +43,7 @@ impl Session {
             *first = entry.position.min(*first);
         }
         let firsts: Vec<(i32, i32)> = firsts.into_iter().collect();
-        let mut tokens: Vec<Token> = batch.iter().map(|entry| entry.token).collect();
-        let mut positions: Vec<i32> = batch.iter().map(|entry| entry.position).collect();
-        let mut counts: Vec<i32> = vec![1; batch.len()];
-        let mut sequences: Vec<i32> = batch.iter().map(|entry| entry.sequence).collect();
-        let mut sequence_lists: Vec<*mut i32> = sequences.iter_mut().map(|sequence| &raw mut *sequence).collect();
-        let mut logits: Vec<i8> = batch.iter().map(|entry| i8::from(entry.logits)).collect();
-        let raw = llama::llama_batch {
-            n_tokens: batch.len() as i32,
-            token: tokens.as_mut_ptr(),
-            embd: std::ptr::null_mut(),
-            pos: positions.as_mut_ptr(),
-            n_seq_id: counts.as_mut_ptr(),
-            seq_id: sequence_lists.as_mut_ptr(),
-            logits: logits.as_mut_ptr(),
-        };
-        self.decode(raw, &firsts)
+        with_batch(batch, |raw| self.decode(raw, &firsts))
     }
 
     /// Makes sequence `to` begin with all that sequence `from` holds, in place of what it held: texts that begin alike share
@@ -75,7 +59,7 @@ impl Session {
             }
         }
         // SAFETY: the context is live and has both sequences.
-        unsafe { llama::llama_memory_seq_cp(self.memory(), from, to, -1, -1) };
+        unsafe { llama::llama_memory_seq_cp(self.context.memory(), from, to, -1, -1) };
         Ok(())
     }
 
@@ -86,12 +70,12 @@ impl Session {
         unsafe {
             let bos = llama::llama_vocab_bos(self.model.vocab());
             let mut token = [if bos >= 0 { bos } else { 0 }];
-            llama::llama_set_warmup(self.context.0.as_ptr(), true);
+            llama::llama_set_warmup(self.context.as_ptr(), true);
             let result = self.decode(llama::llama_batch_get_one(token.as_mut_ptr(), 1), &[(0, 0)]);
-            llama::llama_set_warmup(self.context.0.as_ptr(), false);
-            llama::llama_memory_clear(self.memory(), true);
-            llama::llama_synchronize(self.context.0.as_ptr());
-            llama::llama_perf_context_reset(self.context.0.as_ptr());
+            llama::llama_set_warmup(self.context.as_ptr(), false);
+            self.context.clear();
+            llama::llama_synchronize(self.context.as_ptr());
+            llama::llama_perf_context_reset(self.context.as_ptr());
             (self.stats, self.is_current) = (Stats::default(), false);
             result
         }
@@ -117,8 +101,8 @@ impl Session {
         // SAFETY: the context is live and the batch's arrays outlive the call.
         let code = unsafe {
             let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
-            let code = shim::hobbit_decode(self.context.0.as_ptr(), batch, self.tells, text, capacity);
-            llama::llama_synchronize(self.context.0.as_ptr());
+            let code = shim::hobbit_decode(self.context.as_ptr(), batch, self.tells, text, capacity);
+            llama::llama_synchronize(self.context.as_ptr());
             code
         };
         drop(running);
@@ -132,8 +116,10 @@ impl Session {
         experts.forget_router_weights();
         // What the experts' side says is nearer to the cause than that the device's part failed.
         let of_device = failure::take();
-        let written_to = self.model.shared.written_to();
-        let failure = experts.take_failure().or(of_device).or(written_to);
+        // Of a file that was written to, what was read last may be of another model.
+        let mut originals = self.model.shared.originals.iter();
+        let written_to = originals.find_map(|original| original.check_unwritten().err());
+        let failure = experts.take_failure().or(of_device).or(written_to.map(|error| error.to_string()));
         if code != 0 || failure.is_some() {
             if let Some(memories) = experts.memories().as_mut().filter(|_| failure.is_some()) {
                 memories.host.settle();
@@ -142,12 +128,11 @@ impl Session {
             // SAFETY: the context is live.
             let undone = code == -1
                 || firsts.iter().all(|&(sequence, first)| unsafe {
-                    llama::llama_memory_seq_rm(self.memory(), sequence, first, -1)
+                    llama::llama_memory_seq_rm(self.context.memory(), sequence, first, -1)
                 });
             if !undone {
                 // A recurrent state cannot be taken back by a part; half a batch must not stay in it.
-                // SAFETY: the context is live.
-                unsafe { llama::llama_memory_clear(self.memory(), true) };
+                self.context.clear();
                 (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
                 let reason = failure.unwrap_or_else(|| format!("llama_decode: {code}"));
                 return Err(Error::Decode(format!("{reason}; the context is lost, feed it again")));
@@ -179,8 +164,8 @@ impl Session {
                 missed: after.missed.since(before.missed),
                 upgrades: after.upgrades - before.upgrades,
             };
-        if let Some(memories) = experts.memories().as_mut().filter(|_| !self.checked) {
-            let unseen = memories.seen.missing();
+        if let Some(memories) = experts.memories().as_ref().filter(|_| !self.checked) {
+            let unseen = memories.unseen_tensors();
             if !unseen.is_empty() {
                 return Err(Error::Seam(format!(
                     "the products of {} expert tensors ({} first) did not reach hobbit: this architecture is not \

@@ -20,7 +20,7 @@ impl Session {
             return Ok(());
         }
         // SAFETY: the context is live.
-        if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.memory(), 0, n_keep as i32, -1) } {
+        if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.context.memory(), 0, n_keep as i32, -1) } {
             return Err(Error::Decode("this model cannot forget a part of its context".into()));
         }
         // Without the pending token alone, the logits are those from which it was sampled.
@@ -38,7 +38,7 @@ impl Session {
     /// A full context ([`Error::ContextFull`]), an interrupt, a failed read. The context is then as before, unless it
     /// was shifted or the model cannot forget a part of it (a recurrent one: it is then empty).
     pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
-        self.feed_by(tokens, Session::feed_pieces)
+        self.feed_by(tokens, usize::MAX, &mut |_| {})
     }
 
     /// As [`Session::feed`], with the same bits: after each ubatch `progress` is told how many of the tokens are evaluated.
@@ -46,21 +46,18 @@ impl Session {
     /// # Errors
     /// As [`Session::feed`].
     pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), Error> {
-        self.feed_by(tokens, |session, all| session.feed_ubatches(all, all.len() - tokens.len(), &mut progress))
+        self.feed_by(tokens, self.n_ubatch(), &mut progress)
     }
 
-    fn feed_by(
-        &mut self,
-        tokens: &[Token],
-        feed: impl FnOnce(&mut Session, &[Token]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    /// As [`Session::feed`], so many tokens at once.
+    fn feed_by(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), Error> {
         let waiting = self.pending.take();
         let before = self.n_past;
         let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
-        let result = feed(self, &all);
+        let result = self.feed_pieces(&all, at_once, &mut |done| progress(done - usize::from(waiting.is_some())));
         if result.is_err() && self.n_past > before {
             // SAFETY: the context is live.
-            if unsafe { llama::llama_memory_seq_rm(self.memory(), 0, before as i32, -1) } {
+            if unsafe { llama::llama_memory_seq_rm(self.context.memory(), 0, before as i32, -1) } {
                 (self.n_past, self.is_current) = (before, false);
             }
         }
@@ -72,55 +69,26 @@ impl Session {
         result
     }
 
-    fn feed_pieces(&mut self, tokens: &[Token]) -> Result<(), Error> {
-        for piece in tokens.chunks(self.n_batch()) {
-            self.make_room(piece.len())?;
-            let mut piece = piece.to_vec();
-            // SAFETY: the batch borrows `piece`, which outlives its evaluation.
-            let batch = unsafe { llama::llama_batch_get_one(piece.as_mut_ptr(), piece.len() as i32) };
-            self.decode(batch, &[(0, self.n_past as i32)])?;
-            self.n_past += piece.len();
-        }
-        Ok(())
-    }
-
-    /// As [`Session::feed_pieces`], a ubatch at a time; `n_before` of the tokens are no news to `progress`.
-    fn feed_ubatches(
-        &mut self,
-        tokens: &[Token],
-        n_before: usize,
-        progress: &mut dyn FnMut(usize),
-    ) -> Result<(), Error> {
-        let n_ubatch = self.n_ubatch();
+    fn feed_pieces(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), Error> {
         let mut done = 0;
-        for piece in tokens.chunks(self.n_batch()) {
-            self.make_room(piece.len())?;
-            let mut rest = piece;
+        for mut rest in tokens.chunks(self.n_batch()) {
+            self.make_room(rest.len())?;
             while !rest.is_empty() {
                 // llama.cpp cuts a batch like this; but a last single token would pass for a generated one.
-                let n = if rest.len() <= n_ubatch + 1 { rest.len() } else { n_ubatch };
-                let (ubatch, left) = rest.split_at(n);
-                let has_logits = left.is_empty();
-                self.feed_ubatch(ubatch, has_logits)?;
+                let n = if rest.len() - 1 <= at_once { rest.len() } else { at_once };
+                let (now, left) = rest.split_at(n);
+                let mut now = now.to_vec();
+                let mut logits = vec![0; n];
+                logits[n - 1] = i8::from(left.is_empty());
+                // SAFETY: the batch borrows both vectors, which outlive its evaluation.
+                let mut batch = unsafe { llama::llama_batch_get_one(now.as_mut_ptr(), n as i32) };
+                batch.logits = logits.as_mut_ptr();
+                self.decode(batch, &[(0, self.n_past as i32)])?;
+                self.n_past += n;
                 (rest, done) = (left, done + n);
-                progress(done.saturating_sub(n_before));
+                progress(done);
             }
         }
-        Ok(())
-    }
-
-    /// Evaluates tokens for which there is room, with logits of the last if `has_logits`.
-    fn feed_ubatch(&mut self, tokens: &[Token], has_logits: bool) -> Result<(), Error> {
-        let mut tokens = tokens.to_vec();
-        let mut logits = vec![0; tokens.len()];
-        if let Some(last) = logits.last_mut() {
-            *last = i8::from(has_logits);
-        }
-        // SAFETY: the batch borrows both vectors, which outlive its evaluation.
-        let mut batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
-        batch.logits = logits.as_mut_ptr();
-        self.decode(batch, &[(0, self.n_past as i32)])?;
-        self.n_past += tokens.len();
         Ok(())
     }
 
@@ -132,7 +100,7 @@ impl Session {
         }
         let full = Error::ContextFull { n_ctx: n_ctx as u32 };
         // SAFETY: the context is live.
-        let can_shift = unsafe { llama::llama_memory_can_shift(self.memory()) };
+        let can_shift = unsafe { llama::llama_memory_can_shift(self.context.memory()) };
         if !self.options.context_shift || !can_shift || n > n_ctx {
             return Err(full);
         }
@@ -147,10 +115,10 @@ impl Session {
             let discard = n_discard as i32;
             // SAFETY: the context is live.
             unsafe {
-                if !llama::llama_memory_seq_rm(self.memory(), 0, keep, keep + discard) {
+                if !llama::llama_memory_seq_rm(self.context.memory(), 0, keep, keep + discard) {
                     return Err(full);
                 }
-                llama::llama_memory_seq_add(self.memory(), 0, keep + discard, past, -discard);
+                llama::llama_memory_seq_add(self.context.memory(), 0, keep + discard, past, -discard);
             }
             self.n_past -= n_discard;
         }

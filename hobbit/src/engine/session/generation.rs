@@ -11,18 +11,14 @@ use crate::options::Token;
 
 /// The tokens of a generation. See [`Session::generate`].
 pub struct Generation<'a> {
-    session: &'a mut Session,
-    sampler: &'a mut Sampler,
-    left: Option<usize>,
-    stop: Option<StopReason>,
-    failed: bool,
+    pub(super) session: &'a mut Session,
+    pub(super) sampler: &'a mut Sampler,
+    pub(super) left: Option<usize>,
+    pub(super) stop: Option<StopReason>,
+    pub(super) failed: bool,
 }
 
-impl<'a> Generation<'a> {
-    pub(super) fn new(session: &'a mut Session, sampler: &'a mut Sampler, left: Option<usize>) -> Self {
-        Self { session, sampler, left, stop: None, failed: false }
-    }
-
+impl Generation<'_> {
     /// Why the iterator ended; `None` before its end and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop
@@ -55,7 +51,7 @@ impl<'a> Generation<'a> {
             return Err(Error::NothingEvaluated);
         }
         let started = Instant::now();
-        let token = self.sampler.sample(session.context.0.as_ptr(), -1)?;
+        let token = self.sampler.sample(&session.context, -1)?;
         session.sample_ms += started.elapsed().as_secs_f64() * 1e3;
         session.sample_count += 1;
         if session.model.is_eog(token) {

@@ -20,7 +20,7 @@ impl Offload {
         for (node, tag) in products {
             let tier = memories.tier(self.wrapper.inner());
             if let Some(weights) = tier.and_then(|tier| tier.complete(tag.layer, tag.kind)) {
-                memories.seen.mark(tag.layer, tag.kind);
+                memories.unseen.remove(&(tag.layer, tag.kind));
                 // SAFETY: by the caller.
                 unsafe {
                     borrowed.push((node, (*node).src[0]));

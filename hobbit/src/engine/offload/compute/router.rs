@@ -1,7 +1,6 @@
 //! What a layer's router chose: read back from the device, told to policies and to whoever looks ahead.
 
 use super::*;
-use crate::engine::compute::read_weights;
 use crate::engine::hierarchy::Routers;
 
 impl Offload {
@@ -72,17 +71,17 @@ impl Offload {
             return Err(GGML_STATUS_FAILED);
         };
         // SAFETY: inside what was read back.
-        self.chosen.ask(&mut host.precisions, unsafe { read_weights(weights) });
+        self.chosen.ask(&mut host.precisions, unsafe { weights.read() });
         Ok(())
     }
 
     /// # Safety
     /// `tensor` is what was read back last.
-    unsafe fn host_weights(&mut self, tensor: *mut ggml_tensor) -> RouterWeights {
+    unsafe fn host_weights(&mut self, tensor: *mut ggml_tensor) -> RouterValues {
         // SAFETY: live by the caller.
         let mut host = unsafe { *tensor };
         host.data = self.weight_bytes.as_mut_ptr().cast();
-        RouterWeights::of(&host, 1)
+        RouterValues::of(&host, 1)
     }
 
     /// Takes skipped experts out of the router's weights, token by token.
@@ -94,7 +93,7 @@ impl Offload {
         let on_host = unsafe { self.host_weights(tensor) };
         self.chosen.leave_out(step, &host.precisions, |token, rank, weight| {
             // SAFETY: inside what was read back.
-            unsafe { on_host.at(token, rank).write_unaligned(weight) };
+            unsafe { on_host.at::<f32>(token, rank).write_unaligned(weight) };
         });
         // SAFETY: the tensor has as many bytes; they are kept until the stream is waited for.
         unsafe { self.launch.set(&self.compute, tensor, self.weight_bytes.clone(), 0) };
