@@ -5,6 +5,7 @@ mod device;
 mod precision;
 mod prefetch;
 
+use derive_more::Add;
 use serde::Serialize;
 
 pub use caching::{CacheSlots, CachingReport, FittedReport};
@@ -16,7 +17,7 @@ pub use prefetch::{PrefetchReport, RecallReport};
 pub use crate::plan::MemoryPlan;
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Add, Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseStats {
     /// Tokens evaluated.
     pub tokens: u64,
@@ -72,26 +73,6 @@ impl PhaseStats {
             return None;
         }
         ratio(self.tokens as f64, self.bytes_read as f64 / bandwidth)
-    }
-}
-
-impl std::ops::Add for PhaseStats {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            tokens: self.tokens + other.tokens,
-            seconds: self.seconds + other.seconds,
-            hits: self.hits + other.hits,
-            misses: self.misses + other.misses,
-            used: self.used + other.used,
-            missed: self.missed + other.missed,
-            upgrades: self.upgrades + other.upgrades,
-            slices_loaded: self.slices_loaded + other.slices_loaded,
-            bytes_read: self.bytes_read + other.bytes_read,
-            io_busy_seconds: self.io_busy_seconds + other.io_busy_seconds,
-            io_wait_seconds: self.io_wait_seconds + other.io_wait_seconds,
-        }
     }
 }
 

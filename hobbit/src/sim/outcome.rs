@@ -1,5 +1,6 @@
 //! What a replay measured.
 
+use derive_more::Add;
 use serde::Serialize;
 
 use crate::expert::Precision;
@@ -24,7 +25,7 @@ pub struct Outcome {
 }
 
 /// One phase.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Add, Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseOutcome {
     /// Tokens.
     pub tokens: u64,
@@ -73,15 +74,7 @@ pub struct PrefetchOutcome {
 impl Outcome {
     /// Both phases together.
     pub fn total(&self) -> PhaseOutcome {
-        let (a, b) = (self.prefill, self.decode);
-        PhaseOutcome {
-            tokens: a.tokens + b.tokens,
-            hits: a.hits + b.hits,
-            misses: a.misses + b.misses,
-            penalty: a.penalty + b.penalty,
-            stall_seconds: a.stall_seconds + b.stall_seconds,
-            seconds: a.seconds + b.seconds,
-        }
+        self.prefill + self.decode
     }
 
     pub(super) fn phase_mut(&mut self, phase: Phase) -> &mut PhaseOutcome {
@@ -95,7 +88,7 @@ impl Outcome {
 impl PhaseOutcome {
     /// Needed experts that were not there.
     pub fn n_misses(&self) -> u64 {
-        self.misses.high + self.misses.low + self.misses.skipped
+        self.misses.total()
     }
 
     /// Share of needed experts that were there; `None` when none was needed.

@@ -1,5 +1,6 @@
 //! What a session's devices hold and did.
 
+use derive_more::Sub;
 use serde::Serialize;
 
 /// What one device holds.
@@ -28,7 +29,7 @@ pub struct DeviceReport {
 }
 
 /// What one device did since the model was opened, for all of its sessions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Sub)]
 pub struct DeviceCounters {
     /// Experts found in a slot of the device: one for each distinct expert that one of its layers needed in an
     /// evaluated ubatch.
@@ -52,21 +53,6 @@ pub struct DeviceCounters {
 }
 
 impl DeviceCounters {
-    /// What was counted since `earlier`.
-    pub fn since(&self, earlier: &Self) -> Self {
-        Self {
-            hits: self.hits - earlier.hits,
-            misses: self.misses - earlier.misses,
-            uploads: self.uploads - earlier.uploads,
-            uploaded_bytes: self.uploaded_bytes - earlier.uploaded_bytes,
-            ahead: self.ahead - earlier.ahead,
-            ahead_used: self.ahead_used - earlier.ahead_used,
-            helper_experts: self.helper_experts - earlier.helper_experts,
-            helper_seconds: self.helper_seconds - earlier.helper_seconds,
-            cache_shrunk: self.cache_shrunk - earlier.cache_shrunk,
-        }
-    }
-
     /// Share of needed experts found on the device, 0..=1; `None` when none was needed.
     pub fn hit_rate(&self) -> Option<f64> {
         super::ratio(self.hits as f64, (self.hits + self.misses) as f64)

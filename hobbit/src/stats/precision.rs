@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use derive_more::{Add, Sub};
 use serde::{Serialize, Serializer};
 
 use crate::expert::Precision;
@@ -9,7 +10,7 @@ use crate::options::PrecisionMode;
 use crate::units::ShortBytes;
 
 /// Experts by precision; what is counted depends on the place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Add, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Sub)]
 pub struct PrecisionCounts {
     /// High-precision versions.
     pub high: u64,
@@ -34,24 +35,10 @@ impl PrecisionCounts {
         } += n;
     }
 
-    /// What was counted since `before`.
-    pub fn since(&self, before: Self) -> Self {
-        let Self { high, low, skipped } = before;
-        Self { high: self.high - high, low: self.low - low, skipped: self.skipped - skipped }
-    }
-
     /// Each as a share of the total; `None` when nothing was counted.
     pub fn shares(&self) -> Option<PrecisionShares> {
         let share = |count: u64| super::ratio(count as f64, self.total() as f64);
         Some(PrecisionShares { high: share(self.high)?, low: share(self.low)?, skipped: share(self.skipped)? })
-    }
-}
-
-impl std::ops::Add for PrecisionCounts {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { high: self.high + other.high, low: self.low + other.low, skipped: self.skipped + other.skipped }
     }
 }
 
