@@ -17,3 +17,38 @@ impl UnknownWord {
         Self { what, found: found.to_owned(), expected: expected.into() }
     }
 }
+
+/// Gives a choice its words: `ALL`, `name`, `Display`, and `FromStr`, which also takes the other words of a choice.
+macro_rules! named {
+    ($choice:ident, $what:literal: $($value:ident = $name:literal $(| $other:literal)*),+ $(,)?) => {
+        impl $choice {
+            /// Every choice.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$value),+];
+
+            /// The word that chooses it.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => $name,)+
+                }
+            }
+        }
+
+        impl std::str::FromStr for $choice {
+            type Err = $crate::words::UnknownWord;
+
+            fn from_str(word: &str) -> Result<Self, Self::Err> {
+                match word {
+                    $($name $(| $other)* => Ok(Self::$value),)+
+                    _ => Err($crate::words::UnknownWord::new($what, word, Self::ALL.map(Self::name).join(", "))),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $choice {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
+}
+pub(crate) use named;

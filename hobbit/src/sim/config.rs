@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use smart_default::SmartDefault;
+
 use super::budget::Budget;
 use super::error::SimError;
 use super::link::LinkModel;
@@ -34,21 +36,18 @@ pub enum PredictedBy {
 }
 
 /// Loading what later layers are expected to need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first that lacks an expert (HOBBIT's p).
+    #[default(2)]
     pub distance_max: u8,
     /// Predicted experts are kept from eviction until the layer that they were predicted for has run.
+    #[default(true)]
     pub shield: bool,
     /// Only what [`crate::load::prefetch`] finds worth its risk in the time there is; otherwise all that is predicted and
     /// missing.
+    #[default(true)]
     pub in_time: bool,
-}
-
-impl Default for Prefetch {
-    fn default() -> Self {
-        Self { distance_max: 2, shield: true, in_time: true }
-    }
 }
 
 /// What computing takes.
