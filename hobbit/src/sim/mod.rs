@@ -29,7 +29,6 @@ mod recording;
 mod replay;
 #[cfg(test)]
 mod tests;
-mod virtual_reads;
 
 pub use budget::{Budget, BudgetError, LayerSlots, slots};
 pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch};

@@ -87,15 +87,15 @@ impl Recording {
             match record? {
                 Record::Sequence => self.events.push(Event::Sequence),
                 Record::Layer(layer) => layers.push(layer),
-                Record::Batch(batch) => self.events.push(Event::Batch(Batch {
-                    phase: batch.phase,
-                    n_tokens: batch.n_tokens,
-                    seconds: f64::from(batch.seconds),
+                Record::Batch { phase, n_tokens, seconds } => self.events.push(Event::Batch(Batch {
+                    phase,
+                    n_tokens,
+                    seconds: f64::from(seconds),
                     layers: std::mem::take(&mut layers),
                 })),
                 Record::Residents(start) => self.start = start,
-                Record::Measured(measured) => self.header.host.extend(measured.host),
-                Record::Load(_) | Record::Withdrawn(_) => {}
+                Record::Measured { host } => self.header.host.extend(host),
+                Record::Load { .. } | Record::Withdrawn { .. } => {}
             }
         }
         Ok(())

@@ -7,10 +7,10 @@ use super::budget::slots;
 use super::config::{Config, Eviction, PredictedBy, Prefetch};
 use super::curves::hit_curves;
 use super::error::SimError;
+use super::link::Link;
 use super::outcome::{LayerOutcome, Outcome};
 use super::recall::{future, predict_shape};
 use super::recording::{Batch, Event, Recording};
-use super::virtual_reads::VirtualReads;
 use crate::cache::policy::{self, Belady, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
@@ -52,7 +52,7 @@ pub fn replay(
 pub(super) struct Replay<'a> {
     pub(super) recording: &'a Recording,
     pub(super) config: &'a Config,
-    pub(super) residency: Residency<VirtualReads, Books<'a>>,
+    pub(super) residency: Residency<Link, Books<'a>>,
     pub(super) chosen: Chosen,
     /// Reused.
     pub(super) scores: Vec<f32>,
@@ -84,7 +84,7 @@ impl<'a> Replay<'a> {
         };
         let outcome = Outcome { layers: layers.iter().map(of_layer).collect(), ..Outcome::default() };
         let residency = Residency::new(Parts {
-            reads: VirtualReads::new(config.link),
+            reads: Link::new(config.link),
             observer: Books::new(outcome, low_cost, observe),
             layout: layout(header, config, &cache),
             cache,
@@ -122,7 +122,7 @@ impl<'a> Replay<'a> {
     }
 
     fn finish(mut self) -> Outcome {
-        let (upgrades, bytes_read) = (self.residency.counters().upgrades, self.residency.reads().bytes());
+        let (upgrades, bytes_read) = (self.residency.counters().upgrades, self.residency.reads().bytes);
         Outcome { upgrades, bytes_read, ..self.residency.observer_mut().end() }
     }
 

@@ -36,8 +36,5 @@ pub use crate::route::rounded;
 pub use error::TraceError;
 pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;
-pub use record::{
-    BatchRecord, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, Record,
-    ResidentsRecord, WithdrawnRecord,
-};
+pub use record::{LayerRecord, Needed, Phase, Prediction, ReadClass, Record, ResidentsRecord};
 pub use writer::TraceWriter;
