@@ -5,7 +5,6 @@ mod widths;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::thread;
 
 use anyhow::Context;
 use hobbit::files::{self, Input, Kind, Output};
@@ -19,6 +18,7 @@ use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;
 use crate::recoder::{QUANTISES, recoder};
+use crate::threads;
 
 /// Arguments of `pack`.
 #[derive(Debug, clap::Args)]
@@ -79,10 +79,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     );
     check_output(&args)?;
     let source = Gguf::open(&args.file)?;
-    let imatrix = match &args.imatrix {
-        Some(path) => Some(Imatrix::open(path)?),
-        None => None,
-    };
+    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let mut spec = spec(&args, imatrix.as_ref())?;
     let chosen = args.widths.choose(&source, args.low.as_ref())?;
     spec.widths = chosen.widths;
@@ -122,7 +119,7 @@ fn check_output(args: &Args) -> anyhow::Result<()> {
     let flags = [
         ("--imatrix", args.imatrix.as_ref()),
         ("--path-table", args.path_table.as_ref()),
-        ("--profile", args.widths.profile()),
+        ("--profile", args.widths.profile.as_ref()),
         ("--policy", args.policy.as_ref()),
     ];
     let inputs = shards.iter().map(|path| ("the model", Some(path))).chain(flags);
@@ -144,7 +141,6 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
     if let Some((t1, t2)) = thresholds {
         anyhow::ensure!(t1 <= t2, "--t1 {t1} --t2 {t2}: expected T1 to be at most T2");
     }
-    let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
     Ok(PackSpec {
         kind: if args.only_low { PackKind::Low } else { PackKind::Full },
         low: args.low.clone(),
@@ -154,7 +150,7 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         path_table: args.path_table.as_deref().map(read_path_table).transpose()?,
         policy: None,
         importance: imatrix,
-        threads: threads.unwrap_or(1),
+        threads: threads(args.threads),
         force: args.force,
     })
 }
