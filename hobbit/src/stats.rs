@@ -1,11 +1,24 @@
 //! What a session measured about itself.
 
+/// Adds or subtracts counts: `field_by_field!(Counts: Add::add { hits, misses })`.
+macro_rules! field_by_field {
+    ($counts:ident: $operator:ident::$operate:ident { $($field:ident),+ }) => {
+        impl std::ops::$operator for $counts {
+            type Output = Self;
+
+            fn $operate(self, other: Self) -> Self {
+                Self { $($field: std::ops::$operator::$operate(self.$field, other.$field)),+ }
+            }
+        }
+    };
+}
+pub(crate) use field_by_field;
+
 mod caching;
 mod device;
 mod precision;
 mod prefetch;
 
-use derive_more::Add;
 use serde::Serialize;
 
 pub use caching::{CacheSlots, CachingReport, FittedReport};
@@ -17,7 +30,7 @@ pub use prefetch::{PrefetchReport, RecallReport};
 pub use crate::plan::MemoryPlan;
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
-#[derive(Add, Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseStats {
     /// Tokens evaluated.
     pub tokens: u64,
@@ -75,6 +88,10 @@ impl PhaseStats {
         ratio(self.tokens as f64, self.bytes_read as f64 / bandwidth)
     }
 }
+
+field_by_field!(PhaseStats: Add::add {
+    tokens, seconds, hits, misses, used, missed, upgrades, slices_loaded, bytes_read, io_busy_seconds, io_wait_seconds
+});
 
 /// Traffic of one layer, both phases together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -1,6 +1,5 @@
 //! What a replay measured.
 
-use derive_more::Add;
 use serde::Serialize;
 
 use crate::expert::Precision;
@@ -25,7 +24,7 @@ pub struct Outcome {
 }
 
 /// One phase.
-#[derive(Add, Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseOutcome {
     /// Tokens.
     pub tokens: u64,
@@ -84,6 +83,8 @@ impl Outcome {
         }
     }
 }
+
+crate::stats::field_by_field!(PhaseOutcome: Add::add { tokens, hits, misses, penalty, stall_seconds, seconds });
 
 impl PhaseOutcome {
     /// Needed experts that were not there.

@@ -1,6 +1,5 @@
 //! What a session's devices hold and did.
 
-use derive_more::Sub;
 use serde::Serialize;
 
 /// What one device holds.
@@ -29,7 +28,7 @@ pub struct DeviceReport {
 }
 
 /// What one device did since the model was opened, for all of its sessions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Sub)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DeviceCounters {
     /// Experts found in a slot of the device: one for each distinct expert that one of its layers needed in an
     /// evaluated ubatch.
@@ -51,6 +50,10 @@ pub struct DeviceCounters {
     /// How often the slots became fewer because the device ran out of memory.
     pub cache_shrunk: u32,
 }
+
+super::field_by_field!(DeviceCounters: Sub::sub {
+    hits, misses, uploads, uploaded_bytes, ahead, ahead_used, helper_experts, helper_seconds, cache_shrunk
+});
 
 impl DeviceCounters {
     /// Share of needed experts found on the device, 0..=1; `None` when none was needed.

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use derive_more::{Add, Sub};
 use serde::{Serialize, Serializer};
 
 use crate::expert::Precision;
@@ -10,7 +9,7 @@ use crate::options::PrecisionMode;
 use crate::units::ShortBytes;
 
 /// Experts by precision; what is counted depends on the place.
-#[derive(Add, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Sub)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrecisionCounts {
     /// High-precision versions.
     pub high: u64,
@@ -41,6 +40,9 @@ impl PrecisionCounts {
         Some(PrecisionShares { high: share(self.high)?, low: share(self.low)?, skipped: share(self.skipped)? })
     }
 }
+
+super::field_by_field!(PrecisionCounts: Add::add { high, low, skipped });
+super::field_by_field!(PrecisionCounts: Sub::sub { high, low, skipped });
 
 impl fmt::Display for PrecisionCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
