@@ -21,6 +21,8 @@ mod prefetch;
 
 use serde::Serialize;
 
+use crate::plan::kib_field;
+
 pub use caching::{CacheSlots, CachingReport, FittedReport};
 pub use device::{DeviceCounters, DeviceReport};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
@@ -175,14 +177,7 @@ pub fn rss_bytes() -> u64 {
 }
 
 fn own_status(key: &str) -> u64 {
-    std::fs::read_to_string("/proc/self/status").ok().and_then(|text| status_bytes(&text, key)).unwrap_or(0)
-}
-
-/// A size such as `VmHWM:   1234 kB` in the text of `/proc/<pid>/status`, in bytes.
-fn status_bytes(status: &str, key: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1024)
+    std::fs::read_to_string("/proc/self/status").ok().and_then(|text| kib_field(&text, key)).unwrap_or(0)
 }
 
 fn ratio(part: f64, whole: f64) -> Option<f64> {
@@ -231,8 +226,8 @@ mod tests {
 
     #[test]
     fn peak_rss_is_read_from_proc() {
-        assert_eq!(status_bytes("VmPeak:\t9 kB\nVmHWM:\t    2048 kB\nVmRSS: 1 kB\n", "VmHWM:"), Some(2 << 20));
-        assert_eq!(status_bytes("VmHWM:\t lots\n", "VmHWM:"), None);
-        assert_eq!(status_bytes("", "VmHWM:"), None);
+        assert_eq!(kib_field("VmPeak:\t9 kB\nVmHWM:\t    2048 kB\nVmRSS: 1 kB\n", "VmHWM:"), Some(2 << 20));
+        assert_eq!(kib_field("VmHWM:\t lots\n", "VmHWM:"), None);
+        assert_eq!(kib_field("", "VmHWM:"), None);
     }
 }

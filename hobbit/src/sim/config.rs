@@ -168,10 +168,10 @@ impl FromStr for Eviction {
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         match word {
             "belady" => Ok(Self::Belady),
-            _ => word.parse().map(Self::Policy).map_err(|_| UnknownWord {
+            _ => word.parse().map(Self::Policy).map_err(|error: UnknownWord| UnknownWord {
                 what: "policy",
-                found: word.to_owned(),
-                expected: PolicyKind::ALL.iter().map(|kind| format!("{kind}, ")).collect::<String>() + "belady",
+                expected: error.expected + ", belady",
+                ..error
             }),
         }
     }
@@ -193,10 +193,10 @@ impl FromStr for PredictedBy {
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         match word {
             "oracle" => Ok(Self::Oracle),
-            _ => word.parse().map(Self::Predictor).map_err(|_| UnknownWord {
+            _ => word.parse().map(Self::Predictor).map_err(|error: UnknownWord| UnknownWord {
                 what: "predictor",
-                found: word.to_owned(),
-                expected: PredictorKind::ALL.iter().map(|kind| format!("{kind}, ")).collect::<String>() + "oracle",
+                expected: error.expected + ", oracle",
+                ..error
             }),
         }
     }

@@ -14,7 +14,6 @@
 //! [`Eviction::Belady`] is the optimum; [`fit()`] fits HOBBIT's weights and thresholds, and measures
 //! what each layer's misses cost.
 
-mod books;
 mod budget;
 mod config;
 mod curves;
@@ -22,9 +21,7 @@ mod error;
 mod fit;
 mod link;
 mod outcome;
-mod penalties;
 mod recall;
-mod recorded;
 mod recording;
 mod replay;
 #[cfg(test)]

@@ -2,13 +2,12 @@
 
 mod step;
 
-use super::books::{Books, Observe};
 use super::budget::slots;
 use super::config::{Config, Eviction, PredictedBy, Prefetch};
 use super::curves::hit_curves;
 use super::error::SimError;
 use super::link::Link;
-use super::outcome::{LayerOutcome, Outcome};
+use super::outcome::{Books, LayerOutcome, Observe, Outcome};
 use super::recall::{future, predict_shape};
 use super::recording::{Batch, Event, Recording};
 use crate::cache::policy::{self, Belady, Shape, Upcoming};

@@ -6,8 +6,7 @@ use crate::options::PrecisionMode;
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Precisions, Reads, Split, TokenChoice, Used};
 use crate::route::Demand;
 use crate::sim::config::{Compute, Config};
-use crate::sim::recorded::{chosen, need_order, scores_at, summed_weights};
-use crate::sim::recording::{Batch, Recording};
+use crate::sim::recording::{Batch, Recording, chosen, need_order, scores_at, summed_weights};
 use crate::trace::LayerRecord;
 
 /// Shows what a layer's router chose, and what the batch asks for.
