@@ -1,10 +1,9 @@
 //! `gguf-tools pack`: a plain model becomes an expert pack.
 
-mod policy;
 mod widths;
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use hobbit::files::{self, Input, Kind, Output};
@@ -83,7 +82,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut spec = spec(&args, imatrix.as_ref())?;
     let chosen = args.widths.choose(&source, args.low.as_ref())?;
     spec.widths = chosen.widths;
-    let policy = args.policy.as_deref().map(|path| policy::read(path, &source)).transpose()?;
+    let policy = args.policy.as_deref().map(|path| policy(path, &source)).transpose()?;
     spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(FittedPolicy::thresholds));
     spec.policy = policy.as_ref().map(FittedPolicy::to_json);
     let mut bar = Bar::new()?;
@@ -153,6 +152,23 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         threads: threads(args.threads),
         force: args.force,
     })
+}
+
+/// Reads what `hobbit-sim calibrate` wrote for this model.
+fn policy(path: &Path, source: &Gguf) -> anyhow::Result<FittedPolicy> {
+    let fitted = FittedPolicy::read(path)?;
+    let architecture = source.architecture();
+    let key = |name: &str| source.get_u64(&format!("{architecture}.{name}"));
+    // Layers that predict several tokens come last, and are never run.
+    let end = key("block_count").map(|blocks| blocks - key("nextn_predict_layers").unwrap_or(0).min(blocks));
+    let map = source.experts()?;
+    let runs = |layer: u16| end.is_none_or(|end| u64::from(layer) < end);
+    let layers: Vec<(u16, u16)> = (map.layers.iter())
+        .filter(|layer| runs(layer.layer))
+        .map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)))
+        .collect();
+    fitted.check_model(architecture, &layers, &path.display().to_string(), &source.files[0].path)?;
+    Ok(fitted)
 }
 
 fn threshold(text: &str) -> anyhow::Result<f32> {

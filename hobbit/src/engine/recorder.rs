@@ -16,9 +16,9 @@ use crate::files;
 use crate::load::LoadStats;
 use crate::predict::{Predicted, top_k};
 use crate::residency::NeededExpert;
-use crate::route::Routing;
+use crate::route::{Routing, rounded};
 use crate::trace::{
-    Header, LayerRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError, TraceWriter, rounded,
+    Header, LayerRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError, TraceWriter,
 };
 
 /// Unselected experts that are kept of each token.

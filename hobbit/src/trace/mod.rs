@@ -32,7 +32,6 @@ mod record;
 mod tests;
 mod writer;
 
-pub use crate::route::rounded;
 pub use error::TraceError;
 pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;
