@@ -217,11 +217,11 @@ fn a_trace_accounts_for_every_byte_that_was_read() {
     let (mut ahead, mut back) = (0, 0);
     for record in &records {
         match record {
-            Record::Load(load) => {
-                assert_eq!(load.class, ReadClass::Prefetch);
-                ahead += load.bytes;
+            Record::Load { class, bytes, .. } => {
+                assert_eq!(*class, ReadClass::Prefetch);
+                ahead += bytes;
             }
-            Record::Withdrawn(withdrawn) => back += withdrawn.bytes,
+            Record::Withdrawn { bytes, .. } => back += bytes,
             _ => {}
         }
     }
@@ -232,10 +232,10 @@ fn a_trace_accounts_for_every_byte_that_was_read() {
     let used: u64 = needed().filter(|own| own.class == Some(ReadClass::Prefetch)).map(|own| own.bytes).sum();
     assert!(used > 0 && used <= ahead - back, "{used} of {}", ahead - back);
     assert!(needed().any(|own| own.hit && own.class == Some(ReadClass::Prefetch)), "some came in time");
-    let Some(Record::Measured(measured)) = records.last() else { panic!("it ends with {:?}", records.last()) };
-    assert!(measured.host["link_bytes_per_second"] > 0.0);
+    let Some(Record::Measured { host }) = records.last() else { panic!("it ends with {:?}", records.last()) };
+    assert!(host["link_bytes_per_second"] > 0.0);
     let recording = Recording::open(&path).unwrap();
-    assert_eq!(Config::recorded(&recording).unwrap().link.bytes_per_second, measured.host["link_bytes_per_second"]);
+    assert_eq!(Config::recorded(&recording).unwrap().link.bytes_per_second, host["link_bytes_per_second"]);
 }
 
 fn hobbit_cli(program: &str, trace: &Path, n: &str) -> Command {
@@ -284,7 +284,7 @@ fn whatever_ends_the_process_leaves_every_token_that_was_shown() {
     child.kill().unwrap();
     child.wait().unwrap();
     let records = TraceReader::open(&path).unwrap().collect::<Result<Vec<_>, _>>().unwrap();
-    let tokens = records.iter().filter(|record| matches!(record, Record::Batch(_))).count();
+    let tokens = records.iter().filter(|record| matches!(record, Record::Batch { .. })).count();
     assert!(tokens >= 10, "{tokens} batches in the trace");
 }
 

@@ -110,8 +110,8 @@ pub fn run(settings: &Settings, contestant: Contestant, device: &Device, link_gb
         decode_tokens: decoded.len(),
         step_seconds,
         link_bytes_per_token: bytes as f64 / decoded.len() as f64,
-        prompt_device: at_start.zip(at_prompt).map(|(before, after)| after.since(&before)),
-        decode_device: at_prompt.zip(engine.device()).map(|(before, after)| after.since(&before)),
+        prompt_device: at_start.zip(at_prompt).map(|(before, after)| after - before),
+        decode_device: at_prompt.zip(engine.device()).map(|(before, after)| after - before),
     })
 }
 

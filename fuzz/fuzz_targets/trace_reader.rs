@@ -34,11 +34,11 @@ fn written(header: &Header, records: &[Record]) -> Vec<u8> {
         let written = match record {
             Record::Sequence => writer.sequence(),
             Record::Layer(layer) => writer.layer(layer),
-            Record::Load(load) => writer.load(load),
-            Record::Batch(batch) => writer.batch(batch.phase, batch.n_tokens, batch.seconds),
+            Record::Load { version, class, bytes } => writer.load(*version, *class, *bytes),
+            Record::Batch { phase, n_tokens, seconds } => writer.batch(*phase, *n_tokens, *seconds),
             Record::Residents(residents) => writer.residents(residents),
-            Record::Withdrawn(withdrawn) => writer.withdrawn(withdrawn),
-            Record::Measured(measured) => writer.measured(measured),
+            Record::Withdrawn { version, bytes } => writer.withdrawn(*version, *bytes),
+            Record::Measured { host } => writer.measured(host),
         };
         written.expect("a record that was accepted");
     }

@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use hobbit::gguf::{ExpertMap, Gguf, LayerExperts};
-use hobbit::pack::Pack;
+use hobbit::pack::{Pack, slice_name};
 use hobbit::units::{Bytes, Percent};
 use serde::Serialize;
 
@@ -34,6 +34,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// `3`, or `3-7`.
+fn range(first: u64, last: u64) -> String {
+    if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
 fn text(report: &(impl Serialize + fmt::Display), json: bool) -> anyhow::Result<String> {
@@ -174,10 +179,6 @@ fn layers(gguf: &Gguf, experts: &ExpertMap) -> Vec<Layer> {
     bytes.into_iter().map(layer).collect()
 }
 
-fn slice_name(kind: hobbit::expert::SliceKind) -> &'static str {
-    kind.tensor_stem().trim_start_matches("ffn_").trim_end_matches("_exps")
-}
-
 fn residency(experts: &ExpertMap, other_bytes: u64, n_used: Option<u64>) -> Vec<Residency> {
     let row = |percent: u64| {
         let resident = |l: &LayerExperts| (u64::from(l.n_expert) * percent / 100).max(1);
@@ -220,8 +221,7 @@ impl fmt::Display for Report {
         )?;
         for run in self.layers.chunk_by(|a, b| a.clone() == Layer { layer: a.layer, ..b.clone() }) {
             let (first, last) = (&run[0], &run[run.len() - 1]);
-            let range =
-                if run.len() == 1 { first.layer.to_string() } else { format!("{}-{}", first.layer, last.layer) };
+            let range = range(first.layer, last.layer);
             let [each, all, other] =
                 [first.expert_bytes, first.experts_bytes, first.other_bytes].map(|n| Bytes(n).to_string());
             let mut types = String::new();

@@ -13,6 +13,7 @@ mod verify;
 mod widen;
 
 use std::process::ExitCode;
+use std::thread;
 
 use clap::Parser;
 use gguf_tools::synth::command as synth;
@@ -45,6 +46,11 @@ enum Tool {
     Synth(Box<synth::Args>),
     /// Give a trained model larger experts that compute the same, for measurements
     Widen(widen::Args),
+}
+
+/// As many as were asked for, or one per core.
+fn threads(asked: Option<u16>) -> usize {
+    asked.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
 }
 
 fn main() -> ExitCode {

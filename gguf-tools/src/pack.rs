@@ -1,11 +1,9 @@
 //! `gguf-tools pack`: a plain model becomes an expert pack.
 
-mod policy;
 mod widths;
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
-use std::thread;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use hobbit::files::{self, Input, Kind, Output};
@@ -19,6 +17,7 @@ use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;
 use crate::recoder::{QUANTISES, recoder};
+use crate::threads;
 
 /// Arguments of `pack`.
 #[derive(Debug, clap::Args)]
@@ -79,14 +78,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     );
     check_output(&args)?;
     let source = Gguf::open(&args.file)?;
-    let imatrix = match &args.imatrix {
-        Some(path) => Some(Imatrix::open(path)?),
-        None => None,
-    };
+    let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let mut spec = spec(&args, imatrix.as_ref())?;
     let chosen = args.widths.choose(&source, args.low.as_ref())?;
     spec.widths = chosen.widths;
-    let policy = args.policy.as_deref().map(|path| policy::read(path, &source)).transpose()?;
+    let policy = args.policy.as_deref().map(|path| policy(path, &source)).transpose()?;
     spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(FittedPolicy::thresholds));
     spec.policy = policy.as_ref().map(FittedPolicy::to_json);
     let mut bar = Bar::new()?;
@@ -122,7 +118,7 @@ fn check_output(args: &Args) -> anyhow::Result<()> {
     let flags = [
         ("--imatrix", args.imatrix.as_ref()),
         ("--path-table", args.path_table.as_ref()),
-        ("--profile", args.widths.profile()),
+        ("--profile", args.widths.profile.as_ref()),
         ("--policy", args.policy.as_ref()),
     ];
     let inputs = shards.iter().map(|path| ("the model", Some(path))).chain(flags);
@@ -144,7 +140,6 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
     if let Some((t1, t2)) = thresholds {
         anyhow::ensure!(t1 <= t2, "--t1 {t1} --t2 {t2}: expected T1 to be at most T2");
     }
-    let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
     Ok(PackSpec {
         kind: if args.only_low { PackKind::Low } else { PackKind::Full },
         low: args.low.clone(),
@@ -154,9 +149,26 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         path_table: args.path_table.as_deref().map(read_path_table).transpose()?,
         policy: None,
         importance: imatrix,
-        threads: threads.unwrap_or(1),
+        threads: threads(args.threads),
         force: args.force,
     })
+}
+
+/// Reads what `hobbit-sim calibrate` wrote for this model.
+fn policy(path: &Path, source: &Gguf) -> anyhow::Result<FittedPolicy> {
+    let fitted = FittedPolicy::read(path)?;
+    let architecture = source.architecture();
+    let key = |name: &str| source.metadata.get_u64(&format!("{architecture}.{name}"));
+    // Layers that predict several tokens come last, and are never run.
+    let end = key("block_count").map(|blocks| blocks - key("nextn_predict_layers").unwrap_or(0).min(blocks));
+    let map = source.experts()?;
+    let runs = |layer: u16| end.is_none_or(|end| u64::from(layer) < end);
+    let layers: Vec<(u16, u16)> = (map.layers.iter())
+        .filter(|layer| runs(layer.layer))
+        .map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)))
+        .collect();
+    fitted.check_model(architecture, &layers, &path.display().to_string(), &source.files[0].path)?;
+    Ok(fitted)
 }
 
 fn threshold(text: &str) -> anyhow::Result<f32> {

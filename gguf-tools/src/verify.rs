@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use hobbit::gguf::{Gguf, TensorInfo};
 use hobbit::pack::Pack;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -69,41 +69,35 @@ struct Fault {
 /// # Errors
 /// The model is damaged (after printing what is wrong), cannot be read, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let outcome = Gguf::open(&args.file).map_err(anyhow::Error::from).and_then(|gguf| match Pack::is_pack(&gguf) {
-        true => Ok(Found::Pack(pack::Report::of(&Pack::open(&args.file)?)?)),
-        false => Ok(Found::Plain(verify(&args, &gguf)?)),
-    });
-    let report = match outcome {
-        Ok(Found::Plain(report)) => report,
-        Ok(Found::Pack(report)) => {
-            print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.lines() })?;
-            return report.outcome();
-        }
-        Err(e) if args.json => {
-            let report = Report { error: Some(format!("{e:#}")), ..Report::default() };
-            print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
-            return Err(e);
-        }
+    let (text, outcome) = match findings(&args) {
+        Ok(found) => found,
+        Err(e) if args.json => (json(&Report { error: Some(format!("{e:#}")), ..Report::default() })?, Err(e)),
         Err(e) => return Err(e),
     };
-    print(&if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { lines(&report) })?;
-    let n = report.faults.len();
-    anyhow::ensure!(
-        report.ok,
-        "{}: {n} of {} tensors hold numbers that are not finite; fetch or quantise the model again",
-        args.file.display(),
-        report.tensors
-    );
-    Ok(())
+    io::stdout().write_all(text.as_bytes())?;
+    outcome
 }
 
-enum Found {
-    Plain(Report),
-    Pack(pack::Report),
+/// What is to be printed, and whether all is well.
+fn findings(args: &Args) -> anyhow::Result<(String, anyhow::Result<()>)> {
+    let gguf = Gguf::open(&args.file)?;
+    if Pack::is_pack(&gguf) {
+        let report = pack::Report::of(&Pack::open(&args.file)?)?;
+        return Ok((if args.json { json(&report)? } else { report.lines() }, report.outcome()));
+    }
+    let report = verify(args, &gguf)?;
+    let (n, all, file) = (report.faults.len(), report.tensors, args.file.display());
+    let outcome = match report.ok {
+        true => Ok(()),
+        false => Err(anyhow!(
+            "{file}: {n} of {all} tensors hold numbers that are not finite; fetch or quantise the model again"
+        )),
+    };
+    Ok((if args.json { json(&report)? } else { lines(&report) }, outcome))
 }
 
-fn print(text: &str) -> io::Result<()> {
-    io::stdout().write_all(text.as_bytes())
+fn json(report: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(report)? + "\n")
 }
 
 fn lines(report: &Report) -> String {
@@ -136,8 +130,7 @@ fn verify(args: &Args, gguf: &Gguf) -> anyhow::Result<Report> {
     if gguf.files.len() == 1 && !gguf.is_contiguous {
         report.notes.push("tensors do not follow each other; llama.cpp itself refuses this file".to_owned());
     }
-    let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
-    report.faults = scan(gguf, threads.unwrap_or(1))?;
+    report.faults = scan(gguf, crate::threads(args.threads))?;
     report.ok = report.faults.is_empty();
     Ok(report)
 }

@@ -68,10 +68,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         header.tensor(&tensor.info.name, tensor.info.dtype, &tensor.dims)?;
     }
     let layout = header.finish();
-    let dir = match args.output.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
+    let dir = args.output.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let available = fs4::available_space(dir).with_context(|| dir.display().to_string())?;
     let (needed, room) = (Bytes(layout.len), Bytes(available));
     ensure!(layout.len <= available, "{} has {room} free, the model needs {needed}", dir.display());

@@ -3,11 +3,12 @@
 use std::fmt;
 
 /// One expert of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 pub struct ExpertId {
     /// Block number as in `blk.<layer>.`.
     pub layer: u16,
     /// Row of the router's output, `0..n_expert`.
+    #[serde(rename = "expert")]
     pub index: u16,
 }
 
@@ -50,9 +51,10 @@ impl fmt::Display for Precision {
 }
 
 /// One expert at one precision: what a slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 pub struct Version {
     /// Whose weights.
+    #[serde(flatten)]
     pub expert: ExpertId,
     /// Which of its versions.
     pub precision: Precision,

@@ -11,9 +11,12 @@ pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverri
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+use smart_default::SmartDefault;
+
+use crate::words::named;
 
 #[doc(inline)]
 pub use crate::cache::Allocation;
@@ -32,7 +35,7 @@ pub use crate::words::UnknownWord;
 pub type Token = i32;
 
 /// How a model is opened and how much memory it may take.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct ModelOptions {
     /// Memory that weights, KV cache, compute buffers and experts share.
     pub budget: Budget,
@@ -40,9 +43,11 @@ pub struct ModelOptions {
     pub overcommit: bool,
     /// Where the whole model fits the budget, and nothing here says how experts are to be kept, llama.cpp runs by itself, on
     /// the mapped file. `false`: hobbit keeps the experts always.
+    #[default(true)]
     pub stand_aside: bool,
     /// There, weights may be rearranged for the CPU while loading, as llama.cpp does by default. That is faster, and changes
     /// the last bits of some types' results.
+    #[default(true)]
     pub repack: bool,
     /// What sessions will be opened with, as far as that is known: it decides what fits. A context length of 0 counts as
     /// the model's.
@@ -76,6 +81,7 @@ pub struct ModelOptions {
     /// How expert bytes are read.
     pub io: IoMode,
     /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
+    #[default(-1)]
     pub n_gpu_layers: i32,
     /// Where they and the expert products go.
     pub device: DeviceOptions,
@@ -85,45 +91,22 @@ pub struct ModelOptions {
     pub kv_overrides: Vec<KvOverride>,
 }
 
-impl Default for ModelOptions {
-    fn default() -> Self {
-        Self {
-            budget: Budget::default(),
-            overcommit: false,
-            stand_aside: true,
-            repack: true,
-            expects: SessionOptions::default(),
-            expert_cache: ExpertCache::default(),
-            low: None,
-            low_share: LowShare::default(),
-            precision: PrecisionOptions::default(),
-            caching: CachingOptions::default(),
-            path_table: None,
-            profile: None,
-            trace: None,
-            cache_state: None,
-            io: IoMode::default(),
-            n_gpu_layers: -1,
-            device: DeviceOptions::default(),
-            check_tensors: false,
-            kv_overrides: Vec::new(),
-        }
-    }
-}
-
 /// How one sequence of tokens is evaluated.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct SessionOptions {
     /// Context length in tokens; 0 takes the model's training context.
     pub n_ctx: u32,
     /// Tokens submitted at once while a prompt is read.
+    #[default(2048)]
     pub n_batch: u32,
     /// Tokens computed at once, at most `n_batch`.
+    #[default(512)]
     pub n_ubatch: u32,
     /// Entries of a batch whose logits may be asked for at once; 0 for all of them. `Session::feed`
     /// needs one. Room for so many is kept in the compute buffers, which for all of a batch is often most of them.
     pub n_outputs_max: u32,
     /// Sequences that share the context.
+    #[default(1)]
     pub n_seq_max: u32,
     /// Threads for single tokens; `None` lets the engine choose.
     pub threads: Option<i32>,
@@ -136,6 +119,7 @@ pub struct SessionOptions {
     /// Element type of the V cache.
     pub type_v: KvType,
     /// Run one empty step before the first prompt.
+    #[default(true)]
     pub warmup: bool,
     /// When the context is full, drop the older half instead of ending.
     pub context_shift: bool,
@@ -144,36 +128,14 @@ pub struct SessionOptions {
     /// Keep the full context for sliding-window layers.
     pub swa_full: bool,
     /// Keep the KV cache on the device when there is one.
+    #[default(true)]
     pub kv_offload: bool,
     /// Rotary position settings.
     pub rope: RopeOptions,
 }
 
-impl Default for SessionOptions {
-    fn default() -> Self {
-        Self {
-            n_ctx: 0,
-            n_batch: 2048,
-            n_ubatch: 512,
-            n_outputs_max: 0,
-            n_seq_max: 1,
-            threads: None,
-            threads_batch: None,
-            flash_attn: FlashAttn::Auto,
-            type_k: KvType::F16,
-            type_v: KvType::F16,
-            warmup: true,
-            context_shift: false,
-            n_keep: 0,
-            swa_full: false,
-            kv_offload: true,
-            rope: RopeOptions::default(),
-        }
-    }
-}
-
 /// Rotary position settings; the defaults leave every choice to the model file.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct RopeOptions {
     /// Scaling method; `None` takes the model's.
     pub scaling: Option<RopeScaling>,
@@ -184,28 +146,17 @@ pub struct RopeOptions {
     /// YaRN: context the model was trained with; 0 takes the model's.
     pub yarn_orig_ctx: u32,
     /// YaRN: extrapolation mix; negative takes the model's.
+    #[default(-1.0)]
     pub yarn_ext_factor: f32,
     /// YaRN: magnitude scale; negative takes the model's.
+    #[default(-1.0)]
     pub yarn_attn_factor: f32,
     /// YaRN: low correction dimension; negative takes the model's.
+    #[default(-1.0)]
     pub yarn_beta_fast: f32,
     /// YaRN: high correction dimension; negative takes the model's.
+    #[default(-1.0)]
     pub yarn_beta_slow: f32,
-}
-
-impl Default for RopeOptions {
-    fn default() -> Self {
-        Self {
-            scaling: None,
-            freq_base: 0.0,
-            freq_scale: 0.0,
-            yarn_orig_ctx: 0,
-            yarn_ext_factor: -1.0,
-            yarn_attn_factor: -1.0,
-            yarn_beta_fast: -1.0,
-            yarn_beta_slow: -1.0,
-        }
-    }
 }
 
 /// Rotary scaling method.
@@ -219,18 +170,7 @@ pub enum RopeScaling {
     Yarn,
 }
 
-impl FromStr for RopeScaling {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "none" => Ok(Self::None),
-            "linear" => Ok(Self::Linear),
-            "yarn" => Ok(Self::Yarn),
-            _ => Err(UnknownWord::new("RoPE scaling method", word, "none, linear, yarn")),
-        }
-    }
-}
+named!(RopeScaling, "RoPE scaling method": None = "none", Linear = "linear", Yarn = "yarn");
 
 /// Use of fused attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -244,27 +184,10 @@ pub enum FlashAttn {
     Off,
 }
 
-impl FromStr for FlashAttn {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "auto" | "-1" => Ok(Self::Auto),
-            "on" | "enabled" | "true" | "1" => Ok(Self::On),
-            "off" | "disabled" | "false" | "0" => Ok(Self::Off),
-            _ => Err(UnknownWord::new("flash attention setting", word, "on, off, auto")),
-        }
-    }
-}
-
-impl fmt::Display for FlashAttn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::On => "on",
-            Self::Off => "off",
-        })
-    }
+named! { FlashAttn, "flash attention setting":
+    On = "on" | "enabled" | "true" | "1",
+    Off = "off" | "disabled" | "false" | "0",
+    Auto = "auto" | "-1",
 }
 
 /// Element type of the KV cache.
@@ -283,42 +206,10 @@ pub enum KvType {
     Q5_1,
 }
 
-impl KvType {
-    /// Every type, in llama.cpp's order.
-    pub const ALL: [Self; 9] =
-        [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Iq4Nl, Self::Q5_0, Self::Q5_1];
-
-    /// ggml's name of the type.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-            Self::Q4_1 => "q4_1",
-            Self::Iq4Nl => "iq4_nl",
-            Self::Q5_0 => "q5_0",
-            Self::Q5_1 => "q5_1",
-        }
-    }
-}
-
-impl FromStr for KvType {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == word)
-            .ok_or_else(|| UnknownWord::new("KV cache type", word, Self::ALL.map(Self::name).join(", ")))
-    }
-}
-
-impl fmt::Display for KvType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+// ggml's names of the types, in llama.cpp's order.
+named! { KvType, "KV cache type":
+    F32 = "f32", F16 = "f16", Bf16 = "bf16", Q8_0 = "q8_0", Q4_0 = "q4_0", Q4_1 = "q4_1", Iq4Nl = "iq4_nl", Q5_0 = "q5_0",
+    Q5_1 = "q5_1",
 }
 
 /// A metadata value that replaces the model file's: `KEY=TYPE:VALUE`.

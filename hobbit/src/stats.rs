@@ -1,11 +1,27 @@
 //! What a session measured about itself.
 
+/// Adds or subtracts counts: `field_by_field!(Counts: Add::add { hits, misses })`.
+macro_rules! field_by_field {
+    ($counts:ident: $operator:ident::$operate:ident { $($field:ident),+ }) => {
+        impl std::ops::$operator for $counts {
+            type Output = Self;
+
+            fn $operate(self, other: Self) -> Self {
+                Self { $($field: std::ops::$operator::$operate(self.$field, other.$field)),+ }
+            }
+        }
+    };
+}
+pub(crate) use field_by_field;
+
 mod caching;
 mod device;
 mod precision;
 mod prefetch;
 
 use serde::Serialize;
+
+use crate::plan::kib_field;
 
 pub use caching::{CacheSlots, CachingReport, FittedReport};
 pub use device::{DeviceCounters, DeviceReport};
@@ -75,25 +91,9 @@ impl PhaseStats {
     }
 }
 
-impl std::ops::Add for PhaseStats {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            tokens: self.tokens + other.tokens,
-            seconds: self.seconds + other.seconds,
-            hits: self.hits + other.hits,
-            misses: self.misses + other.misses,
-            used: self.used + other.used,
-            missed: self.missed + other.missed,
-            upgrades: self.upgrades + other.upgrades,
-            slices_loaded: self.slices_loaded + other.slices_loaded,
-            bytes_read: self.bytes_read + other.bytes_read,
-            io_busy_seconds: self.io_busy_seconds + other.io_busy_seconds,
-            io_wait_seconds: self.io_wait_seconds + other.io_wait_seconds,
-        }
-    }
-}
+field_by_field!(PhaseStats: Add::add {
+    tokens, seconds, hits, misses, used, missed, upgrades, slices_loaded, bytes_read, io_busy_seconds, io_wait_seconds
+});
 
 /// Traffic of one layer, both phases together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -177,14 +177,7 @@ pub fn rss_bytes() -> u64 {
 }
 
 fn own_status(key: &str) -> u64 {
-    std::fs::read_to_string("/proc/self/status").ok().and_then(|text| status_bytes(&text, key)).unwrap_or(0)
-}
-
-/// A size such as `VmHWM:   1234 kB` in the text of `/proc/<pid>/status`, in bytes.
-fn status_bytes(status: &str, key: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1024)
+    std::fs::read_to_string("/proc/self/status").ok().and_then(|text| kib_field(&text, key)).unwrap_or(0)
 }
 
 fn ratio(part: f64, whole: f64) -> Option<f64> {
@@ -233,8 +226,8 @@ mod tests {
 
     #[test]
     fn peak_rss_is_read_from_proc() {
-        assert_eq!(status_bytes("VmPeak:\t9 kB\nVmHWM:\t    2048 kB\nVmRSS: 1 kB\n", "VmHWM:"), Some(2 << 20));
-        assert_eq!(status_bytes("VmHWM:\t lots\n", "VmHWM:"), None);
-        assert_eq!(status_bytes("", "VmHWM:"), None);
+        assert_eq!(kib_field("VmPeak:\t9 kB\nVmHWM:\t    2048 kB\nVmRSS: 1 kB\n", "VmHWM:"), Some(2 << 20));
+        assert_eq!(kib_field("VmHWM:\t lots\n", "VmHWM:"), None);
+        assert_eq!(kib_field("", "VmHWM:"), None);
     }
 }

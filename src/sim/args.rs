@@ -257,19 +257,6 @@ impl WorldArgs {
         let is_on = foresight != PredictedBy::Predictor(PredictorKind::None);
         Config { foresight, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }
-
-    /// A trace, with low versions if they are to be pretended.
-    ///
-    /// # Errors
-    /// A trace that cannot be read.
-    pub fn open(&self, path: &std::path::Path) -> Result<Recording> {
-        let mut recording = Recording::open(path)?;
-        super::warn_of_cut(path, recording.truncated);
-        if let Some(percent) = self.low_bytes {
-            recording.assume_low(percent);
-        }
-        Ok(recording)
-    }
 }
 
 /// Several words in one argument.

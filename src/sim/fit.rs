@@ -9,7 +9,7 @@ use crate::output::write_whole;
 use hobbit::files::Kind;
 use hobbit::fitted::{FittedPolicy, LayerPenalty};
 use hobbit::route::Thresholds;
-use hobbit::sim::{FitGoal, Recording, fit};
+use hobbit::sim::{FitGoal, fit};
 
 pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
     let thresholds = match (args.t1, args.t2) {
@@ -17,15 +17,7 @@ pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
         _ => None,
     };
     super::check_output(&args.output, Kind::Json, &args.files)?;
-    let mut recordings = Vec::new();
-    for file in &args.files {
-        let mut recording = Recording::open(file)?;
-        super::warn_of_cut(file, recording.truncated);
-        if let Some(percent) = args.low_bytes {
-            recording.assume_low(percent);
-        }
-        recordings.push(recording);
-    }
+    let recordings: Vec<_> = args.files.iter().map(|file| super::open(file, args.low_bytes)).collect::<Result<_>>()?;
     let goal = FitGoal {
         policy: args.policy,
         budget: args.budget,

@@ -23,6 +23,7 @@ use args::{Args, Command};
 
 use super::exit;
 use hobbit::files::{self, Input, Kind, Output, OutputError};
+use hobbit::sim::Recording;
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
 /// written is written whole at the end.
@@ -51,6 +52,16 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
 fn check_output(path: &Path, kind: Kind, traces: &[PathBuf]) -> Result<(), OutputError> {
     let traces: Vec<_> = traces.iter().map(|path| Input { flag: "a trace", path }).collect();
     files::check(&[Output { flag: "-o", path, kind }], &traces)
+}
+
+/// A trace, with low versions of so many percent of their bytes if they are to be pretended.
+fn open(path: &Path, low_bytes: Option<f64>) -> Result<Recording> {
+    let mut recording = Recording::open(path)?;
+    warn_of_cut(path, recording.truncated);
+    if let Some(percent) = low_bytes {
+        recording.assume_low(percent);
+    }
+    Ok(recording)
 }
 
 /// Tells of a trace that a crash cut off.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -57,16 +56,11 @@ struct WidthOfLayer {
 }
 
 pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
-    let open = |file: &PathBuf| -> Result<Recording> {
-        let recording = Recording::open(file)?;
-        super::warn_of_cut(file, recording.truncated);
-        Ok(recording)
-    };
-    let calibration = args.calibration.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let calibration = args.calibration.iter().map(|file| super::open(file, None)).collect::<Result<Vec<_>>>()?;
     let table = path_table(&calibration);
     let mut all = Vec::new();
     for (file, n_before) in args.files.iter().zip(0..) {
-        let recording = open(file)?;
+        let recording = super::open(file, None)?;
         if let Some(other) = calibration.iter().find(|own| own.header.model.layers != recording.header.model.layers) {
             return Err(SimError::OtherModel { first: recording.path, other: other.path.clone() }.into());
         }

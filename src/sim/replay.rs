@@ -18,7 +18,7 @@ const RECALL_DISTANCES: [u8; 3] = [1, 2, 3];
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     let mut all = Vec::new();
     for (file, n_before) in args.files.iter().zip(0..) {
-        let recording = args.world.open(file)?;
+        let recording = super::open(file, args.world.low_bytes)?;
         let rows = compare(&recording, &args.world, &args.budget, &args.predictor.0, &args.policy.0)?;
         if args.json {
             all.push(serde_json::json!({

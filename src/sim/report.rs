@@ -30,7 +30,7 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
         plot::STYLE
     );
     for file in &args.files {
-        let recording = args.world.open(file)?;
+        let recording = super::open(file, args.world.low_bytes)?;
         let blind = PredictedBy::Predictor(PredictorKind::None);
         let rows = compare(&recording, &args.world, &args.budget, &[blind], &args.policy.0)?;
         section(&mut page, &recording, &rows);

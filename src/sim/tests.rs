@@ -174,7 +174,7 @@ fn recall_tells_what_was_foretold_and_what_more_would_cost() {
     for record in TraceReader::open(Path::new(&file)).unwrap() {
         match record.unwrap() {
             Record::Layer(layer) => writer.layer(&layer).unwrap(),
-            Record::Batch(batch) => writer.batch(batch.phase, batch.n_tokens, batch.seconds).unwrap(),
+            Record::Batch { phase, n_tokens, seconds } => writer.batch(phase, n_tokens, seconds).unwrap(),
             _ => {}
         }
     }

@@ -197,7 +197,7 @@ fn measure(path: &Path, device: &Device, cache: ExpertCache, predictor: Predicto
     tokens.chunks(1).for_each(|token| session.feed(token).unwrap());
     let seconds = device.report().host_time;
     assert_eq!(device.faults(), Vec::<String>::new());
-    (seconds / tokens.len() as f64, session.stats().devices[0].since(&before))
+    (seconds / tokens.len() as f64, session.stats().devices[0] - before)
 }
 
 #[test]

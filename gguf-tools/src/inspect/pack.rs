@@ -249,8 +249,7 @@ impl fmt::Display for Report {
         writeln!(f, "\n{:<10}{:<6}{:>8}{:>14}{:>14}  types", "layers", "", "records", "per record", "all")?;
         for run in self.layers.chunk_by(|a, b| a.clone() == Layer { layer: a.layer, ..b.clone() }) {
             let (first, last) = (&run[0], &run[run.len() - 1]);
-            let range =
-                if run.len() == 1 { first.layer.to_string() } else { format!("{}-{}", first.layer, last.layer) };
+            let range = super::range(first.layer.into(), last.layer.into());
             let both = [("high", &first.high), ("low", &first.low)];
             for (i, (what, records)) in both.iter().filter_map(|(w, r)| Some((*w, r.as_ref()?))).enumerate() {
                 let range = if i == 0 { range.as_str() } else { "" };

@@ -14,7 +14,7 @@ use hobbit_programs::output::tell;
 pub struct Args {
     /// Profile of the model, made by gguf-tools profile: thresholds, and what --max-loss and --target-size go by
     #[arg(long, value_name = "FILE")]
-    profile: Option<PathBuf>,
+    pub profile: Option<PathBuf>,
     /// Lower the most robust experts' high precision while predicted perplexity rises by at most this: 2%
     #[arg(long, value_name = "N%", requires = "profile", conflicts_with_all = ["high", "only_low", "target_size"], value_parser = percent)]
     max_loss: Option<f64>,
@@ -31,11 +31,6 @@ pub struct Chosen {
 }
 
 impl Args {
-    /// The profile's file.
-    pub fn profile(&self) -> Option<&PathBuf> {
-        self.profile.as_ref()
-    }
-
     /// Whether experts are to be lowered.
     pub fn lower(&self) -> bool {
         self.max_loss.is_some() || self.target_size.is_some()

@@ -16,7 +16,7 @@ use hobbit::pack::imatrix::Imatrix;
 use hobbit::pack::slice_name;
 use hobbit::profile::{SliceError, SliceTypes, output_error};
 
-use super::progress::Progress;
+use crate::bar::Bar;
 
 /// What quantising needs to know.
 pub struct Source<'a> {
@@ -57,7 +57,7 @@ impl Source<'_> {
             .flat_map(|layer| layer.tensors.iter().map(|tensor| (tensor.name.as_str(), (layer.layer, tensor))))
             .collect();
         let n_slices: u64 = tensors.values().map(|(_, tensor)| u64::from(tensor.n_expert)).sum();
-        let progress = Progress::new(format!("quantising to {width}"), n_slices)?;
+        let bar = Bar::of_units(format!("quantising to {width}"), n_slices)?;
 
         let path = directory.join(format!("{}.gguf", width.name()));
         let failed = || format!("{}: cannot write {} bytes; choose another --temp-dir", path.display(), layout.len);
@@ -67,7 +67,7 @@ impl Source<'_> {
             let Some(&(layer, tensor)) = tensors.get(plan.name.as_str()) else {
                 return self.copy(&plan.name, out);
             };
-            let errors = self.write_slices(tensor, plan.dtype, out, &progress).map_err(io::Error::other)?;
+            let errors = self.write_slices(tensor, plan.dtype, out, &bar).map_err(io::Error::other)?;
             let experts = experts.entry(layer).or_insert_with(|| vec![Vec::new(); errors.len()]);
             experts.iter_mut().zip(errors).for_each(|(slices, error)| slices.push((tensor.kind, error)));
             Ok(())
@@ -116,7 +116,7 @@ impl Source<'_> {
         tensor: &ExpertTensor,
         to: GgmlType,
         out: &mut dyn Write,
-        progress: &Progress,
+        bar: &Bar,
     ) -> anyhow::Result<Vec<SliceError>> {
         let path = &self.gguf.files[tensor.file as usize].path;
         let file = File::open(path).with_context(|| format!("{}: cannot open", path.display()))?;
@@ -139,7 +139,7 @@ impl Source<'_> {
                     done.with_context(|| format!("{}: tensor '{}', expert {expert}", path.display(), tensor.name))?;
                 out.write_all(&bytes)?;
                 errors.push(error);
-                progress.step()?;
+                bar.step()?;
             }
         }
         Ok(errors)

@@ -3,7 +3,6 @@
 
 mod lower;
 mod paths;
-mod progress;
 mod sensitivity;
 mod table;
 mod text;
@@ -11,23 +10,23 @@ mod thresholds;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::thread;
 
 use anyhow::{Context, bail, ensure};
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::gguf::{GgmlType, Gguf, Recode, shards_by_name};
+use hobbit::options::{LowSource, PrecisionMode};
 use hobbit::pack::Pack;
 use hobbit::pack::imatrix::Imatrix;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::profile::{FORMAT, ModelId, Profile, TextId, VERSION};
 use hobbit::route::Shares;
 use hobbit::units::parse_percent;
-use hobbit::{CachingOptions, Model, ModelOptions};
+use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
 use hobbit_programs::output::tell;
 
-use lower::{Lowered, Source};
-use text::Text;
+use crate::threads;
+use lower::Source;
+use text::{Runner, Text};
 
 /// Arguments of `profile`.
 #[derive(Debug, clap::Args)]
@@ -78,8 +77,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
     /// Measure so many experts alone and say how well the predictions agree
-    #[arg(long, value_name = "N|all")]
-    check: Option<CheckCount>,
+    #[arg(long, value_name = "N|all", value_parser = check_count)]
+    check: Option<usize>,
     /// Number of threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -94,24 +93,6 @@ pub struct Args {
     json: bool,
 }
 
-/// How many experts are measured alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckCount {
-    All,
-    N(usize),
-}
-
-impl FromStr for CheckCount {
-    type Err = anyhow::Error;
-
-    fn from_str(word: &str) -> anyhow::Result<Self> {
-        match word {
-            "all" => Ok(Self::All),
-            _ => word.parse().ok().filter(|n| *n > 0).map(Self::N).context("expected a number from 1 on, or all"),
-        }
-    }
-}
-
 /// What all measurements share.
 pub struct Run {
     pub file: PathBuf,
@@ -120,7 +101,27 @@ pub struct Run {
     pub expert_cache_word: String,
     pub context: usize,
     pub threads: Option<i32>,
-    pub check: Option<CheckCount>,
+    /// How many experts are measured alone.
+    pub check: Option<usize>,
+}
+
+impl Run {
+    /// The model with these low-precision experts; every use asks for high precision, and nothing depends on how fast reads are.
+    fn open(&self, low: &Path, expert_cache: ExpertCache, prefill_low: f32) -> anyhow::Result<Runner> {
+        let precision = PrecisionOptions {
+            mode: Some(PrecisionMode::Dynamic),
+            t1: Some(1.0),
+            t2: Some(1.0),
+            prefill_low,
+            upgrade: false,
+            deterministic: true,
+            ..Default::default()
+        };
+        let low = Some(LowSource::File(low.to_owned()));
+        let options = ModelOptions { budget: self.budget, expert_cache, low, precision, ..Default::default() };
+        let model = Model::open(&self.file, &options, |_| true)?;
+        Runner::new(model, self.context, self.threads, None)
+    }
 }
 
 /// Measures and writes the profile.
@@ -180,8 +181,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     let map = gguf.experts()?;
     ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to profile", args.file.display());
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
-    let threads = args.threads.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
-    let source = Source { gguf: &gguf, map: &map, imatrix: imatrix.as_ref(), threads: threads.unwrap_or(1) };
+    let source = Source { gguf: &gguf, map: &map, imatrix: imatrix.as_ref(), threads: threads(args.threads) };
     let widths = if args.no_widths { Vec::new() } else { widths(args, &source)? };
 
     let model = Model::open(&args.file, &options(args.mem_budget), |_| true)?;
@@ -224,9 +224,11 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     profile.thresholds = match (args.shares, args.max_loss) {
         (Some(target), _) => Some(thresholds::for_shares(&uses, target)?),
         (None, Some(max_loss)) => {
-            let low = low(args, &source, widths.last().copied(), directory.path())?;
-            let fitted = thresholds::for_loss(&run, &text, &uses, low.path(), low.name(), max_loss)?;
-            low.remove()?;
+            let (low, name) = low(args, &source, widths.last().copied(), directory.path())?;
+            let fitted = thresholds::for_loss(&run, &text, &uses, &low, name, max_loss)?;
+            if low.starts_with(directory.path()) {
+                std::fs::remove_file(low)?;
+            }
             Some(fitted)
         }
         (None, None) => None,
@@ -270,34 +272,13 @@ fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
     Ok(widths)
 }
 
-/// Where `--max-loss` takes low-precision experts from.
-enum Low {
-    File(PathBuf, String),
-    Made(Lowered, String),
-}
-
-impl Low {
-    fn path(&self) -> &Path {
-        match self {
-            Self::File(path, _) => path,
-            Self::Made(lowered, _) => &lowered.path,
-        }
-    }
-
-    fn name(&self) -> &str {
-        let (Self::File(_, name) | Self::Made(_, name)) = self;
-        name
-    }
-
-    fn remove(self) -> anyhow::Result<()> {
-        match self {
-            Self::File(..) => Ok(()),
-            Self::Made(lowered, _) => Ok(std::fs::remove_file(lowered.path)?),
-        }
-    }
-}
-
-fn low(args: &Args, source: &Source<'_>, smallest: Option<GgmlType>, directory: &Path) -> anyhow::Result<Low> {
+/// Where `--max-loss` takes low-precision experts from, and its name: a file that was given, or one made in `directory`.
+fn low(
+    args: &Args,
+    source: &Source<'_>,
+    smallest: Option<GgmlType>,
+    directory: &Path,
+) -> anyhow::Result<(PathBuf, String)> {
     let dtype = match &args.low {
         Some(word) if !Path::new(word).exists() => match GgmlType::from_name(word) {
             Some(dtype) => dtype,
@@ -307,13 +288,20 @@ fn low(args: &Args, source: &Source<'_>, smallest: Option<GgmlType>, directory: 
         },
         Some(word) => {
             let name = Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned();
-            return Ok(Low::File(word.into(), name));
+            return Ok((word.into(), name));
         }
         None => smallest.context("--max-loss with --no-widths needs --low FILE or a type such as --low q2_k")?,
     };
     hobbit::engine::Ggml.supports(dtype).context("--low")?;
     ensure!(source.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");
-    Ok(Low::Made(source.lower(dtype, directory)?, dtype.name().to_owned()))
+    Ok((source.lower(dtype, directory)?.path, dtype.name().to_owned()))
+}
+
+fn check_count(word: &str) -> anyhow::Result<usize> {
+    match word {
+        "all" => Ok(usize::MAX),
+        _ => word.parse().ok().filter(|n| *n > 0).context("expected a number from 1 on, or all"),
+    }
 }
 
 fn dtype(word: &str) -> anyhow::Result<GgmlType> {

@@ -64,8 +64,8 @@ pub fn of_trace(model: &Path, trace: &Path) -> anyhow::Result<PathTable> {
     while let Some(record) = reader.next() {
         match record? {
             Record::Layer(layer) => batches.layer(layer.layer, layer.n_used.into(), layer.chosen),
-            Record::Batch(_) | Record::Sequence => batches.end_batch(),
-            Record::Load(_) | Record::Residents(_) | Record::Withdrawn(_) | Record::Measured(_) => {}
+            Record::Batch { .. } | Record::Sequence => batches.end_batch(),
+            Record::Load { .. } | Record::Residents(_) | Record::Withdrawn { .. } | Record::Measured { .. } => {}
         }
         ensure!(bar.show("counting", reader.offset(), n_bytes).is_continue(), "interrupted");
     }

@@ -1,16 +1,15 @@
 //! How much each expert loses at each width.
 
 use anyhow::Context;
+use hobbit::Error;
 use hobbit::expert::ExpertId;
 use hobbit::gguf::{ExpertMap, GgmlType};
-use hobbit::options::{LowSource, PrecisionMode};
 use hobbit::plan::ExpertCache;
 use hobbit::profile::{Check, Checked, LayerWidth, Uses, Width, divide, spearman};
-use hobbit::{Error, Model, ModelOptions, PrecisionOptions};
 
+use super::Run;
 use super::lower::Lowered;
 use super::text::{Runner, Text};
-use super::{CheckCount, Run};
 
 /// Layers are lowered whole while all others stay as they are: everything fits but a little, so that the engine keeps
 /// low-precision versions at all.
@@ -28,7 +27,13 @@ pub fn width(
     dtype: GgmlType,
     lowered: &Lowered,
 ) -> anyhow::Result<Width> {
-    let mut runner = open(run, lowered)?;
+    let mut runner = match run.open(&lowered.path, EXPERT_CACHE, 0.0) {
+        // Too much for this machine: then what it has room for.
+        Err(error) if matches!(error.downcast_ref(), Some(Error::Plan(_))) => {
+            run.open(&lowered.path, ExpertCache::Auto, 0.0)?
+        }
+        opened => opened?,
+    };
     let precision = runner.session.precision();
     anyhow::ensure!(
         precision.is_dynamic() && precision.low.is_some(),
@@ -64,35 +69,8 @@ pub fn width(
     Ok(width)
 }
 
-fn open(run: &Run, lowered: &Lowered) -> anyhow::Result<Runner> {
-    let options = |expert_cache| ModelOptions {
-        budget: run.budget,
-        expert_cache,
-        low: Some(LowSource::File(lowered.path.clone())),
-        precision: PrecisionOptions {
-            mode: Some(PrecisionMode::Dynamic),
-            t1: Some(1.0),
-            t2: Some(1.0),
-            prefill_low: 0.0,
-            upgrade: false,
-            deterministic: true,
-            ..Default::default()
-        },
-        ..Default::default()
-    };
-    let open = |cache| -> anyhow::Result<Runner> {
-        let model = Model::open(&run.file, &options(cache), |_| true)?;
-        Runner::new(model, run.context, run.threads, None)
-    };
-    match open(EXPERT_CACHE) {
-        // Too much for this machine: then what it has room for.
-        Err(error) if matches!(error.downcast_ref(), Some(Error::Plan(_))) => open(ExpertCache::Auto),
-        opened => opened,
-    }
-}
-
 /// Lowers single experts, spread evenly over the order of their predictions.
-fn check(runner: &mut Runner, text: &Text, width: &Width, count: CheckCount) -> anyhow::Result<Check> {
+fn check(runner: &mut Runner, text: &Text, width: &Width, count: usize) -> anyhow::Result<Check> {
     let mut experts: Vec<Checked> = (width.layers.iter())
         .flat_map(|layer| {
             layer.experts.iter().enumerate().map(|(expert, &predicted)| Checked {
@@ -104,10 +82,7 @@ fn check(runner: &mut Runner, text: &Text, width: &Width, count: CheckCount) -> 
         })
         .collect();
     experts.sort_by(|a, b| b.predicted.total_cmp(&a.predicted).then((a.layer, a.expert).cmp(&(b.layer, b.expert))));
-    let n = match count {
-        CheckCount::All => experts.len(),
-        CheckCount::N(n) => n.min(experts.len()),
-    };
+    let n = count.min(experts.len());
     let mut chosen: Vec<Checked> = (0..n).map(|i| experts[i * experts.len() / n]).collect();
     let sets: Vec<_> = chosen.iter().map(|one| vec![ExpertId { layer: one.layer, index: one.expert }]).collect();
     let losses = runner.losses(text, &sets, &format!("experts at {}", width.dtype))?;

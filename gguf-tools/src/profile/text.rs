@@ -9,7 +9,7 @@ use hobbit::predict::PathBatches;
 use hobbit::profile::{Loss, Uses, log_softmax, nll};
 use hobbit::{BatchToken, Model, Session, SessionOptions, Token};
 
-use super::progress::Progress;
+use crate::bar::Bar;
 
 /// First tokens of a window that only give context: their predictions are mostly noise.
 pub const WARM_UP: usize = 32;
@@ -44,15 +44,6 @@ impl Text {
     }
 }
 
-/// How batches are cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Steps {
-    /// Whole windows, for speed.
-    Windows,
-    /// One token at a time, as in decoding.
-    Tokens,
-}
-
 /// A model and its session.
 pub struct Runner {
     pub model: Model,
@@ -82,11 +73,11 @@ impl Runner {
         Ok(Self { model, session, every_row: false })
     }
 
-    /// Runs one window; `row` is shown the logits `[n_vocab]` that predict a token, and the token that came.
+    /// Runs one window, so many tokens at a time; `row` is shown the logits `[n_vocab]` that predict a token, and the token that came.
     ///
     /// # Errors
     /// As [`Session::evaluate`].
-    pub fn window(&mut self, tokens: &[Token], steps: Steps, mut row: impl FnMut(&[f32], usize)) -> anyhow::Result<()> {
+    pub fn window(&mut self, tokens: &[Token], step: usize, mut row: impl FnMut(&[f32], usize)) -> anyhow::Result<()> {
         self.session.reset();
         let every_row = self.every_row;
         let predicts = |position: usize| position >= WARM_UP && position + 1 < tokens.len();
@@ -96,7 +87,6 @@ impl Runner {
             sequence: 0,
             logits: every_row || predicts(position),
         };
-        let step = if steps == Steps::Windows { tokens.len() } else { 1 };
         for first in (0..tokens.len()).step_by(step) {
             let positions = first..(first + step).min(tokens.len());
             let batch: Vec<BatchToken> = positions.clone().map(entry).collect();
@@ -114,25 +104,25 @@ impl Runner {
     /// # Errors
     /// As [`Session::evaluate`].
     pub fn losses(&mut self, text: &Text, sets: &[Vec<ExpertId>], stage: &str) -> anyhow::Result<Vec<Loss>> {
-        let progress = Progress::new(stage, (text.windows.len() * sets.len()) as u64)?;
+        let bar = Bar::of_units(stage, (text.windows.len() * sets.len()) as u64)?;
         let mut losses = vec![Loss::default(); sets.len()];
         let mut exact = Vec::new();
         let mut row = Vec::new();
         for window in &text.windows {
             self.model.force_low([]);
             exact.clear();
-            self.window(window, Steps::Windows, |logits, _| {
+            self.window(window, window.len(), |logits, _| {
                 log_softmax(logits, &mut row);
                 exact.extend_from_slice(&row);
             })?;
             for (set, loss) in sets.iter().zip(&mut losses) {
                 self.model.force_low(set.iter().copied());
                 let mut exact_rows = exact.chunks_exact(self.model.n_vocab());
-                self.window(window, Steps::Windows, |logits, next| {
+                self.window(window, window.len(), |logits, next| {
                     let exact = exact_rows.next().expect("both runs predict the same tokens");
                     loss.add(exact, logits, next);
                 })?;
-                progress.step()?;
+                bar.step()?;
             }
         }
         self.model.force_low([]);
@@ -155,10 +145,10 @@ pub fn observe(
     let observer: RouterObserver = Box::new(move |choice| drop(sender.send(choice)));
     let mut runner = Runner::new(model, context, threads, Some(observer))?;
     runner.every_row = paths.is_some();
-    let progress = Progress::new("routing", text.windows.len() as u64)?;
+    let bar = Bar::of_units("routing", text.windows.len() as u64)?;
     let (mut uses, mut sum, mut n) = (Uses::default(), 0.0, 0u64);
     for window in &text.windows {
-        runner.window(window, Steps::Windows, |logits, next| {
+        runner.window(window, window.len(), |logits, next| {
             sum += nll(logits, next);
             n += 1;
         })?;
@@ -171,7 +161,7 @@ pub fn observe(
             }
         }
         paths.iter_mut().for_each(|paths| paths.end_batch());
-        progress.step()?;
+        bar.step()?;
     }
     Ok(((sum / n.max(1) as f64).exp(), uses))
 }

@@ -3,14 +3,13 @@
 use std::path::Path;
 
 use anyhow::Context;
-use hobbit::options::{LowSource, PrecisionMode};
+use hobbit::PrecisionOptions;
 use hobbit::profile::{FittedThresholds, MeasuredThresholds, Trial, Uses, nll, search};
 use hobbit::route::{Shares, Thresholds, fit};
-use hobbit::{Model, ModelOptions, PrecisionOptions};
 
 use super::Run;
-use super::progress::Progress;
-use super::text::{Runner, Steps, Text};
+use super::text::{Runner, Text};
+use crate::bar::Bar;
 
 /// Thresholds tried lie this many quantiles of the text's uses apart.
 const QUANTILES: usize = 32;
@@ -40,25 +39,10 @@ pub fn for_loss(
     text: &Text,
     uses: &Uses,
     low: &Path,
-    low_name: &str,
+    low_name: String,
     max_loss: f64,
 ) -> anyhow::Result<FittedThresholds> {
-    let options = ModelOptions {
-        budget: run.budget,
-        expert_cache: run.expert_cache,
-        low: Some(LowSource::File(low.to_owned())),
-        precision: PrecisionOptions {
-            mode: Some(PrecisionMode::Dynamic),
-            t1: Some(1.0),
-            t2: Some(1.0),
-            upgrade: false,
-            deterministic: true,
-            ..Default::default()
-        },
-        ..Default::default()
-    };
-    let model = Model::open(&run.file, &options, |_| true)?;
-    let mut runner = Runner::new(model, run.context, run.threads, None)?;
+    let mut runner = run.open(low, run.expert_cache, PrecisionOptions::default().prefill_low)?;
     anyhow::ensure!(
         runner.session.precision().is_dynamic(),
         "--expert-cache {}: every expert fits, nothing is missed and thresholds change nothing; give a smaller one",
@@ -82,7 +66,7 @@ pub fn for_loss(
             bytes_per_token: found.bytes_per_token,
             exact_bytes_per_token: exact.map_or(0.0, |(_, bytes)| bytes),
             expert_cache: run.expert_cache_word.clone(),
-            low: low_name.to_owned(),
+            low: low_name,
         }),
     })
 }
@@ -91,15 +75,15 @@ pub fn for_loss(
 fn decode(runner: &mut Runner, text: &Text, thresholds: Thresholds) -> anyhow::Result<(f64, f64)> {
     runner.model.set_thresholds(thresholds);
     let before = runner.session.stats().total();
-    let progress =
-        Progress::new(format!("T1 {:.3} T2 {:.3}", thresholds.t1, thresholds.t2), text.windows.len() as u64)?;
+    let stage = format!("T1 {:.3} T2 {:.3}", thresholds.t1, thresholds.t2);
+    let bar = Bar::of_units(stage, text.windows.len() as u64)?;
     let (mut sum, mut n) = (0.0, 0u64);
     for window in &text.windows {
-        runner.window(window, Steps::Tokens, |logits, next| {
+        runner.window(window, 1, |logits, next| {
             sum += nll(logits, next);
             n += 1;
         })?;
-        progress.step()?;
+        bar.step()?;
     }
     let after = runner.session.stats().total();
     let tokens = (after.tokens - before.tokens).max(1);

@@ -129,18 +129,13 @@ pub(super) enum KeyValue {
 /// `<architecture>.<key>`.
 pub(super) type Key = (&'static str, KeyValue);
 
-/// How many shared experts an architecture takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shared {
-    /// None, ever.
-    Never,
-    /// This many unless asked otherwise; zero is possible.
-    Optional(u32),
-    /// Exactly one.
-    One,
-    /// At least one; this many unless asked otherwise.
-    AtLeastOne,
-}
+/// How many shared experts an architecture takes: at least, unless asked otherwise, and at the most.
+pub(super) type Shared = (u32, u32, u32);
+pub(super) const NEVER: Shared = (0, 0, 0);
+pub(super) const OPTIONAL: Shared = (0, 0, 64);
+pub(super) const USUALLY_ONE: Shared = (0, 1, 64);
+pub(super) const ONE: Shared = (1, 1, 1);
+pub(super) const AT_LEAST_ONE: Shared = (1, 1, 64);
 
 /// An architecture with experts, as llama.cpp knows it.
 #[derive(Debug)]
@@ -172,7 +167,7 @@ impl Arch {
         name: "",
         tensors: &[],
         keys: &[],
-        shared: Shared::Never,
+        shared: NEVER,
         dense_lead: None,
         interleaved: false,
         fused: false,

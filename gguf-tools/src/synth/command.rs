@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use hobbit::files::{self, Kind, Output};
 use hobbit::units::Bytes;
 use hobbit_programs::output::{say, tell};
@@ -58,7 +57,7 @@ pub struct Args {
     moe_step: Option<u32>,
     /// Router's gate [default: as usual for the architecture]
     #[arg(long, value_enum)]
-    gating: Option<GatingName>,
+    gating: Option<Gating>,
     /// N groups of experts, of which the router first chooses K
     #[arg(long, value_name = "N/K", value_parser = parse_groups)]
     groups: Option<ExpertGroups>,
@@ -102,13 +101,6 @@ pub struct Args {
     /// Divide the model into N files
     #[arg(long, value_name = "N", default_value_t = 1)]
     split: u32,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum GatingName {
-    Softmax,
-    Sigmoid,
-    SoftmaxAfterTopk,
 }
 
 /// Runs the command.
@@ -160,11 +152,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     spec.dense_lead = args.dense_lead;
     spec.kv_heads = args.kv_heads.or(if args.heads.is_some() { None } else { spec.kv_heads });
     spec.head_dim = args.head_dim;
-    spec.gating = args.gating.map(|gating| match gating {
-        GatingName::Softmax => Gating::Softmax,
-        GatingName::Sigmoid => Gating::Sigmoid,
-        GatingName::SoftmaxAfterTopk => Gating::SoftmaxAfterTopK,
-    });
+    spec.gating = args.gating;
     spec.groups = args.groups;
     spec.router_spread = args.router_spread.unwrap_or(spec.router_spread);
     spec.fused = args.fused;

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, bail, ensure};
 use hobbit::gguf::HeaderBuilder;
 use hobbit::gguf::writer::Layout;
 use tempfile::NamedTempFile;
 
-use super::SynthError;
 use super::model::{self, Tensor};
 use super::random::Random;
-use super::spec::Spec;
+use super::spec::{Sizes, Spec};
 
 /// Alignment of tensor data in bytes; GGUF's own default.
 const ALIGNMENT: u64 = 32;
@@ -31,8 +31,8 @@ pub struct Written {
 /// Existing files are replaced when all is written; on an error nothing is left behind.
 ///
 /// # Errors
-/// [`SynthError`]: a specification that does not fit together, no room, or a write that fails.
-pub fn write(path: &Path, spec: &Spec) -> Result<Written, SynthError> {
+/// A specification that does not fit together, no room, or a write that fails.
+pub fn write(path: &Path, spec: &Spec) -> anyhow::Result<Written> {
     write_with(path, spec, |_, _| ())
 }
 
@@ -40,33 +40,30 @@ pub fn write(path: &Path, spec: &Spec) -> Result<Written, SynthError> {
 ///
 /// # Errors
 /// As [`write()`].
-pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) -> Result<Written, SynthError> {
+pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) -> anyhow::Result<Written> {
     let sizes = spec.sizes()?;
     let tensors = model::tensors(spec, &sizes)?;
     if spec.shards as usize > tensors.len() {
-        let expected = format!("at most one shard per tensor, {}", tensors.len());
-        return Err(SynthError::Flag { flag: "--split", found: spec.shards.to_string(), expected });
+        bail!("--split {}: expected at most one shard per tensor, {}", spec.shards, tensors.len());
     }
     let total: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
     let shards = divide(&tensors, spec.shards as usize, total);
     let names = shard_names(path, spec.shards)?;
     let mut layouts = Vec::new();
-    for (number, shard) in shards.iter().enumerate() {
+    for (number, (shard, name)) in shards.iter().zip(&names).enumerate() {
         let layout = layout(spec, &sizes, number, shard, tensors.len());
-        layouts.push(layout.map_err(|fault| fault.at(&names[number]))?);
+        layouts.push(layout.with_context(|| name.display().to_string())?);
     }
 
     let needed = layouts.iter().map(|layout| layout.len).sum();
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    check_space(dir, needed)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let available = fs4::available_space(dir).with_context(|| dir.display().to_string())?;
+    ensure!(available >= needed, "{}: {available} bytes free, expected at least {needed}", dir.display());
     let mut done = 0;
     let mut files = Vec::new();
     for ((layout, shard), name) in layouts.iter().zip(&shards).zip(&names) {
-        let io_fault = |source| SynthError::Io { path: name.clone(), source };
-        let mut file = create_temporary(dir).map_err(io_fault)?;
+        let path = || name.display().to_string();
+        let mut file = create_temporary(dir).with_context(path)?;
         let mut tensors = shard.iter();
         let written = layout.write(file.as_file_mut(), |_, out| {
             let tensor = tensors.next().expect("the layout has this shard's tensors");
@@ -75,52 +72,25 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
                 progress(done, total);
             })
         });
-        written.map_err(|source| SynthError::Write { path: name.clone(), source })?;
+        written.with_context(path)?;
         files.push(file);
     }
     for (file, name) in files.into_iter().zip(&names) {
-        file.persist(name).map_err(|fault| SynthError::Io { path: name.clone(), source: fault.error })?;
+        file.persist(name).map_err(|fault| fault.error).with_context(|| name.display().to_string())?;
     }
     Ok(Written { files: names, bytes: needed })
 }
 
-/// A header fault whose file is not known yet.
-enum Fault {
-    Synth(SynthError),
-    Header(hobbit::gguf::WriteError),
-}
-
-impl From<SynthError> for Fault {
-    fn from(fault: SynthError) -> Self {
-        Fault::Synth(fault)
-    }
-}
-
-impl From<hobbit::gguf::WriteError> for Fault {
-    fn from(fault: hobbit::gguf::WriteError) -> Self {
-        Fault::Header(fault)
-    }
-}
-
-impl Fault {
-    fn at(self, path: &Path) -> SynthError {
-        match self {
-            Fault::Synth(fault) => fault,
-            Fault::Header(source) => SynthError::Write { path: path.to_owned(), source },
-        }
-    }
-}
-
 fn layout(
     spec: &Spec,
-    sizes: &super::spec::Sizes,
+    sizes: &Sizes,
     number: usize,
     shard: &[Tensor],
     tensors: usize,
-) -> Result<Layout, Fault> {
+) -> Result<Layout, hobbit::gguf::WriteError> {
     let mut header = HeaderBuilder::new(ALIGNMENT)?;
     if number == 0 {
-        for (key, value) in model::keys(spec, sizes)? {
+        for (key, value) in model::keys(spec, sizes) {
             header.key(&key, value)?;
         }
     }
@@ -158,21 +128,13 @@ fn divide(tensors: &[Tensor], count: usize, total: u64) -> Vec<&[Tensor]> {
 }
 
 /// The files of a model at `path`.
-pub(super) fn shard_names(path: &Path, count: u32) -> Result<Vec<PathBuf>, SynthError> {
-    let fault = || SynthError::Name { path: path.to_owned() };
-    let stem = path.file_stem().and_then(|stem| stem.to_str()).ok_or_else(fault)?;
+pub(super) fn shard_names(path: &Path, count: u32) -> anyhow::Result<Vec<PathBuf>> {
+    let stem = path.file_stem().and_then(|stem| stem.to_str());
+    let stem = stem.with_context(|| format!("{}: expected a path that ends in a file name", path.display()))?;
     if count == 1 {
         return Ok(vec![path.to_owned()]);
     }
     Ok((1..=count).map(|number| path.with_file_name(format!("{stem}-{number:05}-of-{count:05}.gguf"))).collect())
-}
-
-fn check_space(dir: &Path, needed: u64) -> Result<(), SynthError> {
-    let available = fs4::available_space(dir).map_err(|source| SynthError::Io { path: dir.to_owned(), source })?;
-    if available < needed {
-        return Err(SynthError::DiskSpace { dir: dir.to_owned(), needed, available });
-    }
-    Ok(())
 }
 
 /// A file beside the wanted one, removed unless it is persisted.

@@ -5,10 +5,10 @@
 
 use std::{fmt, str::FromStr};
 
+use anyhow::Context;
 use half::{bf16, f16};
 use hobbit::gguf::GgmlType;
 
-use super::SynthError;
 use super::random::Random;
 
 /// A tensor format that [`Format::fill`] can produce.
@@ -206,12 +206,13 @@ impl fmt::Display for Format {
 }
 
 impl FromStr for Format {
-    type Err = SynthError;
+    type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Self, SynthError> {
+    fn from_str(text: &str) -> anyhow::Result<Self> {
         let wanted = text.to_ascii_lowercase();
-        Format::all()
-            .find(|format| format.name() == wanted)
-            .ok_or_else(|| SynthError::UnknownFormat { found: text.to_owned() })
+        Format::all().find(|format| format.name() == wanted).with_context(|| {
+            let known: Vec<_> = Format::all().map(Format::name).collect();
+            format!("type '{text}': expected one of {}", known.join(", "))
+        })
     }
 }

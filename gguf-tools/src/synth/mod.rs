@@ -8,7 +8,7 @@
 //! use gguf_tools::synth::{Format, Spec, write};
 //! let spec = Spec { down_types: vec![Format::Q6_K], ..Spec::tiny("qwen3moe") };
 //! write("tiny.gguf".as_ref(), &spec)?;
-//! # Ok::<(), gguf_tools::synth::SynthError>(())
+//! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
 //! `spec` (what is wanted) → `model` (keys and tensors, from the descriptions in `arch_table`) → `file` (shards,
@@ -17,7 +17,6 @@
 mod arch;
 mod arch_table;
 pub mod command;
-mod error;
 mod file;
 mod format;
 mod model;
@@ -27,7 +26,6 @@ mod spec;
 mod tests;
 pub mod vocab;
 
-pub use error::SynthError;
 pub use file::{Written, write, write_with};
 pub use format::Format;
 pub use spec::{ExpertGroups, Gating, PRESETS, Spec, architectures};

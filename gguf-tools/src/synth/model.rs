@@ -1,8 +1,8 @@
 //! From a [`Spec`] to everything about the file but the weights: keys and tensors.
 
+use anyhow::{Context, ensure};
 use hobbit::gguf::Value;
 
-use super::SynthError;
 use super::arch::{KeyValue, Role, Row, Scope};
 use super::format::Format;
 use super::spec::{Sizes, Spec};
@@ -25,16 +25,16 @@ const LOGIT_SPREAD: f32 = 3.0;
 const RESIDUAL_GAIN: f32 = 3.0;
 
 /// All tensors, in the order of the file.
-pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> Result<Vec<Tensor>, SynthError> {
-    let rows = || spec.arch().map(|arch| arch.tensors.iter().copied().flatten());
+pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>> {
+    let rows = || sizes.arch.tensors.iter().copied().flatten();
     let mut tensors = Vec::new();
-    for row in rows()?.filter(|row| row.scope == Scope::Model) {
+    for row in rows().filter(|row| row.scope == Scope::Model) {
         tensors.push(tensor(spec, sizes, row, row.name.to_owned(), 0)?);
     }
     let mut moe_index = 0;
     for layer in 0..spec.layers {
         let moe = spec.is_moe_layer(layer, sizes);
-        for row in rows()?.filter(|row| occurs(row.scope, moe, spec, sizes)) {
+        for row in rows().filter(|row| occurs(row.scope, moe, spec, sizes)) {
             tensors.push(tensor(spec, sizes, row, format!("blk.{layer}.{}", row.name), moe_index)?);
         }
         moe_index += usize::from(moe);
@@ -56,7 +56,7 @@ fn occurs(scope: Scope, moe: bool, spec: &Spec, sizes: &Sizes) -> bool {
     }
 }
 
-fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize) -> Result<Tensor, SynthError> {
+fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize) -> anyhow::Result<Tensor> {
     let dims: Vec<u64> = row.dims.iter().map(|dim| sizes.of(*dim)).collect();
     let keep = 1.0 / (dims[0] as f32).sqrt();
     let residual = RESIDUAL_GAIN * keep / (spec.layers as f32).sqrt();
@@ -75,22 +75,25 @@ fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize)
         Role::ExpertDown => (down_types[moe_index % down_types.len()], 0.0, residual),
     };
     let expert = matches!(row.role, Role::ExpertIn | Role::ExpertDown);
-    if expert && !dims[0].is_multiple_of(wanted.block_weights()) {
-        return Err(SynthError::RowLength { tensor: name, format: wanted, found: dims[0] });
-    }
+    let (found, block) = (dims[0], wanted.block_weights());
+    ensure!(
+        !expert || found.is_multiple_of(block),
+        "tensor '{name}': rows of {found} weights, expected a multiple of {block} for {wanted}; change --ff or --embd, or take \
+         q8_0"
+    );
     // As llama-quantize does: a row that does not divide into the wanted blocks takes the next simpler format.
     let format = [wanted, Format::Q8_0, Format::F16]
         .into_iter()
         .find(|format| dims[0].is_multiple_of(format.block_weights()))
         .expect("F16 takes any row");
     let bytes = dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim)).and_then(|n| format.bytes_of(n));
-    let bytes = bytes.ok_or_else(|| SynthError::TooLarge { tensor: name.clone() })?;
+    let bytes = bytes.with_context(|| format!("tensor '{name}' is too large"))?;
     Ok(Tensor { name, format, dims, mean, deviation, bytes })
 }
 
 /// All keys, in the order of the file, without those of a split model.
-pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Result<Vec<(String, Value)>, SynthError> {
-    let arch = spec.arch()?;
+pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
+    let arch = sizes.arch;
     let mut own: Vec<(&str, Value)> = vec![
         ("vocab_size", spec.vocab.into()),
         ("context_length", spec.ctx.into()),
@@ -139,7 +142,7 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Result<Vec<(String, Value)>, S
     ];
     keys.extend(own.into_iter().map(|(key, value)| (format!("{}.{key}", arch.name), value)));
     keys.extend(vocab_keys(spec.vocab));
-    Ok(keys)
+    keys
 }
 
 fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {

@@ -1,18 +1,21 @@
 //! What to generate: the public builder, its limits, and the sizes that follow from it.
 
-use super::SynthError;
-use super::arch::{Arch, Dim, Shared};
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+
+use super::arch::{Arch, Dim};
 use super::arch_table::ARCHS;
 use super::format::Format;
 
 /// How a router turns scores into weights; llama.cpp's `expert_gating_func`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Gating {
-    /// Softmax over all experts.
+    // Over all experts.
     Softmax = 1,
-    /// Sigmoid of each score.
+    // Of each score.
     Sigmoid = 2,
-    /// Softmax over the chosen experts.
+    // Over the chosen experts.
+    #[value(name = "softmax-after-topk")]
     SoftmaxAfterTopK = 3,
 }
 
@@ -135,8 +138,8 @@ impl Spec {
     /// (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine experts, top-6, two shared ones, a dense first layer).
     ///
     /// # Errors
-    /// [`SynthError::UnknownPreset`].
-    pub fn preset(name: &str) -> Result<Spec, SynthError> {
+    /// Another name.
+    pub fn preset(name: &str) -> anyhow::Result<Spec> {
         let bench = |arch: &str, ff, experts, topk| Spec {
             layers: 16,
             embd: 2048,
@@ -162,22 +165,18 @@ impl Spec {
                 ff_dense: Some(10_944),
                 ..bench("deepseek", 1408, 64, 6)
             }),
-            _ => Err(SynthError::UnknownPreset { found: name.to_owned() }),
+            _ => bail!("--preset '{name}': expected one of {}", PRESETS.join(", ")),
         }
     }
 
-    pub(super) fn arch(&self) -> Result<&'static Arch, SynthError> {
-        ARCHS
-            .iter()
-            .find(|arch| arch.name == self.arch)
-            .ok_or_else(|| SynthError::UnknownArch { found: self.arch.clone() })
-    }
-
     /// Checks everything and works out the sizes that are left open.
-    pub(super) fn sizes(&self) -> Result<Sizes, SynthError> {
-        let arch = self.arch()?;
+    pub(super) fn sizes(&self) -> anyhow::Result<Sizes> {
+        let arch = ARCHS.iter().find(|arch| arch.name == self.arch).with_context(|| {
+            let known: Vec<_> = architectures().collect();
+            format!("--arch '{}': expected one of {}", self.arch, known.join(", "))
+        })?;
         let fault = |flag: &'static str, found: String, expected: String| {
-            Err(SynthError::Flag { flag, found, expected: format!("{expected} ({})", arch.name) })
+            bail!("{flag} {found}: expected {expected} ({})", arch.name)
         };
         // llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; the others keep every product inside 64 bits.
         let limits = [
@@ -220,12 +219,7 @@ impl Spec {
         if dense_lead > 0 && arch.dense_lead.is_none() {
             return fault("--dense-lead", dense_lead.to_string(), "0".to_owned());
         }
-        let (least, usual, most) = match arch.shared {
-            Shared::Never => (0, 0, 0),
-            Shared::Optional(usual) => (0, usual, 64),
-            Shared::One => (1, 1, 1),
-            Shared::AtLeastOne => (1, 1, 64),
-        };
+        let (least, usual, most) = arch.shared;
         let shared = self.shared.unwrap_or(usual);
         if !(least..=most).contains(&shared) {
             return fault("--shared", shared.to_string(), format!("{least} to {most}"));
@@ -256,6 +250,7 @@ impl Spec {
             return fault("--ff-dense", ff_dense.to_string(), "a multiple of 32 up to 4194304".to_owned());
         }
         Ok(Sizes {
+            arch,
             embd: self.embd.into(),
             ff: self.ff.into(),
             ff_dense: ff_dense.into(),
@@ -277,6 +272,7 @@ impl Spec {
 /// A checked model's lengths.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
+    pub arch: &'static Arch,
     pub embd: u64,
     pub ff: u64,
     pub ff_dense: u64,

@@ -48,34 +48,30 @@ pub(super) struct Vocab {
 impl Vocab {
     /// `size` tokens, `TOKENS_MIN..=TOKENS_MAX`.
     pub(super) fn new(size: u32) -> Vocab {
-        let mut builder = Builder::bytes();
-        let words = size as usize - CONTROL.len();
+        let mut builder = Builder::bytes(size as usize - CONTROL.len());
         for word in WORDS {
-            builder.add_word(word, words);
-            builder.add_word(&format!("{SPACE}{word}"), words);
+            builder.add_word(word);
+            builder.add_word(&format!("{SPACE}{word}"));
         }
         let letters: Vec<String> = LETTERS.chars().map(String::from).collect();
         for letter in &letters {
-            builder.add(&SPACE.to_string(), letter, words);
+            builder.add(&SPACE.to_string(), letter);
         }
         let pairs: Vec<String> = letters.iter().flat_map(|a| letters.iter().map(move |b| format!("{a}{b}"))).collect();
         for pair in &pairs {
-            builder.add(&pair[..1], &pair[1..], words);
+            builder.add(&pair[..1], &pair[1..]);
         }
         for pair in &pairs {
-            builder.add(&SPACE.to_string(), pair, words);
+            builder.add(&SPACE.to_string(), pair);
         }
         for pair in &pairs {
             for letter in &letters {
-                builder.add(pair, letter, words);
+                builder.add(pair, letter);
             }
         }
         for first in &pairs {
             for second in &pairs {
-                if builder.tokens.len() == words {
-                    break;
-                }
-                builder.add(first, second, words);
+                builder.add(first, second);
             }
         }
         builder.finish()
@@ -86,6 +82,8 @@ impl Vocab {
 const SPACE: char = '\u{120}';
 
 struct Builder {
+    /// Tokens, at the most.
+    limit: usize,
     tokens: Vec<String>,
     known: HashSet<String>,
     merges: Vec<String>,
@@ -93,7 +91,7 @@ struct Builder {
 
 impl Builder {
     /// The 256 bytes in GPT-2's printable spelling.
-    fn bytes() -> Builder {
+    fn bytes(limit: usize) -> Builder {
         let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
         let mut shifted = 256;
         let tokens: Vec<String> = (0..256)
@@ -103,29 +101,28 @@ impl Builder {
                 char::from_u32(code).expect("below the surrogates").to_string()
             })
             .collect();
-        Builder { known: tokens.iter().cloned().collect(), tokens, merges: Vec::new() }
+        Builder { limit, known: tokens.iter().cloned().collect(), tokens, merges: Vec::new() }
     }
 
-    /// Adds `left` + `right`, both of which are tokens already, unless it is known. Once `limit` is reached nothing is
-    /// added, so parts may be missing, too.
-    fn add(&mut self, left: &str, right: &str, limit: usize) {
-        if self.tokens.len() >= limit {
+    /// Adds `left` + `right`, both of which are tokens already, unless it is known. Once the limit is reached nothing
+    /// is added, so parts may be missing, too.
+    fn add(&mut self, left: &str, right: &str) {
+        if self.tokens.len() >= self.limit {
             return;
         }
         debug_assert!(self.known.contains(left) && self.known.contains(right), "{left} {right}");
         let token = format!("{left}{right}");
-        if !self.known.contains(&token) {
+        if self.known.insert(token.clone()) {
             self.merges.push(format!("{left} {right}"));
-            self.known.insert(token.clone());
             self.tokens.push(token);
         }
     }
 
-    /// Adds every beginning of `word` and `word`, as far as `limit` permits.
-    fn add_word(&mut self, word: &str, limit: usize) {
+    /// Adds every beginning of `word` and `word`, as far as the limit permits.
+    fn add_word(&mut self, word: &str) {
         for (end, letter) in word.char_indices().skip(1) {
             if self.known.contains(&word[..end]) {
-                self.add(&word[..end], &word[end..end + letter.len_utf8()], limit);
+                self.add(&word[..end], &word[end..end + letter.len_utf8()]);
             }
         }
     }

@@ -12,10 +12,9 @@ use crate::files;
 use crate::load::{LoadClass, LoadStats};
 use crate::predict::{Predicted, top_k};
 use crate::residency::{NeededExpert, Observer};
-use crate::route::Routing;
+use crate::route::{Routing, rounded};
 use crate::trace::{
-    Header, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError,
-    TraceWriter, WithdrawnRecord, rounded,
+    Header, LayerRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError, TraceWriter,
 };
 
 /// Unselected experts that are kept of each token.
@@ -105,7 +104,7 @@ impl Recorder {
             ("read_seconds", seconds),
         ];
         let host = host.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        self.write(|writer| writer.measured(&MeasuredRecord { host }));
+        self.write(|writer| writer.measured(&host));
     }
 
     fn write(&mut self, write: impl FnOnce(&mut TraceWriter<File>) -> Result<(), TraceError>) {
@@ -180,16 +179,12 @@ impl Observer for Recorder {
         // More than there is: what was read before has left unused.
         let before = if brought.0 == class && brought.1 + bytes <= whole { brought.1 } else { 0 };
         *brought = (class, before + bytes);
-        let (layer, expert) = (version.expert.layer, version.expert.index);
-        let record = LoadRecord { layer, expert, precision: version.precision, class, bytes };
-        self.write(|writer| writer.load(&record));
+        self.write(|writer| writer.load(version, class, bytes));
     }
 
     fn withdrawn(&mut self, version: Version, bytes: u64) {
         self.brought.remove(&version);
-        let (layer, expert) = (version.expert.layer, version.expert.index);
-        let record = WithdrawnRecord { layer, expert, precision: version.precision, bytes };
-        self.write(|writer| writer.withdrawn(&record));
+        self.write(|writer| writer.withdrawn(version, bytes));
     }
 
     fn foretold(&mut self, distance: u8, scores: &[f32], n_used: usize) {

@@ -267,7 +267,7 @@ impl Session {
         let layers = memories.as_ref().map_or_else(Vec::new, |own| own.host.layer_stats());
         let mut devices = memories.as_ref().map_or_else(Vec::new, |own| own.device_counters());
         for (now, before) in devices.iter_mut().zip(&self.devices_before) {
-            *now = now.since(before);
+            *now = *now - *before;
         }
         let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
         Stats { layers, devices, prefetch, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }

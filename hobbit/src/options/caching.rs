@@ -1,12 +1,11 @@
 //! Which experts stay in memory.
 
-use std::fmt;
-use std::str::FromStr;
+use smart_default::SmartDefault;
 
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::predict::PredictorKind;
-use crate::words::UnknownWord;
+use crate::words::named;
 
 /// Whether experts are read before their layer asks for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -21,31 +20,10 @@ pub enum Prefetch {
     Off,
 }
 
-impl FromStr for Prefetch {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "auto" => Ok(Self::Auto),
-            "on" => Ok(Self::On),
-            "off" => Ok(Self::Off),
-            _ => Err(UnknownWord::new("prefetch setting", word, "auto, on, off")),
-        }
-    }
-}
-
-impl fmt::Display for Prefetch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Auto => "auto",
-            Self::On => "on",
-            Self::Off => "off",
-        })
-    }
-}
+named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", Off = "off");
 
 /// How the caches, the host's and each device's, choose whom to evict.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct CachingOptions {
     /// Who leaves when a slot is needed.
     pub policy: PolicyKind,
@@ -59,30 +37,18 @@ pub struct CachingOptions {
     /// Whether that is read ahead.
     pub prefetch: Prefetch,
     /// How many layers ahead it looks at most.
+    #[default(Self::DISTANCE)]
     pub distance: u8,
     /// Compute with the experts that are there while others of the layer are read. Off only to measure what that is worth.
+    #[default(true)]
     pub overlap: bool,
     /// Free slots are filled while nobody waits for a read, before anybody asks for what they then hold. Only with
     /// [`PolicyKind::Foresight`] or where every expert has a slot; not in traced or deterministic runs, nor with devices.
+    #[default(true)]
     pub fill: bool,
 }
 
 impl CachingOptions {
     /// HOBBIT found 1 to 3 best.
     pub const DISTANCE: u8 = 2;
-}
-
-impl Default for CachingOptions {
-    fn default() -> Self {
-        Self {
-            policy: PolicyKind::default(),
-            weights: None,
-            slots: Allocation::default(),
-            predictor: PredictorKind::default(),
-            prefetch: Prefetch::default(),
-            distance: Self::DISTANCE,
-            overlap: true,
-            fill: true,
-        }
-    }
 }

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use smart_default::SmartDefault;
+
 use crate::load::balance::HelperMode;
 use crate::plan::ExpertCache;
-use crate::words::UnknownWord;
+use crate::words::{UnknownWord, named};
 
 /// Which devices a model is offloaded to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,17 +47,7 @@ pub enum SplitMode {
     Layer,
 }
 
-impl FromStr for SplitMode {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "none" => Ok(Self::None),
-            "layer" => Ok(Self::Layer),
-            _ => Err(UnknownWord::new("split mode", word, "none, layer")),
-        }
-    }
-}
+named!(SplitMode, "split mode": None = "none", Layer = "layer");
 
 /// Whether missing experts may be computed on the CPU while the device computes the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -142,7 +134,7 @@ impl fmt::Display for TensorOverride {
 }
 
 /// Where ordinary weights and expert products go.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct DeviceOptions {
     /// Which devices.
     pub devices: DeviceChoice,
@@ -161,10 +153,12 @@ pub struct DeviceOptions {
     /// Device memory for experts, over all devices, or percent of all experts.
     pub cache: ExpertCache,
     /// Percent of a device's memory that stays free, `0.0..=100.0`.
+    #[default(Self::HEADROOM)]
     pub headroom: f64,
     /// Whether the CPU computes missing experts.
     pub cpu_helper: CpuHelper,
     /// Keep experts in pinned host memory where the device offers it.
+    #[default(true)]
     pub pinned: bool,
     /// Measure link and CPU before the first token, about a second unless this machine has been measured before. Without
     /// it the CPU helper learns as it goes.
@@ -174,25 +168,6 @@ pub struct DeviceOptions {
 impl DeviceOptions {
     /// Drivers, other programs and the backend's temporary buffers need room, too.
     pub const HEADROOM: f64 = 10.0;
-}
-
-impl Default for DeviceOptions {
-    fn default() -> Self {
-        Self {
-            devices: DeviceChoice::default(),
-            rpc: Vec::new(),
-            split: SplitMode::default(),
-            main: 0,
-            tensor_split: Vec::new(),
-            n_cpu_moe: 0,
-            override_tensors: Vec::new(),
-            cache: ExpertCache::default(),
-            headroom: Self::HEADROOM,
-            cpu_helper: CpuHelper::default(),
-            pinned: true,
-            calibrate: false,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! When a low-precision expert may stand in for the real one.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
+
+use smart_default::SmartDefault;
 
 use crate::route::Thresholds;
-use crate::words::UnknownWord;
+use crate::words::named;
 
 /// Whether results may differ from llama.cpp's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -17,29 +17,10 @@ pub enum PrecisionMode {
     Dynamic,
 }
 
-impl FromStr for PrecisionMode {
-    type Err = UnknownWord;
-
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "exact" => Ok(Self::Exact),
-            "dynamic" => Ok(Self::Dynamic),
-            _ => Err(UnknownWord::new("precision mode", word, "exact, dynamic")),
-        }
-    }
-}
-
-impl fmt::Display for PrecisionMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Exact => "exact",
-            Self::Dynamic => "dynamic",
-        })
-    }
-}
+named!(PrecisionMode, "precision mode": Exact = "exact", Dynamic = "dynamic");
 
 /// When a low-precision version may stand in.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct PrecisionOptions {
     /// `None`: dynamic where there are low versions, else exact.
     pub mode: Option<PrecisionMode>,
@@ -51,8 +32,10 @@ pub struct PrecisionOptions {
     /// Scale a token's remaining router weights up when an expert is skipped.
     pub renormalise: bool,
     /// Share of a layer's active experts that may come in low precision in a batch, least popular first, `0.0..=1.0`.
+    #[default(0.25)]
     pub prefill_low: f32,
     /// Replace often used low versions by high ones while nothing else is read.
+    #[default(true)]
     pub upgrade: bool,
     /// Nothing depends on how fast reads are: same seed, budget and prompt give the same text.
     pub deterministic: bool,
@@ -73,20 +56,6 @@ impl PrecisionOptions {
             (Some(given), None) => (given, t2.max(given)),
             (None, Some(given)) => (t1.min(given), given),
             (Some(t1), Some(t2)) => (t1, t2),
-        }
-    }
-}
-
-impl Default for PrecisionOptions {
-    fn default() -> Self {
-        Self {
-            mode: None,
-            t1: None,
-            t2: None,
-            renormalise: false,
-            prefill_low: 0.25,
-            upgrade: true,
-            deterministic: false,
         }
     }
 }

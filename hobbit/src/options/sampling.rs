@@ -3,37 +3,50 @@
 use std::fmt;
 use std::str::FromStr;
 
+use smart_default::SmartDefault;
+
 use super::Token;
 use crate::words::UnknownWord;
 
 /// Settings of a sampler chain.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct SamplingOptions {
     /// Seed of the random choice; [`SamplingOptions::RANDOM_SEED`] draws one.
+    #[default(Self::RANDOM_SEED)]
     pub seed: u32,
     /// Samplers in the order in which they act.
+    #[default(SamplerKind::DEFAULT_ORDER.to_vec())]
     pub samplers: Vec<SamplerKind>,
     /// Temperature; 0 and below is greedy.
+    #[default(0.8)]
     pub temp: f32,
     /// Half width of the dynamic temperature; 0 disables it.
     pub dynatemp_range: f32,
     /// Exponent of the dynamic temperature.
+    #[default(1.0)]
     pub dynatemp_exponent: f32,
     /// Candidates kept by top-k; 0 and below keeps all.
+    #[default(40)]
     pub top_k: i32,
     /// Probability mass kept by top-p; 1 disables it.
+    #[default(0.95)]
     pub top_p: f32,
     /// Least probability, relative to the best candidate, kept by min-p; 0 disables it.
+    #[default(0.05)]
     pub min_p: f32,
     /// Locally typical mass; 1 disables it.
+    #[default(1.0)]
     pub typical_p: f32,
     /// Standard deviations below the best logit kept by top-n-sigma; negative disables it.
+    #[default(-1.0)]
     pub top_n_sigma: f32,
     /// Exclude-top-choices.
     pub xtc: XtcOptions,
     /// Factor on the logits of repeated tokens; 1 disables it.
+    #[default(1.0)]
     pub repeat_penalty: f32,
     /// Tokens that the penalties look back over; 0 disables them.
+    #[default(64)]
     pub repeat_last_n: i32,
     /// Subtracted once from the logits of tokens present; 0 disables it.
     pub presence_penalty: f32,
@@ -42,8 +55,10 @@ pub struct SamplingOptions {
     /// Don't-repeat-yourself.
     pub dry: DryOptions,
     /// Adaptive-p: probability aimed at, 0..1; negative disables it.
+    #[default(-1.0)]
     pub adaptive_target: f32,
     /// Adaptive-p: decay of the moving average, 0..0.99.
+    #[default(0.9)]
     pub adaptive_decay: f32,
     /// Mirostat; replaces the truncating samplers when on.
     pub mirostat: MirostatOptions,
@@ -67,93 +82,46 @@ impl SamplingOptions {
     }
 }
 
-impl Default for SamplingOptions {
-    fn default() -> Self {
-        Self {
-            seed: Self::RANDOM_SEED,
-            samplers: SamplerKind::DEFAULT_ORDER.to_vec(),
-            temp: 0.8,
-            dynatemp_range: 0.0,
-            dynatemp_exponent: 1.0,
-            top_k: 40,
-            top_p: 0.95,
-            min_p: 0.05,
-            typical_p: 1.0,
-            top_n_sigma: -1.0,
-            xtc: XtcOptions::default(),
-            repeat_penalty: 1.0,
-            repeat_last_n: 64,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            dry: DryOptions::default(),
-            adaptive_target: -1.0,
-            adaptive_decay: 0.9,
-            mirostat: MirostatOptions::default(),
-            ignore_eos: false,
-            logit_bias: Vec::new(),
-            grammar: None,
-            min_keep: 0,
-        }
-    }
-}
-
 /// Exclude-top-choices.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct XtcOptions {
     /// Chance that it acts on a token; 0 disables it.
     pub probability: f32,
     /// Candidates above this probability, but for the last, are removed; above 0.5 disables it.
+    #[default(0.1)]
     pub threshold: f32,
 }
 
-impl Default for XtcOptions {
-    fn default() -> Self {
-        Self { probability: 0.0, threshold: 0.1 }
-    }
-}
-
 /// Don't-repeat-yourself.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct DryOptions {
     /// Strength; 0 disables it.
     pub multiplier: f32,
     /// Base of the penalty's growth with the repeated length.
+    #[default(1.75)]
     pub base: f32,
     /// Repeated length in tokens that costs nothing.
+    #[default(2)]
     pub allowed_length: i32,
     /// Tokens scanned for repetitions; 0 disables it.
+    #[default(64)]
     pub penalty_last_n: i32,
     /// Strings that end a repetition.
+    #[default(["\n", ":", "\"", "*"].map(String::from).to_vec())]
     pub sequence_breakers: Vec<String>,
 }
 
-impl Default for DryOptions {
-    fn default() -> Self {
-        Self {
-            multiplier: 0.0,
-            base: 1.75,
-            allowed_length: 2,
-            penalty_last_n: 64,
-            sequence_breakers: ["\n", ":", "\"", "*"].map(String::from).to_vec(),
-        }
-    }
-}
-
 /// Mirostat.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct MirostatOptions {
     /// 0 off, 1 Mirostat, 2 Mirostat 2.0.
     pub version: u8,
     /// Target entropy.
+    #[default(5.0)]
     pub tau: f32,
     /// Learning rate.
+    #[default(0.1)]
     pub eta: f32,
-}
-
-impl Default for MirostatOptions {
-    fn default() -> Self {
-        Self { version: 0, tau: 5.0, eta: 0.1 }
-    }
 }
 
 /// One link of the sampler chain.
@@ -200,50 +168,32 @@ impl SamplerKind {
     ];
 
     /// llama.cpp's order.
-    pub const DEFAULT_ORDER: [Self; 9] = [
-        Self::Penalties,
-        Self::Dry,
-        Self::TopNSigma,
-        Self::TopK,
-        Self::TypicalP,
-        Self::TopP,
-        Self::MinP,
-        Self::Xtc,
-        Self::Temperature,
+    pub const DEFAULT_ORDER: &[Self] = Self::ALL.split_at(9).0;
+
+    /// Of each kind, in the order of the enumeration: llama.cpp's canonical name (`common_sampler_type_to_str`) and the letter
+    /// of `--sampling-seq` (`common_sampler_type_to_chr`).
+    const WORDS: [(&str, char); Self::ALL.len()] = [
+        ("penalties", 'e'),
+        ("dry", 'd'),
+        ("top_n_sigma", 's'),
+        ("top_k", 'k'),
+        ("typ_p", 'y'),
+        ("top_p", 'p'),
+        ("min_p", 'm'),
+        ("xtc", 'x'),
+        ("temperature", 't'),
+        ("infill", 'i'),
+        ("adaptive_p", 'a'),
     ];
 
-    /// llama.cpp's canonical name (`common_sampler_type_to_str`).
+    /// llama.cpp's canonical name.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Penalties => "penalties",
-            Self::Dry => "dry",
-            Self::TopNSigma => "top_n_sigma",
-            Self::TopK => "top_k",
-            Self::TypicalP => "typ_p",
-            Self::TopP => "top_p",
-            Self::MinP => "min_p",
-            Self::Xtc => "xtc",
-            Self::Temperature => "temperature",
-            Self::Infill => "infill",
-            Self::AdaptiveP => "adaptive_p",
-        }
+        Self::WORDS[self as usize].0
     }
 
-    /// The letter of `--sampling-seq` (`common_sampler_type_to_chr`).
+    /// The letter of `--sampling-seq`.
     pub const fn letter(self) -> char {
-        match self {
-            Self::Penalties => 'e',
-            Self::Dry => 'd',
-            Self::TopNSigma => 's',
-            Self::TopK => 'k',
-            Self::TypicalP => 'y',
-            Self::TopP => 'p',
-            Self::MinP => 'm',
-            Self::Xtc => 'x',
-            Self::Temperature => 't',
-            Self::Infill => 'i',
-            Self::AdaptiveP => 'a',
-        }
+        Self::WORDS[self as usize].1
     }
 
     /// The kind whose letter this is.

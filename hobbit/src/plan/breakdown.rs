@@ -1,9 +1,8 @@
 //! Plans in words.
 
-use super::size::FlagValue;
 use super::{BudgetSource, MemoryPlan};
 use crate::expert::Precision;
-use crate::units::ShortBytes;
+use crate::units::{MIB, ShortBytes};
 use std::fmt;
 
 impl fmt::Display for MemoryPlan {
@@ -55,7 +54,7 @@ pub(super) fn origin(source: BudgetSource) -> &'static str {
 
 /// The flags of an advice.
 pub(super) fn flags(mem_budget: Option<u64>, expert_cache: Option<u64>) -> String {
-    let flag = |name: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{name} {}", FlagValue(bytes)));
+    let flag = |name: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{name} {}", mib_up(bytes)));
     let given = [flag("--mem-budget", mem_budget), flag("--expert-cache", expert_cache)];
     given.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
@@ -67,7 +66,7 @@ pub(super) fn more_memory(minimum: u64, available: Option<u64>, or_else: &str) -
             let advice = or_else.trim_start_matches("or ");
             format!("{} are available here: {advice}, or run it where there is more memory", ShortBytes(available))
         }
-        None => format!("give --mem-budget {}, {or_else}", FlagValue(minimum)),
+        None => format!("give --mem-budget {}, {or_else}", mib_up(minimum)),
     }
 }
 
@@ -75,7 +74,7 @@ pub(super) fn more_memory(minimum: u64, available: Option<u64>, or_else: &str) -
 pub(super) fn or_budget(minimum: u64, available: Option<u64>) -> String {
     match available.filter(|available| minimum > *available) {
         Some(available) => format!(" ({} are available here)", ShortBytes(available)),
-        None => format!(", or --mem-budget {}", FlagValue(minimum)),
+        None => format!(", or --mem-budget {}", mib_up(minimum)),
     }
 }
 
@@ -85,6 +84,11 @@ pub(super) fn or_less(available: u64) -> String {
         0 => String::new(),
         mib => format!(" or at most {mib}MiB"),
     }
+}
+
+/// Bytes for a flag, rounded up: a lower limit.
+fn mib_up(bytes: u64) -> String {
+    format!("{}MiB", bytes.div_ceil(MIB))
 }
 
 /// Bytes for a flag, rounded down: an upper limit.

@@ -72,12 +72,7 @@ impl DevicePlan {
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
         let headroom = headroom(input);
         let taken = headroom.saturating_add(input.scratch);
-        let asked = match input.wanted {
-            ExpertCache::Auto => None,
-            ExpertCache::Bytes(bytes) => Some(bytes.min(experts.bytes())),
-            // A product of whole numbers below 2^53 is exact, as in `MemoryPlan::new`.
-            ExpertCache::Percent(percent) => Some((experts.bytes() as f64 * percent / 100.0).round() as u64),
-        };
+        let asked = input.wanted.of(experts.bytes());
         let is_elsewhere = matches!(input.wanted, ExpertCache::Bytes(0) | ExpertCache::Percent(0.0));
         if is_elsewhere || experts.bytes() == 0 {
             let none =

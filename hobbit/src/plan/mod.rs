@@ -22,7 +22,6 @@ mod breakdown;
 mod device;
 mod layers;
 mod limits;
-mod low_share;
 mod pools;
 mod regime;
 mod size;
@@ -31,17 +30,17 @@ mod tests;
 
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
+pub(crate) use limits::kib_field;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
-pub use low_share::LowShare;
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use regime::{Needs, Regime};
-pub use size::{Budget, ExpertCache, SizeError};
+pub use size::{Budget, ExpertCache, LowShare, SizeError};
 
 use crate::expert::Precision;
 use crate::units::ShortBytes;
 use pools::{Division, Experts};
 use serde::Serialize;
-use size::FlagValue;
+use size::whole_mib_up;
 
 /// What a plan is made from. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,7 +146,7 @@ pub enum PlanError {
     /// The budget cannot hold the model even with no expert cached.
     #[error(
         "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached; {}",
-        ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(FlagValue(*minimum).bytes()),
+        ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(whole_mib_up(*minimum)),
         breakdown::more_memory(*minimum, *available, "or make the context smaller (-c)")
     )]
     TooSmall {
@@ -317,12 +316,7 @@ impl MemoryPlan {
                 available,
             });
         };
-        let asked = match input.expert_cache {
-            ExpertCache::Auto => None,
-            ExpertCache::Bytes(bytes) => Some(bytes.min(experts.bytes())),
-            // A product of whole numbers below 2^53 is exact: 29 % of 100 experts are 29.
-            ExpertCache::Percent(percent) => Some((experts.bytes() as f64 * percent / 100.0).round() as u64),
-        };
+        let asked = input.expert_cache.of(experts.bytes());
         if let Some(asked) = asked.filter(|asked| experts.room_for(*asked) > room) {
             let fits = experts.largest_cache(room);
             let minimum = budget_for(experts.room_for(asked));
@@ -336,12 +330,12 @@ impl MemoryPlan {
         let low_cache = bytes_of(Precision::Low);
 
         let warning = (n_slots + n_low_slots < experts.n_cycle()).then(|| {
-            let cache = asked.map(|_| FlagValue(experts.cache_for_cycle()).bytes());
+            let cache = asked.map(|_| whole_mib_up(experts.cache_for_cycle()));
             let needed = match cache {
                 Some(cache) => experts.room_for(cache.min(experts.bytes())),
                 None => experts.auto_room_for_cycle(),
             };
-            let mem_budget = (asked.is_none() || needed > room).then(|| FlagValue(budget_for(needed)).bytes());
+            let mem_budget = (asked.is_none() || needed > room).then(|| whole_mib_up(budget_for(needed)));
             let n_slots = n_slots + n_low_slots;
             BelowTokenCycle { n_slots, n_cycle: experts.n_cycle(), mem_budget, expert_cache: cache }
         });
@@ -376,11 +370,7 @@ impl MemoryPlan {
         experts: u64,
     ) -> Result<(), PlanError> {
         let (Budget::Bytes(budget), Some((available, origin))) = (budget, limits.budget()) else { return Ok(()) };
-        let cached = match expert_cache {
-            ExpertCache::Auto => experts,
-            ExpertCache::Bytes(bytes) => bytes.min(experts),
-            ExpertCache::Percent(percent) => (experts as f64 * percent / 100.0) as u64,
-        };
+        let cached = expert_cache.of(experts).unwrap_or(experts);
         let takes = ordinary.saturating_add(cached).min(budget);
         if takes > available { Err(PlanError::AboveLimit { budget, takes, available, origin }) } else { Ok(()) }
     }

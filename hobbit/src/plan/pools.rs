@@ -1,6 +1,7 @@
 //! Dividing the experts' room: between cache and staging, high and low precision, and among pools.
 
 use serde::Serialize;
+use smart_default::SmartDefault;
 
 use super::LowShare;
 use crate::expert::Precision;
@@ -35,21 +36,17 @@ impl PoolSpec {
     }
 }
 
-/// How many staging slots to keep. One holds any slice of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How many staging slots to keep. One holds any slice of the model: one is enough to be right, the slices of eight experts
+/// to be fast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct StagingWish {
     /// Without them there is no plan.
+    #[default(1)]
     pub min: u32,
     /// With them reads stay in flight while products run. Given up as far as they would take more than a tenth of
     /// the experts' room.
+    #[default(24)]
     pub wanted: u32,
-}
-
-impl Default for StagingWish {
-    /// One slice is enough to be right, the slices of eight experts to be fast.
-    fn default() -> Self {
-        Self { min: 1, wanted: 24 }
-    }
 }
 
 /// What one pool gets.

@@ -4,10 +4,10 @@
 //! number is bytes.
 
 use serde::Serialize;
-use std::fmt;
 use std::str::FromStr;
 
 use crate::units::{MIB, parse_bytes, parse_percent};
+use crate::words::UnknownWord;
 
 /// What `--mem-budget` says: the memory the whole process may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -29,6 +29,18 @@ pub enum ExpertCache {
     Bytes(u64),
     /// Percent of all experts of the model, `0.0..=100.0`.
     Percent(f64),
+}
+
+impl ExpertCache {
+    /// The bytes asked for of so many; `None` for what is left.
+    pub(super) fn of(self, all: u64) -> Option<u64> {
+        match self {
+            Self::Auto => None,
+            Self::Bytes(bytes) => Some(bytes.min(all)),
+            // A product of whole numbers below 2^53 is exact: 29 % of 100 experts are 29.
+            Self::Percent(percent) => Some((all as f64 * percent / 100.0).round() as u64),
+        }
+    }
 }
 
 /// A size that cannot be read.
@@ -70,20 +82,33 @@ impl FromStr for ExpertCache {
     }
 }
 
-/// Bytes for a flag, rounded up to whole MiB so that giving them back is enough: `1229MiB`.
-pub(super) struct FlagValue(pub(super) u64);
+/// The part of the expert cache, in bytes, that low-precision versions get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub enum LowShare {
+    /// What measured best.
+    #[default]
+    Auto,
+    /// Percent, `0.0..=100.0`.
+    Percent(f64),
+}
 
-impl FlagValue {
-    /// The bytes the text stands for.
-    pub(super) fn bytes(&self) -> u64 {
-        self.0.div_ceil(MIB).saturating_mul(MIB)
+impl FromStr for LowShare {
+    type Err = UnknownWord;
+
+    /// `auto` or a percentage (`25%`, `25`).
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+        let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
+        percent.map(Self::Percent).ok_or_else(|| UnknownWord::new("low share", text, "auto, or 0% to 100%"))
     }
 }
 
-impl fmt::Display for FlagValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}MiB", self.0.div_ceil(MIB))
-    }
+/// Bytes for a flag, in whole MiB and rounded up so that giving them back is enough.
+pub(super) fn whole_mib_up(bytes: u64) -> u64 {
+    bytes.div_ceil(MIB).saturating_mul(MIB)
 }
 
 #[cfg(test)]
@@ -128,9 +153,20 @@ mod tests {
     #[test]
     fn a_flag_value_is_never_less() {
         for bytes in [1, MIB, MIB + 1, 1234567890123] {
-            let Ok(Budget::Bytes(given)) = FlagValue(bytes).to_string().parse() else { panic!("{bytes}") };
-            assert_eq!(given, FlagValue(bytes).bytes());
-            assert!(bytes <= given && given < bytes + MIB);
+            let given = whole_mib_up(bytes);
+            assert!(bytes <= given && given < bytes + MIB && given.is_multiple_of(MIB), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn low_shares() {
+        for (text, share) in
+            [("auto", LowShare::Auto), ("25%", LowShare::Percent(25.0)), ("12.5 %", LowShare::Percent(12.5))]
+        {
+            assert_eq!(text.parse(), Ok(share));
+        }
+        for bad in ["", "%", "-1%", "101", "nan", "2G"] {
+            assert!(bad.parse::<LowShare>().is_err(), "{bad}");
         }
     }
 }

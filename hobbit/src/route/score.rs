@@ -1,7 +1,8 @@
 //! How much an expert matters to a token (HOBBIT, section 4.2).
 
 /// What a token asks for when an expert is missing. Ordered: `Skip < Low < High`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Demand {
     /// It does without.
     Skip,

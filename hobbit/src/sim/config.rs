@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use smart_default::SmartDefault;
+
 use super::budget::Budget;
 use super::error::SimError;
 use super::link::LinkModel;
@@ -34,21 +36,18 @@ pub enum PredictedBy {
 }
 
 /// Loading what later layers are expected to need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first that lacks an expert (HOBBIT's p).
+    #[default(2)]
     pub distance_max: u8,
     /// Predicted experts are kept from eviction until the layer that they were predicted for has run.
+    #[default(true)]
     pub shield: bool,
     /// Only what [`crate::load::prefetch`] finds worth its risk in the time there is; otherwise all that is predicted and
     /// missing.
+    #[default(true)]
     pub in_time: bool,
-}
-
-impl Default for Prefetch {
-    fn default() -> Self {
-        Self { distance_max: 2, shield: true, in_time: true }
-    }
 }
 
 /// What computing takes.
@@ -169,10 +168,10 @@ impl FromStr for Eviction {
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         match word {
             "belady" => Ok(Self::Belady),
-            _ => word.parse().map(Self::Policy).map_err(|_| UnknownWord {
+            _ => word.parse().map(Self::Policy).map_err(|error: UnknownWord| UnknownWord {
                 what: "policy",
-                found: word.to_owned(),
-                expected: PolicyKind::ALL.iter().map(|kind| format!("{kind}, ")).collect::<String>() + "belady",
+                expected: error.expected + ", belady",
+                ..error
             }),
         }
     }
@@ -194,10 +193,10 @@ impl FromStr for PredictedBy {
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         match word {
             "oracle" => Ok(Self::Oracle),
-            _ => word.parse().map(Self::Predictor).map_err(|_| UnknownWord {
+            _ => word.parse().map(Self::Predictor).map_err(|error: UnknownWord| UnknownWord {
                 what: "predictor",
-                found: word.to_owned(),
-                expected: PredictorKind::ALL.iter().map(|kind| format!("{kind}, ")).collect::<String>() + "oracle",
+                expected: error.expected + ", oracle",
+                ..error
             }),
         }
     }

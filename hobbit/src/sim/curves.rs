@@ -1,7 +1,6 @@
 //! Hits under LRU for every number of slots at once (Mattson's stack distances).
 
-use super::recorded::need_order;
-use super::recording::Recording;
+use super::recording::{Recording, need_order};
 
 /// Hits of one layer by number of slots.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,20 +3,22 @@
 use super::budget::Budget;
 use super::config::{Config, Eviction, PredictedBy};
 use super::error::SimError;
-use super::penalties::penalties;
 use super::recording::Recording;
 use super::replay::replay;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy};
+use crate::fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty};
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::{self, Shares, Thresholds, unimportance};
+use crate::trace::Layer;
 
 /// Steps of the first grid: weights are quarters.
 const GRID: u8 = 4;
 /// How often the step is halved afterwards.
 const REFINEMENTS: u32 = 3;
+/// Numbers of slots for which penalties are measured, at the most, beside none.
+const STEPS: u32 = 32;
 
 /// What to fit.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,8 +38,8 @@ pub struct FitGoal {
 }
 
 /// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps from
-/// its best point; then measures what misses cost each layer with every number of slots. Deterministic. `progress` is told how many replays were made, and may end it by answering false: the
-/// best so far is the result.
+/// its best point; then measures what misses cost each layer with every number of slots. Deterministic. `progress` is told how
+/// many replays were made, and may end it by answering false: the best so far is the result.
 ///
 /// # Errors
 /// [`SimError::OtherModel`], [`SimError::NoUses`].
@@ -71,7 +73,7 @@ pub fn fit(
     config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
     config.thresholds = thresholds.map_or(Thresholds { t1: 1.0, t2: 1.0 }, |(thresholds, _)| thresholds);
 
-    let tokens: u64 = recordings.iter().flat_map(Recording::batches).map(|batch| u64::from(batch.n_tokens)).sum();
+    let tokens: u64 = recordings.iter().map(Recording::n_tokens).sum();
     let mut replays = 0;
     let mut penalty = |config: &Config| -> Result<f64, SimError> {
         let mut sum = 0.0;
@@ -119,7 +121,7 @@ pub fn fit(
     let (least, point) = best.unwrap_or((0.0, [whole, 0, 0, 0]));
     let Weights { lru, lfu, lhu, fld } = weights_of(point, whole);
     config.weights = weights_of(point, whole);
-    let layers = penalties(recordings, &config, &mut || {
+    let (layers, n_measured) = penalties(recordings, &config, &mut || {
         n_tried += 1;
         is_wanted = is_wanted && progress(n_tried);
         is_wanted
@@ -144,8 +146,8 @@ pub fn fit(
         },
         penalty: least,
         penalty_lru,
-        replays: replays + layers.n_replays,
-        layers: layers.layers,
+        replays: replays + n_measured,
+        layers,
     })
 }
 
@@ -193,6 +195,53 @@ fn fit_thresholds(recordings: &[Recording], shares: Shares) -> Result<route::Fit
     route::fit(n_first, samples, shares)
 }
 
+/// Replays with 0, 1, ... slots in every layer; where there are more than [`STEPS`] experts, with so many numbers of slots.
+/// Layers do not compete for slots here, so one replay measures a point of each layer's curve.
+///
+/// `go_on` is asked before each number of slots. If it answers false, layers have no curves. Also answers how many replays of
+/// all recordings that took.
+fn penalties(
+    recordings: &[Recording],
+    config: &Config,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<(Vec<LayerPenalty>, u64), SimError> {
+    let layers = &recordings[0].header.model.layers;
+    let empty =
+        |layer: &Layer| LayerPenalty { layer: layer.layer, n_expert: layer.n_expert, ..LayerPenalty::default() };
+    let mut curves: Vec<LayerPenalty> = layers.iter().map(empty).collect();
+    let tokens: u64 = recordings.iter().map(Recording::n_tokens).sum();
+    let n_expert = layers.iter().map(|layer| u32::from(layer.n_expert)).max().unwrap_or(0);
+    let mut sizes: Vec<u32> = steps(n_expert).collect();
+    // A layer with fewer experts ends with all of them.
+    sizes.extend(layers.iter().map(|layer| u32::from(layer.n_expert)));
+    sizes.sort_unstable();
+    sizes.dedup();
+    let mut n_replays = 0;
+    for slots in sizes {
+        if !go_on() {
+            return Ok((layers.iter().map(empty).collect(), n_replays));
+        }
+        let config = Config { budget: Budget::Slots(slots), ..config.clone() };
+        let mut penalty = vec![0.0; curves.len()];
+        for recording in recordings {
+            let outcome = replay(recording, &config, &mut |_, _, _| {})?;
+            penalty.iter_mut().zip(&outcome.layers).for_each(|(sum, layer)| *sum += layer.penalty);
+        }
+        n_replays += 1;
+        for (curve, penalty) in curves.iter_mut().zip(penalty).filter(|(curve, _)| slots <= curve.n_expert.into()) {
+            curve.slots.push(slots);
+            curve.penalty.push(penalty / tokens.max(1) as f64);
+        }
+    }
+    Ok((curves, n_replays))
+}
+
+/// From 0 to `n`, at most [`STEPS`] apart from 0.
+fn steps(n: u32) -> impl Iterator<Item = u32> {
+    let n_steps = n.min(STEPS);
+    (0..=n_steps).map(move |step| (u64::from(n) * u64::from(step) / u64::from(n_steps.max(1))) as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,5 +255,14 @@ mod tests {
         let around: Vec<_> = neighbours([4, 4, 0, 0], 4).collect();
         assert_eq!(around.len(), 6);
         assert!(around.contains(&[0, 8, 0, 0]) && around.contains(&[4, 0, 0, 4]));
+    }
+
+    #[test]
+    fn every_number_up_to_32_then_32_of_them() {
+        assert_eq!(steps(3).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(steps(0).collect::<Vec<_>>(), [0]);
+        let many: Vec<u32> = steps(200).collect();
+        assert_eq!((many.len(), many[1], many[32]), (33, 6, 200));
+        assert!(many.is_sorted_by(|a, b| a < b));
     }
 }

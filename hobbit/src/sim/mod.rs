@@ -14,7 +14,6 @@
 //! [`Eviction::Belady`] is the optimum; [`fit()`] fits HOBBIT's weights and thresholds, and measures
 //! what each layer's misses cost.
 
-mod books;
 mod budget;
 mod config;
 mod curves;
@@ -22,14 +21,11 @@ mod error;
 mod fit;
 mod link;
 mod outcome;
-mod penalties;
 mod recall;
-mod recorded;
 mod recording;
 mod replay;
 #[cfg(test)]
 mod tests;
-mod virtual_reads;
 
 pub use budget::{Budget, BudgetError, LayerSlots, slots};
 pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch};

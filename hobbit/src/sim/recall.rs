@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::config::PredictedBy;
-use super::recorded::{chosen, has_router_scores, scores_at};
-use super::recording::{Batch, Event, Recording};
+use super::recording::{Batch, Event, Recording, chosen, has_router_scores, scores_at};
 use crate::predict::{
     self, FutureToken, Gates, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape, Predictor,
     PredictorKind, Recall,

@@ -1,10 +1,12 @@
-//! A whole trace in memory, as batches of layers.
+//! A whole trace in memory, as batches of layers, and what was recorded of a layer as those ask for it who replay it.
 
 use std::io::Read;
+use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 
 use super::SimError;
-use crate::trace::{Header, LayerRecord, Phase, Record, ResidentsRecord, TraceError, TraceReader};
+use crate::predict::PredictorKind;
+use crate::trace::{Header, LayerRecord, Phase, Record, ResidentsRecord, TraceReader};
 
 /// What was evaluated, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,40 +67,27 @@ impl Recording {
     /// # Errors
     /// As [`Recording::open`].
     pub fn read<R: Read>(mut reader: TraceReader<R>, path: &Path) -> Result<Self, SimError> {
-        let header = reader.header().clone();
-        let mut recording = Self {
-            path: path.to_owned(),
-            header,
-            start: ResidentsRecord::default(),
-            events: Vec::new(),
-            truncated: None,
-        };
-        recording.take(&mut reader)?;
-        if recording.batches().next().is_none() {
-            return Err(SimError::NoBatches { path: path.to_owned() });
-        }
-        recording.truncated = reader.truncated();
-        Ok(recording)
-    }
-
-    fn take(&mut self, records: impl Iterator<Item = Result<Record, TraceError>>) -> Result<(), TraceError> {
-        let mut layers = Vec::new();
-        for record in records {
+        let (mut header, mut start) = (reader.header().clone(), ResidentsRecord::default());
+        let (mut events, mut layers, mut has_batches) = (Vec::new(), Vec::new(), false);
+        for record in &mut reader {
             match record? {
-                Record::Sequence => self.events.push(Event::Sequence),
+                Record::Sequence => events.push(Event::Sequence),
                 Record::Layer(layer) => layers.push(layer),
-                Record::Batch(batch) => self.events.push(Event::Batch(Batch {
-                    phase: batch.phase,
-                    n_tokens: batch.n_tokens,
-                    seconds: f64::from(batch.seconds),
-                    layers: std::mem::take(&mut layers),
-                })),
-                Record::Residents(start) => self.start = start,
-                Record::Measured(measured) => self.header.host.extend(measured.host),
-                Record::Load(_) | Record::Withdrawn(_) => {}
+                Record::Batch { phase, n_tokens, seconds } => {
+                    let (seconds, layers) = (f64::from(seconds), std::mem::take(&mut layers));
+                    events.push(Event::Batch(Batch { phase, n_tokens, seconds, layers }));
+                    has_batches = true;
+                }
+                Record::Residents(residents) => start = residents,
+                Record::Measured { host } => header.host.extend(host),
+                Record::Load { .. } | Record::Withdrawn { .. } => {}
             }
         }
-        Ok(())
+        let path = path.to_owned();
+        match has_batches {
+            true => Ok(Self { path, header, start, events, truncated: reader.truncated() }),
+            false => Err(SimError::NoBatches { path }),
+        }
     }
 
     /// Pretends that every expert had a low version of so many percent of its bytes, where the model had none.
@@ -120,4 +109,74 @@ impl Recording {
             Event::Sequence => None,
         })
     }
+}
+
+/// The distinct experts of a layer in the order in which the engine asks for them: as recorded; else the router's order for a
+/// single token, falling popularity for a batch.
+pub(super) fn need_order(record: &LayerRecord, order: &mut Vec<u16>) {
+    order.clear();
+    if !record.needed.is_empty() || record.n_tokens == 1 {
+        // Nobody promises that a file names each once.
+        let push = |expert| {
+            if !order.contains(&expert) {
+                order.push(expert);
+            }
+        };
+        match record.needed.is_empty() {
+            true => record.chosen.iter().copied().for_each(push),
+            false => record.needed.iter().map(|needed| needed.expert).for_each(push),
+        }
+        return;
+    }
+    order.extend_from_slice(&record.chosen);
+    order.sort_unstable();
+    order.dedup();
+    let uses = summed(record, std::iter::repeat(1u32));
+    order.sort_by_key(|index| std::cmp::Reverse(uses[usize::from(*index)]));
+}
+
+/// The router weight of each expert, summed over the batch's tokens in their order, by index.
+pub(super) fn summed_weights(record: &LayerRecord) -> Vec<f32> {
+    summed(record, record.weights.iter().copied())
+}
+
+fn summed<T: Clone + Default + AddAssign>(record: &LayerRecord, amounts: impl Iterator<Item = T>) -> Vec<T> {
+    let mut sums = vec![T::default(); record.chosen.iter().max().map_or(0, |most| usize::from(*most) + 1)];
+    record.chosen.iter().zip(amounts).for_each(|(&index, amount)| sums[usize::from(index)] += amount);
+    sums
+}
+
+/// What the router chose for a single token, best first; weights sum to 1.
+pub(super) fn chosen(record: &LayerRecord) -> Vec<(u16, f32)> {
+    let mut chosen: Vec<(u16, f32)> = record.token(0).collect();
+    let total: f32 = chosen.iter().map(|(_, weight)| weight.abs()).sum();
+    if total > 0.0 {
+        chosen.iter_mut().for_each(|(_, weight)| *weight = weight.abs() / total);
+    }
+    chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
+    chosen
+}
+
+/// What the router at a distance of layers said of a layer's input, `[n_expert]`, as far as it was recorded, and 0 for other
+/// experts; `None` where nothing was.
+pub(super) fn scores_at(record: &LayerRecord, distance: u8, header: &Header) -> Option<Vec<f32>> {
+    let of_distance = || record.predictions.iter().filter(|prediction| prediction.distance == distance);
+    if !has_router_scores(header) || of_distance().next().is_none() {
+        return None;
+    }
+    let layers = &header.model.layers;
+    let at = layers.iter().position(|own| own.layer == record.layer)?;
+    let mut scores = vec![0.0; usize::from(layers.get(at + usize::from(distance))?.n_expert)];
+    for prediction in of_distance() {
+        if let Some(place) = scores.get_mut(usize::from(prediction.expert)) {
+            *place = prediction.score;
+        }
+    }
+    Some(scores)
+}
+
+/// Whether predictions of a recording are scores of later routers: its predictor worked on them.
+pub(super) fn has_router_scores(header: &Header) -> bool {
+    let gates = [PredictorKind::StackedGate, PredictorKind::CrossLayer];
+    header.settings.predictor.parse().is_ok_and(|kind: PredictorKind| gates.contains(&kind))
 }

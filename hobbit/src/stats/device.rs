@@ -51,22 +51,11 @@ pub struct DeviceCounters {
     pub cache_shrunk: u32,
 }
 
-impl DeviceCounters {
-    /// What was counted since `earlier`.
-    pub fn since(&self, earlier: &Self) -> Self {
-        Self {
-            hits: self.hits - earlier.hits,
-            misses: self.misses - earlier.misses,
-            uploads: self.uploads - earlier.uploads,
-            uploaded_bytes: self.uploaded_bytes - earlier.uploaded_bytes,
-            ahead: self.ahead - earlier.ahead,
-            ahead_used: self.ahead_used - earlier.ahead_used,
-            helper_experts: self.helper_experts - earlier.helper_experts,
-            helper_seconds: self.helper_seconds - earlier.helper_seconds,
-            cache_shrunk: self.cache_shrunk - earlier.cache_shrunk,
-        }
-    }
+super::field_by_field!(DeviceCounters: Sub::sub {
+    hits, misses, uploads, uploaded_bytes, ahead, ahead_used, helper_experts, helper_seconds, cache_shrunk
+});
 
+impl DeviceCounters {
     /// Share of needed experts found on the device, 0..=1; `None` when none was needed.
     pub fn hit_rate(&self) -> Option<f64> {
         super::ratio(self.hits as f64, (self.hits + self.misses) as f64)

@@ -34,12 +34,6 @@ impl PrecisionCounts {
         } += n;
     }
 
-    /// What was counted since `before`.
-    pub fn since(&self, before: Self) -> Self {
-        let Self { high, low, skipped } = before;
-        Self { high: self.high - high, low: self.low - low, skipped: self.skipped - skipped }
-    }
-
     /// Each as a share of the total; `None` when nothing was counted.
     pub fn shares(&self) -> Option<PrecisionShares> {
         let share = |count: u64| super::ratio(count as f64, self.total() as f64);
@@ -47,13 +41,8 @@ impl PrecisionCounts {
     }
 }
 
-impl std::ops::Add for PrecisionCounts {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { high: self.high + other.high, low: self.low + other.low, skipped: self.skipped + other.skipped }
-    }
-}
+super::field_by_field!(PrecisionCounts: Add::add { high, low, skipped });
+super::field_by_field!(PrecisionCounts: Sub::sub { high, low, skipped });
 
 impl fmt::Display for PrecisionCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

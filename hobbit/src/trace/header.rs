@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
 use crate::files;
 use crate::options::{PrecisionMode, Prefetch};
@@ -63,22 +64,28 @@ pub struct Layer {
 }
 
 /// How the engine was told to run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
 #[serde(default)]
 pub struct Settings {
     /// `--policy`, as typed.
+    #[default("lru".into())]
     pub policy: String,
     /// Predictor of prefetches; `none` without.
+    #[default("none".into())]
     pub predictor: String,
     /// `--prefetch`: what was predicted was read ahead (`on`, `auto`) or not (`off`).
+    #[default(Prefetch::Off.to_string())]
     pub prefetch: String,
     /// Layers ahead that were predicted, at the most.
     pub distance: u8,
     /// `exact` or `dynamic`.
+    #[default(PrecisionMode::Exact.to_string())]
     pub mode: String,
     /// Highest unimportance that was loaded in high precision.
+    #[default(1.0)]
     pub t1: f32,
     /// Highest unimportance that was loaded at all.
+    #[default(1.0)]
     pub t2: f32,
     /// Share of a batch's experts that came in low precision at most, `0.0..=1.0`.
     pub prefill_low: f32,
@@ -90,25 +97,6 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Anything else worth knowing: flags, weights of the policy, the text.
     pub more: BTreeMap<String, String>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            policy: "lru".into(),
-            predictor: "none".into(),
-            prefetch: Prefetch::Off.to_string(),
-            distance: 0,
-            mode: PrecisionMode::Exact.to_string(),
-            t1: 1.0,
-            t2: 1.0,
-            prefill_low: 0.0,
-            upgrade: false,
-            deterministic: false,
-            cache_bytes: 0,
-            more: BTreeMap::new(),
-        }
-    }
 }
 
 impl Header {

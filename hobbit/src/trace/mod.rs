@@ -32,12 +32,8 @@ mod record;
 mod tests;
 mod writer;
 
-pub use crate::route::rounded;
 pub use error::TraceError;
 pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;
-pub use record::{
-    BatchRecord, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, Record,
-    ResidentsRecord, WithdrawnRecord,
-};
+pub use record::{LayerRecord, Needed, Phase, Prediction, ReadClass, Record, ResidentsRecord};
 pub use writer::TraceWriter;

@@ -7,12 +7,8 @@ use std::path::{Path, PathBuf};
 use super::TraceError;
 use super::bytes::Cursor;
 use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
-use super::record::{
-    BatchRecord, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, Record,
-    ResidentsRecord, WithdrawnRecord,
-};
+use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PRECISIONS, Phase, Prediction, Record, ResidentsRecord};
 use crate::expert::{ExpertId, Precision, Version};
-use crate::route::Demand;
 
 /// Bytes of a record's payload, at the most.
 pub(super) const RECORD_BYTES_MAX: u64 = 64 << 20;
@@ -108,9 +104,7 @@ impl<R: Read> TraceReader<R> {
             let start = self.offset;
             let Some(tag) = self.byte()? else { return Ok(None) };
             let Some(len) = self.len(start)? else { return Ok(self.cut(start)) };
-            self.payload.clear();
-            let read = self.input.by_ref().take(len).read_to_end(&mut self.payload);
-            self.offset += read.map_err(|error| self.io(error))? as u64;
+            self.fill(len)?;
             if (self.payload.len() as u64) < len {
                 return Ok(self.cut(start));
             }
@@ -118,11 +112,11 @@ impl<R: Read> TraceReader<R> {
             let record = match tag {
                 SEQUENCE => Ok(Record::Sequence),
                 LAYER => layer(&mut cursor, &self.header).map(Record::Layer),
-                LOAD => load(&mut cursor, &self.header).map(Record::Load),
-                BATCH => batch(&mut cursor).map(Record::Batch),
+                LOAD => load(&mut cursor, &self.header),
+                BATCH => batch(&mut cursor),
                 RESIDENTS => residents(&mut cursor, &self.header).map(Record::Residents),
-                WITHDRAWN => withdrawn(&mut cursor, &self.header).map(Record::Withdrawn),
-                MEASURED => measured(&mut cursor).map(Record::Measured),
+                WITHDRAWN => withdrawn(&mut cursor, &self.header),
+                MEASURED => measured(&mut cursor),
                 _ => continue,
             };
             let record = record.and_then(|record| match cursor.left() {
@@ -138,19 +132,17 @@ impl<R: Read> TraceReader<R> {
         None
     }
 
+    /// Reads `n` bytes, or what is left of the file.
+    fn fill(&mut self, n: u64) -> Result<(), TraceError> {
+        self.payload.clear();
+        let read = self.input.by_ref().take(n).read_to_end(&mut self.payload);
+        self.offset += read.map_err(|error| self.io(error))? as u64;
+        Ok(())
+    }
+
     fn byte(&mut self) -> Result<Option<u8>, TraceError> {
-        let mut byte = [0];
-        loop {
-            match self.input.read(&mut byte) {
-                Ok(0) => return Ok(None),
-                Ok(_) => {
-                    self.offset += 1;
-                    return Ok(Some(byte[0]));
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.io(error)),
-            }
-        }
+        self.fill(1)?;
+        Ok(self.payload.first().copied())
     }
 
     /// Bytes of the payload; `None` where the file ends within the number.
@@ -247,35 +239,13 @@ fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
 fn needed(cursor: &mut Cursor, n_expert: u64) -> Result<Needed, String> {
     let expert = cursor.below(n_expert, "a needed expert")? as u16;
     let flags = cursor.u8("an expert's flags")?;
-    let unknown = || format!("expert {expert} has flags {flags:#04x}");
-    let used = match flags & 3 {
-        0 => Some(Precision::High),
-        1 => Some(Precision::Low),
-        2 => None,
-        _ => return Err(unknown()),
+    let (used, demand) = (PRECISIONS.get(usize::from(flags & 3)), DEMANDS.get(usize::from(flags >> 2 & 3)));
+    let (Some(&used), Some(&demand), 0) = (used, demand, flags >> 7) else {
+        return Err(format!("expert {expert} has flags {flags:#04x}"));
     };
-    let demand = match flags >> 2 & 3 {
-        0 => Demand::High,
-        1 => Demand::Low,
-        2 => Demand::Skip,
-        _ => return Err(unknown()),
-    };
-    if flags >> 7 != 0 {
-        return Err(unknown());
-    }
-    let class = class(flags >> 5 & 3).map_err(|_| unknown())?;
+    let class = CLASSES[usize::from(flags >> 5 & 3)];
     let bytes = if class.is_some() { cursor.varint("bytes")? } else { 0 };
     Ok(Needed { expert, demand, used, hit: flags & 16 != 0, class, bytes })
-}
-
-fn class(id: u8) -> Result<Option<ReadClass>, String> {
-    Ok(match id {
-        0 => None,
-        1 => Some(ReadClass::OnDemand),
-        2 => Some(ReadClass::Prefetch),
-        3 => Some(ReadClass::Upgrade),
-        _ => return Err(format!("a read is of class {id}, expected 0 to 3")),
-    })
 }
 
 /// A version of one of the model's experts.
@@ -291,15 +261,16 @@ fn version(cursor: &mut Cursor, header: &Header) -> Result<Version, String> {
     Ok(Version { expert: ExpertId { layer, index }, precision })
 }
 
-fn load(cursor: &mut Cursor, header: &Header) -> Result<LoadRecord, String> {
-    let Version { expert: ExpertId { layer, index: expert }, precision } = version(cursor, header)?;
-    let class = class(cursor.u8("the class")?)?.ok_or("the class of a read is 0, expected 1 to 3")?;
-    Ok(LoadRecord { layer, expert, precision, class, bytes: cursor.varint("bytes")? })
+fn load(cursor: &mut Cursor, header: &Header) -> Result<Record, String> {
+    let version = version(cursor, header)?;
+    let id = cursor.u8("the class")?;
+    let class = CLASSES.get(usize::from(id)).ok_or_else(|| format!("a read is of class {id}, expected 0 to 3"))?;
+    let class = class.ok_or("the class of a read is 0, expected 1 to 3")?;
+    Ok(Record::Load { version, class, bytes: cursor.varint("bytes")? })
 }
 
-fn withdrawn(cursor: &mut Cursor, header: &Header) -> Result<WithdrawnRecord, String> {
-    let Version { expert: ExpertId { layer, index: expert }, precision } = version(cursor, header)?;
-    Ok(WithdrawnRecord { layer, expert, precision, bytes: cursor.varint("bytes")? })
+fn withdrawn(cursor: &mut Cursor, header: &Header) -> Result<Record, String> {
+    Ok(Record::Withdrawn { version: version(cursor, header)?, bytes: cursor.varint("bytes")? })
 }
 
 fn residents(cursor: &mut Cursor, header: &Header) -> Result<ResidentsRecord, String> {
@@ -312,18 +283,18 @@ fn residents(cursor: &mut Cursor, header: &Header) -> Result<ResidentsRecord, St
     Ok(record)
 }
 
-fn measured(cursor: &mut Cursor) -> Result<MeasuredRecord, String> {
+fn measured(cursor: &mut Cursor) -> Result<Record, String> {
     let json = cursor.bytes(cursor.left(), "the numbers")?;
     let host = serde_json::from_slice(json).map_err(|error| format!("the machine's numbers: {error}"))?;
-    Ok(MeasuredRecord { host })
+    Ok(Record::Measured { host })
 }
 
-fn batch(cursor: &mut Cursor) -> Result<BatchRecord, String> {
+fn batch(cursor: &mut Cursor) -> Result<Record, String> {
     let phase = match cursor.u8("the phase")? {
         0 => Phase::Prefill,
         1 => Phase::Decode,
         other => return Err(format!("the phase is {other}, expected 0 or 1")),
     };
     let n_tokens = cursor.below(1 << 32, "the number of tokens")? as u32;
-    Ok(BatchRecord { phase, n_tokens, seconds: cursor.seconds("the batch")? })
+    Ok(Record::Batch { phase, n_tokens, seconds: cursor.seconds("the batch")? })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::expert::{ExpertId, Precision, Version};
+use crate::expert::{Precision, Version};
 use crate::route::Demand;
 
 /// One record.
@@ -16,15 +16,39 @@ pub enum Record {
     /// One layer of the batch that the next [`Record::Batch`] ends.
     Layer(LayerRecord),
     /// A read that no product waited for was started.
-    Load(LoadRecord),
+    Load {
+        /// Whose bytes.
+        #[serde(flatten)]
+        version: Version,
+        /// Why; never [`ReadClass::OnDemand`], which [`Needed`] tells.
+        class: ReadClass,
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// A batch has been evaluated: its layers are the layer records since the last one.
-    Batch(BatchRecord),
+    Batch {
+        /// What for.
+        phase: Phase,
+        /// Tokens in it.
+        n_tokens: u32,
+        /// Wall time.
+        seconds: f32,
+    },
     /// What was resident before the first batch.
     Residents(ResidentsRecord),
     /// A read of an earlier [`Record::Load`] was taken back before it started.
-    Withdrawn(WithdrawnRecord),
+    Withdrawn {
+        /// Whose bytes.
+        #[serde(flatten)]
+        version: Version,
+        /// Bytes that were not read after all.
+        bytes: u64,
+    },
     /// What has been measured of the machine so far; replaces what an earlier record, or the header, says.
-    Measured(MeasuredRecord),
+    Measured {
+        /// `link_bytes_per_second` and others, as in [`super::Header::host`]; finite.
+        host: BTreeMap<String, f64>,
+    },
 }
 
 /// Prompt processing or decoding.
@@ -35,17 +59,6 @@ pub enum Phase {
     Prefill,
     /// A generated token.
     Decode,
-}
-
-/// A batch that has been evaluated.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct BatchRecord {
-    /// What for.
-    pub phase: Phase,
-    /// Tokens in it.
-    pub n_tokens: u32,
-    /// Wall time.
-    pub seconds: f32,
 }
 
 /// Why an expert's bytes were read.
@@ -60,78 +73,27 @@ pub enum ReadClass {
     Upgrade,
 }
 
-/// A background read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct LoadRecord {
-    /// Block number.
-    pub layer: u16,
-    /// Expert.
-    pub expert: u16,
-    /// Which version.
-    pub precision: Precision,
-    /// Why; never [`ReadClass::OnDemand`], which [`Needed`] tells.
-    pub class: ReadClass,
-    /// Bytes asked for.
-    pub bytes: u64,
-}
-
-impl LoadRecord {
-    /// Whose bytes.
-    pub fn expert_id(&self) -> ExpertId {
-        ExpertId { layer: self.layer, index: self.expert }
-    }
-}
-
-/// A background read that never started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct WithdrawnRecord {
-    /// Block number.
-    pub layer: u16,
-    /// Expert.
-    pub expert: u16,
-    /// Which version.
-    pub precision: Precision,
-    /// Bytes that were not read after all.
-    pub bytes: u64,
-}
-
 /// What the host's cache began with: a warm start ([`crate::cache::CacheState`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ResidentsRecord {
     /// Versions that were there, least recently used first.
-    #[serde(serialize_with = "versions_by_name")]
     pub versions: Vec<Version>,
     /// What the policy of the settings had learned, in its own format ([`crate::cache::Policy::save`]).
     #[serde(rename = "statistics_bytes", serialize_with = "only_length")]
     pub statistics: Vec<u8>,
 }
 
-/// Numbers of the machine by name, as in [`super::Header::host`]; finite.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct MeasuredRecord {
-    /// `link_bytes_per_second` and others.
-    pub host: BTreeMap<String, f64>,
-}
-
-fn versions_by_name<S: serde::Serializer>(versions: &[Version], to: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Resident {
-        layer: u16,
-        expert: u16,
-        precision: Precision,
-    }
-    let resident = |version: &Version| Resident {
-        layer: version.expert.layer,
-        expert: version.expert.index,
-        precision: version.precision,
-    };
-    to.collect_seq(versions.iter().map(resident))
-}
-
 /// Nobody but the policy can read them.
 fn only_length<S: serde::Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
     to.serialize_u64(bytes.len() as u64)
 }
+
+/// What the numbers of a trace stand for, by position: the precision that was used (or none), demands, and what brought a
+/// version.
+pub(super) const PRECISIONS: [Option<Precision>; 3] = [Some(Precision::High), Some(Precision::Low), None];
+pub(super) const DEMANDS: [Demand; 3] = [Demand::High, Demand::Low, Demand::Skip];
+pub(super) const CLASSES: [Option<ReadClass>; 4] =
+    [None, Some(ReadClass::OnDemand), Some(ReadClass::Prefetch), Some(ReadClass::Upgrade)];
 
 /// An expert that a layer further on was predicted to need.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -150,7 +112,6 @@ pub struct Needed {
     /// Expert of the layer.
     pub expert: u16,
     /// What its tokens' weights asked for.
-    #[serde(with = "demand_name")]
     pub demand: Demand,
     /// In which precision it was used; `None` if it was skipped.
     pub used: Option<Precision>,
@@ -160,18 +121,6 @@ pub struct Needed {
     pub class: Option<ReadClass>,
     /// Bytes that were read for this use; 0 without a class.
     pub bytes: u64,
-}
-
-mod demand_name {
-    use crate::route::Demand;
-
-    pub(super) fn serialize<S: serde::Serializer>(demand: &Demand, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(match demand {
-            Demand::Skip => "skip",
-            Demand::Low => "low",
-            Demand::High => "high",
-        })
-    }
 }
 
 /// One layer of one batch. Lists are flat so that a recorder that keeps one and [`LayerRecord::clear`]s it allocates

@@ -52,15 +52,14 @@ fn records() -> Vec<Record> {
         many.push_token(&[token, 299], &[0.5, 0.5], None, 0);
     }
     many.needed = vec![Needed { expert: 299, demand: Demand::Skip, used: None, hit: false, class: None, bytes: 0 }];
-    let load =
-        LoadRecord { layer: 3, expert: 299, precision: Precision::Low, class: ReadClass::Prefetch, bytes: 1 << 40 };
+    let version = Version::low(ExpertId { layer: 3, index: 299 });
     vec![
         Record::Sequence,
         Record::Layer(single),
-        Record::Load(load),
+        Record::Load { version, class: ReadClass::Prefetch, bytes: 1 << 40 },
         Record::Layer(many),
-        Record::Withdrawn(WithdrawnRecord { layer: 3, expert: 299, precision: Precision::Low, bytes: 1 << 40 }),
-        Record::Batch(BatchRecord { phase: Phase::Decode, n_tokens: 1, seconds: 0.0625 }),
+        Record::Withdrawn { version, bytes: 1 << 40 },
+        Record::Batch { phase: Phase::Decode, n_tokens: 1, seconds: 0.0625 },
         Record::Residents(ResidentsRecord {
             versions: vec![
                 Version::high(ExpertId { layer: 3, index: 299 }),
@@ -68,7 +67,7 @@ fn records() -> Vec<Record> {
             ],
             statistics: vec![0, 255, 7],
         }),
-        Record::Measured(MeasuredRecord { host: [("link_bytes_per_second".to_owned(), 2.5e9)].into() }),
+        Record::Measured { host: [("link_bytes_per_second".to_owned(), 2.5e9)].into() },
     ]
 }
 
@@ -78,11 +77,11 @@ fn written(records: &[Record]) -> Vec<u8> {
         match record {
             Record::Sequence => writer.sequence().unwrap(),
             Record::Layer(layer) => writer.layer(layer).unwrap(),
-            Record::Load(load) => writer.load(load).unwrap(),
-            Record::Batch(batch) => writer.batch(batch.phase, batch.n_tokens, batch.seconds).unwrap(),
+            Record::Load { version, class, bytes } => writer.load(*version, *class, *bytes).unwrap(),
+            Record::Batch { phase, n_tokens, seconds } => writer.batch(*phase, *n_tokens, *seconds).unwrap(),
             Record::Residents(residents) => writer.residents(residents).unwrap(),
-            Record::Withdrawn(withdrawn) => writer.withdrawn(withdrawn).unwrap(),
-            Record::Measured(measured) => writer.measured(measured).unwrap(),
+            Record::Withdrawn { version, bytes } => writer.withdrawn(*version, *bytes).unwrap(),
+            Record::Measured { host } => writer.measured(host).unwrap(),
         }
     }
     writer.finish().unwrap()

@@ -1,16 +1,14 @@
 //! Appending to a trace.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 
 use super::bytes::{put_f16, put_f32, put_varint};
 use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
-use super::record::{
-    LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, ReadClass, ResidentsRecord, WithdrawnRecord,
-};
+use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PRECISIONS, Phase, ReadClass, ResidentsRecord};
 use super::{TraceError, reader};
-use crate::expert::Precision;
-use crate::route::Demand;
+use crate::expert::Version;
 
 /// Bytes that wait before they are given to the file.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -105,14 +103,12 @@ impl<W: Write> TraceWriter<W> {
     ///
     /// # Errors
     /// [`TraceError::Io`].
-    pub fn load(&mut self, record: &LoadRecord) -> Result<(), TraceError> {
+    pub fn load(&mut self, version: Version, class: ReadClass, bytes: u64) -> Result<(), TraceError> {
         let out = &mut self.payload;
         out.clear();
-        put_varint(out, u64::from(record.layer));
-        put_varint(out, u64::from(record.expert));
-        out.push(record.precision.index() as u8);
-        out.push(class_id(Some(record.class)));
-        put_varint(out, record.bytes);
+        put_version(out, version);
+        out.push(code(&CLASSES, Some(class)));
+        put_varint(out, bytes);
         self.append(reader::LOAD)
     }
 
@@ -133,13 +129,11 @@ impl<W: Write> TraceWriter<W> {
     ///
     /// # Errors
     /// [`TraceError::Io`].
-    pub fn withdrawn(&mut self, record: &WithdrawnRecord) -> Result<(), TraceError> {
+    pub fn withdrawn(&mut self, version: Version, bytes: u64) -> Result<(), TraceError> {
         let out = &mut self.payload;
         out.clear();
-        put_varint(out, u64::from(record.layer));
-        put_varint(out, u64::from(record.expert));
-        out.push(record.precision.index() as u8);
-        put_varint(out, record.bytes);
+        put_version(out, version);
+        put_varint(out, bytes);
         self.append(reader::WITHDRAWN)
     }
 
@@ -151,11 +145,7 @@ impl<W: Write> TraceWriter<W> {
         let out = &mut self.payload;
         out.clear();
         put_varint(out, record.versions.len() as u64);
-        for version in &record.versions {
-            put_varint(out, u64::from(version.expert.layer));
-            put_varint(out, u64::from(version.expert.index));
-            out.push(version.precision.index() as u8);
-        }
+        record.versions.iter().for_each(|&version| put_version(out, version));
         put_varint(out, record.statistics.len() as u64);
         out.extend_from_slice(&record.statistics);
         self.append(reader::RESIDENTS)
@@ -165,13 +155,13 @@ impl<W: Write> TraceWriter<W> {
     ///
     /// # Errors
     /// [`TraceError::Io`]; [`TraceError::Unwritable`] for a number that is not finite.
-    pub fn measured(&mut self, record: &MeasuredRecord) -> Result<(), TraceError> {
+    pub fn measured(&mut self, host: &BTreeMap<String, f64>) -> Result<(), TraceError> {
         let unwritable = |reason: String| TraceError::Unwritable { reason };
-        if let Some((name, value)) = record.host.iter().find(|(_, value)| !value.is_finite()) {
+        if let Some((name, value)) = host.iter().find(|(_, value)| !value.is_finite()) {
             return Err(unwritable(format!("{name} is {value}, expected a finite number")));
         }
         self.payload.clear();
-        serde_json::to_writer(&mut self.payload, &record.host).map_err(|error| unwritable(error.to_string()))?;
+        serde_json::to_writer(&mut self.payload, host).map_err(|error| unwritable(error.to_string()))?;
         self.append(reader::MEASURED)
     }
 
@@ -223,22 +213,18 @@ impl<W: Write> TraceWriter<W> {
 
 /// Used precision in bits 0 and 1 (2: skipped), demand in 2 and 3, hit in 4, what brought it in 5 and 6.
 fn flags(needed: &Needed) -> u8 {
-    let used = needed.used.map_or(2, Precision::index) as u8;
-    let demand = match needed.demand {
-        Demand::High => 0,
-        Demand::Low => 1,
-        Demand::Skip => 2,
-    };
-    used | demand << 2 | u8::from(needed.hit) << 4 | class_id(needed.class) << 5
+    let (used, demand) = (code(&PRECISIONS, needed.used), code(&DEMANDS, needed.demand));
+    used | demand << 2 | u8::from(needed.hit) << 4 | code(&CLASSES, needed.class) << 5
 }
 
-fn class_id(class: Option<ReadClass>) -> u8 {
-    match class {
-        None => 0,
-        Some(ReadClass::OnDemand) => 1,
-        Some(ReadClass::Prefetch) => 2,
-        Some(ReadClass::Upgrade) => 3,
-    }
+fn code<T: PartialEq>(table: &[T], value: T) -> u8 {
+    table.iter().position(|known| *known == value).expect("tables are complete") as u8
+}
+
+fn put_version(out: &mut Vec<u8>, version: Version) {
+    put_varint(out, u64::from(version.expert.layer));
+    put_varint(out, u64::from(version.expert.index));
+    out.push(version.precision.index() as u8);
 }
 
 /// That the lists fit together.

@@ -160,8 +160,8 @@ impl Session {
                 bytes_read: after.bytes_read - before.bytes_read,
                 io_busy_seconds: busy_after - busy_before,
                 io_wait_seconds: after.wait_seconds - before.wait_seconds,
-                used: after.used.since(before.used),
-                missed: after.missed.since(before.missed),
+                used: after.used - before.used,
+                missed: after.missed - before.missed,
                 upgrades: after.upgrades - before.upgrades,
             };
         if let Some(memories) = experts.memories().as_ref().filter(|_| !self.checked) {
