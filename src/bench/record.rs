@@ -4,72 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::host::Host;
 
-/// The value of a column.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Cell {
-    /// Not known.
-    Null,
-    /// Whole.
-    Int(i128),
-    /// Any number.
-    Float(f64),
-    /// Yes or no.
-    Bool(bool),
-    /// Words.
-    Text(String),
-}
-
-macro_rules! cells {
-    ($($from:ty, $with:expr;)*) => {
-        $(impl From<$from> for Cell {
-            fn from(value: $from) -> Self {
-                $with(value)
-            }
-        })*
-    };
-}
-
-cells! {
-    i32, |value| Self::Int(i128::from(value));
-    u32, |value| Self::Int(i128::from(value));
-    u64, |value| Self::Int(i128::from(value));
-    f64, Self::Float;
-    bool, Self::Bool;
-    String, Self::Text;
-}
-
-impl<T: Into<Self>> From<Option<T>> for Cell {
-    fn from(value: Option<T>) -> Self {
-        value.map_or(Self::Null, Into::into)
-    }
-}
-
-/// The type of a column, as SQL names it.
-trait Column {
-    const SQL: &'static str;
-}
-
-macro_rules! columns {
-    ($($from:ty, $sql:literal;)*) => {
-        $(impl Column for $from {
-            const SQL: &'static str = $sql;
-        })*
-    };
-}
-
-columns! {
-    i32, "INTEGER";
-    u32, "INTEGER";
-    u64, "INTEGER";
-    f64, "REAL";
-    bool, "INTEGER";
-    String, "TEXT";
-}
-
-impl<T: Column> Column for Option<T> {
-    const SQL: &'static str = T::SQL;
-}
-
 /// The struct, and its fields as columns: one list of both.
 macro_rules! record {
     ($(#[doc = $about:literal] $name:ident: $type:ty,)*) => {
@@ -85,13 +19,8 @@ macro_rules! record {
         }
 
         impl Record {
-            /// Names and SQL types of the columns.
-            pub const COLUMNS: &[(&str, &str)] = &[$((stringify!($name), <$type as Column>::SQL),)*];
-
-            /// The values of the columns.
-            pub fn cells(&self) -> Vec<Cell> {
-                vec![$(self.$name.clone().into(),)*]
-            }
+            /// Names and types of the columns.
+            pub const COLUMNS: &[(&str, &str)] = &[$((stringify!($name), stringify!($type)),)*];
         }
     };
 }
