@@ -13,9 +13,9 @@ use hobbit::{BatchToken, Session};
 
 /// Tasks with their questions, and which of them are evaluated together.
 pub struct Choices {
-    tasks: Vec<(Alternatives, Vec<Question>)>,
+    pub tasks: Vec<(Alternatives, Vec<Question>)>,
     groups: Vec<Range<usize>>,
-    shape: Shape,
+    pub shape: Shape,
 }
 
 impl Choices {
@@ -40,19 +40,6 @@ impl Choices {
         let longest = alone.iter().map(|task| task.longest()).max().unwrap_or(1);
         let shape = Shape { n_ctx_seq: longest, n_batch: (options.n_batch as usize).min(n_ctx), n_seq };
         Ok(Self { tasks, groups, shape })
-    }
-
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    pub fn task(&self, i: usize) -> &Alternatives {
-        &self.tasks[i].0
-    }
-
-    /// Number of tasks.
-    pub fn len(&self) -> usize {
-        self.tasks.len()
     }
 
     /// Evaluates all; `each` gets the number of a task and the log-probabilities that its questions asked for, task by

@@ -9,13 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::args;
-use super::benchmarks::{HellaSwagScore, MultipleChoiceScore, WinograndeScore};
-use super::divergence::Compared;
-use super::format;
 use super::resolve::{HiArgs, Measure, Text};
-use super::strided::Strided;
-use super::text::Perplexity;
+use super::{args, benchmarks, divergence, format, strided, text};
 use crate::ctrl_c::CtrlC;
 use crate::devices;
 use crate::exit;
@@ -44,23 +39,24 @@ pub struct Shape {
     pub n_seq: usize,
 }
 
-impl Shape {
-    /// As many sequences as fit in a batch.
-    pub fn of_windows(windows: &Windows) -> Self {
-        Self { n_ctx_seq: windows.n_ctx, n_batch: windows.n_batch, n_seq: windows.n_seq() }
-    }
+/// Something that is measured, its input read and checked.
+pub struct Measurement<'a> {
+    /// The context that it needs.
+    shape: Shape,
+    /// Measures; the results as JSON.
+    run: Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>,
 }
 
-/// Something that is measured, its input read and checked.
-pub trait Measurement {
-    /// The context it needs.
-    fn shape(&self) -> Shape;
+impl<'a> Measurement<'a> {
+    pub fn new(shape: Shape, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
+        Self { shape, run: Box::new(run) }
+    }
 
-    /// Measures; the results as JSON.
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`]; a full disk; a closed pipe.
-    fn run(self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value>;
+    /// In a context for as many sequences as fit in a batch.
+    pub fn of_windows(windows: &Windows, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
+        let shape = Shape { n_ctx_seq: windows.n_ctx, n_batch: windows.n_batch, n_seq: windows.n_seq() };
+        Self::new(shape, run)
+    }
 }
 
 impl Desk<'_> {
@@ -92,6 +88,14 @@ impl Desk<'_> {
     pub fn print(&self, text: &str) -> Result<()> {
         let mut out = io::stdout().lock();
         Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
+    }
+
+    /// Says what begins.
+    pub fn log_windows(&self, what: &str, windows: &Windows) {
+        let Windows { n_ctx, n_batch, n_chunk, .. } = windows;
+        let n_seq = windows.n_seq();
+        let line = format!("{what} over {n_chunk} chunks, n_ctx={n_ctx}, batch_size={n_batch}, n_seq={n_seq}");
+        self.log.line(Level::Info, line);
     }
 
     /// Foretells the end after the first pass. llama.cpp prints one half of this line to each stream.
@@ -134,8 +138,9 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
     let desk = Desk { args: &args, log: &log };
     let measurement = prepare(&desk, &model)?;
-    let options = session_options(&args.session_options, measurement.shape());
-    warn_of_training(&model, measurement.shape(), &log);
+    let shape = measurement.shape;
+    let options = session_options(&args.session_options, shape);
+    warn_of_training(&model, shape, &log);
     let mut session = ctrl_c.during(|| model.session(&options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
@@ -143,7 +148,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     describe(&model, &session, args.is_demo, &args.model_options, &log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
-    let outcome = ctrl_c.during(|| measurement.run(&desk, &mut session));
+    let outcome = ctrl_c.during(|| (measurement.run)(&mut session));
     let (result, status) = match outcome {
         Ok(result) => (result, 0),
         Err(error) if matches!(error.downcast_ref(), Some(Error::Interrupted)) => {
@@ -156,15 +161,15 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     Ok(status)
 }
 
-fn prepare(desk: &Desk, model: &Model) -> Result<Box<dyn Measurement>> {
-    Ok(match &desk.args.measure {
-        Measure::Perplexity { base } => Box::new(Perplexity::new(desk, model, base.as_deref())?),
-        Measure::Strided { stride } => Box::new(Strided::new(desk, model, *stride)?),
-        Measure::Divergence { base } => Box::new(Compared::new(desk, model, base)?),
-        Measure::HellaSwag { n_tasks } => Box::new(HellaSwagScore::new(desk, model, *n_tasks)?),
-        Measure::Winogrande { n_tasks } => Box::new(WinograndeScore::new(desk, model, *n_tasks)?),
-        Measure::MultipleChoice { n_tasks } => Box::new(MultipleChoiceScore::new(desk, model, *n_tasks)?),
-    })
+fn prepare<'a>(desk: &'a Desk, model: &Model) -> Result<Measurement<'a>> {
+    match &desk.args.measure {
+        Measure::Perplexity { base } => text::perplexity(desk, model, base.as_deref()),
+        Measure::Strided { stride } => strided::strided(desk, model, *stride),
+        Measure::Divergence { base } => divergence::divergence(desk, model, base),
+        Measure::HellaSwag { n_tasks } => benchmarks::hellaswag(desk, model, *n_tasks),
+        Measure::Winogrande { n_tasks } => benchmarks::winogrande(desk, model, *n_tasks),
+        Measure::MultipleChoice { n_tasks } => benchmarks::multiple_choice(desk, model, *n_tasks),
+    }
 }
 
 fn session_options(given: &SessionOptions, shape: Shape) -> SessionOptions {
