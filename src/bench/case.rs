@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::args::{EngineArgs, Typed, Who, engine_args};
+use super::args::{Typed, Who, expert_args};
 use super::values;
 use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
@@ -161,7 +161,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         for (&limit, &busy) in pairs(&limits, busy) {
             for words in product(&typed.engine) {
                 // Contradictions among flags show only together.
-                engine_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
+                expert_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
                 for (&n_batch, &n_ubatch) in pairs(&n_batch, &n_ubatch) {
                     for (type_k, type_v) in pairs(&type_k, &type_v) {
                         for (nkvo, flash_attn) in pairs(&no_kv_offload, &flash_attn) {
@@ -235,8 +235,7 @@ impl Case {
     /// # Errors
     /// Flags that do not go together.
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let EngineArgs { memory, precision, caching, device } = engine_args(&self.words)?;
-        let options = resolve::experts(memory, &device, &precision, caching, self.session_options()?)?;
+        let options = resolve::experts(expert_args(&self.words)?, self.session_options()?)?;
         // What is measured is not recorded.
         Ok(ModelOptions { trace: None, ..options })
     }

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use super::args::{LowArgs, MeasureArgs, TextArgs};
-use crate::resolve::{Surroundings, Verbosity, check_outputs, experts, read, text, utf8, verbosity};
+use crate::resolve::{
+    Surroundings, Verbosity, check_outputs, experts, given_files, read, text, utf8, verbosity, without_newline,
+};
 use crate::{demo, resolve};
 use hobbit::files::{Kind, OutputError};
 use hobbit::options::{ModelOptions, SessionOptions};
@@ -50,10 +52,7 @@ impl Text {
     /// # Errors
     /// Bytes that are no UTF-8.
     pub fn as_str(&self) -> Result<&str> {
-        match std::str::from_utf8(&self.bytes) {
-            Ok(text) => Ok(text),
-            Err(error) => bail!("{}: not UTF-8 text (at byte {})", self.name.display(), error.valid_up_to()),
-        }
+        utf8(&self.bytes, &self.name)
     }
 }
 
@@ -106,20 +105,15 @@ impl HiArgs {
     /// # Errors
     /// No text, files that cannot be read, a comparison without a base.
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
-        let is_demo = low.model.model.is_none();
-        let model = match low.model.model {
-            Some(path) => path,
-            None => around.demo_model().map_err(anyhow::Error::msg)?,
-        };
+        let (model, is_demo) = resolve::model(&low.model, around)?;
         let measure = measure(&low.measure)?;
-        let read = [("-f", &low.text.file), ("-bf", &low.text.binary_file)];
-        let mut read: Vec<_> = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
+        let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
         let mut given = given_text(&low.text, around)?;
         let wants_prose = matches!(measure, Measure::Perplexity { .. } | Measure::Strided { .. });
         if given.is_none() && is_demo && wants_prose {
             let name = model.with_file_name(demo::TEXT);
-            read.push(("-f", name.clone()));
-            given = Some(Text { bytes: without_newline(resolve::read(&name, around)?), name });
+            inputs.push(("-f", name.clone()));
+            given = Some(Text { bytes: without_newline(read(&name, around)?), name });
         }
         if given.is_none() && !matches!(measure, Measure::Divergence { .. }) {
             bail!("no text: give a file with -f (or -bf), or a text with -p");
@@ -134,7 +128,7 @@ impl HiArgs {
                 repack: low.model.repack.0,
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
-                ..experts(low.memory, &low.device, &low.precision, low.caching, session.clone())?
+                ..experts(low.experts, session.clone())?
             },
             // Whole batches are scored.
             session_options: SessionOptions { n_outputs_max: 0, ..session },
@@ -143,11 +137,11 @@ impl HiArgs {
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),
             in_lines: low.measure.ppl_output_type == 1,
             n_parallel: low.measure.parallel.max(4) as usize,
-            verbosity: verbosity(low.output.quiet, low.output.verbose, low.output.verbosity),
-            log_file: low.output.log_file,
-            perf: low.output.perf.0,
+            verbosity: verbosity(&low.output.closing, &low.output.log),
+            log_file: low.output.log.log_file,
+            perf: low.output.closing.perf.0,
             json: low.output.json,
-            read,
+            read: inputs,
         })
     }
 }
@@ -185,7 +179,7 @@ fn given_text(args: &TextArgs, around: &dyn Surroundings) -> Result<Option<Text>
     let escape = args.escape.0;
     let escaped = |bytes: Vec<u8>, name: PathBuf, flag: &str| {
         let bytes = match escape {
-            true => text(&utf8(bytes, &name)?, true, flag)?.into_bytes(),
+            true => text(utf8(&bytes, &name)?, true, flag)?.into_bytes(),
             false => bytes,
         };
         Ok(Some(Text { name, bytes }))
@@ -196,11 +190,6 @@ fn given_text(args: &TextArgs, around: &dyn Surroundings) -> Result<Option<Text>
         (.., Some(path)) => Ok(Some(Text { bytes: read(path, around)?, name: path.clone() })),
         _ => Ok(None),
     }
-}
-
-fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes.pop_if(|last| *last == b'\n');
-    bytes
 }
 
 #[cfg(test)]

@@ -119,9 +119,9 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
-    if low.device.list_devices {
+    if low.experts.device.list_devices {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
-        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
+        return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
