@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::log::{Level, Log};
+use hobbit::units::Seconds;
 
 /// A prompt that is read sooner needs no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -60,7 +61,7 @@ impl PromptBar {
         let started = Instant::now();
         let write_left = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
             let left = left(state.pos(), state.len().unwrap_or(0), started.elapsed());
-            let _ = left.map(|left| write!(out, "ETA {} s", left.as_secs_f64().ceil()));
+            let _ = left.map(|left| write!(out, "ETA {:.0}", Seconds(left.as_secs_f64().ceil())));
         };
         let style = ProgressStyle::with_template(PROMPT).expect("the template is constant and valid");
         let (all, n_ubatch) = (prompt.n_tokens as u64, prompt.n_ubatch as u64);

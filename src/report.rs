@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use hobbit::stats::{PhaseStats, PrecisionReport, PrefetchReport, Stats, Timings, WarmStart};
-use hobbit::units::{Bytes, Percent};
+use hobbit::units::{Bytes, Percent, Seconds};
 
 /// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
 const RESIDENT: f64 = 0.95;
@@ -76,14 +76,14 @@ pub fn cache_lines(stats: &Stats) -> String {
         let Some(hit_rate) = phase.hit_rate() else { continue };
         let _ = writeln!(
             lines,
-            "hobbit: {name}: {} hits, {} misses (hit rate {}), {} read{}, waited {:.2} s of {:.2} s",
+            "hobbit: {name}: {} hits, {} misses (hit rate {}), {} read{}, waited {} of {}",
             phase.hits,
             phase.misses,
             Percent(hit_rate),
             Bytes(phase.bytes_read),
             phase.read_bandwidth().map_or_else(String::new, |rate| format!(" at {}/s", Bytes(rate as u64))),
-            phase.io_wait_seconds,
-            phase.seconds,
+            Seconds(phase.io_wait_seconds),
+            Seconds(phase.seconds),
         );
     }
     // A dense model has no hit rate: nothing is known about its reads.
@@ -144,9 +144,7 @@ pub struct Circumstances {
     /// How experts are read, and why.
     pub io: String,
     /// How the last generation ended.
-    pub stop: &'static str,
-    /// The sampler's seed.
-    pub seed: u32,
+    pub stop: Value,
 }
 
 /// Everything for `--stats-json`. Rates are absent (`null`) where nothing was counted.
@@ -159,7 +157,6 @@ pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
         "caching": about.caching,
         "io": about.io,
         "stop": about.stop,
-        "seed": about.seed,
         "timings": timings,
         "prompt": phase(&stats.prompt),
         "decode": phase(&stats.decode),
@@ -320,8 +317,7 @@ hobbit: 2 experts upgraded from low to high precision
             caching: json!({"slots": "even"}),
             devices: json!([{"name": "CUDA0"}]),
             io: "direct".into(),
-            stop: "length",
-            seed: 7,
+            stop: json!("length"),
         };
         let stats = Stats { devices: vec![DeviceCounters { hits: 4, ..Default::default() }], ..stats() };
         let value = json(&about, &TIMINGS, &stats);

@@ -35,8 +35,9 @@ pub fn too_long(what: &str, tokens: usize, n_ctx: u32) -> Option<String> {
     })
 }
 
-/// Why a generation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a generation ended, as `--stats-json` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum End {
     /// The model ended the text.
     Eog,
@@ -48,19 +49,6 @@ pub enum End {
     Interrupted,
     /// A reverse prompt, or no more input.
     Stopped,
-}
-
-impl End {
-    /// For `--stats-json`.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Eog => "eog",
-            Self::Length => "length",
-            Self::ContextFull => "context_full",
-            Self::Interrupted => "interrupted",
-            Self::Stopped => "stopped",
-        }
-    }
 }
 
 /// What a generation came to.

@@ -63,31 +63,31 @@ pub fn hellaswag<'a>(desk: &'a Desk, model: &Model, n_tasks: usize) -> Result<Me
 pub fn winogrande<'a>(desk: &'a Desk, model: &Model, n_tasks: Option<usize>) -> Result<Measurement<'a>> {
     let info = |line: String| desk.log.line(Level::Info, format!("winogrande_score : {line}"));
     let text = desk.text()?;
-    let file = parse_winogrande(text.as_str()?);
-    for why in &file.complaints {
+    let (tasks, complaints) = parse_winogrande(text.as_str()?);
+    for why in &complaints {
         desk.log.line(Level::Error, format!("load_winogrande_from_csv: {why}"));
     }
-    if file.tasks.is_empty() {
+    if tasks.is_empty() {
         bail!("{}: no tasks (lines of index,sentence with _,choice 1,choice 2,answer)", text.name.display());
     }
-    info(format!("loaded {} tasks from prompt.", file.tasks.len()));
-    let picked = match n_tasks.filter(|&n| n < file.tasks.len()) {
+    info(format!("loaded {} tasks from prompt.", tasks.len()));
+    let picked = match n_tasks.filter(|&n| n < tasks.len()) {
         Some(n) => {
             info(format!("selecting {n} random tasks"));
-            drawn_by_scaling(file.tasks.len(), n)
+            drawn_by_scaling(tasks.len(), n)
         }
-        None => (0..file.tasks.len()).collect(),
+        None => (0..tasks.len()).collect(),
     };
     info("tokenizing selected tasks".to_owned());
     let (mut prepared, mut bases, mut right) = (Vec::new(), Vec::new(), Vec::new());
     for i in picked {
-        let task = Alternatives::new(i + 1, tokenised(model, file.tasks[i].texts())?)?;
-        let counts = tokenised(model, file.tasks[i].bases())?;
+        let task = Alternatives::new(i + 1, tokenised(model, tasks[i].texts())?)?;
+        let counts = tokenised(model, tasks[i].bases())?;
         let base = WinoBases::new(&task, [counts[0].len(), counts[1].len()]);
         let questions = base.questions(&task);
         prepared.push((task, questions));
         bases.push(base);
-        right.push(file.tasks[i].answer);
+        right.push(tasks[i].answer);
     }
     info("calculating winogrande score over selected tasks.".to_owned());
     let choices = Choices::new(desk, prepared)?;

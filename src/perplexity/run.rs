@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,14 +10,13 @@ use serde_json::{Value, json};
 
 use super::resolve::{HiArgs, Measure, Text};
 use super::{args, benchmarks, divergence, format, strided, text};
-use crate::ctrl_c::CtrlC;
 use crate::devices;
 use crate::exit;
 use crate::log::{Level, Log};
-use crate::report::{self, Circumstances};
-use crate::run::{Process, describe, devices_now, open, try_writing, warn_of_threads};
+use crate::output::write_json;
+use crate::report;
+use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
-use hobbit::files;
 use hobbit::perplexity::windows::Windows;
 use hobbit::{Error, Model, Session, SessionOptions};
 
@@ -126,15 +124,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.verbosity, args.log_file.as_deref())?;
-    for note in notes {
-        log.line(Level::Warning, format!("note: {note}"));
-    }
-    warn_of_threads(&args.session_options, &log);
-    if let Some(path) = &args.json {
-        try_writing(path)?;
-    }
-    log.take_llama_cpps();
-    let ctrl_c = CtrlC::install(false)?;
+    let ctrl_c = begin(&notes, &args.session_options, args.json.as_deref(), false, &log)?;
     let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
     let desk = Desk { args: &args, log: &log };
     let measurement = prepare(&desk, &model)?;
@@ -210,19 +200,8 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         }
     }
     let Some(path) = &desk.args.json else { return Ok(()) };
-    let about = Circumstances {
-        model: serde_json::to_value(session.model().info())?,
-        plan: serde_json::to_value(session.plan())?,
-        io: session.io_choice().to_owned(),
-        precision: serde_json::to_value(session.precision())?,
-        caching: serde_json::to_value(session.caching())?,
-        devices: serde_json::to_value(&devices)?,
-        stop: if status == 0 { "end" } else { "interrupted" },
-        seed: 0,
-    };
-    let mut all = report::json(&about, &timings, &stats);
+    let mut all = measured(session, &timings, &stats, json!(if status == 0 { "end" } else { "interrupted" }));
     if let Some(all) = all.as_object_mut() {
-        all.remove("seed");
         all.insert("measure".into(), json!(name(&desk.args.measure)));
         all.insert("text".into(), json!(desk.args.text.as_ref().map(|text| text.name.display().to_string())));
         let context = [("n_ctx", options.n_ctx), ("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)];
@@ -230,12 +209,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         all.insert("n_seq".into(), json!(options.n_seq_max));
         all.insert("result".into(), result);
     }
-    let text = serde_json::to_string_pretty(&all)? + "\n";
-    if path == Path::new("-") {
-        return desk.print(&text);
-    }
-    let written = files::create(path, files::Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.with_context(|| format!("{}: cannot write the results", path.display()))
+    write_json(path, &all, "results")
 }
 
 fn name(measure: &Measure) -> &'static str {

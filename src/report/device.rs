@@ -7,7 +7,7 @@ use serde_json::{Value, json as value};
 use hobbit::options::CpuHelper;
 use hobbit::plan::MemoryPlan;
 use hobbit::stats::{DeviceCounters, DeviceReport};
-use hobbit::units::{Bytes, Percent};
+use hobbit::units::{Bytes, Percent, Seconds};
 
 /// The start-up lines: a line for each device, then what is behind them. Empty where everything is on the CPU.
 pub fn start_up_lines(devices: &[DeviceReport], plan: &MemoryPlan, helper: CpuHelper) -> String {
@@ -72,7 +72,7 @@ pub fn closing_lines(devices: &[DeviceReport], counters: &[DeviceCounters]) -> S
             let _ = write!(lines, "; {} experts copied ahead ({percent} % used)", done.ahead);
         }
         if done.helper_experts > 0 {
-            let _ = write!(lines, "; {} on the CPU in {:.2} s", done.helper_experts, done.helper_seconds);
+            let _ = write!(lines, "; {} on the CPU in {}", done.helper_experts, Seconds(done.helper_seconds));
         }
         if done.cache_shrunk > 0 {
             let _ = write!(lines, "; out of memory, {} slots are left", device.slots);

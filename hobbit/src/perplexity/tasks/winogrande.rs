@@ -18,29 +18,15 @@ pub struct Winogrande {
     pub answer: usize,
 }
 
-/// What a file holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WinograndeFile {
-    /// Tasks.
-    pub tasks: Vec<Winogrande>,
-    /// Lines that are none, each with the reason.
-    pub complaints: Vec<String>,
-}
-
-/// Reads lines `index,sentence,choice 1,choice 2,answer`, the sentence in double quotes or not.
+/// Reads lines `index,sentence,choice 1,choice 2,answer`, the sentence in double quotes or not: the tasks, and why other
+/// lines are none.
 ///
 /// As in llama.cpp a last line without a newline is not read, and `-f` drops one newline at the end of a file: the
 /// published file ends with an empty line.
-pub fn parse_winogrande(text: &str) -> WinograndeFile {
-    let mut file = WinograndeFile::default();
-    let Some((lines, _)) = text.rsplit_once('\n') else { return file };
-    for line in lines.split('\n') {
-        match task(line) {
-            Ok(task) => file.tasks.push(task),
-            Err(why) => file.complaints.push(why),
-        }
-    }
-    file
+pub fn parse_winogrande(text: &str) -> (Vec<Winogrande>, Vec<String>) {
+    let lines = text.rsplit_once('\n').into_iter().flat_map(|(lines, _)| lines.split('\n'));
+    let (tasks, complaints): (Vec<_>, Vec<_>) = lines.map(task).partition(Result::is_ok);
+    (tasks.into_iter().flatten().collect(), complaints.into_iter().filter_map(Result::err).collect())
 }
 
 fn task(line: &str) -> Result<Winogrande, String> {
@@ -140,24 +126,24 @@ mod tests {
     fn lines() {
         let text = "0,Sarah was better than Maria so _ got the easy cases.,Sarah,Maria,2\n\
                     1,\"Ian, not Dennis, ate because _ was hungry, he said.\",Ian,Dennis, 1 \n";
-        let file = parse_winogrande(text);
-        assert_eq!(file.complaints, Vec::<String>::new());
-        assert_eq!(file.tasks[0].texts()[1], "Sarah was better than Maria so Maria got the easy cases.");
-        assert_eq!(file.tasks[0].answer, 2);
-        assert_eq!(file.tasks[1].first, "Ian, not Dennis, ate because ");
-        assert_eq!(file.tasks[1].second, " was hungry, he said.");
-        assert_eq!((file.tasks[1].bases()[0].as_str(), file.tasks[1].answer), ("Ian, not Dennis, ate because Ian", 1));
+        let (tasks, complaints) = parse_winogrande(text);
+        assert_eq!(complaints, Vec::<String>::new());
+        assert_eq!(tasks[0].texts()[1], "Sarah was better than Maria so Maria got the easy cases.");
+        assert_eq!(tasks[0].answer, 2);
+        assert_eq!(tasks[1].first, "Ian, not Dennis, ate because ");
+        assert_eq!(tasks[1].second, " was hungry, he said.");
+        assert_eq!((tasks[1].bases()[0].as_str(), tasks[1].answer), ("Ian, not Dennis, ate because Ian", 1));
     }
 
     #[test]
     fn bad_lines_are_told_and_the_last_needs_its_newline() {
-        let file = parse_winogrande("a,b\n1,no gap,A,B,1\n1,a _ b,A,B,3\n1,a _ b,A,B,1");
-        assert_eq!(file.tasks, []);
+        let (tasks, complaints) = parse_winogrande("a,b\n1,no gap,A,B,1\n1,a _ b,A,B,3\n1,a _ b,A,B,1");
+        assert_eq!(tasks, []);
         assert_eq!(
-            file.complaints,
+            complaints,
             ["failed to find comma separators in <a,b>", "no _ in <no gap>", "failed to parse answer <3>"]
         );
-        assert_eq!(parse_winogrande("1,a _ b,A,B,1").tasks, []);
+        assert_eq!(parse_winogrande("1,a _ b,A,B,1").0, []);
     }
 
     fn task(first: &[i32], second: &[i32]) -> Alternatives {
