@@ -366,9 +366,6 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<N
 }
 
 /// As [`parse`], for a program with a command of its own ([`with_spellings`]).
-///
-/// # Errors
-/// As [`parse`].
 pub fn parse_as<A: FromArgMatches>(
     mut command: clap::Command,
     args: impl IntoIterator<Item = OsString>,

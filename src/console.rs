@@ -33,8 +33,6 @@ impl Screen {
         Self { colour, voice: Voice::Model, line: String::new() }
     }
 
-    /// # Errors
-    /// A closed pipe, a full disk.
     pub fn print(&mut self, voice: Voice, text: &str) -> io::Result<()> {
         if text.is_empty() {
             return Ok(());
@@ -131,9 +129,6 @@ impl Keyboard {
     }
 
     /// Asks for an input of one or more lines. `prompt` shows only where somebody types.
-    ///
-    /// # Errors
-    /// Input that cannot be read.
     pub fn ask(&mut self, prompt: &str, screen: &mut Screen, ctrl_c: &CtrlC) -> io::Result<Answer> {
         let mut joiner = Joiner::new(self.multiline);
         let mut shown = prompt;

@@ -15,9 +15,6 @@ pub const TEXT: &str = "demo-heldout-prose.txt";
 const FILE: &str = "models/demo.gguf";
 
 /// The first candidate that exists for a program in the file `executable`. A `named` one, from [`VARIABLE`], admits no other.
-///
-/// # Errors
-/// A message that names the remedy.
 pub fn find(
     named: Option<PathBuf>,
     executable: Option<PathBuf>,

@@ -15,9 +15,6 @@ use hobbit::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, devices};
 
 /// Prints the devices beside the CPU as llama.cpp does, with what they can do if `verbose`; as JSON where that is
 /// wanted, by the flag that says where ('-' is stdout, and then the only thing there).
-///
-/// # Errors
-/// As [`devices`]; a file that cannot be written.
 pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Result<()> {
     let outputs = json.map(|(flag, path)| Output { flag, path, kind: Kind::Json });
     files::check(outputs.as_slice(), &[])?;

@@ -22,9 +22,6 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// A line on stdout. `println!` panics where the reader went away.
-///
-/// # Errors
-/// A closed pipe, a full disk.
 pub fn say(line: impl Display) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
@@ -35,9 +32,6 @@ pub fn tell(line: impl Display) {
 }
 
 /// Writes JSON where a flag says, '-' for stdout; `what` names it where it cannot be written.
-///
-/// # Errors
-/// What the system says, with the file's name.
 pub fn write_json(path: &Path, value: &Value, what: &str) -> Result<()> {
     let text = serde_json::to_string_pretty(value)? + "\n";
     if path == Path::new("-") {
@@ -49,9 +43,6 @@ pub fn write_json(path: &Path, value: &Value, what: &str) -> Result<()> {
 }
 
 /// Writes a file whole or not at all.
-///
-/// # Errors
-/// What the system says, with the file's name.
 pub fn write_whole(path: &Path, text: &str) -> Result<()> {
     files::replace(path, text.as_bytes()).with_context(|| format!("{}: cannot write this file", path.display()))
 }

@@ -59,9 +59,6 @@ fn read_patiently(log: &Log, ctrl_c: &CtrlC) -> Result<Vec<u8>> {
 }
 
 /// All of the standard input.
-///
-/// # Errors
-/// As the system says.
 pub fn read() -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     io::stdin().lock().read_to_end(&mut bytes)?;

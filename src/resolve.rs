@@ -204,9 +204,6 @@ impl HiArgs {
     }
 
     /// Checks that nothing is written over what is read, or over files of other kinds.
-    ///
-    /// # Errors
-    /// As [`hobbit::files::check`].
     pub fn check_outputs(&self) -> Result<(), OutputError> {
         let written =
             [("--log-file", &self.output.log_file, Kind::Log), ("--stats-json", &self.output.stats_json, Kind::Json)];
@@ -266,9 +263,6 @@ pub fn verbosity(closing: &ClosingArgs, log: &LogArgs) -> Verbosity {
 }
 
 /// The model's file, and whether it is the bundled one.
-///
-/// # Errors
-/// None was named, and the bundled one is not there.
 pub fn model(args: &ModelArgs, around: &dyn Surroundings) -> Result<(PathBuf, bool)> {
     match &args.model {
         Some(path) => Ok((path.clone(), false)),
@@ -282,9 +276,6 @@ pub fn given_files<const N: usize>(files: [(&'static str, &Option<PathBuf>); N])
 }
 
 /// Checks what a program writes beside the engine.
-///
-/// # Errors
-/// As [`hobbit::files::check`].
 pub fn check_outputs(
     options: &ModelOptions,
     model: &Path,
@@ -297,9 +288,6 @@ pub fn check_outputs(
 }
 
 /// Where experts are kept and how they are computed, for a session as `expects` says: every program's flags go this way.
-///
-/// # Errors
-/// Flags that do not go together.
 pub fn experts(args: ExpertArgs, expects: SessionOptions) -> Result<ModelOptions> {
     let ExpertArgs { memory, device, precision, caching } = args;
     Ok(ModelOptions {
@@ -415,9 +403,6 @@ fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Resu
 }
 
 /// Typed text, its escapes processed if wanted.
-///
-/// # Errors
-/// Escapes that do not form UTF-8.
 pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
     if !escape {
         return Ok(typed.to_owned());
@@ -427,17 +412,11 @@ pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
 }
 
 /// A file's bytes.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn read(path: &Path, around: &dyn Surroundings) -> Result<Vec<u8>> {
     around.read(path).with_context(|| format!("{}: cannot read this file", path.display()))
 }
 
 /// A file's text.
-///
-/// # Errors
-/// Bytes that are no UTF-8.
 pub fn utf8<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
     let error = match std::str::from_utf8(bytes) {
         Ok(text) => return Ok(text),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args;
@@ -21,8 +22,8 @@ use super::exit::{self, FAILED, in_words};
 use super::log::{Level, Log};
 use super::output::{is_closed_pipe, write_json};
 use super::progress::bar;
+use super::report;
 use super::report::brief::{self, Closing, ModelFacts};
-use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
@@ -131,9 +132,6 @@ fn drawn_once(given: u32) -> u32 {
 }
 
 /// Opens a model with a progress bar.
-///
-/// # Errors
-/// As [`Model::open`]; Ctrl-C.
 pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
     if is_demo && !log.shows(Level::Info) {
         // Otherwise the first of the start-up lines says so. The demo's text must not pass for another model's.
@@ -188,9 +186,6 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
 
 /// What comes before a model is opened: notes about what was typed, an early word if statistics could not be written in the
 /// end, and ears for llama.cpp's log and for signals.
-///
-/// # Errors
-/// Statistics that cannot be written; the system refuses.
 pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colour: bool, log: &Log) -> Result<CtrlC> {
     for note in notes {
         log.line(Level::Warning, format!("note: {note}"));
@@ -309,23 +304,23 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         log.text(Level::More, &report::precision_lines(desk.session.precision(), &stats));
     }
     let Some(path) = &output.stats_json else { return Ok(()) };
-    let mut all = measured(&desk.session, &timings, &stats, json!(end));
+    let mut all = measured(&desk.session, &timings, &stats, end);
     all["seed"] = desk.seed.into();
     write_json(path, &all, "statistics")
 }
 
 /// All that is known about a session and that it measured, and how it ended.
-pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: Value) -> Value {
-    let about = Circumstances {
-        model: json!(session.model().info()),
-        plan: json!(session.plan()),
-        precision: json!(session.precision()),
-        caching: json!(session.caching()),
-        devices: json!(devices_now(session)),
-        io: session.io_choice().to_owned(),
-        stop,
-    };
-    report::json(&about, timings, stats)
+pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: impl Serialize) -> Value {
+    let about = json!({
+        "model": session.model().info(),
+        "plan": session.plan(),
+        "precision": session.precision(),
+        "caching": session.caching(),
+        "devices": devices_now(session),
+        "io": session.io_choice(),
+        "stop": stop,
+    });
+    report::json(about, timings, stats)
 }
 
 /// This process, as settings see it.

@@ -48,17 +48,12 @@ pub fn came() -> bool {
     LAST.load(Ordering::SeqCst) != 0
 }
 
-/// # Errors
-/// [`Interrupted`] after such a signal.
 pub fn check() -> Result<(), Interrupted> {
     if came() { Err(Interrupted) } else { Ok(()) }
 }
 
 /// Calls `handler`, on a thread of its own, for every signal that asks for the end. Once per process. What nohup has set to
 /// be ignored stays ignored.
-///
-/// # Errors
-/// The system refuses.
 pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)))

@@ -271,9 +271,6 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
 }
 
 /// Settings of one case.
-///
-/// # Errors
-/// As clap.
 pub fn expert_args(words: &[String]) -> Result<ExpertArgs, clap::Error> {
     let command = args::with_spellings(expert_command());
     let (parsed, _) = args::parse_as(command, words.iter().map(OsString::from))?;
@@ -296,9 +293,6 @@ fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
 }
 
 /// A size such as `2.5GiB`.
-///
-/// # Errors
-/// What is no size.
 pub fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "no size, expected e.g. 2.5GiB".to_owned())
 }

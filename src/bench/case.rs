@@ -231,9 +231,6 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 
 impl Case {
     /// For a [`Model`](hobbit::Model).
-    ///
-    /// # Errors
-    /// Flags that do not go together.
     pub fn model_options(&self) -> Result<ModelOptions> {
         let options = resolve::experts(expert_args(&self.words)?, self.session_options()?)?;
         // What is measured is not recorded.

@@ -42,9 +42,6 @@ pub trait Engine {
 }
 
 /// Opens the engine that a task names.
-///
-/// # Errors
-/// As [`Model::open`] and [`Stock::open`].
 pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
     let (case, session) = (&task.case, task.case.session_options()?);
     let options = ModelOptions { repack: task.repack, ..case.model_options()? };
@@ -71,9 +68,6 @@ pub struct Hobbit {
 
 impl Hobbit {
     /// Opens a model and a session of it.
-    ///
-    /// # Errors
-    /// As [`Model::open`] and [`Model::session`].
     pub fn open(path: &Path, options: &ModelOptions, session: &SessionOptions) -> Result<Self> {
         let model = Model::open(path, options, |_| true)?;
         let (caching, n_batch) = (options.caching, session.n_batch as usize);

@@ -39,9 +39,6 @@ pub struct Shown {
 
 impl<'a> Printer<'a> {
     /// Prints what comes before the first record.
-    ///
-    /// # Errors
-    /// A closed pipe, a full disk.
     pub fn new(out: Box<dyn Write + 'a>, format: Format, shown: Shown) -> io::Result<Self> {
         let mut printer = Self { out, format, columns: columns(shown), n_printed: 0 };
         match format {
@@ -67,8 +64,6 @@ impl<'a> Printer<'a> {
         Ok(printer)
     }
 
-    /// # Errors
-    /// As [`Printer::new`].
     pub fn print(&mut self, record: &Record) -> io::Result<()> {
         match self.format {
             Format::None => (),
@@ -98,9 +93,6 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints what comes behind the last record.
-    ///
-    /// # Errors
-    /// As [`Printer::new`].
     pub fn finish(&mut self, build: i32) -> io::Result<()> {
         match self.format {
             Format::Json => self.out.write_all(b"\n]\n")?,

@@ -22,9 +22,6 @@ use hobbit::gguf::Gguf;
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 
 /// From now on Ctrl-C, SIGTERM and SIGHUP end what runs, and then the program, which cleans up.
-///
-/// # Errors
-/// The system refuses.
 pub fn end_with_signals() -> Result<()> {
     signals::watch(|_| {
         let running = RUNNING.load(Ordering::SeqCst);
@@ -59,9 +56,6 @@ impl MemoryLimit {
     }
 
     /// Starts a process in it, which ends with this one.
-    ///
-    /// # Errors
-    /// A command that cannot be started.
     pub fn spawn(&self, command: &mut Command) -> Result<Child> {
         let entrance = self.group.as_ref().map(Cgroup::entrance).transpose()?;
         let entrance = entrance.as_ref().map(AsRawFd::as_raw_fd);
@@ -268,9 +262,6 @@ pub fn busy() -> ! {
 
 /// Takes memory up to `bytes` and gives it back, again and again, and reads a file through the page cache meanwhile, until
 /// it is killed: what other programs do to a machine. Lowest priority, so that it takes memory rather than time.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn hog(bytes: u64, file: &Path) -> Result<()> {
     // SAFETY: no preconditions; without effect where it is refused.
     unsafe { libc::nice(19) };

@@ -65,9 +65,6 @@ impl Cgroup {
     }
 
     /// The file to which a process writes `0` to enter.
-    ///
-    /// # Errors
-    /// Where it cannot be opened.
     pub fn entrance(&self) -> Result<File> {
         let path = self.dir.join("cgroup.procs");
         OpenOptions::new().write(true).open(&path).with_context(|| path.display().to_string())

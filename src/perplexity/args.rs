@@ -150,9 +150,6 @@ pub fn command() -> clap::Command {
 }
 
 /// Reads a command line without its first word.
-///
-/// # Errors
-/// As [`args::parse`].
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<Note>), clap::Error> {
     args::parse_as(command(), words)
 }

@@ -21,9 +21,6 @@ pub struct Choices {
 impl Choices {
     /// Groups tasks so that llama.cpp's context would hold each group: `-np` sequences that share `-np` times `-c`
     /// tokens.
-    ///
-    /// # Errors
-    /// A task that does not fit alone.
     pub fn new(desk: &Desk, tasks: Vec<(Alternatives, Vec<Question>)>) -> Result<Self> {
         let options = &desk.args.session_options;
         let n_seq = desk.args.n_parallel;
@@ -44,9 +41,6 @@ impl Choices {
 
     /// Evaluates all; `each` gets the number of a task and the log-probabilities that its questions asked for, task by
     /// task.
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`], and those of `each`.
     pub fn run(
         &self,
         desk: &Desk,

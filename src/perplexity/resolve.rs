@@ -49,8 +49,6 @@ pub struct Text {
 }
 
 impl Text {
-    /// # Errors
-    /// Bytes that are no UTF-8.
     pub fn as_str(&self) -> Result<&str> {
         utf8(&self.bytes, &self.name)
     }
@@ -83,9 +81,6 @@ pub struct HiArgs {
 
 impl HiArgs {
     /// Checks that nothing is written over what is read, or over files of other kinds.
-    ///
-    /// # Errors
-    /// As [`hobbit::files::check`].
     pub fn check_outputs(&self) -> Result<(), OutputError> {
         const BASE: &str = "--kl-divergence-base";
         let mut read = self.read.clone();

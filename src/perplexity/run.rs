@@ -59,9 +59,6 @@ impl<'a> Measurement<'a> {
 
 impl Desk<'_> {
     /// The text that was given.
-    ///
-    /// # Errors
-    /// None was.
     pub fn text(&self) -> Result<&Text> {
         self.args.text.as_ref().context("no text: give a file with -f")
     }
@@ -80,9 +77,6 @@ impl Desk<'_> {
     }
 
     /// Prints results.
-    ///
-    /// # Errors
-    /// A closed pipe, a full disk.
     pub fn print(&self, text: &str) -> Result<()> {
         let mut out = io::stdout().lock();
         Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
@@ -97,9 +91,6 @@ impl Desk<'_> {
     }
 
     /// Foretells the end after the first pass. llama.cpp prints one half of this line to each stream.
-    ///
-    /// # Errors
-    /// As [`Desk::print`].
     pub fn print_eta(&self, who: &str, pass: Duration, windows: &Windows) -> Result<()> {
         let seconds = pass.as_secs_f64();
         self.log.text(Level::Info, &format!("{who}: {seconds:.2} seconds per pass - ETA "));
@@ -200,7 +191,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         }
     }
     let Some(path) = &desk.args.json else { return Ok(()) };
-    let mut all = measured(session, &timings, &stats, json!(if status == 0 { "end" } else { "interrupted" }));
+    let mut all = measured(session, &timings, &stats, if status == 0 { "end" } else { "interrupted" });
     if let Some(all) = all.as_object_mut() {
         all.insert("measure".into(), json!(name(&desk.args.measure)));
         all.insert("text".into(), json!(desk.args.text.as_ref().map(|text| text.name.display().to_string())));

@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Value, json as value};
-
 use hobbit::options::CpuHelper;
 use hobbit::plan::MemoryPlan;
 use hobbit::stats::{DeviceCounters, DeviceReport};
@@ -80,15 +78,6 @@ pub fn closing_lines(devices: &[DeviceReport], counters: &[DeviceCounters]) -> S
         lines.push('\n');
     }
     lines
-}
-
-/// What each device holds and did, one object for each.
-pub fn json(devices: &Value, counters: &[DeviceCounters]) -> Value {
-    let mut devices = devices.clone();
-    for (device, counters) in devices.as_array_mut().into_iter().flatten().zip(counters) {
-        device["counters"] = value!(counters);
-    }
-    devices
 }
 
 /// A line of `--list-devices`, as llama.cpp prints it.
@@ -195,9 +184,6 @@ mod tests {
              ahead (75 % used); 5 on the CPU in 0.50 s; out of memory, 8 slots are left\n"
         );
         assert_eq!(closing_lines(&[device()], &[DeviceCounters::default()]), "");
-        let value = json(&value!([device()]), &[counters]);
-        assert_eq!((&value[0]["name"], &value[0]["counters"]["uploads"]), (&value!("CUDA0"), &value!(30)));
-        assert_eq!(json(&value!([]), &[]), value!([]));
     }
 
     #[test]
