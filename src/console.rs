@@ -61,11 +61,6 @@ impl Screen {
         self.speak_as(Voice::Model)
     }
 
-    /// The user pressed Return.
-    fn line_was_ended(&mut self) {
-        self.line.clear();
-    }
-
     pub fn speak_as(&mut self, voice: Voice) -> io::Result<()> {
         if !self.colour || voice == self.voice {
             return Ok(());
@@ -182,7 +177,8 @@ impl Keyboard {
             // Nobody has pressed Return. The terminal may be gone.
             let _ = screen.print(Voice::Model, "\n");
         } else if self.prompts {
-            screen.line_was_ended();
+            // The user pressed Return.
+            screen.line.clear();
         }
         match line.unwrap_or(Ok(Answer::Interrupted)) {
             // A terminal that is gone.

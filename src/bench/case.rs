@@ -117,20 +117,11 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         if given.is_empty() {
             return Ok(vec![usual]);
         }
-        let mut all = Vec::new();
-        for text in given {
-            let values = values::integers(text, false).map_err(|why| anyhow!("{flag}: {why}"))?;
-            for value in values {
-                all.push(
-                    u32::try_from(value)
-                        .ok()
-                        .filter(|n| *n <= 1 << 24)
-                        .with_context(|| format!("{flag} {value}: too large"))?,
-                );
-            }
-        }
-        ensure!(!all.is_empty(), "{flag} {}: an empty range", given.join(","));
-        Ok(all)
+        let values = given.iter().map(|text| values::integers(text, false)).collect::<Result<Vec<_>, _>>();
+        let values = values.map_err(|why| anyhow!("{flag}: {why}"))?.concat();
+        ensure!(!values.is_empty(), "{flag} {}: an empty range", given.join(","));
+        let number = |value: i64| u32::try_from(value).ok().filter(|n| *n <= 1 << 24);
+        values.into_iter().map(|n| number(n).with_context(|| format!("{flag} {n}: too large"))).collect()
     };
     let words = |given: &[String], usual: &str| match given {
         [] => vec![usual.to_owned()],

@@ -27,7 +27,7 @@ impl Choices {
         let n_ctx = options.n_ctx as usize * n_seq;
         let alone: Vec<&Alternatives> = tasks.iter().map(|(task, _)| task).collect();
         let groups = groups(&alone, n_ctx, n_seq).or_else(|i| {
-            let (required, n_texts) = (alone[i].required_tokens(), alone[i].sequences().len());
+            let (required, n_texts) = (alone[i].required_tokens(), alone[i].sequences.len());
             if n_texts > n_seq {
                 bail!("task {i} requires a higher -np|--parallel value (at least {n_texts})");
             }
@@ -68,14 +68,14 @@ impl Choices {
         }
         let firsts: Vec<usize> = tasks
             .iter()
-            .scan(0, |next, (task, _)| Some(std::mem::replace(next, *next + task.sequences().len())))
+            .scan(0, |next, (task, _)| Some(std::mem::replace(next, *next + task.sequences.len())))
             .collect();
 
         // The beginnings, each in its task's first sequence, then copied to the others.
         let (mut batch, mut places) = (Vec::new(), Vec::new());
         for (t, (task, _)) in tasks.iter().enumerate() {
-            for (position, &token) in task.sequences()[0][..task.common_prefix()].iter().enumerate() {
-                let is_last = position + 1 == task.common_prefix();
+            for (position, &token) in task.sequences[0][..task.common_prefix].iter().enumerate() {
+                let is_last = position + 1 == task.common_prefix;
                 let logits = is_last && asked.contains_key(&(t, RowAt::Prefix));
                 batch.push(BatchToken { token, position: position as i32, sequence: firsts[t] as i32, logits });
                 places.push((t, RowAt::Prefix));
@@ -89,7 +89,7 @@ impl Choices {
         session.reset();
         evaluate::rows(session, &batch, n_ubatch, |i, logits| answer(places[i], logits))?;
         for (&first, (task, _)) in firsts.iter().zip(tasks) {
-            for other in 1..task.sequences().len() {
+            for other in 1..task.sequences.len() {
                 session.copy_sequence(first as i32, (first + other) as i32)?;
             }
         }
@@ -97,12 +97,12 @@ impl Choices {
         // The endings, as far as anything is asked about them.
         (batch, places) = (Vec::new(), Vec::new());
         for (t, (task, _)) in tasks.iter().enumerate() {
-            for (sequence, tokens) in task.sequences().iter().enumerate() {
+            for (sequence, tokens) in task.sequences.iter().enumerate() {
                 let place = |position| (t, RowAt::Ending { sequence, position });
-                let Some(end) = (task.common_prefix()..tokens.len()).rfind(|&at| asked.contains_key(&place(at))) else {
+                let Some(end) = (task.common_prefix..tokens.len()).rfind(|&at| asked.contains_key(&place(at))) else {
                     continue;
                 };
-                for (position, &token) in tokens.iter().enumerate().take(end + 1).skip(task.common_prefix()) {
+                for (position, &token) in tokens.iter().enumerate().take(end + 1).skip(task.common_prefix) {
                     let place = place(position);
                     batch.push(BatchToken {
                         token,

@@ -20,7 +20,7 @@ use hobbit::{Model, Token};
 pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Measurement<'a>> {
     let bos = start_token(model)?;
     let mut base = BaseReader::open(path)?;
-    let head = base.head();
+    let head = &base.head;
     if head.n_vocab != model.n_vocab() {
         bail!(
             "{}: inconsistent vocabulary ({} vs {}): the base is another model's; make one with a model of the same family",
@@ -45,7 +45,7 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
     base.holds(windows.n_chunk)?;
     Ok(Measurement::of_windows(&windows, move |session| {
         desk.log_windows("kl_divergence: computing", &windows);
-        let tokens = base.head().tokens.clone();
+        let tokens = base.head.tokens.clone();
         let n_vocab = session.model().n_vocab();
         let n_words = row_words(n_vocab);
         let mut all = Divergence::default();

@@ -15,29 +15,18 @@ use hobbit::options::{ModelOptions, SessionOptions};
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Perplexity over disjoint chunks; the log-probabilities are kept in `base`.
-    Perplexity {
-        base: Option<PathBuf>,
-    },
-    /// Perplexity over windows at every `stride`-th token.
-    Strided {
-        stride: usize,
-    },
-    /// Divergence from `base`.
-    Divergence {
-        base: PathBuf,
-    },
-    HellaSwag {
-        n_tasks: usize,
-    },
-    /// `None` for all tasks.
-    Winogrande {
-        n_tasks: Option<usize>,
-    },
-    /// `None` for all tasks.
-    MultipleChoice {
-        n_tasks: Option<usize>,
-    },
+    /// Perplexity over disjoint chunks; their log-probabilities are kept in a base file.
+    Perplexity(Option<PathBuf>),
+    /// Perplexity over windows at every so many tokens.
+    Strided(usize),
+    /// Divergence from a base file.
+    Divergence(PathBuf),
+    /// So many tasks.
+    HellaSwag(usize),
+    /// So many tasks, or all.
+    Winogrande(Option<usize>),
+    /// So many tasks, or all.
+    MultipleChoice(Option<usize>),
 }
 
 /// A text or the bytes of a benchmark.
@@ -85,8 +74,8 @@ impl HiArgs {
         const BASE: &str = "--kl-divergence-base";
         let mut read = self.read.clone();
         let base = match &self.measure {
-            Measure::Perplexity { base } => base.clone(),
-            Measure::Divergence { base } => {
+            Measure::Perplexity(base) => base.clone(),
+            Measure::Divergence(base) => {
                 read.push((BASE, base.clone()));
                 None
             }
@@ -104,13 +93,13 @@ impl HiArgs {
         let measure = measure(&low.measure)?;
         let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
         let mut given = given_text(&low.text, around)?;
-        let wants_prose = matches!(measure, Measure::Perplexity { .. } | Measure::Strided { .. });
+        let wants_prose = matches!(measure, Measure::Perplexity(_) | Measure::Strided(_));
         if given.is_none() && is_demo && wants_prose {
             let name = model.with_file_name(demo::TEXT);
             inputs.push(("-f", name.clone()));
             given = Some(Text { bytes: without_newline(read(&name, around)?), name });
         }
-        if given.is_none() && !matches!(measure, Measure::Divergence { .. }) {
+        if given.is_none() && !matches!(measure, Measure::Divergence(_)) {
             bail!("no text: give a file with -f (or -bf), or a text with -p");
         }
         let session = resolve::session(&low.context, &low.rope, true);
@@ -147,14 +136,14 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
     }
     let some = |n: u32| (n > 0).then_some(n as usize);
     Ok(if args.hellaswag.0 {
-        Measure::HellaSwag { n_tasks: args.hellaswag_tasks as usize }
+        Measure::HellaSwag(args.hellaswag_tasks as usize)
     } else if args.winogrande.0 {
-        Measure::Winogrande { n_tasks: some(args.winogrande_tasks) }
+        Measure::Winogrande(some(args.winogrande_tasks))
     } else if args.multiple_choice.0 {
-        Measure::MultipleChoice { n_tasks: some(args.multiple_choice_tasks) }
+        Measure::MultipleChoice(some(args.multiple_choice_tasks))
     } else if args.kl_divergence.0 {
         match args.kl_divergence_base.clone() {
-            Some(base) => Measure::Divergence { base },
+            Some(base) => Measure::Divergence(base),
             None => bail!(
                 "you must provide a name of a file containing the log probabilities of the base model: \
                  --kl-divergence-base FNAME"
@@ -164,9 +153,9 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
         if args.kl_divergence_base.is_some() {
             bail!("--kl-divergence-base keeps disjoint chunks; leave --ppl-stride out");
         }
-        Measure::Strided { stride }
+        Measure::Strided(stride)
     } else {
-        Measure::Perplexity { base: args.kl_divergence_base.clone() }
+        Measure::Perplexity(args.kl_divergence_base.clone())
     })
 }
 
@@ -264,12 +253,12 @@ mod tests {
     #[test]
     fn measures() {
         let measure = |words: &[&str]| resolved(&[words, &["-f", "text"]].concat()).unwrap().measure;
-        assert_eq!(measure(&[]), Measure::Perplexity { base: None });
-        assert_eq!(measure(&["--save-all-logits", "x"]), Measure::Perplexity { base: Some("x".into()) });
-        assert_eq!(measure(&["--ppl-stride", "8"]), Measure::Strided { stride: 8 });
-        assert_eq!(measure(&["--hellaswag"]), Measure::HellaSwag { n_tasks: 400 });
-        assert_eq!(measure(&["--winogrande", "--winogrande-tasks", "3"]), Measure::Winogrande { n_tasks: Some(3) });
+        assert_eq!(measure(&[]), Measure::Perplexity(None));
+        assert_eq!(measure(&["--save-all-logits", "x"]), Measure::Perplexity(Some("x".into())));
+        assert_eq!(measure(&["--ppl-stride", "8"]), Measure::Strided(8));
+        assert_eq!(measure(&["--hellaswag"]), Measure::HellaSwag(400));
+        assert_eq!(measure(&["--winogrande", "--winogrande-tasks", "3"]), Measure::Winogrande(Some(3)));
         let compared = resolved(&["--kl-divergence", "--kl-divergence-base", "b"]).unwrap();
-        assert_eq!((compared.measure, compared.text), (Measure::Divergence { base: "b".into() }, None));
+        assert_eq!((compared.measure, compared.text), (Measure::Divergence("b".into()), None));
     }
 }

@@ -144,12 +144,12 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 
 fn prepare<'a>(desk: &'a Desk, model: &Model) -> Result<Measurement<'a>> {
     match &desk.args.measure {
-        Measure::Perplexity { base } => text::perplexity(desk, model, base.as_deref()),
-        Measure::Strided { stride } => strided::strided(desk, model, *stride),
-        Measure::Divergence { base } => divergence::divergence(desk, model, base),
-        Measure::HellaSwag { n_tasks } => benchmarks::hellaswag(desk, model, *n_tasks),
-        Measure::Winogrande { n_tasks } => benchmarks::winogrande(desk, model, *n_tasks),
-        Measure::MultipleChoice { n_tasks } => benchmarks::multiple_choice(desk, model, *n_tasks),
+        Measure::Perplexity(base) => text::perplexity(desk, model, base.as_deref()),
+        Measure::Strided(stride) => strided::strided(desk, model, *stride),
+        Measure::Divergence(base) => divergence::divergence(desk, model, base),
+        Measure::HellaSwag(n_tasks) => benchmarks::hellaswag(desk, model, *n_tasks),
+        Measure::Winogrande(n_tasks) => benchmarks::winogrande(desk, model, *n_tasks),
+        Measure::MultipleChoice(n_tasks) => benchmarks::multiple_choice(desk, model, *n_tasks),
     }
 }
 
@@ -205,11 +205,11 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
 
 fn name(measure: &Measure) -> &'static str {
     match measure {
-        Measure::Perplexity { .. } => "perplexity",
-        Measure::Strided { .. } => "perplexity-stride",
-        Measure::Divergence { .. } => "kl-divergence",
-        Measure::HellaSwag { .. } => "hellaswag",
-        Measure::Winogrande { .. } => "winogrande",
-        Measure::MultipleChoice { .. } => "multiple-choice",
+        Measure::Perplexity(_) => "perplexity",
+        Measure::Strided(_) => "perplexity-stride",
+        Measure::Divergence(_) => "kl-divergence",
+        Measure::HellaSwag(_) => "hellaswag",
+        Measure::Winogrande(_) => "winogrande",
+        Measure::MultipleChoice(_) => "multiple-choice",
     }
 }

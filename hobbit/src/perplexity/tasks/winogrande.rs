@@ -80,11 +80,11 @@ impl WinoBases {
     /// `n_base`: tokens of each of [`Winogrande::bases`]. What follows the name is scored, or the name too where little
     /// follows.
     pub fn new(task: &Alternatives, n_base: [usize; 2]) -> Self {
-        let prefix = task.common_prefix();
-        let skips_names = task.sequences().iter().all(|sequence| sequence.len() - prefix > TRAILING_MIN);
+        let prefix = task.common_prefix;
+        let skips_names = task.sequences.iter().all(|sequence| sequence.len() - prefix > TRAILING_MIN);
         let start = |i: usize| match skips_names {
             // Where tokens run across the end of the name the counts need not fit.
-            true => n_base[i].clamp(prefix, task.sequences()[i].len() - 1),
+            true => n_base[i].clamp(prefix, task.sequences[i].len() - 1),
             false => prefix,
         };
         Self { starts: [start(0), start(1)] }
@@ -92,7 +92,7 @@ impl WinoBases {
 
     /// Scored positions of a text: all but the last token, unless it is the only one.
     fn positions(self, task: &Alternatives, i: usize) -> std::ops::Range<usize> {
-        let len = task.sequences()[i].len();
+        let len = task.sequences[i].len();
         self.starts[i]..len - usize::from(len - self.starts[i] > 1)
     }
 
@@ -101,11 +101,11 @@ impl WinoBases {
         let row = |i: usize, position: usize| match task.row_before(i, position) {
             // llama.cpp takes the logits after the first text here instead of those after the common beginning (a known
             // flaw); so do we, or scores could not be compared.
-            RowAt::Prefix if i == 1 => RowAt::Ending { sequence: 0, position: task.sequences()[0].len() - 1 },
+            RowAt::Prefix if i == 1 => RowAt::Ending { sequence: 0, position: task.sequences[0].len() - 1 },
             row => row,
         };
         let of_text = |i: usize| {
-            let tokens = &task.sequences()[i];
+            let tokens = &task.sequences[i];
             self.positions(task, i).map(move |position| Question { row: row(i, position), token: tokens[position] })
         };
         of_text(0).chain(of_text(1)).collect()
