@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use ggml_sys::llama;
+use hobbit::perplexity::softmax::nll;
 use hobbit::{BatchToken, Model, ModelOptions, SessionOptions, Token};
 
 /// Tokens evaluated at once: the model's context.
@@ -36,7 +37,7 @@ fn main() -> Result<()> {
                 None => f16.clone(),
                 Some(kind) => quantise(&f16, &dir.path().join(name), kind)?,
             };
-            let Measured { per_token, per_word, bits_per_byte } = perplexity(&path, text)?;
+            let [per_token, per_word, bits_per_byte] = perplexity(&path, text)?;
             let size = std::fs::metadata(&path)?.len() as f64 / (1 << 20) as f64;
             println!("| {name} | {size:.1} | {per_token:.2} | {per_word:.1} | {bits_per_byte:.3} |");
         }
@@ -58,15 +59,9 @@ fn quantise(from: &Path, to: &Path, kind: llama::llama_ftype) -> Result<PathBuf>
     Ok(to.to_owned())
 }
 
-/// What a model makes of a text.
-struct Measured {
-    per_token: f64,
-    per_word: f64,
-    bits_per_byte: f64,
-}
-
-/// Cuts the text into pieces of `WINDOW - 1` tokens, each preceded by the start token, and predicts every token once.
-fn perplexity(model: &Path, text: &Path) -> Result<Measured> {
+/// Cuts the text into pieces of `WINDOW - 1` tokens, each preceded by the start token, and predicts every token once: perplexity a token and a
+/// word, bits a byte.
+fn perplexity(model: &Path, text: &Path) -> Result<[f64; 3]> {
     let model = Model::open(model, &ModelOptions::default(), |_| true)?;
     let text = std::fs::read_to_string(text)?;
     let start = *model.tokenize("", true, false)?.first().context("the model has a start token")?;
@@ -82,19 +77,12 @@ fn perplexity(model: &Path, text: &Path) -> Result<Measured> {
             window.map(|(token, position)| BatchToken { token, position, sequence: 0, logits: true }).collect();
         session.evaluate(&batch)?;
         for (i, &token) in piece.iter().enumerate() {
-            nats += surprise(session.logits(i).context("logits were asked for")?, token);
+            nats += nll(session.logits(i).context("logits were asked for")?, token);
         }
     }
-    Ok(Measured {
-        per_token: (nats / tokens.len() as f64).exp(),
-        per_word: (nats / text.split_whitespace().count() as f64).exp(),
-        bits_per_byte: nats / text.len() as f64 / std::f64::consts::LN_2,
-    })
-}
-
-/// Negative log-likelihood in nats.
-fn surprise(logits: &[f32], token: Token) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
-    sum.ln() - f64::from(logits[token as usize] - max)
+    Ok([
+        (nats / tokens.len() as f64).exp(),
+        (nats / text.split_whitespace().count() as f64).exp(),
+        nats / text.len() as f64 / std::f64::consts::LN_2,
+    ])
 }

@@ -65,13 +65,7 @@ pub struct LowArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
-    pub memory: MemoryArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    #[command(flatten)]
-    pub precision: PrecisionArgs,
-    #[command(flatten)]
-    pub caching: CachingArgs,
+    pub experts: ExpertArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
     #[command(flatten)]
@@ -101,6 +95,19 @@ pub struct ModelArgs {
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<KvOverride>,
+}
+
+/// Where experts are kept and how they are computed: flags of every program that runs a model.
+#[derive(Args, Debug)]
+pub struct ExpertArgs {
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub caching: CachingArgs,
 }
 
 #[derive(Args, Debug)]
@@ -279,12 +286,8 @@ pub struct OutputArgs {
     /// Write what was measured as JSON; '-' is stdout
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_STATS_JSON")]
     pub stats_json: Option<PathBuf>,
-    /// Nothing on stderr but errors (and that the demo model runs, where no model was given)
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_QUIET")]
-    pub quiet: Switch,
-    /// Closing lines with speeds and cache hits; with -v also llama.cpp's
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PERF")]
-    pub perf: Switch,
+    #[command(flatten)]
+    pub closing: ClosingArgs,
     /// Colour prompt and input
     #[arg(long, value_name = Tri::NAME, default_value = "auto")]
     pub color: Tri,
@@ -294,6 +297,24 @@ pub struct OutputArgs {
     /// Plain input and output, for pipes and limited consoles
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub simple_io: Switch,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// Whether a program says what it did.
+#[derive(Args, Debug)]
+pub struct ClosingArgs {
+    /// Nothing on stderr but errors (and that the demo model runs, where no model was given)
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_QUIET")]
+    pub quiet: Switch,
+    /// Closing lines with speeds and cache hits; with -v also llama.cpp's
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PERF")]
+    pub perf: Switch,
+}
+
+/// What a program says of itself.
+#[derive(Args, Debug)]
+pub struct LogArgs {
     /// Log everything
     #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
     pub verbose: Switch,
@@ -345,9 +366,6 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<N
 }
 
 /// As [`parse`], for a program with a command of its own ([`with_spellings`]).
-///
-/// # Errors
-/// As [`parse`].
 pub fn parse_as<A: FromArgMatches>(
     mut command: clap::Command,
     args: impl IntoIterator<Item = OsString>,

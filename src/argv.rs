@@ -122,9 +122,7 @@ impl Grammar {
         }
         Self { flags }
     }
-}
 
-impl Grammar {
     /// Whether a flag in this spelling is the program's own.
     pub fn knows(&self, flag: &str) -> bool {
         self.flags.contains_key(flag)
@@ -215,10 +213,7 @@ fn split(typed: &str) -> (String, Option<&str>) {
     if !typed.starts_with("--") {
         return (typed.to_owned(), None);
     }
-    let (name, inline) = match typed.split_once('=') {
-        Some((name, value)) => (name, Some(value)),
-        None => (typed, None),
-    };
+    let (name, inline) = typed.split_once('=').map_or((typed, None), |(name, value)| (name, Some(value)));
     (name.replace('_', "-"), inline)
 }
 

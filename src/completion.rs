@@ -7,18 +7,18 @@ use anyhow::{Result, bail};
 use super::console::{Answer, Keyboard, Voice};
 use super::escape::unescape;
 use super::log::Level;
-use super::prompt::Given;
+use super::resolve::Bytes;
 use super::signals::Interrupted;
 use super::stream::{Desk, End, too_long};
 use hobbit::Token;
 
-/// Continues a text.
+/// Continues a text, at most by `predict` tokens at once.
 ///
 /// # Errors
 /// An empty prompt, failed evaluation, failed output.
-pub fn run(desk: &mut Desk, given: &Given) -> Result<End> {
+pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<End> {
     let args = desk.args;
-    let mut tokens = desk.model.tokenize(&given.prompt.0, true, true)?;
+    let mut tokens = desk.model.tokenize(&prompt.0, true, true)?;
     desk.explain(&tokens);
     if let Some(error) = too_long("prompt", tokens.len(), desk.session.n_ctx()) {
         bail!(error);
@@ -42,7 +42,7 @@ pub fn run(desk: &mut Desk, given: &Given) -> Result<End> {
         if tokens.is_empty() && desk.session.n_past() == 0 {
             bail!("the prompt is empty; give a text with -p or a file with -f");
         }
-        let spoken = desk.speak(&tokens, given.predict)?;
+        let spoken = desk.speak(&tokens, predict)?;
         tokens.clear();
         // llama-completion shows the reverse prompt: it is the opening of the user's turn.
         desk.screen.print(Voice::Model, spoken.stop.as_deref().unwrap_or_default())?;

@@ -33,8 +33,6 @@ impl Screen {
         Self { colour, voice: Voice::Model, line: String::new() }
     }
 
-    /// # Errors
-    /// A closed pipe, a full disk.
     pub fn print(&mut self, voice: Voice, text: &str) -> io::Result<()> {
         if text.is_empty() {
             return Ok(());
@@ -61,11 +59,6 @@ impl Screen {
             self.print(Voice::Model, "\n")?;
         }
         self.speak_as(Voice::Model)
-    }
-
-    /// The user pressed Return.
-    fn line_was_ended(&mut self) {
-        self.line.clear();
     }
 
     pub fn speak_as(&mut self, voice: Voice) -> io::Result<()> {
@@ -131,9 +124,6 @@ impl Keyboard {
     }
 
     /// Asks for an input of one or more lines. `prompt` shows only where somebody types.
-    ///
-    /// # Errors
-    /// Input that cannot be read.
     pub fn ask(&mut self, prompt: &str, screen: &mut Screen, ctrl_c: &CtrlC) -> io::Result<Answer> {
         let mut joiner = Joiner::new(self.multiline);
         let mut shown = prompt;
@@ -187,7 +177,8 @@ impl Keyboard {
             // Nobody has pressed Return. The terminal may be gone.
             let _ = screen.print(Voice::Model, "\n");
         } else if self.prompts {
-            screen.line_was_ended();
+            // The user pressed Return.
+            screen.line.clear();
         }
         match line.unwrap_or(Ok(Answer::Interrupted)) {
             // A terminal that is gone.

@@ -62,9 +62,6 @@ pub struct CtrlC {
 
 impl CtrlC {
     /// Installs the handler, once per process. With `colour` it ends the colour before it ends the program.
-    ///
-    /// # Errors
-    /// The system refuses.
     pub fn install(colour: bool) -> Result<Self> {
         let ctrl_c = Self::new();
         let state = Arc::clone(&ctrl_c.state);

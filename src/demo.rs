@@ -14,70 +14,52 @@ pub const TEXT: &str = "demo-heldout-prose.txt";
 
 const FILE: &str = "models/demo.gguf";
 
-/// Where to look, best first.
-pub struct Search {
-    /// The value of [`VARIABLE`].
-    pub named: Option<PathBuf>,
-    /// This program's file.
-    pub executable: Option<PathBuf>,
-}
-
-impl Search {
-    /// From this process.
-    pub fn here() -> Self {
-        Self { named: std::env::var_os(VARIABLE).map(PathBuf::from), executable: std::env::current_exe().ok() }
+/// The first candidate that exists for a program in the file `executable`. A `named` one, from [`VARIABLE`], admits no other.
+pub fn find(
+    named: Option<PathBuf>,
+    executable: Option<PathBuf>,
+    exists: impl Fn(&Path) -> bool,
+) -> Result<PathBuf, String> {
+    if let Some(named) = named {
+        return match exists(&named) {
+            true => Ok(named),
+            false => Err(format!("{}: the demo model that {VARIABLE} names does not exist", named.display())),
+        };
     }
-
-    /// The first candidate that exists. A name in the environment admits no other.
-    ///
-    /// # Errors
-    /// A message that names the remedy.
-    pub fn find(&self, exists: impl Fn(&Path) -> bool) -> Result<PathBuf, String> {
-        if let Some(named) = &self.named {
-            return match exists(named) {
-                true => Ok(named.clone()),
-                false => Err(format!("{}: the demo model that {VARIABLE} names does not exist", named.display())),
-            };
-        }
-        self.candidates().into_iter().find(|path| exists(path)).ok_or_else(|| {
-            format!("no model given and {FILE} not found; give -m FNAME, or the demo model's place in {VARIABLE}")
-        })
-    }
-
-    fn candidates(&self) -> Vec<PathBuf> {
-        let beside = self.executable.iter().flat_map(|file| file.ancestors().skip(1)).map(|dir| dir.join(FILE));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
-        beside.chain([source, PathBuf::from(FILE)]).collect()
-    }
+    let beside = executable.iter().flat_map(|file| file.ancestors().skip(1)).map(|dir| dir.join(FILE));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+    beside.chain([source, PathBuf::from(FILE)]).find(|path| exists(path)).ok_or_else(|| {
+        format!("no model given and {FILE} not found; give -m FNAME, or the demo model's place in {VARIABLE}")
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn search(named: Option<&str>) -> Search {
-        Search { named: named.map(PathBuf::from), executable: Some("/opt/hobbit/bin/hobbit-cli".into()) }
+    fn search(named: Option<&str>, exists: impl Fn(&Path) -> bool) -> Result<PathBuf, String> {
+        find(named.map(PathBuf::from), Some("/opt/hobbit/bin/hobbit-cli".into()), exists)
     }
 
     #[test]
     fn nearest_to_the_program_wins() {
-        let found = search(None).find(|path| path.starts_with("/opt"));
+        let found = search(None, |path| path.starts_with("/opt"));
         assert_eq!(found, Ok("/opt/hobbit/bin/models/demo.gguf".into()));
-        let found = search(None).find(|path| path == Path::new("/opt/hobbit/models/demo.gguf"));
+        let found = search(None, |path| path == Path::new("/opt/hobbit/models/demo.gguf"));
         assert_eq!(found, Ok("/opt/hobbit/models/demo.gguf".into()));
-        let found = search(None).find(|path| path.is_relative());
+        let found = search(None, |path| path.is_relative());
         assert_eq!(found, Ok("models/demo.gguf".into()));
     }
 
     #[test]
     fn a_named_file_is_the_only_candidate() {
-        assert_eq!(search(Some("x.gguf")).find(|_| true), Ok("x.gguf".into()));
-        assert!(search(Some("x.gguf")).find(|path| path != Path::new("x.gguf")).unwrap_err().contains("x.gguf"));
+        assert_eq!(search(Some("x.gguf"), |_| true), Ok("x.gguf".into()));
+        assert!(search(Some("x.gguf"), |path| path != Path::new("x.gguf")).unwrap_err().contains("x.gguf"));
     }
 
     #[test]
     fn the_error_names_the_remedy() {
-        let error = search(None).find(|_| false).unwrap_err();
+        let error = search(None, |_| false).unwrap_err();
         assert!(error.contains("-m FNAME") && error.contains(VARIABLE), "{error}");
     }
 }

@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
 
 use super::log::{Level, Log};
+use super::output::write_json;
 use super::report::device::available_line;
 use hobbit::engine::calibrate_report;
 use hobbit::files::{self, Kind, Output};
@@ -14,24 +15,18 @@ use hobbit::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, devices};
 
 /// Prints the devices beside the CPU as llama.cpp does, with what they can do if `verbose`; as JSON where that is
 /// wanted, by the flag that says where ('-' is stdout, and then the only thing there).
-///
-/// # Errors
-/// As [`devices`]; a file that cannot be written.
 pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Result<()> {
     let outputs = json.map(|(flag, path)| Output { flag, path, kind: Kind::Json });
     files::check(outputs.as_slice(), &[])?;
     let found = devices(rpc)?;
     let found: Vec<&DeviceInfo> = found.iter().filter(|device| device.kind != DeviceKind::Cpu).collect();
-    let mut out = io::stdout().lock();
     if let Some((_, path)) = json {
-        let text = serde_json::to_string_pretty(&json!({ "devices": found }))? + "\n";
+        write_json(path, &json!({ "devices": found }), "devices")?;
         if path == Path::new("-") {
-            out.write_all(text.as_bytes())?;
-            return Ok(out.flush()?);
+            return Ok(());
         }
-        let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
-        written.with_context(|| format!("{}: cannot write the devices", path.display()))?;
     }
+    let mut out = io::stdout().lock();
     writeln!(out, "Available devices:")?;
     if found.is_empty() {
         writeln!(out, "  (none)")?;

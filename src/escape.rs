@@ -2,6 +2,7 @@
 
 /// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `\xHH` gives a byte, so the result need not be UTF-8.
 pub fn unescape(bytes: &[u8]) -> Vec<u8> {
+    let hex = |digit: u8| char::from(digit).to_digit(16).unwrap_or(0) as u8;
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while at < bytes.len() {
@@ -27,14 +28,6 @@ pub fn unescape(bytes: &[u8]) -> Vec<u8> {
         at += taken;
     }
     out
-}
-
-fn hex(digit: u8) -> u8 {
-    match digit {
-        b'0'..=b'9' => digit - b'0',
-        b'a'..=b'f' => digit - b'a' + 10,
-        _ => digit - b'A' + 10,
-    }
 }
 
 #[cfg(test)]

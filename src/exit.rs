@@ -24,11 +24,12 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
     }
-    if error.is::<Interrupted>() || is_interruption(error) {
+    let (is_interruption, is_usage) = of_engine(error);
+    if error.is::<Interrupted>() || is_interruption {
         return ExitCode::from(signals::status());
     }
     tell(format_args!("error: {}", in_words(error)));
-    ExitCode::from(if error.is::<OutputError>() || is_usage(error) { USAGE } else { FAILED })
+    ExitCode::from(if error.is::<OutputError>() || is_usage { USAGE } else { FAILED })
 }
 
 /// Prints what clap says of a command line: help and versions too, for which the status is 0.
@@ -55,25 +56,15 @@ pub fn in_words(error: &anyhow::Error) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-#[cfg(feature = "engine")]
-fn is_interruption(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(hobbit::Error::Interrupted | hobbit::Error::Cancelled))
-}
-
-/// Flags that lack another one.
-#[cfg(feature = "engine")]
-fn is_usage(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(hobbit::Error::NoPenalties { .. } | hobbit::Error::Output(_)))
-}
-
-#[cfg(not(feature = "engine"))]
-fn is_interruption(_: &anyhow::Error) -> bool {
-    false
-}
-
-#[cfg(not(feature = "engine"))]
-fn is_usage(_: &anyhow::Error) -> bool {
-    false
+/// Whether an error of the engine's is an interruption, and whether it is wrong usage: flags that lack another one.
+#[cfg_attr(not(feature = "engine"), expect(unused_variables))]
+fn of_engine(error: &anyhow::Error) -> (bool, bool) {
+    #[cfg(feature = "engine")]
+    if let Some(error) = error.downcast_ref() {
+        use hobbit::Error::{Cancelled, Interrupted, NoPenalties, Output};
+        return (matches!(error, Interrupted | Cancelled), matches!(error, NoPenalties { .. } | Output(_)));
+    }
+    (false, false)
 }
 
 #[cfg(test)]

@@ -28,8 +28,6 @@ pub struct Log {
 }
 
 impl Log {
-    /// # Errors
-    /// The log file cannot be created.
     pub fn new(verbosity: Verbosity, file: Option<&Path>) -> Result<Self> {
         let open = |path: &Path| {
             files::create(path, files::Kind::Log).with_context(|| format!("{}: cannot write this log", path.display()))

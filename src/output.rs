@@ -7,8 +7,9 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
-use hobbit::files;
+use hobbit::files::{self, Kind};
 
 /// Whether an error comes from a reader that went away: then a program ends with status 0 and without a word.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
@@ -21,9 +22,6 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// A line on stdout. `println!` panics where the reader went away.
-///
-/// # Errors
-/// A closed pipe, a full disk.
 pub fn say(line: impl Display) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
@@ -33,10 +31,18 @@ pub fn tell(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// Writes JSON where a flag says, '-' for stdout; `what` names it where it cannot be written.
+pub fn write_json(path: &Path, value: &Value, what: &str) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    if path == Path::new("-") {
+        let mut out = io::stdout().lock();
+        return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
+    }
+    let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{}: cannot write the {what}", path.display()))
+}
+
 /// Writes a file whole or not at all.
-///
-/// # Errors
-/// What the system says, with the file's name.
 pub fn write_whole(path: &Path, text: &str) -> Result<()> {
     files::replace(path, text.as_bytes()).with_context(|| format!("{}: cannot write this file", path.display()))
 }

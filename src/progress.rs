@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::log::{Level, Log};
+use hobbit::units::Seconds;
 
 /// A prompt that is read sooner needs no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -42,34 +43,33 @@ pub struct PromptBar {
     drawing: Option<JoinHandle<()>>,
 }
 
-/// A prompt that is read.
-pub struct Prompt {
-    pub n_tokens: usize,
-    /// Tokens that are evaluated together.
-    pub n_ubatch: usize,
-    /// The cursor stands behind a text that will go on there.
-    pub is_mid_line: bool,
-}
-
 impl PromptBar {
-    /// `None` where nobody would see it. `share` says how much of the present ubatch is done, `0..=1`.
-    pub fn new(prompt: &Prompt, share: impl Fn() -> f64 + Send + 'static, log: &Log) -> Option<Self> {
+    /// For a prompt of `n_tokens`, of which `n_ubatch` are evaluated together; `None` where nobody would see it.
+    /// `is_mid_line`: the cursor stands behind a text that will go on there. `share` says how much of the present ubatch is
+    /// done, `0..=1`.
+    pub fn new(
+        n_tokens: usize,
+        n_ubatch: usize,
+        is_mid_line: bool,
+        share: impl Fn() -> f64 + Send + 'static,
+        log: &Log,
+    ) -> Option<Self> {
         if !log.shows(Level::Info) || !io::stderr().is_terminal() {
             return None;
         }
         let started = Instant::now();
         let write_left = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
             let left = left(state.pos(), state.len().unwrap_or(0), started.elapsed());
-            let _ = left.map(|left| write!(out, "ETA {} s", left.as_secs_f64().ceil()));
+            let _ = left.map(|left| write!(out, "ETA {:.0}", Seconds(left.as_secs_f64().ceil())));
         };
         let style = ProgressStyle::with_template(PROMPT).expect("the template is constant and valid");
-        let (all, n_ubatch) = (prompt.n_tokens as u64, prompt.n_ubatch as u64);
+        let (all, n_ubatch) = (n_tokens as u64, n_ubatch as u64);
         let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::hidden());
         bar.set_style(style.with_key("left", write_left));
         let done = Arc::new(AtomicU64::new(0));
         let (end, ended) = crossbeam_channel::bounded(0);
         let drawing = std::thread::spawn({
-            let (bar, done, is_mid_line) = (bar.clone(), Arc::clone(&done), prompt.is_mid_line);
+            let (bar, done) = (bar.clone(), Arc::clone(&done));
             let position = move || position(done.load(Ordering::Relaxed), all, n_ubatch, share());
             move || draw(&bar, &position, is_mid_line && io::stdout().is_terminal(), &ended)
         });

@@ -14,35 +14,27 @@ use super::signals::Interrupted;
 /// A pipe that has given nothing for so long may be one that nobody writes to.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A text and how much is to follow it.
-pub struct Given {
-    pub prompt: Bytes,
-    /// Tokens to generate; `None` until the model or the context ends.
-    pub predict: Option<usize>,
-}
-
-/// What there is to continue. Where nothing was given on the command line, the standard input is it, unless somebody types
+/// What there is to continue, and how many tokens are to follow it: without a number until the model or the context ends. Where nothing was given on the command line, the standard input is it, unless somebody types
 /// there or takes turns.
 ///
 /// # Errors
 /// An input that is empty or cannot be read; a signal that asks for the end.
-pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC) -> Result<Given> {
-    let given = |prompt, predict| Ok(Given { prompt, predict });
+pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC) -> Result<(Bytes, Option<usize>)> {
     if let Some(prompt) = &args.prompt {
-        return given(prompt.clone(), args.predict);
+        return Ok((prompt.clone(), args.predict));
     }
     if args.interactive || around.is_typed_in() {
-        return given(Bytes::default(), args.predict);
+        return Ok((Bytes::default(), args.predict));
     }
     let found = if around.has_input() { read_patiently(log, ctrl_c)? } else { Vec::new() };
     if !found.is_empty() {
-        return given(as_typed(found, args.escape), args.predict);
+        return Ok((as_typed(found, args.escape), args.predict));
     }
     if !args.is_demo {
         bail!("the standard input is empty, expected a prompt there; give a text with -p, or a file with -f");
     }
     log.line(Level::Warning, "warning: the standard input is empty: the demo model continues its own text");
-    given(Bytes(demo::PROMPT.into()), args.demo_predict)
+    Ok((Bytes(demo::PROMPT.into()), args.demo_predict))
 }
 
 /// Reads the standard input, hears signals meanwhile, and says so if nothing comes for a while.
@@ -67,9 +59,6 @@ fn read_patiently(log: &Log, ctrl_c: &CtrlC) -> Result<Vec<u8>> {
 }
 
 /// All of the standard input.
-///
-/// # Errors
-/// As the system says.
 pub fn read() -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     io::stdin().lock().read_to_end(&mut bytes)?;

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use hobbit::stats::{PhaseStats, PrecisionReport, PrefetchReport, Stats, Timings, WarmStart};
-use hobbit::units::{Bytes, Percent};
+use hobbit::units::{Bytes, Percent, Seconds};
 
 /// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
 const RESIDENT: f64 = 0.95;
@@ -76,14 +76,14 @@ pub fn cache_lines(stats: &Stats) -> String {
         let Some(hit_rate) = phase.hit_rate() else { continue };
         let _ = writeln!(
             lines,
-            "hobbit: {name}: {} hits, {} misses (hit rate {}), {} read{}, waited {:.2} s of {:.2} s",
+            "hobbit: {name}: {} hits, {} misses (hit rate {}), {} read{}, waited {} of {}",
             phase.hits,
             phase.misses,
             Percent(hit_rate),
             Bytes(phase.bytes_read),
             phase.read_bandwidth().map_or_else(String::new, |rate| format!(" at {}/s", Bytes(rate as u64))),
-            phase.io_wait_seconds,
-            phase.seconds,
+            Seconds(phase.io_wait_seconds),
+            Seconds(phase.seconds),
         );
     }
     // A dense model has no hit rate: nothing is known about its reads.
@@ -129,47 +129,26 @@ pub fn precision_lines(precision: &PrecisionReport, stats: &Stats) -> String {
     lines
 }
 
-/// What there is to know about a run besides its measurements.
-pub struct Circumstances {
-    /// The model, as its `ModelInfo` serialises.
-    pub model: Value,
-    /// The memory plan.
-    pub plan: Value,
-    /// The session's [`PrecisionReport`].
-    pub precision: Value,
-    /// The session's [`hobbit::stats::CachingReport`].
-    pub caching: Value,
-    /// The session's [`hobbit::stats::DeviceReport`]s.
-    pub devices: Value,
-    /// How experts are read, and why.
-    pub io: String,
-    /// How the last generation ended.
-    pub stop: &'static str,
-    /// The sampler's seed.
-    pub seed: u32,
-}
-
-/// Everything for `--stats-json`. Rates are absent (`null`) where nothing was counted.
-pub fn json(about: &Circumstances, timings: &Timings, stats: &Stats) -> Value {
-    json!({
-        "hobbit": env!("CARGO_PKG_VERSION"),
-        "model": about.model,
-        "plan": about.plan,
-        "precision": about.precision,
-        "caching": about.caching,
-        "io": about.io,
-        "stop": about.stop,
-        "seed": about.seed,
-        "timings": timings,
-        "prompt": phase(&stats.prompt),
-        "decode": phase(&stats.decode),
-        "total": phase(&stats.total()),
-        "roofline_tokens_per_second": roofline(stats),
-        "peak_rss_bytes": stats.peak_rss_bytes,
-        "layers": stats.layers,
-        "prefetch": stats.prefetch,
-        "devices": device::json(&about.devices, &stats.devices),
-    })
+/// Everything for `--stats-json`: what a session measured, beside what is known `about` it. Rates are absent (`null`) where
+/// nothing was counted.
+pub fn json(mut about: Value, timings: &Timings, stats: &Stats) -> Value {
+    for (device, counters) in about["devices"].as_array_mut().into_iter().flatten().zip(&stats.devices) {
+        device["counters"] = json!(counters);
+    }
+    for (name, value) in [
+        ("hobbit", json!(env!("CARGO_PKG_VERSION"))),
+        ("timings", json!(timings)),
+        ("prompt", phase(&stats.prompt)),
+        ("decode", phase(&stats.decode)),
+        ("total", phase(&stats.total())),
+        ("roofline_tokens_per_second", json!(roofline(stats))),
+        ("peak_rss_bytes", json!(stats.peak_rss_bytes)),
+        ("layers", json!(stats.layers)),
+        ("prefetch", json!(stats.prefetch)),
+    ] {
+        about[name] = value;
+    }
+    about
 }
 
 fn phase(phase: &PhaseStats) -> Value {
@@ -313,18 +292,14 @@ hobbit: 2 experts upgraded from low to high precision
 
     #[test]
     fn json_has_counts_and_rates() {
-        let about = Circumstances {
-            model: json!({}),
-            plan: json!({}),
-            precision: json!(precision(PrecisionMode::Dynamic)),
-            caching: json!({"slots": "even"}),
-            devices: json!([{"name": "CUDA0"}]),
-            io: "direct".into(),
-            stop: "length",
-            seed: 7,
-        };
+        let about = json!({
+            "precision": precision(PrecisionMode::Dynamic),
+            "caching": { "slots": "even" },
+            "devices": [{ "name": "CUDA0" }, { "name": "CUDA1" }],
+        });
         let stats = Stats { devices: vec![DeviceCounters { hits: 4, ..Default::default() }], ..stats() };
-        let value = json(&about, &TIMINGS, &stats);
+        let value = json(about, &TIMINGS, &stats);
+        assert_eq!(value["devices"][1], json!({ "name": "CUDA1" }), "nothing was counted there");
         assert_eq!(
             (&value["devices"][0]["name"], &value["devices"][0]["counters"]["hits"]),
             (&json!("CUDA0"), &json!(4))

@@ -7,12 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::args::{
-    CachingArgs, ChatArgs, ContextArgs, DeviceArgs, LowArgs, MemoryArgs, PrecisionArgs, PromptArgs, RopeArgs,
-    SamplingArgs,
+    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, PromptArgs, RopeArgs, SamplingArgs,
 };
 use super::demo;
 use super::escape::unescape;
-use super::switch::{Switch, Tri};
+use super::switch::Tri;
 use hobbit::files::{Input, Kind, Output, OutputError};
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
@@ -127,20 +126,15 @@ impl HiArgs {
     /// # Errors
     /// Files that cannot be read, settings that are not UTF-8, a schema or sampler that is not understood.
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
-        let is_demo = low.model.model.is_none();
-        let model = match low.model.model {
-            Some(path) => path,
-            None => around.demo_model().map_err(anyhow::Error::msg)?,
-        };
-        let read = [
+        let (model, is_demo) = model(&low.model, around)?;
+        let inputs = given_files([
             ("-f", &low.prompt.file),
             ("-bf", &low.prompt.binary_file),
             ("--system-prompt-file", &low.chat.system_prompt_file),
             ("--chat-template-file", &low.chat.chat_template_file),
             ("--grammar-file", &low.sampling.grammar_file),
             ("--json-schema-file", &low.sampling.json_schema_file),
-        ];
-        let read = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
+        ]);
         let conversation = low.chat.conversation.map(|switch| switch.0);
         let interactive_first = low.chat.interactive_first.0;
         let interactive = low.chat.interactive.0 || interactive_first;
@@ -153,7 +147,6 @@ impl HiArgs {
         }
         let until_full = predict == Some(-2);
         let escape = low.prompt.escape.0;
-        let verbosity = verbosity(low.output.quiet, low.output.verbose, low.output.verbosity);
         let session = session(&low.context, &low.rope, until_full);
         Ok(Self {
             model,
@@ -162,12 +155,15 @@ impl HiArgs {
                 repack: low.model.repack.0,
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
-                ..experts(low.memory, &low.device, &low.precision, low.caching, session.clone())?
+                ..experts(low.experts, session.clone())?
             },
             session_options: session,
             sampling: sampling(low.sampling, escape, around)?,
             prompt,
-            system_prompt: system_prompt(&low.chat, around)?,
+            system_prompt: match (low.chat.system_prompt, &low.chat.system_prompt_file) {
+                (None, Some(path)) => Some(utf8(&without_newline(read(path, around)?), path)?.to_owned()),
+                (typed, _) => typed,
+            },
             predict: predict.and_then(|n| usize::try_from(n).ok()),
             demo_predict: usize::try_from(demo_predict).ok(),
             stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
@@ -181,7 +177,10 @@ impl HiArgs {
                 bos: low.chat.in_prefix_bos.0,
                 given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
             },
-            template: template(&low.chat, around)?,
+            template: match (low.chat.chat_template, &low.chat.chat_template_file) {
+                (None, Some(path)) => Some(file(path, around)?),
+                (typed, _) => typed,
+            },
             jinja: low.chat.jinja.0,
             multiline_input: low.chat.multiline_input.0,
             escape,
@@ -195,19 +194,16 @@ impl HiArgs {
             },
             simple_io: low.output.simple_io.0,
             output: Reporting {
-                verbosity,
-                perf: low.output.perf.0,
-                log_file: low.output.log_file,
+                verbosity: verbosity(&low.output.closing, &low.output.log),
+                perf: low.output.closing.perf.0,
+                log_file: low.output.log.log_file,
                 stats_json: low.output.stats_json,
             },
-            read,
+            read: inputs,
         })
     }
 
     /// Checks that nothing is written over what is read, or over files of other kinds.
-    ///
-    /// # Errors
-    /// As [`hobbit::files::check`].
     pub fn check_outputs(&self) -> Result<(), OutputError> {
         let written =
             [("--log-file", &self.output.log_file, Kind::Log), ("--stats-json", &self.output.stats_json, Kind::Json)];
@@ -247,41 +243,39 @@ fn prompt_file(path: &Path, around: &dyn Surroundings, flag: &str) -> Result<Vec
 }
 
 /// What a text file says to a program whose users type: one newline at its end ends the line, and escapes are processed.
-pub fn as_typed(mut bytes: Vec<u8>, escape: bool) -> Bytes {
+pub fn as_typed(bytes: Vec<u8>, escape: bool) -> Bytes {
+    unescaped(&without_newline(bytes), escape)
+}
+
+pub fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.pop_if(|last| *last == b'\n');
-    unescaped(&bytes, escape)
+    bytes
 }
 
 fn unescaped(bytes: &[u8], escape: bool) -> Bytes {
     Bytes(if escape { unescape(bytes) } else { bytes.to_vec() })
 }
 
-fn system_prompt(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>> {
-    match (&args.system_prompt, &args.system_prompt_file) {
-        (Some(typed), _) => Ok(Some(typed.clone())),
-        (None, Some(path)) => file(path, around).map(Some),
-        (None, None) => Ok(None),
-    }
-}
-
-fn template(args: &ChatArgs, around: &dyn Surroundings) -> Result<Option<String>> {
-    match (&args.chat_template, &args.chat_template_file) {
-        (Some(typed), _) => Ok(Some(typed.clone())),
-        (None, Some(path)) => utf8(read(path, around)?, path).map(Some),
-        (None, None) => Ok(None),
-    }
-}
-
 /// How much the log shows: `--verbose` wins over a number. `--quiet` is for stderr alone, and wins there.
-pub fn verbosity(quiet: Switch, verbose: Switch, number: u8) -> Verbosity {
-    let logged = if verbose.0 { 5 } else { number };
-    Verbosity { shown: if quiet.0 { 1 } else { logged }, logged }
+pub fn verbosity(closing: &ClosingArgs, log: &LogArgs) -> Verbosity {
+    let logged = if log.verbose.0 { 5 } else { log.verbosity };
+    Verbosity { shown: if closing.quiet.0 { 1 } else { logged }, logged }
+}
+
+/// The model's file, and whether it is the bundled one.
+pub fn model(args: &ModelArgs, around: &dyn Surroundings) -> Result<(PathBuf, bool)> {
+    match &args.model {
+        Some(path) => Ok((path.clone(), false)),
+        None => Ok((around.demo_model().map_err(anyhow::Error::msg)?, true)),
+    }
+}
+
+/// Files that were given, by their flags.
+pub fn given_files<const N: usize>(files: [(&'static str, &Option<PathBuf>); N]) -> Vec<(&'static str, PathBuf)> {
+    files.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect()
 }
 
 /// Checks what a program writes beside the engine.
-///
-/// # Errors
-/// As [`hobbit::files::check`].
 pub fn check_outputs(
     options: &ModelOptions,
     model: &Path,
@@ -294,16 +288,8 @@ pub fn check_outputs(
 }
 
 /// Where experts are kept and how they are computed, for a session as `expects` says: every program's flags go this way.
-///
-/// # Errors
-/// Flags that do not go together.
-pub fn experts(
-    memory: MemoryArgs,
-    device: &DeviceArgs,
-    precision: &PrecisionArgs,
-    caching: CachingArgs,
-    expects: SessionOptions,
-) -> Result<ModelOptions> {
+pub fn experts(args: ExpertArgs, expects: SessionOptions) -> Result<ModelOptions> {
+    let ExpertArgs { memory, device, precision, caching } = args;
     Ok(ModelOptions {
         budget: memory.mem_budget,
         overcommit: memory.overcommit.0,
@@ -404,10 +390,10 @@ fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Resu
         logit_bias: args.logit_bias,
         grammar: match (args.grammar, args.grammar_file, args.json_schema, args.json_schema_file) {
             (Some(grammar), ..) => Some(grammar),
-            (_, Some(path), ..) => Some(utf8(read(&path, around)?, &path)?),
+            (_, Some(path), ..) => Some(file(&path, around)?),
             (_, _, Some(schema), _) => Some(around.grammar_of_schema(&schema).context("--json-schema")?),
             (.., Some(path)) => {
-                let schema = utf8(read(&path, around)?, &path)?;
+                let schema = file(&path, around)?;
                 Some(around.grammar_of_schema(&schema).with_context(|| path.display().to_string())?)
             }
             _ => None,
@@ -417,9 +403,6 @@ fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Resu
 }
 
 /// Typed text, its escapes processed if wanted.
-///
-/// # Errors
-/// Escapes that do not form UTF-8.
 pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
     if !escape {
         return Ok(typed.to_owned());
@@ -428,34 +411,23 @@ pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
         .with_context(|| format!("{flag}: \\x escapes that do not form UTF-8; use --no-escape to take them literally"))
 }
 
-/// A text file without the newline at its end.
-fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
-    let mut text = utf8(read(path, around)?, path)?;
-    if text.ends_with('\n') {
-        text.pop();
-    }
-    Ok(text)
-}
-
 /// A file's bytes.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn read(path: &Path, around: &dyn Surroundings) -> Result<Vec<u8>> {
     around.read(path).with_context(|| format!("{}: cannot read this file", path.display()))
 }
 
 /// A file's text.
-///
-/// # Errors
-/// Bytes that are no UTF-8.
-pub fn utf8(bytes: Vec<u8>, path: &Path) -> Result<String> {
-    match String::from_utf8(bytes) {
-        Ok(text) => Ok(text),
-        Err(error) => {
-            bail!("{}: not UTF-8 text (at byte {})", path.display(), error.utf8_error().valid_up_to())
-        }
-    }
+pub fn utf8<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
+    let error = match std::str::from_utf8(bytes) {
+        Ok(text) => return Ok(text),
+        Err(error) => error,
+    };
+    bail!("{}: not UTF-8 text (at byte {})", path.display(), error.valid_up_to())
+}
+
+/// The text of a file.
+fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
+    Ok(utf8(&read(path, around)?, path)?.to_owned())
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use super::exit;
-use super::signals;
+use super::{exit, output, signals};
 use hobbit::engine::{RpcEvent, RpcServer};
 use hobbit::units::Bytes;
 use hobbit::{LogLevel, set_log};
@@ -94,12 +93,11 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         say(&format!("tensors are kept in {}", cache.display()));
     }
     if !args.host.is_loopback() {
-        let _ = writeln!(
-            io::stderr(),
+        output::tell(format_args!(
             "warning: {} can be reached from other machines, and the protocol knows no passwords: whoever connects can \
              read this process's memory, crash it or take it over. Serve trusted networks only.",
             args.host
-        );
+        ));
     }
     let address = SocketAddrV4::new(args.host, args.port);
     let threads = args.threads.unwrap_or_else(half_of_the_cpus);
@@ -113,8 +111,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 
 /// One line on stdout. Whether anybody reads it changes nothing.
 fn say(line: &str) {
-    let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    let _ = output::say(line);
 }
 
 /// An IPv4 address: ggml's sockets take no other.

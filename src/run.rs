@@ -2,13 +2,15 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::args;
 use super::argv::Note;
@@ -18,19 +20,18 @@ use super::demo;
 use super::devices;
 use super::exit::{self, FAILED, in_words};
 use super::log::{Level, Log};
-use super::output::is_closed_pipe;
+use super::output::{is_closed_pipe, write_json};
 use super::progress::bar;
+use super::report;
 use super::report::brief::{self, Closing, ModelFacts};
-use super::report::{self, Circumstances};
 use super::resolve::{HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, prompt};
 use hobbit::engine::{low_cache_path, quantise_low};
-use hobbit::files::{self, Kind};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::pack::WriteError;
-use hobbit::stats::DeviceReport;
+use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::units::Bytes;
 use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
 
@@ -47,9 +48,9 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
-    if low.device.list_devices {
+    if low.experts.device.list_devices {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
-        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
+        return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
@@ -63,15 +64,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 
 /// Opens the model and has it say what was asked for; the exit status.
 fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
-    for note in notes {
-        log.line(Level::Warning, format!("note: {note}"));
-    }
-    warn_of_threads(&args.session_options, log);
-    if let Some(path) = &args.output.stats_json {
-        try_writing(path)?;
-    }
-    log.take_llama_cpps();
-    let ctrl_c = CtrlC::install(args.colour)?;
+    let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
     hobbit::engine::watch_memory_signals();
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
     let has_template = model.info().chat_template.is_some();
@@ -94,7 +87,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let mut desk = Desk { args, model: &model, session, sampler, seed, screen, log, ctrl_c: &ctrl_c, failed: false };
 
     let outcome = match &given {
-        Some(text) => completion::run(&mut desk, text),
+        Some((prompt, predict)) => completion::run(&mut desk, prompt, *predict),
         None => conversation::run(&mut desk),
     };
     let (end, status) = match outcome {
@@ -139,9 +132,6 @@ fn drawn_once(given: u32) -> u32 {
 }
 
 /// Opens a model with a progress bar.
-///
-/// # Errors
-/// As [`Model::open`]; Ctrl-C.
 pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
     if is_demo && !log.shows(Level::Info) {
         // Otherwise the first of the start-up lines says so. The demo's text must not pass for another model's.
@@ -194,8 +184,21 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
     Ok(Some(LowSource::File(made)))
 }
 
-/// Warns of more threads than there are CPUs.
-pub fn warn_of_threads(options: &SessionOptions, log: &Log) {
+/// What comes before a model is opened: notes about what was typed, an early word if statistics could not be written in the
+/// end, and ears for llama.cpp's log and for signals.
+pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colour: bool, log: &Log) -> Result<CtrlC> {
+    for note in notes {
+        log.line(Level::Warning, format!("note: {note}"));
+    }
+    warn_of_threads(session, log);
+    if let Some(path) = json {
+        try_writing(path)?;
+    }
+    log.take_llama_cpps();
+    CtrlC::install(colour)
+}
+
+fn warn_of_threads(options: &SessionOptions, log: &Log) {
     let Ok(cpus) = std::thread::available_parallelism() else { return };
     for (flag, threads) in [("-t", options.threads), ("-tb", options.threads_batch)] {
         if let Some(threads) = threads.filter(|&threads| usize::try_from(threads).is_ok_and(|n| n > cpus.get())) {
@@ -205,11 +208,7 @@ pub fn warn_of_threads(options: &SessionOptions, log: &Log) {
     }
 }
 
-/// Tells early that statistics could not be written in the end.
-///
-/// # Errors
-/// Why not.
-pub fn try_writing(path: &Path) -> Result<()> {
+fn try_writing(path: &Path) -> Result<()> {
     // A pipe may be opened only once.
     let is_special = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
     if path == Path::new("-") || is_special {
@@ -305,24 +304,23 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         log.text(Level::More, &report::precision_lines(desk.session.precision(), &stats));
     }
     let Some(path) = &output.stats_json else { return Ok(()) };
-    let about = Circumstances {
-        model: serde_json::to_value(desk.model.info())?,
-        plan: serde_json::to_value(desk.session.plan())?,
-        precision: serde_json::to_value(desk.session.precision())?,
-        caching: serde_json::to_value(desk.session.caching())?,
-        devices: serde_json::to_value(&devices)?,
-        io: desk.session.io_choice().to_owned(),
-        stop: end.name(),
-        seed: desk.seed,
-    };
-    let mut text = serde_json::to_string_pretty(&report::json(&about, &timings, &stats))?;
-    text.push('\n');
-    if path == Path::new("-") {
-        let mut out = io::stdout().lock();
-        return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
-    }
-    let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.with_context(|| format!("{}: cannot write the statistics", path.display()))
+    let mut all = measured(&desk.session, &timings, &stats, end);
+    all["seed"] = desk.seed.into();
+    write_json(path, &all, "statistics")
+}
+
+/// All that is known about a session and that it measured, and how it ended.
+pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: impl Serialize) -> Value {
+    let about = json!({
+        "model": session.model().info(),
+        "plan": session.plan(),
+        "precision": session.precision(),
+        "caching": session.caching(),
+        "devices": devices_now(session),
+        "io": session.io_choice(),
+        "stop": stop,
+    });
+    report::json(about, timings, stats)
 }
 
 /// This process, as settings see it.
@@ -334,7 +332,7 @@ impl Surroundings for Process {
     }
 
     fn demo_model(&self) -> Result<PathBuf, String> {
-        demo::Search::here().find(Path::is_file)
+        demo::find(std::env::var_os(demo::VARIABLE).map(PathBuf::from), std::env::current_exe().ok(), Path::is_file)
     }
 
     fn grammar_of_schema(&self, schema: &str) -> Result<String> {

@@ -10,30 +10,20 @@ use signal_hook::iterator::Signals;
 /// A signal that asks for the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// SIGINT: Ctrl-C.
-    Interrupt,
-    /// SIGTERM.
-    Terminate,
-    /// SIGHUP.
-    HangUp,
+    /// Ctrl-C.
+    Interrupt = SIGINT as isize,
+    Terminate = SIGTERM as isize,
+    HangUp = SIGHUP as isize,
 }
 
 impl Signal {
     fn of(number: i32) -> Option<Self> {
-        [Self::Interrupt, Self::Terminate, Self::HangUp].into_iter().find(|signal| signal.number() == number)
-    }
-
-    fn number(self) -> i32 {
-        match self {
-            Self::Interrupt => SIGINT,
-            Self::Terminate => SIGTERM,
-            Self::HangUp => SIGHUP,
-        }
+        [Self::Interrupt, Self::Terminate, Self::HangUp].into_iter().find(|signal| *signal as i32 == number)
     }
 
     /// Exit status of a program that it ends, as shells number it.
     pub fn status(self) -> u8 {
-        128 + self.number() as u8 // 1, 2 and 15 everywhere
+        128 + self as u8 // 1, 2 and 15 everywhere
     }
 }
 
@@ -58,17 +48,12 @@ pub fn came() -> bool {
     LAST.load(Ordering::SeqCst) != 0
 }
 
-/// # Errors
-/// [`Interrupted`] after such a signal.
 pub fn check() -> Result<(), Interrupted> {
     if came() { Err(Interrupted) } else { Ok(()) }
 }
 
 /// Calls `handler`, on a thread of its own, for every signal that asks for the end. Once per process. What nohup has set to
 /// be ignored stays ignored.
-///
-/// # Errors
-/// The system refuses.
 pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)))

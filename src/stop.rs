@@ -8,23 +8,15 @@ pub struct StopMatcher {
     held: String,
 }
 
-/// What a piece of the stream turned into.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Text that belongs to no stop text.
-    pub text: String,
-    /// The stop text that was completed. What followed it in the piece is dropped.
-    pub stop: Option<String>,
-}
-
 impl StopMatcher {
     /// Matches any of `stops`; empty ones are ignored.
     pub fn new(stops: &[String]) -> Self {
         Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
     }
 
-    /// Takes the next piece of the stream. After a stop the matcher starts afresh.
-    pub fn push(&mut self, piece: &str) -> Step {
+    /// Takes the next piece of the stream: the text that belongs to no stop text, and the stop text that was completed. What
+    /// followed that in the piece is dropped, and the matcher starts afresh.
+    pub fn push(&mut self, piece: &str) -> (String, Option<String>) {
         let mut text = std::mem::take(&mut self.held);
         text.push_str(piece);
         let earliest = self
@@ -34,11 +26,11 @@ impl StopMatcher {
             .min_by_key(|&(start, stop)| (start + stop.len(), start));
         if let Some((start, stop)) = earliest {
             text.truncate(start);
-            return Step { text, stop: Some(stop.clone()) };
+            return (text, Some(stop.clone()));
         }
         let kept = text.len() - self.undecided(&text);
         self.held = text.split_off(kept);
-        Step { text, stop: None }
+        (text, None)
     }
 
     /// What was held back when the stream ended without a stop.
@@ -71,10 +63,10 @@ mod tests {
         let mut matcher = matcher(stops);
         let mut out = String::new();
         for piece in pieces {
-            let step = matcher.push(piece);
-            out.push_str(&step.text);
-            if step.stop.is_some() {
-                return (out, step.stop);
+            let (text, stop) = matcher.push(piece);
+            out.push_str(&text);
+            if stop.is_some() {
+                return (out, stop);
             }
         }
         out.push_str(&matcher.finish());
@@ -115,8 +107,8 @@ mod tests {
     #[test]
     fn only_what_may_become_a_stop_is_held_back() {
         let mut matcher = matcher(&["\nUser:"]);
-        assert_eq!(matcher.push("one\n"), Step { text: "one".into(), stop: None });
-        assert_eq!(matcher.push("two"), Step { text: "\ntwo".into(), stop: None });
+        assert_eq!(matcher.push("one\n"), ("one".into(), None));
+        assert_eq!(matcher.push("two"), ("\ntwo".into(), None));
         assert_eq!(matcher.finish(), "");
     }
 }

@@ -6,7 +6,7 @@ use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
 use super::memory_signals;
-use super::progress::{Prompt, PromptBar};
+use super::progress::PromptBar;
 use super::resolve::HiArgs;
 use super::stop::StopMatcher;
 use super::utf8::Utf8Decoder;
@@ -35,8 +35,9 @@ pub fn too_long(what: &str, tokens: usize, n_ctx: u32) -> Option<String> {
     })
 }
 
-/// Why a generation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a generation ended, as `--stats-json` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum End {
     /// The model ended the text.
     Eog,
@@ -48,19 +49,6 @@ pub enum End {
     Interrupted,
     /// A reverse prompt, or no more input.
     Stopped,
-}
-
-impl End {
-    /// For `--stats-json`.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Eog => "eog",
-            Self::Length => "length",
-            Self::ContextFull => "context_full",
-            Self::Interrupted => "interrupted",
-            Self::Stopped => "stopped",
-        }
-    }
 }
 
 /// What a generation came to.
@@ -96,9 +84,9 @@ impl Desk<'_> {
     /// Reads `prompt`, and shows how far where somebody may wait for it.
     fn feed(&mut self, prompt: &[Token]) -> Result<(), Error> {
         let n_ubatch = self.args.session_options.n_ubatch as usize;
-        let about = Prompt { n_tokens: prompt.len(), n_ubatch, is_mid_line: self.screen.is_mid_line() };
         let model = self.model.clone();
-        match PromptBar::new(&about, move || model.evaluated_share(), self.log) {
+        let share = move || model.evaluated_share();
+        match PromptBar::new(prompt.len(), n_ubatch, self.screen.is_mid_line(), share, self.log) {
             Some(bar) => self.session.feed_with(prompt, |done| bar.set(done)),
             None => self.session.feed(prompt),
         }
@@ -123,13 +111,11 @@ impl Desk<'_> {
             let token = token?;
             memory_signals::obey(self.model, self.log);
             spoken.tokens.push(token);
-            let step = matcher.push(&decoder.push(&self.model.piece(token, self.args.special)));
-            spoken.text.push_str(&step.text);
-            self.screen.print(Voice::Model, &step.text)?;
-            if step.stop.is_some() {
-                spoken.stop = step.stop;
-                spoken.end = End::Stopped;
-                return Ok(spoken);
+            let (text, stop) = matcher.push(&decoder.push(&self.model.piece(token, self.args.special)));
+            spoken.text.push_str(&text);
+            self.screen.print(Voice::Model, &text)?;
+            if stop.is_some() {
+                return Ok(Spoken { stop, end: End::Stopped, ..spoken });
             }
         }
         spoken.end = match generation.stop_reason() {
@@ -138,7 +124,7 @@ impl Desk<'_> {
             Some(StopReason::Interrupted) => End::Interrupted,
             Some(StopReason::Length) | None => End::Length,
         };
-        let mut rest = matcher.push(decoder.finish()).text;
+        let mut rest = matcher.push(decoder.finish()).0;
         rest.push_str(&matcher.finish());
         self.screen.print(Voice::Model, &rest)?;
         spoken.text.push_str(&rest);

@@ -1,7 +1,5 @@
 //! Bytes to text, piece by piece: a token may end in the middle of a character.
 
-use std::str;
-
 /// Incremental UTF-8 decoder. What it has returned, plus [`Utf8Decoder::finish`], is what
 /// [`String::from_utf8_lossy`] gives for all bytes at once.
 #[derive(Debug, Default)]
@@ -14,33 +12,19 @@ impl Utf8Decoder {
     /// The characters that `bytes` complete. Invalid sequences become U+FFFD.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.pending.extend_from_slice(bytes);
-        let mut text = String::with_capacity(self.pending.len());
-        let mut rest = self.pending.as_slice();
-        loop {
-            match str::from_utf8(rest) {
-                Ok(valid) => {
-                    text.push_str(valid);
-                    rest = &[];
-                    break;
-                }
-                Err(error) => {
-                    let (valid, after) = rest.split_at(error.valid_up_to());
-                    text.push_str(&String::from_utf8_lossy(valid));
-                    match error.error_len() {
-                        Some(invalid) => {
-                            text.push(char::REPLACEMENT_CHARACTER);
-                            rest = &after[invalid..];
-                        }
-                        None => {
-                            rest = after;
-                            break;
-                        }
-                    }
-                }
+        let bytes = std::mem::take(&mut self.pending);
+        let mut text = String::with_capacity(bytes.len());
+        let mut chunks = bytes.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            text.push_str(chunk.valid());
+            let invalid = chunk.invalid();
+            let is_begun = str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none());
+            if is_begun && chunks.peek().is_none() {
+                self.pending = invalid.to_vec();
+            } else if !invalid.is_empty() {
+                text.push(char::REPLACEMENT_CHARACTER);
             }
         }
-        self.pending = rest.to_vec();
-        debug_assert!(self.pending.len() < 4);
         text
     }
 

@@ -1,4 +1,4 @@
-//! Sizes and percentages as people write and read them.
+//! Sizes, percentages and durations as people write and read them.
 
 use std::fmt;
 
@@ -69,6 +69,16 @@ impl fmt::Display for Percent {
     }
 }
 
+/// A duration: `0.05 s`, with as many decimals as the format asks for, else two.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct Seconds(pub f64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.*} s", f.precision().unwrap_or(2), self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +108,11 @@ mod tests {
         assert_eq!(parse_percent("250%", 1e6), Some(250.0));
         assert_eq!([Percent(0.7531).to_string(), format!("{:.0}", Percent(0.25))], ["75.3 %", "25 %"]);
         assert_eq!(format!("{:+.2}", Percent(0.013)), "+1.30 %");
+    }
+
+    #[test]
+    fn durations_are_shown() {
+        assert_eq!([Seconds(0.046).to_string(), format!("{:.0}", Seconds(7.0))], ["0.05 s", "7 s"]);
     }
 
     #[test]

@@ -51,41 +51,30 @@ pub struct PrecisionArgs {
     pub deterministic: Switch,
 }
 
-/// Flags that contradict each other.
-#[derive(Debug, PartialEq, thiserror::Error)]
-pub enum Contradiction {
-    /// A threshold that nothing would ask for.
-    #[error(
-        "'{flag} {value}' contradicts '--precision exact', which takes every expert in high precision; drop one of them"
-    )]
-    Exact { flag: &'static str, value: f32 },
-    /// Thresholds in the wrong order.
-    #[error(
-        "'--t1 {t1}' is above '--t2 {t2}': missing experts come in high precision up to T1 and in low precision from \
-         there to T2; give --t1 at most --t2"
-    )]
-    Order { t1: f32, t2: f32 },
-    /// A directory for a file that is not made.
-    #[error("'--low-dir' is where the file of '--low TYPES' goes, but {found}; drop --low-dir or give e.g. --low q2_k")]
-    Directory { found: String },
-}
-
 impl PrecisionArgs {
     /// Looks for contradictions. `is_typed` tells by its id whether a flag was on the command line: what comes from the
     /// environment is a default for many runs, and gives way without a word to a flag that leaves no use for it.
     ///
     /// # Errors
     /// The first contradiction.
-    pub fn check(&self, is_typed: impl Fn(&str) -> bool) -> Result<(), Contradiction> {
+    pub fn check(&self, is_typed: impl Fn(&str) -> bool) -> Result<(), String> {
         match (self.precision, self.t1, self.t2) {
             (Some(PrecisionMode::Exact), t1, t2) => {
                 let given = [("t1", "--t1", t1), ("t2", "--t2", t2)];
                 let typed = given.into_iter().find(|(id, ..)| is_typed(id));
                 if let Some((_, flag, Some(value))) = typed {
-                    return Err(Contradiction::Exact { flag, value });
+                    return Err(format!(
+                        "'{flag} {value}' contradicts '--precision exact', which takes every expert in high precision; \
+                         drop one of them"
+                    ));
                 }
             }
-            (_, Some(t1), Some(t2)) if t1 > t2 => return Err(Contradiction::Order { t1, t2 }),
+            (_, Some(t1), Some(t2)) if t1 > t2 => {
+                return Err(format!(
+                    "'--t1 {t1}' is above '--t2 {t2}': missing experts come in high precision up to T1 and in low \
+                     precision from there to T2; give --t1 at most --t2"
+                ));
+            }
             _ => (),
         }
         let found = match &self.low {
@@ -93,7 +82,12 @@ impl PrecisionArgs {
             Some(LowSource::File(path)) => format!("--low names the file {}", path.display()),
             None => "there is no --low".to_owned(),
         };
-        if is_typed("low_dir") { Err(Contradiction::Directory { found }) } else { Ok(()) }
+        if !is_typed("low_dir") {
+            return Ok(());
+        }
+        Err(format!(
+            "'--low-dir' is where the file of '--low TYPES' goes, but {found}; drop --low-dir or give e.g. --low q2_k"
+        ))
     }
 
     /// Where low-precision experts come from.
@@ -252,11 +246,10 @@ mod tests {
             args.check(is_typed).map(|()| args.source())
         };
         assert_eq!(check(&["--precision=exact"], &["--t1=0.5", "--t2=0.2"]), Ok(None));
-        assert_eq!(
-            check(&["--precision=exact", "--t2=0.5"], &["--t1=0.5"]),
-            Err(Contradiction::Exact { flag: "--t2", value: 0.5 })
-        );
-        assert_eq!(check(&["--t1=0.5"], &["--t2=0.2"]), Err(Contradiction::Order { t1: 0.5, t2: 0.2 }));
+        let exact = check(&["--precision=exact", "--t2=0.5"], &["--t1=0.5"]).unwrap_err();
+        assert!(exact.starts_with("'--t2 0.5' contradicts '--precision exact'"), "{exact}");
+        let order = check(&["--t1=0.5"], &["--t2=0.2"]).unwrap_err();
+        assert!(order.starts_with("'--t1 0.5' is above '--t2 0.2'"), "{order}");
         assert_eq!(check(&[], &["--low-dir=d"]), Ok(None));
         let file = Some(LowSource::File("a.gguf".into()));
         assert_eq!(check(&["--low=a.gguf"], &["--low-dir=d"]), Ok(file));

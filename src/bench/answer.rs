@@ -1,38 +1,36 @@
 //! What the process of a run answers, and how the runs of a case become a record.
 
+use std::ops::Add;
+
 use serde::{Deserialize, Serialize};
 
 use super::args::Who;
 use super::case::{Source, Task};
-use super::record::{Moment, More, Record, Tried, speed};
+use super::record::{Moment, More, Record, speed};
+use crate::measure::cgroup::Usage;
 use crate::measure::host::Host;
+use crate::measure::process::Costs;
 
 /// Points of a series that are kept.
 const SERIES_MAX: usize = 600;
 
 /// What a run was and cost.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Answer {
-    pub model_type: String,
-    pub model_size: u64,
-    pub model_n_params: u64,
-    pub cpu_info: String,
-    pub gpu_info: String,
-    pub backends: String,
+    /// The columns that every run of a case fills alike: what the engine and its devices say of themselves.
+    pub about: Record,
     pub load_ns: u64,
     pub first_token_ns: Option<u64>,
     pub reps: Vec<Rep>,
     /// Of the measured repetitions.
-    pub disk_bytes: u64,
-    pub major_faults: u64,
-    pub cpu_ns: u64,
+    pub costs: Costs,
     pub energy_uj: Option<u64>,
     pub peak_rss: u64,
     /// Of the logits after each evaluation.
     pub hashes: Vec<u64>,
     pub series: Vec<Moment>,
-    pub experts: Option<Experts>,
+    /// Of the measured repetitions: prompts, and single tokens.
+    pub traffic: Option<[Traffic; 2]>,
 }
 
 /// One measured repetition.
@@ -42,26 +40,7 @@ pub struct Rep {
     pub steps_ns: Vec<u64>,
 }
 
-/// What hobbit says of itself.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Experts {
-    pub budget: u64,
-    pub expert_cache: u64,
-    pub expert_bytes: u64,
-    pub n_slots: u64,
-    pub n_experts: u64,
-    pub n_expert: u32,
-    pub n_expert_used: u32,
-    pub precision: String,
-    pub policy: String,
-    pub predictor: String,
-    pub prefetch: String,
-    pub prompt: Traffic,
-    pub decode: Traffic,
-}
-
-/// hobbit's counts in the measured repetitions.
+/// hobbit's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
     pub hits: u64,
@@ -71,66 +50,34 @@ pub struct Traffic {
     pub stall_ns: u64,
 }
 
-impl std::ops::Add for Traffic {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
+impl Traffic {
+    /// Each count of both, as `join` makes one of two: their sum, or what one has beyond the other.
+    pub fn with(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            hits: self.hits + other.hits,
-            misses: self.misses + other.misses,
-            bytes: self.bytes + other.bytes,
-            io_busy_ns: self.io_busy_ns + other.io_busy_ns,
-            stall_ns: self.stall_ns + other.stall_ns,
+            hits: join(self.hits, other.hits),
+            misses: join(self.misses, other.misses),
+            bytes: join(self.bytes, other.bytes),
+            io_busy_ns: join(self.io_busy_ns, other.io_busy_ns),
+            stall_ns: join(self.stall_ns, other.stall_ns),
         }
     }
 }
 
-/// How a run ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    Done(Box<Answer>),
-    /// By the limit.
-    Killed,
-    Failed(String),
+/// How a run ended, or how it failed in the words of a record: `killed` by the limit, or `failed: ` and why. And what its
+/// control group counted.
+pub type Run = (Result<Answer, String>, Usage);
+
+/// What the runs answered that did not fail.
+pub fn answers(runs: &[Run]) -> impl Iterator<Item = &Answer> {
+    runs.iter().filter_map(|(outcome, _)| outcome.as_ref().ok())
 }
 
-/// What the control group counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Group {
-    pub peak: Option<u64>,
-    pub limit_hits: u64,
-}
-
-/// What is known of a case beside its runs.
-pub struct About<'a> {
-    pub task: &'a Task,
-    pub label: &'a str,
-    pub variant: &'a str,
-    pub host: &'a Host,
-    pub test_time: String,
-    /// Bytes per second of random reads.
-    pub bandwidth: Option<f64>,
-    /// Short runs that the number of threads was chosen by.
-    pub tried: Vec<Tried>,
-}
-
-/// All runs of one engine together.
-pub fn record(about: &About, runs: &[(Outcome, Group)]) -> Record {
-    let (task, host) = (about.task, about.host);
+/// All runs of one engine together. `bandwidth` is that of random reads, in bytes per second.
+pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) -> Record {
     let case = &task.case;
     let stock = task.who == Who::Stock;
-    let answers: Vec<&Answer> = runs
-        .iter()
-        .filter_map(|(outcome, _)| match outcome {
-            Outcome::Done(answer) => Some(&**answer),
-            _ => None,
-        })
-        .collect();
-    let outcome = runs.iter().find_map(|(outcome, _)| match outcome {
-        Outcome::Done(_) => None,
-        Outcome::Killed => Some("killed".to_owned()),
-        Outcome::Failed(why) => Some(format!("failed: {why}")),
-    });
+    let answers: Vec<&Answer> = answers(runs).collect();
+    let failed = runs.iter().find_map(|(outcome, _)| outcome.as_ref().err());
     let flag = |name: &str| {
         let value = case.words.iter().rev().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         value.map(str::to_owned)
@@ -170,11 +117,8 @@ pub fn record(about: &About, runs: &[(Outcome, Group)]) -> Record {
         n_prompt: case.test.n_prompt,
         n_gen: case.test.n_gen,
         n_depth: case.test.n_depth,
-        test_time: about.test_time.clone(),
         hobbit_engine: if stock { "llama.cpp" } else { "hobbit" }.into(),
         hobbit_engine_version: if stock { format!("b{}", ggml_build()) } else { host.hobbit.clone() },
-        hobbit_label: about.label.to_owned(),
-        hobbit_variant: about.variant.to_owned(),
         hobbit_text: match &task.source {
             Source::Random => "random".into(),
             Source::Text(path) | Source::Requests(path) => {
@@ -185,40 +129,17 @@ pub fn record(about: &About, runs: &[(Outcome, Group)]) -> Record {
         hobbit_limit: case.limit,
         hobbit_busy: Some(case.busy),
         hobbit_flags: if stock { String::new() } else { case.words.join(" ") },
-        hobbit_cgroup_peak: runs.iter().filter_map(|(_, group)| group.peak).max(),
-        hobbit_limit_hits: case.limit.map(|_| runs.iter().map(|(_, group)| group.limit_hits).sum()),
-        hobbit_bandwidth: about.bandwidth,
-        hobbit_outcome: outcome.unwrap_or_else(|| "ok".into()),
-        more: More { hobbit_threads_tried: about.tried.clone(), hobbit_host: host.clone(), ..More::default() },
-        ..Record::default()
+        hobbit_cgroup_peak: runs.iter().filter_map(|(_, usage)| usage.peak).max(),
+        hobbit_limit_hits: case.limit.map(|_| runs.iter().map(|(_, usage)| usage.limit_hits).sum()),
+        hobbit_bandwidth: bandwidth,
+        hobbit_outcome: failed.map_or_else(|| "ok".into(), String::clone),
+        more: More { hobbit_host: host.clone(), ..More::default() },
+        ..answers.first().map(|answer| answer.about.clone()).unwrap_or_default()
     };
-    if let Some(first) = answers.first() {
-        describe(&mut record, first);
+    if !answers.is_empty() {
         sum(&mut record, &answers);
     }
     record
-}
-
-/// What every run of the case says alike.
-fn describe(record: &mut Record, answer: &Answer) {
-    record.model_type.clone_from(&answer.model_type);
-    record.model_size = answer.model_size;
-    record.model_n_params = answer.model_n_params;
-    record.cpu_info.clone_from(&answer.cpu_info);
-    record.gpu_info.clone_from(&answer.gpu_info);
-    record.backends.clone_from(&answer.backends);
-    let Some(experts) = &answer.experts else { return };
-    record.hobbit_budget = Some(experts.budget);
-    record.hobbit_expert_cache = Some(experts.expert_cache);
-    record.hobbit_expert_bytes = Some(experts.expert_bytes);
-    record.hobbit_n_slots = Some(experts.n_slots);
-    record.hobbit_n_experts = Some(experts.n_experts);
-    record.hobbit_n_expert = Some(experts.n_expert);
-    record.hobbit_n_expert_used = Some(experts.n_expert_used);
-    record.hobbit_precision = Some(experts.precision.clone());
-    record.hobbit_policy = Some(experts.policy.clone());
-    record.hobbit_predictor = Some(experts.predictor.clone());
-    record.hobbit_prefetch = Some(experts.prefetch.clone());
 }
 
 fn sum(record: &mut Record, answers: &[&Answer]) {
@@ -244,24 +165,22 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     record.hobbit_decode_median_ns = steps.get(steps.len() / 2).copied();
 
     let total = |part: fn(&Answer) -> u64| Some(answers.iter().map(|answer| part(answer)).sum::<u64>());
-    record.hobbit_disk_bytes = total(|answer| answer.disk_bytes);
-    record.hobbit_major_faults = total(|answer| answer.major_faults);
-    record.hobbit_cpu_ns = total(|answer| answer.cpu_ns);
+    record.hobbit_disk_bytes = total(|answer| answer.costs.disk_bytes);
+    record.hobbit_major_faults = total(|answer| answer.costs.major_faults);
+    record.hobbit_cpu_ns = total(|answer| answer.costs.cpu_ns);
     record.hobbit_energy_uj = answers.iter().map(|answer| answer.energy_uj).sum();
     record.hobbit_peak_rss = answers.iter().map(|answer| answer.peak_rss).max();
     record.hobbit_load_ns = middle(answers.iter().map(|answer| answer.load_ns).collect());
     record.hobbit_first_token_ns = middle(answers.iter().filter_map(|answer| answer.first_token_ns).collect());
     record.more.hobbit_series = answers.first().map(|answer| thinned(&answer.series)).unwrap_or_default();
 
-    let experts: Vec<&Experts> = answers.iter().filter_map(|answer| answer.experts.as_ref()).collect();
-    if experts.is_empty() {
+    let traffic: Vec<[Traffic; 2]> = answers.iter().filter_map(|answer| answer.traffic).collect();
+    if traffic.is_empty() {
         return;
     }
-    let add = |part: fn(&Experts) -> Traffic| {
-        experts.iter().map(|experts| part(experts)).fold(Traffic::default(), |a, b| a + b)
-    };
-    let (prompt, decode) = (add(|experts| experts.prompt), add(|experts| experts.decode));
-    let both = prompt + decode;
+    let add = |sum: Traffic, one: Traffic| sum.with(one, u64::add);
+    let decode = traffic.iter().map(|[_, decode]| *decode).fold(Traffic::default(), add);
+    let both = traffic.into_iter().flatten().fold(Traffic::default(), add);
     record.hobbit_hits = Some(both.hits);
     record.hobbit_misses = Some(both.misses);
     record.hobbit_bytes = Some(both.bytes);
@@ -280,18 +199,9 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
         record.hobbit_decode_ts.zip(record.hobbit_roofline_ts).map(|(found, most)| found / most);
 }
 
-/// (compared, equal) evaluations that both engines made: each run of one against the first of the other.
-pub fn equal_logits(ours: &[(Outcome, Group)], theirs: &[(Outcome, Group)]) -> (u64, u64) {
-    let hashes = |runs: &'_ [(Outcome, Group)]| -> Vec<Vec<u64>> {
-        let all = runs.iter().filter_map(|(outcome, _)| match outcome {
-            Outcome::Done(answer) => Some(answer.hashes.clone()),
-            _ => None,
-        });
-        all.collect()
-    };
-    // The n-th run of each evaluates the same text.
-    let (ours, theirs) = (hashes(ours), hashes(theirs));
-    let pairs = ours.iter().zip(&theirs).flat_map(|(a, b)| a.iter().zip(b));
+/// (compared, equal) evaluations that both engines made: the n-th run of each evaluates the same text.
+pub fn equal_logits(ours: &[Run], theirs: &[Run]) -> (u64, u64) {
+    let pairs = answers(ours).zip(answers(theirs)).flat_map(|(a, b)| a.hashes.iter().zip(&b.hashes));
     pairs.fold((0, 0), |(all, same), (a, b)| (all + 1, same + u64::from(a == b)))
 }
 
@@ -336,7 +246,7 @@ fn deviation(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::case::Case;
-    use super::super::workload::Test;
+    use super::super::case::Test;
     use super::*;
 
     fn task(who: Who) -> Task {
@@ -369,34 +279,21 @@ mod tests {
         }
     }
 
-    fn answer(prompt_ns: u64, step_ns: u64, hashes: &[u64]) -> (Outcome, Group) {
+    fn answer(prompt_ns: u64, step_ns: u64, hashes: &[u64]) -> Run {
         let rep = Rep { prompt_ns, steps_ns: vec![step_ns, 3 * step_ns] };
         let decode = Traffic { hits: 1, misses: 3, bytes: 1000, io_busy_ns: 7, stall_ns: 5 };
-        let experts = Experts { prompt: decode, decode, ..Experts::default() };
         let answer = Answer {
             reps: vec![rep.clone(), rep],
             hashes: hashes.to_vec(),
-            experts: Some(experts),
+            traffic: Some([decode, decode]),
             first_token_ns: Some(prompt_ns),
             ..Answer::default()
         };
-        (Outcome::Done(Box::new(answer)), Group { peak: Some(9), limit_hits: 2 })
+        (Ok(answer), Usage { peak: Some(9), limit_hits: 2 })
     }
 
-    fn recorded(who: Who, runs: &[(Outcome, Group)]) -> Record {
-        let host = Host::default();
-        record(
-            &About {
-                task: &task(who),
-                label: "l",
-                variant: "v",
-                host: &host,
-                test_time: String::new(),
-                bandwidth: Some(1e6),
-                tried: Vec::new(),
-            },
-            runs,
-        )
+    fn recorded(who: Who, runs: &[Run]) -> Record {
+        record(&task(who), &Host::default(), Some(1e6), runs)
     }
 
     #[test]
@@ -421,9 +318,9 @@ mod tests {
 
     #[test]
     fn a_run_that_failed_is_told() {
-        let runs = [answer(1, 1, &[]), (Outcome::Killed, Group::default())];
+        let runs = [answer(1, 1, &[]), (Err("killed".into()), Usage::default())];
         assert_eq!(recorded(Who::Stock, &runs).hobbit_outcome, "killed");
-        let record = recorded(Who::Stock, &[(Outcome::Failed("why".into()), Group::default())]);
+        let record = recorded(Who::Stock, &[(Err("failed: why".into()), Usage::default())]);
         assert_eq!((&record.hobbit_outcome[..], record.avg_ns, record.hobbit_decode_ts), ("failed: why", 0, None));
         assert_eq!((&record.hobbit_engine[..], &record.load_mode[..]), ("llama.cpp", "mmap"));
     }
@@ -433,7 +330,7 @@ mod tests {
         let (a, b) =
             ([answer(1, 1, &[1, 2]), answer(1, 1, &[3, 4])], [answer(1, 1, &[1, 2, 9]), answer(1, 1, &[3, 5])]);
         assert_eq!(equal_logits(&a, &b), (4, 3));
-        assert_eq!(equal_logits(&a, &[(Outcome::Killed, Group::default())]), (0, 0));
+        assert_eq!(equal_logits(&a, &[(Err("killed".into()), Usage::default())]), (0, 0));
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser};
+use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser};
 
 use super::threads::ThreadChoice;
 use super::values;
-use crate::args::{self, CachingArgs, DeviceArgs, MemoryArgs, PrecisionArgs};
+use crate::args::{self, ExpertArgs};
 use crate::argv::{self, Grammar, Note};
 use hobbit::units::parse_bytes;
 
@@ -184,20 +184,6 @@ pub enum Who {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order(pub Vec<Who>);
 
-/// hobbit-cli's flags that say where experts are and how they are computed.
-#[derive(Debug, Parser)]
-#[command(name = "hobbit-bench", disable_help_flag = true)]
-pub struct EngineArgs {
-    #[command(flatten)]
-    pub memory: MemoryArgs,
-    #[command(flatten)]
-    pub precision: PrecisionArgs,
-    #[command(flatten)]
-    pub caching: CachingArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-}
-
 /// Flags whose values may contain commas: several are given by repeating them.
 const WHOLE: [&str; 6] = ["low", "low-dir", "policy-weights", "profile", "path-table", "cache-state"];
 /// Flags of numbers, where ranges have a meaning.
@@ -213,15 +199,23 @@ pub struct Typed {
     pub notes: Vec<Note>,
 }
 
+/// hobbit-cli's flags that say where experts are and how they are computed, those of devices last.
+fn expert_flags() -> Vec<Arg> {
+    let mut flags: Vec<Arg> = expert_command().get_arguments().cloned().collect();
+    flags.sort_by_key(|arg| arg.get_help_heading() == Some("Devices"));
+    flags.retain(|arg| arg.get_id() != "trace"); // a trace is read here, not written
+    flags
+}
+
+fn expert_command() -> Command {
+    ExpertArgs::augment_args(Command::new("hobbit-bench").disable_help_flag(true))
+}
+
 /// The command as clap sees it.
 pub fn command() -> Command {
     let mut command = BenchArgs::command().args_override_self(false);
-    for arg in EngineArgs::command().get_arguments() {
-        let Some(long) = arg.get_long() else { continue };
-        if long == "trace" {
-            continue; // a trace is read here, not written
-        }
-        let mut arg = arg.clone().env(None::<&str>);
+    for arg in expert_flags() {
+        let mut arg = arg.env(None::<&str>);
         if arg.get_action().takes_values() {
             let usual = arg.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -246,9 +240,9 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     let matches = command.try_get_matches_from_mut(words)?;
     let bench = BenchArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let mut engine = Vec::new();
-    for arg in EngineArgs::command().get_arguments() {
+    for arg in expert_flags() {
         let (id, Some(long)) = (arg.get_id().as_str(), arg.get_long()) else { continue };
-        if ["trace", "list-devices"].contains(&long) || matches.value_source(id) != Some(ValueSource::CommandLine) {
+        if long == "list-devices" || matches.value_source(id) != Some(ValueSource::CommandLine) {
             continue;
         }
         if !arg.get_action().takes_values() {
@@ -271,17 +265,14 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     let typed = Typed { bench, engine, list_devices: matches.get_flag("list_devices"), notes: line.notes };
     // Every value is looked at before anything runs.
     for word in typed.engine.iter().flatten() {
-        engine_args(std::slice::from_ref(word)).map_err(|error| error.format(&mut command))?;
+        expert_args(std::slice::from_ref(word)).map_err(|error| error.format(&mut command))?;
     }
     Ok(typed)
 }
 
 /// Settings of one case.
-///
-/// # Errors
-/// As clap.
-pub fn engine_args(words: &[String]) -> Result<EngineArgs, clap::Error> {
-    let command = args::with_spellings(EngineArgs::command());
+pub fn expert_args(words: &[String]) -> Result<ExpertArgs, clap::Error> {
+    let command = args::with_spellings(expert_command());
     let (parsed, _) = args::parse_as(command, words.iter().map(OsString::from))?;
     Ok(parsed)
 }
@@ -302,9 +293,6 @@ fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
 }
 
 /// A size such as `2.5GiB`.
-///
-/// # Errors
-/// What is no size.
 pub fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "no size, expected e.g. 2.5GiB".to_owned())
 }
@@ -378,7 +366,7 @@ mod tests {
             vec!["--policy=lru", "--policy=foresight"],
         ];
         assert_eq!(typed.engine, expected);
-        let args = engine_args(&["--policy=lru".into(), "--no-overlap".into()]).unwrap();
+        let args = expert_args(&["--policy=lru".into(), "--no-overlap".into()]).unwrap();
         assert!(args.caching.no_overlap);
     }
 

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::args::{EngineArgs, Typed, Who, engine_args};
+use super::args::{Typed, Who, expert_args};
 use super::values;
-use super::workload::Test;
 use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
 
@@ -21,6 +20,35 @@ pub enum Source {
     Text(PathBuf),
     /// Requests with prompts and outputs.
     Requests(PathBuf),
+}
+
+/// What a repetition evaluates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Test {
+    /// Tokens of the prompt.
+    pub n_prompt: u32,
+    /// Tokens evaluated one by one.
+    pub n_gen: u32,
+    /// Tokens in the context before, not timed.
+    pub n_depth: u32,
+}
+
+impl Test {
+    /// Tokens of a repetition.
+    pub fn n_tokens(self) -> usize {
+        self.n_prompt as usize + self.n_gen as usize + self.n_depth as usize
+    }
+
+    /// As llama-bench writes it: `pp512`, `tg128`, `pp16+tg32`, with ` @ d1024` behind it.
+    pub fn name(self) -> String {
+        let Self { n_prompt, n_gen, n_depth } = self;
+        let name = match (n_prompt, n_gen) {
+            (_, 0) => format!("pp{n_prompt}"),
+            (0, _) => format!("tg{n_gen}"),
+            _ => format!("pp{n_prompt}+tg{n_gen}"),
+        };
+        if n_depth > 0 { format!("{name} @ d{n_depth}") } else { name }
+    }
 }
 
 /// One row of the results. Both engines run it.
@@ -89,20 +117,11 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         if given.is_empty() {
             return Ok(vec![usual]);
         }
-        let mut all = Vec::new();
-        for text in given {
-            let values = values::integers(text, false).map_err(|why| anyhow!("{flag}: {why}"))?;
-            for value in values {
-                all.push(
-                    u32::try_from(value)
-                        .ok()
-                        .filter(|n| *n <= 1 << 24)
-                        .with_context(|| format!("{flag} {value}: too large"))?,
-                );
-            }
-        }
-        ensure!(!all.is_empty(), "{flag} {}: an empty range", given.join(","));
-        Ok(all)
+        let values = given.iter().map(|text| values::integers(text, false)).collect::<Result<Vec<_>, _>>();
+        let values = values.map_err(|why| anyhow!("{flag}: {why}"))?.concat();
+        ensure!(!values.is_empty(), "{flag} {}: an empty range", given.join(","));
+        let number = |value: i64| u32::try_from(value).ok().filter(|n| *n <= 1 << 24);
+        values.into_iter().map(|n| number(n).with_context(|| format!("{flag} {n}: too large"))).collect()
     };
     let words = |given: &[String], usual: &str| match given {
         [] => vec![usual.to_owned()],
@@ -133,7 +152,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         for (&limit, &busy) in pairs(&limits, busy) {
             for words in product(&typed.engine) {
                 // Contradictions among flags show only together.
-                engine_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
+                expert_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
                 for (&n_batch, &n_ubatch) in pairs(&n_batch, &n_ubatch) {
                     for (type_k, type_v) in pairs(&type_k, &type_v) {
                         for (nkvo, flash_attn) in pairs(&no_kv_offload, &flash_attn) {
@@ -203,12 +222,8 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 
 impl Case {
     /// For a [`Model`](hobbit::Model).
-    ///
-    /// # Errors
-    /// Flags that do not go together.
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let EngineArgs { memory, precision, caching, device } = engine_args(&self.words)?;
-        let options = resolve::experts(memory, &device, &precision, caching, self.session_options()?)?;
+        let options = resolve::experts(expert_args(&self.words)?, self.session_options()?)?;
         // What is measured is not recorded.
         Ok(ModelOptions { trace: None, ..options })
     }

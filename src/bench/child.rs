@@ -1,18 +1,21 @@
 //! The process of one run: opens an engine, evaluates, and tells what it cost.
 
+use std::array;
 use std::io::{self, Write};
+use std::ops::{Add, Sub};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::answer::{Answer, Experts, Rep, Traffic};
+use super::answer::{Answer, Rep};
 use super::case::Task;
 use super::engine::{Engine, open};
-use super::record::Moment;
+use super::record::{Moment, Record};
+use super::start::now_ns;
 use super::tokens::Tokens;
 use crate::measure::energy::Energy;
 use crate::measure::process::{Costs, Footprint, heap_bytes};
@@ -35,88 +38,79 @@ pub fn run(task: &Task) -> Result<Answer> {
     let began = began(task);
     let mut engine = open(task)?;
     let engine = &mut *engine;
-    let load_ns = began.ns();
+    let mut answer = Answer { load_ns: ns_since(began), ..Answer::default() };
     let watch = Watch::start(began);
     let tokens = Tokens::of(task, engine)?;
-    let mut answer = Answer { load_ns, ..Answer::default() };
-    if task.delay > 0 {
-        thread::sleep(Duration::from_secs(task.delay));
-    }
+    thread::sleep(Duration::from_secs(task.delay));
     if task.warmup {
         warm_up(task, engine, &tokens, &watch)?;
     }
+    // Nanoseconds that it took.
+    let evaluate = |engine: &mut dyn Engine, tokens: &[Token], answer: &mut Answer| -> Result<u64> {
+        let started = Instant::now();
+        engine.feed(tokens)?;
+        let ns = ns_since(started);
+        watch.add(tokens.len());
+        if !task.warmup {
+            answer.first_token_ns.get_or_insert_with(|| ns_since(began));
+        }
+        Ok(ns)
+    };
     let energy = Energy::find();
-    let (mut prompt, mut decode) = (Traffic::default(), Traffic::default());
     for rep in task.first_rep..task.first_rep + task.reps {
-        let parts = tokens.rep(rep)?;
+        let parts = tokens.rep(rep);
         engine.clear();
         if !parts.depth().is_empty() {
-            engine.feed(parts.depth())?;
-            watch.add(parts.depth().len());
-            note_first(task, &mut answer, began);
+            evaluate(engine, parts.depth(), &mut answer)?;
         }
         let before = (Costs::now()?, engine.traffic(), energy.read());
         let mut measured = Rep::default();
         if !parts.prompt().is_empty() {
-            measured.prompt_ns = timed(engine, parts.prompt())?;
-            watch.add(parts.prompt().len());
-            note_first(task, &mut answer, began);
+            measured.prompt_ns = evaluate(engine, parts.prompt(), &mut answer)?;
             note_logits(task, engine, &mut answer);
         }
         for token in parts.singles().chunks(1) {
-            measured.steps_ns.push(timed(engine, token)?);
-            watch.add(1);
-            note_first(task, &mut answer, began);
+            measured.steps_ns.push(evaluate(engine, token, &mut answer)?);
             note_logits(task, engine, &mut answer);
         }
-        let costs = Costs::now()?.since(before.0);
-        answer.disk_bytes += costs.disk_bytes;
-        answer.major_faults += costs.major_faults;
-        answer.cpu_ns += costs.cpu_ns;
-        if let (Some(before), Some(after)) = (&before.2, energy.read()) {
-            *answer.energy_uj.get_or_insert(0) += energy.between(before, &after);
+        let (costs, now) = (&mut answer.costs, Costs::now()?);
+        costs.disk_bytes += now.disk_bytes - before.0.disk_bytes;
+        costs.major_faults += now.major_faults - before.0.major_faults;
+        costs.cpu_ns += now.cpu_ns - before.0.cpu_ns;
+        if let Some((before, after)) = before.2.zip(energy.read()) {
+            *answer.energy_uj.get_or_insert(0) += energy.between(&before, &after);
         }
-        let after = engine.traffic();
-        prompt = prompt + since(after.0, before.1.0);
-        decode = decode + since(after.1, before.1.1);
+        if let Some((before, after)) = before.1.zip(engine.traffic()) {
+            let sums = answer.traffic.get_or_insert_default();
+            *sums = array::from_fn(|i| sums[i].with(after[i].with(before[i], u64::sub), u64::add));
+        }
         answer.reps.push(measured);
     }
     answer.series = watch.stop();
     answer.peak_rss = Footprint::of("self").map_or(0, |now| now.peak_rss);
-    answer.experts = engine.experts().map(|experts| Experts { prompt, decode, ..experts });
-    (answer.model_type, answer.model_size, answer.model_n_params) = engine.describe();
-    about_devices(&mut answer)?;
+    // Devices last: asking makes hobbit's known to ggml.
+    answer.about = with_devices(engine.describe())?;
     Ok(answer)
 }
 
-/// The process's start.
-#[derive(Clone, Copy)]
-pub struct Began {
-    here: Instant,
-    /// What had passed then.
-    earlier_ns: u64,
+fn ns_since(started: Instant) -> u64 {
+    started.elapsed().as_nanos() as u64
 }
 
-impl Began {
-    /// Nanoseconds since the process was started.
-    pub fn ns(self) -> u64 {
-        self.earlier_ns + self.here.elapsed().as_nanos() as u64
-    }
-}
-
-/// Reckons from the time that the parent noted.
-pub fn began(task: &Task) -> Began {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+/// When the process was started, by the parent's clock.
+pub fn began(task: &Task) -> Instant {
     // A clock that is set meanwhile makes nonsense of it: an hour is no start of a process.
-    let earlier = now.saturating_sub(task.started_ns).min(3_600_000_000_000);
-    Began { here: Instant::now(), earlier_ns: if task.started_ns == 0 { 0 } else { earlier as u64 } }
+    let earlier = now_ns().saturating_sub(task.started_ns).min(3_600_000_000_000) as u64;
+    let earlier = if task.started_ns == 0 { 0 } else { earlier };
+    let now = Instant::now();
+    now.checked_sub(Duration::from_nanos(earlier)).unwrap_or(now)
 }
 
 /// As llama-bench: the prompt once, then one token. Without a limit everything that fits is brought into memory before, or who
 /// touches it first would pay for it while time is taken.
 fn warm_up(task: &Task, engine: &mut dyn Engine, tokens: &Tokens, watch: &Watch) -> Result<()> {
     // Behind what is measured: a text that was just read is no new one.
-    let parts = tokens.rep(task.first_rep + task.reps)?;
+    let parts = tokens.rep(task.first_rep + task.reps);
     if task.case.limit.is_none() {
         engine.touch_all()?;
     }
@@ -130,19 +124,6 @@ fn warm_up(task: &Task, engine: &mut dyn Engine, tokens: &Tokens, watch: &Watch)
     Ok(())
 }
 
-fn timed(engine: &mut dyn Engine, tokens: &[Token]) -> Result<u64> {
-    let started = Instant::now();
-    engine.feed(tokens)?;
-    Ok(started.elapsed().as_nanos() as u64)
-}
-
-/// The first logits of a process that did not warm up.
-fn note_first(task: &Task, answer: &mut Answer, began: Began) {
-    if !task.warmup && answer.first_token_ns.is_none() {
-        answer.first_token_ns = Some(began.ns());
-    }
-}
-
 fn note_logits(task: &Task, engine: &dyn Engine, answer: &mut Answer) {
     if let Some(logits) = engine.logits().filter(|_| task.with_hashes) {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_bits().to_le_bytes()).collect();
@@ -150,25 +131,13 @@ fn note_logits(task: &Task, engine: &dyn Engine, answer: &mut Answer) {
     }
 }
 
-fn since(after: Traffic, before: Traffic) -> Traffic {
-    Traffic {
-        hits: after.hits - before.hits,
-        misses: after.misses - before.misses,
-        bytes: after.bytes - before.bytes,
-        io_busy_ns: after.io_busy_ns - before.io_busy_ns,
-        stall_ns: after.stall_ns - before.stall_ns,
-    }
-}
-
-/// Asked last: it makes hobbit's device known to ggml.
-fn about_devices(answer: &mut Answer) -> Result<()> {
+/// Adds the columns about devices.
+fn with_devices(about: Record) -> Result<Record> {
     let devices = hobbit::devices(&[])?;
     let names = |wanted: fn(DeviceKind) -> bool| {
         let found = devices.iter().filter(|device| wanted(device.kind)).map(|device| device.description.clone());
         found.collect::<Vec<_>>().join(", ")
     };
-    answer.cpu_info = names(|kind| matches!(kind, DeviceKind::Cpu | DeviceKind::Accelerator));
-    answer.gpu_info = names(|kind| matches!(kind, DeviceKind::Gpu | DeviceKind::Integrated));
     let mut backends: Vec<String> = devices
         .iter()
         .map(|device| device.name.trim_end_matches(|letter: char| letter.is_ascii_digit()).to_owned())
@@ -178,8 +147,12 @@ fn about_devices(answer: &mut Answer) -> Result<()> {
     if backends.len() > 1 {
         backends.retain(|name| name != "CPU");
     }
-    answer.backends = backends.join(",");
-    Ok(())
+    Ok(Record {
+        cpu_info: names(|kind| matches!(kind, DeviceKind::Cpu | DeviceKind::Accelerator)),
+        gpu_info: names(|kind| matches!(kind, DeviceKind::Gpu | DeviceKind::Integrated)),
+        backends: backends.join(","),
+        ..about
+    })
 }
 
 /// Looks at the process from time to time.
@@ -191,7 +164,7 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to look.
-    pub fn start(began: Began) -> Self {
+    pub fn start(began: Instant) -> Self {
         let (tokens, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (Arc::clone(&tokens), Arc::clone(&is_over));
         let thread = thread::spawn(move || {
@@ -200,7 +173,7 @@ impl Watch {
                 let is_last = end.load(Ordering::Acquire);
                 if let Some(now) = Footprint::of("self") {
                     series.push(Moment {
-                        t_ns: began.ns(),
+                        t_ns: ns_since(began),
                         rss: now.rss,
                         anon: now.anon,
                         heap: heap_bytes(),

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::answer::{Experts, Traffic};
+use super::answer::Traffic;
 use super::args::Who;
 use super::case::Task;
+use super::record::Record;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::stats::{DeviceCounters, PhaseStats};
 use hobbit::{CachingOptions, Model, ModelOptions, Session, SessionOptions, Token};
@@ -27,15 +28,11 @@ pub trait Engine {
         Ok(())
     }
     /// hobbit's counts so far: of prompts, of single tokens.
-    fn traffic(&self) -> (Traffic, Traffic) {
-        Default::default()
-    }
-    /// Name, bytes, parameters.
-    fn describe(&self) -> (String, u64, u64);
-    /// hobbit's plan.
-    fn experts(&self) -> Option<Experts> {
+    fn traffic(&self) -> Option<[Traffic; 2]> {
         None
     }
+    /// The columns about the model, and about hobbit's plan.
+    fn describe(&self) -> Record;
     /// hobbit's counts so far on the first device.
     fn device(&self) -> Option<DeviceCounters> {
         None
@@ -45,9 +42,6 @@ pub trait Engine {
 }
 
 /// Opens the engine that a task names.
-///
-/// # Errors
-/// As [`Model::open`] and [`Stock::open`].
 pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
     let (case, session) = (&task.case, task.case.session_options()?);
     let options = ModelOptions { repack: task.repack, ..case.model_options()? };
@@ -74,9 +68,6 @@ pub struct Hobbit {
 
 impl Hobbit {
     /// Opens a model and a session of it.
-    ///
-    /// # Errors
-    /// As [`Model::open`] and [`Model::session`].
     pub fn open(path: &Path, options: &ModelOptions, session: &SessionOptions) -> Result<Self> {
         let model = Model::open(path, options, |_| true)?;
         let (caching, n_batch) = (options.caching, session.n_batch as usize);
@@ -118,33 +109,30 @@ impl Engine for Hobbit {
         self.session.reset();
     }
 
-    fn traffic(&self) -> (Traffic, Traffic) {
+    fn traffic(&self) -> Option<[Traffic; 2]> {
         let stats = self.session.stats();
-        (traffic(&stats.prompt), traffic(&stats.decode))
+        Some([stats.prompt, stats.decode].map(traffic))
     }
 
-    fn describe(&self) -> (String, u64, u64) {
-        let info = self.session.model().info();
-        (info.description.clone(), info.tensor_bytes, info.n_params)
-    }
-
-    fn experts(&self) -> Option<Experts> {
+    fn describe(&self) -> Record {
         let (info, plan) = (self.session.model().info(), self.session.plan());
-        let caching = self.session.caching();
-        Some(Experts {
-            budget: plan.budget,
-            expert_cache: plan.expert_cache,
-            expert_bytes: info.expert_bytes,
-            n_slots: plan.n_slots,
-            n_experts: plan.n_experts,
-            n_expert: info.n_expert,
-            n_expert_used: info.n_expert_used,
-            precision: word(&self.session.precision().mode),
-            policy: word(&caching.policy),
-            predictor: self.caching.predictor.to_string(),
-            prefetch: self.caching.prefetch.to_string(),
-            ..Experts::default()
-        })
+        Record {
+            model_type: info.description.clone(),
+            model_size: info.tensor_bytes,
+            model_n_params: info.n_params,
+            hobbit_budget: Some(plan.budget),
+            hobbit_expert_cache: Some(plan.expert_cache),
+            hobbit_expert_bytes: Some(info.expert_bytes),
+            hobbit_n_slots: Some(plan.n_slots),
+            hobbit_n_experts: Some(plan.n_experts),
+            hobbit_n_expert: Some(info.n_expert),
+            hobbit_n_expert_used: Some(info.n_expert_used),
+            hobbit_precision: Some(self.session.precision().mode.to_string()),
+            hobbit_policy: Some(self.session.caching().policy.clone()),
+            hobbit_predictor: Some(self.caching.predictor.to_string()),
+            hobbit_prefetch: Some(self.caching.prefetch.to_string()),
+            ..Record::default()
+        }
     }
 
     fn device(&self) -> Option<DeviceCounters> {
@@ -156,16 +144,7 @@ impl Engine for Hobbit {
     }
 }
 
-/// As it is serialised.
-fn word(value: &impl serde::Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(text)) => text,
-        Ok(other) => other.to_string(),
-        Err(_) => String::new(),
-    }
-}
-
-fn traffic(stats: &PhaseStats) -> Traffic {
+fn traffic(stats: PhaseStats) -> Traffic {
     let ns = |seconds: f64| (seconds * 1e9) as u64;
     Traffic {
         hits: stats.hits,
@@ -205,8 +184,9 @@ impl Engine for Stock {
         Stock::clear(self);
     }
 
-    fn describe(&self) -> (String, u64, u64) {
-        Stock::describe(self)
+    fn describe(&self) -> Record {
+        let (model_type, model_size, model_n_params) = Stock::describe(self);
+        Record { model_type, model_size, model_n_params, ..Record::default() }
     }
 
     fn piece(&self, token: Token) -> Vec<u8> {

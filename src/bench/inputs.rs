@@ -31,9 +31,6 @@ pub fn check(cases: &[Case], source: &Source) -> Result<()> {
 }
 
 /// Looks at a model's header.
-///
-/// # Errors
-/// As [`Gguf::open`].
 pub fn model(path: &Path) -> Result<()> {
     std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
     Gguf::open(path)?;

@@ -1,6 +1,6 @@
 //! The command line of `hobbit-bench`, whose parts the laboratory (`benches/prove`) uses too.
 //!
-//! [`args`] holds what was typed, [`values`] reads llama-bench's lists and ranges, [`case`] makes every combination of them, each with its [`workload`]. `run`
+//! [`args`] holds what was typed, [`values`] reads llama-bench's lists and ranges, [`case`] makes every combination of them. `run`
 //! lets `start` run each in a process of its own (`child`, which has an `engine` evaluate what `tokens` hands out), and [`answer`] makes a [`record`] of what
 //! these tell, which [`mod@print`] prints in llama-bench's formats. [`inputs`] are looked at before anything runs, [`threads`] says
 //! how many llama.cpp gets.
@@ -16,7 +16,6 @@ pub mod print;
 pub mod record;
 pub mod threads;
 mod values;
-pub mod workload;
 
 #[cfg(feature = "engine")]
 pub mod child;

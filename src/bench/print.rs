@@ -2,9 +2,11 @@
 
 use std::io::{self, Write};
 
+use serde_json::Value;
+
 use super::args::Format;
-use super::record::{Cell, Record};
-use super::workload::Test;
+use super::case::Test;
+use super::record::Record;
 use hobbit::units::MIB;
 
 /// Prints records as they come.
@@ -37,15 +39,11 @@ pub struct Shown {
 
 impl<'a> Printer<'a> {
     /// Prints what comes before the first record.
-    ///
-    /// # Errors
-    /// A closed pipe, a full disk.
     pub fn new(out: Box<dyn Write + 'a>, format: Format, shown: Shown) -> io::Result<Self> {
         let mut printer = Self { out, format, columns: columns(shown), n_printed: 0 };
-        let names = || Record::COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>();
         match format {
             Format::None | Format::Jsonl => (),
-            Format::Csv => writeln!(printer.out, "{}", names().join(","))?,
+            Format::Csv => writeln!(printer.out, "{}", names(","))?,
             Format::Json => printer.out.write_all(b"[\n")?,
             Format::Md => {
                 let heads = printer.columns.iter().map(|column| padded(column.name, column.width));
@@ -57,7 +55,7 @@ impl<'a> Printer<'a> {
                 writeln!(printer.out, "| {} |", rules.collect::<Vec<_>>().join(" | "))?;
             }
             Format::Sql => {
-                let columns = Record::COLUMNS.iter().map(|(name, kind)| format!("  {name} {kind}"));
+                let columns = Record::COLUMNS.iter().map(|(name, kind)| format!("  {name} {}", sql_type(kind)));
                 let columns = columns.collect::<Vec<_>>().join(",\n");
                 writeln!(printer.out, "CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n")?;
             }
@@ -66,15 +64,12 @@ impl<'a> Printer<'a> {
         Ok(printer)
     }
 
-    /// # Errors
-    /// As [`Printer::new`].
     pub fn print(&mut self, record: &Record) -> io::Result<()> {
         match self.format {
             Format::None => (),
             Format::Csv => {
-                let cells = record.cells();
-                let words = cells.iter().map(|cell| format!("\"{}\"", plain(cell).replace('"', "\"\"")));
-                writeln!(self.out, "{}", words.collect::<Vec<_>>().join(","))?;
+                let quoted = |cell: Option<String>| format!("\"{}\"", cell.unwrap_or_default().replace('"', "\"\""));
+                writeln!(self.out, "{}", cells(record)?.into_iter().map(quoted).collect::<Vec<_>>().join(","))?;
             }
             Format::Json => {
                 let comma = if self.n_printed > 0 { ",\n" } else { "" };
@@ -87,13 +82,9 @@ impl<'a> Printer<'a> {
                 writeln!(self.out, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
             }
             Format::Sql => {
-                let names = Record::COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-                let cells = record.cells();
-                let values = cells.iter().map(|cell| match cell {
-                    Cell::Null => "NULL".to_owned(),
-                    cell => format!("'{}'", plain(cell).replace('\'', "''")),
-                });
-                let values = values.collect::<Vec<_>>().join(", ");
+                let quoted = |text: String| format!("'{}'", text.replace('\'', "''"));
+                let values = cells(record)?.into_iter().map(|cell| cell.map_or_else(|| "NULL".to_owned(), quoted));
+                let (names, values) = (names(", "), values.collect::<Vec<_>>().join(", "));
                 writeln!(self.out, "INSERT INTO llama_bench ({names}) VALUES ({values});")?;
             }
         }
@@ -102,9 +93,6 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints what comes behind the last record.
-    ///
-    /// # Errors
-    /// As [`Printer::new`].
     pub fn finish(&mut self, build: i32) -> io::Result<()> {
         match self.format {
             Format::Json => self.out.write_all(b"\n]\n")?,
@@ -115,15 +103,29 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// As llama-bench writes values: yes is 1.
-fn plain(cell: &Cell) -> String {
-    match cell {
-        Cell::Null => String::new(),
-        Cell::Int(value) => value.to_string(),
-        Cell::Float(value) => format!("{value:.6}"),
-        Cell::Bool(value) => u8::from(*value).to_string(),
-        Cell::Text(text) => text.clone(),
+fn names(separator: &str) -> String {
+    Record::COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(separator)
+}
+
+fn sql_type(kind: &str) -> &'static str {
+    match kind {
+        "String" | "Option<String>" => "TEXT",
+        "f64" | "Option<f64>" => "REAL",
+        _ => "INTEGER",
     }
+}
+
+/// The columns of a record as llama-bench writes values: yes is 1. `None` where nothing is known.
+fn cells(record: &Record) -> serde_json::Result<Vec<Option<String>>> {
+    let record = serde_json::to_value(record)?;
+    let cell = |(name, kind): &(&str, &str)| match &record[*name] {
+        Value::Null => None,
+        Value::Bool(yes) => Some(u8::from(*yes).to_string()),
+        Value::String(text) => Some(text.clone()),
+        number if sql_type(kind) == "REAL" => Some(format!("{:.6}", number.as_f64()?)),
+        number => Some(number.to_string()),
+    };
+    Ok(Record::COLUMNS.iter().map(cell).collect())
 }
 
 fn columns(shown: Shown) -> Vec<Column> {

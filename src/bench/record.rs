@@ -4,94 +4,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::measure::host::Host;
 
-/// The value of a column.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Cell {
-    /// Not known.
-    Null,
-    /// Whole.
-    Int(i128),
-    /// Any number.
-    Float(f64),
-    /// Yes or no.
-    Bool(bool),
-    /// Words.
-    Text(String),
-}
-
-macro_rules! cells {
-    ($($from:ty, $with:expr;)*) => {
-        $(impl From<$from> for Cell {
-            fn from(value: $from) -> Self {
-                $with(value)
-            }
-        })*
-    };
-}
-
-cells! {
-    i32, |value| Self::Int(i128::from(value));
-    u32, |value| Self::Int(i128::from(value));
-    u64, |value| Self::Int(i128::from(value));
-    f64, Self::Float;
-    bool, Self::Bool;
-    String, Self::Text;
-}
-
-impl<T: Into<Self>> From<Option<T>> for Cell {
-    fn from(value: Option<T>) -> Self {
-        value.map_or(Self::Null, Into::into)
-    }
-}
-
-/// The type of a column, as SQL names it.
-trait Column {
-    const SQL: &'static str;
-}
-
-macro_rules! columns {
-    ($($from:ty, $sql:literal;)*) => {
-        $(impl Column for $from {
-            const SQL: &'static str = $sql;
-        })*
-    };
-}
-
-columns! {
-    i32, "INTEGER";
-    u32, "INTEGER";
-    u64, "INTEGER";
-    f64, "REAL";
-    bool, "INTEGER";
-    String, "TEXT";
-}
-
-impl<T: Column> Column for Option<T> {
-    const SQL: &'static str = T::SQL;
-}
-
 /// The struct, and its fields as columns: one list of both.
 macro_rules! record {
-    ($(#[doc = $about:literal] $name:ident: $type:ty,)*) => {
+    ($($(#[doc = $about:literal])? $name:ident: $type:ty,)*) => {
         /// One test of one engine: a row of a table, an object of JSON. Keys, types and order of the first part are
         /// llama-bench's.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct Record {
-            $(#[doc = $about] pub $name: $type,)*
+            $($(#[doc = $about])? pub $name: $type,)*
             /// What does not fit a table.
             #[serde(flatten)]
             pub more: More,
         }
 
         impl Record {
-            /// Names and SQL types of the columns.
-            pub const COLUMNS: &[(&str, &str)] = &[$((stringify!($name), <$type as Column>::SQL),)*];
-
-            /// The values of the columns.
-            pub fn cells(&self) -> Vec<Cell> {
-                vec![$(self.$name.clone().into(),)*]
-            }
+            /// Names and types of the columns.
+            pub const COLUMNS: &[(&str, &str)] = &[$((stringify!($name), stringify!($type)),)*];
         }
     };
 }
@@ -99,13 +28,9 @@ macro_rules! record {
 record! {
     /// Commit of llama.cpp.
     build_commit: String,
-    /// Its build number.
     build_number: i32,
-    /// Descriptions of the processors.
     cpu_info: String,
-    /// Descriptions of the GPUs.
     gpu_info: String,
-    /// Backends that computed.
     backends: String,
     /// As given.
     model_filename: String,
@@ -113,13 +38,11 @@ record! {
     model_type: String,
     /// Bytes of all tensors.
     model_size: u64,
-    /// Parameters.
     model_n_params: u64,
     /// Tokens submitted at once.
     n_batch: u32,
     /// Tokens computed at once.
     n_ubatch: u32,
-    /// Threads.
     n_threads: i32,
     /// Always `0x0`: threads are not bound.
     cpu_mask: String,
@@ -127,9 +50,7 @@ record! {
     cpu_strict: bool,
     /// llama-bench's default.
     poll: u32,
-    /// Element type of the K cache.
     type_k: String,
-    /// Element type of the V cache.
     type_v: String,
     /// Layers on devices; -1 chooses.
     n_gpu_layers: i32,
@@ -139,7 +60,6 @@ record! {
     split_mode: String,
     /// The device used alone.
     main_gpu: u32,
-    /// KV cache on the host.
     no_kv_offload: bool,
     /// -1 auto, 0 off, 1 on.
     flash_attn: i32,
@@ -159,15 +79,12 @@ record! {
     no_op_offload: u32,
     /// Always false.
     no_host: bool,
-    /// Whether weights are repacked.
     repack: bool,
     /// Always 0.
     fit_target: u64,
     /// Always 0.
     fit_min_ctx: u32,
-    /// Tokens of the prompt.
     n_prompt: u32,
-    /// Tokens decoded.
     n_gen: u32,
     /// Tokens in the context before, not timed.
     n_depth: u32,
@@ -175,15 +92,12 @@ record! {
     test_time: String,
     /// Mean time of a repetition.
     avg_ns: u64,
-    /// Its standard deviation.
     stddev_ns: u64,
     /// Mean tokens per second.
     avg_ts: f64,
-    /// Its standard deviation.
     stddev_ts: f64,
     /// `hobbit`, `llama.cpp`, or a peer's name.
     hobbit_engine: String,
-    /// Its version.
     hobbit_engine_version: String,
     /// The study this belongs to.
     hobbit_label: String,
@@ -193,7 +107,6 @@ record! {
     hobbit_text: String,
     /// Names the directory of results.
     hobbit_machine: String,
-    /// Bytes of the control group.
     hobbit_limit: Option<u64>,
     /// Other processes that computed without end meanwhile.
     hobbit_busy: Option<u32>,
@@ -201,17 +114,12 @@ record! {
     hobbit_warm: bool,
     /// Bytes that hobbit planned with.
     hobbit_budget: Option<u64>,
-    /// Bytes of all slots.
     hobbit_expert_cache: Option<u64>,
-    /// Bytes of all experts.
     hobbit_expert_bytes: Option<u64>,
     /// Experts that can be resident.
     hobbit_n_slots: Option<u64>,
-    /// Experts of the model.
     hobbit_n_experts: Option<u64>,
-    /// Experts of a layer.
     hobbit_n_expert: Option<u32>,
-    /// Experts per token.
     hobbit_n_expert_used: Option<u32>,
     /// `exact` or `dynamic`.
     hobbit_precision: Option<String>,
@@ -227,7 +135,6 @@ record! {
     hobbit_hits: Option<u64>,
     /// Experts that were not.
     hobbit_misses: Option<u64>,
-    /// Bytes that hobbit read.
     hobbit_bytes: Option<u64>,
     /// Bytes that the kernel read for the process.
     hobbit_disk_bytes: Option<u64>,
@@ -241,9 +148,7 @@ record! {
     hobbit_decode_stall_ns: Option<u64>,
     /// Time in which the computation stood still for reads.
     hobbit_stall_ns: Option<u64>,
-    /// Time with a read in flight.
     hobbit_io_busy_ns: Option<u64>,
-    /// CPU time of all threads.
     hobbit_cpu_ns: Option<u64>,
     /// Page faults that read.
     hobbit_major_faults: Option<u64>,
@@ -259,17 +164,12 @@ record! {
     hobbit_first_token_ns: Option<u64>,
     /// From the start of the process to its end: the median of the runs.
     hobbit_whole_ns: Option<u64>,
-    /// Tokens per second of prompts.
     hobbit_prompt_ts: Option<f64>,
-    /// Tokens per second of single tokens.
     hobbit_decode_ts: Option<f64>,
-    /// The median single token.
     hobbit_decode_median_ns: Option<u64>,
-    /// Largest resident set, in bytes.
     hobbit_peak_rss: Option<u64>,
     /// Largest use of the control group, page cache included.
     hobbit_cgroup_peak: Option<u64>,
-    /// Times the limit was met.
     hobbit_limit_hits: Option<u64>,
     /// Evaluations that this engine and the baseline both made.
     hobbit_logits_compared: Option<u64>,
@@ -307,7 +207,6 @@ pub struct More {
     pub hobbit_series: Vec<Moment>,
     /// What a peer wrote.
     pub hobbit_generated: Option<String>,
-    /// The machine.
     pub hobbit_host: Host,
 }
 
@@ -323,9 +222,7 @@ pub struct Moment {
     pub anon: u64,
     /// Bytes that malloc has handed out; `None` where it does not tell.
     pub heap: Option<u64>,
-    /// Open file descriptors.
     pub fds: u32,
-    /// Threads.
     pub threads: u32,
     /// Tokens evaluated so far.
     pub tokens: u64,

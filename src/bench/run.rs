@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::answer::{About, Group, Outcome, equal_logits, ggml_build, record};
+use super::answer::{Run, answers, equal_logits, ggml_build, record};
 use super::args::{self, Format, Typed, Who};
 use super::case::{Case, Source, Task, cases};
 use super::print::{Printer, Shown};
@@ -35,10 +35,7 @@ pub fn main() -> ExitCode {
             let task: Task = serde_json::from_str(word)?;
             Ok(serde_json::to_string(&child::run(&task)?)?)
         }),
-        "disk" => inner(&rest(), |word| {
-            let reads = random_reads(word.as_ref(), Duration::from_millis(800))?;
-            Ok(reads.iter().map(|reads| reads.bytes_per_second).fold(0.0, f64::max).to_string())
-        }),
+        "disk" => inner(&rest(), |word| Ok(random_reads(word.as_ref(), Duration::from_millis(800))?.to_string())),
         "hog" => hog(&rest()),
         "busy" => start::busy(),
         "machine" | "peers" | "report" => {
@@ -175,12 +172,12 @@ impl<'a> Bench<'a> {
         let host = Host::describe(&case.model);
         let test_time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         let tried = self.tried(case)?;
-        let mut runs: [Vec<(Outcome, Group)>; 2] = Default::default();
+        let mut runs: [Vec<Run>; 2] = Default::default();
         for &who in &self.order {
             let task = self.task(case, who, &tried, runs[who as usize].len() as u32);
             self.tell(number, &task);
             // What was killed or failed once will be again.
-            if runs[who as usize].iter().all(|(outcome, _)| matches!(outcome, Outcome::Done(_))) {
+            if runs[who as usize].iter().all(|(outcome, _)| outcome.is_ok()) {
                 runs[who as usize].push(start::run(&task, self.typed.bench.comparison.pressure)?);
             }
             self.bar.inc(1);
@@ -192,19 +189,14 @@ impl<'a> Bench<'a> {
             if runs.is_empty() {
                 continue;
             }
-            let bandwidth = self.bandwidth(case, who, runs)?;
+            let mut record = record(&self.task(case, who, &tried, 0), &host, self.bandwidth(case, runs)?, runs);
             let output = &self.typed.bench.output;
-            let task = self.task(case, who, &tried, 0);
-            let about = About {
-                task: &task,
-                label: &output.label,
-                variant: &output.variant,
-                host: &host,
-                test_time: test_time.clone(),
-                bandwidth,
-                tried: if who == Who::Stock { tried.clone() } else { Vec::new() },
-            };
-            let mut record = record(&about, runs);
+            record.hobbit_label.clone_from(&output.label);
+            record.hobbit_variant.clone_from(&output.variant);
+            record.test_time.clone_from(&test_time);
+            if who == Who::Stock {
+                record.more.hobbit_threads_tried.clone_from(&tried);
+            }
             if self.typed.bench.comparison.baseline {
                 (record.hobbit_logits_compared, record.hobbit_logits_equal) = (Some(logits.0), Some(logits.1));
             }
@@ -235,12 +227,8 @@ impl<'a> Bench<'a> {
             let task = Task { case, reps: 1, with_hashes: false, ..self.task(&short, Who::Stock, &[], 0) };
             self.say(&format!("{}, llama.cpp on {threads} threads, a trial", task.case.test.name()));
             let (outcome, _) = start::run(&task, self.typed.bench.comparison.pressure)?;
-            let ns = match &outcome {
-                Outcome::Done(answer) => {
-                    answer.reps.iter().map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum()
-                }
-                _ => 0,
-            };
+            let reps = outcome.iter().flat_map(|answer| &answer.reps);
+            let ns = reps.map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum();
             let n_tokens = u64::from(short.test.n_prompt) + u64::from(short.test.n_gen);
             tried.push(Tried::new(threads, n_tokens, ns));
         }
@@ -290,12 +278,9 @@ impl<'a> Bench<'a> {
     }
 
     /// Bytes per second of the disk, where hobbit read from it.
-    fn bandwidth(&mut self, case: &Case, who: Who, runs: &[(Outcome, Group)]) -> Result<Option<f64>> {
-        let reads = runs.iter().any(|(outcome, _)| match outcome {
-            Outcome::Done(answer) => answer.experts.as_ref().is_some_and(|experts| experts.decode.bytes > 0),
-            _ => false,
-        });
-        if who != Who::Hobbit || !reads || self.typed.bench.comparison.no_roofline {
+    fn bandwidth(&mut self, case: &Case, runs: &[Run]) -> Result<Option<f64>> {
+        let reads = answers(runs).filter_map(|answer| answer.traffic).any(|[_, decode]| decode.bytes > 0);
+        if !reads || self.typed.bench.comparison.no_roofline {
             return Ok(None);
         }
         match &self.disk {

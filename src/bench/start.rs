@@ -5,15 +5,15 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 
-use super::answer::{Answer, Group, Outcome};
+use super::answer::Run;
 use super::case::Task;
-use crate::measure::cgroup::Cgroup;
+use crate::measure::cgroup::{Cgroup, Usage};
 use crate::measure::page_cache;
 use crate::signals;
 use hobbit::gguf::Gguf;
@@ -22,9 +22,6 @@ use hobbit::gguf::Gguf;
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 
 /// From now on Ctrl-C, SIGTERM and SIGHUP end what runs, and then the program, which cleans up.
-///
-/// # Errors
-/// The system refuses.
 pub fn end_with_signals() -> Result<()> {
     signals::watch(|_| {
         let running = RUNNING.load(Ordering::SeqCst);
@@ -34,12 +31,12 @@ pub fn end_with_signals() -> Result<()> {
     })
 }
 
-/// A process and what it may take.
-pub struct Place {
+/// The memory that processes may take together: that of a control group, or all there is.
+pub struct MemoryLimit {
     group: Option<Cgroup>,
 }
 
-impl Place {
+impl MemoryLimit {
     /// A control group with so many bytes, if there is a limit, and a cold page cache for the models then.
     ///
     /// # Errors
@@ -59,9 +56,6 @@ impl Place {
     }
 
     /// Starts a process in it, which ends with this one.
-    ///
-    /// # Errors
-    /// A command that cannot be started.
     pub fn spawn(&self, command: &mut Command) -> Result<Child> {
         let entrance = self.group.as_ref().map(Cgroup::entrance).transpose()?;
         let entrance = entrance.as_ref().map(AsRawFd::as_raw_fd);
@@ -94,13 +88,12 @@ impl Place {
     }
 
     /// What the kernel counted so far.
-    pub fn usage(&self) -> Group {
-        let usage = self.group.as_ref().map(Cgroup::usage);
-        usage.map_or_else(Group::default, |usage| Group { peak: usage.max, limit_hits: usage.limit_hits })
+    pub fn usage(&self) -> Usage {
+        self.group.as_ref().map(Cgroup::usage).unwrap_or_default()
     }
 
     /// Whether there is a limit, at which processes are killed.
-    pub fn is_limited(&self) -> bool {
+    pub fn is_set(&self) -> bool {
         self.group.is_some()
     }
 }
@@ -109,7 +102,7 @@ impl Place {
 ///
 /// # Errors
 /// [`Interrupted`](signals::Interrupted); a child that cannot be waited for.
-pub fn wait(child: &mut Child) -> Result<std::process::ExitStatus> {
+pub fn wait(child: &mut Child) -> Result<ExitStatus> {
     let status = child.wait();
     RUNNING.store(0, Ordering::SeqCst);
     signals::check()?;
@@ -120,49 +113,48 @@ pub fn wait(child: &mut Child) -> Result<std::process::ExitStatus> {
 ///
 /// # Errors
 /// What keeps it from being started; [`Interrupted`](signals::Interrupted). What fails in it is an outcome.
-pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
+pub fn run(task: &Task, pressure: Option<u64>) -> Result<Run> {
     let mut models = vec![task.case.model.clone()];
     if let Some(hobbit::options::LowSource::File(low)) = task.case.model_options()?.low {
         models.push(low);
     }
-    let place = Place::new(task.case.limit, &models)?;
+    let memory = MemoryLimit::new(task.case.limit, &models)?;
     let mut others: Vec<Other> = Vec::new();
     if let Some(bytes) = pressure {
-        others.push(Other::taking_memory(&place, bytes, &task.case.model)?);
+        let did_not_last =
+            "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
+        others.push(Other::start(&memory, own("hog")?.arg(bytes.to_string()).arg(&task.case.model), did_not_last)?);
     }
+    // Outside of the limit: they are to take time, not memory.
+    let unlimited = MemoryLimit { group: None };
     for _ in 0..task.case.busy {
-        others.push(Other::computing()?);
+        let did_not_last = "a process of --busy did not last as long as the run; something else has ended it";
+        others.push(Other::start(&unlimited, &mut own("busy")?, did_not_last)?);
     }
-    let mut task = task.clone();
-    task.started_ns = now_ns();
-    let mut command = own()?;
-    command.arg("child").arg(serde_json::to_string(&task)?);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = place.spawn(&mut command)?;
+    let task = Task { started_ns: now_ns(), ..task.clone() };
+    let mut command = own("child")?;
+    command.arg(serde_json::to_string(&task)?).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = memory.spawn(&mut command)?;
     let errors = child.stderr.take().context("a run without stderr")?;
     let errors = std::thread::spawn(move || passed_on(errors));
-    let mut text = String::new();
-    let read = child.stdout.take().context("a run without stdout")?.read_to_string(&mut text);
-    let status = wait(&mut child)?;
+    let (text, status) = answer_of(&mut child)?;
     // Without it to the end there was no pressure.
     let gone = others.iter_mut().find_map(Other::has_ended);
     drop(others);
-    read.context("reading what a run answers")?;
+    let text = text.context("reading what a run answers")?;
     let said = errors.join().unwrap_or_default();
-    let usage = place.usage();
     let outcome = if let Some(why) = gone {
-        Outcome::Failed(why.to_owned())
+        Err(format!("failed: {why}"))
     } else if status.success() {
-        let answer: Answer = serde_json::from_str(text.trim()).context("the answer of a run")?;
-        Outcome::Done(Box::new(answer))
-    } else if status.signal() == Some(libc::SIGKILL) && place.is_limited() {
-        Outcome::Killed
+        Ok(serde_json::from_str(text.trim()).context("the answer of a run")?)
+    } else if status.signal() == Some(libc::SIGKILL) && memory.is_set() {
+        Err("killed".to_owned())
     } else {
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
         let last = last.strip_prefix("error: ").unwrap_or(last);
-        Outcome::Failed(if last.is_empty() { status.to_string() } else { last.to_owned() })
+        Err(if last.is_empty() { format!("failed: {status}") } else { format!("failed: {last}") })
     };
-    Ok((outcome, usage))
+    Ok((outcome, memory.usage()))
 }
 
 /// Measures the disk of a model, in memory of the same limit: bytes per second.
@@ -170,18 +162,22 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<(Outcome, Group)> {
 /// # Errors
 /// As [`run`]; what fails is an error here.
 pub fn disk(model: &Path, limit: Option<u64>) -> Result<f64> {
-    let place = Place::new(limit, &[model.to_owned()])?;
-    let mut command = own()?;
-    command.arg("disk").arg(model).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = place.spawn(&mut command)?;
-    let mut text = String::new();
-    let read = child.stdout.take().context("no stdout")?.read_to_string(&mut text);
-    let status = wait(&mut child)?;
-    read?;
+    let memory = MemoryLimit::new(limit, &[model.to_owned()])?;
+    let mut child = memory.spawn(own("disk")?.arg(model).stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let (text, status) = answer_of(&mut child)?;
+    let text = text?;
     if !status.success() {
         bail!("measuring the disk failed: {status}");
     }
     text.trim().parse().context("the disk's speed")
+}
+
+/// Waits for a child; what it has written to stdout.
+fn answer_of(child: &mut Child) -> Result<(io::Result<String>, ExitStatus)> {
+    let mut text = String::new();
+    let read = child.stdout.take().context("a run without stdout")?.read_to_string(&mut text);
+    let status = wait(child)?;
+    Ok((read.map(|_| text), status))
 }
 
 /// Nanoseconds since 1970.
@@ -190,7 +186,7 @@ pub fn now_ns() -> u128 {
 }
 
 /// The signal that ended a process.
-pub fn signal(status: std::process::ExitStatus) -> Option<i32> {
+pub fn signal(status: ExitStatus) -> Option<i32> {
     status.signal()
 }
 
@@ -204,9 +200,11 @@ pub fn kill_group(group: u32) {
     }
 }
 
-/// This program.
-pub fn own() -> Result<Command> {
-    Ok(Command::new(std::env::current_exe().context("finding this program's file")?))
+/// This program, asked for work that it does in a process of its own.
+pub fn own(work: &str) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("finding this program's file")?);
+    command.arg(work);
+    Ok(command)
 }
 
 /// The last line that says something.
@@ -235,20 +233,8 @@ struct Other {
 }
 
 impl Other {
-    fn taking_memory(place: &Place, bytes: u64, model: &Path) -> Result<Self> {
-        let mut command = own()?;
-        command.arg("hog").arg(bytes.to_string()).arg(model).stdin(Stdio::null()).stdout(Stdio::null());
-        let did_not_last =
-            "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
-        Ok(Self { process: place.spawn(&mut command)?, did_not_last })
-    }
-
-    /// Outside of the limit: it is to take time, not memory.
-    fn computing() -> Result<Self> {
-        let mut command = own()?;
-        command.arg("busy").stdin(Stdio::null()).stdout(Stdio::null());
-        let did_not_last = "a process of --busy did not last as long as the run; something else has ended it";
-        Ok(Self { process: Place { group: None }.spawn(&mut command)?, did_not_last })
+    fn start(memory: &MemoryLimit, command: &mut Command, did_not_last: &'static str) -> Result<Self> {
+        Ok(Self { process: memory.spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))?, did_not_last })
     }
 
     /// Why the run does not count.
@@ -276,9 +262,6 @@ pub fn busy() -> ! {
 
 /// Takes memory up to `bytes` and gives it back, again and again, and reads a file through the page cache meanwhile, until
 /// it is killed: what other programs do to a machine. Lowest priority, so that it takes memory rather than time.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn hog(bytes: u64, file: &Path) -> Result<()> {
     // SAFETY: no preconditions; without effect where it is refused.
     unsafe { libc::nice(19) };

@@ -3,8 +3,8 @@
 
 use std::str::FromStr;
 
+use super::case::Test;
 use super::record::Tried;
-use super::workload::Test;
 
 /// Most threads that llama.cpp takes.
 const MOST: i32 = 512;

@@ -6,45 +6,40 @@ use anyhow::{Context, Result, bail, ensure};
 use rand_mt::Mt64;
 use serde::Deserialize;
 
-use super::case::{Source, Task};
+use super::case::{Source, Task, Test};
 use super::engine::Engine;
-use super::workload::Test;
 use hobbit::Token;
 
 /// llama-bench's random numbers begin with C's default seed; so do these, from another generator.
 const SEED: u64 = 1;
 
-/// Pieces of the token source, one for each repetition.
+/// What there is to evaluate: each repetition takes the next piece, and after the last the first again.
 #[derive(Debug)]
 pub struct Tokens {
     test: Test,
-    /// Repetitions, if they lie ready: requests.
-    requests: Vec<Vec<Token>>,
-    /// Otherwise a long row, of which each repetition takes the next piece.
     row: Vec<Token>,
-    bos: Option<Token>,
 }
 
 /// What one repetition evaluates.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece<'a> {
     test: Test,
-    tokens: Vec<Token>,
+    tokens: &'a [Token],
 }
 
-impl Piece {
+impl<'a> Piece<'a> {
     /// What is in the context before.
-    pub fn depth(&self) -> &[Token] {
+    pub fn depth(self) -> &'a [Token] {
         &self.tokens[..self.test.n_depth as usize]
     }
 
     /// The prompt.
-    pub fn prompt(&self) -> &[Token] {
+    pub fn prompt(self) -> &'a [Token] {
         &self.tokens[self.test.n_depth as usize..][..self.test.n_prompt as usize]
     }
 
     /// What is evaluated one by one.
-    pub fn singles(&self) -> &[Token] {
+    pub fn singles(self) -> &'a [Token] {
         &self.tokens[(self.test.n_depth + self.test.n_prompt) as usize..]
     }
 }
@@ -64,46 +59,37 @@ impl Tokens {
     /// Files that cannot be read, texts that are too short.
     pub fn of(task: &Task, engine: &dyn Engine) -> Result<Self> {
         let test = task.case.test;
-        let mut tokens = Self { test, requests: Vec::new(), row: Vec::new(), bos: engine.bos() };
-        match &task.source {
+        let n = test.n_tokens();
+        let mut row = match &task.source {
             Source::Random => {
-                let n = test.n_tokens() * (task.first_rep + task.reps + 1) as usize;
                 let (mut random, n_vocab) = (Mt64::new(SEED), engine.n_vocab().max(1) as u64);
-                tokens.row = (0..n).map(|_| (random.next_u64() % n_vocab) as Token).collect();
+                let n_pieces = (task.first_rep + task.reps + 1) as usize;
+                (0..n * n_pieces).map(|_| (random.next_u64() % n_vocab) as Token).collect::<Vec<_>>()
             }
-            Source::Text(path) => tokens.row = engine.tokenize(&read(path)?)?,
-            Source::Requests(path) => tokens.requests = requests(path, test, engine)?,
+            Source::Text(path) => engine.tokenize(&read(path)?)?,
+            Source::Requests(path) => requests(path, test, engine)?,
+        };
+        ensure!(
+            row.len() >= n,
+            "the text has {} tokens, and a repetition takes {n}: give a longer --prompt-file, or smaller -p, -n, -pg and -d",
+            row.len()
+        );
+        if let Some(bos) = engine.bos() {
+            row.iter_mut().step_by(n).for_each(|first| *first = bos);
         }
-        Ok(tokens)
+        Ok(Self { test, row })
     }
 
-    /// The tokens of a repetition; beyond the end of a text it begins again.
-    ///
-    /// # Errors
-    /// A text that is shorter than one repetition.
-    pub fn rep(&self, rep: u32) -> Result<Piece> {
+    /// The tokens of a repetition.
+    pub fn rep(&self, rep: u32) -> Piece<'_> {
         let n = self.test.n_tokens();
-        let mut tokens = if self.requests.is_empty() {
-            let n_pieces = self.row.len() / n.max(1);
-            ensure!(
-                n_pieces > 0,
-                "the text has {} tokens, and a repetition takes {n}: give a longer --prompt-file, or smaller -p, -n, -pg and -d",
-                self.row.len()
-            );
-            let first = (rep as usize % n_pieces) * n;
-            self.row[first..first + n].to_vec()
-        } else {
-            self.requests[rep as usize % self.requests.len()].clone()
-        };
-        if let (Some(bos), Some(first)) = (self.bos, tokens.first_mut()) {
-            *first = bos;
-        }
-        Ok(Piece { test: self.test, tokens })
+        let first = rep as usize % (self.row.len() / n) * n;
+        Piece { test: self.test, tokens: &self.row[first..first + n] }
     }
 }
 
-/// Requests that are long enough, as tokens of one repetition each.
-fn requests(path: &Path, test: Test, engine: &dyn Engine) -> Result<Vec<Vec<Token>>> {
+/// The tokens of requests that are long enough, of each as many as a repetition takes.
+fn requests(path: &Path, test: Test, engine: &dyn Engine) -> Result<Vec<Token>> {
     let (n_before, n_single) = ((test.n_depth + test.n_prompt) as usize, test.n_gen as usize);
     let mut all = Vec::new();
     for (number, line) in (1..).zip(read(path)?.lines().filter(|line| !line.trim().is_empty())) {
@@ -112,7 +98,7 @@ fn requests(path: &Path, test: Test, engine: &dyn Engine) -> Result<Vec<Vec<Toke
         })?;
         let (prompt, output) = (engine.tokenize(&request.prompt)?, engine.tokenize(&request.output)?);
         if prompt.len() >= n_before && output.len() >= n_single {
-            all.push([&prompt[..n_before], &output[..n_single]].concat());
+            all.extend([&prompt[..n_before], &output[..n_single]].concat());
         }
     }
     if all.is_empty() {
@@ -132,6 +118,7 @@ fn read(path: &Path) -> Result<String> {
 mod tests {
     use super::super::args::Who;
     use super::super::case::Case;
+    use super::super::record::Record;
     use super::*;
 
     /// A byte is a token; BOS is 1000.
@@ -154,8 +141,8 @@ mod tests {
             None
         }
         fn clear(&mut self) {}
-        fn describe(&self) -> (String, u64, u64) {
-            Default::default()
+        fn describe(&self) -> Record {
+            Record::default()
         }
         fn piece(&self, _: Token) -> Vec<u8> {
             Vec::new()
@@ -208,27 +195,27 @@ mod tests {
     #[test]
     fn a_text_goes_on_from_repetition_to_repetition() {
         let tokens = tokens(Some(("abcdefghij", false)), TEST).unwrap();
-        let first = tokens.rep(0).unwrap();
+        let first = tokens.rep(0);
         assert_eq!((first.depth(), first.prompt(), first.singles()), (&[1000][..], &[98, 99][..], &[100][..]));
-        assert_eq!(tokens.rep(1).unwrap().prompt(), [102, 103]);
-        assert_eq!(tokens.rep(2).unwrap(), first, "it begins again");
+        assert_eq!(tokens.rep(1).prompt(), [102, 103]);
+        assert_eq!(tokens.rep(2), first, "it begins again");
     }
 
     #[test]
     fn random_tokens_are_the_same_each_time_and_differ_by_repetition() {
         let (a, b) = (tokens(None, TEST).unwrap(), tokens(None, TEST).unwrap());
-        assert_eq!(a.rep(1).unwrap(), b.rep(1).unwrap());
-        assert_ne!(a.rep(0).unwrap(), a.rep(1).unwrap());
-        assert!(a.rep(2).unwrap().prompt().iter().all(|token| (0..256).contains(token)), "the warm-up's");
+        assert_eq!(a.rep(1), b.rep(1));
+        assert_ne!(a.rep(0), a.rep(1));
+        assert!(a.rep(2).prompt().iter().all(|token| (0..256).contains(token)), "the warm-up's");
     }
 
     #[test]
     fn requests_that_are_long_enough_take_turns() {
         let text = "{\"prompt\":\"abc\",\"output\":\"x\"}\n\n{\"prompt\":\"ab\",\"output\":\"x\"}\n{\"prompt\":\"defg\",\"output\":\"yz\"}\n";
         let all = tokens(Some((text, true)), TEST).unwrap();
-        assert_eq!(all.rep(0).unwrap().tokens, [1000, 98, 99, 120]);
-        assert_eq!(all.rep(1).unwrap().tokens, [1000, 101, 102, 121]);
-        assert_eq!(all.rep(2).unwrap(), all.rep(0).unwrap());
+        assert_eq!(all.rep(0).tokens, [1000, 98, 99, 120]);
+        assert_eq!(all.rep(1).tokens, [1000, 101, 102, 121]);
+        assert_eq!(all.rep(2), all.rep(0));
         let error = tokens(Some(("{\"prompt\":\"a\"}", true)), TEST).unwrap_err().to_string();
         assert!(error.contains("no request has a prompt of 3 tokens"), "{error}");
         assert!(tokens(Some(("[]", true)), TEST).unwrap_err().to_string().contains("request 1"));
@@ -236,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_text_that_is_too_short() {
-        let error = tokens(Some(("abc", false)), TEST).unwrap().rep(0).unwrap_err().to_string();
+        let error = tokens(Some(("abc", false)), TEST).unwrap_err().to_string();
         assert!(error.contains("has 3 tokens, and a repetition takes 4"), "{error}");
     }
 }

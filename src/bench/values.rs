@@ -42,9 +42,6 @@ pub fn integers(text: &str, with_negative: bool) -> Result<Vec<i64>, String> {
 }
 
 /// `pp,tg`.
-///
-/// # Errors
-/// Anything but two numbers.
 pub fn pair(text: &str) -> Result<(u32, u32), String> {
     let wrong = || format!("'{text}': expected two numbers, as in 512,128");
     let (prompt, gen_) = text.split_once(',').ok_or_else(wrong)?;

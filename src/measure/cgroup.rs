@@ -19,16 +19,13 @@ const V2: &str = "/sys/fs/cgroup";
 pub struct Cgroup {
     dir: PathBuf,
     is_v2: bool,
-    limit: u64,
 }
 
 /// What the kernel counted.
-#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Bytes allowed.
-    pub limit: u64,
     /// Largest use in bytes, page cache included; `None` where the kernel does not tell (v2 before 5.19).
-    pub max: Option<u64>,
+    pub peak: Option<u64>,
     /// Times the limit was hit and something had to be reclaimed.
     pub limit_hits: u64,
 }
@@ -50,7 +47,7 @@ impl Cgroup {
             NUMBER.fetch_add(1, Ordering::Relaxed)
         ));
         fs::create_dir(&dir).with_context(|| format!("creating the control group {}", dir.display()))?;
-        let group = Self { dir, is_v2: !is_v1, limit };
+        let group = Self { dir, is_v2: !is_v1 };
         let bytes = limit.to_string();
         if is_v1 {
             group.write("memory.limit_in_bytes", &bytes)?;
@@ -68,9 +65,6 @@ impl Cgroup {
     }
 
     /// The file to which a process writes `0` to enter.
-    ///
-    /// # Errors
-    /// Where it cannot be opened.
     pub fn entrance(&self) -> Result<File> {
         let path = self.dir.join("cgroup.procs");
         OpenOptions::new().write(true).open(&path).with_context(|| path.display().to_string())
@@ -80,14 +74,14 @@ impl Cgroup {
     pub fn usage(&self) -> Usage {
         let read = |name: &str| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
         let number = |name: &str| read(name).trim().parse().ok();
-        let (max, hits) = if self.is_v2 {
+        let (peak, hits) = if self.is_v2 {
             let events = read("memory.events");
             let hits = events.lines().find_map(|line| line.strip_prefix("max ")?.trim().parse().ok());
             (number("memory.peak"), hits)
         } else {
             (number("memory.max_usage_in_bytes"), number("memory.failcnt"))
         };
-        Usage { limit: self.limit, max, limit_hits: hits.unwrap_or(0) }
+        Usage { peak, limit_hits: hits.unwrap_or(0) }
     }
 
     fn write(&self, name: &str, value: &str) -> Result<()> {

@@ -6,14 +6,8 @@ use std::path::{Path, PathBuf};
 /// The packages' counters.
 #[derive(Clone, Debug, Default)]
 pub struct Energy {
-    packages: Vec<Package>,
-}
-
-#[derive(Clone, Debug)]
-struct Package {
-    counter: PathBuf,
-    /// Where the counter begins again, in microjoules.
-    range: u64,
+    /// Where each counter lies, and where it begins again, in microjoules.
+    packages: Vec<(PathBuf, u64)>,
 }
 
 /// What the counters said, in microjoules.
@@ -27,7 +21,7 @@ impl Energy {
     }
 
     fn below(dir: &Path) -> Self {
-        let mut packages: Vec<Package> = fs::read_dir(dir)
+        let mut packages: Vec<(PathBuf, u64)> = fs::read_dir(dir)
             .into_iter()
             .flatten()
             .flatten()
@@ -39,25 +33,25 @@ impl Energy {
             .filter_map(|entry| {
                 let range = number(&entry.path().join("max_energy_range_uj"))?;
                 let counter = entry.path().join("energy_uj");
-                number(&counter).map(|_| Package { counter, range })
+                number(&counter).map(|_| (counter, range))
             })
             .collect();
-        packages.sort_by(|a, b| a.counter.cmp(&b.counter));
+        packages.sort();
         Self { packages }
     }
 
     /// What they say now; `None` where there are none.
     pub fn read(&self) -> Option<Reading> {
-        let values: Option<Vec<u64>> = self.packages.iter().map(|package| number(&package.counter)).collect();
+        let values: Option<Vec<u64>> = self.packages.iter().map(|(counter, _)| number(counter)).collect();
         values.filter(|values| !values.is_empty()).map(Reading)
     }
 
     /// Microjoules from `before` to `after`, a counter having begun again once at most.
     pub fn between(&self, before: &Reading, after: &Reading) -> u64 {
         let both = before.0.iter().zip(&after.0).zip(&self.packages);
-        both.map(|((before, after), package)| match after.checked_sub(*before) {
+        both.map(|((before, after), (_, range))| match after.checked_sub(*before) {
             Some(energy) => energy,
-            None => (package.range - (*before).min(package.range)).saturating_add(*after),
+            None => (range - before.min(range)).saturating_add(*after),
         })
         .fold(0, u64::saturating_add)
     }

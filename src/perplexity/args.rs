@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser};
 
-use crate::args::{self, CachingArgs, ContextArgs, DeviceArgs, MemoryArgs, ModelArgs, PrecisionArgs, RopeArgs};
+use crate::args::{self, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs};
 use crate::argv::Note;
 use crate::switch::Switch;
 
@@ -44,13 +44,7 @@ pub struct LowArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
-    pub memory: MemoryArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    #[command(flatten)]
-    pub precision: PrecisionArgs,
-    #[command(flatten)]
-    pub caching: CachingArgs,
+    pub experts: ExpertArgs,
     #[command(flatten)]
     pub text: TextArgs,
     #[command(flatten)]
@@ -131,27 +125,10 @@ pub struct OutputArgs {
     /// Write all results and what was measured as JSON; '-' is stdout
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_JSON")]
     pub json: Option<PathBuf>,
-    /// Nothing on stderr but errors
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_QUIET")]
-    pub quiet: Switch,
-    /// Timing and cache lines at the end
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PERF")]
-    pub perf: Switch,
-    /// Log everything
-    #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
-    pub verbose: Switch,
-    /// Log errors (1), warnings (2), information (3), more (4), everything (5)
-    #[arg(long, value_name = "N", default_value = "3", env = "LLAMA_ARG_LOG_VERBOSITY")]
-    pub verbosity: u8,
-    /// Write the log to this file too
-    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_LOG_FILE")]
-    pub log_file: Option<PathBuf>,
-    /// Print this help
-    #[arg(short, long, action = clap::ArgAction::Help)]
-    help: Option<bool>,
-    /// Print the version
-    #[arg(long, action = clap::ArgAction::Version)]
-    version: Option<bool>,
+    #[command(flatten)]
+    pub closing: ClosingArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
 /// The command as clap sees it.
@@ -161,15 +138,18 @@ pub fn command() -> clap::Command {
         let arg = arg.default_value("512").value_parser(clap::value_parser!(u32).range(3..=1 << 24));
         arg.help("Tokens of a chunk")
     };
-    // Chunks fill the context exactly.
-    let command = LowArgs::command().mut_arg("ctx_size", ctx_size);
-    args::with_spellings(command.mut_arg("context_shift", |arg| arg.hide(true)).mut_arg("keep", |arg| arg.hide(true)))
+    let command = LowArgs::command()
+        .mut_arg("ctx_size", ctx_size)
+        // Chunks fill the context exactly.
+        .mut_arg("context_shift", |arg| arg.hide(true))
+        .mut_arg("keep", |arg| arg.hide(true))
+        .mut_arg("quiet", |arg| arg.help("Nothing on stderr but errors"))
+        .mut_arg("perf", |arg| arg.help("Timing and cache lines at the end"))
+        .mut_arg("log_file", |arg| arg.help("Write the log to this file too"));
+    args::with_spellings(command)
 }
 
 /// Reads a command line without its first word.
-///
-/// # Errors
-/// As [`args::parse`].
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<Note>), clap::Error> {
     args::parse_as(command(), words)
 }

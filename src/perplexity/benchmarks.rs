@@ -1,17 +1,17 @@
 //! HellaSwag, Winogrande and multiple choice: which tasks, and what is made of their log-probabilities.
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::choices::Choices;
-use super::{Desk, Measurement, Shape, format};
+use super::{Desk, Measurement, format};
 use crate::log::Level;
 use hobbit::perplexity::estimate::Estimate;
 use hobbit::perplexity::random::{drawn_by_scaling, drawn_evenly};
 use hobbit::perplexity::tasks::{
     Alternatives, MultipleChoiceFile, WinoBases, best, parse_hellaswag, parse_winogrande, wilson_interval,
 };
-use hobbit::{Model, Session, Token};
+use hobbit::{Model, Token};
 
 /// Fewest tasks for which `llama-perplexity` prints a final Winogrande score.
 const TASKS_MIN: usize = 100;
@@ -22,112 +22,85 @@ fn tokenised(model: &Model, texts: impl IntoIterator<Item = String>) -> Result<V
     texts.into_iter().map(|text| Ok(model.tokenize(&text, true, false)?)).collect()
 }
 
-/// HellaSwag.
-pub struct HellaSwagScore {
-    choices: Choices,
-    golds: Vec<usize>,
-}
-
-impl HellaSwagScore {
-    /// # Errors
-    /// A file of another form, tasks that do not fit in the context.
-    pub fn new(desk: &Desk, model: &Model, n_tasks: usize) -> Result<Self> {
-        let info = |line: String| desk.log.line(Level::Info, format!("hellaswag_score : {line}"));
-        let text = desk.text()?;
-        let tasks = parse_hellaswag(text.as_str()?).with_context(|| text.name.display().to_string())?;
-        info(format!("loaded {} tasks from prompt.", tasks.len()));
-        let n_tasks = n_tasks.min(tasks.len());
-        info(format!("selecting {n_tasks} randomized tasks."));
-        let (mut prepared, mut golds) = (Vec::new(), Vec::new());
-        for i in drawn_evenly(tasks.len(), n_tasks) {
-            let task = Alternatives::new(i + 1, tokenised(model, tasks[i].texts())?)?;
-            let questions = task.whole_endings();
-            prepared.push((task, questions));
-            golds.push(tasks[i].gold);
-        }
-        info("calculating hellaswag score over selected tasks.".to_owned());
-        Ok(Self { choices: Choices::new(desk, prepared)?, golds })
+/// Prepares HellaSwag.
+///
+/// # Errors
+/// A file of another form, tasks that do not fit in the context.
+pub fn hellaswag<'a>(desk: &'a Desk, model: &Model, n_tasks: usize) -> Result<Measurement<'a>> {
+    let info = |line: String| desk.log.line(Level::Info, format!("hellaswag_score : {line}"));
+    let text = desk.text()?;
+    let tasks = parse_hellaswag(text.as_str()?).with_context(|| text.name.display().to_string())?;
+    info(format!("loaded {} tasks from prompt.", tasks.len()));
+    let n_tasks = n_tasks.min(tasks.len());
+    info(format!("selecting {n_tasks} randomized tasks."));
+    let (mut prepared, mut golds) = (Vec::new(), Vec::new());
+    for i in drawn_evenly(tasks.len(), n_tasks) {
+        let task = Alternatives::new(i + 1, tokenised(model, tasks[i].texts())?)?;
+        let questions = task.whole_endings();
+        prepared.push((task, questions));
+        golds.push(tasks[i].gold);
     }
-}
-
-impl Measurement for HellaSwagScore {
-    fn shape(&self) -> Shape {
-        self.choices.shape()
-    }
-
-    fn run(self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value> {
+    info("calculating hellaswag score over selected tasks.".to_owned());
+    let choices = Choices::new(desk, prepared)?;
+    Ok(Measurement::new(choices.shape, move |session| {
         desk.print("\ntask\tacc_norm\t95% confidence interval\n")?;
         let mut n_right = 0;
-        self.choices.run(desk, session, |i, answers| {
-            let chosen = best(&self.choices.task(i).mean_log_probs(answers));
-            n_right += usize::from(chosen == self.golds[i]);
+        choices.run(desk, session, |i, answers| {
+            let chosen = best(&choices.tasks[i].0.mean_log_probs(answers));
+            n_right += usize::from(chosen == golds[i]);
             desk.print(&format::hellaswag(i + 1, wilson_interval(n_right, i + 1)))
         })?;
         desk.print("\n")?;
-        let n = self.choices.len();
+        let n = choices.tasks.len();
         Ok(json!({ "n_tasks": n, "n_right": n_right, "acc_norm": wilson_interval(n_right, n) }))
-    }
+    }))
 }
 
-/// Winogrande.
-pub struct WinograndeScore {
-    choices: Choices,
-    bases: Vec<WinoBases>,
-    answers: Vec<usize>,
-}
-
-impl WinograndeScore {
-    /// # Errors
-    /// No tasks, tasks that do not fit in the context.
-    pub fn new(desk: &Desk, model: &Model, n_tasks: Option<usize>) -> Result<Self> {
-        let info = |line: String| desk.log.line(Level::Info, format!("winogrande_score : {line}"));
-        let text = desk.text()?;
-        let file = parse_winogrande(text.as_str()?);
-        for why in &file.complaints {
-            desk.log.line(Level::Error, format!("load_winogrande_from_csv: {why}"));
-        }
-        if file.tasks.is_empty() {
-            bail!("{}: no tasks (lines of index,sentence with _,choice 1,choice 2,answer)", text.name.display());
-        }
-        info(format!("loaded {} tasks from prompt.", file.tasks.len()));
-        let picked = match n_tasks.filter(|&n| n < file.tasks.len()) {
-            Some(n) => {
-                info(format!("selecting {n} random tasks"));
-                drawn_by_scaling(file.tasks.len(), n)
-            }
-            None => (0..file.tasks.len()).collect(),
-        };
-        info("tokenizing selected tasks".to_owned());
-        let (mut prepared, mut bases, mut answers) = (Vec::new(), Vec::new(), Vec::new());
-        for i in picked {
-            let task = Alternatives::new(i + 1, tokenised(model, file.tasks[i].texts())?)?;
-            let counts = tokenised(model, file.tasks[i].bases())?;
-            let base = WinoBases::new(&task, [counts[0].len(), counts[1].len()]);
-            let questions = base.questions(&task);
-            prepared.push((task, questions));
-            bases.push(base);
-            answers.push(file.tasks[i].answer);
-        }
-        info("calculating winogrande score over selected tasks.".to_owned());
-        Ok(Self { choices: Choices::new(desk, prepared)?, bases, answers })
+/// Prepares Winogrande.
+///
+/// # Errors
+/// No tasks, tasks that do not fit in the context.
+pub fn winogrande<'a>(desk: &'a Desk, model: &Model, n_tasks: Option<usize>) -> Result<Measurement<'a>> {
+    let info = |line: String| desk.log.line(Level::Info, format!("winogrande_score : {line}"));
+    let text = desk.text()?;
+    let (tasks, complaints) = parse_winogrande(text.as_str()?);
+    for why in &complaints {
+        desk.log.line(Level::Error, format!("load_winogrande_from_csv: {why}"));
     }
-}
-
-impl Measurement for WinograndeScore {
-    fn shape(&self) -> Shape {
-        self.choices.shape()
+    if tasks.is_empty() {
+        bail!("{}: no tasks (lines of index,sentence with _,choice 1,choice 2,answer)", text.name.display());
     }
-
-    fn run(self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value> {
+    info(format!("loaded {} tasks from prompt.", tasks.len()));
+    let picked = match n_tasks.filter(|&n| n < tasks.len()) {
+        Some(n) => {
+            info(format!("selecting {n} random tasks"));
+            drawn_by_scaling(tasks.len(), n)
+        }
+        None => (0..tasks.len()).collect(),
+    };
+    info("tokenizing selected tasks".to_owned());
+    let (mut prepared, mut bases, mut right) = (Vec::new(), Vec::new(), Vec::new());
+    for i in picked {
+        let task = Alternatives::new(i + 1, tokenised(model, tasks[i].texts())?)?;
+        let counts = tokenised(model, tasks[i].bases())?;
+        let base = WinoBases::new(&task, [counts[0].len(), counts[1].len()]);
+        let questions = base.questions(&task);
+        prepared.push((task, questions));
+        bases.push(base);
+        right.push(tasks[i].answer);
+    }
+    info("calculating winogrande score over selected tasks.".to_owned());
+    let choices = Choices::new(desk, prepared)?;
+    Ok(Measurement::new(choices.shape, move |session| {
         let mut n_right = 0;
-        self.choices.run(desk, session, |i, answers| {
-            let scores = self.bases[i].scores(self.choices.task(i), answers);
+        choices.run(desk, session, |i, answers| {
+            let scores = bases[i].scores(&choices.tasks[i].0, answers);
             let chosen = if scores[0] > scores[1] { 1 } else { 2 };
-            n_right += usize::from(chosen == self.answers[i]);
-            desk.print(&format::winogrande(i + 1, n_right, scores, chosen, self.answers[i]))
+            n_right += usize::from(chosen == right[i]);
+            desk.print(&format::winogrande(i + 1, n_right, scores, chosen, right[i]))
         })?;
         desk.print("\n")?;
-        let n = self.choices.len();
+        let n = choices.tasks.len();
         let score = Estimate::share(n_right, n);
         if n >= TASKS_MIN {
             let Estimate { value, uncertainty } = score.scaled(100.0);
@@ -135,71 +108,52 @@ impl Measurement for WinograndeScore {
             desk.log.line(Level::Info, line);
         }
         Ok(json!({ "n_tasks": n, "n_right": n_right, "acc": score }))
-    }
+    }))
 }
 
-/// Multiple choice.
-pub struct MultipleChoiceScore {
-    choices: Choices,
-    is_right: Vec<Vec<bool>>,
-}
-
-impl MultipleChoiceScore {
-    /// # Errors
-    /// A file of another form, malformed tasks, tasks that do not fit in the context.
-    pub fn new(desk: &Desk, model: &Model, n_tasks: Option<usize>) -> Result<Self> {
-        let info = |line: String| desk.log.line(Level::Info, format!("multiple_choice_score: {line}"));
-        let text = desk.text()?;
-        let name = || text.name.display().to_string();
-        let file = MultipleChoiceFile::new(&text.bytes).with_context(name)?;
-        let n = file.n_tasks();
-        info(format!("there are {n} tasks in prompt"));
-        let picked = n_tasks.filter(|&wanted| wanted < n).map(|wanted| {
-            info(format!("selecting {wanted} random tasks from {n} tasks available"));
-            drawn_by_scaling(n, wanted)
-        });
-        let tasks = file.tasks(picked.as_deref()).with_context(name)?;
-        if picked.is_none() {
-            desk.log.text(Level::Info, "multiple_choice_score: reading tasks");
-            desk.print(&format::dots(n))?;
-        }
-        desk.log.text(Level::Info, "multiple_choice_score: preparing task data");
-        desk.print(&if tasks.len() > PREPARED_SLOWLY_MAX {
-            "...done\n".to_owned()
-        } else {
-            format::dots(tasks.len())
-        })?;
-        let (mut prepared, mut is_right) = (Vec::new(), Vec::new());
-        for (i, task) in tasks.iter().enumerate() {
-            let number = picked.as_ref().map_or(i, |picked| picked[i]) + 1;
-            let choices = Alternatives::new(number, tokenised(model, task.texts())?)?;
-            let questions = choices.whole_endings();
-            prepared.push((choices, questions));
-            is_right.push(task.is_right.clone());
-        }
-        desk.log.line(
-            Level::Info,
-            format!("multiple_choice_score : calculating TruthfulQA score over {} tasks.", tasks.len()),
-        );
-        Ok(Self { choices: Choices::new(desk, prepared)?, is_right })
+/// Prepares multiple choice.
+///
+/// # Errors
+/// A file of another form, malformed tasks, tasks that do not fit in the context.
+pub fn multiple_choice<'a>(desk: &'a Desk, model: &Model, n_tasks: Option<usize>) -> Result<Measurement<'a>> {
+    let info = |line: String| desk.log.line(Level::Info, format!("multiple_choice_score: {line}"));
+    let text = desk.text()?;
+    let name = || text.name.display().to_string();
+    let file = MultipleChoiceFile::new(&text.bytes).with_context(name)?;
+    let n = file.n_tasks();
+    info(format!("there are {n} tasks in prompt"));
+    let picked = n_tasks.filter(|&wanted| wanted < n).map(|wanted| {
+        info(format!("selecting {wanted} random tasks from {n} tasks available"));
+        drawn_by_scaling(n, wanted)
+    });
+    let tasks = file.tasks(picked.as_deref()).with_context(name)?;
+    if picked.is_none() {
+        desk.log.text(Level::Info, "multiple_choice_score: reading tasks");
+        desk.print(&format::dots(n))?;
     }
-}
-
-impl Measurement for MultipleChoiceScore {
-    fn shape(&self) -> Shape {
-        self.choices.shape()
+    desk.log.text(Level::Info, "multiple_choice_score: preparing task data");
+    desk.print(&if tasks.len() > PREPARED_SLOWLY_MAX { "...done\n".to_owned() } else { format::dots(tasks.len()) })?;
+    let (mut prepared, mut is_right) = (Vec::new(), Vec::new());
+    for (i, task) in tasks.iter().enumerate() {
+        let number = picked.as_ref().map_or(i, |picked| picked[i]) + 1;
+        let choices = Alternatives::new(number, tokenised(model, task.texts())?)?;
+        let questions = choices.whole_endings();
+        prepared.push((choices, questions));
+        is_right.push(task.is_right.clone());
     }
-
-    fn run(self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value> {
+    desk.log
+        .line(Level::Info, format!("multiple_choice_score : calculating TruthfulQA score over {} tasks.", tasks.len()));
+    let choices = Choices::new(desk, prepared)?;
+    Ok(Measurement::new(choices.shape, move |session| {
         desk.print("\ntask\tacc_norm\n")?;
         let (mut n_right, mut n_answers) = (0, 0);
-        self.choices.run(desk, session, |i, answers| {
-            let chosen = best(&self.choices.task(i).mean_log_probs(answers));
-            n_right += usize::from(self.is_right[i][chosen]);
-            n_answers += self.is_right[i].len();
+        choices.run(desk, session, |i, answers| {
+            let chosen = best(&choices.tasks[i].0.mean_log_probs(answers));
+            n_right += usize::from(is_right[i][chosen]);
+            n_answers += is_right[i].len();
             desk.print(&format::multiple_choice(i + 1, n_right))
         })?;
-        let n = self.choices.len();
+        let n = choices.tasks.len();
         let score = Estimate::share(n_right, n);
         let by_chance = n as f64 / n_answers as f64;
         let chance =
@@ -210,5 +164,5 @@ impl Measurement for MultipleChoiceScore {
             desk.log.line(Level::Info, format!("{name}: {value:.4} +/- {uncertainty:.4}"));
         }
         Ok(json!({ "n_tasks": n, "n_right": n_right, "acc_norm": score, "random_chance": chance }))
-    }
+    }))
 }

@@ -13,24 +13,21 @@ use hobbit::{BatchToken, Session};
 
 /// Tasks with their questions, and which of them are evaluated together.
 pub struct Choices {
-    tasks: Vec<(Alternatives, Vec<Question>)>,
+    pub tasks: Vec<(Alternatives, Vec<Question>)>,
     groups: Vec<Range<usize>>,
-    shape: Shape,
+    pub shape: Shape,
 }
 
 impl Choices {
     /// Groups tasks so that llama.cpp's context would hold each group: `-np` sequences that share `-np` times `-c`
     /// tokens.
-    ///
-    /// # Errors
-    /// A task that does not fit alone.
     pub fn new(desk: &Desk, tasks: Vec<(Alternatives, Vec<Question>)>) -> Result<Self> {
         let options = &desk.args.session_options;
         let n_seq = desk.args.n_parallel;
         let n_ctx = options.n_ctx as usize * n_seq;
         let alone: Vec<&Alternatives> = tasks.iter().map(|(task, _)| task).collect();
         let groups = groups(&alone, n_ctx, n_seq).or_else(|i| {
-            let (required, n_texts) = (alone[i].required_tokens(), alone[i].sequences().len());
+            let (required, n_texts) = (alone[i].required_tokens(), alone[i].sequences.len());
             if n_texts > n_seq {
                 bail!("task {i} requires a higher -np|--parallel value (at least {n_texts})");
             }
@@ -42,24 +39,8 @@ impl Choices {
         Ok(Self { tasks, groups, shape })
     }
 
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    pub fn task(&self, i: usize) -> &Alternatives {
-        &self.tasks[i].0
-    }
-
-    /// Number of tasks.
-    pub fn len(&self) -> usize {
-        self.tasks.len()
-    }
-
     /// Evaluates all; `each` gets the number of a task and the log-probabilities that its questions asked for, task by
     /// task.
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`], and those of `each`.
     pub fn run(
         &self,
         desk: &Desk,
@@ -87,14 +68,14 @@ impl Choices {
         }
         let firsts: Vec<usize> = tasks
             .iter()
-            .scan(0, |next, (task, _)| Some(std::mem::replace(next, *next + task.sequences().len())))
+            .scan(0, |next, (task, _)| Some(std::mem::replace(next, *next + task.sequences.len())))
             .collect();
 
         // The beginnings, each in its task's first sequence, then copied to the others.
         let (mut batch, mut places) = (Vec::new(), Vec::new());
         for (t, (task, _)) in tasks.iter().enumerate() {
-            for (position, &token) in task.sequences()[0][..task.common_prefix()].iter().enumerate() {
-                let is_last = position + 1 == task.common_prefix();
+            for (position, &token) in task.sequences[0][..task.common_prefix].iter().enumerate() {
+                let is_last = position + 1 == task.common_prefix;
                 let logits = is_last && asked.contains_key(&(t, RowAt::Prefix));
                 batch.push(BatchToken { token, position: position as i32, sequence: firsts[t] as i32, logits });
                 places.push((t, RowAt::Prefix));
@@ -108,7 +89,7 @@ impl Choices {
         session.reset();
         evaluate::rows(session, &batch, n_ubatch, |i, logits| answer(places[i], logits))?;
         for (&first, (task, _)) in firsts.iter().zip(tasks) {
-            for other in 1..task.sequences().len() {
+            for other in 1..task.sequences.len() {
                 session.copy_sequence(first as i32, (first + other) as i32)?;
             }
         }
@@ -116,12 +97,12 @@ impl Choices {
         // The endings, as far as anything is asked about them.
         (batch, places) = (Vec::new(), Vec::new());
         for (t, (task, _)) in tasks.iter().enumerate() {
-            for (sequence, tokens) in task.sequences().iter().enumerate() {
+            for (sequence, tokens) in task.sequences.iter().enumerate() {
                 let place = |position| (t, RowAt::Ending { sequence, position });
-                let Some(end) = (task.common_prefix()..tokens.len()).rfind(|&at| asked.contains_key(&place(at))) else {
+                let Some(end) = (task.common_prefix..tokens.len()).rfind(|&at| asked.contains_key(&place(at))) else {
                     continue;
                 };
-                for (position, &token) in tokens.iter().enumerate().take(end + 1).skip(task.common_prefix()) {
+                for (position, &token) in tokens.iter().enumerate().take(end + 1).skip(task.common_prefix) {
                     let place = place(position);
                     batch.push(BatchToken {
                         token,

@@ -39,9 +39,6 @@ pub struct ScoredRow<'a> {
 
 /// Evaluates the chunks of a pass. `tokens` are the text's, `[n_ctx, n_chunk]`. Rows come in blocks of neighbouring
 /// rows of one chunk; of a chunk, in order.
-///
-/// # Errors
-/// As [`Session::evaluate`], and those of `take`.
 pub fn pass(
     session: &mut Session,
     windows: &Windows,
@@ -74,9 +71,6 @@ pub fn pass(
 }
 
 /// Evaluates `batch` in ubatches and gives every row that was asked for to `take`, with its number in `batch`.
-///
-/// # Errors
-/// As [`Session::evaluate`].
 pub fn rows(
     session: &mut Session,
     batch: &[BatchToken],

@@ -53,31 +53,28 @@ pub fn final_estimate(nll: &Sums) -> Option<String> {
 pub const DIVERGENCE_HEAD: &str = "\nchunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              \
                                    Δp RMS            Same top p\n";
 
+/// `0.5000 ± 0.0100`, in columns.
+fn plus_minus(Estimate { value, uncertainty }: Estimate, width: usize, decimals: usize) -> String {
+    format!("{value:width$.decimals$} ± {uncertainty:width$.decimals$}")
+}
+
 /// Means up to a chunk.
 pub fn divergence_line(number: usize, means: &Means) -> String {
-    let Means { ppl, ln_ppl_ratio: ratio, kld, .. } = means;
-    let (rms, top) = (means.p_diff_rms.scaled(100.0), means.same_top.scaled(100.0));
+    let percent = |share: Estimate| plus_minus(share.scaled(100.0), 6, 3);
     format!(
-        "{number:4}    {:9.4} ± {:9.4}    {:10.5} ± {:10.5}    {:10.5} ± {:10.5}    {:6.3} ± {:6.3} %    {:6.3} ± {:6.3} %\n",
-        ppl.value,
-        ppl.uncertainty,
-        ratio.value,
-        ratio.uncertainty,
-        kld.value,
-        kld.uncertainty,
-        rms.value,
-        rms.uncertainty,
-        top.value,
-        top.uncertainty,
+        "{number:4}    {}    {}    {}    {} %    {} %\n",
+        plus_minus(means.ppl, 9, 4),
+        plus_minus(means.ln_ppl_ratio, 10, 5),
+        plus_minus(means.kld, 10, 5),
+        percent(means.p_diff_rms),
+        percent(means.same_top),
     )
 }
 
 /// The final table.
 pub fn divergence_table(all: &Divergence) -> String {
     let means = all.means();
-    let six = |name: &str, Estimate { value, uncertainty }: Estimate| {
-        format!("{name:<30}: {value:10.6} ± {uncertainty:10.6}\n")
-    };
+    let six = |name: &str, estimate: Estimate| format!("{name:<30}: {}\n", plus_minus(estimate, 10, 6));
     let mut table = "====== Perplexity statistics ======\n".to_owned();
     table += &six("Mean PPL(Q)", means.ppl);
     table += &six("Mean PPL(base)", means.ppl_base);
@@ -86,7 +83,7 @@ pub fn divergence_table(all: &Divergence) -> String {
     table += &six("Mean PPL(Q)/PPL(base)", means.ppl_ratio);
     table += &six("Mean PPL(Q)-PPL(base)", means.ppl_difference);
     table += "\n====== KL divergence statistics ======\n";
-    let _ = writeln!(table, "Mean    KLD: {:10.6} ± {:10.6}", means.kld.value, means.kld.uncertainty);
+    let _ = writeln!(table, "Mean    KLD: {}", plus_minus(means.kld, 10, 6));
     distribution(&mut table, "KLD", &all.klds(), |value| format!("{value:10.6}"));
     table += "\n====== Token probability statistics ======\n";
     let percent =

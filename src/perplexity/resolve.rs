@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use super::args::{LowArgs, MeasureArgs, TextArgs};
-use crate::resolve::{Surroundings, Verbosity, check_outputs, experts, read, text, utf8, verbosity};
+use crate::resolve::{
+    Surroundings, Verbosity, check_outputs, experts, given_files, read, text, utf8, verbosity, without_newline,
+};
 use crate::{demo, resolve};
 use hobbit::files::{Kind, OutputError};
 use hobbit::options::{ModelOptions, SessionOptions};
@@ -13,29 +15,18 @@ use hobbit::options::{ModelOptions, SessionOptions};
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Perplexity over disjoint chunks; the log-probabilities are kept in `base`.
-    Perplexity {
-        base: Option<PathBuf>,
-    },
-    /// Perplexity over windows at every `stride`-th token.
-    Strided {
-        stride: usize,
-    },
-    /// Divergence from `base`.
-    Divergence {
-        base: PathBuf,
-    },
-    HellaSwag {
-        n_tasks: usize,
-    },
-    /// `None` for all tasks.
-    Winogrande {
-        n_tasks: Option<usize>,
-    },
-    /// `None` for all tasks.
-    MultipleChoice {
-        n_tasks: Option<usize>,
-    },
+    /// Perplexity over disjoint chunks; their log-probabilities are kept in a base file.
+    Perplexity(Option<PathBuf>),
+    /// Perplexity over windows at every so many tokens.
+    Strided(usize),
+    /// Divergence from a base file.
+    Divergence(PathBuf),
+    /// So many tasks.
+    HellaSwag(usize),
+    /// So many tasks, or all.
+    Winogrande(Option<usize>),
+    /// So many tasks, or all.
+    MultipleChoice(Option<usize>),
 }
 
 /// A text or the bytes of a benchmark.
@@ -47,13 +38,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// # Errors
-    /// Bytes that are no UTF-8.
     pub fn as_str(&self) -> Result<&str> {
-        match std::str::from_utf8(&self.bytes) {
-            Ok(text) => Ok(text),
-            Err(error) => bail!("{}: not UTF-8 text (at byte {})", self.name.display(), error.valid_up_to()),
-        }
+        utf8(&self.bytes, &self.name)
     }
 }
 
@@ -84,15 +70,12 @@ pub struct HiArgs {
 
 impl HiArgs {
     /// Checks that nothing is written over what is read, or over files of other kinds.
-    ///
-    /// # Errors
-    /// As [`hobbit::files::check`].
     pub fn check_outputs(&self) -> Result<(), OutputError> {
         const BASE: &str = "--kl-divergence-base";
         let mut read = self.read.clone();
         let base = match &self.measure {
-            Measure::Perplexity { base } => base.clone(),
-            Measure::Divergence { base } => {
+            Measure::Perplexity(base) => base.clone(),
+            Measure::Divergence(base) => {
                 read.push((BASE, base.clone()));
                 None
             }
@@ -106,22 +89,17 @@ impl HiArgs {
     /// # Errors
     /// No text, files that cannot be read, a comparison without a base.
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
-        let is_demo = low.model.model.is_none();
-        let model = match low.model.model {
-            Some(path) => path,
-            None => around.demo_model().map_err(anyhow::Error::msg)?,
-        };
+        let (model, is_demo) = resolve::model(&low.model, around)?;
         let measure = measure(&low.measure)?;
-        let read = [("-f", &low.text.file), ("-bf", &low.text.binary_file)];
-        let mut read: Vec<_> = read.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect();
+        let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
         let mut given = given_text(&low.text, around)?;
-        let wants_prose = matches!(measure, Measure::Perplexity { .. } | Measure::Strided { .. });
+        let wants_prose = matches!(measure, Measure::Perplexity(_) | Measure::Strided(_));
         if given.is_none() && is_demo && wants_prose {
             let name = model.with_file_name(demo::TEXT);
-            read.push(("-f", name.clone()));
-            given = Some(Text { bytes: without_newline(resolve::read(&name, around)?), name });
+            inputs.push(("-f", name.clone()));
+            given = Some(Text { bytes: without_newline(read(&name, around)?), name });
         }
-        if given.is_none() && !matches!(measure, Measure::Divergence { .. }) {
+        if given.is_none() && !matches!(measure, Measure::Divergence(_)) {
             bail!("no text: give a file with -f (or -bf), or a text with -p");
         }
         let session = resolve::session(&low.context, &low.rope, true);
@@ -134,7 +112,7 @@ impl HiArgs {
                 repack: low.model.repack.0,
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
-                ..experts(low.memory, &low.device, &low.precision, low.caching, session.clone())?
+                ..experts(low.experts, session.clone())?
             },
             // Whole batches are scored.
             session_options: SessionOptions { n_outputs_max: 0, ..session },
@@ -143,11 +121,11 @@ impl HiArgs {
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),
             in_lines: low.measure.ppl_output_type == 1,
             n_parallel: low.measure.parallel.max(4) as usize,
-            verbosity: verbosity(low.output.quiet, low.output.verbose, low.output.verbosity),
-            log_file: low.output.log_file,
-            perf: low.output.perf.0,
+            verbosity: verbosity(&low.output.closing, &low.output.log),
+            log_file: low.output.log.log_file,
+            perf: low.output.closing.perf.0,
             json: low.output.json,
-            read,
+            read: inputs,
         })
     }
 }
@@ -158,14 +136,14 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
     }
     let some = |n: u32| (n > 0).then_some(n as usize);
     Ok(if args.hellaswag.0 {
-        Measure::HellaSwag { n_tasks: args.hellaswag_tasks as usize }
+        Measure::HellaSwag(args.hellaswag_tasks as usize)
     } else if args.winogrande.0 {
-        Measure::Winogrande { n_tasks: some(args.winogrande_tasks) }
+        Measure::Winogrande(some(args.winogrande_tasks))
     } else if args.multiple_choice.0 {
-        Measure::MultipleChoice { n_tasks: some(args.multiple_choice_tasks) }
+        Measure::MultipleChoice(some(args.multiple_choice_tasks))
     } else if args.kl_divergence.0 {
         match args.kl_divergence_base.clone() {
-            Some(base) => Measure::Divergence { base },
+            Some(base) => Measure::Divergence(base),
             None => bail!(
                 "you must provide a name of a file containing the log probabilities of the base model: \
                  --kl-divergence-base FNAME"
@@ -175,9 +153,9 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
         if args.kl_divergence_base.is_some() {
             bail!("--kl-divergence-base keeps disjoint chunks; leave --ppl-stride out");
         }
-        Measure::Strided { stride }
+        Measure::Strided(stride)
     } else {
-        Measure::Perplexity { base: args.kl_divergence_base.clone() }
+        Measure::Perplexity(args.kl_divergence_base.clone())
     })
 }
 
@@ -185,7 +163,7 @@ fn given_text(args: &TextArgs, around: &dyn Surroundings) -> Result<Option<Text>
     let escape = args.escape.0;
     let escaped = |bytes: Vec<u8>, name: PathBuf, flag: &str| {
         let bytes = match escape {
-            true => text(&utf8(bytes, &name)?, true, flag)?.into_bytes(),
+            true => text(utf8(&bytes, &name)?, true, flag)?.into_bytes(),
             false => bytes,
         };
         Ok(Some(Text { name, bytes }))
@@ -196,11 +174,6 @@ fn given_text(args: &TextArgs, around: &dyn Surroundings) -> Result<Option<Text>
         (.., Some(path)) => Ok(Some(Text { bytes: read(path, around)?, name: path.clone() })),
         _ => Ok(None),
     }
-}
-
-fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes.pop_if(|last| *last == b'\n');
-    bytes
 }
 
 #[cfg(test)]
@@ -280,12 +253,12 @@ mod tests {
     #[test]
     fn measures() {
         let measure = |words: &[&str]| resolved(&[words, &["-f", "text"]].concat()).unwrap().measure;
-        assert_eq!(measure(&[]), Measure::Perplexity { base: None });
-        assert_eq!(measure(&["--save-all-logits", "x"]), Measure::Perplexity { base: Some("x".into()) });
-        assert_eq!(measure(&["--ppl-stride", "8"]), Measure::Strided { stride: 8 });
-        assert_eq!(measure(&["--hellaswag"]), Measure::HellaSwag { n_tasks: 400 });
-        assert_eq!(measure(&["--winogrande", "--winogrande-tasks", "3"]), Measure::Winogrande { n_tasks: Some(3) });
+        assert_eq!(measure(&[]), Measure::Perplexity(None));
+        assert_eq!(measure(&["--save-all-logits", "x"]), Measure::Perplexity(Some("x".into())));
+        assert_eq!(measure(&["--ppl-stride", "8"]), Measure::Strided(8));
+        assert_eq!(measure(&["--hellaswag"]), Measure::HellaSwag(400));
+        assert_eq!(measure(&["--winogrande", "--winogrande-tasks", "3"]), Measure::Winogrande(Some(3)));
         let compared = resolved(&["--kl-divergence", "--kl-divergence-base", "b"]).unwrap();
-        assert_eq!((compared.measure, compared.text), (Measure::Divergence { base: "b".into() }, None));
+        assert_eq!((compared.measure, compared.text), (Measure::Divergence("b".into()), None));
     }
 }

@@ -2,28 +2,21 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::args;
-use super::benchmarks::{HellaSwagScore, MultipleChoiceScore, WinograndeScore};
-use super::divergence::Compared;
-use super::format;
 use super::resolve::{HiArgs, Measure, Text};
-use super::strided::Strided;
-use super::text::Perplexity;
-use crate::ctrl_c::CtrlC;
+use super::{args, benchmarks, divergence, format, strided, text};
 use crate::devices;
 use crate::exit;
 use crate::log::{Level, Log};
-use crate::report::{self, Circumstances};
-use crate::run::{Process, describe, devices_now, open, try_writing, warn_of_threads};
+use crate::output::write_json;
+use crate::report;
+use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
-use hobbit::files;
 use hobbit::perplexity::windows::Windows;
 use hobbit::{Error, Model, Session, SessionOptions};
 
@@ -44,30 +37,28 @@ pub struct Shape {
     pub n_seq: usize,
 }
 
-impl Shape {
-    /// As many sequences as fit in a batch.
-    pub fn of_windows(windows: &Windows) -> Self {
-        Self { n_ctx_seq: windows.n_ctx, n_batch: windows.n_batch, n_seq: windows.n_seq() }
-    }
+/// Something that is measured, its input read and checked.
+pub struct Measurement<'a> {
+    /// The context that it needs.
+    shape: Shape,
+    /// Measures; the results as JSON.
+    run: Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>,
 }
 
-/// Something that is measured, its input read and checked.
-pub trait Measurement {
-    /// The context it needs.
-    fn shape(&self) -> Shape;
+impl<'a> Measurement<'a> {
+    pub fn new(shape: Shape, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
+        Self { shape, run: Box::new(run) }
+    }
 
-    /// Measures; the results as JSON.
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`]; a full disk; a closed pipe.
-    fn run(self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value>;
+    /// In a context for as many sequences as fit in a batch.
+    pub fn of_windows(windows: &Windows, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
+        let shape = Shape { n_ctx_seq: windows.n_ctx, n_batch: windows.n_batch, n_seq: windows.n_seq() };
+        Self::new(shape, run)
+    }
 }
 
 impl Desk<'_> {
     /// The text that was given.
-    ///
-    /// # Errors
-    /// None was.
     pub fn text(&self) -> Result<&Text> {
         self.args.text.as_ref().context("no text: give a file with -f")
     }
@@ -86,18 +77,20 @@ impl Desk<'_> {
     }
 
     /// Prints results.
-    ///
-    /// # Errors
-    /// A closed pipe, a full disk.
     pub fn print(&self, text: &str) -> Result<()> {
         let mut out = io::stdout().lock();
         Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
     }
 
+    /// Says what begins.
+    pub fn log_windows(&self, what: &str, windows: &Windows) {
+        let Windows { n_ctx, n_batch, n_chunk, .. } = windows;
+        let n_seq = windows.n_seq();
+        let line = format!("{what} over {n_chunk} chunks, n_ctx={n_ctx}, batch_size={n_batch}, n_seq={n_seq}");
+        self.log.line(Level::Info, line);
+    }
+
     /// Foretells the end after the first pass. llama.cpp prints one half of this line to each stream.
-    ///
-    /// # Errors
-    /// As [`Desk::print`].
     pub fn print_eta(&self, who: &str, pass: Duration, windows: &Windows) -> Result<()> {
         let seconds = pass.as_secs_f64();
         self.log.text(Level::Info, &format!("{who}: {seconds:.2} seconds per pass - ETA "));
@@ -115,27 +108,20 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
-    if low.device.list_devices {
+    if low.experts.device.list_devices {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
-        return devices::list(&low.device.rpc, low.output.verbose.0, json).map(|()| 0);
+        return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.verbosity, args.log_file.as_deref())?;
-    for note in notes {
-        log.line(Level::Warning, format!("note: {note}"));
-    }
-    warn_of_threads(&args.session_options, &log);
-    if let Some(path) = &args.json {
-        try_writing(path)?;
-    }
-    log.take_llama_cpps();
-    let ctrl_c = CtrlC::install(false)?;
+    let ctrl_c = begin(&notes, &args.session_options, args.json.as_deref(), false, &log)?;
     let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
     let desk = Desk { args: &args, log: &log };
     let measurement = prepare(&desk, &model)?;
-    let options = session_options(&args.session_options, measurement.shape());
-    warn_of_training(&model, measurement.shape(), &log);
+    let shape = measurement.shape;
+    let options = session_options(&args.session_options, shape);
+    warn_of_training(&model, shape, &log);
     let mut session = ctrl_c.during(|| model.session(&options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
@@ -143,7 +129,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     describe(&model, &session, args.is_demo, &args.model_options, &log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
-    let outcome = ctrl_c.during(|| measurement.run(&desk, &mut session));
+    let outcome = ctrl_c.during(|| (measurement.run)(&mut session));
     let (result, status) = match outcome {
         Ok(result) => (result, 0),
         Err(error) if matches!(error.downcast_ref(), Some(Error::Interrupted)) => {
@@ -156,15 +142,15 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     Ok(status)
 }
 
-fn prepare(desk: &Desk, model: &Model) -> Result<Box<dyn Measurement>> {
-    Ok(match &desk.args.measure {
-        Measure::Perplexity { base } => Box::new(Perplexity::new(desk, model, base.as_deref())?),
-        Measure::Strided { stride } => Box::new(Strided::new(desk, model, *stride)?),
-        Measure::Divergence { base } => Box::new(Compared::new(desk, model, base)?),
-        Measure::HellaSwag { n_tasks } => Box::new(HellaSwagScore::new(desk, model, *n_tasks)?),
-        Measure::Winogrande { n_tasks } => Box::new(WinograndeScore::new(desk, model, *n_tasks)?),
-        Measure::MultipleChoice { n_tasks } => Box::new(MultipleChoiceScore::new(desk, model, *n_tasks)?),
-    })
+fn prepare<'a>(desk: &'a Desk, model: &Model) -> Result<Measurement<'a>> {
+    match &desk.args.measure {
+        Measure::Perplexity(base) => text::perplexity(desk, model, base.as_deref()),
+        Measure::Strided(stride) => strided::strided(desk, model, *stride),
+        Measure::Divergence(base) => divergence::divergence(desk, model, base),
+        Measure::HellaSwag(n_tasks) => benchmarks::hellaswag(desk, model, *n_tasks),
+        Measure::Winogrande(n_tasks) => benchmarks::winogrande(desk, model, *n_tasks),
+        Measure::MultipleChoice(n_tasks) => benchmarks::multiple_choice(desk, model, *n_tasks),
+    }
 }
 
 fn session_options(given: &SessionOptions, shape: Shape) -> SessionOptions {
@@ -205,19 +191,8 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         }
     }
     let Some(path) = &desk.args.json else { return Ok(()) };
-    let about = Circumstances {
-        model: serde_json::to_value(session.model().info())?,
-        plan: serde_json::to_value(session.plan())?,
-        io: session.io_choice().to_owned(),
-        precision: serde_json::to_value(session.precision())?,
-        caching: serde_json::to_value(session.caching())?,
-        devices: serde_json::to_value(&devices)?,
-        stop: if status == 0 { "end" } else { "interrupted" },
-        seed: 0,
-    };
-    let mut all = report::json(&about, &timings, &stats);
+    let mut all = measured(session, &timings, &stats, if status == 0 { "end" } else { "interrupted" });
     if let Some(all) = all.as_object_mut() {
-        all.remove("seed");
         all.insert("measure".into(), json!(name(&desk.args.measure)));
         all.insert("text".into(), json!(desk.args.text.as_ref().map(|text| text.name.display().to_string())));
         let context = [("n_ctx", options.n_ctx), ("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)];
@@ -225,21 +200,16 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         all.insert("n_seq".into(), json!(options.n_seq_max));
         all.insert("result".into(), result);
     }
-    let text = serde_json::to_string_pretty(&all)? + "\n";
-    if path == Path::new("-") {
-        return desk.print(&text);
-    }
-    let written = files::create(path, files::Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.with_context(|| format!("{}: cannot write the results", path.display()))
+    write_json(path, &all, "results")
 }
 
 fn name(measure: &Measure) -> &'static str {
     match measure {
-        Measure::Perplexity { .. } => "perplexity",
-        Measure::Strided { .. } => "perplexity-stride",
-        Measure::Divergence { .. } => "kl-divergence",
-        Measure::HellaSwag { .. } => "hellaswag",
-        Measure::Winogrande { .. } => "winogrande",
-        Measure::MultipleChoice { .. } => "multiple-choice",
+        Measure::Perplexity(_) => "perplexity",
+        Measure::Strided(_) => "perplexity-stride",
+        Measure::Divergence(_) => "kl-divergence",
+        Measure::HellaSwag(_) => "hellaswag",
+        Measure::Winogrande(_) => "winogrande",
+        Measure::MultipleChoice(_) => "multiple-choice",
     }
 }

@@ -1,29 +1,19 @@
 //! Perplexity of a text, in disjoint chunks.
 
+use std::path::Path;
+use std::time::Instant;
+
 use anyhow::{Result, bail};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::evaluate::{self, on_all_cpus, start_token};
-use super::{Desk, Measurement, Shape};
+use super::{Desk, Measurement, format};
 use crate::log::Level;
 use hobbit::perplexity::base::{BaseHead, BaseWriter};
 use hobbit::perplexity::estimate::Sums;
 use hobbit::perplexity::quantised::{encode, row_words};
 use hobbit::perplexity::softmax::nll;
-use hobbit::perplexity::windows::Windows;
-use hobbit::{Model, Session, Token};
-
-/// See the [module](self).
-pub struct Perplexity {
-    windows: Windows,
-    /// `[n_ctx, n_chunk]`.
-    tokens: Vec<Token>,
-    /// Of the whole text.
-    n_tokens: usize,
-    bos: Option<Token>,
-    base: Option<BaseWriter>,
-    in_lines: bool,
-}
+use hobbit::{Model, Token};
 
 /// The tokens of the text, with what the model wants before it.
 ///
@@ -32,9 +22,9 @@ pub struct Perplexity {
 pub fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<Token>> {
     let text = desk.text()?;
     desk.log.line(Level::Info, "perplexity: tokenizing the input ..");
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let tokens = model.tokenize(text.as_str()?, true, false)?;
-    let milliseconds = super::format::significant(started.elapsed().as_micros() as f64 * 1e-3);
+    let milliseconds = format::significant(started.elapsed().as_micros() as f64 * 1e-3);
     desk.log.line(Level::Info, format!("perplexity: tokenization took {milliseconds} ms"));
     if tokens.len() < 2 * n_ctx {
         bail!(
@@ -48,52 +38,34 @@ pub fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<To
     Ok(tokens)
 }
 
-impl Perplexity {
-    /// # Errors
-    /// A text that is too short, a base file that cannot be written.
-    pub fn new(desk: &Desk, model: &Model, base: Option<&std::path::Path>) -> Result<Self> {
-        let bos = start_token(model)?;
-        if let Some(path) = base {
-            desk.log.line(Level::Info, format!("perplexity: saving all logits to {}", path.display()));
-        }
-        let n_ctx = desk.args.session_options.n_ctx as usize;
-        let mut tokens = tokens_of_text(desk, model, n_ctx)?;
-        let n_tokens = tokens.len();
-        let windows = desk.windows(n_ctx, n_tokens / n_ctx);
-        tokens.truncate(windows.n_ctx * windows.n_chunk);
-        let head = || BaseHead { n_ctx, n_vocab: model.n_vocab(), tokens: tokens.clone() };
-        let base = base.map(|path| BaseWriter::create(path, head())).transpose()?;
-        Ok(Self { windows, tokens, n_tokens, bos, base, in_lines: desk.args.in_lines })
+/// Prepares it; the log-probabilities are kept in `base`.
+///
+/// # Errors
+/// A text that is too short, a base file that cannot be written.
+pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Result<Measurement<'a>> {
+    let bos = start_token(model)?;
+    if let Some(path) = base {
+        desk.log.line(Level::Info, format!("perplexity: saving all logits to {}", path.display()));
     }
-}
-
-impl Measurement for Perplexity {
-    fn shape(&self) -> Shape {
-        Shape::of_windows(&self.windows)
-    }
-
-    fn run(mut self: Box<Self>, desk: &Desk, session: &mut Session) -> Result<Value> {
-        let windows = self.windows;
-        desk.log.line(
-            Level::Info,
-            format!(
-                "perplexity: calculating perplexity over {} chunks, n_ctx={}, batch_size={}, n_seq={}",
-                windows.n_chunk,
-                windows.n_ctx,
-                windows.n_batch,
-                windows.n_seq()
-            ),
-        );
+    let n_ctx = desk.args.session_options.n_ctx as usize;
+    let mut tokens = tokens_of_text(desk, model, n_ctx)?;
+    let n_tokens = tokens.len();
+    let windows = desk.windows(n_ctx, n_tokens / n_ctx);
+    tokens.truncate(windows.n_ctx * windows.n_chunk);
+    let head = || BaseHead { n_ctx, n_vocab: model.n_vocab(), tokens: tokens.clone() };
+    let mut base = base.map(|path| BaseWriter::create(path, head())).transpose()?;
+    Ok(Measurement::of_windows(&windows, move |session| {
+        desk.log_windows("perplexity: calculating perplexity", &windows);
         let n_words = row_words(session.model().n_vocab());
         let mut all = Sums::default();
         let mut chunks = Vec::new();
         let mut words = Vec::new();
         for pass in windows.passes() {
-            let started = std::time::Instant::now();
+            let started = Instant::now();
             let mut losses: Vec<Vec<f64>> = vec![Vec::new(); pass.len()];
-            evaluate::pass(session, &windows, pass.clone(), &self.tokens, self.bos, |rows| {
+            evaluate::pass(session, &windows, pass.clone(), &tokens, bos, |rows| {
                 let losses = &mut losses[rows[0].chunk - pass.start];
-                let Some(base) = &mut self.base else {
+                let Some(base) = &mut base else {
                     losses.extend(on_all_cpus(rows.to_vec(), |row| nll(row.logits, row.next)));
                     return Ok(());
                 };
@@ -109,23 +81,23 @@ impl Measurement for Perplexity {
                 losses.iter().for_each(|&loss| all.add(loss));
                 let ppl = all.mean().exp();
                 chunks.push(ppl);
-                desk.print(&match self.in_lines {
-                    false => super::format::chunk(chunk + 1, ppl),
-                    true => super::format::chunk_line(pass.start * windows.n_ctx, &all),
+                desk.print(&match desk.args.in_lines {
+                    false => format::chunk(chunk + 1, ppl),
+                    true => format::chunk_line(pass.start * windows.n_ctx, &all),
                 })?;
             }
         }
-        if let Some(base) = self.base.take() {
+        if let Some(base) = base {
             base.finish()?;
         }
         desk.print("\n")?;
-        match super::format::final_estimate(&all) {
+        match format::final_estimate(&all) {
             Some(line) => desk.log.line(Level::Info, line),
             None => desk.log.line(Level::Error, "Unexpected negative standard deviation of log(prob)"),
         }
         let ppl = all.mean().exp();
         Ok(json!({
-            "n_tokens": self.n_tokens,
+            "n_tokens": n_tokens,
             "n_tokens_scored": all.count(),
             "ppl": ppl,
             "ppl_uncertainty": all.uncertainty().map(|error| error * ppl),
@@ -133,5 +105,5 @@ impl Measurement for Perplexity {
             "mean_nll_uncertainty": all.uncertainty(),
             "ppl_after_chunk": chunks,
         }))
-    }
+    }))
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::description;
 use hobbit::plan::{BudgetSource, MemoryPlan};
 use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, WarmStart};
-use hobbit::units::{Bytes, Percent};
+use hobbit::units::{Bytes, Percent, Seconds};
 
 /// What runs.
 pub struct ModelFacts<'a> {
@@ -113,8 +113,8 @@ pub fn closing_lines(run: &Closing) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, phase) in [("prompt", &stats.prompt), ("decode", &stats.decode)] {
         if let (tokens @ 1.., Some(rate)) = (phase.tokens, phase.tokens_per_second()) {
-            let (s, seconds) = (if tokens == 1 { "" } else { "s" }, phase.seconds);
-            lines.push(format!("{name}: {tokens} token{s} in {seconds:.2} s, {rate:.2} tokens/s"));
+            let (s, time) = (if tokens == 1 { "" } else { "s" }, Seconds(phase.seconds));
+            lines.push(format!("{name}: {tokens} token{s} in {time}, {rate:.2} tokens/s"));
         }
     }
     if let Some(last) = lines.last_mut().filter(|_| run.is_eog) {
@@ -137,10 +137,9 @@ pub fn closing_lines(run: &Closing) -> Vec<String> {
 fn experts_line(name: &str, phase: &PhaseStats, run: &Closing) -> String {
     let hit_rate = Percent(phase.hit_rate().unwrap_or(0.0));
     let per_token = Bytes(phase.bytes_read / phase.tokens.max(1));
-    let (waited, seconds) = (phase.io_wait_seconds, phase.seconds);
-    let mut line = format!(
-        "experts in {name}: hit rate {hit_rate}, {per_token} read per token, waited {waited:.2} s of {seconds:.2} s"
-    );
+    let (waited, time) = (Seconds(phase.io_wait_seconds), Seconds(phase.seconds));
+    let mut line =
+        format!("experts in {name}: hit rate {hit_rate}, {per_token} read per token, waited {waited} of {time}");
     if let Some(shares) = phase.used.shares().filter(|_| run.precision.is_dynamic()) {
         let _ = write!(line, "; computed {shares}");
     }

@@ -2,12 +2,10 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Value, json as value};
-
 use hobbit::options::CpuHelper;
 use hobbit::plan::MemoryPlan;
 use hobbit::stats::{DeviceCounters, DeviceReport};
-use hobbit::units::{Bytes, Percent};
+use hobbit::units::{Bytes, Percent, Seconds};
 
 /// The start-up lines: a line for each device, then what is behind them. Empty where everything is on the CPU.
 pub fn start_up_lines(devices: &[DeviceReport], plan: &MemoryPlan, helper: CpuHelper) -> String {
@@ -72,7 +70,7 @@ pub fn closing_lines(devices: &[DeviceReport], counters: &[DeviceCounters]) -> S
             let _ = write!(lines, "; {} experts copied ahead ({percent} % used)", done.ahead);
         }
         if done.helper_experts > 0 {
-            let _ = write!(lines, "; {} on the CPU in {:.2} s", done.helper_experts, done.helper_seconds);
+            let _ = write!(lines, "; {} on the CPU in {}", done.helper_experts, Seconds(done.helper_seconds));
         }
         if done.cache_shrunk > 0 {
             let _ = write!(lines, "; out of memory, {} slots are left", device.slots);
@@ -80,15 +78,6 @@ pub fn closing_lines(devices: &[DeviceReport], counters: &[DeviceCounters]) -> S
         lines.push('\n');
     }
     lines
-}
-
-/// What each device holds and did, one object for each.
-pub fn json(devices: &Value, counters: &[DeviceCounters]) -> Value {
-    let mut devices = devices.clone();
-    for (device, counters) in devices.as_array_mut().into_iter().flatten().zip(counters) {
-        device["counters"] = value!(counters);
-    }
-    devices
 }
 
 /// A line of `--list-devices`, as llama.cpp prints it.
@@ -195,9 +184,6 @@ mod tests {
              ahead (75 % used); 5 on the CPU in 0.50 s; out of memory, 8 slots are left\n"
         );
         assert_eq!(closing_lines(&[device()], &[DeviceCounters::default()]), "");
-        let value = json(&value!([device()]), &[counters]);
-        assert_eq!((&value[0]["name"], &value[0]["counters"]["uploads"]), (&value!("CUDA0"), &value!(30)));
-        assert_eq!(json(&value!([]), &[]), value!([]));
     }
 
     #[test]

@@ -169,7 +169,8 @@ impl BaseWriter {
 pub struct BaseReader {
     path: PathBuf,
     file: File,
-    head: BaseHead,
+    /// What the file was made of.
+    pub head: BaseHead,
     bytes: u64,
 }
 
@@ -213,11 +214,6 @@ impl BaseReader {
             return Err(damaged("a token", token.into()));
         }
         Ok(Self { path: path.to_owned(), file, head: BaseHead { n_ctx, n_vocab, tokens }, bytes })
-    }
-
-    /// What the file was made of.
-    pub fn head(&self) -> &BaseHead {
-        &self.head
     }
 
     /// Whether the rows of the first `n_chunk` chunks are there.
@@ -277,7 +273,7 @@ mod tests {
         assert_eq!(bytes.len(), 20 + 8 * 4 + 2 * 20);
         assert_eq!(bytes[..24], *b"_logits_\x04\0\0\0\x05\0\0\0\x02\0\0\0\0\0\0\0");
         let mut reader = BaseReader::open(&path).unwrap();
-        assert_eq!((reader.head(), reader.head().n_chunk()), (&head(), 2));
+        assert_eq!((&reader.head, reader.head.n_chunk()), (&head(), 2));
         reader.holds(2).unwrap();
         let mut words = [0; 10];
         for (chunk, word) in [(1, 9), (0, 7)] {

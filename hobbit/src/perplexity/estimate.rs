@@ -59,15 +59,10 @@ impl Sums {
         self.sum / self.count as f64
     }
 
-    /// Mean of squares minus square of the mean.
-    fn variance(&self) -> f64 {
-        let mean = self.mean();
-        self.sum_of_squares / self.count as f64 - mean * mean
-    }
-
     /// Standard error of the mean; `None` where rounding made the variance negative, or it is 0 or undefined.
     pub fn uncertainty(&self) -> Option<f64> {
-        let variance = self.variance();
+        let mean = self.mean();
+        let variance = self.sum_of_squares / self.count as f64 - mean * mean;
         (variance > 0.0).then(|| (variance / (self.count as f64 - 1.0)).sqrt())
     }
 

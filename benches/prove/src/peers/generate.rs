@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use hobbit::Token;
 use hobbit::perplexity::softmax::Normaliser;
-use hobbit_programs::bench::answer::{Experts, ggml_build};
+use hobbit_programs::bench::answer::ggml_build;
 use hobbit_programs::bench::args::Who;
 use hobbit_programs::bench::case::Task;
 use hobbit_programs::bench::child;
@@ -66,7 +66,7 @@ pub fn run(wish: &Wish) -> Result<Continuation> {
     let text = std::fs::read_to_string(&wish.prompt_file)
         .with_context(|| format!("{}: cannot read this file as text", wish.prompt_file.display()))?;
     let mut engine = engine::open(&wish.task)?;
-    let load_ns = began.ns();
+    let load_ns = began.elapsed().as_nanos() as u64;
     let mut prompt: Vec<Token> = engine.bos().into_iter().collect();
     prompt.extend(engine.tokenize(&text)?);
     ensure!(!prompt.is_empty(), "{}: no text to continue", wish.prompt_file.display());
@@ -83,9 +83,7 @@ pub fn run(wish: &Wish) -> Result<Continuation> {
         bytes.extend(engine.piece(token));
         tokens.push(token);
     }
-    let (model_type, model_size, model_n_params) = engine.describe();
-    let plan = engine.experts();
-    let of_plan = |part: fn(&Experts) -> u64| plan.as_ref().map(part);
+    let about = engine.describe();
     let is_stock = wish.task.who == Who::Stock;
     Ok(Continuation {
         engine: if is_stock { "llama.cpp" } else { "hobbit" }.into(),
@@ -99,13 +97,13 @@ pub fn run(wish: &Wish) -> Result<Continuation> {
         token_ns,
         tokens,
         text: String::from_utf8_lossy(&bytes).into_owned(),
-        model_type,
-        model_size,
-        model_n_params,
+        model_type: about.model_type,
+        model_size: about.model_size,
+        model_n_params: about.model_n_params,
         peak_rss: hobbit::stats::peak_rss_bytes(),
-        budget: of_plan(|plan| plan.budget),
-        expert_cache: of_plan(|plan| plan.expert_cache),
-        expert_bytes: of_plan(|plan| plan.expert_bytes),
+        budget: about.hobbit_budget,
+        expert_cache: about.hobbit_expert_cache,
+        expert_bytes: about.hobbit_expert_bytes,
     })
 }
 

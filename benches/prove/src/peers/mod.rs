@@ -14,15 +14,16 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, ensure};
 
 use hobbit::units::Bytes;
-use hobbit_programs::bench::answer::{Group, ggml_build, middle, thinned};
+use hobbit_programs::bench::answer::{ggml_build, middle, thinned};
 use hobbit_programs::bench::args::{Format, Who, bytes};
+use hobbit_programs::bench::case::Test;
 use hobbit_programs::bench::case::{Case, Source, Task};
 use hobbit_programs::bench::inputs;
 use hobbit_programs::bench::print::{Printer, Shown};
 use hobbit_programs::bench::record::{Moment, More, Record, Tried, speed};
-use hobbit_programs::bench::start::{self, Place};
+use hobbit_programs::bench::start::{self, MemoryLimit};
 use hobbit_programs::bench::threads::{self, ThreadChoice};
-use hobbit_programs::bench::workload::Test;
+use hobbit_programs::measure::cgroup::Usage;
 use hobbit_programs::measure::host::Host;
 use hobbit_programs::output::tell;
 use hobbit_programs::signals::{self, Interrupted};
@@ -121,7 +122,7 @@ struct Run {
     outcome: Result<Continuation, String>,
     /// From the start of the process to its end.
     whole_ns: u64,
-    group: Group,
+    usage: Usage,
     peak_rss: u64,
     series: Vec<Moment>,
 }
@@ -296,17 +297,17 @@ fn cores() -> usize {
 
 fn start_one(args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
     let case = &wish.task.case;
-    let place = Place::new(case.limit, std::slice::from_ref(&case.model))?;
+    let memory = MemoryLimit::new(case.limit, std::slice::from_ref(&case.model))?;
     if args.warm {
-        let before = start_in(&place, args, contestant, wish)?;
+        let before = start_in(&memory, args, contestant, wish)?;
         if before.outcome.is_err() {
             return Ok(before);
         }
     }
-    start_in(&place, args, contestant, wish)
+    start_in(&memory, args, contestant, wish)
 }
 
-fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
+fn start_in(memory: &MemoryLimit, args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
     let case = &wish.task.case;
     let is_cli = args.cli && matches!(contestant, Contestant::Own(Who::Hobbit));
     let mut command = match contestant {
@@ -314,8 +315,8 @@ fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wis
         Contestant::Own(_) => {
             let mut wish = wish.clone();
             wish.task.started_ns = start::now_ns();
-            let mut command = start::own()?;
-            command.arg("generate").arg(serde_json::to_string(&wish)?);
+            let mut command = start::own("generate")?;
+            command.arg(serde_json::to_string(&wish)?);
             command
         }
         Contestant::Program(dir) => {
@@ -328,7 +329,7 @@ fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wis
     };
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let started = Instant::now();
-    let mut child = place.spawn(&mut command)?;
+    let mut child = memory.spawn(&mut command)?;
     let watch = Watch::start(child.id(), started, Duration::from_secs(args.timeout));
     let errors = child.stderr.take().context("a program without stderr")?;
     let errors = thread::spawn(move || start::last_line(errors));
@@ -345,7 +346,7 @@ fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wis
     } else if !status.success() {
         // A shell or an interpreter tells of a child that was killed by 128 + 9.
         let is_killed = start::signal(status) == Some(libc::SIGKILL) || status.code() == Some(128 + libc::SIGKILL);
-        Err(if is_killed && place.is_limited() { "killed".to_owned() } else { format!("failed: {status}, {said}") })
+        Err(if is_killed && memory.is_set() { "killed".to_owned() } else { format!("failed: {status}, {said}") })
     } else if is_cli {
         command::continuation(wish, &text).map_err(|error| format!("failed: {error:#}"))
     } else {
@@ -356,7 +357,7 @@ fn start_in(place: &Place, args: &PeersArgs, contestant: &Contestant, wish: &Wis
         }
     };
     let own_peak = outcome.as_ref().map_or(0, |done: &Continuation| done.peak_rss);
-    Ok(Run { outcome, whole_ns, group: place.usage(), peak_rss: seen.peak.max(own_peak), series: seen.series })
+    Ok(Run { outcome, whole_ns, usage: memory.usage(), peak_rss: seen.peak.max(own_peak), series: seen.series })
 }
 
 /// What all programs have in `common`, and what came of one.
@@ -370,8 +371,8 @@ fn record(common: Record, contestant: &Contestant, runs: &[Run], reference: Opti
         hobbit_prompt_ts: speed(sum(|one| one.prompt_tokens), sum(|one| one.prompt_ns)),
         hobbit_decode_ts: speed(sum(|one| one.decode_tokens), sum(|one| one.decode_ns)),
         hobbit_peak_rss: runs.iter().map(|run| run.peak_rss).max(),
-        hobbit_cgroup_peak: runs.iter().filter_map(|run| run.group.peak).max(),
-        hobbit_limit_hits: Some(runs.iter().map(|run| run.group.limit_hits).sum()),
+        hobbit_cgroup_peak: runs.iter().filter_map(|run| run.usage.peak).max(),
+        hobbit_limit_hits: Some(runs.iter().map(|run| run.usage.limit_hits).sum()),
         more: More {
             samples_ns: done.iter().map(|one| one.prompt_ns + one.decode_ns).collect(),
             hobbit_wholes_ns: runs.iter().filter(|run| run.outcome.is_ok()).map(|run| run.whole_ns).collect(),
@@ -441,7 +442,7 @@ mod tests {
                 ..Continuation::default()
             }),
             whole_ns: 2 * decode_ns,
-            group: Group { peak: Some(7), limit_hits: 1 },
+            usage: Usage { peak: Some(7), limit_hits: 1 },
             peak_rss: 100,
             series: Vec::new(),
         };

@@ -6,7 +6,7 @@ use super::figures::{self, is_ok};
 use super::number;
 use super::read::Entry;
 use hobbit_programs::bench::record::Record;
-use hobbit_programs::bench::workload::Test;
+use hobbit_programs::bench::case::Test;
 
 /// hobbit's name as an engine.
 pub const HOBBIT: &str = "hobbit";

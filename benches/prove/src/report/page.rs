@@ -7,7 +7,7 @@ use super::number::{bytes, digits};
 use super::read::{Entry, files};
 use super::table::Table;
 use super::{plots, tables, versions};
-use hobbit_programs::bench::workload::Test;
+use hobbit_programs::bench::case::Test;
 use hobbit_programs::plot::{self, escape};
 
 const STYLE: &str = include_str!("page.css");

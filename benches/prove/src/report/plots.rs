@@ -8,7 +8,7 @@ use super::group::{BASELINE, CONTENDED, Case, FITS, HOBBIT, LONG, Place, Study, 
 use super::number::{self, digits, percent, shown};
 use super::read::Entry;
 use hobbit::units::{GIB, MIB};
-use hobbit_programs::bench::workload::Test;
+use hobbit_programs::bench::case::Test;
 use hobbit_programs::plot::{Bar, Line, bars, plot};
 
 /// A plot and what it shows.

@@ -11,7 +11,7 @@ use super::number::{self, UNKNOWN, bytes, change, digits, percent, shown};
 use super::read::Entry;
 use super::table::{Cell, Table, bold};
 use hobbit_programs::bench::record::Record;
-use hobbit_programs::bench::workload::Test;
+use hobbit_programs::bench::case::Test;
 
 /// Makes a table; without rows where no record belongs to it.
 type Make = fn(&[Entry]) -> Table;

@@ -8,8 +8,10 @@ use crate::options::Token;
 /// The texts of a task as tokens. At least one of each text is not part of the common beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternatives {
-    sequences: Vec<Vec<Token>>,
-    common_prefix: usize,
+    /// The texts.
+    pub sequences: Vec<Vec<Token>>,
+    /// Tokens that all begin with, at least 1 and fewer than any has.
+    pub common_prefix: usize,
 }
 
 /// A row of logits in an evaluated task.
@@ -49,16 +51,6 @@ impl Alternatives {
             0 => Err(TaskError::NoCommonBeginning { task }),
             _ => Ok(Self { sequences, common_prefix }),
         }
-    }
-
-    /// The texts.
-    pub fn sequences(&self) -> &[Vec<Token>] {
-        &self.sequences
-    }
-
-    /// Tokens that all begin with, at least 1 and fewer than any has.
-    pub fn common_prefix(&self) -> usize {
-        self.common_prefix
     }
 
     /// Tokens to evaluate, the common beginning once.
@@ -107,7 +99,7 @@ pub fn groups(tasks: &[&Alternatives], n_ctx: usize, n_seq_max: usize) -> Result
     let mut groups = Vec::new();
     let (mut start, mut n_tokens, mut n_sequences) = (0, 0, 0);
     for (i, task) in tasks.iter().enumerate() {
-        let (tokens, sequences) = (task.required_tokens(), task.sequences().len());
+        let (tokens, sequences) = (task.required_tokens(), task.sequences.len());
         if tokens > n_ctx || sequences > n_seq_max {
             return Err(i);
         }
@@ -134,7 +126,7 @@ mod tests {
     #[test]
     fn the_common_beginning_counts_once() {
         let task = task(&[&[1, 2, 3], &[1, 2, 4, 5, 6]]);
-        assert_eq!((task.common_prefix(), task.required_tokens(), task.longest()), (2, 6, 5));
+        assert_eq!((task.common_prefix, task.required_tokens(), task.longest()), (2, 6, 5));
         let last_of = |sequence, position| RowAt::Ending { sequence, position };
         assert_eq!(
             task.whole_endings(),
@@ -150,8 +142,8 @@ mod tests {
 
     #[test]
     fn an_ending_is_never_empty() {
-        assert_eq!(task(&[&[1, 2], &[1, 2]]).common_prefix(), 1);
-        assert_eq!(task(&[&[1, 2], &[1, 2, 3]]).common_prefix(), 1);
+        assert_eq!(task(&[&[1, 2], &[1, 2]]).common_prefix, 1);
+        assert_eq!(task(&[&[1, 2], &[1, 2, 3]]).common_prefix, 1);
         for bad in [&[vec![1], vec![1]][..], &[vec![1, 2], vec![2, 2]], &[]] {
             assert_eq!(Alternatives::new(7, bad.to_vec()), Err(TaskError::NoCommonBeginning { task: 7 }));
         }

@@ -12,7 +12,7 @@ mod winogrande;
 pub use alternatives::{Alternatives, Question, RowAt, groups};
 pub use hellaswag::{HellaSwag, Interval, parse_hellaswag, wilson_interval};
 pub use multiple_choice::{MultipleChoice, MultipleChoiceFile};
-pub use winogrande::{WinoBases, Winogrande, WinograndeFile, parse_winogrande};
+pub use winogrande::{WinoBases, Winogrande, parse_winogrande};
 
 /// Why a task file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

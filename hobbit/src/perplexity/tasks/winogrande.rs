@@ -18,29 +18,15 @@ pub struct Winogrande {
     pub answer: usize,
 }
 
-/// What a file holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WinograndeFile {
-    /// Tasks.
-    pub tasks: Vec<Winogrande>,
-    /// Lines that are none, each with the reason.
-    pub complaints: Vec<String>,
-}
-
-/// Reads lines `index,sentence,choice 1,choice 2,answer`, the sentence in double quotes or not.
+/// Reads lines `index,sentence,choice 1,choice 2,answer`, the sentence in double quotes or not: the tasks, and why other
+/// lines are none.
 ///
 /// As in llama.cpp a last line without a newline is not read, and `-f` drops one newline at the end of a file: the
 /// published file ends with an empty line.
-pub fn parse_winogrande(text: &str) -> WinograndeFile {
-    let mut file = WinograndeFile::default();
-    let Some((lines, _)) = text.rsplit_once('\n') else { return file };
-    for line in lines.split('\n') {
-        match task(line) {
-            Ok(task) => file.tasks.push(task),
-            Err(why) => file.complaints.push(why),
-        }
-    }
-    file
+pub fn parse_winogrande(text: &str) -> (Vec<Winogrande>, Vec<String>) {
+    let lines = text.rsplit_once('\n').into_iter().flat_map(|(lines, _)| lines.split('\n'));
+    let (tasks, complaints): (Vec<_>, Vec<_>) = lines.map(task).partition(Result::is_ok);
+    (tasks.into_iter().flatten().collect(), complaints.into_iter().filter_map(Result::err).collect())
 }
 
 fn task(line: &str) -> Result<Winogrande, String> {
@@ -94,11 +80,11 @@ impl WinoBases {
     /// `n_base`: tokens of each of [`Winogrande::bases`]. What follows the name is scored, or the name too where little
     /// follows.
     pub fn new(task: &Alternatives, n_base: [usize; 2]) -> Self {
-        let prefix = task.common_prefix();
-        let skips_names = task.sequences().iter().all(|sequence| sequence.len() - prefix > TRAILING_MIN);
+        let prefix = task.common_prefix;
+        let skips_names = task.sequences.iter().all(|sequence| sequence.len() - prefix > TRAILING_MIN);
         let start = |i: usize| match skips_names {
             // Where tokens run across the end of the name the counts need not fit.
-            true => n_base[i].clamp(prefix, task.sequences()[i].len() - 1),
+            true => n_base[i].clamp(prefix, task.sequences[i].len() - 1),
             false => prefix,
         };
         Self { starts: [start(0), start(1)] }
@@ -106,7 +92,7 @@ impl WinoBases {
 
     /// Scored positions of a text: all but the last token, unless it is the only one.
     fn positions(self, task: &Alternatives, i: usize) -> std::ops::Range<usize> {
-        let len = task.sequences()[i].len();
+        let len = task.sequences[i].len();
         self.starts[i]..len - usize::from(len - self.starts[i] > 1)
     }
 
@@ -115,11 +101,11 @@ impl WinoBases {
         let row = |i: usize, position: usize| match task.row_before(i, position) {
             // llama.cpp takes the logits after the first text here instead of those after the common beginning (a known
             // flaw); so do we, or scores could not be compared.
-            RowAt::Prefix if i == 1 => RowAt::Ending { sequence: 0, position: task.sequences()[0].len() - 1 },
+            RowAt::Prefix if i == 1 => RowAt::Ending { sequence: 0, position: task.sequences[0].len() - 1 },
             row => row,
         };
         let of_text = |i: usize| {
-            let tokens = &task.sequences()[i];
+            let tokens = &task.sequences[i];
             self.positions(task, i).map(move |position| Question { row: row(i, position), token: tokens[position] })
         };
         of_text(0).chain(of_text(1)).collect()
@@ -140,24 +126,24 @@ mod tests {
     fn lines() {
         let text = "0,Sarah was better than Maria so _ got the easy cases.,Sarah,Maria,2\n\
                     1,\"Ian, not Dennis, ate because _ was hungry, he said.\",Ian,Dennis, 1 \n";
-        let file = parse_winogrande(text);
-        assert_eq!(file.complaints, Vec::<String>::new());
-        assert_eq!(file.tasks[0].texts()[1], "Sarah was better than Maria so Maria got the easy cases.");
-        assert_eq!(file.tasks[0].answer, 2);
-        assert_eq!(file.tasks[1].first, "Ian, not Dennis, ate because ");
-        assert_eq!(file.tasks[1].second, " was hungry, he said.");
-        assert_eq!((file.tasks[1].bases()[0].as_str(), file.tasks[1].answer), ("Ian, not Dennis, ate because Ian", 1));
+        let (tasks, complaints) = parse_winogrande(text);
+        assert_eq!(complaints, Vec::<String>::new());
+        assert_eq!(tasks[0].texts()[1], "Sarah was better than Maria so Maria got the easy cases.");
+        assert_eq!(tasks[0].answer, 2);
+        assert_eq!(tasks[1].first, "Ian, not Dennis, ate because ");
+        assert_eq!(tasks[1].second, " was hungry, he said.");
+        assert_eq!((tasks[1].bases()[0].as_str(), tasks[1].answer), ("Ian, not Dennis, ate because Ian", 1));
     }
 
     #[test]
     fn bad_lines_are_told_and_the_last_needs_its_newline() {
-        let file = parse_winogrande("a,b\n1,no gap,A,B,1\n1,a _ b,A,B,3\n1,a _ b,A,B,1");
-        assert_eq!(file.tasks, []);
+        let (tasks, complaints) = parse_winogrande("a,b\n1,no gap,A,B,1\n1,a _ b,A,B,3\n1,a _ b,A,B,1");
+        assert_eq!(tasks, []);
         assert_eq!(
-            file.complaints,
+            complaints,
             ["failed to find comma separators in <a,b>", "no _ in <no gap>", "failed to parse answer <3>"]
         );
-        assert_eq!(parse_winogrande("1,a _ b,A,B,1").tasks, []);
+        assert_eq!(parse_winogrande("1,a _ b,A,B,1").0, []);
     }
 
     fn task(first: &[i32], second: &[i32]) -> Alternatives {
