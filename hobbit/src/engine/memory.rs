@@ -156,7 +156,7 @@ pub(super) fn set_up(
         tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
     }
     // The host does not see what copies to a device delay.
-    let compares_tokens = tiers.iter().any(Tier::copies_ahead);
+    let compares_tokens = tiers.iter().any(|tier| tier.ahead.is_some());
     let lookahead = looks_ahead(model, &precisions).then(|| lookahead_of(model, &precisions, compares_tokens));
     let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_some();
     let layout = layout_of(&catalog, &cache);

@@ -9,10 +9,10 @@ use ggml_sys::llama;
 use super::device::Device;
 use super::devices;
 use super::error::Error;
+use super::ggml;
 use super::log;
 use super::offload::Wrapper;
 use super::overrides::Overrides;
-use super::tier::device_memory;
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use crate::options::{DeviceOptions, ModelOptions};
 use crate::plan::{ExpertCache, layer_devices};
@@ -53,7 +53,7 @@ impl Placement {
             _ => devices::choose(&options.device)?,
         };
         let wrappers: Vec<&'static Wrapper> = chosen.iter().map(|dev| Wrapper::of(*dev)).collect();
-        let free: Vec<u64> = chosen.iter().map(|dev| device_memory(*dev).0).collect();
+        let free: Vec<u64> = chosen.iter().map(|dev| ggml::memory(*dev).0).collect();
         let n_layer = gguf.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
         let n_layer = u32::try_from(n_layer).unwrap_or(u32::MAX - 1).min(1 << 16);
         // Negative: everything, for the experts take no device memory of their own accord.
@@ -84,14 +84,14 @@ impl Placement {
             }
         }
         for ((index, dtype), n) in on_cpu {
-            let name = parts[index].wrapper.name();
+            let name = &parts[index].wrapper.name;
             log::notice(format_args!(
                 "{name} has no products of {dtype} experts: those of {n} layers are computed on the CPU"
             ));
         }
         let mut raw: Vec<llama::ggml_backend_dev_t> = match map.is_empty() {
             true => chosen,
-            false => wrappers.iter().map(|wrapper| wrapper.raw()).collect(),
+            false => wrappers.iter().map(|wrapper| wrapper.raw).collect(),
         };
         raw.push(ptr::null_mut());
         let mut placement = Self {
@@ -112,9 +112,9 @@ impl Placement {
         for part in self.devices.iter().filter(|part| !part.experts.is_empty()) {
             let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
             let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));
-            self.overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type());
+            self.overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type);
         }
-        self.overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), cpu.buffer_type());
+        self.overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), cpu.buffer_type);
     }
 
     /// Tells llama.cpp. What `params` then points to belongs to `self`.

@@ -70,17 +70,6 @@ pub(in super::super) unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item
     })
 }
 
-/// The router's weights, `[n_tokens][n_used]`.
-///
-/// # Safety
-/// Their ubatch is being computed for as long as the iterator lives.
-pub(in super::super) unsafe fn read_weights(weights: RouterWeights) -> impl Iterator<Item = f32> {
-    (0..weights.n_tokens).flat_map(move |token| {
-        // SAFETY: by the caller.
-        (0..weights.n_used).map(move |rank| unsafe { weights.at(token, rank).read_unaligned() })
-    })
-}
-
 /// The input of a product, `[n_in, n_used or 1, n_tokens]`, that belongs to a pair.
 ///
 /// # Safety

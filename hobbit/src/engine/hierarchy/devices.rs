@@ -14,7 +14,7 @@ pub(super) const UPLOAD_AT_ONCE: usize = 8;
 impl Hierarchy {
     /// The tier of a device.
     pub(in super::super) fn tier(&mut self, dev: ggml_backend_dev_t) -> Option<&mut Tier> {
-        self.tiers.iter_mut().find(|tier| tier.dev() == dev)
+        self.tiers.iter_mut().find(|tier| tier.dev == dev)
     }
 
     /// Fills the tiers that have a slot for every expert of their layers, as llama.cpp loads a model: from then on
@@ -35,19 +35,18 @@ impl Hierarchy {
 
     /// What every device holds now, in the order in which the first session was told.
     pub(in super::super) fn device_reports(&self) -> Vec<DeviceReport> {
-        let now =
-            |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report().clone());
+        let now = |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report.clone());
         self.description.devices.iter().map(now).collect()
     }
 
     /// What every device did, in the same order.
     pub(in super::super) fn device_counters(&self) -> Vec<DeviceCounters> {
-        let done = |report: &DeviceReport| self.named(report).map(|tier| *tier.counters()).unwrap_or_default();
+        let done = |report: &DeviceReport| self.named(report).map(|tier| tier.counters).unwrap_or_default();
         self.description.devices.iter().map(done).collect()
     }
 
     fn named(&self, report: &DeviceReport) -> Option<&Tier> {
-        self.tiers.iter().find(|tier| tier.report().name == report.name)
+        self.tiers.iter().find(|tier| tier.report.name == report.name)
     }
 }
 
@@ -58,7 +57,7 @@ fn preload_layer(host: &mut Host, tier: &mut Tier, layer: u16) -> Result<(), Sto
             return Ok(());
         }
     }
-    tier.set_complete(layer);
+    tier.complete.insert(layer);
     Ok(())
 }
 

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use super::Hierarchy;
 use super::devices::{UPLOAD_AT_ONCE, upload};
 use crate::cache::{CacheState, SavedCache};
-use crate::engine::tier::Tier;
 use crate::expert::Version;
 use crate::stats::WarmStart;
 
@@ -42,7 +41,7 @@ impl Hierarchy {
     /// How many came. Layers that are on the device as a whole are there already.
     fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
         let Self { tiers, host, .. } = self;
-        let Some(tier) = tiers.iter_mut().find(|tier| tier.report().name == saved.name) else { return 0 };
+        let Some(tier) = tiers.iter_mut().find(|tier| tier.report.name == saved.name) else { return 0 };
         let whole = tier.whole_layers();
         let mut versions = tier.begin_warm_up(saved);
         versions.retain(|version| !whole.contains(&version.expert.layer) && host.layout().has_version(*version));
@@ -71,7 +70,9 @@ impl Hierarchy {
         }
         self.host.quiesce();
         let mut state = CacheState { caches: vec![self.host.save(HOST)], ..CacheState::default() };
-        state.caches.extend(self.tiers.iter_mut().filter(|tier| !tier.is_unified()).map(Tier::save));
+        state.caches.extend(
+            self.tiers.iter_mut().filter(|tier| !tier.is_unified()).map(|tier| tier.cache.save(&tier.report.name)),
+        );
         file.write(state);
     }
 }

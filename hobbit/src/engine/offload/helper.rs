@@ -6,13 +6,13 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use super::graph::tensor_at;
+use crate::engine::ggml::{Buffer, Stream};
+use crate::engine::graph::tensor_at;
 use crate::engine::inner::Inner;
-use crate::engine::tier::stream::Stream;
 use crate::expert::SliceKind;
 use crate::gguf::SliceShape;
 
@@ -28,7 +28,8 @@ pub(super) struct Region<'a> {
 /// A CPU backend for single rows.
 pub(super) struct Helper {
     inner: Inner,
-    buffer: NonNull<llama::ggml_backend_buffer>,
+    /// What ordinary memory is said to be in.
+    buffer: Buffer,
     /// Copies of tensors on the device that regions read and nobody writes: biases.
     leaves: HashMap<usize, Vec<u8>>,
     n_threads: c_int,
@@ -40,9 +41,9 @@ unsafe impl Send for Helper {}
 impl Helper {
     /// `None` when ggml refuses a CPU backend.
     pub(super) fn new() -> Option<Self> {
-        // SAFETY: a buffer of ordinary memory; the result is checked.
-        let buffer = unsafe { llama::ggml_backend_buft_alloc_buffer(llama::ggml_backend_cpu_buffer_type(), 64) };
-        Some(Self { inner: Inner::new()?, buffer: NonNull::new(buffer)?, leaves: HashMap::new(), n_threads: 0 })
+        // SAFETY: takes nothing.
+        let buffer = Buffer::new(unsafe { llama::ggml_backend_cpu_buffer_type() }, 64)?;
+        Some(Self { inner: Inner::new()?, buffer, leaves: HashMap::new(), n_threads: 0 })
     }
 
     pub(super) fn set_n_threads(&mut self, n_threads: c_int) {
@@ -169,7 +170,7 @@ impl Helper {
     }
 
     fn host(&self, type_: llama::ggml_type, ne: [i64; 4], data: *mut u8) -> ggml_tensor {
-        tensor_at(type_, ne, data, self.buffer.as_ptr(), None)
+        tensor_at(type_, ne, data, self.buffer.raw(), None)
     }
 
     /// # Safety
@@ -180,21 +181,14 @@ impl Helper {
         let bytes = self.leaves.entry(ptr::from_ref(tensor) as usize).or_insert_with(|| {
             // SAFETY: as above; the stream is waited for before the bytes are used.
             unsafe {
-                let mut bytes = vec![0; llama::ggml_nbytes(tensor)];
-                stream.get(tensor, bytes.as_mut_ptr().cast(), 0, bytes.len());
+                let mut bytes: Vec<u8> = vec![0; llama::ggml_nbytes(tensor)];
+                stream.get(tensor, &mut bytes);
                 stream.synchronize();
                 bytes
             }
         });
         let data = bytes.as_mut_ptr();
         self.host(tensor.type_, tensor.ne, data)
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, freed once.
-        unsafe { llama::ggml_backend_buffer_free(self.buffer.as_ptr()) };
     }
 }
 

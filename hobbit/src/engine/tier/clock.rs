@@ -7,7 +7,7 @@ use ggml_sys::llama::{self, ggml_backend_dev_t};
 /// Seconds since some moment; not a number for a device that has no time of its own.
 type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
 
-pub(in crate::engine) struct Clock {
+pub(super) struct Clock {
     dev: ggml_backend_dev_t,
     own: Option<Seconds>,
     began: Instant,

@@ -1,21 +1,14 @@
 //! How fast copies and the CPU are: what the balancer and copies ahead of need go by.
 
 use super::Tier;
-use crate::load::balance::Balancer;
 
 /// The link is measured in one of so many regions with uploads, beside a CPU helper.
 const LINK_SAMPLE: u32 = 32;
 
 /// The same where only copies ahead of need go by it.
-pub(in crate::engine) const LINK_SAMPLE_ALONE: u32 = 256;
+pub(super) const LINK_SAMPLE_ALONE: u32 = 256;
 
 impl Tier {
-    /// Lets the CPU compute misses.
-    pub(in crate::engine) fn set_helper(&mut self, balancer: Balancer, threads: Option<u16>) {
-        self.balancer = Some(balancer);
-        self.helper_threads = threads;
-    }
-
     /// Whether the CPU may compute misses.
     pub(in crate::engine) fn has_helper(&self) -> bool {
         self.balancer.is_some() && self.is_divided()
@@ -38,22 +31,12 @@ impl Tier {
         }
     }
 
-    pub(in crate::engine) fn link_sample(&self) -> u32 {
+    pub(super) fn link_sample(&self) -> u32 {
         match (&self.balancer, &self.ahead) {
             (Some(_), _) => LINK_SAMPLE,
             (None, Some(_)) => LINK_SAMPLE_ALONE,
             (None, None) => u32::MAX,
         }
-    }
-
-    /// Whether the link was measured with the running region's uploads.
-    pub(in crate::engine) fn was_measured(&self) -> bool {
-        self.unmeasured == 0
-    }
-
-    /// Bytes of the running region's uploads so far.
-    pub(in crate::engine) fn uploaded_in_region(&self) -> u64 {
-        self.counters.uploaded_bytes - self.before.1
     }
 
     /// The CPU has computed experts.

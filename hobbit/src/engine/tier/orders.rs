@@ -2,7 +2,7 @@
 
 use super::{StagingState, TIDY_UPLOADS, Tier, UploadSource};
 use crate::cache::SlotId;
-use crate::engine::tier::stream::Stream;
+use crate::engine::ggml::Stream;
 use crate::expert::SliceId;
 
 impl Tier {
@@ -81,7 +81,7 @@ impl Tier {
     }
 
     /// Uploads up to `upload` have run.
-    pub(in crate::engine) fn run_until(&mut self, upload: u64) -> Vec<SliceId> {
+    pub(super) fn run_until(&mut self, upload: u64) -> Vec<SliceId> {
         self.done = self.done.max(upload);
         let done = self.done;
         self.waited = self.waited.max(done);

@@ -66,8 +66,8 @@ impl Offload {
         unsafe {
             let tensor = &*(*region.nodes[0]).src[1];
             let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
-            self.compute.get(tensor, input.as_mut_ptr().cast(), 0, input.len() * size_of::<f32>());
-            self.compute.synchronize();
+            self.launch.stream.get(tensor, &mut input);
+            self.launch.synchronize();
             Some(Help { region, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
         }
     }
@@ -94,7 +94,7 @@ impl Offload {
                 let tensor = &*(*help.region.nodes[0]).src[1];
                 let n = tensor.ne[0] as usize;
                 let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
-                helper.row(&self.compute, help.region, &mut help.input[at..at + n], used.index, &weights)
+                helper.row(&self.launch.stream, help.region, &mut help.input[at..at + n], used.index, &weights)
             };
             help.rows.push((pair.rank, row.ok_or(GGML_STATUS_FAILED)?));
         }
@@ -111,22 +111,22 @@ impl Offload {
         host: &mut Host,
         tier: &mut Tier,
         step: &LayerStep,
-        help: &mut Option<Help>,
+        help: Option<Help>,
         uploads: &mut Uploads,
     ) -> Result<(), Failed> {
-        let Some(help) = help else { return Ok(()) };
+        let Some(mut help) = help else { return Ok(()) };
         // SAFETY: by the caller.
-        while unsafe { self.help_once(host, step, help)? } {
+        while unsafe { self.help_once(host, step, &mut help)? } {
             host.poll();
             // SAFETY: the host slots of the step are pinned until the uploads have run.
             unsafe { uploads.pump(host, tier) };
         }
         let last = *help.region.nodes.last().expect("a region has a product");
         tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
-        for (rank, row) in help.rows.drain(..) {
+        for (rank, row) in help.rows {
             let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
             // SAFETY: the last product is allocated on the device and has the rank's row.
-            unsafe { self.launch.set(&self.compute, last, bytes, rank as usize * (*last).nb[1]) };
+            unsafe { self.launch.set(last, bytes, rank as usize * (*last).nb[1]) };
         }
         Ok(())
     }
