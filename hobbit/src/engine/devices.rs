@@ -4,7 +4,6 @@ mod choice;
 mod rpc;
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 use serde::Serialize;
@@ -73,12 +72,9 @@ pub(super) fn by_name(options: &DeviceOptions) -> Result<Option<Vec<ggml_backend
         DeviceChoice::None => &[][..],
         DeviceChoice::Named(names) => names,
     };
-    let find = |name: &String| -> Result<ggml_backend_dev_t, Error> {
-        let unknown = || DeviceError::Unknown { name: name.clone(), known: Vec::new() };
-        let text = CString::new(name.as_str()).map_err(|_| unknown())?;
-        // SAFETY: the text is NUL-terminated; null means that there is no such device.
-        let device = unsafe { llama::ggml_backend_dev_by_name(text.as_ptr()) };
-        if device.is_null() { Err(unknown().into()) } else { Ok(device) }
+    let find = |name: &String| {
+        let found = ggml::devices().find(|device| ggml::name(*device).eq_ignore_ascii_case(name));
+        found.ok_or_else(|| DeviceError::Unknown { name: name.clone(), known: Vec::new() })
     };
     let mut devices = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     devices.push(std::ptr::null_mut());

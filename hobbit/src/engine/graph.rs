@@ -73,14 +73,15 @@ impl Graph {
     /// Starts computing what was added; where the device has too little memory for that, once more if `relieve` has
     /// found some.
     pub(super) fn submit(&mut self, stream: &Stream, relieve: impl FnOnce() -> bool) -> ggml_status {
+        if self.n_nodes == 0 {
+            self.n_tensors = 0;
+            return llama::GGML_STATUS_SUCCESS;
+        }
         // SAFETY: the nodes are live by the contract of `add`.
         let start = || unsafe { llama::ggml_backend_graph_compute_async(stream.raw(), self.graph) };
-        let status = match self.n_nodes {
-            0 => llama::GGML_STATUS_SUCCESS,
-            _ => match start() {
-                llama::GGML_STATUS_ALLOC_FAILED if relieve() => start(),
-                status => status,
-            },
+        let status = match start() {
+            llama::GGML_STATUS_ALLOC_FAILED if relieve() => start(),
+            status => status,
         };
         self.discard();
         status

@@ -54,7 +54,7 @@ pub(super) fn choose(
     })
 }
 
-/// Asks for a precision for each expert of the layer; returns the router's weights unless the mode is exact. `place`: where
+/// Asks for a precision for each expert of the layer; returns the router's weights unless the mode is exact. `scope`: where
 /// they were looked for, in words.
 ///
 /// # Safety
@@ -64,7 +64,7 @@ pub(super) unsafe fn ask(
     experts: &Experts,
     host: &mut Host,
     weights: impl FnOnce() -> Option<RouterWeights>,
-    place: &str,
+    scope: &str,
 ) -> Result<Option<RouterWeights>, Failed> {
     if host.precisions.is_exact() {
         chosen.ask(&mut host.precisions, []);
@@ -73,7 +73,7 @@ pub(super) unsafe fn ask(
     let (layer, routing) = (chosen.layer(), &chosen.routing);
     let Some(weights) = weights().filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
         experts.fail(format!(
-            "layer {layer}: this architecture's router weights were not found{place}, which dynamic precision needs; \
+            "layer {layer}: this architecture's router weights were not found{scope}, which dynamic precision needs; \
              use --precision exact"
         ));
         return Err(GGML_STATUS_FAILED);

@@ -10,7 +10,6 @@
 //! Copies for layers that have not run ([`ahead`]) keep the same orders.
 
 mod ahead;
-mod clock;
 mod copies;
 mod idle;
 mod link;
@@ -31,8 +30,7 @@ use std::time::Instant;
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t, ggml_tensor};
 
 use self::ahead::UploadsAhead;
-use self::clock::Clock;
-use self::link::LINK_SAMPLE_ALONE;
+use self::link::{Clock, LINK_SAMPLE_ALONE};
 use self::loans::Loan;
 use crate::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
 use crate::engine::ggml::{Buffer, Event, Events, Stream};
@@ -110,12 +108,6 @@ enum StagingState {
     Taken,
 }
 
-/// Host memory that an upload reads.
-struct UploadSource {
-    upload: u64,
-    slice: SliceId,
-}
-
 /// See the [module](self).
 pub(super) struct Tier {
     pub(super) dev: ggml_backend_dev_t,
@@ -133,7 +125,8 @@ pub(super) struct Tier {
     tidied: u64,
     marks: VecDeque<(u64, Option<Rc<Event>>)>,
     arrivals: HashMap<SliceId, u64>,
-    held: VecDeque<UploadSource>,
+    /// Staging slots of the host that uploads of these numbers read.
+    held: VecDeque<(u64, SliceId)>,
     pins: Vec<SlotId>,
     host_pins: Vec<SlotId>,
     /// The layer whose region is being computed.
@@ -331,15 +324,14 @@ impl Tier {
     }
 
     /// Gives a version a slot, if it has none and the share has one to give, and pins it there.
-    pub(super) fn acquire(&mut self, version: Version, kinds: &[SliceKind]) -> bool {
+    pub(super) fn acquire(&mut self, version: Version, kinds: &[SliceKind]) {
         if self.cache.share_of(version).is_none() || self.cache.lookup(version).is_some() {
-            return false;
+            return;
         }
-        let Some(acquired) = self.cache.acquire(version) else { return false };
+        let Some(acquired) = self.cache.acquire(version) else { return };
         kinds.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
         self.cache.pin(acquired.slot);
         self.pins.push(acquired.slot);
-        true
     }
 
     /// A pinned version's slices that will not come after all: the slot is given back.

@@ -11,6 +11,7 @@ mod upload;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -158,11 +159,7 @@ fn machine(dev: ggml_backend_dev_t, threads: u32) -> Machine {
 
 /// A number for the disk a file is on: one that changes only costs a measurement.
 fn disk_of(file: &Path) -> Option<u64> {
-    let metadata = std::fs::metadata(file).ok()?;
-    #[cfg(unix)]
-    return Some(std::os::unix::fs::MetadataExt::dev(&metadata));
-    #[cfg(not(unix))]
-    Some(metadata.len())
+    Some(std::fs::metadata(file).ok()?.dev())
 }
 
 struct Meter<'a> {

@@ -69,10 +69,8 @@ pub(super) fn upload(host: &mut Host, tier: &mut Tier, versions: &[Version]) -> 
     let Some(step) = host.bring(versions) else { return Ok(true) };
     let kinds = host.layout().kinds(step.layer).to_vec();
     let result = tier.fill(host, &step, &kinds);
-    let (pins, staged) = tier.settled();
-    let own_pins = host.finish(step);
+    let pins = host.finish(step);
+    tier.settled(host);
     host.unpin(pins);
-    host.unpin(own_pins);
-    staged.into_iter().for_each(|slice| host.release(slice));
     result
 }

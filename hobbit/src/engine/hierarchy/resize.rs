@@ -80,11 +80,7 @@ impl Hierarchy {
 
     /// Waits for what devices have been told to do.
     fn rest(&mut self) {
-        for tier in &mut self.tiers {
-            let (pins, staged) = tier.rest();
-            self.host.unpin(pins);
-            staged.into_iter().for_each(|slice| self.host.release(slice));
-        }
+        self.tiers.iter_mut().for_each(|tier| tier.rest(&mut self.host));
     }
 
     fn host_shares(&self) -> Vec<HostShare> {

@@ -20,10 +20,9 @@ use ggml_sys::llama::{
 use ggml_sys::shim;
 
 use super::failure;
-use super::helper::{Helper, Region};
+use super::helper::{Helper, Node};
 use super::launch::{Launch, Product};
 use super::wrapper::Wrapper;
-use crate::cache::SlotId;
 use crate::engine::buffer::tag_of;
 use crate::engine::compute::{read_ids, router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterWeights};
@@ -40,7 +39,7 @@ use crate::route::Pair;
 
 use self::help::Help;
 use self::router::host_weights;
-use self::stages::{by_place, pin_present};
+use self::stages::{by_place, pin_present, stages};
 
 /// One context's backend on one device.
 pub(super) struct Offload {
@@ -170,15 +169,9 @@ impl Offload {
             self.product(node).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
         };
         let first = key(&nodes[0]);
-        let mut len = 1;
-        for (position, node) in nodes.iter().enumerate().skip(1) {
-            match key(node) {
-                None => {}
-                other if other == first => len = position + 1,
-                Some(_) => break,
-            }
-        }
-        len
+        let is_other = |node: &*mut ggml_tensor| key(node).is_some_and(|key| Some(key) != first);
+        let end = nodes.iter().position(is_other).unwrap_or(nodes.len());
+        nodes[..end].iter().rposition(|node| key(node).is_some()).map_or(1, |last| last + 1)
     }
 
     /// As [`tag_of`].
@@ -216,7 +209,7 @@ impl Offload {
             // Nothing may go on reading what is about to be given back.
             self.launch.synchronize();
             tier.abandon();
-            give_back(beside.host, tier);
+            tier.settled(beside.host);
         }
         tier.busy = None;
         result.unwrap_or_else(|panic| resume_unwind(panic))
@@ -251,8 +244,7 @@ impl Offload {
         // SAFETY: by the caller: all are allocated on the device.
         unsafe { self.read_back(ids, weights, input) };
         tier.enter(&self.launch.stream, Some(tag.layer));
-        let (pins, staged) = tier.settled_so_far();
-        take_back(host, pins, staged);
+        tier.settled_so_far(host);
         if single {
             tier.chose(tag.layer, host.counters().wait_seconds);
         }
@@ -305,20 +297,21 @@ impl Offload {
     ) -> Result<(), Failed> {
         let host = &mut *beside.host;
         let missing = pin_present(tier, step, kinds, &self.chosen);
-        let kinds_of: Vec<Option<SliceKind>> =
+        let with_kind = |&node: &*mut ggml_tensor| {
             // SAFETY: nodes of a live graph.
-            nodes.iter().map(|&node| unsafe { self.product(node) }.map(|tag| tag.kind)).collect();
+            (node, unsafe { self.product(node) }.map(|tag| tag.kind))
+        };
+        let region: Vec<Node> = nodes.iter().map(with_kind).collect();
         // SAFETY: by the caller.
-        let mut help = unsafe { self.divide(host, tier, step, &missing, Region { nodes, kinds: &kinds_of }) };
+        let mut help = unsafe { self.divide(host, tier, step, &missing, &region) };
         let is_helped = |used: &Used| help.as_ref().is_some_and(|help| help.experts.contains(used));
         let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
         let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
         for &used in &copied {
             tier.acquire(step.version(used), host.layout().kinds(step.layer));
         }
-        // SAFETY: nodes of a live graph.
         let products: Vec<*mut ggml_tensor> =
-            unsafe { nodes.iter().copied().filter(|&node| self.product(node).is_some()).collect() };
+            region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
         let (present, coming) = by_place(tier, step, kinds, &used, &copied);
         // Rows of experts that are left out are zero.
         let skipped: Vec<Pair> =
@@ -331,7 +324,7 @@ impl Offload {
         tier.measure_link();
         let part = Part { step, used, coming };
         // SAFETY: nodes of a live graph.
-        for stage in unsafe { self.stages(nodes) } {
+        for stage in unsafe { stages(&region) } {
             // SAFETY: by the caller.
             unsafe {
                 for &(node, _) in &stage.products {
@@ -350,15 +343,4 @@ impl Offload {
         // SAFETY: by the caller.
         unsafe { self.finish_help(beside.host, tier, step, help, &mut uploads) }
     }
-}
-
-/// The stream has been waited for: the host gets back what uploads were reading.
-fn give_back(host: &mut Host, tier: &mut Tier) {
-    let (pins, staged) = tier.settled();
-    take_back(host, pins, staged);
-}
-
-fn take_back(host: &mut Host, pins: Vec<SlotId>, staged: Vec<SliceId>) {
-    host.unpin(pins);
-    staged.into_iter().for_each(|slice| host.release(slice));
 }

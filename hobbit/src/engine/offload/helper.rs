@@ -16,14 +16,8 @@ use crate::engine::inner::Inner;
 use crate::expert::SliceKind;
 use crate::gguf::SliceShape;
 
-/// A layer's region, as the helper sees it.
-#[derive(Clone, Copy)]
-pub(super) struct Region<'a> {
-    /// Its nodes, the last of which is the last product.
-    pub(super) nodes: &'a [*mut ggml_tensor],
-    /// Of each node: which matrix it multiplies by, if it is a product.
-    pub(super) kinds: &'a [Option<SliceKind>],
-}
+/// A node of a layer's region, and which matrix it multiplies by, if it is a product. The last one is the last product.
+pub(super) type Node = (*mut ggml_tensor, Option<SliceKind>);
 
 /// A CPU backend for single rows.
 pub(super) struct Helper {
@@ -57,13 +51,13 @@ impl Helper {
     ///
     /// # Safety
     /// Nodes of a live graph.
-    pub(super) unsafe fn can(region: Region) -> bool {
-        let Some(&first) = region.nodes.first() else { return false };
+    pub(super) unsafe fn can(region: &[Node]) -> bool {
+        let Some(&(first, _)) = region.first() else { return false };
         let mut known: Vec<*const ggml_tensor> = Vec::new();
         // SAFETY: by the caller; sources of a live node are live.
         unsafe {
             let input = (*first).src[1];
-            for (&node, kind) in region.nodes.iter().zip(region.kinds) {
+            for &(node, kind) in region {
                 let node = &*node;
                 let is_row = |src: *mut ggml_tensor| src == input || known.contains(&src.cast_const());
                 let [a, b, ids] = [node.src[0], node.src[1], node.src[2]];
@@ -96,7 +90,7 @@ impl Helper {
     pub(super) unsafe fn row(
         &mut self,
         stream: &Stream,
-        region: Region,
+        region: &[Node],
         input: &mut [f32],
         expert: u16,
         weights: &dyn Fn(SliceKind) -> (*const u8, SliceShape),
@@ -107,10 +101,10 @@ impl Helper {
         let mut index = [i32::from(expert); 4];
         // SAFETY: by the caller; memory, ids and weights outlive the run below.
         unsafe {
-            let first = region.nodes[0];
+            let (first, _) = region[0];
             let row = self.floats((*first).src[1], input.as_mut_ptr());
             rows.insert((*first).src[1] as usize, row);
-            for (&node, kind) in region.nodes.iter().zip(region.kinds) {
+            for &(node, kind) in region {
                 let original = &*node;
                 if original.op == llama::GGML_OP_VIEW {
                     let whole = rows[&(original.view_src as usize)];
@@ -128,7 +122,7 @@ impl Helper {
                 made.flags = original.flags;
                 match kind {
                     Some(kind) => {
-                        let (data, shape) = weights(*kind);
+                        let (data, shape) = weights(kind);
                         let ne = [shape.ne0 as i64, shape.ne1 as i64, 1, 1];
                         let type_ = shape.dtype.id() as llama::ggml_type;
                         let slice = self.host(type_, ne, data.cast_mut());

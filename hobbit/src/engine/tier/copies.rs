@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Destination, Memory, StagingState, Tier, UploadSource, Weights, ZEROS, padding_bytes};
+use super::{Destination, Memory, StagingState, Tier, Weights, ZEROS, padding_bytes};
 use crate::cache::SliceState;
 use crate::engine::ggml::Stream;
 use crate::expert::{SliceId, SliceKind, Version};
@@ -82,7 +82,7 @@ impl Tier {
 
     /// The upload just started reads a staging slot of the host.
     pub(super) fn hold_staged(&mut self, slice: SliceId) {
-        self.held.push_back(UploadSource { upload: self.submitted, slice });
+        self.held.push_back((self.submitted, slice));
     }
 
     /// Where a slice is on the device, once its upload has been submitted.

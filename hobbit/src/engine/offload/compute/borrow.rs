@@ -68,7 +68,7 @@ impl Offload {
         let Some((tier, beside)) = memories else { return false };
         self.launch.synchronize();
         tier.enter(&self.launch.stream, None);
-        give_back(beside.host, tier);
+        tier.settled(beside.host);
         let freed = tier.shrink(&self.launch.stream, 0);
         tier.leave(&self.launch.stream);
         freed > 0

@@ -55,34 +55,32 @@ pub(super) struct Stage {
     pub(super) plain: Vec<*mut ggml_tensor>,
 }
 
-impl Offload {
-    /// Divides a region into stages.
-    ///
-    /// # Safety
-    /// Nodes of a live graph.
-    pub(super) unsafe fn stages(&self, nodes: &[*mut ggml_tensor]) -> Vec<Stage> {
-        let mut stages: Vec<Stage> = Vec::new();
-        for &node in nodes {
-            // SAFETY: by the caller.
-            let product = unsafe { self.product(node) };
-            match (product, stages.last_mut()) {
-                (Some(tag), Some(stage)) => {
-                    // SAFETY: sources of a live node are live.
-                    let inputs = unsafe { [(*node).src[1], (*(*node).src[1]).view_src] };
-                    let mut earlier = stage.products.iter().map(|(node, _)| node).chain(&stage.plain);
-                    match earlier.any(|earlier| inputs.contains(earlier)) {
-                        false => stage.products.push((node, tag.kind)),
-                        true => stages.push(Stage { products: vec![(node, tag.kind)], plain: Vec::new() }),
-                    }
-                }
-                (Some(tag), None) => stages.push(Stage { products: vec![(node, tag.kind)], plain: Vec::new() }),
-                (None, Some(stage)) => stage.plain.push(node),
-                (None, None) => unreachable!("a region starts with a product"),
-            }
+/// Divides a region into stages.
+///
+/// # Safety
+/// Nodes of a live graph, the first of which is a product.
+pub(super) unsafe fn stages(region: &[Node]) -> Vec<Stage> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for &(node, kind) in region {
+        let Some(kind) = kind else {
+            stages.last_mut().expect("a region starts with a product").plain.push(node);
+            continue;
+        };
+        // SAFETY: sources of a live node are live.
+        let inputs = unsafe { [(*node).src[1], (*(*node).src[1]).view_src] };
+        let is_apart = |stage: &&mut Stage| {
+            let mut earlier = stage.products.iter().map(|(node, _)| node).chain(&stage.plain);
+            !earlier.any(|earlier| inputs.contains(earlier))
+        };
+        match stages.last_mut().filter(is_apart) {
+            Some(stage) => stage.products.push((node, kind)),
+            None => stages.push(Stage { products: vec![(node, kind)], plain: Vec::new() }),
         }
-        stages
     }
+    stages
+}
 
+impl Offload {
     /// Computes the products of a stage, those of present experts first.
     ///
     /// # Safety
@@ -116,11 +114,11 @@ impl Offload {
                 }
                 None => true,
             });
+            let progress = !here.is_empty();
             // As their indices were uploaded.
             let is_coming = |index: u16| !tier.is_unified() && part.coming.iter().any(|(used, _)| used.index == index);
             let (arriving, here): (Vec<_>, Vec<_>) =
                 here.into_iter().partition(|(product, _)| is_coming(product.used.index));
-            let progress = !here.is_empty() || !arriving.is_empty();
             if !here.is_empty() {
                 // SAFETY: by the caller.
                 unsafe { self.launch.products(&self.chosen.routing, tier, &here)? };
