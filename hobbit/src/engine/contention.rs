@@ -181,8 +181,8 @@ impl Extras {
         let (formed, is_formed) = mpsc::channel();
         let parallel = gomp.parallel;
         let team = move || {
-            // SAFETY: the function takes no data. Threads of a team stay in the pool of the thread that formed it, and are
-            // counted as long as it lives.
+            // SAFETY: the function takes no data. Threads of a team stay in the pool of the thread that formed it, and
+            // are counted as long as it lives.
             unsafe { parallel(nothing, std::ptr::null_mut(), n as c_uint, 0) };
             let _ = formed.send(());
             let _ = ended.recv();

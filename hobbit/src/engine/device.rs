@@ -115,7 +115,7 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
     unsafe { buft == expert_buffer_type(dev) || llama::ggml_backend_buft_is_host(buft) }
 }
 
-/// Whether a node is an expert product, an element-wise node fed by one, or computes nothing: a weight of ours, or a view.
+/// Whether a node is an expert product, an element-wise node fed by one, or a weight or view: nothing to compute.
 unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const llama::ggml_tensor) -> bool {
     // SAFETY: ggml passes our device and a node of a live graph, whose sources are live.
     unsafe { is_view((*op).op) || is_fed_by_expert(op, expert_buffer_type(dev), CHAIN_DEPTH_MAX) }

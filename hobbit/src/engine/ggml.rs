@@ -88,7 +88,7 @@ pub(super) fn text(found: *const c_char) -> String {
 pub(super) struct Context(NonNull<llama::ggml_context>);
 
 impl Context {
-    /// With room for so many tensors, and for a graph of so many nodes if there are to be some. `None` when ggml refuses.
+    /// With room for so many tensors, and for a graph if it is to have nodes. `None` when ggml refuses.
     pub(super) fn new(n_tensors: usize, n_nodes: usize) -> Option<Self> {
         // SAFETY: plain constructors; the result is checked.
         unsafe {

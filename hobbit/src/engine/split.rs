@@ -54,8 +54,8 @@ pub(super) fn choose(
     })
 }
 
-/// Asks for a precision for each expert of the layer; returns the router's weights unless the mode is exact. `scope`: where
-/// they were looked for, in words.
+/// Asks for a precision for each expert of the layer; returns the router's weights unless the mode is exact. `scope`:
+/// where they were looked for, in words.
 ///
 /// # Safety
 /// The weights can be read.

@@ -66,8 +66,8 @@ pub(super) enum Destination {
 pub(super) enum Weights {
     /// A row of a share's tensor `[ne0, ne1, n_slots]`.
     Shared { tensor: *mut ggml_tensor, row: u32 },
-    /// By itself: first byte, the buffer that is in, the tensor that all of it belongs to, if there is one, element type,
-    /// `[ne0, ne1]`.
+    /// By itself: first byte, the buffer that it is in, the tensor that all of that belongs to, if there is one, element
+    /// type, `[ne0, ne1]`.
     Single {
         data: *mut u8,
         buffer: ggml_backend_buffer_t,

@@ -148,8 +148,8 @@ impl Launch {
     }
 
     /// A region begins, all before it has been submitted: uploads the indices that its products will need, as far as is
-    /// known. What turns out otherwise is uploaded when it does. `present`: experts that are there with the rows they have,
-    /// by share; `coming`: the others, which are multiplied one by one; `skipped`: uses whose rows will be zero.
+    /// known. What turns out otherwise is uploaded when it does. `present`: experts that are there with the rows they
+    /// have, by share; `coming`: the others, which are multiplied one by one; `skipped`: uses whose rows will be zero.
     ///
     /// # Safety
     /// As [`Launch::products`].

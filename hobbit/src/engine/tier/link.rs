@@ -1,5 +1,5 @@
-//! How fast copies and the CPU are, by the device's own time where it keeps one: what the balancer and copies ahead of need go
-//! by.
+//! How fast copies and the CPU are, by the device's own time where it keeps one: what the balancer and copies ahead of
+//! need go by.
 
 use std::time::Instant;
 

@@ -45,8 +45,8 @@ impl Tier {
         self.fence = self.events.record(user);
     }
 
-    /// The compute stream has run all that was submitted to it: what it waited for is done, and nothing else is left to be
-    /// done. The host gets back what uploads were reading: pins, and slices that were staged.
+    /// The compute stream has run all that was submitted to it: what it waited for is done, and nothing else is left to
+    /// be done. The host gets back what uploads were reading: pins, and slices that were staged.
     pub(in crate::engine) fn settled(&mut self, host: &mut Host) {
         // Uploads for a product that never came (a failed batch, a later layer) have not been waited for.
         if self.submitted > self.waited {
