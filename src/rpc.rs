@@ -86,7 +86,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let cache = if args.cache { Some(made_cache()?) } else { None };
     let server = RpcServer::new(&args.device)?;
     for device in server.devices() {
-        let (total, free) = (Bytes(device.total_bytes), Bytes(device.free_bytes));
+        let (total, free) = (Bytes(device.total), Bytes(device.free));
         say(&format!("{}: {} ({total}, {free} free)", device.name, device.description));
     }
     if let Some(cache) = &cache {

@@ -102,6 +102,7 @@ fn bind_backend_interface(source: &Path) {
         .allowlist_recursively(false)
         .raw_line("use llama_cpp_sys_2::*;")
         .prepend_enum_name(false)
+        .derive_default(true)
         .layout_tests(true)
         .generate()
         .expect("bindgen reads ggml-backend-impl.h");

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use ggml_sys::backend as ffi;
 use ggml_sys::llama::{
-    GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_t, ggml_backend_buffer_type_t, ggml_status,
-    ggml_tensor,
+    GGML_OP_MUL_MAT_ID, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_t, ggml_backend_buffer_type_t,
+    ggml_status, ggml_tensor,
 };
 
 use super::experts::{ExpertTag, Experts};
@@ -28,10 +28,10 @@ pub(super) fn while_loading<T>(experts: &Arc<Experts>, are_skipped: bool, load: 
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {
-            LOADING.with(|loading| loading.borrow_mut().take());
+            LOADING.take();
         }
     }
-    LOADING.with(|loading| *loading.borrow_mut() = Some((Arc::clone(experts), are_skipped)));
+    LOADING.set(Some((Arc::clone(experts), are_skipped)));
     let _reset = Reset;
     load()
 }
@@ -50,27 +50,24 @@ pub(super) fn buffer_type_interface() -> ffi::ggml_backend_buffer_type_i {
     ffi::ggml_backend_buffer_type_i {
         get_name: Some(get_name),
         alloc_buffer: Some(alloc_buffer),
-        alloc_buffer_n: None,
         get_alignment: Some(get_alignment),
-        get_max_size: None,
-        get_alloc_size: None,
-        get_alloc_size_n: None,
         is_host: Some(is_host),
+        ..ffi::ggml_backend_buffer_type_i::default()
     }
 }
 
-/// The layer and kind of an expert tensor, `None` for any other tensor.
+/// The layer and kind of the expert tensor that a node multiplies by, if it is an expert product.
 ///
 /// # Safety
-/// `tensor` is null or a live tensor; `buft` is the expert buffer type.
-pub(super) unsafe fn tag_of<'a>(tensor: *const ggml_tensor, buft: ggml_backend_buffer_type_t) -> Option<&'a ExpertTag> {
+/// `node` and its sources are live; `buft` is the expert buffer type.
+pub(super) unsafe fn tag_of<'a>(node: *const ggml_tensor, buft: ggml_backend_buffer_type_t) -> Option<&'a ExpertTag> {
     // SAFETY: by the caller; buffers of our type hold only tensors that `init_tensor` tagged, and tags live as long
     // as the buffer, which lives as long as its tensors.
     unsafe {
-        if !is_expert_tensor(tensor, buft) {
+        if (*node).op != GGML_OP_MUL_MAT_ID || !is_expert_tensor((*node).src[0], buft) {
             return None;
         }
-        (*tensor).extra.cast::<ExpertTag>().as_ref()
+        (*(*node).src[0]).extra.cast::<ExpertTag>().as_ref()
     }
 }
 
@@ -80,12 +77,8 @@ pub(super) unsafe fn tag_of<'a>(tensor: *const ggml_tensor, buft: ggml_backend_b
 /// `tensor` is null or a live tensor; `buft` is the expert buffer type.
 pub(super) unsafe fn is_expert_tensor(tensor: *const ggml_tensor, buft: ggml_backend_buffer_type_t) -> bool {
     // SAFETY: by the caller; a tensor's buffer is null or live.
-    unsafe {
-        match tensor.as_ref().and_then(|t| t.buffer.cast::<ffi::ggml_backend_buffer>().as_ref()) {
-            Some(buffer) => buffer.buft == buft,
-            None => false,
-        }
-    }
+    let buffer = unsafe { tensor.as_ref().and_then(|t| t.buffer.cast::<ffi::ggml_backend_buffer>().as_ref()) };
+    buffer.is_some_and(|buffer| buffer.buft == buft)
 }
 
 unsafe extern "C" fn get_name(_: ggml_backend_buffer_type_t) -> *const c_char {
@@ -100,11 +93,11 @@ unsafe extern "C" fn get_alignment(_: ggml_backend_buffer_type_t) -> usize {
 /// [`super::stream`] leaves nothing to read. As device memory it would be staged through a zeroed buffer of the tensor's
 /// size, page fault by page fault. In graphs it must not pass for host memory: the CPU backend would take it.
 unsafe extern "C" fn is_host(_: ggml_backend_buffer_type_t) -> bool {
-    LOADING.with(|loading| loading.borrow().is_some())
+    LOADING.with_borrow(Option::is_some)
 }
 
 unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize) -> ggml_backend_buffer_t {
-    let Some((experts, are_skipped)) = LOADING.with(|loading| loading.borrow().clone()) else {
+    let Some((experts, are_skipped)) = LOADING.with_borrow(Clone::clone) else {
         return std::ptr::null_mut();
     };
     let bytes = size.max(1);
@@ -123,11 +116,8 @@ unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize)
         memset_tensor: Some(memset_tensor),
         set_tensor: Some(set_tensor),
         get_tensor: Some(get_tensor),
-        set_tensor_2d: None,
-        get_tensor_2d: None,
-        cpy_tensor: None,
         clear: Some(clear),
-        reset: None,
+        ..ffi::ggml_backend_buffer_i::default()
     };
     let context = Box::into_raw(Box::new(ExpertBuffer { experts, base, bytes, tags: Vec::new() }));
     // SAFETY: the interface's functions take the context that is passed here; `free_buffer` takes it back.

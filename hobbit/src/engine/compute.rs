@@ -12,8 +12,7 @@ use std::slice;
 use std::sync::Arc;
 
 use ggml_sys::llama::{
-    self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status,
-    ggml_tensor,
+    self, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
 };
 
 use super::buffer::tag_of;
@@ -22,6 +21,8 @@ use super::hierarchy::{Beside, Tiers};
 use super::host_reads::Host;
 use super::host_reads::ShareView;
 use super::inner::Inner;
+use super::registration::Computes;
+use super::split::{self, Abort, Failed};
 use crate::expert::{SliceId, SliceKind};
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
 use crate::route::Pair;
@@ -36,7 +37,7 @@ pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
 pub(super) struct ExpertBackend {
     buft: ggml_backend_buffer_type_t,
     inner: Inner,
-    abort: (llama::ggml_abort_callback, *mut c_void),
+    abort: Abort,
     /// What the running layer's router chose.
     chosen: Chosen,
     /// Rows of the view by expert index, `-1` where the expert has none.
@@ -50,16 +51,13 @@ pub(super) struct ExpertBackend {
     products: Vec<f32>,
 }
 
-/// A step that did not succeed: ggml's status for it.
-type Failed = ggml_status;
-
 impl ExpertBackend {
     /// `None` when ggml refuses the inner backend.
     pub(super) fn new(buft: ggml_backend_buffer_type_t) -> Option<Self> {
         Some(Self {
             buft,
             inner: Inner::new()?,
-            abort: (None, std::ptr::null_mut()),
+            abort: Abort(None, std::ptr::null_mut()),
             chosen: Chosen::default(),
             rows: Vec::new(),
             slot_ids: Vec::new(),
@@ -68,49 +66,6 @@ impl ExpertBackend {
             gathered: Vec::new(),
             products: Vec::new(),
         })
-    }
-
-    pub(super) fn set_n_threads(&mut self, n_threads: c_int) {
-        self.inner.set_n_threads(n_threads);
-    }
-
-    pub(super) fn set_abort_callback(&mut self, callback: llama::ggml_abort_callback, data: *mut c_void) {
-        self.abort = (callback, data);
-        self.inner.set_abort_callback(callback, data);
-    }
-
-    /// Computes a split.
-    ///
-    /// # Safety
-    /// The graph's nodes and their sources are live and allocated in host memory, expert tensors excepted.
-    pub(super) unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> ggml_status {
-        // SAFETY: by the caller.
-        let nodes = unsafe {
-            let n_nodes = llama::ggml_graph_n_nodes(graph) as usize;
-            if n_nodes == 0 {
-                return GGML_STATUS_SUCCESS;
-            }
-            slice::from_raw_parts(llama::ggml_graph_nodes(graph), n_nodes)
-        };
-        // What a failed split left behind must not run with this one.
-        self.inner.discard();
-        let mut at = 0;
-        while at < nodes.len() {
-            // SAFETY: nodes of a live graph.
-            let (segment, tag) = unsafe { self.segment(&nodes[at..]) };
-            // SAFETY: by the caller.
-            let result = unsafe {
-                match tag {
-                    Some(tag) => self.layer(tag, segment),
-                    None => segment.iter().try_for_each(|&node| self.plain(node)).and_then(|()| self.run()),
-                }
-            };
-            if let Err(status) = result {
-                return status;
-            }
-            at += segment.len();
-        }
-        GGML_STATUS_SUCCESS
     }
 
     /// The leading nodes that belong together: up to the first expert product, or one layer's products (by the same
@@ -132,13 +87,13 @@ impl ExpertBackend {
         (&nodes[..len], unsafe { self.product(nodes[0]) })
     }
 
-    /// The tag of the expert tensor that a node multiplies by, if it is an expert product.
+    /// As [`tag_of`].
     ///
     /// # Safety
     /// `node` is live.
     unsafe fn product<'a>(&self, node: *mut ggml_tensor) -> Option<&'a ExpertTag> {
         // SAFETY: by the caller; sources of a live node are live.
-        unsafe { if (*node).op == llama::GGML_OP_MUL_MAT_ID { tag_of((*node).src[0], self.buft) } else { None } }
+        unsafe { tag_of(node, self.buft) }
     }
 
     /// Appends a node that is no expert product.
@@ -176,14 +131,7 @@ impl ExpertBackend {
         };
         let Beside { host, routers, unseen, others: mut devices } = memories.for_cpu();
         // SAFETY: nodes of a live graph.
-        let products = nodes.iter().filter_map(|&node| unsafe { self.product(node) });
-        let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
-        for product in products {
-            unseen.remove(&(tag.layer, product.kind));
-            if !kinds.contains(&product.kind) {
-                kinds.push(product.kind);
-            }
-        }
+        let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
         // The last layer of a batch that wants no logits.
         if ids.ne[0] == 0 || ids.ne[1] == 0 {
             return Ok(());
@@ -191,10 +139,7 @@ impl ExpertBackend {
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
         // SAFETY: the ids were computed by an earlier split into host memory.
-        if let Err(id) = self.chosen.set(&split, unsafe { RouterValues::of(ids, 0).read() }) {
-            experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
-            return Err(GGML_STATUS_FAILED);
-        }
+        split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(ids, 0).read() })?;
         // SAFETY: by the caller.
         let weights = if self.chosen.is_again() { None } else { unsafe { self.ask(experts, host, nodes)? } };
         // SAFETY: by the caller: sources of a live node are live and computed.
@@ -222,7 +167,7 @@ impl ExpertBackend {
         result
     }
 
-    /// Asks for a precision for each expert of the layer; returns the router's weights unless the mode is exact.
+    /// As [`split::ask`].
     ///
     /// # Safety
     /// As [`ExpertBackend::layer`].
@@ -232,24 +177,12 @@ impl ExpertBackend {
         host: &mut Host,
         nodes: &[*mut ggml_tensor],
     ) -> Result<Option<RouterValues>, Failed> {
-        let (layer, routing) = (self.chosen.layer(), &self.chosen.routing);
-        if host.precisions.is_exact() {
-            self.chosen.ask(&mut host.precisions, []);
-            return Ok(None);
-        }
-        // SAFETY: nodes of a live graph; so are their sources.
-        let beside = unsafe { nodes.iter().find_map(|&node| weights_tensor(node)).map(|w| RouterValues::of(&*w, 1)) };
-        let weights = beside.or_else(|| experts.router_weights(layer));
-        let Some(weights) = weights.filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
-            experts.fail(format!(
-                "layer {layer}: this architecture's router weights were not found, which dynamic precision needs; \
-                 use --precision exact"
-            ));
-            return Err(GGML_STATUS_FAILED);
-        };
+        let layer = self.chosen.layer();
+        // SAFETY: nodes of a live graph; sources of a live node are live.
+        let beside = |&node: &*mut ggml_tensor| unsafe { weights_tensor(node).map(|w| RouterValues::of(&*w, 1)) };
+        let weights = || nodes.iter().find_map(beside).or_else(|| experts.router_weights(layer));
         // SAFETY: computed by an earlier split of this ubatch into host memory.
-        self.chosen.ask(&mut host.precisions, unsafe { weights.read() });
-        Ok(Some(weights))
+        unsafe { split::ask(&mut self.chosen, experts, host, weights, "") }
     }
 
     /// # Safety
@@ -315,11 +248,38 @@ impl ExpertBackend {
         }
         Ok(())
     }
+}
 
-    fn should_abort(&self) -> bool {
-        let (callback, data) = self.abort;
-        // SAFETY: llama.cpp keeps callback and data valid as long as the context.
-        callback.is_some_and(|callback| unsafe { callback(data) })
+impl Computes for ExpertBackend {
+    /// llama.cpp calls this last before it computes a graph, for every context.
+    fn set_n_threads(&mut self, n_threads: c_int) {
+        self.inner.set_n_threads(n_threads);
+        // SAFETY: no arguments; the state is this thread's.
+        unsafe { ggml_sys::shim::hobbit_computing() };
+    }
+
+    fn set_abort_callback(&mut self, callback: llama::ggml_abort_callback, data: *mut c_void) {
+        self.abort = Abort(callback, data);
+        self.inner.set_abort_callback(callback, data);
+    }
+
+    unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> Result<(), Failed> {
+        // SAFETY: by the caller.
+        let mut rest = unsafe { split::nodes_of(graph) };
+        // What a failed split left behind must not run with this one.
+        self.inner.discard();
+        while !rest.is_empty() {
+            // SAFETY: nodes of a live graph; by the caller.
+            unsafe {
+                let (segment, tag) = self.segment(rest);
+                match tag {
+                    Some(tag) => self.layer(tag, segment)?,
+                    None => segment.iter().try_for_each(|&node| self.plain(node)).and_then(|()| self.run())?,
+                }
+                rest = &rest[segment.len()..];
+            }
+        }
+        Ok(())
     }
 }
 

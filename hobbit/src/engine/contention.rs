@@ -11,17 +11,17 @@
 //! Whoever sets `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` has decided, and nothing is done.
 
 mod policy;
-mod waited;
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use self::policy::Contention;
-use self::waited::Waited;
+use self::policy::{Contention, Sample};
 use crate::store::arena::is_faulting;
 
 /// Between two looks. A token of a large model takes as long.
@@ -105,23 +105,22 @@ pub(super) fn running(n_threads: i32) -> Running {
 
 /// Started with the first evaluation; `None` where nothing can be seen or done.
 fn watch() -> Option<&'static Watch> {
-    static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
-    static STARTED: OnceLock<bool> = OnceLock::new();
-    let watch = WATCH.get_or_init(|| {
+    static WATCH: OnceLock<Option<&'static Watch>> = OnceLock::new();
+    *WATCH.get_or_init(|| {
         let is_decided = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"].iter().any(|name| std::env::var_os(name).is_some());
-        let gomp = if is_decided || Waited::look().is_none() { None } else { Gomp::loaded() };
-        gomp.map(|gomp| Watch {
-            gomp,
+        if is_decided || Waited::look().is_none() {
+            return None;
+        }
+        let watch: &'static Watch = Box::leak(Box::new(Watch {
+            gomp: Gomp::loaded()?,
             n_running: AtomicUsize::new(0),
             n_threads: AtomicUsize::new(0),
             is_asleep: AtomicBool::new(false),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
-        })
-    });
-    let watch = watch.as_ref()?;
-    let start = || thread::Builder::new().name("hobbit-cores".into()).spawn(|| watch.run()).is_ok();
-    STARTED.get_or_init(start).then_some(watch)
+        }));
+        thread::Builder::new().name("hobbit-cores".into()).spawn(|| watch.run()).ok().map(|_| watch)
+    })
 }
 
 impl Watch {
@@ -172,38 +171,60 @@ impl Watch {
 
 /// A team that does nothing. Its threads sleep, and are counted, until this is dropped.
 struct Extras {
-    end: Option<Sender<()>>,
-    master: Option<JoinHandle<()>>,
+    _end: Sender<()>,
 }
 
 impl Extras {
     /// `None` where the system refuses a thread.
     fn new(gomp: &Gomp, n: usize) -> Option<Self> {
-        let (end, ended) = mpsc::channel();
+        let (_end, ended) = mpsc::channel::<()>();
         let (formed, is_formed) = mpsc::channel();
         let parallel = gomp.parallel;
-        let master = thread::Builder::new().name(EXTRAS_NAME.into()).spawn(move || {
-            // SAFETY: the function takes no data. Threads of a team stay in the pool of the thread that formed it, and are
-            // counted as long as it lives.
+        let team = move || {
+            // SAFETY: the function takes no data. Threads of a team stay in the pool of the thread that formed it, and
+            // are counted as long as it lives.
             unsafe { parallel(nothing, std::ptr::null_mut(), n as c_uint, 0) };
             let _ = formed.send(());
             let _ = ended.recv();
-        });
-        let extras = Self { end: Some(end), master: Some(master.ok()?) };
-        is_formed.recv().ok().map(|()| extras)
-    }
-}
-
-impl Drop for Extras {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(master) = self.master.take() {
-            let _ = master.join();
-        }
+        };
+        thread::Builder::new().name(EXTRAS_NAME.into()).spawn(team).ok()?;
+        is_formed.recv().ok().map(|()| Self { _end })
     }
 }
 
 extern "C" fn nothing(_: *mut c_void) {}
+
+/// Nanoseconds run and waited, by thread.
+struct Waited(HashMap<u32, (u64, u64)>);
+
+impl Waited {
+    /// `None` where the kernel does not count.
+    fn look() -> Option<Self> {
+        let threads = fs::read_dir("/proc/self/task").ok()?.flatten().filter_map(|entry| {
+            let thread = entry.file_name().to_str()?.parse().ok()?;
+            // A thread that has just ended has no file.
+            Some((thread, parse(&fs::read_to_string(entry.path().join("schedstat")).ok()?)?))
+        });
+        Some(Self(threads.collect())).filter(|all| !all.0.is_empty())
+    }
+
+    /// What was added since an earlier look.
+    fn since(&self, before: &Self, elapsed: Duration) -> Sample {
+        let mut sample = Sample { seconds: elapsed.as_secs_f64(), ..Sample::default() };
+        for (thread, (ran, waited)) in &self.0 {
+            let (ran_before, waited_before) = before.0.get(thread).copied().unwrap_or_default();
+            sample.ran_seconds += ran.saturating_sub(ran_before) as f64 / 1e9;
+            sample.waited_seconds += waited.saturating_sub(waited_before) as f64 / 1e9;
+        }
+        sample
+    }
+}
+
+/// Time run and time waited, in nanoseconds, and turns.
+fn parse(text: &str) -> Option<(u64, u64)> {
+    let mut numbers = text.split_ascii_whitespace().map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
 
 #[cfg(test)]
 mod tests {
@@ -232,5 +253,21 @@ mod tests {
     #[test]
     fn the_kernel_counts() {
         assert!(Waited::look().is_some(), "/proc/self/task/*/schedstat: contention cannot be seen here");
+    }
+
+    #[test]
+    fn threads_that_come_and_go_do_not_confuse_the_sum() {
+        let look = |threads: &[(u32, (u64, u64))]| Waited(threads.iter().copied().collect());
+        let before = look(&[(1, (1_000_000_000, 0)), (2, (5_000_000_000, 3_000_000_000))]);
+        let now = look(&[(1, (1_500_000_000, 250_000_000)), (3, (500_000_000, 0))]);
+        let expected = Sample { seconds: 1.0, ran_seconds: 1.0, waited_seconds: 0.25 };
+        assert_eq!(now.since(&before, Duration::from_secs(1)), expected);
+    }
+
+    #[test]
+    fn what_is_no_schedstat_is_not_read() {
+        assert_eq!(parse("12 34 5\n"), Some((12, 34)));
+        assert_eq!(parse("12\n"), None);
+        assert_eq!(parse("a b c"), None);
     }
 }

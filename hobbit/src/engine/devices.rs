@@ -4,7 +4,6 @@ mod choice;
 mod rpc;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char};
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 use serde::Serialize;
@@ -14,11 +13,10 @@ use super::device::Device;
 use super::device_error::DeviceError;
 use super::device_kind::DeviceKind;
 use super::error::Error;
+use super::ggml::{self, text};
+use super::registration::NAME;
 use crate::options::{DeviceChoice, DeviceOptions};
 use choice::Candidate;
-
-/// ggml's name of the backend that [`Device`] registers.
-const OURS: &str = "HOBBIT";
 
 /// A device as ggml describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -47,7 +45,7 @@ pub struct DeviceInfo {
 /// # Errors
 /// [`Error::Device`]: an endpoint that is malformed, or where no server answers; a build without RPC.
 pub fn devices(rpc: &[String]) -> Result<Vec<DeviceInfo>, Error> {
-    Ok(found(rpc)?.into_iter().map(|device| info(device, &properties(device))).collect())
+    Ok(found(rpc)?.into_iter().map(info).collect())
 }
 
 /// The devices to offload to, in llama.cpp's order; none for the CPU alone.
@@ -74,12 +72,9 @@ pub(super) fn by_name(options: &DeviceOptions) -> Result<Option<Vec<ggml_backend
         DeviceChoice::None => &[][..],
         DeviceChoice::Named(names) => names,
     };
-    let find = |name: &String| -> Result<ggml_backend_dev_t, Error> {
-        let unknown = || DeviceError::Unknown { name: name.clone(), known: Vec::new() };
-        let text = CString::new(name.as_str()).map_err(|_| unknown())?;
-        // SAFETY: the text is NUL-terminated; null means that there is no such device.
-        let device = unsafe { llama::ggml_backend_dev_by_name(text.as_ptr()) };
-        if device.is_null() { Err(unknown().into()) } else { Ok(device) }
+    let find = |name: &String| {
+        let found = ggml::devices().find(|device| ggml::name(*device).eq_ignore_ascii_case(name));
+        found.ok_or_else(|| DeviceError::Unknown { name: name.clone(), known: Vec::new() })
     };
     let mut devices = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     devices.push(std::ptr::null_mut());
@@ -92,61 +87,60 @@ fn found(rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
     Device::get()?;
     backends::ready();
     rpc::add_servers(rpc)?;
-    // SAFETY: the registry only grows; indices below its count are valid, and devices live as long as the process.
-    let all = unsafe { (0..llama::ggml_backend_dev_count()).map(|index| llama::ggml_backend_dev_get(index)) };
-    let all: Vec<_> = all.filter(|device| backend_name(*device) != OURS).collect();
-    without_gone(all, rpc)
+    let ours = NAME.to_string_lossy();
+    without_gone(ggml::devices().filter(|device| ggml::backend_name(*device) != ours), rpc)
 }
 
 /// Leaves out devices of RPC servers that have gone, which may not even be asked what they are.
 ///
 /// # Errors
 /// One of those that `rpc` names has gone.
-fn without_gone(all: Vec<ggml_backend_dev_t>, rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
+fn without_gone(
+    all: impl Iterator<Item = ggml_backend_dev_t>,
+    rpc: &[String],
+) -> Result<Vec<ggml_backend_dev_t>, Error> {
     let mut gone: BTreeMap<String, bool> = BTreeMap::new();
     let mut there = Vec::new();
     for device in all {
-        if backend_name(device) != "RPC" {
-            there.push(device);
-            continue;
+        if ggml::is_remote(device) {
+            let endpoint = ggml::description(device);
+            let is_gone = match gone.get(&endpoint) {
+                Some(known) => *known,
+                None => match rpc::probe(&endpoint) {
+                    Err(error) if rpc.contains(&endpoint) => return Err(error.into()),
+                    probed => probed.is_err(),
+                },
+            };
+            gone.insert(endpoint, is_gone);
+            if is_gone {
+                continue;
+            }
         }
-        // SAFETY: the device is registered. An RPC device's description is its endpoint, known without the server.
-        let endpoint = text(unsafe { llama::ggml_backend_dev_description(device) });
-        let is_gone = match gone.get(&endpoint) {
-            Some(known) => *known,
-            None => match rpc::probe(&endpoint) {
-                Err(error) if rpc.contains(&endpoint) => return Err(error.into()),
-                probed => probed.is_err(),
-            },
-        };
-        gone.insert(endpoint, is_gone);
-        if !is_gone {
-            there.push(device);
-        }
+        there.push(device);
     }
     Ok(there)
 }
 
 fn candidate(device: ggml_backend_dev_t) -> Candidate {
-    let properties = properties(device);
+    let properties = ggml::properties(device);
     Candidate {
         name: text(properties.name),
         kind: kind(properties.type_),
-        backend: backend_name(device),
+        backend: ggml::backend_name(device),
         hardware: (!properties.device_id.is_null()).then(|| text(properties.device_id)),
     }
 }
 
-fn info(device: ggml_backend_dev_t, properties: &llama::ggml_backend_dev_props) -> DeviceInfo {
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: the device is registered; both places are valid.
-    unsafe { llama::ggml_backend_dev_memory(device, &raw mut free, &raw mut total) };
+/// What ggml says of a device.
+pub(super) fn info(device: ggml_backend_dev_t) -> DeviceInfo {
+    let properties = ggml::properties(device);
+    let (free, total) = ggml::memory(device);
     DeviceInfo {
         name: text(properties.name),
         description: text(properties.description),
         kind: kind(properties.type_),
-        free: free as u64,
-        total: total as u64,
+        free,
+        total,
         pinned_host: properties.caps.host_buffer,
         asynchronous: properties.caps.async_,
         events: properties.caps.events,
@@ -162,32 +156,6 @@ fn kind(found: llama::ggml_backend_dev_type) -> DeviceKind {
     }
 }
 
-fn properties(device: ggml_backend_dev_t) -> llama::ggml_backend_dev_props {
-    // SAFETY: zero is a valid value of every field; the device is registered and fills them in.
-    unsafe {
-        let mut properties: llama::ggml_backend_dev_props = std::mem::zeroed();
-        llama::ggml_backend_dev_get_props(device, &raw mut properties);
-        properties
-    }
-}
-
-fn backend_name(device: ggml_backend_dev_t) -> String {
-    // SAFETY: the device is registered, and so is its backend; the name is static text.
-    unsafe {
-        let backend = llama::ggml_backend_dev_backend_reg(device);
-        if backend.is_null() { String::new() } else { text(llama::ggml_backend_reg_name(backend)) }
-    }
-}
-
-/// ggml's text; empty for none.
-fn text(found: *const c_char) -> String {
-    if found.is_null() {
-        return String::new();
-    }
-    // SAFETY: ggml answers with NUL-terminated text that lives as long as the device.
-    unsafe { CStr::from_ptr(found) }.to_string_lossy().into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +164,6 @@ mod tests {
     fn the_cpu_is_found_and_our_own_device_is_not() {
         let found = devices(&[]).unwrap();
         assert!(found.iter().any(|device| device.kind == DeviceKind::Cpu && device.total > 0), "{found:?}");
-        assert!(!found.iter().any(|device| device.name == OURS), "{found:?}");
+        assert!(!found.iter().any(|device| device.name == "HOBBIT"), "{found:?}");
     }
 }

@@ -143,7 +143,7 @@ impl Hierarchy {
     /// What a device computes with: its tier, and what is beside it. `None` if it has no tier.
     pub(super) fn for_device(&mut self, dev: ggml_backend_dev_t) -> Option<(&mut Tier, Beside<'_>)> {
         let Self { tiers, host, routers, unseen, .. } = self;
-        let place = tiers.iter().position(|tier| tier.dev() == dev)?;
+        let place = tiers.iter().position(|tier| tier.dev == dev)?;
         let (before, rest) = tiers.split_at_mut(place);
         let (tier, after) = rest.split_first_mut()?;
         Some((tier, Beside { host, routers, unseen, others: Tiers([before, after]) }))
@@ -171,7 +171,7 @@ impl Hierarchy {
     pub(super) fn begin_sequence(&mut self) {
         self.host.observer_mut().begin_sequence();
         self.host.begin_sequence();
-        self.tiers.iter_mut().for_each(Tier::begin_sequence);
+        self.tiers.iter_mut().for_each(|tier| tier.cache.begin_sequence());
     }
 
     /// What the host's cache begins with, for the trace.

@@ -7,11 +7,11 @@ mod report;
 use ggml_sys::llama::ggml_backend_dev_t;
 
 use super::error::Error;
+use super::ggml;
 use super::hierarchy::{Description, Hierarchy, Routers};
 use super::host_reads::{HostReads, layout_of};
 use super::log;
 use super::model::Model;
-use super::offload::Wrapper;
 use super::pinned::{HostMemory, Reach};
 use super::pools::{cache_of, pools_of};
 use super::raw::RawContext;
@@ -143,7 +143,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
     }
     // The host does not see what copies to a device delay.
-    let compares_tokens = tiers.iter().any(Tier::copies_ahead);
+    let compares_tokens = tiers.iter().any(|tier| tier.ahead.is_some());
     let lookahead = looks_ahead.then(|| lookahead_of(model, &precisions, compares_tokens));
     let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_watching();
     let layout = layout_of(&catalog, &cache);
@@ -254,9 +254,9 @@ impl HostSlots {
     /// For the first device that reaches host memory better than by copying.
     fn of(tiers: &[Tier], pinned: bool) -> Self {
         // A device that computes in host memory can do nothing without it.
-        let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev(), Reach::of(tier.dev())));
-        let pins = |tier: &&Tier| pinned && Reach::of(tier.dev()) == Reach::Pinned;
-        Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev(), Reach::Pinned))))
+        let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev, Reach::of(tier.dev)));
+        let pins = |tier: &&Tier| pinned && Reach::of(tier.dev) == Reach::Pinned;
+        Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev, Reach::Pinned))))
     }
 
     /// Copies from memory that is not pinned take a detour, which is worth a word.
@@ -264,7 +264,7 @@ impl HostSlots {
         let Some((dev, Reach::Pinned)) = self.0 else { return };
         let plain: u64 = memory.iter().filter(|memory| !memory.pinned).map(|memory| memory.arena.len() as u64).sum();
         if plain > 0 {
-            let name = Wrapper::of(dev).name();
+            let name = ggml::name(dev);
             let mib = plain.div_ceil(1 << 20);
             log::notice(format_args!(
                 "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller --host-cache may help, --no-pinned does \

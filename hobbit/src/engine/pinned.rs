@@ -1,12 +1,12 @@
 //! Host memory that a device reaches by itself: pinned, so that copies need no detour, or unified, so that nothing is
 //! copied at all.
 
-use std::ffi::CStr;
 use std::ptr::NonNull;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t};
 
 use super::error::Error;
+use super::ggml::{self, Buffer};
 use crate::store::{Arena, BLOCK_BYTES};
 
 /// How a device reaches host memory.
@@ -25,41 +25,22 @@ pub(super) enum Reach {
 impl Reach {
     /// What the device says of itself.
     pub(super) fn of(dev: ggml_backend_dev_t) -> Self {
-        // SAFETY: a registered device; what is asked for is checked. Zero is a valid value of every property.
-        unsafe {
-            let mut props: llama::ggml_backend_dev_props = std::mem::zeroed();
-            llama::ggml_backend_dev_get_props(dev, &mut props);
-            let host = llama::ggml_backend_dev_host_buffer_type(dev);
-            let reg = llama::ggml_backend_dev_backend_reg(dev);
-            let is_metal = !reg.is_null() && CStr::from_ptr(llama::ggml_backend_reg_name(reg)).to_bytes() == b"MTL";
-            let shares = props.type_ == llama::GGML_BACKEND_DEVICE_TYPE_IGPU || is_metal;
-            match !host.is_null() {
-                true if shares && llama::ggml_backend_dev_supports_buft(dev, host) => Self::Unified,
-                _ if shares && props.caps.buffer_from_host_ptr => Self::Shown,
-                true => Self::Pinned,
-                false => Self::Copies,
-            }
+        let props = ggml::properties(dev);
+        let shares = props.type_ == llama::GGML_BACKEND_DEVICE_TYPE_IGPU || ggml::backend_name(dev) == "MTL";
+        // SAFETY: a registered device.
+        let host = unsafe { llama::ggml_backend_dev_host_buffer_type(dev) };
+        match !host.is_null() {
+            // SAFETY: as above.
+            true if shares && unsafe { llama::ggml_backend_dev_supports_buft(dev, host) } => Self::Unified,
+            _ if shares && props.caps.buffer_from_host_ptr => Self::Shown,
+            true => Self::Pinned,
+            false => Self::Copies,
         }
     }
 
     /// Whether the device computes where reads land.
     pub(super) fn is_unified(self) -> bool {
         matches!(self, Self::Unified | Self::Shown)
-    }
-}
-
-/// A buffer of ggml's that is freed with this value.
-pub(super) struct Buffer(NonNull<llama::ggml_backend_buffer>);
-
-// SAFETY: owned; ggml's buffers may be freed on any thread.
-unsafe impl Send for Buffer {}
-// SAFETY: `&Buffer` gives out an address only.
-unsafe impl Sync for Buffer {}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: owned, freed once.
-        unsafe { llama::ggml_backend_buffer_free(self.0.as_ptr()) };
     }
 }
 
@@ -115,20 +96,14 @@ impl HostMemory {
     fn pinned(dev: ggml_backend_dev_t, bytes: usize) -> Option<Self> {
         let block = BLOCK_BYTES as usize;
         let bytes = bytes.max(1).next_multiple_of(block);
-        // SAFETY: a registered device with a host buffer type; the result is checked.
-        unsafe {
-            let buft = llama::ggml_backend_dev_host_buffer_type(dev);
-            let raw = NonNull::new(llama::ggml_backend_buft_alloc_buffer(buft, bytes + block))?;
-            let buffer = Buffer(raw);
-            // Backends that cannot pin fall back to ordinary memory without a word.
-            if llama::ggml_backend_buffer_get_type(raw.as_ptr()) != buft {
-                return None;
-            }
-            let base = llama::ggml_backend_buffer_get_base(raw.as_ptr()).cast::<u8>();
-            let base = base.wrapping_add(base.align_offset(block));
-            let arena = Arena::borrowed(NonNull::new(base)?, bytes, Box::new(buffer));
-            Some(Self { arena, buffer: Some(raw.as_ptr()), shown: None, dev: Some(dev), pinned: true })
-        }
+        // SAFETY: a registered device with a host buffer type.
+        let buft = unsafe { llama::ggml_backend_dev_host_buffer_type(dev) };
+        let buffer = Buffer::new(buft, bytes + block).filter(|buffer| buffer.is_of(buft))?;
+        let (raw, base) = (buffer.raw(), buffer.base().cast::<u8>());
+        let base = NonNull::new(base.wrapping_add(base.align_offset(block)))?;
+        // SAFETY: the buffer has so many bytes from there, and belongs to the arena.
+        let arena = unsafe { Arena::borrowed(base, bytes, Box::new(buffer)) };
+        Some(Self { arena, buffer: Some(raw), shown: None, dev: Some(dev), pinned: true })
     }
 }
 

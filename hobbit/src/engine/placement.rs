@@ -9,10 +9,10 @@ use ggml_sys::llama;
 use super::device::Device;
 use super::devices;
 use super::error::Error;
+use super::ggml;
 use super::log;
 use super::offload::Wrapper;
 use super::params::Overrides;
-use super::tier::device_memory;
 use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use crate::options::{DeviceOptions, ModelOptions};
 use crate::plan::{ExpertCache, layer_devices};
@@ -53,12 +53,12 @@ impl Placement {
             _ => devices::choose(&options.device)?,
         };
         let wrappers: Vec<&'static Wrapper> = chosen.iter().map(|dev| Wrapper::of(*dev)).collect();
-        let free: Vec<u64> = chosen.iter().map(|dev| device_memory(*dev).0).collect();
+        let free: Vec<u64> = chosen.iter().map(|dev| ggml::memory(*dev).0).collect();
         let n_layer = gguf.metadata.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
         let n_layer = u32::try_from(n_layer).unwrap_or(u32::MAX - 1).min(1 << 16);
         // Negative: everything, for the experts take no device memory of their own accord.
         let n_gpu_layers = if options.n_gpu_layers < 0 { i32::MAX } else { options.n_gpu_layers };
-        let (mut layers, split) = layer_devices(n_layer, n_gpu_layers, &options.device.tensor_split, &free);
+        let (mut layers, mut tensor_split) = layer_devices(n_layer, n_gpu_layers, &options.device.tensor_split, &free);
         layers.truncate(n_layer as usize);
         let holder = |layer: u16| layers.get(usize::from(layer)).copied().flatten();
         let mut parts: Vec<DeviceLayers> = wrappers
@@ -84,37 +84,29 @@ impl Placement {
             }
         }
         for ((index, dtype), n) in on_cpu {
-            let name = parts[index].wrapper.name();
+            let name = &parts[index].wrapper.name;
             log::notice(format_args!(
                 "{name} has no products of {dtype} experts: those of {n} layers are computed on the CPU"
             ));
         }
         let mut raw: Vec<llama::ggml_backend_dev_t> = match map.is_empty() {
             true => chosen,
-            false => wrappers.iter().map(|wrapper| wrapper.raw()).collect(),
+            false => wrappers.iter().map(|wrapper| wrapper.raw).collect(),
         };
         raw.push(ptr::null_mut());
-        let mut placement = Self {
-            devices: parts,
-            raw,
-            tensor_split: split,
-            n_gpu_layers: if wrappers.is_empty() { 0 } else { n_gpu_layers.min(n_layer as i32 + 1) },
-            overrides: Overrides::default(),
-        };
-        // SAFETY: takes no arguments and returns a constant.
-        placement.tensor_split.resize(unsafe { llama::llama_max_devices() }.max(placement.tensor_split.len()), 0.0);
-        placement.place_experts(Device::get()?);
-        placement.overrides.add(&options.device.override_tensors, &placement.raw)?;
-        Ok(placement)
-    }
-
-    fn place_experts(&mut self, cpu: &Device) {
-        for part in self.devices.iter().filter(|part| !part.experts.is_empty()) {
+        let mut overrides = Overrides::default();
+        for part in parts.iter().filter(|part| !part.experts.is_empty()) {
             let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
             let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));
-            self.overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type());
+            overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type);
         }
-        self.overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), cpu.buffer_type());
+        overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), Device::get()?.buffer_type);
+        overrides.add(&options.device.override_tensors, &raw)?;
+        // SAFETY: takes no arguments and returns a constant.
+        let n_devices_max = unsafe { llama::llama_max_devices() };
+        tensor_split.resize(n_devices_max.max(tensor_split.len()), 0.0);
+        let n_gpu_layers = if wrappers.is_empty() { 0 } else { n_gpu_layers.min(n_layer as i32 + 1) };
+        Ok(Self { devices: parts, raw, tensor_split, n_gpu_layers, overrides })
     }
 
     /// Tells llama.cpp. What `params` then points to belongs to `self`.

@@ -7,10 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use ggml_sys::llama::{self, ggml_backend_dev_t};
+use ggml_sys::llama::ggml_backend_dev_t;
 use ggml_sys::{rpc, shim};
 
 use super::backends;
+use super::devices::{self, DeviceInfo};
+use super::ggml;
 
 /// Why devices cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -55,19 +57,6 @@ pub enum RpcEvent {
     Disconnected,
 }
 
-/// A device that is served.
-#[derive(Clone, Debug)]
-pub struct RpcDevice {
-    /// Its name, as ggml knows it (`CPU`, `CUDA0`).
-    pub name: String,
-    /// The hardware's name.
-    pub description: String,
-    /// Memory in bytes.
-    pub total_bytes: u64,
-    /// Memory in bytes that is free now.
-    pub free_bytes: u64,
-}
-
 /// Devices of this machine, chosen to be served.
 pub struct RpcServer {
     /// Live as long as the process.
@@ -82,10 +71,10 @@ impl RpcServer {
     /// [`RpcError::UnknownDevice`], [`RpcError::NoDevice`].
     pub fn new(names: &[String]) -> Result<Self, RpcError> {
         backends::ready();
-        let all = computing_devices();
+        let all = ggml::computing_devices();
         let devices = match names {
             [] => {
-                let gpus: Vec<_> = all.iter().copied().filter(|&device| !is_cpu(device)).collect();
+                let gpus: Vec<_> = all.iter().copied().filter(|&device| !ggml::is_cpu(device)).collect();
                 if gpus.is_empty() { all } else { gpus }
             }
             names => names.iter().map(|name| by_name(&all, name)).collect::<Result<_, _>>()?,
@@ -97,8 +86,8 @@ impl RpcServer {
     }
 
     /// The chosen devices.
-    pub fn devices(&self) -> Vec<RpcDevice> {
-        self.devices.iter().map(|&device| describe(device)).collect()
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        self.devices.iter().copied().map(devices::info).collect()
     }
 
     /// Serves one client after the other; returns only when that fails. The CPU computes on `n_threads` threads. Tensors
@@ -154,41 +143,10 @@ unsafe extern "C" fn call(context: *mut c_void, event: c_int) {
     }
 }
 
-/// Devices that have memory of their own or are the CPU; accelerators of the CPU have nothing to serve.
-fn computing_devices() -> Vec<ggml_backend_dev_t> {
-    // SAFETY: the registry is complete and only read; devices live as long as the process.
-    unsafe {
-        (0..llama::ggml_backend_dev_count())
-            .map(|i| llama::ggml_backend_dev_get(i))
-            .filter(|&device| llama::ggml_backend_dev_type(device) != llama::GGML_BACKEND_DEVICE_TYPE_ACCEL)
-            .collect()
-    }
-}
-
-fn is_cpu(device: ggml_backend_dev_t) -> bool {
-    // SAFETY: a registered device.
-    unsafe { llama::ggml_backend_dev_type(device) == llama::GGML_BACKEND_DEVICE_TYPE_CPU }
-}
-
 fn by_name(devices: &[ggml_backend_dev_t], name: &str) -> Result<ggml_backend_dev_t, RpcError> {
-    let found = devices.iter().copied().find(|&device| describe(device).name.eq_ignore_ascii_case(name));
+    let found = devices.iter().copied().find(|&device| ggml::name(device).eq_ignore_ascii_case(name));
     found.ok_or_else(|| {
-        let known: Vec<_> = devices.iter().map(|&device| describe(device).name).collect();
+        let known: Vec<_> = devices.iter().copied().map(ggml::name).collect();
         RpcError::UnknownDevice { name: name.to_owned(), known: known.join(", ") }
     })
-}
-
-fn describe(device: ggml_backend_dev_t) -> RpcDevice {
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: a registered device; its texts live as long as it does.
-    unsafe {
-        llama::ggml_backend_dev_memory(device, &raw mut free, &raw mut total);
-        let text = |text| CStr::from_ptr(text).to_string_lossy().into_owned();
-        RpcDevice {
-            name: text(llama::ggml_backend_dev_name(device)),
-            description: text(llama::ggml_backend_dev_description(device)),
-            total_bytes: total as u64,
-            free_bytes: free as u64,
-        }
-    }
 }

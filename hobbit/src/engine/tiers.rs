@@ -1,14 +1,15 @@
 //! From a placement to device tiers: what each device has left is measured, divided and allocated.
 
-use super::calibrate::{Subject, by_bytes, calibrate};
+use super::calibrate::{Subject, by_bytes, calibrate, helper_threads};
 use super::error::Error;
+use super::ggml;
 use super::log;
 use super::model::Model;
 use super::params::default_threads;
 use super::pinned::Reach;
 use super::placement::DeviceLayers;
 use super::pools::{Pool, cache_of, pools_of};
-use super::tier::{self, Memory, Parts, Refused, Tier, staging_stride};
+use super::tier::{Memory, Refused, Tier, staging_stride};
 use crate::calibrate::cache_path;
 use crate::expert::Precision;
 use crate::gguf::Catalog;
@@ -34,15 +35,19 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
         .placement
         .iter()
         .filter(|part| !part.experts.is_empty())
-        .map(|part| (part, tier::part_of(catalog, |layer| part.experts.contains(&layer))))
+        .map(|part| {
+            let mut own = catalog.clone();
+            own.retain_layers(|layer| part.experts.contains(&layer));
+            (part, own)
+        })
         .filter(|(_, catalog)| !catalog.layers.is_empty())
         .collect();
     let bytes: Vec<u64> = parts.iter().map(|(_, catalog)| catalog.bytes(Precision::High)).collect();
     let mut tiers = Vec::new();
     let mut all = parts.iter().map(|(_, catalog)| catalog.layers.len()).sum::<usize>() == catalog.layers.len();
     for ((part, catalog), wanted) in parts.into_iter().zip(divide_wanted(options.cache, &bytes)) {
-        let dev = part.wrapper.inner();
-        let (free, total) = tier::device_memory(dev);
+        let dev = part.wrapper.inner;
+        let (free, total) = ggml::memory(dev);
         let experts = catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         let report = DeviceReport { experts, ..without_experts(part) };
         // Slots on the host are one device's: a second one has its own.
@@ -57,7 +62,7 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
         let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(1) as u64;
         let staging = (STAGING_BYTES_WANTED / staging_slot).clamp(2 * n_kinds, 8 * n_kinds) as u32;
         let mut input = DevicePlanInput {
-            name: part.wrapper.name(),
+            name: part.wrapper.name.clone(),
             free,
             total,
             headroom_percent: options.headroom,
@@ -100,14 +105,11 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
             ..report
         };
         let balancer = balancer(model, part, &catalog);
-        let tier = Tier::new(Parts { dev, cache, memory, report, n_shrunk });
-        let mut tier = tier.ok_or_else(|| refused(part))?;
-        if let Some(balancer) = balancer {
-            let threads = match options.cpu_helper {
-                CpuHelper::Threads(threads) => Some(threads),
-                _ => None,
-            };
-            tier.set_helper(balancer, threads);
+        let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
+        tier.counters.cache_shrunk = n_shrunk;
+        tier.balancer = balancer;
+        if let CpuHelper::Threads(threads) = options.cpu_helper {
+            tier.helper_threads = Some(threads);
         }
         tiers.push(tier);
     }
@@ -118,16 +120,16 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
 pub(super) fn reports(placement: &[DeviceLayers], tiers: &[Tier]) -> Vec<DeviceReport> {
     let holds = placement.iter().filter(|part| part.n_layers > 0 || !part.experts.is_empty());
     let report = |part: &DeviceLayers| {
-        let tier = tiers.iter().find(|tier| tier.dev() == part.wrapper.inner());
-        tier.map_or_else(|| without_experts(part), |tier| tier.report().clone())
+        let tier = tiers.iter().find(|tier| tier.dev == part.wrapper.inner);
+        tier.map_or_else(|| without_experts(part), |tier| tier.report.clone())
     };
     holds.map(report).collect()
 }
 
 fn without_experts(part: &DeviceLayers) -> DeviceReport {
     DeviceReport {
-        name: part.wrapper.name(),
-        description: part.wrapper.description(),
+        name: part.wrapper.name.clone(),
+        description: ggml::description(part.wrapper.inner),
         n_layers: part.n_layers,
         experts: part.n_experts,
         ..DeviceReport::default()
@@ -146,14 +148,9 @@ fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Bal
     let element_types = by_bytes(catalog);
     let costs = match (options.calibrate, element_types.first().copied()) {
         (true, Some(first)) => {
-            let threads = match options.cpu_helper {
-                CpuHelper::Threads(threads) => u32::from(threads),
-                _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
-            };
             let file = model.shared.originals.first().map(|file| file.path.clone());
-            let subject = Subject { threads, element_types, file };
-            // SAFETY: a registered device.
-            let calibrated = unsafe { calibrate(part.wrapper.inner(), &subject, cache_path().as_deref()) };
+            let subject = Subject { threads: helper_threads(options), element_types, file };
+            let calibrated = calibrate(part.wrapper.inner, &subject, cache_path().as_deref());
             Costs::seeded(&calibrated.calibration, first.name(), options.pinned)
         }
         _ => Costs::default(),
@@ -164,7 +161,7 @@ fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Bal
 fn refused(part: &DeviceLayers) -> Error {
     Error::Seam(format!(
         "{} gives no second stream; give --device-cache 0, or leave it out with --device",
-        part.wrapper.name()
+        part.wrapper.name
     ))
 }
 

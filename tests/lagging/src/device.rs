@@ -178,13 +178,13 @@ fn device_interface() -> ffi::ggml_backend_device_i {
         init_backend: Some(init_backend),
         get_buffer_type: Some(get_buffer_type),
         get_host_buffer_type: Some(get_host_buffer_type),
-        buffer_from_host_ptr: None,
         supports_op: Some(supports_op),
         supports_buft: Some(supports_buft),
         offload_op: Some(offload_op),
         event_new: Some(stream::event_new),
         event_free: Some(stream::event_free),
         event_synchronize: Some(stream::event_synchronize),
+        ..ffi::ggml_backend_device_i::default()
     }
 }
 

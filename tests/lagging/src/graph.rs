@@ -68,10 +68,10 @@ impl Captured {
         }
         let mut tensors = capture.tensors.into_boxed_slice();
         let base = tensors.as_mut_ptr();
-        let place = |old: *mut ggml_tensor| capture.index.get(&old).map_or(ptr::null_mut(), |i| base.wrapping_add(*i));
+        let moved = |old: *mut ggml_tensor| capture.index.get(&old).map_or(ptr::null_mut(), |i| base.wrapping_add(*i));
         for tensor in &mut tensors {
-            tensor.src = tensor.src.map(place);
-            tensor.view_src = place(tensor.view_src);
+            tensor.src = tensor.src.map(moved);
+            tensor.view_src = moved(tensor.view_src);
         }
         Ok(Captured { tensors, nodes, _memories: capture.memories })
     }
@@ -102,12 +102,12 @@ impl Capture<'_> {
                 }
             } else if !(self.shared.options().unified && self.shared.is_host_memory(tensor.data.cast())) {
                 let buffer = buffer_of(tensor);
-                let place = if buffer.is_null() {
+                let elsewhere = if buffer.is_null() {
                     "no buffer".into()
                 } else {
                     CStr::from_ptr(llama::ggml_backend_buffer_name(buffer)).to_string_lossy()
                 };
-                return Err(format!("tensor {} is not in device memory but in {place}", name(tensor)));
+                return Err(format!("tensor {} is not in device memory but in {elsewhere}", name(tensor)));
             }
         }
         let at = self.tensors.len();

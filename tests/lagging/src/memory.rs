@@ -112,12 +112,9 @@ pub(crate) fn device_buffer_type() -> ffi::ggml_backend_buffer_type_i {
     ffi::ggml_backend_buffer_type_i {
         get_name: Some(device_buffer_type_name),
         alloc_buffer: Some(alloc_device),
-        alloc_buffer_n: None,
         get_alignment: Some(device_alignment),
-        get_max_size: None,
         get_alloc_size: Some(alloc_size),
-        get_alloc_size_n: None,
-        is_host: None,
+        ..ffi::ggml_backend_buffer_type_i::default()
     }
 }
 
@@ -125,12 +122,9 @@ pub(crate) fn host_buffer_type() -> ffi::ggml_backend_buffer_type_i {
     ffi::ggml_backend_buffer_type_i {
         get_name: Some(host_buffer_type_name),
         alloc_buffer: Some(alloc_host),
-        alloc_buffer_n: None,
         get_alignment: Some(host_alignment),
-        get_max_size: None,
-        get_alloc_size: None,
-        get_alloc_size_n: None,
         is_host: Some(yes),
+        ..ffi::ggml_backend_buffer_type_i::default()
     }
 }
 
@@ -223,11 +217,9 @@ unsafe extern "C" fn alloc_device(buft: ggml_backend_buffer_type_t, bytes: usize
         memset_tensor: Some(memset_tensor),
         set_tensor: Some(set_tensor),
         get_tensor: Some(get_tensor),
-        set_tensor_2d: None,
-        get_tensor_2d: None,
         cpy_tensor: Some(cpy_tensor),
         clear: Some(clear),
-        reset: None,
+        ..ffi::ggml_backend_buffer_i::default()
     };
     let context = Box::into_raw(Box::new(BufferContext { shared, memory: Arc::new(memory) }));
     // SAFETY: the interface's functions take the context that is passed here; `free_device` takes it back.

@@ -12,8 +12,8 @@ use crate::memory::{DeviceMemory, Mapping};
 use crate::schedule::{GraphId, Moment};
 use crate::shared::{Shared, State};
 
-/// A place in device memory.
-pub(crate) struct Place {
+/// An address in device memory.
+pub(crate) struct DeviceAddress {
     pub(crate) _memory: Arc<DeviceMemory>,
     pub(crate) address: *mut u8,
 }
@@ -27,8 +27,8 @@ pub(crate) enum Source {
 }
 
 pub(crate) enum Work {
-    Upload { source: Source, target: Place, bytes: usize },
-    Download { source: Place, target: *mut u8, bytes: usize },
+    Upload { source: Source, target: DeviceAddress, bytes: usize },
+    Download { source: DeviceAddress, target: *mut u8, bytes: usize },
     Graph(Captured, GraphId),
     Record(Arc<Ticket>),
     Wait(Arc<Ticket>),

@@ -9,7 +9,7 @@ use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_backend_event_t, ggml_backe
 
 use crate::graph::Captured;
 use crate::memory::memory_of;
-use crate::queue::{Place, Source, Ticket, Work};
+use crate::queue::{DeviceAddress, Source, Ticket, Work};
 use crate::shared::Shared;
 
 static GUID: [u8; 16] = *b"lagging-device-1";
@@ -37,18 +37,11 @@ pub(crate) fn open(device: ggml_backend_dev_t, shared: &'static Shared) -> ggml_
             free: Some(free),
             set_tensor_async: Some(set_tensor_async),
             get_tensor_async: Some(get_tensor_async),
-            set_tensor_2d_async: None,
-            get_tensor_2d_async: None,
-            cpy_tensor_async: None,
             synchronize: Some(synchronize),
-            graph_plan_create: None,
-            graph_plan_free: None,
-            graph_plan_update: None,
-            graph_plan_compute: None,
             graph_compute: Some(graph_compute),
             event_record: Some(event_record),
             event_wait: Some(event_wait),
-            graph_optimize: None,
+            ..ffi::ggml_backend_i::default()
         },
         device,
         context: Box::into_raw(Box::new(Stream { shared, id })).cast(),
@@ -77,21 +70,26 @@ unsafe extern "C" fn free(backend: ggml_backend_t) {
     }
 }
 
-/// The place of a byte range of a tensor; records a fault where it is none of the device's.
+/// Where a byte range of a tensor is; records a fault where it is none of the device's.
 ///
 /// # Safety
 /// `tensor` is live, and so is its buffer.
-unsafe fn place(shared: &Shared, tensor: *const ggml_tensor, offset: usize, bytes: usize) -> Option<Place> {
+unsafe fn address_of(
+    shared: &Shared,
+    tensor: *const ggml_tensor,
+    offset: usize,
+    bytes: usize,
+) -> Option<DeviceAddress> {
     // SAFETY: by the caller.
     let (memory, data) = unsafe { (memory_of(&*tensor, shared.buffer_type()), (*tensor).data) };
-    let place = memory.and_then(|memory| {
+    let found = memory.and_then(|memory| {
         let address = memory.real(data.wrapping_byte_add(offset), bytes)?;
-        Some(Place { _memory: Arc::clone(memory), address })
+        Some(DeviceAddress { _memory: Arc::clone(memory), address })
     });
-    if place.is_none() {
+    if found.is_none() {
         shared.fault(format!("an asynchronous copy of {bytes} bytes at offset {offset} is outside of device memory"));
     }
-    place
+    found
 }
 
 unsafe extern "C" fn set_tensor_async(
@@ -104,7 +102,7 @@ unsafe extern "C" fn set_tensor_async(
     // SAFETY: ggml passes a live backend of ours, a live tensor and `bytes` readable bytes.
     unsafe {
         let Stream { shared, id } = stream(backend);
-        let Some(target) = place(shared, tensor, offset, bytes) else { return };
+        let Some(target) = address_of(shared, tensor, offset, bytes) else { return };
         let source = match shared.host_mapping(data.cast(), bytes) {
             Some(_mapping) => Source::Pinned { _mapping, address: data.cast() },
             None => Source::Copied(std::slice::from_raw_parts(data.cast(), bytes).to_vec()),
@@ -123,7 +121,7 @@ unsafe extern "C" fn get_tensor_async(
     // SAFETY: ggml passes a live backend of ours, a live tensor and room that stays until the next synchronisation.
     unsafe {
         let Stream { shared, id } = stream(backend);
-        let Some(source) = place(shared, tensor, offset, bytes) else { return };
+        let Some(source) = address_of(shared, tensor, offset, bytes) else { return };
         shared.submit_copy(*id, Work::Download { source, target: data.cast(), bytes }, bytes);
     }
 }

@@ -26,18 +26,18 @@ pub const LLAMA_BUILD_NUMBER: i32 = 12032;
 // The interface this crate was written against. A bump of llama-cpp-sys-2 that changes it must not compile.
 const _: () = assert!(backend::GGML_BACKEND_API_VERSION == 3);
 
-/// Sizes in bytes of the structs shared with C, as this crate's bindings see them, in the order of
+/// The structs shared with C and their sizes in bytes, as this crate's bindings see them, in the order of
 /// `hobbit_abi_sizes` in the shim.
-const RUST_ABI_SIZES: [usize; 9] = [
-    size_of::<llama::ggml_tensor>(),
-    size_of::<backend::ggml_backend_buffer_type>(),
-    size_of::<backend::ggml_backend_buffer>(),
-    size_of::<backend::ggml_backend>(),
-    size_of::<backend::ggml_backend_device>(),
-    size_of::<backend::ggml_backend_reg>(),
-    size_of::<llama::llama_model_params>(),
-    size_of::<llama::llama_context_params>(),
-    size_of::<llama::llama_batch>(),
+const RUST_ABI_SIZES: [(&str, usize); 9] = [
+    ("ggml_tensor", size_of::<llama::ggml_tensor>()),
+    ("ggml_backend_buffer_type", size_of::<backend::ggml_backend_buffer_type>()),
+    ("ggml_backend_buffer", size_of::<backend::ggml_backend_buffer>()),
+    ("ggml_backend", size_of::<backend::ggml_backend>()),
+    ("ggml_backend_device", size_of::<backend::ggml_backend_device>()),
+    ("ggml_backend_reg", size_of::<backend::ggml_backend_reg>()),
+    ("llama_model_params", size_of::<llama::llama_model_params>()),
+    ("llama_context_params", size_of::<llama::llama_context_params>()),
+    ("llama_batch", size_of::<llama::llama_batch>()),
 ];
 
 /// Checks that C and Rust agree on the size of every struct they share.
@@ -45,29 +45,16 @@ const RUST_ABI_SIZES: [usize; 9] = [
 /// # Errors
 /// Names the first struct that differs; nothing may be called through the bindings then.
 pub fn check_abi() -> Result<(), String> {
-    const NAMES: [&str; 9] = [
-        "ggml_tensor",
-        "ggml_backend_buffer_type",
-        "ggml_backend_buffer",
-        "ggml_backend",
-        "ggml_backend_device",
-        "ggml_backend_reg",
-        "llama_model_params",
-        "llama_context_params",
-        "llama_batch",
-    ];
-    let mut sizes = [0usize; NAMES.len()];
+    let mut sizes = [0usize; RUST_ABI_SIZES.len()];
     // SAFETY: the shim writes at most `sizes.len()` values and returns how many it knows.
     let known = unsafe { shim::hobbit_abi_sizes(sizes.as_mut_ptr(), sizes.len()) };
-    if known != NAMES.len() {
-        return Err(format!("the shim knows {known} shared structs, the bindings {}", NAMES.len()));
+    if known != sizes.len() {
+        return Err(format!("the shim knows {known} shared structs, the bindings {}", sizes.len()));
     }
-    for ((name, c), rust) in NAMES.iter().zip(sizes).zip(RUST_ABI_SIZES) {
-        if c != rust {
-            return Err(format!("{name} has {c} bytes in C and {rust} in Rust: the bindings are stale"));
-        }
+    match RUST_ABI_SIZES.iter().zip(sizes).find(|((_, rust), c)| rust != c) {
+        Some(((name, rust), c)) => Err(format!("{name} has {c} bytes in C and {rust} in Rust: the bindings are stale")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Makes ggml know every backend that this build has, once per process: those that llama.cpp was compiled with register

@@ -24,16 +24,6 @@ unsafe extern "C" {
     /// same endpoint. Not registered with ggml. Null where the server has no devices; aborts where there is no server.
     pub fn ggml_backend_rpc_add_server(endpoint: *const c_char) -> ggml_backend_reg_t;
 
-    /// Serves clients, one after the other, until listening fails. Prints to stdout and stderr. [`hobbit_rpc_serve`]
-    /// does the same and tells its caller.
-    pub fn ggml_backend_rpc_start_server(
-        endpoint: *const c_char,
-        cache_dir: *const c_char,
-        n_threads: usize,
-        n_devices: usize,
-        devices: *mut ggml_backend_dev_t,
-    );
-
     /// Serves clients, one after the other. `host` is an IPv4 address, `cache_dir` null or a directory that exists.
     /// Returns only on failure: an error code of the system, or 0 where there is none, and a message in `error`.
     pub fn hobbit_rpc_serve(

@@ -1,10 +1,11 @@
 //! How fast the CPU multiplies one row with an expert.
 
+use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-use ggml_sys::llama::{self, ggml_tensor};
+use ggml_sys::llama;
 
-use super::owned::{Backend, Buffer, Context};
+use crate::engine::ggml::{Context, Cpu};
 use crate::engine::quantise::Ggml;
 use crate::gguf::{GgmlType, Recode};
 
@@ -22,31 +23,37 @@ pub(super) fn measure(dtype: GgmlType, threads: u32, budget: Duration) -> Result
     Ggml.supports(dtype).map_err(|error| error.to_string())?;
     let bytes = dtype.tensor_bytes(&SHAPE).ok_or("no expert has rows of such a type")?;
     let n_matrices = (BYTES / bytes).max(1) as usize;
-    let backend = Backend::cpu(threads)?;
-    let context = Context::new(2 * n_matrices + 1)?;
+    let mut cpu = Cpu::new().ok_or("ggml refuses a CPU backend")?;
+    cpu.set_n_threads(c_int::try_from(threads.max(1)).unwrap_or(c_int::MAX));
+    let backend = cpu.stream.raw();
+    // A graph counts weights and the row, too.
+    let n_nodes = 2 * n_matrices + 1;
+    let context = Context::new(n_nodes, n_nodes).ok_or("ggml refuses a context")?;
+    let [ne0, ne1] = SHAPE.map(|ne| ne as i64);
+    let row = context.tensor(llama::GGML_TYPE_F32, [ne0, 1, 1]);
     // SAFETY: the context has room for these tensors and the graph; shapes match; the type id is one of current
     // llama.cpp, and its rows are whole blocks.
-    let (graph, row) = unsafe {
-        let [ne0, ne1] = SHAPE.map(|ne| ne as i64);
-        let row = llama::ggml_new_tensor_2d(context.as_ptr(), llama::GGML_TYPE_F32, ne0, 1);
-        let graph = llama::ggml_new_graph(context.as_ptr());
+    let (graph, buft) = unsafe {
+        let graph = llama::ggml_new_graph_custom(context.raw(), n_nodes, false);
         for _ in 0..n_matrices {
-            let weights = llama::ggml_new_tensor_2d(context.as_ptr(), dtype.id(), ne0, ne1);
-            let product = llama::ggml_mul_mat(context.as_ptr(), weights, row);
-            if !llama::ggml_backend_supports_op(backend.as_ptr(), product) {
+            let product = llama::ggml_mul_mat(context.raw(), context.tensor(dtype.id(), [ne0, ne1, 1]), row);
+            if !llama::ggml_backend_supports_op(backend, product) {
                 return Err("the CPU backend does not multiply it".to_owned());
             }
             llama::ggml_build_forward_expand(graph, product);
         }
-        (graph, row)
+        (graph, llama::ggml_backend_get_default_buffer_type(backend))
     };
-    let buffer = Buffer::of_tensors(&context, &backend)?;
-    fill(&buffer, row);
+    let buffer = context.allocate(buft).ok_or("ggml refuses memory for an expert")?;
+    buffer.fill(WEIGHT_BYTE);
+    let ones = [1.0_f32; SHAPE[0] as usize];
+    // SAFETY: the row lies in the buffer and has as many elements as `ones`.
+    unsafe { llama::ggml_backend_tensor_set(row, ones.as_ptr().cast(), 0, size_of_val(&ones)) };
 
     let run = || {
         let started = Instant::now();
         // SAFETY: every tensor of the graph has memory in `buffer`, which is live.
-        let status = unsafe { llama::ggml_backend_graph_compute(backend.as_ptr(), graph) };
+        let status = unsafe { llama::ggml_backend_graph_compute(backend, graph) };
         match status {
             llama::GGML_STATUS_SUCCESS => Ok(started.elapsed()),
             status => Err(format!("ggml failed with status {status}")),
@@ -61,16 +68,6 @@ pub(super) fn measure(dtype: GgmlType, threads: u32, budget: Duration) -> Result
         runs += 1;
     }
     Ok(elapsed.as_secs_f64() / f64::from(runs) / (bytes * n_matrices as u64) as f64)
-}
-
-/// Weights of [`WEIGHT_BYTE`], and a row of ones.
-fn fill(buffer: &Buffer, row: *mut ggml_tensor) {
-    let ones = [1.0_f32; SHAPE[0] as usize];
-    // SAFETY: the row lies in the buffer and has as many elements as `ones`.
-    unsafe {
-        llama::ggml_backend_buffer_clear(buffer.as_ptr(), WEIGHT_BYTE);
-        llama::ggml_backend_tensor_set(row, ones.as_ptr().cast(), 0, size_of_val(&ones));
-    }
 }
 
 #[cfg(test)]

@@ -5,20 +5,19 @@
 //! other door to it.
 
 mod cpu_expert;
-mod owned;
 mod upload;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::ptr;
 use std::time::{Duration, SystemTime};
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 
+use super::ggml::{self, text};
 use super::params::default_threads;
 use crate::calibrate::{Calibrated, Calibration, Machine, Measure, Upload, Wanted, cache_path};
 use crate::expert::Extent;
@@ -66,18 +65,14 @@ pub(super) struct Subject {
 
 /// Measures `dev`, or takes the figures from the cache file at `cache`. About a second at most, and up to 64 MiB of
 /// host memory and 32 MiB of the device's, all freed again.
-///
-/// # Safety
-/// `dev` is a live device of ggml's registry.
-pub(super) unsafe fn calibrate(dev: ggml_backend_dev_t, subject: &Subject, cache: Option<&Path>) -> Calibrated {
+pub(super) fn calibrate(dev: ggml_backend_dev_t, subject: &Subject, cache: Option<&Path>) -> Calibrated {
     super::log::install();
     let element_types = match subject.element_types.as_slice() {
         [] => USUAL_TYPES.map(str::to_owned).to_vec(),
         types => types.iter().map(|dtype| dtype.name().to_owned()).collect(),
     };
     let wanted = Wanted {
-        // SAFETY: by the caller.
-        machine: unsafe { machine(dev, subject.threads) },
+        machine: machine(dev, subject.threads),
         element_types,
         disk: subject.file.as_deref().and_then(disk_of),
         now_unix_s: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
@@ -96,49 +91,30 @@ pub(super) unsafe fn calibrate(dev: ggml_backend_dev_t, subject: &Subject, cache
 /// A device that does not exist, a model that cannot be read. What cannot be measured is a note in the answer.
 pub fn calibrate_report(options: &DeviceOptions, model: Option<&Path>) -> Result<Vec<Calibrated>, CalibrateError> {
     let element_types = model.map_or(Ok(Vec::new()), element_types_of)?;
-    let threads = match options.cpu_helper {
-        CpuHelper::Threads(threads) => u32::from(threads),
-        _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
-    };
-    let subject = Subject { threads, element_types, file: model.map(Path::to_owned) };
+    let subject = Subject { threads: helper_threads(options), element_types, file: model.map(Path::to_owned) };
     let cache = cache_path();
-    let devices = chosen(&options.devices)?;
-    // SAFETY: they come from the registry, whose devices live as long as the process.
-    Ok(devices.into_iter().map(|dev| unsafe { calibrate(dev, &subject, cache.as_deref()) }).collect())
+    Ok(chosen(&options.devices)?.into_iter().map(|dev| calibrate(dev, &subject, cache.as_deref())).collect())
 }
 
-/// Devices that compute products of their own: neither ours nor other helpers of the CPU.
-fn devices() -> Vec<ggml_backend_dev_t> {
-    // SAFETY: indices below the count are devices of the registry.
-    unsafe {
-        let all = (0..llama::ggml_backend_dev_count()).map(|index| llama::ggml_backend_dev_get(index));
-        all.filter(|dev| is_gpu(*dev) || llama::ggml_backend_dev_type(*dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU)
-            .collect()
+/// Threads that compute experts on the CPU.
+pub(super) fn helper_threads(options: &DeviceOptions) -> u32 {
+    match options.cpu_helper {
+        CpuHelper::Threads(threads) => u32::from(threads),
+        _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
     }
 }
 
-/// # Safety
-/// `dev` is a live device.
-unsafe fn is_gpu(dev: ggml_backend_dev_t) -> bool {
-    // SAFETY: by the caller.
-    let kind = unsafe { llama::ggml_backend_dev_type(dev) };
-    kind == llama::GGML_BACKEND_DEVICE_TYPE_GPU || kind == llama::GGML_BACKEND_DEVICE_TYPE_IGPU
-}
-
 fn chosen(choice: &DeviceChoice) -> Result<Vec<ggml_backend_dev_t>, CalibrateError> {
-    // SAFETY: every device here comes from the registry.
-    let (gpus, cpus): (Vec<_>, Vec<_>) = devices().into_iter().partition(|dev| unsafe { is_gpu(*dev) });
-    // SAFETY: as above.
-    let name_of = |dev: &ggml_backend_dev_t| unsafe { text(llama::ggml_backend_dev_name(*dev)) };
+    let (cpus, gpus): (Vec<_>, Vec<_>) = ggml::computing_devices().into_iter().partition(|dev| ggml::is_cpu(*dev));
     match choice {
         DeviceChoice::Auto if !gpus.is_empty() => Ok(gpus),
         DeviceChoice::Auto | DeviceChoice::None => Ok(cpus),
         DeviceChoice::Named(names) => {
             let all = [gpus, cpus].concat();
-            let find = |name: &String| all.iter().copied().find(|dev| name_of(dev) == *name);
+            let find = |name: &String| all.iter().copied().find(|dev| ggml::name(*dev) == *name);
             let unknown = |name: &String| CalibrateError::UnknownDevice {
                 name: name.clone(),
-                known: all.iter().map(name_of).collect::<Vec<_>>().join(", "),
+                known: all.iter().copied().map(ggml::name).collect::<Vec<_>>().join(", "),
             };
             names.iter().map(|name| find(name).ok_or_else(|| unknown(name))).collect()
         }
@@ -166,46 +142,24 @@ pub(super) fn by_bytes(catalog: &Catalog) -> Vec<GgmlType> {
     types.into_iter().map(|(dtype, _)| dtype).collect()
 }
 
-/// # Safety
-/// `dev` is a live device.
-unsafe fn machine(dev: ggml_backend_dev_t, threads: u32) -> Machine {
-    // SAFETY: by the caller; the registry's CPU device, if any, is live too. Zero is a valid value of every property,
-    // names are static or owned by the device.
-    unsafe {
-        let mut props: llama::ggml_backend_dev_props = std::mem::zeroed();
-        llama::ggml_backend_dev_get_props(dev, &raw mut props);
-        let backend = text(llama::ggml_backend_reg_name(llama::ggml_backend_dev_backend_reg(dev)));
-        let version = text(llama::ggml_version());
-        let cpu = llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU);
-        Machine {
-            device: text(llama::ggml_backend_dev_name(dev)),
-            device_description: text(llama::ggml_backend_dev_description(dev)),
-            driver: format!("{backend} {version} {} {} bytes", text(props.device_id), props.memory_total),
-            cpu: if cpu.is_null() { String::new() } else { text(llama::ggml_backend_dev_description(cpu)) },
-            threads,
-        }
+fn machine(dev: ggml_backend_dev_t, threads: u32) -> Machine {
+    let props = ggml::properties(dev);
+    // SAFETY: returns static text.
+    let version = text(unsafe { llama::ggml_version() });
+    // SAFETY: null where there is none.
+    let cpu = unsafe { llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU) };
+    Machine {
+        device: ggml::name(dev),
+        device_description: ggml::description(dev),
+        driver: format!("{} {version} {} {} bytes", ggml::backend_name(dev), text(props.device_id), props.memory_total),
+        cpu: if cpu.is_null() { String::new() } else { ggml::description(cpu) },
+        threads,
     }
-}
-
-/// A C string; nothing for a null pointer.
-///
-/// # Safety
-/// `chars` is null or ends with a NUL.
-unsafe fn text(chars: *const std::ffi::c_char) -> String {
-    if chars.is_null() {
-        return String::new();
-    }
-    // SAFETY: by the caller.
-    unsafe { CStr::from_ptr(chars) }.to_string_lossy().into_owned()
 }
 
 /// A number for the disk a file is on: one that changes only costs a measurement.
 fn disk_of(file: &Path) -> Option<u64> {
-    let metadata = std::fs::metadata(file).ok()?;
-    #[cfg(unix)]
-    return Some(std::os::unix::fs::MetadataExt::dev(&metadata));
-    #[cfg(not(unix))]
-    Some(metadata.len())
+    Some(std::fs::metadata(file).ok()?.dev())
 }
 
 struct Meter<'a> {
@@ -216,8 +170,7 @@ struct Meter<'a> {
 
 impl Measure for Meter<'_> {
     fn upload(&mut self, budget: Duration) -> Result<Upload, String> {
-        // SAFETY: `calibrate`'s caller vouches for the device.
-        unsafe { upload::measure(self.dev, budget) }
+        upload::measure(self.dev, budget)
     }
 
     fn file_bytes_per_s(&mut self, budget: Duration) -> Result<f64, String> {
@@ -236,9 +189,4 @@ impl Measure for Meter<'_> {
         let dtype = GgmlType::from_name(element_type).ok_or("llama.cpp has no such type")?;
         cpu_expert::measure(dtype, self.threads, budget)
     }
-}
-
-/// What a constructor of ggml returned, if it is anything.
-fn not_null<T>(pointer: *mut T, what: &str) -> Result<ptr::NonNull<T>, String> {
-    ptr::NonNull::new(pointer).ok_or_else(|| format!("ggml refuses {what}"))
 }

@@ -9,8 +9,7 @@ fn this_machines_cpu_is_measured_once() {
     let [cpu] = chosen(&DeviceChoice::None).unwrap()[..] else { panic!("one CPU device was expected") };
     let subject =
         Subject { threads: 2, element_types: element_types_of(DEMO.as_ref()).unwrap(), file: Some(DEMO.into()) };
-    // SAFETY: from the registry.
-    let measured = unsafe { calibrate(cpu, &subject, Some(&cache)) };
+    let measured = calibrate(cpu, &subject, Some(&cache));
     assert_eq!((measured.notes.as_slice(), measured.from_cache), ([].as_slice(), false));
     let figures = &measured.calibration;
     assert_eq!((figures.machine.device.as_str(), figures.machine.threads), ("CPU", 2));
@@ -24,8 +23,7 @@ fn this_machines_cpu_is_measured_once() {
     let types: Vec<&str> = subject.element_types.iter().map(|dtype| dtype.name()).collect();
     assert!(types.iter().all(|name| figures.cpu_expert_seconds_per_byte.contains_key(*name)), "{types:?}");
 
-    // SAFETY: as above.
-    let again = unsafe { calibrate(cpu, &subject, Some(&cache)) };
+    let again = calibrate(cpu, &subject, Some(&cache));
     assert_eq!(again, Calibrated { from_cache: true, ..measured });
 }
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 
-use super::owned::{Backend, Buffer, Context};
 use crate::calibrate::Upload;
+use crate::engine::ggml::{self, Buffer, Context, Stream};
 
 /// Bytes on the device, and on the host, if there is room.
 const BYTES_MAX: usize = 32 << 20;
@@ -22,32 +22,17 @@ const TINY_BYTES: usize = 64;
 const TINY_COPIES: usize = 8;
 
 /// Copies from pinned memory, where the device offers it, and from ordinary memory: half of `budget` each.
-///
-/// # Safety
-/// `dev` is a live device.
-pub(super) unsafe fn measure(dev: ggml_backend_dev_t, budget: Duration) -> Result<Upload, String> {
+pub(super) fn measure(dev: ggml_backend_dev_t, budget: Duration) -> Result<Upload, String> {
     let started = Instant::now();
-    // SAFETY: by the caller.
-    let link = unsafe { Link::new(dev)? };
-    // SAFETY: by the caller. Null where the device has no pinned memory.
+    let link = Link::new(dev)?;
+    // SAFETY: a registered device. Null where it has no pinned memory.
     let pinned_type = unsafe { llama::ggml_backend_dev_host_buffer_type(dev) };
-    let mut pinned_bytes_per_s = None;
-    if !pinned_type.is_null() {
-        // SAFETY: a buffer type of a live device.
-        let pinned = unsafe { Buffer::new(pinned_type, link.bytes) };
-        // Where pinning is refused, backends answer with ordinary memory.
-        // SAFETY: the buffer is live.
-        let is_pinned =
-            |buffer: &Buffer| unsafe { llama::ggml_backend_buffer_get_type(buffer.as_ptr()) } == pinned_type;
-        if let Ok(pinned) = pinned
-            && is_pinned(&pinned)
-        {
-            // SAFETY: host memory of `bytes` bytes; nothing reads it but the copies below.
-            unsafe { llama::ggml_backend_buffer_clear(pinned.as_ptr(), 1) };
-            // SAFETY: as above; `rate` waits for every copy.
-            pinned_bytes_per_s = Some(unsafe { link.rate(pinned.base(), started + budget / 2) });
-        }
-    }
+    let pinned = (!pinned_type.is_null()).then(|| Buffer::new(pinned_type, link.bytes)).flatten();
+    let pinned_bytes_per_s = pinned.filter(|pinned| pinned.is_of(pinned_type)).map(|pinned| {
+        pinned.fill(1);
+        // SAFETY: host memory of `bytes` bytes; `rate` waits for every copy.
+        unsafe { link.rate(pinned.base(), started + budget / 2) }
+    });
     let pageable = vec![1_u8; link.bytes];
     // SAFETY: the vector has `bytes` bytes and outlives the copies; both calls wait for every copy.
     let (pageable_bytes_per_s, latency_s) = unsafe {
@@ -59,43 +44,30 @@ pub(super) unsafe fn measure(dev: ggml_backend_dev_t, budget: Duration) -> Resul
 
 /// A stream to a device, and a tensor there.
 struct Link {
-    backend: Backend,
+    stream: Stream,
     tensor: *mut ggml_tensor,
     bytes: usize,
     /// Held for the tensor.
-    _memory: (Context, Buffer),
+    _memory: (Buffer, Context),
 }
 
 impl Link {
-    /// # Safety
-    /// `dev` is a live device.
-    unsafe fn new(dev: ggml_backend_dev_t) -> Result<Self, String> {
-        // SAFETY: by the caller; each result is checked before it is used. The tensor lies at the buffer's base, and
-        // the buffer has the size that its type asks for.
-        unsafe {
-            let backend = Backend::new(dev)?;
-            let buft = llama::ggml_backend_dev_buffer_type(dev);
-            let (mut free, mut total) = (0, 0);
-            llama::ggml_backend_dev_memory(dev, &raw mut free, &raw mut total);
-            let mut bytes = match total {
-                // Not every device knows.
-                0 => BYTES_MAX,
-                _ => (free / FREE_SHARE).clamp(BYTES_MIN, BYTES_MAX) / CHUNK_BYTES * CHUNK_BYTES,
-            };
-            loop {
-                let context = Context::new(1)?;
-                let tensor = llama::ggml_new_tensor_1d(context.as_ptr(), llama::GGML_TYPE_I8, bytes as i64);
-                match Buffer::new(buft, llama::ggml_backend_buft_get_alloc_size(buft, tensor)) {
-                    Ok(buffer) => {
-                        let status = llama::ggml_backend_tensor_alloc(buffer.as_ptr(), tensor, buffer.base());
-                        if status != llama::GGML_STATUS_SUCCESS {
-                            return Err("ggml refuses a tensor on the device".to_owned());
-                        }
-                        return Ok(Self { backend, tensor, bytes, _memory: (context, buffer) });
-                    }
-                    Err(why) if bytes / 2 < BYTES_MIN => return Err(why),
-                    Err(_) => bytes = (bytes / 2).next_multiple_of(CHUNK_BYTES),
-                }
+    fn new(dev: ggml_backend_dev_t) -> Result<Self, String> {
+        let stream = Stream::new(dev).ok_or("ggml refuses a stream of the device")?;
+        // SAFETY: a registered device.
+        let buft = unsafe { llama::ggml_backend_dev_buffer_type(dev) };
+        let mut bytes = match ggml::memory(dev) {
+            // Not every device knows.
+            (_, 0) => BYTES_MAX,
+            (free, _) => (free as usize / FREE_SHARE).clamp(BYTES_MIN, BYTES_MAX) / CHUNK_BYTES * CHUNK_BYTES,
+        };
+        loop {
+            let context = Context::new(1, 0).ok_or("ggml refuses a context")?;
+            let tensor = context.tensor(llama::GGML_TYPE_I8, [bytes as i64, 1, 1]);
+            match context.allocate(buft) {
+                Some(buffer) => return Ok(Self { stream, tensor, bytes, _memory: (buffer, context) }),
+                None if bytes / 2 < BYTES_MIN => return Err(format!("ggml refuses a buffer of {bytes} bytes")),
+                None => bytes = (bytes / 2).next_multiple_of(CHUNK_BYTES),
             }
         }
     }
@@ -110,13 +82,9 @@ impl Link {
             let offset = i * copy_bytes % self.bytes;
             // SAFETY: by the caller; `offset + copy_bytes <= bytes`, since sizes are powers of two times each other or
             // `bytes` is whole chunks. The stream is awaited below.
-            unsafe {
-                let from = host.cast::<u8>().add(offset).cast();
-                llama::ggml_backend_tensor_set_async(self.backend.as_ptr(), self.tensor, from, offset, copy_bytes);
-            }
+            unsafe { self.stream.set(self.tensor, host.cast::<u8>().add(offset).cast(), offset, copy_bytes) };
         }
-        // SAFETY: the backend is live.
-        unsafe { llama::ggml_backend_synchronize(self.backend.as_ptr()) };
+        self.stream.synchronize();
         started.elapsed().as_secs_f64()
     }
 

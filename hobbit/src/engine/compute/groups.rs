@@ -28,14 +28,7 @@ impl ExpertBackend {
         let slice_of = |used: Used| SliceId { version: step.version(used), kind };
         let mut pending = step.used.clone();
         while !pending.is_empty() {
-            host.poll();
-            if let Some(error) = host.take_failure() {
-                experts.fail(error.to_string());
-                return Err(GGML_STATUS_FAILED);
-            }
-            if self.should_abort() {
-                return Err(GGML_STATUS_ABORTED);
-            }
+            split::poll(host, experts, &self.abort)?;
             let mut here: Vec<(Used, Option<*mut u8>)> = Vec::new();
             pending.retain(|&used| match host.locate(slice_of(used), used) {
                 Place::Cached => {

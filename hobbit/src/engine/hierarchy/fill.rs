@@ -22,7 +22,7 @@ const HOST: &str = "";
 impl Hierarchy {
     /// The tier of a device.
     pub(in super::super) fn tier(&mut self, dev: ggml_backend_dev_t) -> Option<&mut Tier> {
-        self.tiers.iter_mut().find(|tier| tier.dev() == dev)
+        self.tiers.iter_mut().find(|tier| tier.dev == dev)
     }
 
     /// Fills the tiers that have a slot for every expert of their layers, as llama.cpp loads a model: from then on
@@ -44,18 +44,18 @@ impl Hierarchy {
     /// What every device holds now, in the order in which the first session was told.
     pub(in super::super) fn device_reports(&self) -> Vec<DeviceReport> {
         let now =
-            |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report().clone());
+            |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report.clone());
         self.description.devices.iter().map(now).collect()
     }
 
     /// What every device did, in the same order.
     pub(in super::super) fn device_counters(&self) -> Vec<DeviceCounters> {
-        let done = |report: &DeviceReport| self.named(report).map(|tier| *tier.counters()).unwrap_or_default();
+        let done = |report: &DeviceReport| self.named(report).map(|tier| tier.counters).unwrap_or_default();
         self.description.devices.iter().map(done).collect()
     }
 
     fn named(&self, report: &DeviceReport) -> Option<&Tier> {
-        self.tiers.iter().find(|tier| tier.report().name == report.name)
+        self.tiers.iter().find(|tier| tier.report.name == report.name)
     }
 
     /// Fills the caches with what the state file has, as far as their slots go. Reads that fail are made again when
@@ -87,7 +87,7 @@ impl Hierarchy {
     /// How many came. Layers that are on the device as a whole are there already.
     fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
         let Self { tiers, host, .. } = self;
-        let Some(tier) = tiers.iter_mut().find(|tier| tier.report().name == saved.name) else { return 0 };
+        let Some(tier) = tiers.iter_mut().find(|tier| tier.report.name == saved.name) else { return 0 };
         let whole = tier.whole_layers();
         let mut versions = tier.begin_warm_up(saved);
         versions.retain(|version| !whole.contains(&version.expert.layer) && host.layout().has_version(*version));
@@ -116,7 +116,9 @@ impl Hierarchy {
         }
         self.host.quiesce();
         let mut state = CacheState { caches: vec![self.host.save(HOST)], ..CacheState::default() };
-        state.caches.extend(self.tiers.iter_mut().filter(|tier| !tier.is_unified()).map(Tier::save));
+        state.caches.extend(
+            self.tiers.iter_mut().filter(|tier| !tier.is_unified()).map(|tier| tier.cache.save(&tier.report.name)),
+        );
         file.write(state);
     }
 }
@@ -128,7 +130,7 @@ fn preload_layer(host: &mut Host, tier: &mut Tier, layer: u16) -> Result<(), Sto
             return Ok(());
         }
     }
-    tier.set_complete(layer);
+    tier.complete.insert(layer);
     Ok(())
 }
 
@@ -140,10 +142,8 @@ fn upload(host: &mut Host, tier: &mut Tier, versions: &[Version]) -> Result<bool
     let Some(step) = host.bring(versions) else { return Ok(true) };
     let kinds = host.layout().kinds(step.layer).to_vec();
     let result = tier.fill(host, &step, &kinds);
-    let (pins, staged) = tier.settled();
-    let own_pins = host.finish(step);
+    let pins = host.finish(step);
+    tier.settled(host);
     host.unpin(pins);
-    host.unpin(own_pins);
-    staged.into_iter().for_each(|slice| host.release(slice));
     result
 }

@@ -54,16 +54,16 @@ impl Hierarchy {
             tier.resize(part(tier.planned_bytes()));
         }
         self.fill_again();
-        self.tiers.iter().map(|tier| tier.report().cache_bytes).sum()
+        self.tiers.iter().map(|tier| tier.report.cache_bytes).sum()
     }
 
     /// Gives devices the sizes that they could not take while an evaluation was under way.
     pub(in super::super) fn catch_up(&mut self) {
-        let is_due = |tier: &Tier| tier.pending().is_some() && !tier.is_lent();
+        let is_due = |tier: &Tier| tier.pending.is_some() && !tier.is_lent();
         if self.tiers.iter().any(is_due) {
             self.rest();
             for tier in self.tiers.iter_mut().filter(|tier| is_due(tier)) {
-                let bytes = tier.pending().unwrap_or_default();
+                let bytes = tier.pending.unwrap_or_default();
                 tier.resize(bytes);
             }
             self.fill_again();
@@ -80,11 +80,7 @@ impl Hierarchy {
 
     /// Waits for what devices have been told to do.
     fn rest(&mut self) {
-        for tier in &mut self.tiers {
-            let (pins, staged) = tier.rest();
-            self.host.unpin(pins);
-            staged.into_iter().for_each(|slice| self.host.release(slice));
-        }
+        self.tiers.iter_mut().for_each(|tier| tier.rest(&mut self.host));
     }
 
     fn host_shares(&self) -> Vec<HostShare> {

@@ -6,34 +6,31 @@
 
 mod borrow;
 mod help;
-mod place;
 mod router;
 mod stages;
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::slice;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ggml_sys::llama::{
-    self, GGML_STATUS_ABORTED, GGML_STATUS_ALLOC_FAILED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_status,
-    ggml_tensor,
+    self, GGML_STATUS_ABORTED, GGML_STATUS_ALLOC_FAILED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_tensor,
 };
 use ggml_sys::shim;
 
-use super::failure::{self, Failed};
-use super::graph::Graph;
-use super::helper::{Helper, Region};
-use super::launch::{Foreseen, Launch, Product};
+use super::failure;
+use super::helper::{Helper, Node};
+use super::launch::{Launch, Product};
 use super::wrapper::Wrapper;
-use crate::cache::SlotId;
 use crate::engine::buffer::tag_of;
 use crate::engine::compute::{router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
+use crate::engine::ggml::Stream;
 use crate::engine::hierarchy::{Beside, Tiers};
 use crate::engine::host_reads::Host;
-use crate::engine::tier::stream::Stream;
+use crate::engine::registration::Computes;
+use crate::engine::split::{self, Abort, Failed};
 use crate::engine::tier::{Tier, Uploads, Weights};
 use crate::expert::{SliceId, SliceKind};
 use crate::load::balance::Miss;
@@ -41,14 +38,14 @@ use crate::residency::{Chosen, Elsewhere, LayerStep, Split, Used};
 use crate::route::Pair;
 
 use self::help::Help;
-use self::place::{Wanted, by_place, pin_present, take_located};
+use self::router::host_weights;
+use self::stages::{by_place, pin_present, stages};
 
 /// One context's backend on one device.
 pub(super) struct Offload {
     wrapper: &'static Wrapper,
-    compute: Stream,
     launch: Launch,
-    abort: (llama::ggml_abort_callback, *mut c_void),
+    abort: Abort,
     /// What the running layer's router chose.
     chosen: Chosen,
     /// The router's choice and weights as they lie on the device.
@@ -72,14 +69,40 @@ struct Part<'a> {
     coming: Vec<(Used, u32)>,
 }
 
+impl Computes for Offload {
+    fn set_n_threads(&mut self, n_threads: c_int) {
+        self.n_threads = n_threads;
+    }
+
+    fn set_abort_callback(&mut self, callback: llama::ggml_abort_callback, data: *mut c_void) {
+        self.abort = Abort(callback, data);
+    }
+
+    unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> Result<(), Failed> {
+        self.launch.discard();
+        // SAFETY: by the caller.
+        let computed = unsafe {
+            let nodes = split::nodes_of(graph);
+            self.borrow_complete(nodes);
+            let computed = catch_unwind(AssertUnwindSafe(|| self.compute_parts(graph, nodes)));
+            self.return_complete();
+            computed.unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        computed.inspect_err(|&status| {
+            if status != GGML_STATUS_ABORTED {
+                failure::note(&self.wrapper.name, status);
+            }
+        })
+    }
+}
+
 impl Offload {
     /// `None` when ggml refuses a graph.
-    pub(super) fn new(wrapper: &'static Wrapper, compute: Stream) -> Option<Self> {
+    pub(super) fn new(wrapper: &'static Wrapper, stream: Stream) -> Option<Self> {
         Some(Self {
             wrapper,
-            launch: Launch::new(Graph::new()?, wrapper.inner()),
-            compute,
-            abort: (None, std::ptr::null_mut()),
+            launch: Launch::new(stream, wrapper.inner)?,
+            abort: Abort(None, std::ptr::null_mut()),
             chosen: Chosen::default(),
             ids: Vec::new(),
             weight_bytes: Vec::new(),
@@ -92,55 +115,16 @@ impl Offload {
     }
 
     pub(super) fn stream(&self) -> &Stream {
-        &self.compute
-    }
-
-    pub(super) fn set_n_threads(&mut self, n_threads: c_int) {
-        self.n_threads = n_threads;
-    }
-
-    pub(super) fn set_abort_callback(&mut self, callback: llama::ggml_abort_callback, data: *mut c_void) {
-        self.abort = (callback, data);
-    }
-
-    /// Computes a split.
-    ///
-    /// # Safety
-    /// The graph's nodes and their sources are live and allocated on the device, expert tensors excepted.
-    pub(super) unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> ggml_status {
-        // SAFETY: by the caller.
-        let status = unsafe { self.compute_graph(graph) };
-        if status != GGML_STATUS_SUCCESS && status != GGML_STATUS_ABORTED {
-            failure::note(&self.wrapper.name(), status);
-        }
-        status
+        &self.launch.stream
     }
 
     /// # Safety
-    /// As [`Offload::graph_compute`].
-    unsafe fn compute_graph(&mut self, graph: *mut llama::ggml_cgraph) -> ggml_status {
-        // SAFETY: by the caller.
-        let nodes = unsafe {
-            let n_nodes = llama::ggml_graph_n_nodes(graph) as usize;
-            if n_nodes == 0 {
-                return GGML_STATUS_SUCCESS;
-            }
-            slice::from_raw_parts(llama::ggml_graph_nodes(graph), n_nodes)
-        };
-        self.launch.discard();
-        // SAFETY: by the caller.
-        unsafe {
-            self.borrow_complete(nodes);
-            let status = catch_unwind(AssertUnwindSafe(|| self.compute_parts(graph, nodes)));
-            self.return_complete();
-            status.unwrap_or_else(|panic| resume_unwind(panic))
-        }
-    }
-
-    /// # Safety
-    /// As [`Offload::graph_compute`]; `nodes` are the graph's.
-    unsafe fn compute_parts(&mut self, graph: *mut llama::ggml_cgraph, nodes: &[*mut ggml_tensor]) -> ggml_status {
-        let cut = self.wrapper.is_remote();
+    /// As [`Computes::graph_compute`]; `nodes` are the graph's.
+    unsafe fn compute_parts(
+        &mut self,
+        graph: *mut llama::ggml_cgraph,
+        nodes: &[*mut ggml_tensor],
+    ) -> Result<(), Failed> {
         let mut at = 0;
         // These nodes have been refused memory before.
         let mut relieved = false;
@@ -149,19 +133,16 @@ impl Offload {
             let first = nodes[at..].iter().position(|&node| unsafe { self.product(node) }.is_some());
             let first = first.map_or(nodes.len(), |first| at + first);
             if first > at {
-                // SAFETY: by the caller.
-                let start = || unsafe {
-                    shim::hobbit_compute_nodes(self.compute.raw(), graph, at as c_int, first as c_int, cut)
-                };
-                let status = start();
-                // SAFETY: nodes of a live graph.
-                if status == GGML_STATUS_ALLOC_FAILED && !relieved && unsafe { self.relieve() } {
-                    relieved = true;
-                    continue;
-                }
-                relieved = false;
-                if status != GGML_STATUS_SUCCESS {
-                    return status;
+                let (from, to, cut) = (at as c_int, first as c_int, self.wrapper.is_remote);
+                // SAFETY: by the caller; nodes of a live graph.
+                match unsafe { shim::hobbit_compute_nodes(self.stream().raw(), graph, from, to, cut) } {
+                    GGML_STATUS_SUCCESS => relieved = false,
+                    GGML_STATUS_ALLOC_FAILED if !relieved && unsafe { self.relieve() } => {
+                        // Some of them are expert products again.
+                        relieved = true;
+                        continue;
+                    }
+                    status => return Err(status),
                 }
             }
             if first == nodes.len() {
@@ -171,13 +152,11 @@ impl Offload {
             unsafe {
                 let n = self.region(&nodes[first..]);
                 let tag = self.product(nodes[first]).expect("a region starts with a product");
-                if let Err(status) = self.layer(tag, &nodes[first..first + n], &nodes[first + n..]) {
-                    return status;
-                }
+                self.layer(tag, &nodes[first..first + n], &nodes[first + n..])?;
                 at = first + n;
             }
         }
-        GGML_STATUS_SUCCESS
+        Ok(())
     }
 
     /// How many of the leading nodes are one layer's region: up to its last product.
@@ -190,35 +169,24 @@ impl Offload {
             self.product(node).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
         };
         let first = key(&nodes[0]);
-        let mut len = 1;
-        for (position, node) in nodes.iter().enumerate().skip(1) {
-            match key(node) {
-                None => {}
-                other if other == first => len = position + 1,
-                Some(_) => break,
-            }
-        }
-        len
+        let is_other = |node: &*mut ggml_tensor| key(node).is_some_and(|key| Some(key) != first);
+        let end = nodes.iter().position(is_other).unwrap_or(nodes.len());
+        nodes[..end].iter().rposition(|node| key(node).is_some()).map_or(1, |last| last + 1)
     }
 
-    /// The tag of the expert tensor that a node multiplies by, if it is an expert product.
+    /// As [`tag_of`].
     ///
     /// # Safety
     /// `node` is live.
     unsafe fn product<'a>(&self, node: *mut ggml_tensor) -> Option<&'a ExpertTag> {
         // SAFETY: by the caller; sources of a live node are live.
-        unsafe {
-            match (*node).op == llama::GGML_OP_MUL_MAT_ID {
-                true => tag_of((*node).src[0], self.wrapper.buffer_type()),
-                false => None,
-            }
-        }
+        unsafe { tag_of(node, self.wrapper.buffer_type) }
     }
 
     /// Computes one layer's region. `rest`: the nodes after it.
     ///
     /// # Safety
-    /// As [`Offload::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
+    /// As [`Computes::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
     unsafe fn layer(
         &mut self,
         tag: &ExpertTag,
@@ -227,9 +195,9 @@ impl Offload {
     ) -> Result<(), Failed> {
         let experts = &*tag.experts;
         let mut guard = experts.memories();
-        let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner()));
+        let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner));
         let Some((tier, mut beside)) = memories else {
-            experts.fail(format!("no session has set up the expert cache of {}", self.wrapper.name()));
+            experts.fail(format!("no session has set up the expert cache of {}", self.wrapper.name));
             return Err(GGML_STATUS_FAILED);
         };
         if self.experts.is_none() {
@@ -239,9 +207,9 @@ impl Offload {
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.layer_on(tag, tier, &mut beside, nodes, rest) }));
         if !matches!(result, Ok(Ok(()))) {
             // Nothing may go on reading what is about to be given back.
-            self.compute.synchronize();
+            self.launch.synchronize();
             tier.abandon();
-            give_back(beside.host, tier);
+            tier.settled(beside.host);
         }
         tier.busy = None;
         result.unwrap_or_else(|panic| resume_unwind(panic))
@@ -261,14 +229,8 @@ impl Offload {
         let Beside { host, routers, unseen, others } = beside;
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
-        let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
         // SAFETY: nodes of a live graph.
-        for product in nodes.iter().filter_map(|&node| unsafe { self.product(node) }) {
-            unseen.remove(&(tag.layer, product.kind));
-            if !kinds.contains(&product.kind) {
-                kinds.push(product.kind);
-            }
-        }
+        let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
         // The last layer of a batch that wants no logits.
         if ids.ne[0] == 0 || ids.ne[1] == 0 {
             return Ok(());
@@ -281,9 +243,8 @@ impl Offload {
         let input = if single && routers.want_input(host) { unsafe { router_input_tensor(nodes[0]) } } else { None };
         // SAFETY: by the caller: all are allocated on the device.
         unsafe { self.read_back(ids, weights, input) };
-        tier.enter(&self.compute, Some(tag.layer));
-        let (pins, staged) = tier.settled_so_far();
-        take_back(host, pins, staged);
+        tier.enter(&self.launch.stream, Some(tag.layer));
+        tier.settled_so_far(host);
         if single {
             tier.chose(tag.layer, host.counters().wait_seconds);
         }
@@ -293,20 +254,20 @@ impl Offload {
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
         // SAFETY: read back just now, with the device's strides.
-        if let Err(id) = self.chosen.set(&split, unsafe { RouterValues::of(&host_ids, 0).read() }) {
-            experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
-            return Err(GGML_STATUS_FAILED);
-        }
+        split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(&host_ids, 0).read() })?;
         let mut scores = None;
         if !self.chosen.is_again() {
+            let bytes = &mut self.weight_bytes;
             // SAFETY: read back just now.
-            unsafe { self.ask(experts, host, weights)? };
+            let on_host = || weights.map(|tensor| unsafe { host_weights(tensor, bytes) });
+            // SAFETY: inside what was read back.
+            unsafe { split::ask(&mut self.chosen, experts, host, on_host, " on the device")? };
             if !self.input.is_empty() {
                 // SAFETY: sources of a live node are live, and were computed before.
                 scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], &self.input, n_expert) };
             }
             if let Some(scores) = &scores {
-                tier.scores(tag.layer, scores);
+                tier.cache.scores(tag.layer, scores);
             }
         }
         let elsewhere = Elsewhere { has: &|version| tier.has(version, &kinds), reads: &|slice| others.read(slice) };
@@ -319,7 +280,7 @@ impl Offload {
         let result = unsafe { self.products(experts, tier, beside, &step, &kinds, nodes) };
         // Uploads may still be reading these.
         tier.hold(beside.host.finish(step));
-        tier.leave(&self.compute);
+        tier.leave(&self.launch.stream);
         result
     }
 
@@ -334,70 +295,52 @@ impl Offload {
         kinds: &[SliceKind],
         nodes: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
-        let Beside { host, routers, others, .. } = beside;
+        let host = &mut *beside.host;
         let missing = pin_present(tier, step, kinds, &self.chosen);
-        let kinds_of: Vec<Option<SliceKind>> =
+        let with_kind = |&node: &*mut ggml_tensor| {
             // SAFETY: nodes of a live graph.
-            nodes.iter().map(|&node| unsafe { self.product(node) }.map(|tag| tag.kind)).collect();
+            (node, unsafe { self.product(node) }.map(|tag| tag.kind))
+        };
+        let region: Vec<Node> = nodes.iter().map(with_kind).collect();
         // SAFETY: by the caller.
-        let mut help = unsafe { self.divide(host, tier, step, &missing, Region { nodes, kinds: &kinds_of }) };
+        let mut help = unsafe { self.divide(host, tier, step, &missing, &region) };
         let is_helped = |used: &Used| help.as_ref().is_some_and(|help| help.experts.contains(used));
         let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
         let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
         for &used in &copied {
             tier.acquire(step.version(used), host.layout().kinds(step.layer));
         }
-        // SAFETY: nodes of a live graph.
         let products: Vec<*mut ggml_tensor> =
-            unsafe { nodes.iter().copied().filter(|&node| self.product(node).is_some()).collect() };
+            region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
         let (present, coming) = by_place(tier, step, kinds, &used, &copied);
         // Rows of experts that are left out are zero.
         let skipped: Vec<Pair> =
             step.skipped.iter().flat_map(|&index| self.chosen.routing.pairs_of(index).iter().copied()).collect();
-        let foreseen = Foreseen { products: &products, present: &present, coming: &coming, skipped: &skipped };
         // SAFETY: by the caller.
-        unsafe { self.launch.prepare(&self.compute, tier, &self.chosen.routing, &foreseen)? };
+        unsafe { self.launch.prepare(tier, &self.chosen.routing, &products, &present, &coming, &skipped)? };
         let mut uploads = Uploads::new(step, kinds, &copied);
         // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
         unsafe { uploads.pump(host, tier) };
         tier.measure_link();
         let part = Part { step, used, coming };
         // SAFETY: nodes of a live graph.
-        for stage in unsafe { self.stages(nodes) } {
+        for stage in unsafe { stages(&region) } {
             // SAFETY: by the caller.
             unsafe {
                 for &(node, _) in &stage.products {
-                    self.launch.zero(&self.compute, tier, &self.chosen.routing, node, &skipped)?;
+                    self.launch.zero(tier, &self.chosen.routing, node, &skipped)?;
                 }
-                self.stage(experts, (host, others), tier, &part, &stage, &mut uploads, &mut help)?;
+                self.stage(experts, beside, tier, &part, &stage, &mut uploads, &mut help)?;
                 for &node in &stage.plain {
-                    self.launch.plain(&self.compute, tier, node)?;
+                    self.launch.plain(tier, node)?;
                 }
             }
         }
-        self.launch.submit(&self.compute, tier)?;
+        self.launch.submit(tier)?;
         if self.chosen.is_single() && !self.chosen.is_again() {
-            self.look_ahead(tier, (host, others), routers, step);
+            self.look_ahead(tier, beside, step);
         }
         // SAFETY: by the caller.
-        unsafe { self.finish_help(host, tier, step, &mut help, &mut uploads)? };
-        Ok(())
+        unsafe { self.finish_help(beside.host, tier, step, help, &mut uploads) }
     }
-
-    fn should_abort(&self) -> bool {
-        let (callback, data) = self.abort;
-        // SAFETY: llama.cpp keeps callback and data valid as long as the context.
-        callback.is_some_and(|callback| unsafe { callback(data) })
-    }
-}
-
-/// The stream has been waited for: the host gets back what uploads were reading.
-fn give_back(host: &mut Host, tier: &mut Tier) {
-    let (pins, staged) = tier.settled();
-    take_back(host, pins, staged);
-}
-
-fn take_back(host: &mut Host, pins: Vec<SlotId>, staged: Vec<SliceId>) {
-    host.unpin(pins);
-    staged.into_iter().for_each(|slice| host.release(slice));
 }

@@ -4,9 +4,6 @@ use std::cell::RefCell;
 
 use ggml_sys::llama::{GGML_STATUS_ALLOC_FAILED, ggml_status};
 
-/// A step that did not succeed: ggml's status for it.
-pub(super) type Failed = ggml_status;
-
 thread_local! {
     /// ggml computes a graph on the thread that evaluates the batch.
     static REASON: RefCell<Option<String>> = const { RefCell::new(None) };

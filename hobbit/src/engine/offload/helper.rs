@@ -6,29 +6,24 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use super::graph::tensor_at;
+use crate::engine::ggml::{Buffer, Stream};
+use crate::engine::graph::tensor_at;
 use crate::engine::inner::Inner;
-use crate::engine::tier::stream::Stream;
 use crate::expert::SliceKind;
 use crate::gguf::SliceShape;
 
-/// A layer's region, as the helper sees it.
-#[derive(Clone, Copy)]
-pub(super) struct Region<'a> {
-    /// Its nodes, the last of which is the last product.
-    pub(super) nodes: &'a [*mut ggml_tensor],
-    /// Of each node: which matrix it multiplies by, if it is a product.
-    pub(super) kinds: &'a [Option<SliceKind>],
-}
+/// A node of a layer's region, and which matrix it multiplies by, if it is a product. The last one is the last product.
+pub(super) type Node = (*mut ggml_tensor, Option<SliceKind>);
 
 /// A CPU backend for single rows.
 pub(super) struct Helper {
     inner: Inner,
-    buffer: NonNull<llama::ggml_backend_buffer>,
+    /// What ordinary memory is said to be in.
+    buffer: Buffer,
     /// Copies of tensors on the device that regions read and nobody writes: biases.
     leaves: HashMap<usize, Vec<u8>>,
     n_threads: c_int,
@@ -40,9 +35,9 @@ unsafe impl Send for Helper {}
 impl Helper {
     /// `None` when ggml refuses a CPU backend.
     pub(super) fn new() -> Option<Self> {
-        // SAFETY: a buffer of ordinary memory; the result is checked.
-        let buffer = unsafe { llama::ggml_backend_buft_alloc_buffer(llama::ggml_backend_cpu_buffer_type(), 64) };
-        Some(Self { inner: Inner::new()?, buffer: NonNull::new(buffer)?, leaves: HashMap::new(), n_threads: 0 })
+        // SAFETY: takes nothing.
+        let buffer = Buffer::new(unsafe { llama::ggml_backend_cpu_buffer_type() }, 64)?;
+        Some(Self { inner: Inner::new()?, buffer, leaves: HashMap::new(), n_threads: 0 })
     }
 
     pub(super) fn set_n_threads(&mut self, n_threads: c_int) {
@@ -56,13 +51,13 @@ impl Helper {
     ///
     /// # Safety
     /// Nodes of a live graph.
-    pub(super) unsafe fn can(region: Region) -> bool {
-        let Some(&first) = region.nodes.first() else { return false };
+    pub(super) unsafe fn can(region: &[Node]) -> bool {
+        let Some(&(first, _)) = region.first() else { return false };
         let mut known: Vec<*const ggml_tensor> = Vec::new();
         // SAFETY: by the caller; sources of a live node are live.
         unsafe {
             let input = (*first).src[1];
-            for (&node, kind) in region.nodes.iter().zip(region.kinds) {
+            for &(node, kind) in region {
                 let node = &*node;
                 let is_row = |src: *mut ggml_tensor| src == input || known.contains(&src.cast_const());
                 let [a, b, ids] = [node.src[0], node.src[1], node.src[2]];
@@ -95,7 +90,7 @@ impl Helper {
     pub(super) unsafe fn row(
         &mut self,
         stream: &Stream,
-        region: Region,
+        region: &[Node],
         input: &mut [f32],
         expert: u16,
         weights: &dyn Fn(SliceKind) -> (*const u8, SliceShape),
@@ -106,10 +101,10 @@ impl Helper {
         let mut index = [i32::from(expert); 4];
         // SAFETY: by the caller; memory, ids and weights outlive the run below.
         unsafe {
-            let first = region.nodes[0];
+            let (first, _) = region[0];
             let row = self.floats((*first).src[1], input.as_mut_ptr());
             rows.insert((*first).src[1] as usize, row);
-            for (&node, kind) in region.nodes.iter().zip(region.kinds) {
+            for &(node, kind) in region {
                 let original = &*node;
                 if original.op == llama::GGML_OP_VIEW {
                     let whole = rows[&(original.view_src as usize)];
@@ -127,7 +122,7 @@ impl Helper {
                 made.flags = original.flags;
                 match kind {
                     Some(kind) => {
-                        let (data, shape) = weights(*kind);
+                        let (data, shape) = weights(kind);
                         let ne = [shape.ne0 as i64, shape.ne1 as i64, 1, 1];
                         let type_ = shape.dtype.id() as llama::ggml_type;
                         let slice = self.host(type_, ne, data.cast_mut());
@@ -169,7 +164,7 @@ impl Helper {
     }
 
     fn host(&self, type_: llama::ggml_type, ne: [i64; 4], data: *mut u8) -> ggml_tensor {
-        tensor_at(type_, ne, data, self.buffer.as_ptr(), None)
+        tensor_at(type_, ne, data, self.buffer.raw(), None)
     }
 
     /// # Safety
@@ -180,21 +175,14 @@ impl Helper {
         let bytes = self.leaves.entry(ptr::from_ref(tensor) as usize).or_insert_with(|| {
             // SAFETY: as above; the stream is waited for before the bytes are used.
             unsafe {
-                let mut bytes = vec![0; llama::ggml_nbytes(tensor)];
-                stream.get(tensor, bytes.as_mut_ptr().cast(), 0, bytes.len());
+                let mut bytes: Vec<u8> = vec![0; llama::ggml_nbytes(tensor)];
+                stream.get(tensor, &mut bytes);
                 stream.synchronize();
                 bytes
             }
         });
         let data = bytes.as_mut_ptr();
         self.host(tensor.type_, tensor.ne, data)
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, freed once.
-        unsafe { llama::ggml_backend_buffer_free(self.buffer.as_ptr()) };
     }
 }
 

@@ -11,9 +11,35 @@ const ROW_ALIGNMENT: usize = 64;
 /// Gathered rows and their results that one group may have, in bytes (more only where one expert alone has more).
 const GATHER_BYTES_MAX: usize = 32 << 20;
 
-/// A gathered row and its result, in bytes.
-pub(super) fn row_bytes(input: &ggml_tensor, output: &ggml_tensor) -> usize {
-    (input.ne[0] + output.ne[0]) as usize * size_of::<f32>()
+/// How one node multiplies rows of some experts, with the indices that it reads.
+pub(super) enum Form {
+    /// Every row at once: the node as it came, on slots.
+    Whole(Vec<u8>),
+    /// A single token's rows in place: the first rank, and the slots of this one and the next ones.
+    InPlace(i64, Vec<u8>),
+    /// So many rows of a batch are gathered, multiplied and scattered.
+    Gathered(usize, [Vec<u8>; 3]),
+}
+
+/// How experts with these slots are multiplied. `is_shared`: the slots are rows of one tensor.
+pub(super) fn forms(
+    routing: &Routing,
+    input: &ggml_tensor,
+    output: &ggml_tensor,
+    members: &[(Used, u32)],
+    is_shared: bool,
+) -> impl Iterator<Item = Form> {
+    let is_whole = is_shared && members.len() == routing.needed.len();
+    let whole = is_whole.then(|| Form::Whole(whole_ids(routing, members)));
+    let members = if is_whole { &[] } else { members };
+    let (of_token, of_batch) = if routing.n_tokens == 1 { (members, &[][..]) } else { (&[][..], members) };
+    let runs = runs_of_ranks(routing, of_token).into_iter().map(|(first, slots)| Form::InPlace(first, slots));
+    let row_bytes = (input.ne[0] + output.ne[0]) as usize * size_of::<f32>();
+    let groups = groups_of_rows(routing, of_batch, row_bytes);
+    let ranks = input.ne[1];
+    let gathered =
+        groups.into_iter().map(move |pairs| Form::Gathered(pairs.len(), gather_indices(routing, &pairs, ranks)));
+    whole.into_iter().chain(runs).chain(gathered)
 }
 
 /// `n` gathered rows, and their results, in bytes.
@@ -22,7 +48,7 @@ pub(super) fn gathered_bytes(input: &ggml_tensor, output: &ggml_tensor, n: usize
 }
 
 /// The slot of every use, `[n_tokens][n_used]`.
-pub(super) fn whole_ids(routing: &Routing, members: &[(Used, u32)]) -> Vec<u8> {
+fn whole_ids(routing: &Routing, members: &[(Used, u32)]) -> Vec<u8> {
     let mut by_expert: Vec<i32> = Vec::new();
     for &(used, row) in members {
         let index = usize::from(used.index);
@@ -33,7 +59,7 @@ pub(super) fn whole_ids(routing: &Routing, members: &[(Used, u32)]) -> Vec<u8> {
 }
 
 /// Of a single token: neighbouring ranks together, as the first rank and their slots.
-pub(super) fn runs_of_ranks(routing: &Routing, members: &[(Used, u32)]) -> Vec<(i64, Vec<u8>)> {
+fn runs_of_ranks(routing: &Routing, members: &[(Used, u32)]) -> Vec<(i64, Vec<u8>)> {
     let mut ranks: Vec<(u32, u32)> = members
         .iter()
         .flat_map(|&(used, row)| routing.pairs_of(used.index).iter().map(move |pair| (pair.rank, row)))
@@ -46,7 +72,7 @@ pub(super) fn runs_of_ranks(routing: &Routing, members: &[(Used, u32)]) -> Vec<(
 }
 
 /// The uses of experts with their slots, as many experts at a time as may be gathered together.
-pub(super) fn groups_of_rows(routing: &Routing, members: &[(Used, u32)], row_bytes: usize) -> Vec<Vec<(Pair, u32)>> {
+fn groups_of_rows(routing: &Routing, members: &[(Used, u32)], row_bytes: usize) -> Vec<Vec<(Pair, u32)>> {
     let mut groups = Vec::new();
     let mut rest = members;
     while !rest.is_empty() {
@@ -65,7 +91,7 @@ pub(super) fn groups_of_rows(routing: &Routing, members: &[(Used, u32)], row_byt
 }
 
 /// Of uses: their rows among those of the input (`ranks` per token), their slots, and their rows in the product.
-pub(super) fn gather_indices(routing: &Routing, pairs: &[(Pair, u32)], ranks: i64) -> [Vec<u8>; 3] {
+fn gather_indices(routing: &Routing, pairs: &[(Pair, u32)], ranks: i64) -> [Vec<u8>; 3] {
     let n_used = routing.n_used as i64;
     let position = |pair: Pair, ranks: i64| i64::from(pair.token) * ranks + i64::from(pair.rank) % ranks;
     [

@@ -1,23 +1,26 @@
 //! A device with experts on it, as the rest of the engine knows it.
 
-use std::ffi::{CStr, CString};
 use std::ptr;
 
 use ggml_sys::backend as ffi;
 use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_tensor};
 
-use super::graph;
+use crate::engine::graph;
 
 /// A batch, for questions about batches.
 const SOME_ROWS: i64 = 8;
 
 /// A ggml device with experts on it. Leaked: devices live as long as the process.
 pub(in crate::engine) struct Wrapper {
-    pub(super) raw: ggml_backend_dev_t,
-    pub(super) inner: ggml_backend_dev_t,
-    pub(super) buffer_type: ggml_backend_buffer_type_t,
-    pub(super) name: CString,
-    pub(super) is_remote: bool,
+    /// What llama.cpp is given.
+    pub(in crate::engine) raw: ggml_backend_dev_t,
+    /// The device itself.
+    pub(in crate::engine) inner: ggml_backend_dev_t,
+    /// Where expert tensors of the device's layers are placed.
+    pub(in crate::engine) buffer_type: ggml_backend_buffer_type_t,
+    pub(in crate::engine) name: String,
+    /// Whether it is an RPC server's.
+    pub(in crate::engine) is_remote: bool,
 }
 
 // SAFETY: never written after it was made.
@@ -26,37 +29,6 @@ unsafe impl Send for Wrapper {}
 unsafe impl Sync for Wrapper {}
 
 impl Wrapper {
-    /// What llama.cpp is given.
-    pub(in crate::engine) fn raw(&self) -> ggml_backend_dev_t {
-        self.raw
-    }
-
-    /// The device itself.
-    pub(in crate::engine) fn inner(&self) -> ggml_backend_dev_t {
-        self.inner
-    }
-
-    /// Where expert tensors of the device's layers are placed.
-    pub(in crate::engine) fn buffer_type(&self) -> ggml_backend_buffer_type_t {
-        self.buffer_type
-    }
-
-    /// The device's name.
-    pub(in crate::engine) fn name(&self) -> String {
-        self.name.to_string_lossy().into_owned()
-    }
-
-    /// Whether it is an RPC server's.
-    pub(in crate::engine) fn is_remote(&self) -> bool {
-        self.is_remote
-    }
-
-    /// What the device says of itself.
-    pub(in crate::engine) fn description(&self) -> String {
-        // SAFETY: a registered device; its text is NUL-terminated and lives as long.
-        unsafe { CStr::from_ptr(llama::ggml_backend_dev_description(self.inner)) }.to_string_lossy().into_owned()
-    }
-
     /// Whether the device multiplies by weights `[ne0, ne1, n_expert]` of this type, for one token and for several, and
     /// gathers and scatters their rows.
     pub(in crate::engine) fn multiplies(&self, type_: llama::ggml_type, ne: [u64; 3]) -> bool {

@@ -14,9 +14,9 @@
 use std::collections::VecDeque;
 
 use super::idle::Idle;
-use super::stream::Stream;
 use super::{Destination, Tier};
 use crate::cache::{Cache, SlotId};
+use crate::engine::ggml::Stream;
 use crate::engine::host_reads::Host;
 use crate::expert::{ExpertId, SliceId, Version};
 use crate::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
@@ -37,7 +37,7 @@ const MISSED_AGAIN: f64 = 0.5;
 /// What is copied ahead to one device.
 pub(in crate::engine) struct UploadsAhead {
     planner: Prefetcher,
-    pub(in crate::engine) idle: Idle,
+    pub(super) idle: Idle,
     /// In the order of submission.
     underway: VecDeque<Underway>,
     /// Nothing of it was on the link when the running layer began.
@@ -71,13 +71,13 @@ impl UploadsAhead {
     }
 
     /// Whether every upload after `waited` up to `submitted` is ahead of need.
-    pub(in crate::engine) fn are_all(&self, waited: u64, submitted: u64) -> bool {
+    pub(super) fn are_all(&self, waited: u64, submitted: u64) -> bool {
         let beyond = |own: &Underway| (own.last.min(submitted) + 1).saturating_sub(own.first.max(waited + 1));
         self.underway.iter().map(beyond).sum::<u64>() == submitted.saturating_sub(waited)
     }
 
     /// Uploads up to `done` have run: what the host may have back.
-    pub(in crate::engine) fn run_until(&mut self, done: u64) -> Vec<SlotId> {
+    pub(super) fn run_until(&mut self, done: u64) -> Vec<SlotId> {
         let n = self.underway.iter().take_while(|own| own.last <= done).count();
         self.underway.drain(..n).flat_map(|own| own.pins).collect()
     }
@@ -131,18 +131,13 @@ impl Tier {
         ahead.was_alone = ahead.underway.is_empty();
     }
 
-    /// Whether experts are copied ahead of need.
-    pub(in crate::engine) fn copies_ahead(&self) -> bool {
-        self.ahead.is_some()
-    }
-
     /// All of a single token's layer has been submitted, whose router chose `chosen`: copies for the next layers.
     pub(in crate::engine) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, chosen: &Chosen) {
         let Some(mut ahead) = self.ahead.take() else { return };
         let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
         self.counters.ahead_used += used.iter().filter(|used| ahead.planner.is_outstanding(**used)).count() as u64;
         ahead.planner.settle(step.layer, &chosen.of_token(), &used, false);
-        let own_bytes = self.uploaded_in_region();
+        let own_bytes = self.counters.uploaded_bytes - self.before.1;
         ahead.planner.estimates = ahead.idle.estimates(own_bytes);
         let queued_bytes = ahead.underway.iter().filter(|own| own.layer != step.layer && !own.is_over);
         let link = Link { queued_bytes: queued_bytes.map(|own| own.bytes).sum(), ..Link::default() };
@@ -165,7 +160,7 @@ impl Tier {
         });
         self.cache.unshield_all();
         let is_alone = ahead.was_alone && found.as_ref().is_none_or(|(_, loads)| loads.is_empty());
-        ahead.idle.submitted(own_bytes, is_alone && !self.was_measured());
+        ahead.idle.submitted(own_bytes, is_alone && self.unmeasured > 0);
         if let Some((likely, loads)) = found {
             self.shield(&ahead, likely);
             for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
@@ -205,7 +200,7 @@ impl Tier {
         if taken.is_empty() {
             return;
         }
-        let first = self.submitted() + 1;
+        let first = self.submitted + 1;
         let bytes = loads.iter().map(|load| load.bytes).sum();
         for &kind in &kinds {
             for &(version, used, slot) in &taken {
@@ -216,7 +211,7 @@ impl Tier {
             }
         }
         self.counters.ahead += taken.len() as u64;
-        ahead.underway.push_back(Underway { first, last: self.submitted(), layer, bytes, pins, is_over: false });
+        ahead.underway.push_back(Underway { first, last: self.submitted, layer, bytes, pins, is_over: false });
     }
 
     /// A layer has been submitted to `compute`. Copies for layers before it that nobody has used have had a layer's time:
@@ -230,7 +225,7 @@ impl Tier {
     }
 
     /// A token, or a batch, is over.
-    pub(in crate::engine) fn end_ahead(&mut self) {
+    pub(super) fn end_ahead(&mut self) {
         let Some(ahead) = &mut self.ahead else { return };
         ahead.planner.abandon();
         ahead.is_over(None);

@@ -2,11 +2,9 @@
 
 use std::time::Instant;
 
-use ggml_sys::llama;
-
-use super::{Destination, InBuffer, StagingState, Tier, UploadSource, Weights, ZEROS, padding_bytes};
+use super::{Destination, Memory, StagingState, Tier, Weights, ZEROS, padding_bytes};
 use crate::cache::SliceState;
-use crate::engine::tier::stream::Stream;
+use crate::engine::ggml::Stream;
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::gguf::SliceShape;
 
@@ -59,7 +57,7 @@ impl Tier {
                 }
                 self.staging[slot] = StagingState::Taken;
                 self.staged.insert(slice, (slot, shape.clone()));
-                (self.memory.staging_tensor(), slot * self.memory.staging_stride())
+                (self.memory.staging, slot * self.memory.staging_stride)
             }
         };
         // SAFETY: the tensor has room for the slot; the bytes are valid by the caller. Zeros are static.
@@ -83,8 +81,8 @@ impl Tier {
     }
 
     /// The upload just started reads a staging slot of the host.
-    pub(in crate::engine) fn hold_staged(&mut self, slice: SliceId) {
-        self.held.push_back(UploadSource { upload: self.submitted, slice });
+    pub(super) fn hold_staged(&mut self, slice: SliceId) {
+        self.held.push_back((self.submitted, slice));
     }
 
     /// Where a slice is on the device, once its upload has been submitted.
@@ -97,12 +95,10 @@ impl Tier {
             return Some(Weights::Shared { tensor: share.tensor(slice.kind), row: slot.index - share.first });
         }
         let (slot, shape) = self.staged.get(&slice)?;
-        let ne = [shape.ne0 as i64, shape.ne1 as i64];
-        let type_ = shape.dtype.id() as llama::ggml_type;
-        let staging = self.memory.staging_tensor();
+        let Memory { staging, staging_stride, .. } = self.memory;
         // SAFETY: the staging tensor is live.
-        let place = InBuffer { buffer: unsafe { (*staging).buffer }, whole: Some(staging) };
-        Some(Weights::Single { data: self.memory.staging_address(*slot), place, type_, ne })
+        let (base, buffer) = unsafe { ((*staging).data.cast::<u8>(), (*staging).buffer) };
+        Some(Weights::of(shape, base.wrapping_add(slot * staging_stride), buffer, Some(staging)))
     }
 
     /// Whether the compute stream would have to wait for a slice.
@@ -123,7 +119,7 @@ impl Tier {
     }
 
     /// The same of the upload of this number.
-    pub(in crate::engine) fn wait_for_upload(&mut self, compute: &Stream, upload: u64) {
+    pub(super) fn wait_for_upload(&mut self, compute: &Stream, upload: u64) {
         if upload <= self.waited {
             return;
         }
@@ -131,11 +127,6 @@ impl Tier {
             compute.wait(event);
         }
         self.waited = upload;
-    }
-
-    /// Uploads submitted so far.
-    pub(in crate::engine) fn submitted(&self) -> u64 {
-        self.submitted
     }
 
     /// The product of a staged slice has been submitted to `compute`: its slot may be overwritten once that has run.

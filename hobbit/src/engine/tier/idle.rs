@@ -9,7 +9,7 @@ const NEVER_SECONDS: f64 = 1e-9;
 
 /// Running means of the link's speed and of its idle time per layer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::engine) struct Idle {
+pub(super) struct Idle {
     byte: RunningMean,
     /// After layers without copies of their own, and after layers with some: behind these little is left to compute.
     per_layer: [RunningMean; 2],
@@ -26,7 +26,7 @@ struct Running {
 
 impl Idle {
     /// So many bytes came over the link in so many seconds.
-    pub(in crate::engine) fn observe_link(&mut self, bytes: u64, seconds: f64) {
+    pub(super) fn observe_link(&mut self, bytes: u64, seconds: f64) {
         if bytes > 0 {
             self.byte.add(seconds / bytes as f64);
         }

@@ -1,21 +1,52 @@
-//! How fast copies and the CPU are: what the balancer and copies ahead of need go by.
+//! How fast copies and the CPU are, by the device's own time where it keeps one: what the balancer and copies ahead of
+//! need go by.
+
+use std::time::Instant;
+
+use ggml_sys::llama::{self, ggml_backend_dev_t};
 
 use super::Tier;
-use crate::load::balance::Balancer;
 
 /// The link is measured in one of so many regions with uploads, beside a CPU helper.
 const LINK_SAMPLE: u32 = 32;
 
 /// The same where only copies ahead of need go by it.
-pub(in crate::engine) const LINK_SAMPLE_ALONE: u32 = 256;
+pub(super) const LINK_SAMPLE_ALONE: u32 = 256;
 
-impl Tier {
-    /// Lets the CPU compute misses.
-    pub(in crate::engine) fn set_helper(&mut self, balancer: Balancer, threads: Option<u16>) {
-        self.balancer = Some(balancer);
-        self.helper_threads = threads;
+/// Seconds since some moment; not a number for a device that has no time of its own.
+type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
+
+/// The time that a device keeps: its own where it has one, as the tests' device does, otherwise the host's.
+pub(super) struct Clock {
+    dev: ggml_backend_dev_t,
+    own: Option<Seconds>,
+    began: Instant,
+}
+
+impl Clock {
+    pub(in crate::engine) fn of(dev: ggml_backend_dev_t) -> Self {
+        // SAFETY: a registered device; what its registry has under this name is such a function.
+        let own = unsafe {
+            let reg = llama::ggml_backend_dev_backend_reg(dev);
+            let address = llama::ggml_backend_reg_get_proc_address(reg, c"hobbit_device_seconds".as_ptr());
+            (!address.is_null()).then(|| std::mem::transmute::<*mut std::ffi::c_void, Seconds>(address))
+        };
+        // SAFETY: the device is live as long as the process.
+        let own = own.filter(|seconds| !unsafe { seconds(dev) }.is_nan());
+        Self { dev, own, began: Instant::now() }
     }
 
+    /// Seconds since some moment. A clock of the device's own may be set back.
+    pub(in crate::engine) fn seconds(&self) -> f64 {
+        match self.own {
+            // SAFETY: as above.
+            Some(seconds) => unsafe { seconds(self.dev) },
+            None => self.began.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+impl Tier {
     /// Whether the CPU may compute misses.
     pub(in crate::engine) fn has_helper(&self) -> bool {
         self.balancer.is_some() && self.is_divided()
@@ -38,22 +69,12 @@ impl Tier {
         }
     }
 
-    pub(in crate::engine) fn link_sample(&self) -> u32 {
+    pub(super) fn link_sample(&self) -> u32 {
         match (&self.balancer, &self.ahead) {
             (Some(_), _) => LINK_SAMPLE,
             (None, Some(_)) => LINK_SAMPLE_ALONE,
             (None, None) => u32::MAX,
         }
-    }
-
-    /// Whether the link was measured with the running region's uploads.
-    pub(in crate::engine) fn was_measured(&self) -> bool {
-        self.unmeasured == 0
-    }
-
-    /// Bytes of the running region's uploads so far.
-    pub(in crate::engine) fn uploaded_in_region(&self) -> u64 {
-        self.counters.uploaded_bytes - self.before.1
     }
 
     /// The CPU has computed experts.

@@ -5,11 +5,11 @@ use ggml_sys::llama::ggml_tensor;
 use std::rc::Rc;
 
 use super::Tier;
-use crate::engine::tier::stream::{Event, Stream};
+use crate::engine::ggml::{Event, Stream};
 use crate::expert::SliceKind;
 
 /// A stream that computes with layers that are here as a whole.
-pub(in crate::engine) struct Loan {
+pub(super) struct Loan {
     user: usize,
     is_running: bool,
     /// How far it had come.
@@ -17,11 +17,6 @@ pub(in crate::engine) struct Loan {
 }
 
 impl Tier {
-    /// Every expert of the layer is in the slot of its number: [`Tier::fill`] was called for all, in order.
-    pub(in crate::engine) fn set_complete(&mut self, layer: u16) {
-        self.complete.insert(layer);
-    }
-
     /// The tensor of all experts of a layer, if it is on the device as a whole.
     pub(in crate::engine) fn complete(&self, layer: u16, kind: SliceKind) -> Option<*mut ggml_tensor> {
         if self.complete.contains(&layer) { self.memory.only_tensor(layer, kind) } else { None }
@@ -43,18 +38,13 @@ impl Tier {
         }
     }
 
-    /// Bytes that the slots are to have as soon as no layer is lent, if these are others than they have.
-    pub(in crate::engine) fn pending(&self) -> Option<u64> {
-        self.pending
-    }
-
     /// Whether a graph is being submitted that reads [`Tier::complete`] tensors.
     pub(in crate::engine) fn is_lent(&self) -> bool {
         self.loans.iter().any(|loan| loan.is_running)
     }
 
     /// A layer is no longer here as a whole. `false`, and no change, while it is lent.
-    pub(in crate::engine) fn dissolve(&mut self, layer: u16) -> bool {
+    pub(super) fn dissolve(&mut self, layer: u16) -> bool {
         if !self.complete.contains(&layer) {
             return true;
         }

@@ -2,15 +2,15 @@
 //! allocate a layer's experts, and one block for the staging slots.
 
 use std::collections::BTreeMap;
-use std::ffi::CStr;
-use std::ptr::NonNull;
+use std::ptr;
 
-use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_tensor};
+use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 
 use super::{Share, padding_bytes};
 use crate::cache::{Cache, ShareId};
+use crate::engine::ggml::{self, Buffer, Context};
 use crate::expert::SliceKind;
-use crate::gguf::{Catalog, ExpertClass};
+use crate::gguf::{Catalog, ExpertClass, SliceShape};
 
 /// Staging slots start at multiples of so many bytes, more than any backend's alignment.
 const STAGING_ALIGNMENT: u64 = 512;
@@ -24,57 +24,8 @@ pub(in crate::engine) struct Refused {
     pub(in crate::engine) is_staging: bool,
 }
 
-/// One allocation and the tensors in it.
-struct Block {
-    context: NonNull<llama::ggml_context>,
-    buffer: Option<NonNull<llama::ggml_backend_buffer>>,
-}
-
-impl Block {
-    /// A block for `n` tensors, without memory yet.
-    fn new(n: usize) -> Option<Self> {
-        // SAFETY: a plain constructor; the result is checked.
-        let context = unsafe {
-            llama::ggml_init(llama::ggml_init_params {
-                mem_size: n.max(1) * llama::ggml_tensor_overhead(),
-                mem_buffer: std::ptr::null_mut(),
-                no_alloc: true,
-            })
-        };
-        Some(Self { context: NonNull::new(context)?, buffer: None })
-    }
-
-    fn tensor(&self, type_: llama::ggml_type, ne: [i64; 3]) -> *mut ggml_tensor {
-        // SAFETY: the context has room for as many tensors as it was made for.
-        unsafe { llama::ggml_new_tensor_3d(self.context.as_ptr(), type_, ne[0], ne[1], ne[2]) }
-    }
-
-    fn allocate(&mut self, buft: ggml_backend_buffer_type_t, usage: llama::ggml_backend_buffer_usage) -> bool {
-        // SAFETY: context and buffer type are live; the result is checked.
-        unsafe {
-            let buffer = llama::ggml_backend_alloc_ctx_tensors_from_buft(self.context.as_ptr(), buft);
-            self.buffer = NonNull::new(buffer);
-            if let Some(buffer) = self.buffer {
-                llama::ggml_backend_buffer_set_usage(buffer.as_ptr(), usage);
-                // Kernels read on behind the last row of a slot, and what is there must not be NaN.
-                llama::ggml_backend_buffer_clear(buffer.as_ptr(), 0);
-            }
-        }
-        self.buffer.is_some()
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: both were made here and are freed once, the buffer before the tensors in it.
-        unsafe {
-            if let Some(buffer) = self.buffer {
-                llama::ggml_backend_buffer_free(buffer.as_ptr());
-            }
-            llama::ggml_free(self.context.as_ptr());
-        }
-    }
-}
+/// One allocation, and the tensors in it.
+type Block = (Buffer, Context);
 
 /// See the [module](self).
 pub(in crate::engine) struct Memory {
@@ -82,9 +33,9 @@ pub(in crate::engine) struct Memory {
     /// By pool.
     classes: Vec<ExpertClass>,
     shares: BTreeMap<(u16, u16), Share>,
-    staging: *mut ggml_tensor,
-    staging_stride: usize,
-    n_staging: usize,
+    pub(super) staging: *mut ggml_tensor,
+    pub(super) staging_stride: usize,
+    pub(super) n_staging: usize,
     /// Slots, by layer.
     blocks: BTreeMap<u16, Block>,
     _staging_block: Option<Block>,
@@ -111,14 +62,14 @@ impl Memory {
             memory.allocate_layer(layer.layer, cache)?;
         }
         let staging_stride = staging_stride(&catalog.classes);
-        let mut block = Block::new(1).ok_or(Refused { bytes: 0, is_staging: true })?;
+        let refused = |bytes| Refused { bytes, is_staging: true };
+        let context = Context::new(1, 0).ok_or(refused(0))?;
         // One at least: every version may lose its slot, when memory runs short.
         let n_staging = n_staging.max(1);
         let bytes = staging_stride * n_staging as u64;
-        memory.staging = block.tensor(llama::GGML_TYPE_I8, [bytes as i64, 1, 1]);
-        memory.allocate_block(&mut block, bytes).map_err(|refused| Refused { is_staging: true, ..refused })?;
+        memory.staging = context.tensor(llama::GGML_TYPE_I8, [bytes as i64, 1, 1]);
+        memory._staging_block = Some(memory.block(context).ok_or(refused(bytes))?);
         (memory.staging_stride, memory.n_staging) = (staging_stride as usize, n_staging);
-        memory._staging_block = Some(block);
         Ok(memory)
     }
 
@@ -126,47 +77,59 @@ impl Memory {
     ///
     /// # Errors
     /// The device refuses; the layer then has no memory.
-    pub(in crate::engine) fn allocate_layer(&mut self, layer: u16, cache: &Cache) -> Result<(), Refused> {
+    pub(super) fn allocate_layer(&mut self, layer: u16, cache: &Cache) -> Result<(), Refused> {
         self.blocks.remove(&layer);
+        self.shares.retain(|(other, _), _| *other != layer);
         let of_layer = |pool: u16| (pool, cache.slots_of_share(ShareId { pool, layer }));
-        let all = (0..self.classes.len() as u16).map(of_layer);
-        (0..self.classes.len() as u16).for_each(|pool| drop(self.shares.remove(&(layer, pool))));
-        let ours: Vec<_> = all.filter(|(_, slots)| !slots.is_empty()).collect();
+        let ours: Vec<_> =
+            (0..self.classes.len() as u16).map(of_layer).filter(|(_, slots)| !slots.is_empty()).collect();
         if ours.is_empty() {
             return Ok(());
         }
-        let mut block = Block::new(ours.len() * SliceKind::COUNT).ok_or(Refused { bytes: 0, is_staging: false })?;
+        let refused = |bytes| Refused { bytes, is_staging: false };
+        let context = Context::new(ours.len() * SliceKind::COUNT, 0).ok_or(refused(0))?;
         let mut bytes = 0;
         let mut shares = Vec::new();
         for (pool, slots) in ours {
             let class = &self.classes[usize::from(pool)];
-            let n_slots = slots.len() as u32;
-            bytes += class.bytes() * u64::from(n_slots);
-            let tensor = |slice: &crate::gguf::SliceShape| {
-                let ne = [slice.ne0 as i64, slice.ne1 as i64, i64::from(n_slots)];
-                (slice.kind, block.tensor(slice.dtype.id() as llama::ggml_type, ne))
+            bytes += class.bytes() * slots.len() as u64;
+            let tensor = |slice: &SliceShape| {
+                let ne = [slice.ne0 as i64, slice.ne1 as i64, slots.len() as i64];
+                (slice.kind, context.tensor(slice.dtype.id() as llama::ggml_type, ne))
             };
-            shares.push(((layer, pool), Share::new(slots.start, class.slices.iter().map(tensor).collect())));
+            shares.push((
+                (layer, pool),
+                Share { first: slots.start, tensors: class.slices.iter().map(tensor).collect() },
+            ));
         }
-        self.allocate_block(&mut block, bytes)?;
-        self.blocks.insert(layer, block);
+        self.blocks.insert(layer, self.block(context).ok_or(refused(bytes))?);
         self.shares.extend(shares);
         Ok(())
     }
 
-    fn allocate_block(&self, block: &mut Block, bytes: u64) -> Result<(), Refused> {
+    /// Memory for the tensors of a context. `None` when the device refuses it.
+    fn block(&self, context: Context) -> Option<Block> {
         // SAFETY: a registered device.
-        let buft = unsafe { llama::ggml_backend_dev_buffer_type(self.dev) };
-        if block.allocate(buft, usage_of(self.dev)) { Ok(()) } else { Err(Refused { bytes, is_staging: false }) }
+        let buffer = context.allocate(unsafe { llama::ggml_backend_dev_buffer_type(self.dev) })?;
+        // Slots are weights, except on an RPC server: it would keep a copy on disk of every weight that is sent.
+        if !ggml::is_remote(self.dev) {
+            // SAFETY: the buffer is live.
+            unsafe {
+                llama::ggml_backend_buffer_set_usage(buffer.raw(), llama::GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+            }
+        }
+        // Kernels read on behind the last row of a slot, and what is there must not be NaN.
+        buffer.fill(0);
+        Some((buffer, context))
     }
 
     /// No slots at all.
     pub(in crate::engine) fn none() -> Self {
         Self {
-            dev: std::ptr::null_mut(),
+            dev: ptr::null_mut(),
             classes: Vec::new(),
             shares: BTreeMap::new(),
-            staging: std::ptr::null_mut(),
+            staging: ptr::null_mut(),
             staging_stride: 0,
             n_staging: 0,
             blocks: BTreeMap::new(),
@@ -179,15 +142,15 @@ impl Memory {
         self.classes[usize::from(pool)].bytes()
     }
 
-    pub(in crate::engine) fn share(&self, layer: u16, pool: u16) -> &Share {
+    pub(super) fn share(&self, layer: u16, pool: u16) -> &Share {
         self.shares.get(&(layer, pool)).expect("slots are handed out for shares that have memory")
     }
 
-    /// Layers with one share, if `all` experts have slots.
-    pub(in crate::engine) fn layers_of_one_share(&self, all: bool) -> Vec<u16> {
+    /// Layers with one share.
+    pub(super) fn layers_of_one_share(&self) -> Vec<u16> {
         let mut layers: Vec<u16> = self.shares.keys().map(|(layer, _)| *layer).collect();
         layers.dedup();
-        layers.retain(|&layer| all && self.only_share(layer).is_some());
+        layers.retain(|&layer| self.only_share(layer).is_some());
         layers
     }
 
@@ -197,30 +160,8 @@ impl Memory {
     }
 
     /// The tensor of a layer that has one share.
-    pub(in crate::engine) fn only_tensor(&self, layer: u16, kind: SliceKind) -> Option<*mut ggml_tensor> {
+    pub(super) fn only_tensor(&self, layer: u16, kind: SliceKind) -> Option<*mut ggml_tensor> {
         self.only_share(layer).map(|share| share.tensor(kind))
-    }
-
-    pub(in crate::engine) fn kinds(&self, layer: u16, pool: u16) -> Vec<SliceKind> {
-        self.share(layer, pool).kinds().collect()
-    }
-
-    pub(in crate::engine) fn staging_tensor(&self) -> *mut ggml_tensor {
-        self.staging
-    }
-
-    pub(in crate::engine) fn staging_stride(&self) -> usize {
-        self.staging_stride
-    }
-
-    pub(in crate::engine) fn n_staging(&self) -> usize {
-        self.n_staging
-    }
-
-    /// First byte of a staging slot, on the device.
-    pub(in crate::engine) fn staging_address(&self, slot: usize) -> *mut u8 {
-        // SAFETY: the tensor is live as long as this value.
-        unsafe { (*self.staging).data.cast::<u8>().wrapping_add(slot * self.staging_stride) }
     }
 }
 
@@ -229,21 +170,4 @@ pub(in crate::engine) fn staging_stride(classes: &[ExpertClass]) -> u64 {
     let slices = classes.iter().flat_map(|class| &class.slices);
     let largest = slices.map(|slice| slice.bytes + padding_bytes(slice) as u64).max().unwrap_or(0);
     largest.max(1).next_multiple_of(STAGING_ALIGNMENT)
-}
-
-/// Slots are weights, except on an RPC server: it would keep a copy on disk of every weight that is sent.
-fn usage_of(dev: ggml_backend_dev_t) -> llama::ggml_backend_buffer_usage {
-    match is_remote(dev) {
-        true => llama::GGML_BACKEND_BUFFER_USAGE_ANY,
-        false => llama::GGML_BACKEND_BUFFER_USAGE_WEIGHTS,
-    }
-}
-
-/// Whether the device is an RPC server's.
-pub(in crate::engine) fn is_remote(dev: ggml_backend_dev_t) -> bool {
-    // SAFETY: a registered device; names are NUL-terminated and static.
-    unsafe {
-        let reg = llama::ggml_backend_dev_backend_reg(dev);
-        !reg.is_null() && CStr::from_ptr(llama::ggml_backend_reg_name(reg)).to_bytes() == b"RPC"
-    }
 }

@@ -1,8 +1,8 @@
 //! What has run, and what the host may have back of it.
 
-use super::{StagingState, TIDY_UPLOADS, Tier, UploadSource};
-use crate::cache::SlotId;
-use crate::engine::tier::stream::Stream;
+use super::{StagingState, TIDY_UPLOADS, Tier};
+use crate::engine::ggml::Stream;
+use crate::engine::host_reads::Host;
 use crate::expert::SliceId;
 
 impl Tier {
@@ -13,7 +13,7 @@ impl Tier {
         self.waited = self.submitted;
         let event = self.events.record(compute);
         self.marks.push_back((self.submitted, event));
-        self.held.extend(slices.into_iter().map(|slice| UploadSource { upload: self.submitted, slice }));
+        self.held.extend(slices.into_iter().map(|slice| (self.submitted, slice)));
     }
 
     /// The stream `user` is about to use the tier, for a region of `layer` if any.
@@ -30,13 +30,13 @@ impl Tier {
         }
     }
 
-    /// Waits for all that was submitted for this tier. What the host may have back, as [`Tier::settled`].
-    pub(in crate::engine) fn rest(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+    /// Waits for all that was submitted for this tier.
+    pub(in crate::engine) fn rest(&mut self, host: &mut Host) {
         if let Some(fence) = self.fence.take() {
             fence.synchronize();
         }
         self.user = 0;
-        self.settled()
+        self.settled(host);
     }
 
     /// `user` is done with the tier for now.
@@ -45,22 +45,22 @@ impl Tier {
         self.fence = self.events.record(user);
     }
 
-    /// The compute stream has run all that was submitted to it: what it waited for is done, and nothing else is left to be
-    /// done. Returns what the host may have back: pins, and slices that were staged.
-    pub(in crate::engine) fn settled(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+    /// The compute stream has run all that was submitted to it: what it waited for is done, and nothing else is left to
+    /// be done. The host gets back what uploads were reading: pins, and slices that were staged.
+    pub(in crate::engine) fn settled(&mut self, host: &mut Host) {
         // Uploads for a product that never came (a failed batch, a later layer) have not been waited for.
         if self.submitted > self.waited {
             self.copy.synchronize();
             self.waited = self.submitted;
         }
-        self.settled_so_far()
+        self.settled_so_far(host);
     }
 
     /// As [`Tier::settled`], but what is copied for layers that have not run goes on.
-    pub(in crate::engine) fn settled_so_far(&mut self) -> (Vec<SlotId>, Vec<SliceId>) {
+    pub(in crate::engine) fn settled_so_far(&mut self, host: &mut Host) {
         let (waited, submitted) = (self.waited, self.submitted);
         if submitted > waited && !self.ahead.as_ref().is_some_and(|ahead| ahead.are_all(waited, submitted)) {
-            return self.settled();
+            return self.settled(host);
         }
         for pin in self.pins.drain(..) {
             self.cache.unpin(pin);
@@ -77,33 +77,31 @@ impl Tier {
             self.events.synchronize();
         }
         let staged = self.run_until(self.waited);
-        (std::mem::take(&mut self.host_pins), staged)
+        host.unpin(std::mem::take(&mut self.host_pins));
+        staged.into_iter().for_each(|slice| host.release(slice));
     }
 
     /// Uploads up to `upload` have run.
-    pub(in crate::engine) fn run_until(&mut self, upload: u64) -> Vec<SliceId> {
+    pub(super) fn run_until(&mut self, upload: u64) -> Vec<SliceId> {
         self.done = self.done.max(upload);
         let done = self.done;
         self.waited = self.waited.max(done);
         self.marks.retain(|(mark, _)| *mark > done);
         self.arrivals.retain(|_, mark| *mark > done);
         self.host_pins.extend(self.ahead.iter_mut().flat_map(|ahead| ahead.run_until(done)));
-        let mut released = Vec::new();
-        while self.held.front().is_some_and(|held| held.upload <= done) {
-            released.extend(self.held.pop_front().map(|held| held.slice));
-        }
-        released
+        let n = self.held.partition_point(|(upload, _)| *upload <= done);
+        self.held.drain(..n).map(|(_, slice)| slice).collect()
     }
 
     /// Whether an upload that may not have run reads a staging slot of the host.
     pub(in crate::engine) fn is_reading(&self, slice: SliceId) -> bool {
-        self.held.iter().any(|held| held.slice == slice)
+        self.held.iter().any(|(_, held)| *held == slice)
     }
 
     /// Waits on the host for the oldest upload that reads a staging slot of the host. The slices that it may have back;
     /// empty where none is on its way.
     pub(in crate::engine) fn wait_for_host_staging(&mut self) -> Vec<SliceId> {
-        let Some(upload) = self.held.front().map(|held| held.upload) else { return Vec::new() };
+        let Some(&(upload, _)) = self.held.front() else { return Vec::new() };
         if let Some((_, Some(event))) = self.marks.iter().find(|(mark, _)| *mark >= upload) {
             event.synchronize();
         }

@@ -4,8 +4,8 @@
 //! from the host as it is needed.
 
 use super::Tier;
-use super::stream::Stream;
 use crate::cache::{Cache, ShareId};
+use crate::engine::ggml::Stream;
 use crate::engine::log;
 use crate::expert::Precision;
 
@@ -66,7 +66,7 @@ impl Tier {
     /// as the device still has. What was in them is lost. How many bytes were freed: 0 where slots are in use.
     ///
     /// Nothing on the device may be reading or writing the layer's slots.
-    pub(in crate::engine) fn resize_layer(&mut self, layer: u16, size: impl Fn(u32, u32) -> u32) -> u64 {
+    pub(super) fn resize_layer(&mut self, layer: u16, size: impl Fn(u32, u32) -> u32) -> u64 {
         let shares = self.shares_of_layer(layer);
         if !shares.iter().all(|share| self.cache.is_share_idle(*share)) {
             return 0;

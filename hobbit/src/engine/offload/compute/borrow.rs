@@ -18,7 +18,7 @@ impl Offload {
         memories.catch_up();
         let mut borrowed = Vec::new();
         for (node, tag) in products {
-            let tier = memories.tier(self.wrapper.inner());
+            let tier = memories.tier(self.wrapper.inner);
             if let Some(weights) = tier.and_then(|tier| tier.complete(tag.layer, tag.kind)) {
                 memories.unseen.remove(&(tag.layer, tag.kind));
                 // SAFETY: by the caller.
@@ -28,8 +28,8 @@ impl Offload {
                 }
             }
         }
-        if let Some(tier) = memories.tier(self.wrapper.inner()).filter(|_| !borrowed.is_empty()) {
-            tier.lend(&self.compute);
+        if let Some(tier) = memories.tier(self.wrapper.inner).filter(|_| !borrowed.is_empty()) {
+            tier.lend(&self.launch.stream);
         }
         drop(guard);
         self.borrowed = borrowed;
@@ -50,8 +50,8 @@ impl Offload {
         }
         let mut guard = self.experts.as_ref().map(|experts| experts.memories());
         let memories = guard.as_mut().and_then(|guard| guard.as_mut());
-        if let Some(tier) = memories.and_then(|memories| memories.tier(self.wrapper.inner())) {
-            tier.returned(&self.compute);
+        if let Some(tier) = memories.and_then(|memories| memories.tier(self.wrapper.inner)) {
+            tier.returned(&self.launch.stream);
         }
     }
 
@@ -64,13 +64,13 @@ impl Offload {
         unsafe { self.return_complete() };
         let Some(experts) = &self.experts else { return false };
         let mut guard = experts.memories();
-        let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner()));
+        let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner));
         let Some((tier, beside)) = memories else { return false };
-        self.compute.synchronize();
-        tier.enter(&self.compute, None);
-        give_back(beside.host, tier);
-        let freed = tier.shrink(&self.compute, 0);
-        tier.leave(&self.compute);
+        self.launch.synchronize();
+        tier.enter(&self.launch.stream, None);
+        tier.settled(beside.host);
+        let freed = tier.shrink(&self.launch.stream, 0);
+        tier.leave(&self.launch.stream);
         freed > 0
     }
 }

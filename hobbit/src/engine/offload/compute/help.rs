@@ -4,7 +4,7 @@ use super::*;
 
 /// What the CPU is to compute of a region.
 pub(super) struct Help<'a> {
-    pub(super) region: Region<'a>,
+    pub(super) region: &'a [Node],
     /// Experts, most important first.
     pub(super) experts: Vec<Used>,
     /// The input of the region's first product, `[n_in, 1 or n_used]`.
@@ -26,12 +26,12 @@ impl Offload {
         tier: &mut Tier,
         step: &LayerStep,
         missing: &[Used],
-        region: Region<'a>,
+        region: &'a [Node],
     ) -> Option<Help<'a>> {
         let balancer = tier.balancer.as_mut()?;
-        // SAFETY: nodes of a live graph.
+        let kinds = || region.iter().filter_map(|(_, kind)| *kind);
         // A part of a layer has results besides the last product's.
-        let is_whole = region.kinds.iter().flatten().count() == host.layout().kinds(step.layer).len();
+        let is_whole = kinds().count() == host.layout().kinds(step.layer).len();
         // SAFETY: nodes of a live graph.
         if missing.is_empty() || !is_whole || self.chosen.routing.n_tokens != 1 || !unsafe { Helper::can(region) } {
             return None;
@@ -41,7 +41,7 @@ impl Offload {
             .iter()
             .map(|&used| {
                 let rank = self.chosen.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
-                let slices = region.kinds.iter().flatten().map(|&kind| SliceId { version: step.version(used), kind });
+                let slices = kinds().map(|kind| SliceId { version: step.version(used), kind });
                 Miss {
                     index: used.index,
                     bytes: slices.clone().map(|slice| host.shape(slice).bytes).sum(),
@@ -64,10 +64,10 @@ impl Offload {
         let bytes = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(|miss| miss.bytes).sum();
         // SAFETY: by the caller; the input was computed before, and is waited for.
         unsafe {
-            let tensor = &*(*region.nodes[0]).src[1];
+            let tensor = &*(*region[0].0).src[1];
             let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
-            self.compute.get(tensor, input.as_mut_ptr().cast(), 0, input.len() * size_of::<f32>());
-            self.compute.synchronize();
+            self.launch.stream.get(tensor, &mut input);
+            self.launch.synchronize();
             Some(Help { region, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
         }
     }
@@ -91,10 +91,10 @@ impl Offload {
             };
             // SAFETY: by the caller; host slots of a step are pinned.
             let row = unsafe {
-                let tensor = &*(*help.region.nodes[0]).src[1];
+                let tensor = &*(*help.region[0].0).src[1];
                 let n = tensor.ne[0] as usize;
                 let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
-                helper.row(&self.compute, help.region, &mut help.input[at..at + n], used.index, &weights)
+                helper.row(&self.launch.stream, help.region, &mut help.input[at..at + n], used.index, &weights)
             };
             help.rows.push((pair.rank, row.ok_or(GGML_STATUS_FAILED)?));
         }
@@ -111,22 +111,22 @@ impl Offload {
         host: &mut Host,
         tier: &mut Tier,
         step: &LayerStep,
-        help: &mut Option<Help>,
+        help: Option<Help>,
         uploads: &mut Uploads,
     ) -> Result<(), Failed> {
-        let Some(help) = help else { return Ok(()) };
+        let Some(mut help) = help else { return Ok(()) };
         // SAFETY: by the caller.
-        while unsafe { self.help_once(host, step, help)? } {
+        while unsafe { self.help_once(host, step, &mut help)? } {
             host.poll();
             // SAFETY: the host slots of the step are pinned until the uploads have run.
             unsafe { uploads.pump(host, tier) };
         }
-        let last = *help.region.nodes.last().expect("a region has a product");
+        let (last, _) = *help.region.last().expect("a region has a product");
         tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
-        for (rank, row) in help.rows.drain(..) {
+        for (rank, row) in help.rows {
             let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
             // SAFETY: the last product is allocated on the device and has the rank's row.
-            unsafe { self.launch.set(&self.compute, last, bytes, rank as usize * (*last).nb[1]) };
+            unsafe { self.launch.set(last, bytes, rank as usize * (*last).nb[1]) };
         }
         Ok(())
     }

@@ -18,70 +18,26 @@ impl Offload {
         // SAFETY: by the caller; the buffers are not touched before the stream has been waited for.
         unsafe {
             self.ids.resize(llama::ggml_nbytes(ids), 0);
-            self.compute.get(ids, self.ids.as_mut_ptr().cast(), 0, self.ids.len());
+            self.launch.stream.get(ids, &mut self.ids);
             if let Some(weights) = weights {
                 self.weight_bytes.resize(llama::ggml_nbytes(weights), 0);
-                self.compute.get(weights, self.weight_bytes.as_mut_ptr().cast(), 0, self.weight_bytes.len());
+                self.launch.stream.get(weights, &mut self.weight_bytes);
             }
             if let Some(input) = input {
-                self.compute.get(input, self.input.as_mut_ptr().cast(), 0, size_of_val(&self.input[..]));
+                self.launch.stream.get(input, &mut self.input);
             }
         }
-        self.compute.synchronize();
-        self.launch.settled();
+        self.launch.synchronize();
     }
 
     /// A single token's layer has been submitted: reads and copies for the next ones.
-    pub(super) fn look_ahead(
-        &self,
-        tier: &mut Tier,
-        (host, others): (&mut Host, &mut Tiers),
-        routers: &mut Routers,
-        step: &LayerStep,
-    ) {
+    pub(super) fn look_ahead(&self, tier: &mut Tier, beside: &mut Beside, step: &LayerStep) {
+        let Beside { host, routers, others, .. } = beside;
         let input = (!self.input.is_empty()).then_some(&self.input[..]);
         let mut later = |layer: u16| routers.of_later(layer, input?);
         let is_on_device = |version| tier.is_resident(version) || others.have(version);
         self.chosen.foresee(host, step, &mut later, &is_on_device);
         tier.upload_ahead(host, step, &self.chosen);
-    }
-
-    /// Asks for a precision for each expert of the layer.
-    ///
-    /// # Safety
-    /// `weights` are what was read back last.
-    pub(super) unsafe fn ask(
-        &mut self,
-        experts: &Experts,
-        host: &mut Host,
-        weights: Option<*mut ggml_tensor>,
-    ) -> Result<(), Failed> {
-        if host.precisions.is_exact() {
-            self.chosen.ask(&mut host.precisions, []);
-            return Ok(());
-        }
-        // SAFETY: by the caller.
-        let weights = weights.map(|tensor| unsafe { self.host_weights(tensor) });
-        let (layer, routing) = (self.chosen.layer(), &self.chosen.routing);
-        let Some(weights) = weights.filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
-            experts.fail(format!(
-                "layer {layer}: this architecture's router weights were not found on the device, which dynamic \
-                 precision needs; use --precision exact"
-            ));
-            return Err(GGML_STATUS_FAILED);
-        };
-        // SAFETY: inside what was read back.
-        self.chosen.ask(&mut host.precisions, unsafe { weights.read() });
-        Ok(())
-    }
-
-    /// # Safety
-    /// `tensor` is what was read back last.
-    unsafe fn host_weights(&mut self, tensor: *mut ggml_tensor) -> RouterValues {
-        // SAFETY: live by the caller.
-        let mut host = unsafe { *tensor };
-        host.data = self.weight_bytes.as_mut_ptr().cast();
-        RouterValues::of(&host, 1)
     }
 
     /// Takes skipped experts out of the router's weights, token by token.
@@ -90,12 +46,23 @@ impl Offload {
     /// `tensor` is what was read back last, and on the device until the ubatch is done.
     pub(super) unsafe fn leave_out(&mut self, step: &LayerStep, host: &Host, tensor: *mut ggml_tensor) {
         // SAFETY: by the caller.
-        let on_host = unsafe { self.host_weights(tensor) };
+        let on_host = unsafe { host_weights(tensor, &mut self.weight_bytes) };
         self.chosen.leave_out(step, &host.precisions, |token, rank, weight| {
             // SAFETY: inside what was read back.
             unsafe { on_host.at::<f32>(token, rank).write_unaligned(weight) };
         });
         // SAFETY: the tensor has as many bytes; they are kept until the stream is waited for.
-        unsafe { self.launch.set(&self.compute, tensor, self.weight_bytes.clone(), 0) };
+        unsafe { self.launch.set(tensor, self.weight_bytes.clone(), 0) };
     }
+}
+
+/// The router's weights among the bytes that were read back.
+///
+/// # Safety
+/// `tensor` is live, and has as many bytes.
+pub(super) unsafe fn host_weights(tensor: *mut ggml_tensor, bytes: &mut [u8]) -> RouterValues {
+    // SAFETY: live by the caller.
+    let mut host = unsafe { *tensor };
+    host.data = bytes.as_mut_ptr().cast();
+    RouterValues::of(&host, 1)
 }

@@ -2,43 +2,85 @@
 
 use super::*;
 
+/// Pins what a step uses and is on the device. What is not, in the order of need.
+pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], chosen: &Chosen) -> Vec<Used> {
+    let mut missing = Vec::new();
+    if tier.is_unified() {
+        return missing;
+    }
+    for &used in &step.used {
+        let version = step.version(used);
+        // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
+        let hit = tier.pin(version) && tier.has(version, kinds);
+        if !chosen.is_again() {
+            tier.touch(version, hit, chosen.share(used.index));
+        }
+        if !hit {
+            missing.push(used);
+        }
+    }
+    missing
+}
+
+/// Experts of a step with their rows: those that can be multiplied together, and those that come one by one. Of the latter
+/// are those, too, that were copied ahead and may not have come.
+#[allow(clippy::type_complexity)]
+pub(super) fn by_place(
+    tier: &Tier,
+    step: &LayerStep,
+    kinds: &[SliceKind],
+    all: &[Used],
+    missing: &[Used],
+) -> (Vec<Vec<(Used, u32)>>, Vec<(Used, u32)>) {
+    let mut present: Vec<(u16, Vec<(Used, u32)>)> = Vec::new();
+    let mut coming = Vec::new();
+    for &used in all {
+        let version = step.version(used);
+        let is_coming =
+            missing.iter().any(|other| other.index == used.index) || tier.is_version_arriving(version, kinds);
+        match tier.place(version) {
+            Some((pool, row)) if !is_coming => match present.iter_mut().find(|(known, _)| *known == pool) {
+                Some((_, members)) => members.push((used, row)),
+                None => present.push((pool, vec![(used, row)])),
+            },
+            place => coming.push((used, place.map_or(0, |(_, row)| row))),
+        }
+    }
+    (present.into_iter().map(|(_, members)| members).collect(), coming)
+}
+
 /// Products that depend on none of each other, and the nodes after them.
 pub(super) struct Stage {
     pub(super) products: Vec<(*mut ggml_tensor, SliceKind)>,
     pub(super) plain: Vec<*mut ggml_tensor>,
 }
 
-impl Offload {
-    /// Divides a region into stages.
-    ///
-    /// # Safety
-    /// Nodes of a live graph.
-    pub(super) unsafe fn stages(&self, nodes: &[*mut ggml_tensor]) -> Vec<Stage> {
-        let mut stages: Vec<Stage> = Vec::new();
-        for &node in nodes {
-            // SAFETY: by the caller.
-            let product = unsafe { self.product(node) };
-            match (product, stages.last_mut()) {
-                (Some(tag), Some(stage)) => {
-                    // SAFETY: sources of a live node are live.
-                    let inputs = unsafe {
-                        let input = (*node).src[1];
-                        [input, (*input).view_src]
-                    };
-                    let mut earlier = stage.products.iter().map(|(node, _)| *node).chain(stage.plain.iter().copied());
-                    match earlier.any(|earlier| inputs.contains(&earlier)) {
-                        false => stage.products.push((node, tag.kind)),
-                        true => stages.push(Stage { products: vec![(node, tag.kind)], plain: Vec::new() }),
-                    }
-                }
-                (Some(tag), None) => stages.push(Stage { products: vec![(node, tag.kind)], plain: Vec::new() }),
-                (None, Some(stage)) => stage.plain.push(node),
-                (None, None) => unreachable!("a region starts with a product"),
-            }
+/// Divides a region into stages.
+///
+/// # Safety
+/// Nodes of a live graph, the first of which is a product.
+pub(super) unsafe fn stages(region: &[Node]) -> Vec<Stage> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for &(node, kind) in region {
+        let Some(kind) = kind else {
+            stages.last_mut().expect("a region starts with a product").plain.push(node);
+            continue;
+        };
+        // SAFETY: sources of a live node are live.
+        let inputs = unsafe { [(*node).src[1], (*(*node).src[1]).view_src] };
+        let is_apart = |stage: &&mut Stage| {
+            let mut earlier = stage.products.iter().map(|(node, _)| node).chain(&stage.plain);
+            !earlier.any(|earlier| inputs.contains(earlier))
+        };
+        match stages.last_mut().filter(is_apart) {
+            Some(stage) => stage.products.push((node, kind)),
+            None => stages.push(Stage { products: vec![(node, kind)], plain: Vec::new() }),
         }
-        stages
     }
+    stages
+}
 
+impl Offload {
     /// Computes the products of a stage, those of present experts first.
     ///
     /// # Safety
@@ -47,60 +89,60 @@ impl Offload {
     pub(super) unsafe fn stage(
         &mut self,
         experts: &Experts,
-        (host, others): (&mut Host, &mut Tiers),
+        beside: &mut Beside,
         tier: &mut Tier,
         part: &Part,
         stage: &Stage,
         uploads: &mut Uploads,
         help: &mut Option<Help>,
     ) -> Result<(), Failed> {
+        let Beside { host, others, .. } = beside;
         let step = part.step;
-        let mut pending: Vec<Wanted> = Vec::new();
+        let mut pending: Vec<Product> = Vec::new();
         for &(node, kind) in &stage.products {
             pending.extend(part.used.iter().map(|&used| {
                 let slice = SliceId { version: step.version(used), kind };
-                Wanted { node, used, slice }
+                Product { node, used, slice }
             }));
         }
         loop {
-            let here = take_located(&mut pending, host, tier);
+            let mut here = Vec::new();
+            pending.retain(|product| match locate(product, host, tier) {
+                Some(weights) => {
+                    here.push((*product, weights));
+                    false
+                }
+                None => true,
+            });
+            let progress = !here.is_empty();
             // As their indices were uploaded.
             let is_coming = |index: u16| !tier.is_unified() && part.coming.iter().any(|(used, _)| used.index == index);
-            let (arriving, here): (Vec<Product>, Vec<Product>) =
-                here.into_iter().partition(|product| is_coming(product.used.index));
-            let progress = !here.is_empty() || !arriving.is_empty();
+            let (arriving, here): (Vec<_>, Vec<_>) =
+                here.into_iter().partition(|(product, _)| is_coming(product.used.index));
             if !here.is_empty() {
                 // SAFETY: by the caller.
-                unsafe { self.launch.products(&self.compute, &self.chosen.routing, tier, &here)? };
+                unsafe { self.launch.products(&self.chosen.routing, tier, &here)? };
             }
-            for product in arriving {
-                if tier.is_arriving(product.slice) {
+            for located in arriving {
+                let slice = located.0.slice;
+                if tier.is_arriving(slice) {
                     // What has been built waits for nothing that is still coming.
-                    self.launch.submit(&self.compute, tier)?;
+                    self.launch.submit(tier)?;
                 }
-                tier.wait_for(&self.compute, product.slice);
+                tier.wait_for(&self.launch.stream, slice);
                 // SAFETY: by the caller.
-                unsafe { self.launch.products(&self.compute, &self.chosen.routing, tier, &[product])? };
+                unsafe { self.launch.products(&self.chosen.routing, tier, &[located])? };
             }
-            if pending.is_empty() {
-                return Ok(());
-            }
+            let Some(&Product { slice, used, .. }) = pending.first() else { return Ok(()) };
             // What waits for the host does not keep the device from what is there.
-            self.launch.submit(&self.compute, tier)?;
-            host.poll();
-            if let Some(error) = host.take_failure() {
-                experts.fail(error.to_string());
-                return Err(GGML_STATUS_FAILED);
-            }
-            if self.should_abort() {
-                return Err(GGML_STATUS_ABORTED);
-            }
+            self.launch.submit(tier)?;
+            split::poll(host, experts, &self.abort)?;
             // SAFETY: as above.
             if unsafe { uploads.pump(host, tier) } || progress {
                 continue;
             }
             // What has landed just now is no longer on its way.
-            if pending.iter().any(|wanted| wanted.locate(host, tier).is_some()) {
+            if pending.iter().any(|product| locate(product, host, tier).is_some()) {
                 continue;
             }
             // SAFETY: by the caller.
@@ -109,7 +151,6 @@ impl Offload {
             {
                 continue;
             }
-            let product = pending[0];
             if host.wait() {
                 continue;
             }
@@ -118,10 +159,18 @@ impl Offload {
                 released.into_iter().for_each(|slice| host.release(slice));
                 continue;
             }
-            if !others.insist(host, product.slice, product.used) {
-                experts.fail(format!("{}: nothing will ever load it", product.slice));
+            if !others.insist(host, slice, used) {
+                experts.fail(format!("{slice}: nothing will ever load it"));
                 return Err(GGML_STATUS_FAILED);
             }
         }
+    }
+}
+
+/// Where weights are that the device can multiply by, or can once what was submitted has arrived.
+fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
+    match tier.is_unified() {
+        true => tier.locate_on_host(host, product.slice, product.used),
+        false => tier.locate(product.slice),
     }
 }

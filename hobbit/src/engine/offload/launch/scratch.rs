@@ -1,14 +1,12 @@
 //! Device memory that a region's nodes read and write beside the graph's own tensors: indices, gathered rows, results.
 
-use std::ptr::NonNull;
-
 use ggml_sys::llama::{self, GGML_STATUS_ALLOC_FAILED, ggml_backend_dev_t, ggml_tensor};
 
 use super::Launch;
-use crate::engine::offload::failure::Failed;
-use crate::engine::offload::graph::tensor_at;
+use crate::engine::ggml::{Buffer, Context};
+use crate::engine::graph::tensor_at;
+use crate::engine::split::Failed;
 use crate::engine::tier::Tier;
-use crate::engine::tier::stream::Stream;
 
 /// Index tensors start at multiples of so many bytes.
 pub(super) const INDEX_ALIGNMENT: usize = 256;
@@ -18,67 +16,37 @@ const SCRATCH_STEP: usize = 1 << 20;
 
 /// Device memory for indices, gathered rows and their results.
 pub(super) struct Scratch {
-    buffer: NonNull<llama::ggml_backend_buffer>,
-    context: NonNull<llama::ggml_context>,
     pub(super) tensor: *mut ggml_tensor,
-    pub(super) bytes: usize,
+    bytes: usize,
+    _memory: (Buffer, Context),
 }
 
 impl Scratch {
-    pub(super) fn new(dev: ggml_backend_dev_t, bytes: usize) -> Option<Self> {
-        // SAFETY: plain constructors on a live device; the results are checked.
-        unsafe {
-            let context = NonNull::new(llama::ggml_init(llama::ggml_init_params {
-                mem_size: llama::ggml_tensor_overhead(),
-                mem_buffer: std::ptr::null_mut(),
-                no_alloc: true,
-            }))?;
-            let tensor = llama::ggml_new_tensor_1d(context.as_ptr(), llama::GGML_TYPE_I8, bytes as i64);
-            let buft = llama::ggml_backend_dev_buffer_type(dev);
-            match NonNull::new(llama::ggml_backend_alloc_ctx_tensors_from_buft(context.as_ptr(), buft)) {
-                Some(buffer) => Some(Self { buffer, context, tensor, bytes }),
-                None => {
-                    llama::ggml_free(context.as_ptr());
-                    None
-                }
-            }
-        }
-    }
-
-    pub(super) fn at(&self, offset: usize) -> *mut u8 {
-        // SAFETY: the tensor is live.
-        unsafe { (*self.tensor).data.cast::<u8>().wrapping_add(offset) }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, freed once, the buffer before the tensor in it.
-        unsafe {
-            llama::ggml_backend_buffer_free(self.buffer.as_ptr());
-            llama::ggml_free(self.context.as_ptr());
-        }
+    fn new(dev: ggml_backend_dev_t, bytes: usize) -> Option<Self> {
+        let context = Context::new(1, 0)?;
+        let tensor = context.tensor(llama::GGML_TYPE_I8, [bytes as i64, 1, 1]);
+        // SAFETY: a registered device.
+        let buffer = context.allocate(unsafe { llama::ggml_backend_dev_buffer_type(dev) })?;
+        Some(Self { tensor, bytes, _memory: (buffer, context) })
     }
 }
 
 impl Launch {
-    /// The place of indices in the scratch tensor, where they are before the graph being built runs.
-    pub(super) fn index(&mut self, stream: &Stream, tier: &mut Tier, bytes: Vec<u8>) -> Result<usize, Failed> {
+    /// The place of indices in the scratch tensor, where they are before the graph being built runs. There is room.
+    pub(super) fn place(&mut self, bytes: Vec<u8>) -> usize {
         if let Some(&place) = self.places.get(&bytes) {
-            return Ok(place);
+            return place;
         }
-        self.room(stream, tier, bytes.len().next_multiple_of(INDEX_ALIGNMENT), 0)?;
         let place = self.indices.len();
         self.indices.extend_from_slice(&bytes);
         self.indices.resize(self.indices.len().next_multiple_of(INDEX_ALIGNMENT), 0);
         self.places.insert(bytes, place);
-        Ok(place)
+        place
     }
 
-    /// As [`Launch::index`], and where so many bytes of rows have room.
+    /// The places of indices, and where so many bytes of rows have room.
     pub(super) fn indices<const N: usize>(
         &mut self,
-        stream: &Stream,
         tier: &mut Tier,
         indices: [Vec<u8>; N],
         row_bytes: usize,
@@ -87,37 +55,26 @@ impl Launch {
         let is_known = indices.iter().all(|bytes| self.places.contains_key(bytes));
         let index_bytes = |bytes: &Vec<u8>| bytes.len().next_multiple_of(INDEX_ALIGNMENT);
         let index_bytes = if is_known { 0 } else { indices.iter().map(index_bytes).sum() };
-        let rows_at = self.room(stream, tier, index_bytes, row_bytes)?;
-        let mut places = [0; N];
-        for (place, bytes) in places.iter_mut().zip(indices) {
-            *place = self.index(stream, tier, bytes)?;
-        }
-        Ok((places, rows_at))
+        let rows_at = self.room(tier, index_bytes, row_bytes)?;
+        Ok((indices.map(|bytes| self.place(bytes)), rows_at))
     }
 
     /// Makes sure that so many more index bytes, and so many bytes of rows, have room. The rows' place.
-    pub(super) fn room(
-        &mut self,
-        stream: &Stream,
-        tier: &mut Tier,
-        index_bytes: usize,
-        row_bytes: usize,
-    ) -> Result<usize, Failed> {
+    pub(super) fn room(&mut self, tier: &mut Tier, index_bytes: usize, row_bytes: usize) -> Result<usize, Failed> {
         if self.indices.len() + index_bytes > self.index_room {
-            self.submit(stream, tier)?;
+            self.submit(tier)?;
             self.forget_indices();
             self.index_room = self.index_room.max(index_bytes.next_power_of_two());
         }
         let bytes = self.index_room + row_bytes;
         if self.scratch.as_ref().is_none_or(|scratch| scratch.bytes < bytes) {
             // What has been built and submitted points into the old one.
-            self.submit(stream, tier)?;
-            stream.synchronize();
-            self.settled();
+            self.submit(tier)?;
+            self.synchronize();
             self.scratch = None;
             let bytes = bytes.next_multiple_of(SCRATCH_STEP);
             self.scratch = Scratch::new(self.dev, bytes);
-            if self.scratch.is_none() && tier.shrink(stream, bytes as u64) > 0 {
+            if self.scratch.is_none() && tier.shrink(&self.stream, bytes as u64) > 0 {
                 self.scratch = Scratch::new(self.dev, bytes);
             }
             if self.scratch.is_none() {
@@ -137,10 +94,10 @@ impl Launch {
         self.scratch_tensor(llama::GGML_TYPE_F32, [ne[0], ne[1], ne[2], 1], place)
     }
 
-    pub(super) fn scratch_tensor(&self, type_: llama::ggml_type, ne: [i64; 4], place: usize) -> ggml_tensor {
-        let scratch = self.scratch.as_ref().expect("room was made");
+    fn scratch_tensor(&self, type_: llama::ggml_type, ne: [i64; 4], place: usize) -> ggml_tensor {
+        let whole = self.scratch.as_ref().expect("room was made").tensor;
         // SAFETY: the scratch tensor is live.
-        let buffer = unsafe { (*scratch.tensor).buffer };
-        tensor_at(type_, ne, scratch.at(place), buffer, Some(scratch.tensor))
+        let (data, buffer) = unsafe { ((*whole).data.cast::<u8>().wrapping_add(place), (*whole).buffer) };
+        tensor_at(type_, ne, data, buffer, Some(whole))
     }
 }

@@ -1,39 +1,30 @@
-//! Small graphs of ours on a device.
+//! Small graphs of ours, and the tensors that their nodes are made of.
 
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_status, ggml_tensor};
 
-use crate::engine::tier::stream::Stream;
-
-/// Nodes a graph may have.
-const NODES_MAX: usize = 1024;
+use super::ggml::{Context, Stream};
 
 /// One reusable graph and the tensor structs of its nodes. They keep their addresses from graph to graph: backends that
 /// record graphs know them again by these.
 pub(super) struct Graph {
-    context: NonNull<llama::ggml_context>,
     graph: *mut llama::ggml_cgraph,
     n_nodes: usize,
+    n_nodes_max: usize,
     #[allow(clippy::vec_box)]
     tensors: Vec<Box<ggml_tensor>>,
     n_tensors: usize,
+    _context: Context,
 }
 
 impl Graph {
-    /// `None` when ggml refuses a context.
-    pub(super) fn new() -> Option<Self> {
-        // SAFETY: plain constructors; the results are checked.
-        unsafe {
-            let params = llama::ggml_init_params {
-                mem_size: llama::ggml_graph_overhead_custom(NODES_MAX, false) + llama::ggml_tensor_overhead(),
-                mem_buffer: ptr::null_mut(),
-                no_alloc: true,
-            };
-            let context = NonNull::new(llama::ggml_init(params))?;
-            let graph = llama::ggml_new_graph_custom(context.as_ptr(), NODES_MAX, false);
-            Some(Self { context, graph, n_nodes: 0, tensors: Vec::new(), n_tensors: 0 })
-        }
+    /// Of so many nodes at most. `None` when ggml refuses a context.
+    pub(super) fn new(n_nodes_max: usize) -> Option<Self> {
+        let context = Context::new(1, n_nodes_max)?;
+        // SAFETY: the context has room for it.
+        let graph = unsafe { llama::ggml_new_graph_custom(context.raw(), n_nodes_max, false) };
+        Some(Self { graph, n_nodes: 0, n_nodes_max, tensors: Vec::new(), n_tensors: 0, _context: context })
     }
 
     /// Keeps a tensor struct until the graph has been submitted and returns its address.
@@ -65,34 +56,32 @@ impl Graph {
 
     /// Whether `n` more nodes fit.
     pub(super) fn has_room(&self, n: usize) -> bool {
-        self.n_nodes + n <= NODES_MAX
+        self.n_nodes + n <= self.n_nodes_max
     }
 
     /// Appends a node whose sources are computed already or appended before.
     ///
     /// # Safety
-    /// `node`, one of this graph's structs, and its sources are live until the graph is submitted, and allocated on the stream's device.
+    /// `node` and its sources are live until the graph is submitted, and allocated where the stream can use them.
     pub(super) unsafe fn add(&mut self, node: *mut ggml_tensor) {
         assert!(self.has_room(1), "room was checked");
         // SAFETY: by the caller; the graph has room.
-        unsafe {
-            (*node).flags |= llama::GGML_TENSOR_FLAG_COMPUTE as i32;
-            llama::ggml_graph_add_node(self.graph, node);
-        }
+        unsafe { llama::ggml_graph_add_node(self.graph, node) };
         self.n_nodes += 1;
     }
 
     /// Starts computing what was added; where the device has too little memory for that, once more if `relieve` has
     /// found some.
     pub(super) fn submit(&mut self, stream: &Stream, relieve: impl FnOnce() -> bool) -> ggml_status {
+        if self.n_nodes == 0 {
+            self.n_tensors = 0;
+            return llama::GGML_STATUS_SUCCESS;
+        }
         // SAFETY: the nodes are live by the contract of `add`.
         let start = || unsafe { llama::ggml_backend_graph_compute_async(stream.raw(), self.graph) };
-        let status = match self.n_nodes {
-            0 => llama::GGML_STATUS_SUCCESS,
-            _ => match start() {
-                llama::GGML_STATUS_ALLOC_FAILED if relieve() => start(),
-                status => status,
-            },
+        let status = match start() {
+            llama::GGML_STATUS_ALLOC_FAILED if relieve() => start(),
+            status => status,
         };
         self.discard();
         status
@@ -104,13 +93,6 @@ impl Graph {
         unsafe { llama::ggml_graph_clear(self.graph) };
         self.n_nodes = 0;
         self.n_tensors = 0;
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, freed once.
-        unsafe { llama::ggml_free(self.context.as_ptr()) };
     }
 }
 
