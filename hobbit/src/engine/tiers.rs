@@ -5,7 +5,6 @@ use super::error::Error;
 use super::ggml;
 use super::log;
 use super::model::Model;
-use super::params::default_threads;
 use super::pinned::Reach;
 use super::placement::DeviceLayers;
 use super::pools::{Pool, cache_of, pools_of};

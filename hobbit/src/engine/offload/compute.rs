@@ -27,7 +27,7 @@ use crate::engine::buffer::tag_of;
 use crate::engine::compute::{router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::ggml::Stream;
-use crate::engine::hierarchy::{Beside, Tiers};
+use crate::engine::hierarchy::Beside;
 use crate::engine::host_reads::Host;
 use crate::engine::registration::Computes;
 use crate::engine::split::{self, Abort, Failed};

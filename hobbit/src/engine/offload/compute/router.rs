@@ -1,7 +1,6 @@
 //! What a layer's router chose: read back from the device, told to policies and to whoever looks ahead.
 
 use super::*;
-use crate::engine::hierarchy::Routers;
 
 impl Offload {
     /// Reads the router's choice, its weights and what it saw of a single token, and waits for all that was submitted.
