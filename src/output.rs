@@ -37,8 +37,8 @@ pub fn tell(line: impl Display) {
 ///
 /// # Errors
 /// What the system says, with the file's name.
-pub fn write_whole(path: &Path, text: &str) -> Result<()> {
-    files::replace(path, text.as_bytes()).with_context(|| format!("{}: cannot write this file", path.display()))
+pub fn write_whole(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
+    files::replace(path, content.as_ref()).with_context(|| format!("{}: cannot write this file", path.display()))
 }
 
 #[cfg(test)]
