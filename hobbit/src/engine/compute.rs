@@ -25,9 +25,10 @@ use super::inner::Inner;
 use crate::expert::{SliceId, SliceKind};
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
 use crate::route::Pair;
+use crate::trace::Walk;
 
 use self::tensors::{input_row, output_row, plain_tensor, router_input, view_tensor};
-pub(super) use self::tensors::{is_view, read_ids, read_weights, router_input_tensor, weights_tensor};
+pub(super) use self::tensors::{is_view, read_ids, read_weights, router_input_tensor, weights_tensor, write_route};
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -195,18 +196,22 @@ impl ExpertBackend {
             experts.fail(format!("layer {}: the router chose expert {id} of {n_expert}", tag.layer));
             return Err(GGML_STATUS_FAILED);
         }
+        if let Some(walk) = routers.walk.as_mut().filter(|_| !self.chosen.is_again()) {
+            // SAFETY: by the caller.
+            unsafe { self.follow(experts, walk, ids, nodes)? };
+        }
         // SAFETY: by the caller.
         let weights = if self.chosen.is_again() { None } else { unsafe { self.ask(experts, host, nodes)? } };
         // SAFETY: by the caller: sources of a live node are live and computed.
         let input = if self.chosen.is_single() { unsafe { router_input(nodes[0]) } } else { None };
-        let scores = match input.filter(|_| !self.chosen.is_again()) {
+        let scores = match self.chosen.is_single() && !self.chosen.is_again() {
             // SAFETY: as above.
-            Some(input) => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) },
-            None => None,
+            true => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) },
+            false => None,
         };
         let elsewhere = Elsewhere { reads: &|slice| devices.read(slice), ..Elsewhere::NOTHING };
         let step = self.chosen.begin(host, scores.as_deref(), &elsewhere);
-        let mut later = |layer: u16| routers.of_later(layer, input?);
+        let mut later = |layer: u16| routers.of_later(layer, input);
         self.chosen.foresee(host, &step, &mut later, &|version| devices.have(version));
         if let Some(weights) = weights.filter(|_| self.chosen.leaves_out(&step)) {
             self.chosen.leave_out(&step, &host.precisions, |token, rank, weight| {
@@ -232,15 +237,13 @@ impl ExpertBackend {
         host: &mut Host,
         nodes: &[*mut ggml_tensor],
     ) -> Result<Option<RouterWeights>, Failed> {
-        let (layer, routing) = (self.chosen.layer(), &self.chosen.routing);
+        let layer = self.chosen.layer();
         if host.precisions.is_exact() {
             self.chosen.ask(&mut host.precisions, []);
             return Ok(None);
         }
         // SAFETY: nodes of a live graph.
-        let beside = nodes.iter().find_map(|&node| unsafe { self.router_weights(node) });
-        let weights = beside.or_else(|| experts.router_weights(layer));
-        let Some(weights) = weights.filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
+        let Some(weights) = (unsafe { self.weights_of_layer(experts, nodes) }) else {
             experts.fail(format!(
                 "layer {layer}: this architecture's router weights were not found, which dynamic precision needs; \
                  use --precision exact"
@@ -250,6 +253,45 @@ impl ExpertBackend {
         // SAFETY: computed by an earlier split of this ubatch into host memory.
         self.chosen.ask(&mut host.precisions, unsafe { read_weights(weights) });
         Ok(Some(weights))
+    }
+
+    /// Sends the layer's tokens along recorded routes: ids and weights are written over the router's.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`].
+    unsafe fn follow(
+        &mut self,
+        experts: &Experts,
+        walk: &mut Walk,
+        ids: &ggml_tensor,
+        nodes: &[*mut ggml_tensor],
+    ) -> Result<(), Failed> {
+        let layer = self.chosen.layer();
+        // SAFETY: nodes of a live graph.
+        let Some(weights) = (unsafe { self.weights_of_layer(experts, nodes) }) else {
+            experts.fail(format!(
+                "layer {layer}: this architecture's router weights were not found; recorded routes cannot be followed"
+            ));
+            return Err(GGML_STATUS_FAILED);
+        };
+        // SAFETY: ids and weights were computed by earlier splits into host memory, and have these tokens and ranks.
+        unsafe { write_route(&walk.enter(layer, ids.ne[1] as usize), ids, weights) };
+        // SAFETY: as above.
+        let set = self.chosen.routing.set(unsafe { read_ids(ids) }, ids.ne[0] as usize, self.chosen.n_expert());
+        set.expect("routes are checked to be the model's when they are read");
+        Ok(())
+    }
+
+    /// The running layer's router weights.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`].
+    unsafe fn weights_of_layer(&self, experts: &Experts, nodes: &[*mut ggml_tensor]) -> Option<RouterWeights> {
+        // SAFETY: nodes of a live graph.
+        let beside = nodes.iter().find_map(|&node| unsafe { self.router_weights(node) });
+        let routing = &self.chosen.routing;
+        let weights = beside.or_else(|| experts.router_weights(self.chosen.layer()));
+        weights.filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens))
     }
 
     /// The router's weights if `node` multiplies an expert's input or output by them.

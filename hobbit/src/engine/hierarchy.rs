@@ -21,6 +21,7 @@ use crate::predict::GateStack;
 use crate::residency::Residency;
 use crate::residency::{Observer, Place, Reads, Used};
 use crate::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
+use crate::trace::Walk;
 
 /// What a [`Hierarchy`] is made of.
 pub(super) struct Parts {
@@ -29,6 +30,8 @@ pub(super) struct Parts {
     pub(super) tiers: Vec<Tier>,
     /// The policy wants to know the router's probabilities of all experts, or a trace does.
     pub(super) wants_scores: bool,
+    /// Routes that are followed.
+    pub(super) walk: Option<Walk>,
     /// Where what is resident is kept between runs.
     pub(super) state_file: Option<StateFile>,
     pub(super) description: Description,
@@ -95,16 +98,18 @@ impl Tiers<'_> {
 pub(super) struct Routers {
     gates: GateStack,
     wants_scores: bool,
+    /// Recorded routes that are followed in their place.
+    pub(super) walk: Option<Walk>,
 }
 
 impl Routers {
     /// Whether what a router sees of a single token is wanted.
     pub(super) fn want_input(&self, host: &Host) -> bool {
-        self.wants_scores || host.asks_routers()
+        self.walk.is_none() && (self.wants_scores || host.asks_routers())
     }
 
     /// What the router of `layer` says of all of its experts for one token with the input `x`, `[n_expert]`. `None`
-    /// where nobody wants to know, or its router is not understood.
+    /// where nobody wants to know, or its router is not understood, or there is no input.
     ///
     /// # Safety
     /// `ids` is a live node that was computed: the router's choice.
@@ -113,11 +118,15 @@ impl Routers {
         host: &Host,
         layer: u16,
         ids: *mut ggml_tensor,
-        x: &[f32],
+        x: Option<&[f32]>,
         n_expert: usize,
     ) -> Option<Vec<f32>> {
+        if let Some(walk) = self.walk.as_ref().filter(|_| self.wants_scores) {
+            return walk.scores(layer);
+        }
         // SAFETY: by the caller.
-        if !self.want_input(host)
+        if x.is_none()
+            || !self.want_input(host)
             || !(self.gates.knows(layer) || unsafe { gates::learn(&mut self.gates, layer, ids, n_expert) })
             || !self.wants_scores
         {
@@ -129,17 +138,20 @@ impl Routers {
     }
 
     /// The same of a layer that has not run, if its router is known.
-    pub(super) fn of_later(&mut self, layer: u16, x: &[f32]) -> Option<Vec<f32>> {
-        self.gates.scores(x, &[layer]).pop().map(|(_, scores)| scores)
+    pub(super) fn of_later(&mut self, layer: u16, x: Option<&[f32]>) -> Option<Vec<f32>> {
+        if let Some(walk) = &self.walk {
+            return walk.foretold(layer);
+        }
+        self.gates.scores(x?, &[layer]).pop().map(|(_, scores)| scores)
     }
 }
 
 impl Hierarchy {
     /// Nothing is resident anywhere.
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { host, tiers, wants_scores, state_file, description } = parts;
+        let Parts { host, tiers, wants_scores, walk, state_file, description } = parts;
         let seen = Seen::of(host.reads().catalog());
-        let routers = Routers { gates: GateStack::default(), wants_scores };
+        let routers = Routers { gates: GateStack::default(), wants_scores, walk };
         Self { tiers, host, routers, seen, state_file, description }
     }
 
@@ -183,6 +195,7 @@ impl Hierarchy {
 
     /// A new sequence begins.
     pub(super) fn begin_sequence(&mut self) {
+        self.routers.walk.iter_mut().for_each(Walk::rewind);
         self.host.observer_mut().begin_sequence();
         self.host.begin_sequence();
         self.tiers.iter_mut().for_each(Tier::begin_sequence);

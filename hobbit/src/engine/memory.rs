@@ -35,6 +35,7 @@ use crate::stats::{CacheSlots, PrecisionReport};
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 use host::HostSlots;
+use crate::trace::Walk;
 
 /// Staging that keeps reads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 64 << 20;
@@ -174,7 +175,8 @@ pub(super) fn set_up(
         lookahead,
     });
     let state_file = state_file(model);
-    let mut new = Hierarchy::new(hierarchy::Parts { host, tiers, wants_scores, state_file, description });
+    let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));
+    let mut new = Hierarchy::new(hierarchy::Parts { host, tiers, wants_scores, walk, state_file, description });
     new.preload()?;
     new.warm_up();
     new.record_residents();

@@ -1,5 +1,7 @@
 //! Plain llama.cpp, to compare with: its own loader, its own scheduler, none of ours.
 
+mod followed;
+
 use std::ffi::{CString, c_char};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -16,7 +18,8 @@ use super::log;
 use super::message::with_message;
 use super::overrides::Overrides;
 use super::session::BatchToken;
-use crate::options::{DeviceOptions, SessionOptions, SplitMode, Token};
+use crate::options::{DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
+use followed::Followed;
 
 /// Experts of a layer, as llama.cpp's `--n-cpu-moe` has them.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
@@ -32,6 +35,8 @@ pub struct StockOptions {
     pub load_mode: Option<String>,
     /// Repack weights for the CPU (`use_extra_bufts`).
     pub repack: bool,
+    /// Routes that tokens are sent along, in place of what routers choose.
+    pub routes: Option<RouteOptions>,
 }
 
 /// A model and a context of plain llama.cpp. In a process where a [`Model`](crate::Model) was opened ggml knows hobbit's
@@ -40,6 +45,8 @@ pub struct Stock {
     model: NonNull<llama::llama_model>,
     context: NonNull<llama::llama_context>,
     n_batch: usize,
+    /// The context holds its address.
+    followed: Option<Box<Followed>>,
     /// The context holds its address.
     _interrupted: Box<AtomicBool>,
 }
@@ -53,6 +60,7 @@ impl Stock {
         let load = |reason: String| Error::Load { path: path.to_owned(), reason };
         let name = CString::new(path.as_os_str().as_encoded_bytes())
             .map_err(|_| load("its name contains a NUL byte".to_owned()))?;
+        let mut followed = options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?;
         backends::ready();
         log::install();
         static INIT: Once = Once::new();
@@ -101,7 +109,10 @@ impl Stock {
         });
         let model = model.map_err(with_reason)?;
         let interrupted = Box::new(AtomicBool::new(false));
-        let params = context_params(session, &raw const *interrupted);
+        let mut params = context_params(session, &raw const *interrupted);
+        if let Some(followed) = &mut followed {
+            followed.install(&mut params);
+        }
         let context = with_message(|message, capacity| {
             // SAFETY: the model is live, the flag outlives the context.
             unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) }
@@ -111,7 +122,7 @@ impl Stock {
             unsafe { llama::llama_model_free(model.as_ptr()) };
             with_reason(message)
         })?;
-        Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, _interrupted: interrupted })
+        Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, followed, _interrupted: interrupted })
     }
 
     /// Uses every tensor once, experts included, as llama-cli does before it begins (`--no-warmup` leaves that); the context
@@ -201,6 +212,12 @@ impl Stock {
     pub fn clear(&mut self) {
         // SAFETY: the context is live.
         unsafe { llama::llama_memory_clear(llama::llama_get_memory(self.context.as_ptr()), true) };
+        self.followed.iter_mut().for_each(|followed| followed.rewind());
+    }
+
+    /// Whether recorded routes are followed from here on: without, the routers choose, and no callback breaks the graph.
+    pub fn follow_routes(&mut self, follows: bool) {
+        self.followed.iter_mut().for_each(|followed| followed.pause = !follows);
     }
 
     /// Tokens of a text, without special ones.

@@ -28,6 +28,7 @@ mod error;
 mod header;
 mod reader;
 mod record;
+mod routes;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -40,4 +41,5 @@ pub use record::{
     BatchRecord, LayerRecord, LoadRecord, MeasuredRecord, Needed, Phase, Prediction, ReadClass, Record,
     ResidentsRecord, WithdrawnRecord,
 };
+pub use routes::{Routes, Walk};
 pub use writer::TraceWriter;

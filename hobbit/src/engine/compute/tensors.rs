@@ -70,6 +70,23 @@ pub(in super::super) unsafe fn read_ids(ids: &ggml_tensor) -> impl Iterator<Item
     })
 }
 
+/// Writes each token's experts and weights, `[n_used]` each, over the router's.
+///
+/// # Safety
+/// As [`read_ids`] and [`read_weights`]; both have as many tokens and ranks.
+pub(in super::super) unsafe fn write_route(tokens: &[(Vec<u16>, Vec<f32>)], ids: &ggml_tensor, to: RouterWeights) {
+    for (token, (chosen, weights)) in tokens.iter().enumerate() {
+        for (rank, (&expert, &weight)) in chosen.iter().zip(weights).enumerate() {
+            // SAFETY: by the caller.
+            unsafe {
+                let id = ids.data.cast::<u8>().add(token * ids.nb[1] + rank * ids.nb[0]).cast::<i32>();
+                id.write_unaligned(i32::from(expert));
+                to.at(token, rank).write_unaligned(weight);
+            }
+        }
+    }
+}
+
 /// The router's weights, `[n_tokens][n_used]`.
 ///
 /// # Safety

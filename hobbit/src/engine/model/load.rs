@@ -31,6 +31,7 @@ use crate::predict::{PathTable, PredictShape};
 use crate::profile::ProfileError;
 use crate::residency::Precisions;
 use crate::store::{Original, Store};
+use crate::trace::Routes;
 
 impl Model {
     /// Opens `path`, any shard of a split model included. Ordinary weights are read into memory, experts stay in the
@@ -164,6 +165,7 @@ impl Model {
             fitted,
             options: options.clone(),
             path_table: None,
+            routes: None,
             wrap_store,
             load_time: started.elapsed(),
             opened_at: started,
@@ -172,6 +174,7 @@ impl Model {
         };
         shared.check_loaded()?;
         shared.path_table = checked_path_table(path_table, &predict_shape(&shared.catalog, &shared.info))?;
+        shared.routes = shared.followed_routes()?;
         let model = Model { shared: Arc::new(shared) };
         model.check_fitted()?;
         Ok(model)
@@ -188,6 +191,14 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    fn followed_routes(&self) -> Result<Option<(Arc<Routes>, f64)>, Error> {
+        let Some(options) = &self.options.routes else { return Ok(None) };
+        let n_used = self.info.n_expert_used as usize;
+        let shape = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used));
+        let routes = Routes::open(&options.trace, &shape.collect::<Vec<_>>())?;
+        Ok(Some((Arc::new(routes), options.recall)))
     }
 }
 

@@ -275,7 +275,8 @@ impl Offload {
         }
         let exact = host.precisions.is_exact();
         // SAFETY: nodes of a live graph.
-        let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) }.filter(|_| !exact);
+        let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
+        let weights = weights.filter(|_| !exact || routers.walk.is_some());
         let single = ids.ne[1] == 1;
         // SAFETY: nodes of a live graph.
         let input = if single && routers.want_input(host) { unsafe { router_input_tensor(nodes[0]) } } else { None };
@@ -299,11 +300,16 @@ impl Offload {
         }
         let mut scores = None;
         if !self.chosen.is_again() {
+            if let Some(walk) = &mut routers.walk {
+                // SAFETY: read back just now; by the caller.
+                unsafe { self.follow(experts, walk, ids, weights)? };
+            }
             // SAFETY: read back just now.
             unsafe { self.ask(experts, host, weights)? };
-            if !self.input.is_empty() {
+            if single {
+                let input = (!self.input.is_empty()).then_some(&self.input[..]);
                 // SAFETY: sources of a live node are live, and were computed before.
-                scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], &self.input, n_expert) };
+                scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) };
             }
             if let Some(scores) = &scores {
                 tier.scores(tag.layer, scores);

@@ -1,8 +1,9 @@
 //! What a layer's router chose: read back from the device, told to policies and to whoever looks ahead.
 
 use super::*;
-use crate::engine::compute::read_weights;
+use crate::engine::compute::{read_weights, write_route};
 use crate::engine::hierarchy::Routers;
+use crate::trace::Walk;
 
 impl Offload {
     /// Reads the router's choice, its weights and what it saw of a single token, and waits for all that was submitted.
@@ -41,10 +42,46 @@ impl Offload {
         step: &LayerStep,
     ) {
         let input = (!self.input.is_empty()).then_some(&self.input[..]);
-        let mut later = |layer: u16| routers.of_later(layer, input?);
+        let mut later = |layer: u16| routers.of_later(layer, input);
         let is_on_device = |version| tier.is_resident(version) || others.have(version);
         self.chosen.foresee(host, step, &mut later, &is_on_device);
         tier.upload_ahead(host, step, &self.chosen);
+    }
+
+    /// Sends the layer's tokens along recorded routes: ids and weights are written over the router's.
+    ///
+    /// # Safety
+    /// `ids` and `weights` are what was read back last, and on the device until the ubatch is done.
+    pub(super) unsafe fn follow(
+        &mut self,
+        experts: &Experts,
+        walk: &mut Walk,
+        ids: &ggml_tensor,
+        weights: Option<*mut ggml_tensor>,
+    ) -> Result<(), Failed> {
+        let layer = self.chosen.layer();
+        let routing = &self.chosen.routing;
+        let (n_used, n_tokens) = (routing.n_used, routing.n_tokens);
+        // SAFETY: by the caller.
+        let on_host = weights.map(|tensor| (tensor, unsafe { self.host_weights(tensor) }));
+        let Some((tensor, on_host)) = on_host.filter(|(_, w)| (w.n_used, w.n_tokens) == (n_used, n_tokens)) else {
+            experts.fail(format!(
+                "layer {layer}: this architecture's router weights were not found on the device; recorded routes \
+                 cannot be followed"
+            ));
+            return Err(GGML_STATUS_FAILED);
+        };
+        let mut host_ids = *ids;
+        host_ids.data = self.ids.as_mut_ptr().cast();
+        // SAFETY: inside what was read back; the tensors have as many bytes, which are kept until the stream is waited for.
+        unsafe {
+            write_route(&walk.enter(layer, n_tokens), &host_ids, on_host);
+            self.launch.set(&self.compute, std::ptr::from_ref(ids).cast_mut(), self.ids.clone(), 0);
+            self.launch.set(&self.compute, tensor, self.weight_bytes.clone(), 0);
+            let set = self.chosen.routing.set(read_ids(&host_ids), n_used, self.chosen.n_expert());
+            set.expect("routes are checked to be the model's when they are read");
+        }
+        Ok(())
     }
 
     /// Asks for a precision for each expert of the layer.
