@@ -315,6 +315,7 @@ pub fn experts(
         caching: caching.options(),
         path_table: caching.path_table()?,
         profile: caching.profile,
+        routes: caching.routes(),
         trace: caching.trace,
         cache_state: caching.cache_state,
         io: memory.io,

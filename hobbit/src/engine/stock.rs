@@ -7,6 +7,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Once;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use ggml_sys::{llama, shim};
 
@@ -19,7 +20,7 @@ use super::message::with_message;
 use super::overrides::Overrides;
 use super::session::BatchToken;
 use crate::options::{DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
-use followed::Followed;
+use followed::{Followed, Mode};
 
 /// Experts of a layer, as llama.cpp's `--n-cpu-moe` has them.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
@@ -215,9 +216,34 @@ impl Stock {
         self.followed.iter_mut().for_each(|followed| followed.rewind());
     }
 
-    /// Whether recorded routes are followed from here on: without, the routers choose, and no callback breaks the graph.
-    pub fn follow_routes(&mut self, follows: bool) {
-        self.followed.iter_mut().for_each(|followed| followed.pause = !follows);
+    /// Seconds that following routes costs a single token beside the routes themselves, because the graph is stopped
+    /// behind every router; `None` where none are followed. Measured on one token's own routes again and again, with stops
+    /// and without, so that it reads nothing; the context is empty then.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn seconds_of_stops(&mut self) -> Result<Option<f64>, Error> {
+        let mut times = [Vec::new(), Vec::new()];
+        // The first round brings what it takes into memory.
+        for round in 0..9 {
+            for mode in [Mode::Pass, Mode::Stop, Mode::Stop, Mode::Pass] {
+                let Some(followed) = &mut self.followed else { return Ok(None) };
+                followed.mode = mode;
+                self.clear();
+                let started = Instant::now();
+                self.feed(&[0])?;
+                if round > 0 {
+                    times[usize::from(mode == Mode::Stop)].push(started.elapsed().as_secs_f64());
+                }
+            }
+        }
+        self.followed.iter_mut().for_each(|followed| followed.mode = Mode::Follow);
+        self.clear();
+        let [passed, stopped] = times.map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        });
+        Ok(Some(stopped - passed))
     }
 
     /// Tokens of a text, without special ones.

@@ -180,7 +180,7 @@ impl Walk {
     /// one that is not, another is named that is not used.
     pub fn foretold(&self, layer: u16) -> Option<Vec<f32>> {
         let of_layer = self.layer(layer)?;
-        let token = self.ubatch.0 % self.routes.n_tokens;
+        let token = self.ubatch.0;
         let (chosen, weights) = self.routes.of(of_layer, token);
         let mut scores = vec![0.0; of_layer.n_expert];
         for (rank, (&expert, weight)) in chosen.iter().zip(weights).enumerate() {
@@ -212,4 +212,98 @@ fn mixed(a: u64, b: u64, c: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{Header, Layer, ModelDescription, Phase, TraceWriter};
+
+    const SHAPE: [(u16, usize, usize); 2] = [(3, 16, 2), (5, 16, 2)];
+
+    /// A prompt of two tokens, of which the second layer ran for one, and a token.
+    fn file(dir: &tempfile::TempDir) -> std::path::PathBuf {
+        let layer =
+            |layer| Layer { layer, n_expert: 16, n_used: 2, bytes_high: 1, bytes_low: 0, slots_high: 1, slots_low: 0 };
+        let model = ModelDescription { layers: vec![layer(0), layer(1)], ..ModelDescription::default() };
+        let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() }).unwrap();
+        let mut layer = |number, tokens: &[[u16; 2]]| {
+            let mut record = LayerRecord::new(number, 2);
+            tokens.iter().for_each(|chosen| record.push_token(chosen, &[0.75, 0.25], None, 0));
+            writer.layer(&record).unwrap();
+        };
+        layer(0, &[[1, 2], [3, 4]]);
+        layer(1, &[[5, 6]]);
+        writer.batch(Phase::Prefill, 2, 0.0).unwrap();
+        let mut layer = |number, chosen: [u16; 2]| {
+            let mut record = LayerRecord::new(number, 2);
+            record.push_token(&chosen, &[0.5, 0.5], None, 0);
+            writer.layer(&record).unwrap();
+        };
+        layer(0, [7, 8]);
+        layer(1, [9, 10]);
+        writer.batch(Phase::Decode, 1, 0.0).unwrap();
+        let path = dir.path().join("a.trace");
+        std::fs::write(&path, writer.finish().unwrap()).unwrap();
+        path
+    }
+
+    fn experts(tokens: &[(Vec<u16>, Vec<f32>)]) -> Vec<u16> {
+        tokens.iter().flat_map(|(chosen, _)| chosen.clone()).collect()
+    }
+
+    #[test]
+    fn tokens_go_the_recorded_way_again_and_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let routes = Arc::new(Routes::open(&file(&dir), &SHAPE).unwrap());
+        assert_eq!(routes.n_tokens(), 3);
+        let mut walk = Walk::new(routes, 1.0);
+        // Two tokens, and of the last layer the second one only; then a token; then the first one again.
+        assert_eq!(experts(&walk.enter(3, 2)), [1, 2, 3, 4]);
+        assert_eq!(experts(&walk.enter(5, 1)), [5, 6]);
+        assert_eq!(walk.enter(3, 1), [(vec![7, 8], vec![0.5, 0.5])]);
+        assert_eq!(experts(&walk.enter(5, 1)), [9, 10]);
+        assert_eq!(experts(&walk.enter(3, 2)), [1, 2, 3, 4]);
+        // The first token was not recorded there.
+        assert_eq!(experts(&walk.enter(5, 2)), [5, 6, 5, 6]);
+        walk.rewind();
+        assert_eq!(experts(&walk.enter(3, 1)), [1, 2]);
+        assert!(walk.enter(4, 1).is_empty());
+    }
+
+    #[test]
+    fn as_much_is_foretold_as_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let routes = Arc::new(Routes::open(&file(&dir), &SHAPE).unwrap());
+        for (recall, least, most) in [(1.0, 600, 600), (0.8, 430, 530), (0.0, 0, 0)] {
+            let mut walk = Walk::new(Arc::clone(&routes), recall);
+            let mut found = 0;
+            for _ in 0..300 {
+                let of_token = walk.enter(3, 1);
+                let scores = walk.foretold(5).unwrap();
+                assert_eq!(scores.iter().filter(|score| **score > 0.0).count(), 2, "of {of_token:?}");
+                let used = walk.scores(5).unwrap();
+                found += scores.iter().zip(used).filter(|(score, used)| **score > 0.0 && *used > 0.0).count();
+            }
+            assert!((least..=most).contains(&found), "{found} of 600 at {recall}");
+        }
+    }
+
+    #[test]
+    fn other_shapes_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir);
+        let cases: [(&[(u16, usize, usize)], &str); 4] = [
+            (&[(0, 16, 2), (1, 16, 2), (2, 16, 2)], "2 layers were recorded, the model has 3"),
+            (&[(0, 16, 4)], "layer 0 used 2 of 16 experts, the model's layer 0 uses 4 of 16"),
+            (&[(0, 8, 2)], "layer 0 used 2 of 16 experts"),
+            (&[], "no layers with experts"),
+        ];
+        for (shape, expected) in cases {
+            let error = Routes::open(&path, shape).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("a.trace"), "{error}");
+        }
+        // Fewer layers are well.
+        assert_eq!(Routes::open(&path, &SHAPE[..1]).unwrap().n_tokens(), 3);
+    }
 }

@@ -1,6 +1,6 @@
 //! Recorded routes for plain llama.cpp: its evaluation callback stops behind each router, and writes the recording's
-//! experts and weights over the router's. Each stop breaks the graph, which costs some 35 µs that hobbit's seam does not
-//! pay; [`Followed::pause`] is there to measure them.
+//! experts and weights over the router's. Each stop breaks the graph, which hobbit's seam does not: [`Mode`] is there to
+//! measure what that costs.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -16,11 +16,21 @@ use crate::gguf::Gguf;
 use crate::options::RouteOptions;
 use crate::trace::{Routes, Walk};
 
+/// What the callback does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// It stops and writes.
+    Follow,
+    /// It stops only: routers choose.
+    Stop,
+    /// Nothing.
+    Pass,
+}
+
 /// The state behind the callback.
 pub(super) struct Followed {
     walk: Walk,
-    /// No stop is made and nothing written.
-    pub(super) pause: bool,
+    pub(super) mode: Mode,
     /// Of the running layer: each token's experts and weights.
     tokens: Vec<(Vec<u16>, Vec<f32>)>,
     /// By layer, the tensor that has its weights at the end; others before it need no stop once that is known.
@@ -42,7 +52,7 @@ impl Followed {
         let routes = Arc::new(Routes::open(&options.trace, &shape)?);
         Ok(Box::new(Self {
             walk: Walk::new(routes, options.recall),
-            pause: false,
+            mode: Mode::Follow,
             tokens: Vec::new(),
             weights: HashMap::new(),
             last_layer: None,
@@ -63,7 +73,7 @@ impl Followed {
 
     fn wants(&self, asked: Asked, name: &str) -> bool {
         match asked {
-            _ if self.pause => false,
+            _ if self.mode == Mode::Pass => false,
             Asked::Experts(_) => true,
             Asked::Weights(layer) => !self.knows_weights || self.weights.get(&layer).is_some_and(|last| last == name),
         }
@@ -125,7 +135,7 @@ unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_
     if ask {
         return asked.is_some();
     }
-    if let Some(asked) = asked {
+    if let Some(asked) = asked.filter(|_| followed.mode == Mode::Follow) {
         // SAFETY: the tensor was just computed.
         let _ = catch_unwind(AssertUnwindSafe(|| unsafe { followed.write(asked, name, tensor) }));
     }
