@@ -43,8 +43,8 @@ pub fn write_json(path: &Path, value: &Value, what: &str) -> Result<()> {
 }
 
 /// Writes a file whole or not at all.
-pub fn write_whole(path: &Path, text: &str) -> Result<()> {
-    files::replace(path, text.as_bytes()).with_context(|| format!("{}: cannot write this file", path.display()))
+pub fn write_whole(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
+    files::replace(path, content.as_ref()).with_context(|| format!("{}: cannot write this file", path.display()))
 }
 
 #[cfg(test)]

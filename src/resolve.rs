@@ -301,6 +301,7 @@ pub fn experts(args: ExpertArgs, expects: SessionOptions) -> Result<ModelOptions
         caching: caching.options(),
         path_table: caching.path_table()?,
         profile: caching.profile,
+        routes: caching.routes(),
         trace: caching.trace,
         cache_state: caching.cache_state,
         io: memory.io,

@@ -134,6 +134,7 @@ fn open(settings: &Settings, contestant: Contestant, device: &Device) -> Result<
                 n_gpu_layers: 999,
                 load_mode: Some("none".to_owned()),
                 repack: false,
+                routes: None,
             };
             Box::new(Stock::open(&settings.path, &stock, &session)?)
         }

@@ -72,6 +72,8 @@ pub struct ModelOptions {
     /// A file to write who was routed where, and what was read for it: see `trace`. An earlier trace is replaced, another kind
     /// of file is not.
     pub trace: Option<PathBuf>,
+    /// Routes that tokens are sent along, in place of what routers choose.
+    pub routes: Option<RouteOptions>,
     /// A file that keeps, from one run to the next, which experts were resident and what the policy has learned. It is read
     /// before the first token and replaced when the model is closed: the last clone of the model and the last session are
     /// dropped. A file that is of another model, damaged or of another version, or that cannot be written, is told
@@ -89,6 +91,18 @@ pub struct ModelOptions {
     pub check_tensors: bool,
     /// Metadata values that replace the file's.
     pub kv_overrides: Vec<KvOverride>,
+}
+
+/// Recorded routes that are followed: what is computed takes as long as a real model's tokens would, and means nothing. One
+/// session at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouteOptions {
+    /// A trace, of a model with as many experts in each layer, of which a token uses as many. Its tokens are followed one after the
+    /// other, and again from the first one in every new sequence and after its end.
+    pub trace: PathBuf,
+    /// Routers foretell nothing of recorded routes: this share of what later layers use, `0.0..=1.0`, is foretold to
+    /// [`PredictorKind::StackedGate`] and [`PredictorKind::CrossLayer`] in their place, and for the rest something wrong.
+    pub recall: f64,
 }
 
 /// How one sequence of tokens is evaluated.

@@ -8,8 +8,9 @@ use clap::Args;
 use crate::switch::Switch;
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
-use hobbit::options::{CachingOptions, Prefetch};
+use hobbit::options::{CachingOptions, Prefetch, RouteOptions};
 use hobbit::predict::PredictorKind;
+use hobbit::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
@@ -48,6 +49,13 @@ pub struct CachingArgs {
     /// Fill free slots while nobody waits for a read: before the first prompt, while somebody types
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
     pub fill: Switch,
+    /// Send tokens along the routes of a trace (--trace, hobbit-sim import) in place of what the model's routers choose: to
+    /// measure with a real model's locality. What is generated means nothing
+    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_ROUTES")]
+    pub routes: Option<PathBuf>,
+    /// Share of what later layers use that gate predictors are told with --routes
+    #[arg(long, value_name = "N%", default_value = "80%", value_parser = percent, env = "HOBBIT_ARG_ROUTES_RECALL")]
+    pub routes_recall: f64,
     /// Write who was routed where, and what was read for it: for hobbit-sim
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_TRACE")]
     pub trace: Option<PathBuf>,
@@ -72,6 +80,11 @@ impl CachingArgs {
         }
     }
 
+    /// The routes to follow.
+    pub fn routes(&self) -> Option<RouteOptions> {
+        self.routes.clone().map(|trace| RouteOptions { trace, recall: self.routes_recall / 100.0 })
+    }
+
     /// The file of the path table.
     ///
     /// # Errors
@@ -84,6 +97,10 @@ impl CachingArgs {
         );
         Ok(self.path_table.clone())
     }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    parse_percent(text, 100.0).ok_or_else(|| "expected a number from 0% to 100%".into())
 }
 
 #[cfg(test)]

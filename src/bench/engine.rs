@@ -51,6 +51,7 @@ pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
             device: options.device,
             load_mode: (task.load_mode != "auto").then(|| task.load_mode.clone()),
             repack: task.repack,
+            routes: options.routes,
         };
         return Ok(Box::new(Stock::open(&case.model, &stock, &session)?));
     }

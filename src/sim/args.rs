@@ -20,6 +20,8 @@ Examples:
       Record a run.
   hobbit-sim show prose.trace | head
       Print it, one JSON object per line.
+  hobbit-sim import qwen.route.csv -o qwen.trace
+      Take another program's recording of routes, for replay, report and --routes.
   hobbit-sim replay prose.trace
       Every policy with the slots that the run had.
   hobbit-sim replay prose.trace --policy lru,hobbit --budget 10%,25%,50% --predictor none,stacked-gate,oracle
@@ -48,6 +50,8 @@ pub struct Args {
 pub enum Command {
     /// Print a trace as JSON, one record per line, the header first
     Show(ShowArgs),
+    /// Make a trace of another program's recording of routes (route_trace v1)
+    Import(ImportArgs),
     /// Simulate policies, budgets and predictors on traces; table on standard output
     Replay(ReplayArgs),
     /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
@@ -65,6 +69,16 @@ pub struct ShowArgs {
     /// Only the header
     #[arg(long)]
     pub header: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct ImportArgs {
+    /// Recording: route_trace v1, a line for every chosen expert
+    #[arg(value_name = "FILE.csv")]
+    pub file: PathBuf,
+    /// Where the trace goes
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
 }
 
 #[derive(clap::Args, Debug)]

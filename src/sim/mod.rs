@@ -1,8 +1,9 @@
-//! `hobbit-sim`: traces printed, replayed, fitted to and drawn.
+//! `hobbit-sim`: traces printed, imported, replayed, fitted to and drawn.
 
 mod args;
 mod compare;
 mod fit;
+mod import;
 mod recall;
 mod replay;
 mod report;
@@ -39,6 +40,7 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
     };
     match args.command {
         Command::Show(args) => show::run(&args, out)?,
+        Command::Import(args) => import::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
         Command::Calibrate(args) => fit::run(&args, out)?,
         Command::Recall(args) => recall::run(&args, out)?,

@@ -9,6 +9,7 @@ mod cases;
 mod compare;
 mod dynamic;
 mod packs;
+mod routes;
 mod script;
 mod sharing;
 mod stock;
@@ -179,6 +180,18 @@ fn dynamic_sessions_side_by_side() {
     fixture::quiet_llama_cpp();
     let scaled = cases::layouts().into_iter().filter(|case| case.name.contains("scales per expert"));
     scaled.chain(cases::plain()).for_each(|case| sharing::dynamic_sessions_side_by_side(&case));
+}
+
+/// Of every architecture, at every cache size, with guesses that are wrong half of the time.
+#[test]
+fn recorded_routes() {
+    fixture::quiet_llama_cpp();
+    let ahead = Variant { ahead: Some(PredictorKind::StackedGate), ..Variant::HALF };
+    let [all, quarter, none] = Variant::SIZES;
+    let cases = cases::all_architectures().into_iter().chain(cases::two_sequences());
+    let failures: Vec<String> = cases.flat_map(|case| routes::check(&case, &[all, quarter, none, ahead])).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    routes::another_shape();
 }
 
 #[test]

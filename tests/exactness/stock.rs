@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hobbit::engine::StockOptions;
-use hobbit::options::{DeviceChoice, TensorOverride};
+use hobbit::options::{DeviceChoice, RouteOptions, TensorOverride};
 use hobbit::{BatchToken, DeviceOptions, SessionOptions};
 
 use super::script::Evaluate;
@@ -33,6 +33,23 @@ impl Stock {
         Self::open_on(path, options, &[])
     }
 
+    /// As [`Stock::open`], on recorded routes.
+    #[allow(dead_code)]
+    pub fn open_on_routes(
+        path: &Path,
+        options: &SessionOptions,
+        routes: Option<&RouteOptions>,
+    ) -> Result<Stock, String> {
+        let stock = StockOptions {
+            device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
+            n_gpu_layers: 0,
+            load_mode: Some("none".to_owned()),
+            repack: false,
+            routes: routes.cloned(),
+        };
+        hobbit::engine::Stock::open(path, &stock, options).map(Stock).map_err(|error| error.to_string())
+    }
+
     /// As [`Stock::open`], with all layers on the devices of these names.
     pub fn open_on(path: &Path, options: &SessionOptions, devices: &[&str]) -> Result<Stock, String> {
         Self::open_placed(path, options, &Placed { devices, ..Placed::default() })
@@ -52,6 +69,7 @@ impl Stock {
             },
             load_mode: Some("none".to_owned()),
             repack: false,
+            routes: None,
         };
         hobbit::engine::Stock::open(path, &stock, options).map(Stock).map_err(|error| error.to_string())
     }

@@ -140,18 +140,25 @@ impl ExpertBackend {
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
         // SAFETY: the ids were computed by an earlier split into host memory.
         split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(ids, 0).read() })?;
+        if let Some(walk) = routers.walk.as_mut().filter(|_| !self.chosen.is_again()) {
+            // SAFETY: nodes of a live graph; ids and weights were computed by earlier splits into host memory.
+            unsafe {
+                let weights = weights_of_layer(experts, tag.layer, nodes);
+                split::follow(&mut self.chosen, experts, walk, RouterValues::of(ids, 0), weights)?;
+            }
+        }
         // SAFETY: by the caller.
         let weights = if self.chosen.is_again() { None } else { unsafe { self.ask(experts, host, nodes)? } };
         // SAFETY: by the caller: sources of a live node are live and computed.
         let input = if self.chosen.is_single() { unsafe { router_input(nodes[0]) } } else { None };
-        let scores = match input.filter(|_| !self.chosen.is_again()) {
+        let scores = match self.chosen.is_single() && !self.chosen.is_again() {
             // SAFETY: as above.
-            Some(input) => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) },
-            None => None,
+            true => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) },
+            false => None,
         };
         let elsewhere = Elsewhere { reads: &|slice| devices.read(slice), ..Elsewhere::NOTHING };
         let step = self.chosen.begin(host, scores.as_deref(), &elsewhere);
-        let mut later = |layer: u16| routers.of_later(layer, input?);
+        let mut later = |layer: u16| routers.of_later(layer, input);
         self.chosen.foresee(host, &step, &mut later, &|version| devices.have(version));
         if let Some(weights) = weights.filter(|_| self.chosen.leaves_out(&step)) {
             self.chosen.leave_out(&step, &host.precisions, |token, rank, weight| {
@@ -177,10 +184,8 @@ impl ExpertBackend {
         host: &mut Host,
         nodes: &[*mut ggml_tensor],
     ) -> Result<Option<RouterValues>, Failed> {
-        let layer = self.chosen.layer();
-        // SAFETY: nodes of a live graph; sources of a live node are live.
-        let beside = |&node: &*mut ggml_tensor| unsafe { weights_tensor(node).map(|w| RouterValues::of(&*w, 1)) };
-        let weights = || nodes.iter().find_map(beside).or_else(|| experts.router_weights(layer));
+        // SAFETY: nodes of a live graph.
+        let weights = || unsafe { weights_of_layer(experts, self.chosen.layer(), nodes) };
         // SAFETY: computed by an earlier split of this ubatch into host memory.
         unsafe { split::ask(&mut self.chosen, experts, host, weights, "") }
     }
@@ -285,4 +290,14 @@ impl Computes for ExpertBackend {
 
 fn check(status: ggml_status) -> Result<(), Failed> {
     if status == GGML_STATUS_SUCCESS { Ok(()) } else { Err(status) }
+}
+
+/// A layer's router weights.
+///
+/// # Safety
+/// Nodes of a live graph.
+unsafe fn weights_of_layer(experts: &Experts, layer: u16, nodes: &[*mut ggml_tensor]) -> Option<RouterValues> {
+    // SAFETY: by the caller; sources of a live node are live.
+    let beside = |&node: &*mut ggml_tensor| unsafe { weights_tensor(node).map(|w| RouterValues::of(&*w, 1)) };
+    nodes.iter().find_map(beside).or_else(|| experts.router_weights(layer))
 }

@@ -21,6 +21,7 @@ use crate::predict::GateStack;
 use crate::residency::Residency;
 use crate::residency::{Observer, Place, Reads, Used};
 use crate::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
+use crate::trace::Walk;
 
 /// What the first session was told, for the next ones.
 #[derive(Clone)]
@@ -89,16 +90,18 @@ pub(super) struct Routers {
     pub(super) gates: GateStack,
     /// The policy wants to know the router's probabilities of all experts, or a trace does.
     pub(super) wants_scores: bool,
+    /// Recorded routes that are followed in their place.
+    pub(super) walk: Option<Walk>,
 }
 
 impl Routers {
     /// Whether what a router sees of a single token is wanted.
     pub(super) fn want_input(&self, host: &Host) -> bool {
-        self.wants_scores || host.asks_routers()
+        self.walk.is_none() && (self.wants_scores || host.asks_routers())
     }
 
     /// What the router of `layer` says of all of its experts for one token with the input `x`, `[n_expert]`. `None`
-    /// where nobody wants to know, or its router is not understood.
+    /// where nobody wants to know, or its router is not understood, or there is no input.
     ///
     /// # Safety
     /// `ids` is a live node that was computed: the router's choice.
@@ -107,11 +110,15 @@ impl Routers {
         host: &Host,
         layer: u16,
         ids: *mut ggml_tensor,
-        x: &[f32],
+        x: Option<&[f32]>,
         n_expert: usize,
     ) -> Option<Vec<f32>> {
+        if let Some(walk) = self.walk.as_ref().filter(|_| self.wants_scores) {
+            return walk.scores(layer);
+        }
         // SAFETY: by the caller.
-        if !self.want_input(host)
+        if x.is_none()
+            || !self.want_input(host)
             || !(self.gates.knows(layer) || unsafe { gates::learn(&mut self.gates, layer, ids, n_expert) })
             || !self.wants_scores
         {
@@ -123,8 +130,11 @@ impl Routers {
     }
 
     /// The same of a layer that has not run, if its router is known.
-    pub(super) fn of_later(&mut self, layer: u16, x: &[f32]) -> Option<Vec<f32>> {
-        self.gates.scores(x, &[layer]).pop().map(|(_, scores)| scores)
+    pub(super) fn of_later(&mut self, layer: u16, x: Option<&[f32]>) -> Option<Vec<f32>> {
+        if let Some(walk) = &self.walk {
+            return walk.foretold(layer);
+        }
+        self.gates.scores(x?, &[layer]).pop().map(|(_, scores)| scores)
     }
 }
 
@@ -169,6 +179,7 @@ impl Hierarchy {
 
     /// A new sequence begins.
     pub(super) fn begin_sequence(&mut self) {
+        self.routers.walk.iter_mut().for_each(Walk::rewind);
         self.host.observer_mut().begin_sequence();
         self.host.begin_sequence();
         self.tiers.iter_mut().for_each(|tier| tier.cache.begin_sequence());

@@ -43,13 +43,15 @@ const WEIGHTS: [&str; 4] =
     ["ffn_moe_weights-", "ffn_moe_weights_softmax-", "ffn_moe_weights_norm-", "ffn_moe_weights_scaled-"];
 const TOP_K: &str = "ffn_moe_topk-";
 
+/// A tensor that says what a router chose, by its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+pub(super) enum Asked {
     Experts(u16),
     Weights(u16),
 }
 
-fn asked(name: &str) -> Option<Asked> {
+/// What the tensor of this name says.
+pub(super) fn asked(name: &str) -> Option<Asked> {
     if let Some(layer) = name.strip_prefix(TOP_K) {
         return layer.parse().ok().map(Asked::Experts);
     }

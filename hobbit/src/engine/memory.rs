@@ -30,6 +30,7 @@ use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, 
 use crate::route::Thresholds;
 use crate::stats::CacheSlots;
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
+use crate::trace::Walk;
 pub(super) use costs::MemoryUse;
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 
@@ -161,11 +162,12 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     });
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
+    let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));
     let mut new = Hierarchy {
         unseen: unseen.collect(),
         tiers,
         host,
-        routers: Routers { wants_scores, ..Routers::default() },
+        routers: Routers { wants_scores, walk, ..Routers::default() },
         state_file: state_file(model),
         description,
     };

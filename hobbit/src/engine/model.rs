@@ -24,6 +24,7 @@ use crate::residency::Precisions;
 use crate::route::Thresholds;
 use crate::stats::DeviceReport;
 use crate::store::{Original, Store};
+use crate::trace::Routes;
 
 /// Wraps a store, for tests that inject faults.
 pub(super) type WrapStore = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
@@ -88,6 +89,8 @@ pub(super) struct Shared {
     pub(super) options: ModelOptions,
     /// Which experts follow which, if a predictor wants to know.
     pub(super) path_table: Option<Arc<PathTable>>,
+    /// Routes to follow, and the share of them that is foretold.
+    pub(super) routes: Option<(Arc<Routes>, f64)>,
     pub(super) wrap_store: Option<WrapStore>,
     pub(super) load_time: Duration,
     pub(super) opened_at: Instant,
@@ -220,7 +223,8 @@ impl Model {
     /// The experts, if their backend must be told the router's weights: a layer with scales comes in several splits.
     pub(super) fn wants_router_weights(&self) -> Option<Arc<Experts>> {
         let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
-        (!self.shared.precisions.is_exact() && scaled()).then(|| Arc::clone(&self.shared.experts))
+        let wanted = !self.shared.precisions.is_exact() || self.shared.routes.is_some();
+        (wanted && scaled()).then(|| Arc::clone(&self.shared.experts))
     }
 
     /// The tokens of `text`, which is UTF-8 or, as llama.cpp takes it, any bytes. `add_special` adds BOS and the like where

@@ -69,6 +69,7 @@ fn wants_a_cache(options: &ModelOptions) -> bool {
         || options.io != IoMode::default()
         || options.device.n_cpu_moe > 0
         || !options.device.override_tensors.is_empty()
+        || options.routes.is_some()
         || [&options.path_table, &options.profile, &options.trace, &options.cache_state]
             .into_iter()
             .any(Option::is_some)

@@ -10,6 +10,7 @@ use super::hierarchy::Unseen;
 use super::host_reads::Host;
 use crate::expert::SliceKind;
 use crate::residency::{Chosen, Split};
+use crate::trace::Walk;
 
 /// A step that did not succeed: ggml's status for it.
 pub(super) type Failed = ggml_status;
@@ -81,6 +82,41 @@ pub(super) unsafe fn ask(
     // SAFETY: by the caller.
     chosen.ask(&mut host.precisions, unsafe { weights.read() });
     Ok(Some(weights))
+}
+
+/// Sends the layer's tokens along recorded routes: `ids` and `weights` are written over the router's.
+///
+/// # Errors
+/// The weights were not found, which is told.
+///
+/// # Safety
+/// Ids and weights can be read and written.
+pub(super) unsafe fn follow(
+    chosen: &mut Chosen,
+    experts: &Experts,
+    walk: &mut Walk,
+    ids: RouterValues,
+    weights: Option<RouterValues>,
+) -> Result<(), Failed> {
+    let (layer, size) = (chosen.layer(), (ids.n_used, ids.n_tokens));
+    let Some(weights) = weights.filter(|weights| (weights.n_used, weights.n_tokens) == size) else {
+        experts.fail(format!(
+            "layer {layer}: this architecture's router weights were not found; recorded routes cannot be followed"
+        ));
+        return Err(GGML_STATUS_FAILED);
+    };
+    for (token, (experts, shares)) in walk.enter(layer, ids.n_tokens).into_iter().enumerate() {
+        for (rank, (expert, weight)) in experts.into_iter().zip(shares).enumerate() {
+            // SAFETY: by the caller: a route has as many ranks as the model's tokens, which was checked when it was read.
+            unsafe {
+                ids.at::<i32>(token, rank).write_unaligned(expert.into());
+                weights.at::<f32>(token, rank).write_unaligned(weight);
+            }
+        }
+    }
+    // SAFETY: by the caller.
+    let followed = chosen.routing.set(unsafe { ids.read() }, ids.n_used, chosen.n_expert());
+    followed.map_err(|_| GGML_STATUS_FAILED)
 }
 
 /// Takes in what has landed.

@@ -1,8 +1,11 @@
 //! Plain llama.cpp, to compare with: its own loader, its own scheduler, none of ours.
 
+mod followed;
+
 use std::ffi::CString;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use ggml_sys::llama;
 
@@ -13,7 +16,8 @@ use super::log;
 use super::params::{Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
-use crate::options::{DeviceOptions, SessionOptions, SplitMode, Token};
+use crate::options::{DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
+use followed::{Followed, Mode};
 
 /// Experts of a layer, as llama.cpp's `--n-cpu-moe` has them.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
@@ -29,6 +33,8 @@ pub struct StockOptions {
     pub load_mode: Option<String>,
     /// Repack weights for the CPU (`use_extra_bufts`).
     pub repack: bool,
+    /// Routes that tokens are sent along, in place of what routers choose.
+    pub routes: Option<RouteOptions>,
 }
 
 /// A model and a context of plain llama.cpp. In a process where a [`Model`](crate::Model) was opened ggml knows hobbit's
@@ -38,6 +44,8 @@ pub struct Stock {
     context: RawContext,
     model: RawModel,
     n_batch: usize,
+    /// The context holds its address.
+    followed: Option<Box<Followed>>,
     /// The context holds its address.
     _interrupted: Box<AtomicBool>,
 }
@@ -49,6 +57,7 @@ impl Stock {
     /// What llama.cpp says; devices and buffer types that there are not.
     pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, Error> {
         let load = |reason: String| Error::Load { path: path.to_owned(), reason };
+        let mut followed = options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?;
         backends::ready();
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
@@ -90,10 +99,13 @@ impl Stock {
         // SAFETY: everything that params point to outlives the call.
         let model = unsafe { RawModel::load_path(path, params) }.map_err(with_reason)?;
         let interrupted = Box::new(AtomicBool::new(false));
-        // SAFETY: the model and the flag outlive the context.
-        let context = unsafe { RawContext::new(&model, context_params(session, &raw const *interrupted)) };
-        let context = context.map_err(with_reason)?;
-        Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, _interrupted: interrupted })
+        let mut params = context_params(session, &raw const *interrupted);
+        if let Some(followed) = &mut followed {
+            followed.install(&mut params);
+        }
+        // SAFETY: the model, the flag and the callback's state outlive the context.
+        let context = unsafe { RawContext::new(&model, params) }.map_err(with_reason)?;
+        Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, followed, _interrupted: interrupted })
     }
 
     /// Uses every tensor once, experts included, as llama-cli does before it begins (`--no-warmup` leaves that); the context
@@ -155,6 +167,37 @@ impl Stock {
     /// Empties the context.
     pub fn clear(&mut self) {
         self.context.clear();
+        self.followed.iter_mut().for_each(|followed| followed.rewind());
+    }
+
+    /// Seconds that following routes costs a single token beside the routes themselves, because the graph is stopped
+    /// behind every router; `None` where none are followed. Measured on one token's own routes again and again, with stops
+    /// and without, so that it reads nothing; the context is empty then.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn seconds_of_stops(&mut self) -> Result<Option<f64>, Error> {
+        let mut times = [Vec::new(), Vec::new()];
+        // The first round brings what it takes into memory.
+        for round in 0..9 {
+            for mode in [Mode::Pass, Mode::Stop, Mode::Stop, Mode::Pass] {
+                let Some(followed) = &mut self.followed else { return Ok(None) };
+                followed.mode = mode;
+                self.clear();
+                let started = Instant::now();
+                self.feed(&[0])?;
+                if round > 0 {
+                    times[usize::from(mode == Mode::Stop)].push(started.elapsed().as_secs_f64());
+                }
+            }
+        }
+        self.followed.iter_mut().for_each(|followed| followed.mode = Mode::Follow);
+        self.clear();
+        let [passed, stopped] = times.map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        });
+        Ok(Some(stopped - passed))
     }
 
     /// Tokens of a text, without special ones.

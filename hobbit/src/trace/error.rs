@@ -52,6 +52,14 @@ pub enum TraceError {
         /// What is wrong: what was found, what was expected.
         reason: String,
     },
+    /// What it recorded is no way for this model's tokens.
+    #[error("{}: these routes cannot be followed: {reason}", path.display())]
+    Routes {
+        /// File.
+        path: PathBuf,
+        /// What was found, what was expected.
+        reason: String,
+    },
     /// Something that the format has no room for was to be written: a bug of the caller, or a batch beyond all bounds.
     #[error("this cannot be recorded: {reason}")]
     Unwritable {

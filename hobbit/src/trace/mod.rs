@@ -28,6 +28,7 @@ mod error;
 mod header;
 mod reader;
 mod record;
+mod routes;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -36,4 +37,5 @@ pub use error::TraceError;
 pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;
 pub use record::{LayerRecord, Needed, Phase, Prediction, ReadClass, Record, ResidentsRecord};
+pub use routes::{Routes, Walk};
 pub use writer::TraceWriter;

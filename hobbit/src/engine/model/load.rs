@@ -28,6 +28,7 @@ use crate::options::{KvValue, ModelOptions};
 use crate::plan::Regime;
 use crate::profile::ProfileError;
 use crate::store::{Original, Store};
+use crate::trace::Routes;
 
 impl Model {
     /// Opens `path`, any shard of a split model included. Ordinary weights are read into memory, experts stay in the
@@ -122,7 +123,7 @@ impl Model {
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(&raw, &gguf, &experts, options);
         let (table_path, path_table) = path_table.unzip();
-        let shared = Shared {
+        let mut shared = Shared {
             raw,
             gguf,
             experts,
@@ -135,6 +136,7 @@ impl Model {
             fitted,
             options: options.clone(),
             path_table: path_table.map(Arc::new),
+            routes: None,
             wrap_store,
             load_time: started.elapsed(),
             opened_at: started,
@@ -142,6 +144,7 @@ impl Model {
             expert_bytes_read_at_load,
         };
         shared.check_loaded()?;
+        shared.routes = shared.followed_routes()?;
         let model = Model { shared: Arc::new(shared) };
         if let (Some(path), Some(table)) = (table_path, &model.shared.path_table) {
             let checked = table.check_shape(&model.predict_shape());
@@ -162,6 +165,14 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    fn followed_routes(&self) -> Result<Option<(Arc<Routes>, f64)>, Error> {
+        let Some(options) = &self.options.routes else { return Ok(None) };
+        let n_used = self.info.n_expert_used as usize;
+        let shape = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used));
+        let routes = Routes::open(&options.trace, &shape.collect::<Vec<_>>())?;
+        Ok(Some((Arc::new(routes), options.recall)))
     }
 }
 

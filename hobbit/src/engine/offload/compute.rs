@@ -237,7 +237,8 @@ impl Offload {
         }
         let exact = host.precisions.is_exact();
         // SAFETY: nodes of a live graph.
-        let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) }.filter(|_| !exact);
+        let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
+        let weights = weights.filter(|_| !exact || routers.walk.is_some());
         let single = ids.ne[1] == 1;
         // SAFETY: nodes of a live graph.
         let input = if single && routers.want_input(host) { unsafe { router_input_tensor(nodes[0]) } } else { None };
@@ -258,13 +259,23 @@ impl Offload {
         let mut scores = None;
         if !self.chosen.is_again() {
             let bytes = &mut self.weight_bytes;
+            if let Some(walk) = &mut routers.walk {
+                // SAFETY: read back just now; the tensors have as many bytes, which are kept until the stream is waited for.
+                unsafe {
+                    let on_host = weights.map(|tensor| host_weights(tensor, bytes));
+                    split::follow(&mut self.chosen, experts, walk, RouterValues::of(&host_ids, 0), on_host)?;
+                    self.launch.set(std::ptr::from_ref(ids).cast_mut(), self.ids.clone(), 0);
+                    weights.iter().for_each(|&tensor| self.launch.set(tensor, bytes.clone(), 0));
+                }
+            }
             // SAFETY: read back just now.
             let on_host = || weights.map(|tensor| unsafe { host_weights(tensor, bytes) });
             // SAFETY: inside what was read back.
             unsafe { split::ask(&mut self.chosen, experts, host, on_host, " on the device")? };
-            if !self.input.is_empty() {
+            if single {
+                let input = (!self.input.is_empty()).then_some(&self.input[..]);
                 // SAFETY: sources of a live node are live, and were computed before.
-                scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], &self.input, n_expert) };
+                scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) };
             }
             if let Some(scores) = &scores {
                 tier.cache.scores(tag.layer, scores);

@@ -1,0 +1,143 @@
+//! Recorded routes for plain llama.cpp: its evaluation callback stops behind each router, and writes the recording's
+//! experts and weights over the router's. Each stop breaks the graph, which hobbit's seam does not: [`Mode`] is there to
+//! measure what that costs.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+use ggml_sys::llama::{self, ggml_tensor};
+
+use crate::engine::error::Error;
+use crate::engine::hook::{Asked, asked};
+use crate::gguf::Gguf;
+use crate::options::RouteOptions;
+use crate::trace::{Routes, Walk};
+
+/// What the callback does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// It stops and writes.
+    Follow,
+    /// It stops only: routers choose.
+    Stop,
+    /// Nothing.
+    Pass,
+}
+
+/// The state behind the callback.
+pub(super) struct Followed {
+    walk: Walk,
+    pub(super) mode: Mode,
+    /// Of the running layer: each token's experts and weights.
+    tokens: Vec<(Vec<u16>, Vec<f32>)>,
+    /// By layer, the tensor that has its weights at the end; others before it need no stop once that is known.
+    weights: HashMap<u16, String>,
+    last_layer: Option<u16>,
+    knows_weights: bool,
+}
+
+impl Followed {
+    /// For the model at `path`, as its header describes it.
+    ///
+    /// # Errors
+    /// [`Error::Gguf`], [`Error::Trace`].
+    pub(super) fn open(path: &Path, options: &RouteOptions) -> Result<Box<Self>, Error> {
+        let gguf = Gguf::open(path)?;
+        let n_used = gguf.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0) as usize;
+        let layers = gguf.experts()?.layers;
+        let shape: Vec<_> = layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used)).collect();
+        let routes = Arc::new(Routes::open(&options.trace, &shape)?);
+        Ok(Box::new(Self {
+            walk: Walk::new(routes, options.recall),
+            mode: Mode::Follow,
+            tokens: Vec::new(),
+            weights: HashMap::new(),
+            last_layer: None,
+            knows_weights: false,
+        }))
+    }
+
+    /// Has `params` call back into `self`, which must outlive the context.
+    pub(super) fn install(self: &mut Box<Self>, params: &mut llama::llama_context_params) {
+        params.cb_eval = Some(on_eval);
+        params.cb_eval_user_data = (&raw mut **self).cast();
+    }
+
+    /// Back to the first token.
+    pub(super) fn rewind(&mut self) {
+        self.walk.rewind();
+    }
+
+    fn wants(&self, asked: Asked, name: &str) -> bool {
+        match asked {
+            _ if self.mode == Mode::Pass => false,
+            Asked::Experts(_) => true,
+            Asked::Weights(layer) => !self.knows_weights || self.weights.get(&layer).is_some_and(|last| last == name),
+        }
+    }
+
+    /// # Safety
+    /// `tensor` is computed.
+    unsafe fn write(&mut self, asked: Asked, name: &str, tensor: &ggml_tensor) {
+        match asked {
+            Asked::Experts(layer) => {
+                self.knows_weights |= self.last_layer.is_some_and(|last| layer <= last);
+                self.last_layer = Some(layer);
+                self.tokens = self.walk.enter(layer, tensor.ne[1].max(0) as usize);
+                // A warm-up uses all experts.
+                self.tokens.retain(|(chosen, _)| chosen.len() as i64 == tensor.ne[0]);
+                for (token, (chosen, _)) in self.tokens.iter().enumerate() {
+                    let ids: Vec<i32> = chosen.iter().map(|&expert| expert.into()).collect();
+                    // SAFETY: by the caller; a token's ids lie side by side.
+                    unsafe { set(tensor, &ids, token * tensor.nb[1], tensor.nb[0]) };
+                }
+            }
+            Asked::Weights(layer) => {
+                if !self.knows_weights {
+                    self.weights.insert(layer, name.to_owned());
+                }
+                // [1, n_used, n_tokens] or [n_used, n_tokens].
+                let n_used = self.tokens.first().map_or(0, |(chosen, _)| chosen.len());
+                let d = usize::from(tensor.ne[0] != n_used as i64 || tensor.ne[2] > 1);
+                for (token, (_, weights)) in self.tokens.iter().enumerate() {
+                    // SAFETY: by the caller.
+                    unsafe { set(tensor, weights, token * tensor.nb[d + 1], tensor.nb[d]) };
+                }
+            }
+        }
+    }
+}
+
+/// Writes values `stride` bytes apart.
+///
+/// # Safety
+/// The tensor is allocated and has room for them there.
+unsafe fn set<T>(tensor: &ggml_tensor, values: &[T], offset: usize, stride: usize) {
+    let tensor = std::ptr::from_ref(tensor).cast_mut();
+    for (i, value) in values.iter().enumerate() {
+        // SAFETY: by the caller.
+        unsafe {
+            llama::ggml_backend_tensor_set(tensor, std::ptr::from_ref(value).cast(), offset + i * stride, size_of::<T>());
+        }
+    }
+}
+
+unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
+    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the
+    // context, and one thread evaluates at a time.
+    let (tensor, followed) = unsafe { (&*tensor, &mut *state.cast::<Followed>()) };
+    // SAFETY: as above.
+    let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_str().unwrap_or_default();
+    let asked = asked(name).filter(|&asked| followed.wants(asked, name));
+    if ask {
+        return asked.is_some();
+    }
+    if let Some(asked) = asked.filter(|_| followed.mode == Mode::Follow) {
+        // SAFETY: the tensor was just computed.
+        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { followed.write(asked, name, tensor) }));
+    }
+    true
+}

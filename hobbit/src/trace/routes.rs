@@ -1,0 +1,309 @@
+//! Recorded routes, to be followed in place of a router: so a model of random weights has the locality of a real one.
+//!
+//! The tokens of a trace are followed one after the other, whatever batches they came in; after the last one the first
+//! comes again. Where a layer was not recorded for a token (the last layer, of tokens whose logits nobody wanted), it goes
+//! the next token's way.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{LayerRecord, Record, TraceError, TraceReader};
+
+/// Uses of experts in a trace that is followed, at the most; each takes six bytes of memory.
+const USES_MAX: usize = 64 << 20;
+
+/// The routes of a trace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Routes {
+    layers: Vec<LayerRoutes>,
+    n_tokens: usize,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct LayerRoutes {
+    layer: u16,
+    n_expert: usize,
+    n_used: usize,
+    /// By token, the row of the two below; `None` only while a trace is being read.
+    rows: Vec<Option<usize>>,
+    /// `[n_rows][n_used]`.
+    chosen: Vec<u16>,
+    weights: Vec<f32>,
+}
+
+impl Routes {
+    /// Those of a file, for a model whose layers with experts have so many experts, of which a token uses so many,
+    /// `[n_layers]`. A model may have fewer layers than the trace.
+    ///
+    /// # Errors
+    /// [`TraceError::Routes`], and what reading a trace says.
+    pub fn open(path: &Path, model: &[(u16, usize, usize)]) -> Result<Self, TraceError> {
+        let unfit = |reason: String| TraceError::Routes { path: path.to_owned(), reason };
+        let mut reader = TraceReader::open(path)?;
+        if model.is_empty() {
+            return Err(unfit("the model has no layers with experts".into()));
+        }
+        let recorded = &reader.header().model.layers;
+        if recorded.len() < model.len() {
+            return Err(unfit(format!("{} layers were recorded, the model has {}", recorded.len(), model.len())));
+        }
+        let mut routes = Self::default();
+        for (layer, &(number, n_expert, n_used)) in recorded.iter().zip(model) {
+            let found = (usize::from(layer.n_expert), usize::from(layer.n_used));
+            if found != (n_expert, n_used) {
+                return Err(unfit(format!(
+                    "layer {} used {} of {} experts, the model's layer {number} uses {n_used} of {n_expert}",
+                    layer.layer, found.1, found.0
+                )));
+            }
+            routes.layers.push(LayerRoutes { layer: layer.layer, n_expert, n_used, ..LayerRoutes::default() });
+        }
+        let (mut batch, mut n_uses) = (Vec::new(), 0);
+        while let Some(record) = reader.next().transpose()? {
+            match record {
+                Record::Layer(layer) => {
+                    n_uses += layer.chosen.len();
+                    if n_uses > USES_MAX {
+                        return Err(unfit(format!("more than {USES_MAX} uses of experts; record a shorter run")));
+                    }
+                    batch.push(layer);
+                }
+                Record::Batch(_) => routes.batch(&std::mem::take(&mut batch)).map_err(unfit)?,
+                _ => {}
+            }
+        }
+        routes.fill().map_err(unfit)?;
+        // The layers are the model's from here on.
+        routes.layers.iter_mut().zip(model).for_each(|(layer, &(number, ..))| layer.layer = number);
+        Ok(routes)
+    }
+
+    /// Tokens, before the first one comes again.
+    pub fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// The layers of a batch as they ran. Where they begin anew, so does a part of the batch.
+    fn batch(&mut self, records: &[LayerRecord]) -> Result<(), String> {
+        for part in records.chunk_by(|a, b| a.layer < b.layer) {
+            let n_tokens = part.iter().map(|record| record.n_tokens as usize).max().unwrap_or(0);
+            self.n_tokens += n_tokens;
+            for layer in &mut self.layers {
+                layer.rows.resize(self.n_tokens, None);
+                let Some(record) = part.iter().find(|record| record.layer == layer.layer) else { continue };
+                if usize::from(record.n_used) != layer.n_used {
+                    return Err(format!("a token used {} experts of layer {}", record.n_used, layer.layer));
+                }
+                // The last tokens, where it has fewer.
+                let first = self.n_tokens - record.n_tokens as usize;
+                let n_rows = layer.chosen.len() / layer.n_used;
+                for (nth, row) in layer.rows[first..].iter_mut().enumerate() {
+                    *row = Some(n_rows + nth);
+                }
+                layer.chosen.extend_from_slice(&record.chosen);
+                layer.weights.extend_from_slice(&record.weights);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every token a route through every layer.
+    fn fill(&mut self) -> Result<(), String> {
+        for layer in &mut self.layers {
+            let mut known = layer.rows.iter().copied().rev().find(Option::is_some).flatten();
+            if known.is_none() {
+                return Err(format!("it has none of layer {}", layer.layer));
+            }
+            for row in layer.rows.iter_mut().rev() {
+                known = row.or(known);
+                *row = known;
+            }
+        }
+        Ok(())
+    }
+
+    /// A token's experts of a layer, best first, and their weights, `[n_used]` each.
+    fn of(&self, layer: &LayerRoutes, token: usize) -> (Vec<u16>, Vec<f32>) {
+        let row = layer.rows[token % self.n_tokens].unwrap_or(0);
+        let row = row * layer.n_used..(row + 1) * layer.n_used;
+        (layer.chosen[row.clone()].to_vec(), layer.weights[row].to_vec())
+    }
+}
+
+/// A walk along recorded routes, ubatch after ubatch.
+#[derive(Clone, Debug)]
+pub struct Walk {
+    routes: Arc<Routes>,
+    /// Share of what later layers will use that is foretold.
+    recall: f64,
+    /// The first token of the running ubatch, and how many it has.
+    ubatch: (usize, usize),
+    last_layer: Option<u16>,
+}
+
+impl Walk {
+    /// At the first token. Of the experts of later layers the share `recall` (0 to 1) is foretold, which are so chosen that it
+    /// is the same ones each time.
+    pub fn new(routes: Arc<Routes>, recall: f64) -> Self {
+        Self { routes, recall, ubatch: (0, 0), last_layer: None }
+    }
+
+    /// Back to the first token.
+    pub fn rewind(&mut self) {
+        (self.ubatch, self.last_layer) = ((0, 0), None);
+    }
+
+    /// A layer comes with so many tokens; one that does not come after the last one begins a ubatch. Each token's experts,
+    /// best first, and their weights. Nothing for a layer without routes.
+    pub fn enter(&mut self, layer: u16, n_tokens: usize) -> Vec<(Vec<u16>, Vec<f32>)> {
+        if self.last_layer.is_none_or(|last| layer <= last) {
+            self.ubatch = (self.ubatch.0 + self.ubatch.1, n_tokens);
+        }
+        self.last_layer = Some(layer);
+        let Some(of_layer) = self.layer(layer) else { return Vec::new() };
+        // Where logits are wanted of some tokens only, the last layer has just these: as a rule the last ones.
+        let end = self.ubatch.0 + self.ubatch.1;
+        (end.saturating_sub(n_tokens)..end).map(|token| self.routes.of(of_layer, token)).collect()
+    }
+
+    /// What a layer's router would have said of all its experts for the ubatch's only token: the weights of those that are
+    /// used, 0 of others, `[n_expert]`.
+    pub fn scores(&self, layer: u16) -> Option<Vec<f32>> {
+        let of_layer = self.layer(layer)?;
+        let (chosen, weights) = self.routes.of(of_layer, self.ubatch.0);
+        let mut scores = vec![0.0; of_layer.n_expert];
+        chosen.iter().zip(weights).for_each(|(&expert, weight)| scores[usize::from(expert)] = weight);
+        Some(scores)
+    }
+
+    /// The same as others foretell it: each expert that is used is found with the probability of the recall; in place of
+    /// one that is not, another is named that is not used.
+    pub fn foretold(&self, layer: u16) -> Option<Vec<f32>> {
+        let of_layer = self.layer(layer)?;
+        let token = self.ubatch.0;
+        let (chosen, weights) = self.routes.of(of_layer, token);
+        let mut scores = vec![0.0; of_layer.n_expert];
+        for (rank, (&expert, weight)) in chosen.iter().zip(weights).enumerate() {
+            let dice = mixed(token as u64, u64::from(layer), rank as u64);
+            let is_found = (mixed(dice, 0, 0) >> 11) as f64 / (1u64 << 53) as f64;
+            let is_free = |named: &usize| !chosen.contains(&(*named as u16)) && scores[*named] == 0.0;
+            let from = dice as usize % of_layer.n_expert;
+            let named = match is_found < self.recall {
+                true => Some(usize::from(expert)),
+                false => (from..of_layer.n_expert).chain(0..from).find(is_free),
+            };
+            // A weight of 0 is still told apart from no guess.
+            if let Some(named) = named {
+                scores[named] = weight.max(f32::MIN_POSITIVE);
+            }
+        }
+        Some(scores)
+    }
+
+    fn layer(&self, layer: u16) -> Option<&LayerRoutes> {
+        self.routes.layers.iter().find(|of_layer| of_layer.layer == layer)
+    }
+}
+
+/// Bits that look random and depend on these numbers alone (splitmix64).
+fn mixed(a: u64, b: u64, c: u64) -> u64 {
+    let seed = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(24) ^ c.rotate_left(48);
+    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{Header, Layer, ModelDescription, Phase, TraceWriter};
+
+    const SHAPE: [(u16, usize, usize); 2] = [(3, 16, 2), (5, 16, 2)];
+
+    /// A prompt of two tokens, of which the second layer ran for one, and a token.
+    fn file(dir: &tempfile::TempDir) -> std::path::PathBuf {
+        let layer =
+            |layer| Layer { layer, n_expert: 16, n_used: 2, bytes_high: 1, bytes_low: 0, slots_high: 1, slots_low: 0 };
+        let model = ModelDescription { layers: vec![layer(0), layer(1)], ..ModelDescription::default() };
+        let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() }).unwrap();
+        let mut layer = |number, tokens: &[[u16; 2]]| {
+            let mut record = LayerRecord::new(number, 2);
+            tokens.iter().for_each(|chosen| record.push_token(chosen, &[0.75, 0.25], None, 0));
+            writer.layer(&record).unwrap();
+        };
+        layer(0, &[[1, 2], [3, 4]]);
+        layer(1, &[[5, 6]]);
+        writer.batch(Phase::Prefill, 2, 0.0).unwrap();
+        let mut layer = |number, chosen: [u16; 2]| {
+            let mut record = LayerRecord::new(number, 2);
+            record.push_token(&chosen, &[0.5, 0.5], None, 0);
+            writer.layer(&record).unwrap();
+        };
+        layer(0, [7, 8]);
+        layer(1, [9, 10]);
+        writer.batch(Phase::Decode, 1, 0.0).unwrap();
+        let path = dir.path().join("a.trace");
+        std::fs::write(&path, writer.finish().unwrap()).unwrap();
+        path
+    }
+
+    fn experts(tokens: &[(Vec<u16>, Vec<f32>)]) -> Vec<u16> {
+        tokens.iter().flat_map(|(chosen, _)| chosen.clone()).collect()
+    }
+
+    #[test]
+    fn tokens_go_the_recorded_way_again_and_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let routes = Arc::new(Routes::open(&file(&dir), &SHAPE).unwrap());
+        assert_eq!(routes.n_tokens(), 3);
+        let mut walk = Walk::new(routes, 1.0);
+        // Two tokens, and of the last layer the second one only; then a token; then the first one again.
+        assert_eq!(experts(&walk.enter(3, 2)), [1, 2, 3, 4]);
+        assert_eq!(experts(&walk.enter(5, 1)), [5, 6]);
+        assert_eq!(walk.enter(3, 1), [(vec![7, 8], vec![0.5, 0.5])]);
+        assert_eq!(experts(&walk.enter(5, 1)), [9, 10]);
+        assert_eq!(experts(&walk.enter(3, 2)), [1, 2, 3, 4]);
+        // The first token was not recorded there.
+        assert_eq!(experts(&walk.enter(5, 2)), [5, 6, 5, 6]);
+        walk.rewind();
+        assert_eq!(experts(&walk.enter(3, 1)), [1, 2]);
+        assert!(walk.enter(4, 1).is_empty());
+    }
+
+    #[test]
+    fn as_much_is_foretold_as_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let routes = Arc::new(Routes::open(&file(&dir), &SHAPE).unwrap());
+        for (recall, least, most) in [(1.0, 600, 600), (0.8, 430, 530), (0.0, 0, 0)] {
+            let mut walk = Walk::new(Arc::clone(&routes), recall);
+            let mut found = 0;
+            for _ in 0..300 {
+                let of_token = walk.enter(3, 1);
+                let scores = walk.foretold(5).unwrap();
+                assert_eq!(scores.iter().filter(|score| **score > 0.0).count(), 2, "of {of_token:?}");
+                let used = walk.scores(5).unwrap();
+                found += scores.iter().zip(used).filter(|(score, used)| **score > 0.0 && *used > 0.0).count();
+            }
+            assert!((least..=most).contains(&found), "{found} of 600 at {recall}");
+        }
+    }
+
+    #[test]
+    fn other_shapes_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir);
+        let cases: [(&[(u16, usize, usize)], &str); 4] = [
+            (&[(0, 16, 2), (1, 16, 2), (2, 16, 2)], "2 layers were recorded, the model has 3"),
+            (&[(0, 16, 4)], "layer 0 used 2 of 16 experts, the model's layer 0 uses 4 of 16"),
+            (&[(0, 8, 2)], "layer 0 used 2 of 16 experts"),
+            (&[], "no layers with experts"),
+        ];
+        for (shape, expected) in cases {
+            let error = Routes::open(&path, shape).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains("a.trace"), "{error}");
+        }
+        // Fewer layers are well.
+        assert_eq!(Routes::open(&path, &SHAPE[..1]).unwrap().n_tokens(), 3);
+    }
+}
