@@ -19,7 +19,7 @@ const N_TOKENS: usize = 50;
 /// A recording of no particular way through a model of this shape.
 fn record(model: &Path, to: &Path) {
     let gguf = Gguf::open(model).unwrap();
-    let n_used = gguf.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap() as u16;
+    let n_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap() as u16;
     let layer = |number: u16, n_expert: u16| Layer {
         layer: number,
         n_expert,

@@ -184,8 +184,9 @@ impl ExpertBackend {
         host: &mut Host,
         nodes: &[*mut ggml_tensor],
     ) -> Result<Option<RouterValues>, Failed> {
+        let layer = self.chosen.layer();
         // SAFETY: nodes of a live graph.
-        let weights = || unsafe { weights_of_layer(experts, self.chosen.layer(), nodes) };
+        let weights = || unsafe { weights_of_layer(experts, layer, nodes) };
         // SAFETY: computed by an earlier split of this ubatch into host memory.
         unsafe { split::ask(&mut self.chosen, experts, host, weights, "") }
     }

@@ -115,7 +115,7 @@ pub(super) unsafe fn follow(
         }
     }
     // SAFETY: by the caller.
-    let followed = chosen.routing.set(unsafe { ids.read() }, ids.n_used, chosen.n_expert());
+    let followed = chosen.routing.set(unsafe { ids.read() }, ids.n_used, chosen.n_expert);
     followed.map_err(|_| GGML_STATUS_FAILED)
 }
 

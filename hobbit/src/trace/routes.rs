@@ -68,7 +68,7 @@ impl Routes {
                     }
                     batch.push(layer);
                 }
-                Record::Batch(_) => routes.batch(&std::mem::take(&mut batch)).map_err(unfit)?,
+                Record::Batch { .. } => routes.batch(&std::mem::take(&mut batch)).map_err(unfit)?,
                 _ => {}
             }
         }

@@ -46,7 +46,7 @@ impl Followed {
     /// [`Error::Gguf`], [`Error::Trace`].
     pub(super) fn open(path: &Path, options: &RouteOptions) -> Result<Box<Self>, Error> {
         let gguf = Gguf::open(path)?;
-        let n_used = gguf.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0) as usize;
+        let n_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0) as usize;
         let layers = gguf.experts()?.layers;
         let shape: Vec<_> = layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used)).collect();
         let routes = Arc::new(Routes::open(&options.trace, &shape)?);
