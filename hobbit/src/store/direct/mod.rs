@@ -95,7 +95,9 @@ impl DirectStore {
                         Err(error) => (None, Err(error)),
                     };
                     let _ = ready.send(verdict);
-                    reader.into_iter().for_each(|mut reader| reader.run());
+                    if let Some(mut reader) = reader {
+                        reader.run();
+                    }
                 })
                 .map_err(|source| StoreError::Thread { engine: ENGINE, source })?
         };
