@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use ggml_sys::llama;
 use hobbit::perplexity::softmax::nll;
-use hobbit::{BatchToken, Model, ModelOptions, SessionOptions, Token};
+use hobbit::{BatchToken, Model, ModelOptions, SessionOptions};
 
 /// Tokens evaluated at once: the model's context.
 const WINDOW: usize = 512;

@@ -19,7 +19,7 @@ pub use sampling::SamplingArgs;
 
 use super::argv::{self, Grammar, Note};
 use super::switch::{self, Switch, Tri};
-use super::unsupported::{self, UnsupportedVariable};
+use super::unsupported;
 use hobbit::options::{FlashAttn, KvOverride, KvType, RopeScaling};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::IoMode;
@@ -379,24 +379,15 @@ pub fn parse_as<A: FromArgMatches>(
     check_precision(&matches, &mut command)?;
     let has_model = matches.value_source("model").is_some();
     let mut notes = line.notes;
-    for variable in unsupported::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
-        notes.push(variable_note(variable, has_model, &mut command)?);
+    for (name, why, names_model) in unsupported::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
+        // Without it another model would run.
+        if names_model && !has_model {
+            let message = format!("the environment variable {name} names a model: {why}, or unset it");
+            return Err(command.error(ErrorKind::ArgumentConflict, message));
+        }
+        notes.push(Note { flag: format!("the environment variable {name}"), why });
     }
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
-}
-
-/// What the user should know about a variable of llama.cpp's that nothing here reads: without it another model would run.
-fn variable_note(
-    variable: UnsupportedVariable,
-    has_model: bool,
-    command: &mut clap::Command,
-) -> Result<Note, clap::Error> {
-    let UnsupportedVariable { name, why, names_model } = variable;
-    if names_model && !has_model {
-        let message = format!("the environment variable {name} names a model: {why}, or unset it");
-        return Err(command.error(ErrorKind::ArgumentConflict, message));
-    }
-    Ok(Note { flag: format!("the environment variable {name}"), why })
 }
 
 /// Refuses contradictions among the flags of dynamic precision as clap refuses wrong usage.

@@ -35,28 +35,20 @@ pub fn find(name: &str) -> Option<&'static Unsupported> {
     FLAGS.iter().find(|flag| flag.names.contains(&name))
 }
 
-/// A variable of llama.cpp's that sets a flag hobbit-cli has not.
-#[derive(Clone, Copy, Debug)]
-pub struct UnsupportedVariable {
-    /// Its name.
-    pub name: &'static str,
-    /// Why nothing comes of it.
-    pub why: &'static str,
-    /// Whether it says which model to run.
-    pub names_model: bool,
-}
-
 /// Which of llama.cpp's variables are set to something that hobbit does not do. `value` looks into the environment,
-/// `is_ours` tells flags that this program has after all.
-pub fn variables(value: impl Fn(&str) -> Option<OsString>, is_ours: impl Fn(&str) -> bool) -> Vec<UnsupportedVariable> {
+/// `is_ours` tells flags that this program has after all. Each with the reason why nothing comes of it, and whether it says which
+/// model to run.
+pub fn variables(
+    value: impl Fn(&str) -> Option<OsString>,
+    is_ours: impl Fn(&str) -> bool,
+) -> Vec<(&'static str, &'static str, bool)> {
     let set = |&(name, flag): &(&'static str, &'static str)| {
         let found = find(flag).filter(|_| !is_ours(flag))?;
         let value = value(name)?;
         // A switch that is off asks for nothing.
         let is_off = found.values == 0 && OFF.iter().any(|off| value == **off);
         let (Verdict::Refused(why) | Verdict::NoEffect(why)) = found.verdict else { return None };
-        let names_model = MODEL_FLAGS.contains(&flag);
-        (!value.is_empty() && !is_off).then_some(UnsupportedVariable { name, why, names_model })
+        (!value.is_empty() && !is_off).then(|| (name, why, MODEL_FLAGS.contains(&flag)))
     };
     VARIABLES.iter().filter_map(set).collect()
 }
@@ -225,7 +217,7 @@ mod tests {
         let found = |set: &'static [(&str, &str)], ours: &str| {
             let value = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
             let found = variables(value, |flag| flag == ours);
-            found.iter().map(|variable| (variable.name, variable.names_model)).collect::<Vec<_>>()
+            found.into_iter().map(|(name, _, names_model)| (name, names_model)).collect::<Vec<_>>()
         };
         let set = &[("LLAMA_ARG_HF_REPO", "a/b"), ("LLAMA_ARG_N_PARALLEL", "4"), ("LLAMA_ARG_MODEL", "x")];
         assert_eq!(found(set, ""), [("LLAMA_ARG_HF_REPO", true), ("LLAMA_ARG_N_PARALLEL", false)]);

@@ -17,13 +17,8 @@ pub struct Printer<'a> {
     n_printed: usize,
 }
 
-/// A column of the table for people.
-struct Column {
-    name: &'static str,
-    /// Negative: to the left.
-    width: i32,
-    value: fn(&Record) -> String,
-}
+/// A column of the table for people: its name, its width (negative: to the left) and its value.
+type Column = (&'static str, i32, fn(&Record) -> String);
 
 /// What varies, and is therefore shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,11 +41,11 @@ impl<'a> Printer<'a> {
             Format::Csv => writeln!(printer.out, "{}", names(","))?,
             Format::Json => printer.out.write_all(b"[\n")?,
             Format::Md => {
-                let heads = printer.columns.iter().map(|column| padded(column.name, column.width));
+                let heads = printer.columns.iter().map(|(name, width, _)| padded(name, *width));
                 writeln!(printer.out, "| {} |", heads.collect::<Vec<_>>().join(" | "))?;
-                let rules = printer.columns.iter().map(|column| {
-                    let dashes = "-".repeat(column.width.unsigned_abs() as usize - 1);
-                    if column.width > 0 { format!("{dashes}:") } else { format!("{dashes}-") }
+                let rules = printer.columns.iter().map(|(_, width, _)| {
+                    let dashes = "-".repeat(width.unsigned_abs() as usize - 1);
+                    if *width > 0 { format!("{dashes}:") } else { format!("{dashes}-") }
                 });
                 writeln!(printer.out, "| {} |", rules.collect::<Vec<_>>().join(" | "))?;
             }
@@ -78,7 +73,7 @@ impl<'a> Printer<'a> {
             }
             Format::Jsonl => writeln!(self.out, "{}", serde_json::to_string(record)?)?,
             Format::Md => {
-                let cells = self.columns.iter().map(|column| padded(&(column.value)(record), column.width));
+                let cells = self.columns.iter().map(|(_, width, value)| padded(&value(record), *width));
                 writeln!(self.out, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
             }
             Format::Sql => {
@@ -129,15 +124,15 @@ fn cells(record: &Record) -> serde_json::Result<Vec<Option<String>>> {
 }
 
 fn columns(shown: Shown) -> Vec<Column> {
-    let mut columns = vec![
-        Column { name: "model", width: -30, value: |record| record.model_type.replace('|', "/") },
-        Column { name: "size", width: 10, value: |record| size(record.model_size) },
-        Column { name: "params", width: 10, value: |record| parameters(record.model_n_params) },
-        Column { name: "backend", width: -10, value: |record| record.backends.clone() },
+    let mut columns: Vec<Column> = vec![
+        ("model", -30, |record| record.model_type.replace('|', "/")),
+        ("size", 10, |record| size(record.model_size)),
+        ("params", 10, |record| parameters(record.model_n_params)),
+        ("backend", -10, |record| record.backends.clone()),
     ];
     let mut add = |is_shown: bool, name, width, value: fn(&Record) -> String| {
         if is_shown {
-            columns.push(Column { name, width, value });
+            columns.push((name, width, value));
         }
     };
     add(shown.gpu_layers, "ngl", 3, |record| record.n_gpu_layers.to_string());

@@ -1,6 +1,7 @@
 //! How many threads plain llama.cpp gets: as many as it is fastest with, which depends on the case. Where it waits for page
 //! faults, twice the cores are best; where the model fits, the cores.
 
+use std::collections::HashSet;
 use std::str::FromStr;
 
 use super::case::Test;
@@ -41,26 +42,21 @@ impl ThreadChoice {
     /// What is tried on a machine with so many cores.
     pub fn candidates(&self, cores: usize) -> Vec<i32> {
         let cores = i32::try_from(cores).unwrap_or(MOST).clamp(1, MOST);
-        let all = match self {
+        let mut all = match self {
             Self::Auto => vec![cores, (2 * cores).min(MOST)],
             Self::Of(numbers) => numbers.clone(),
         };
-        let mut distinct = Vec::new();
-        for n in all {
-            if !distinct.contains(&n) {
-                distinct.push(n);
-            }
-        }
-        distinct
+        let mut seen = HashSet::new();
+        all.retain(|n| seen.insert(*n));
+        all
     }
 }
 
-/// The fastest; the first where none ran.
+/// The fastest, of equal ones the first.
 pub fn best(tried: &[Tried]) -> Option<i32> {
     let speed = |one: &Tried| one.tokens_per_second.unwrap_or(0.0);
-    let faster = |best: Tried, one: &Tried| if speed(one) > speed(&best) { *one } else { best };
-    let first = *tried.first()?;
-    Some(tried.iter().fold(first, faster).threads)
+    // Of equal ones `max_by` takes the last.
+    tried.iter().rev().max_by(|a, b| speed(a).total_cmp(&speed(b))).map(|one| one.threads)
 }
 
 /// What a trial evaluates for a test.

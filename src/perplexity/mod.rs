@@ -1,8 +1,7 @@
 //! The command line of `hobbit-perplexity`.
 //!
 //! [`args`] holds what was typed, [`resolve`] makes settings of it. A [`Measurement`] is prepared with the model, says
-//! what context it needs and runs in it: `text`, `strided` and `divergence` on chunks of a text, `benchmarks` on tasks
-//! (through `choices`). `evaluate` turns tokens into rows of logits; what is made of these is [`hobbit::perplexity`]'s.
+//! what context it needs and runs in it: `text` and `divergence` on chunks of a text, `benchmarks` on tasks. `evaluate` turns tokens into rows of logits; what is made of these is [`hobbit::perplexity`]'s.
 //! [`mod@format`] has the lines of `llama-perplexity`, on the streams that it prints them to.
 
 pub mod args;
@@ -12,15 +11,11 @@ mod resolve;
 #[cfg(feature = "engine")]
 mod benchmarks;
 #[cfg(feature = "engine")]
-mod choices;
-#[cfg(feature = "engine")]
 mod divergence;
 #[cfg(feature = "engine")]
 mod evaluate;
 #[cfg(feature = "engine")]
 mod run;
-#[cfg(feature = "engine")]
-mod strided;
 #[cfg(feature = "engine")]
 mod text;
 

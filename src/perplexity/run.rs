@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::resolve::{HiArgs, Measure, Text};
-use super::{args, benchmarks, divergence, format, strided, text};
+use super::{args, benchmarks, divergence, format, text};
 use crate::devices;
 use crate::exit;
 use crate::log::{Level, Log};
@@ -145,7 +145,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 fn prepare<'a>(desk: &'a Desk, model: &Model) -> Result<Measurement<'a>> {
     match &desk.args.measure {
         Measure::Perplexity(base) => text::perplexity(desk, model, base.as_deref()),
-        Measure::Strided(stride) => strided::strided(desk, model, *stride),
+        Measure::Strided(stride) => text::strided(desk, model, *stride),
         Measure::Divergence(base) => divergence::divergence(desk, model, base),
         Measure::HellaSwag(n_tasks) => benchmarks::hellaswag(desk, model, *n_tasks),
         Measure::Winogrande(n_tasks) => benchmarks::winogrande(desk, model, *n_tasks),
@@ -192,14 +192,13 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
     }
     let Some(path) = &desk.args.json else { return Ok(()) };
     let mut all = measured(session, &timings, &stats, if status == 0 { "end" } else { "interrupted" });
-    if let Some(all) = all.as_object_mut() {
-        all.insert("measure".into(), json!(name(&desk.args.measure)));
-        all.insert("text".into(), json!(desk.args.text.as_ref().map(|text| text.name.display().to_string())));
-        let context = [("n_ctx", options.n_ctx), ("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)];
-        all.extend(context.map(|(name, n)| (name.to_owned(), json!(n))));
-        all.insert("n_seq".into(), json!(options.n_seq_max));
-        all.insert("result".into(), result);
-    }
+    all["measure"] = json!(name(&desk.args.measure));
+    all["text"] = json!(desk.args.text.as_ref().map(|text| text.name.display().to_string()));
+    all["n_ctx"] = json!(options.n_ctx);
+    all["n_batch"] = json!(options.n_batch);
+    all["n_ubatch"] = json!(options.n_ubatch);
+    all["n_seq"] = json!(options.n_seq_max);
+    all["result"] = result;
     write_json(path, &all, "results")
 }
 
