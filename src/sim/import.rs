@@ -250,7 +250,7 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
         let batches: Vec<_> = records
             .iter()
             .filter_map(|record| match record {
-                Record::Batch(batch) => Some((batch.phase, batch.n_tokens)),
+                Record::Batch { phase, n_tokens, .. } => Some((*phase, *n_tokens)),
                 _ => None,
             })
             .collect();
