@@ -175,7 +175,8 @@ impl<'a> Bench<'a> {
         let mut runs: [Vec<Run>; 2] = Default::default();
         for &who in &self.order {
             let task = self.task(case, who, &tried, runs[who as usize].len() as u32);
-            self.tell(number, &task);
+            let name = if who == Who::Stock { "llama.cpp" } else { "hobbit" };
+            self.say(&format!("benchmark {}/{}: {}, {name}", number + 1, self.n_cases, case.test.name()));
             // What was killed or failed once will be again.
             if runs[who as usize].iter().all(|(outcome, _)| outcome.is_ok()) {
                 runs[who as usize].push(start::run(&task, self.typed.bench.comparison.pressure)?);
@@ -263,11 +264,6 @@ impl<'a> Bench<'a> {
             started_ns: 0,
             verbose: self.typed.bench.output.verbose,
         }
-    }
-
-    fn tell(&self, number: usize, task: &Task) {
-        let who = if task.who == Who::Stock { "llama.cpp" } else { "hobbit" };
-        self.say(&format!("benchmark {}/{}: {}, {who}", number + 1, self.n_cases, task.case.test.name()));
     }
 
     fn say(&self, what: &str) {
