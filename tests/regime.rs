@@ -55,7 +55,8 @@ fn logits_of(path: &Path, options: &ModelOptions) -> Vec<Vec<u32>> {
 }
 
 fn stock_logits(path: &Path, repack: bool) -> Vec<Vec<u32>> {
-    let load = StockOptions { device: ModelOptions::default().device, n_gpu_layers: 0, load_mode: None, repack, routes: None };
+    let load =
+        StockOptions { device: ModelOptions::default().device, n_gpu_layers: 0, load_mode: None, repack, routes: None };
     let mut stock = Stock::open(path, &load, &settings()).unwrap();
     let mut row = |tokens: &[Token]| {
         stock.feed(tokens).unwrap();

@@ -64,7 +64,8 @@ pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
         wrong.push(format!("{}: plain llama.cpp follows no route", case.name));
     }
     for &variant in variants {
-        let mut options = ModelOptions { budget: BUDGET, expert_cache: variant.expert_cache, ..ModelOptions::default() };
+        let mut options =
+            ModelOptions { budget: BUDGET, expert_cache: variant.expert_cache, ..ModelOptions::default() };
         options.routes = Some(routes.clone());
         options.caching.predictor = variant.ahead.unwrap_or_default();
         let model = Model::open(&path, &options, |_| true).unwrap();

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::figures::{self, is_ok};
 use super::number;
 use super::read::Entry;
-use hobbit_programs::bench::record::Record;
 use hobbit_programs::bench::case::Test;
+use hobbit_programs::bench::record::Record;
 
 /// hobbit's name as an engine.
 pub const HOBBIT: &str = "hobbit";

@@ -10,8 +10,8 @@ use super::group::{BASELINE, CONTENDED, Case, FITS, HOBBIT, LONG, Place, Spread,
 use super::number::{self, UNKNOWN, bytes, change, digits, percent, shown};
 use super::read::Entry;
 use super::table::{Cell, Table, bold};
-use hobbit_programs::bench::record::Record;
 use hobbit_programs::bench::case::Test;
+use hobbit_programs::bench::record::Record;
 
 /// Makes a table; without rows where no record belongs to it.
 type Make = fn(&[Entry]) -> Table;

@@ -43,8 +43,7 @@ impl Hierarchy {
 
     /// What every device holds now, in the order in which the first session was told.
     pub(in super::super) fn device_reports(&self) -> Vec<DeviceReport> {
-        let now =
-            |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report.clone());
+        let now = |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report.clone());
         self.description.devices.iter().map(now).collect()
     }
 

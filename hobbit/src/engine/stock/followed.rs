@@ -120,7 +120,12 @@ unsafe fn set<T>(tensor: &ggml_tensor, values: &[T], offset: usize, stride: usiz
     for (i, value) in values.iter().enumerate() {
         // SAFETY: by the caller.
         unsafe {
-            llama::ggml_backend_tensor_set(tensor, std::ptr::from_ref(value).cast(), offset + i * stride, size_of::<T>());
+            llama::ggml_backend_tensor_set(
+                tensor,
+                std::ptr::from_ref(value).cast(),
+                offset + i * stride,
+                size_of::<T>(),
+            );
         }
     }
 }
