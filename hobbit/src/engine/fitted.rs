@@ -3,11 +3,8 @@
 use std::path::Path;
 
 use super::error::Error;
-use super::model::Model;
 use crate::cache::Allocation;
-use crate::cache::policy::Weights;
 use crate::fitted::{FittedError, FittedPolicy};
-use crate::stats::{CachingReport, FittedReport};
 
 /// A profile and where it comes from.
 #[derive(Clone, Debug)]
@@ -45,38 +42,5 @@ pub(super) fn check_penalties(allocation: Allocation, fitted: Option<&Fitted>) -
             Err(Error::NoPenalties { found: format!("{} does not say", fitted.file) })
         }
         _ => Ok(()),
-    }
-}
-
-impl Model {
-    /// That the profile was fitted on this model, as it was loaded.
-    pub(super) fn check_fitted(&self) -> Result<(), FittedError> {
-        let Some(fitted) = &self.shared.fitted else { return Ok(()) };
-        let layers: Vec<(u16, u16)> =
-            self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
-        fitted.policy.check_model(&self.info().architecture, &layers, &fitted.file, &self.info().path)
-    }
-
-    /// The weights of HOBBIT's policy: as given, as fitted, or by default.
-    pub(super) fn policy_weights(&self) -> Weights {
-        let fitted = || self.shared.fitted.as_ref()?.policy.hobbit_weights();
-        self.shared.options.caching.weights.or_else(fitted).unwrap_or_default()
-    }
-
-    /// How experts are kept in memory, but for what came of it.
-    pub(super) fn caching_report(&self) -> CachingReport {
-        let caching = &self.shared.options.caching;
-        CachingReport {
-            policy: caching.policy.to_string(),
-            policy_weights: self.policy_weights().to_string(),
-            profile: self.shared.fitted.as_ref().map(|fitted| FittedReport {
-                file: fitted.file.clone(),
-                policy: fitted.policy.policy.clone(),
-                thresholds: fitted.policy.thresholds().is_some(),
-                penalties: fitted.policy.has_penalties(),
-            }),
-            slots: caching.slots.to_string(),
-            slots_by_layer: Vec::new(),
-        }
     }
 }

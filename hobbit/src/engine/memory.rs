@@ -11,6 +11,7 @@ use super::ggml;
 use super::hierarchy::{Description, Hierarchy, Routers};
 use super::host_reads::{HostReads, layout_of};
 use super::log;
+use super::memory_use::MemoryUse;
 use super::model::Model;
 use super::pinned::{HostMemory, Reach};
 use super::pools::{cache_of, pools_of};
@@ -31,7 +32,6 @@ use crate::route::Thresholds;
 use crate::stats::CacheSlots;
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use crate::trace::Walk;
-pub(super) use costs::MemoryUse;
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 
 /// Staging that keeps reads in flight while a product runs, in bytes.

@@ -28,6 +28,7 @@ mod inner;
 mod log;
 mod low;
 mod memory;
+mod memory_use;
 mod model;
 mod offload;
 mod params;

@@ -15,6 +15,8 @@ use super::fitted::Fitted;
 use super::log;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
+use crate::cache::policy::Weights;
+use crate::fitted::FittedError;
 use crate::expert::ExpertId;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{ModelOptions, Token};
@@ -22,7 +24,7 @@ use crate::plan::{ExpertCache, Regime};
 use crate::predict::{PathTable, PredictShape};
 use crate::residency::Precisions;
 use crate::route::Thresholds;
-use crate::stats::DeviceReport;
+use crate::stats::{CachingReport, DeviceReport, FittedReport};
 use crate::store::{Original, Store};
 use crate::trace::Routes;
 
@@ -225,6 +227,37 @@ impl Model {
         let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
         let wanted = !self.shared.precisions.is_exact() || self.shared.routes.is_some();
         (wanted && scaled()).then(|| Arc::clone(&self.shared.experts))
+    }
+
+    /// That the profile was fitted on this model, as it was loaded.
+    pub(super) fn check_fitted(&self) -> Result<(), FittedError> {
+        let Some(fitted) = &self.shared.fitted else { return Ok(()) };
+        let layers: Vec<(u16, u16)> =
+            self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
+        fitted.policy.check_model(&self.info().architecture, &layers, &fitted.file, &self.info().path)
+    }
+
+    /// The weights of HOBBIT's policy: as given, as fitted, or by default.
+    pub(super) fn policy_weights(&self) -> Weights {
+        let fitted = || self.shared.fitted.as_ref()?.policy.hobbit_weights();
+        self.shared.options.caching.weights.or_else(fitted).unwrap_or_default()
+    }
+
+    /// How experts are kept in memory, but for what came of it.
+    pub(super) fn caching_report(&self) -> CachingReport {
+        let caching = &self.shared.options.caching;
+        CachingReport {
+            policy: caching.policy.to_string(),
+            policy_weights: self.policy_weights().to_string(),
+            profile: self.shared.fitted.as_ref().map(|fitted| FittedReport {
+                file: fitted.file.clone(),
+                policy: fitted.policy.policy.clone(),
+                thresholds: fitted.policy.thresholds().is_some(),
+                penalties: fitted.policy.has_penalties(),
+            }),
+            slots: caching.slots.to_string(),
+            slots_by_layer: Vec::new(),
+        }
     }
 
     /// The tokens of `text`, which is UTF-8 or, as llama.cpp takes it, any bytes. `add_special` adds BOS and the like where

@@ -8,8 +8,20 @@ use std::ptr::NonNull;
 use ggml_sys::llama::{self, llama_batch, llama_context, llama_context_params, llama_model, llama_model_params};
 use ggml_sys::shim;
 
-use super::session::BatchToken;
 use crate::options::Token;
+
+/// One entry of a batch for [`crate::Session::evaluate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchToken {
+    /// The token.
+    pub token: Token,
+    /// Its position in its sequence.
+    pub position: i32,
+    /// Its sequence, `0..n_seq_max`.
+    pub sequence: i32,
+    /// Whether [`crate::Session::logits`] will be asked for this entry.
+    pub logits: bool,
+}
 
 /// Room for a message from the shim, in bytes.
 pub(super) const MESSAGE_BYTES: usize = 1024;

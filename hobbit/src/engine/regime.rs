@@ -6,7 +6,7 @@ use ggml_sys::llama;
 
 use super::devices;
 use super::error::Error;
-use super::memory::MemoryUse;
+use super::memory_use::MemoryUse;
 use super::params::{context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;

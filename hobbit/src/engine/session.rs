@@ -17,6 +17,7 @@ use super::log;
 use super::memory;
 use super::model::Model;
 use super::params::context_params;
+pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
@@ -26,19 +27,6 @@ use crate::stats::{
 };
 
 pub use generation::Generation;
-
-/// One entry of a batch for [`Session::evaluate`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchToken {
-    /// The token.
-    pub token: Token,
-    /// Its position in its sequence.
-    pub position: i32,
-    /// Its sequence, `0..n_seq_max`.
-    pub sequence: i32,
-    /// Whether [`Session::logits`] will be asked for this entry.
-    pub logits: bool,
-}
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ use crate::options::{KvValue, ModelOptions};
 use crate::plan::Regime;
 use crate::profile::ProfileError;
 use crate::store::{Original, Store};
-use crate::trace::Routes;
+use crate::trace::{Routes, TraceError};
 
 impl Model {
     /// Opens `path`, any shard of a split model included. Ordinary weights are read into memory, experts stay in the
@@ -155,6 +155,12 @@ impl Model {
     }
 }
 
+/// Architectures that use the router's choice before the products that we compute: written over there, it comes too late.
+const ROUTED_EARLIER: [(&str, &str); 2] = [
+    ("llama4", "weighs what its experts are given"),
+    ("grovemoe", "chooses further experts by the router's choice"),
+];
+
 impl Shared {
     /// That what was loaded is what the headers were read of. By itself llama.cpp opens models by their names.
     fn check_loaded(&self) -> Result<(), Error> {
@@ -169,6 +175,11 @@ impl Shared {
 
     fn followed_routes(&self) -> Result<Option<(Arc<Routes>, f64)>, Error> {
         let Some(options) = &self.options.routes else { return Ok(None) };
+        let architecture = &self.info.architecture;
+        if let Some((_, reason)) = ROUTED_EARLIER.iter().find(|(name, _)| name == architecture) {
+            let reason = format!("{architecture} {reason}");
+            return Err(TraceError::Routes { path: options.trace.clone(), reason }.into());
+        }
         let n_used = self.info.n_expert_used as usize;
         let shape = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used));
         let routes = Routes::open(&options.trace, &shape.collect::<Vec<_>>())?;

@@ -1,0 +1,58 @@
+//! What llama.cpp itself holds of the host's memory.
+
+use std::ffi::c_void;
+
+use ggml_sys::{llama, shim};
+
+use super::error::Error;
+use super::raw::RawContext;
+
+/// Host memory that llama.cpp holds for a model and a context, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MemoryUse {
+    /// Weights, mapped or not.
+    pub(super) weights: u64,
+    /// Of these, what was rearranged for the CPU.
+    pub(super) repacked: u64,
+    pub(super) kv: u64,
+    pub(super) compute: u64,
+}
+
+impl MemoryUse {
+    pub(super) fn of(context: &RawContext) -> Result<Self, Error> {
+        unsafe extern "C" fn add(
+            found: *mut c_void,
+            buft: llama::ggml_backend_buffer_type_t,
+            weights: usize,
+            kv: usize,
+            compute: usize,
+        ) {
+            // SAFETY: `of` passes a `MemoryUse`; llama.cpp passes a live buffer type.
+            let (is_host, is_repacked, found) =
+                unsafe { (llama::ggml_backend_buft_is_host(buft), is_the_cpus(buft), &mut *found.cast::<MemoryUse>()) };
+            if !is_host && !is_repacked {
+                return;
+            }
+            found.weights += weights as u64;
+            found.repacked += if is_host { 0 } else { weights as u64 };
+            found.kv += kv as u64;
+            found.compute += compute as u64;
+        }
+        let mut found = MemoryUse::default();
+        // SAFETY: the context is live; `found` outlives the call.
+        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut found).cast()) };
+        if known { Ok(found) } else { Err(Error::Seam("llama.cpp did not say how much memory it holds".into())) }
+    }
+}
+
+/// Whether a buffer type is one of the CPU's: its extra ones are not called host memory, for nobody else can read them.
+///
+/// # Safety
+/// A live buffer type.
+unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
+    // SAFETY: by the caller; a device outlives its buffer types.
+    unsafe {
+        let dev = llama::ggml_backend_buft_get_device(buft);
+        !dev.is_null() && llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU
+    }
+}
