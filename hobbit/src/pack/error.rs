@@ -136,3 +136,13 @@ pub enum WriteError {
     #[error("the finished pack cannot be read: {0}; delete the partial file, and report this if it happens again")]
     ReadBack(#[source] PackError),
 }
+
+/// A failure of the output, with its path.
+pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
+    let path = path.to_owned();
+    move |error| match action {
+        // Nothing is there yet.
+        "open" => WriteError::Create { path, error },
+        _ => WriteError::Output { path, action, error },
+    }
+}

@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::bytes::{self, read_exact_at, write_all_at};
-use super::error::WriteError;
+use super::error::{WriteError, output};
 use super::plan::{Job, Plan, importance_of};
-use super::write::output;
 use crate::expert::Extent;
 use crate::gguf::{ExpertTensor, GgmlType, Recode};
 

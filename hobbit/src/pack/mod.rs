@@ -17,6 +17,7 @@ mod job;
 mod journal;
 mod plain;
 mod plan;
+mod progress;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -33,11 +34,12 @@ pub use fingerprint::{
 };
 pub use format::{PackKind, Sha256, VERSION};
 pub use plan::{Fallback, PackSpec, Widths};
+pub use progress::{OnProgress, Progress, Stage, partial_path};
 pub use read::{Pack, PackInfo, PackedVersion};
 pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
 pub use unpack::{UnpackError, unpack};
 pub use verify::{Fault, Verified, verify};
-pub use write::{OnProgress, Progress, Stage, Written, partial_path, write};
+pub use write::{Written, write};
 
 /// The key of a fitted policy, for messages.
 pub const POLICY_KEY: &str = format::key::POLICY;

@@ -5,53 +5,21 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use sha2::Digest;
 
-use super::error::WriteError;
+use super::error::{WriteError, output};
 use super::fingerprint::fingerprint;
 use super::format::Sha256;
 use super::journal::{Finished, Journal};
 use super::plan::{Fallback, PackSpec, PlainForm, Plan, gaps_of};
+use super::progress::{OnProgress, partial_path};
 use super::writer::Writer;
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, FileState, Input, Kind, Output};
 use crate::gguf::writer::Layout;
 use crate::gguf::{Gguf, Recode, SourceFile};
-
-/// How far a writer has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// What is being done.
-    pub stage: Stage,
-    /// Bytes done in this stage.
-    pub done: u64,
-    /// Bytes of this stage.
-    pub total: u64,
-    /// Records and tensors that the journal has, of this call and earlier ones.
-    pub finished: usize,
-}
-
-/// What a writer is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// Checking what an earlier call has left.
-    Checking,
-    /// Writing tensors and records.
-    Writing,
-    /// Reading the source, or the plain model that the pack stands for, for its digest.
-    Hashing,
-}
-
-/// Told often; answers whether to go on.
-pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
-
-/// `OUT.partial`.
-pub fn partial_path(out: &Path) -> PathBuf {
-    files::with_suffix(out, ".partial")
-}
 
 /// What [`write()`] has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,14 +176,4 @@ fn check_space(partial: &Path, file: &File, len: u64) -> Result<(), WriteError> 
 fn sync_directory(path: &Path) -> io::Result<()> {
     // Windows has no such thing, and needs none.
     if cfg!(unix) { File::open(files::directory_of(path))?.sync_all() } else { Ok(()) }
-}
-
-/// A failure of the output, with its path.
-pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
-    let path = path.to_owned();
-    move |error| match action {
-        // Nothing is there yet.
-        "open" => WriteError::Create { path, error },
-        _ => WriteError::Output { path, action, error },
-    }
 }

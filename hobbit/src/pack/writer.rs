@@ -12,12 +12,12 @@ use sha2::Digest;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::bytes::{self, Interrupted, write_all_at};
-use super::error::WriteError;
+use super::error::{WriteError, output};
 use super::format::{ROW_BYTES, Sha256};
 use super::job::{Jobs, Scratch};
 use super::journal::{Finished, Journal};
 use super::plan::{Job, Plan};
-use super::write::{OnProgress, Progress, Stage, output};
+use super::progress::{OnProgress, Progress, Stage};
 use super::{Pack, format, unpack};
 use crate::gguf::writer::Layout;
 use crate::gguf::{Recode, SourceFile, WriteError as HeaderError};

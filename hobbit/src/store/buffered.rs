@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use super::error::StoreError;
-use super::open::{BUFFERED, OpenFile};
+use super::original::{BUFFERED, OpenFile};
 use super::workers::{CHUNK_BYTES, Source, Workers};
 
 /// Reading threads: enough to keep a solid-state disk busy when the page cache misses.

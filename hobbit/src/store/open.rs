@@ -4,18 +4,10 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Original, Store, StoreError, StoreKind, buffered};
+use super::original::{BUFFERED, OpenFile, Original};
+use super::{Store, StoreError, StoreKind, buffered};
 #[cfg(target_os = "linux")]
 use super::{direct, past_cache};
-
-/// Name of the engine that reads through the page cache.
-pub(super) const BUFFERED: &str = "buffered";
-
-/// A file to read from, and its name for messages.
-pub struct OpenFile {
-    pub(super) path: PathBuf,
-    pub(super) file: File,
-}
 
 /// Opens `files` (a model's list of source files, in order) with the engine that `kind` names.
 ///

@@ -11,8 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use super::error::StoreError;
-use super::open::BUFFERED;
 use crate::files::FileState;
+
+/// Name of the engine that reads through the page cache.
+pub(super) const BUFFERED: &str = "buffered";
+
+/// A file to read from, and its name for messages.
+pub struct OpenFile {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+}
 
 /// A file as it was when somebody looked at it first.
 #[derive(Debug)]

@@ -133,7 +133,7 @@ impl Files {
         }
         let files = self.paths().into_iter().map(|path| {
             let file = past_cache::open(&path).unwrap();
-            open::OpenFile { path, file }
+            original::OpenFile { path, file }
         });
         Some(Arc::new(direct::DirectStore::start(files.collect(), options).unwrap()))
     }

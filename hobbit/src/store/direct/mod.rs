@@ -28,7 +28,7 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 
 use self::ring::{Bell, Command, Reader};
 use super::error::StoreError;
-use super::open::OpenFile;
+use super::original::OpenFile;
 use super::past_cache::{self, ENGINE};
 use super::request::{Completion, ReadDone, ReadRequest};
 use super::{BLOCK_BYTES, Store};

@@ -1,0 +1,38 @@
+//! How far a writer has come, and where its unfinished work lies.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use crate::files;
+
+/// How far a writer has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub stage: Stage,
+    /// Bytes done in this stage.
+    pub done: u64,
+    /// Bytes of this stage.
+    pub total: u64,
+    /// Records and tensors that the journal has, of this call and earlier ones.
+    pub finished: usize,
+}
+
+/// What a writer is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Checking what an earlier call has left.
+    Checking,
+    /// Writing tensors and records.
+    Writing,
+    /// Reading the source, or the plain model that the pack stands for, for its digest.
+    Hashing,
+}
+
+/// Told often; answers whether to go on.
+pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+
+/// `OUT.partial`.
+pub fn partial_path(out: &Path) -> PathBuf {
+    files::with_suffix(out, ".partial")
+}
