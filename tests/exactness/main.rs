@@ -188,8 +188,14 @@ fn recorded_routes() {
     fixture::quiet_llama_cpp();
     let ahead = Variant { ahead: Some(PredictorKind::StackedGate), ..Variant::HALF };
     let [all, quarter, none] = Variant::SIZES;
-    let cases = cases::all_architectures().into_iter().chain(cases::two_sequences());
-    let failures: Vec<String> = cases.flat_map(|case| routes::check(&case, &[all, quarter, none, ahead])).collect();
+    let (later, cases): (Vec<_>, Vec<_>) = cases::all_architectures()
+        .into_iter()
+        .chain(cases::two_sequences())
+        .partition(|case| ["llama4", "grovemoe"].contains(&case.name.as_str()));
+    assert_eq!(later.len(), 2);
+    later.iter().for_each(|case| routes::used_before_the_seam(&case.name));
+    let failures: Vec<String> =
+        cases.into_iter().flat_map(|case| routes::check(&case, &[all, quarter, none, ahead])).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     routes::another_shape();
 }

@@ -78,6 +78,17 @@ pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
     wrong
 }
 
+/// Where the choice is used before the seam, nothing is followed half.
+pub fn used_before_the_seam(arch: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &Spec::tiny(arch));
+    let trace = dir.path().join("routes.trace");
+    record(&path, &trace);
+    let options = ModelOptions { routes: Some(RouteOptions { trace, recall: 0.8 }), ..ModelOptions::default() };
+    let error = Model::open(&path, &options, |_| true).err().expect("refused").to_string();
+    assert!(error.contains("cannot be followed") && error.contains(arch), "{error}");
+}
+
 /// A recording of another shape is refused by its name.
 pub fn another_shape() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,4 @@
-//! What a model, a context and hobbit itself hold besides experts; what of it is llama.cpp's, it is asked.
-
-
-use ggml_sys::{llama, shim};
+//! What a model, a context and hobbit itself hold besides experts.
 
 use crate::cache::policy;
 use crate::engine::compute::GATHER_BYTES_MAX;

@@ -156,10 +156,8 @@ impl Model {
 }
 
 /// Architectures that use the router's choice before the products that we compute: written over there, it comes too late.
-const ROUTED_EARLIER: [(&str, &str); 2] = [
-    ("llama4", "weighs what its experts are given"),
-    ("grovemoe", "chooses further experts by the router's choice"),
-];
+const ROUTED_EARLIER: [(&str, &str); 2] =
+    [("llama4", "weighs what its experts are given"), ("grovemoe", "chooses further experts by the router's choice")];
 
 impl Shared {
     /// That what was loaded is what the headers were read of. By itself llama.cpp opens models by their names.
