@@ -37,12 +37,15 @@ pub struct Shape {
     pub n_seq: usize,
 }
 
+/// Measures, and says what was found.
+type Run<'a> = Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>;
+
 /// Something that is measured, its input read and checked.
 pub struct Measurement<'a> {
     /// The context that it needs.
     shape: Shape,
     /// Measures; the results as JSON.
-    run: Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>,
+    run: Run<'a>,
 }
 
 impl<'a> Measurement<'a> {

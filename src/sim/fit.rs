@@ -37,7 +37,7 @@ pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
         let _ = write!(io::stderr(), "\r                    \r");
     }
     let fitted = fitted?;
-    write_whole(&args.output, &fitted.to_json())?;
+    write_whole(&args.output, fitted.to_json())?;
     let [lru, lfu, lhu, fld] = fitted.weights;
     writeln!(out, "{}: weights lru {lru}, lfu {lfu}, lhu {lhu}, fld {fld}", fitted.policy)?;
     if let (Some(t1), Some(t2)) = (fitted.t1, fitted.t2) {

@@ -12,6 +12,9 @@ use super::{LayerRecord, Record, TraceError, TraceReader};
 /// Uses of experts in a trace that is followed, at the most; each takes six bytes of memory.
 const USES_MAX: usize = 64 << 20;
 
+/// A model's layers with experts: block number, experts, experts per token.
+pub type Shape = [(u16, usize, usize)];
+
 /// The routes of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routes {
@@ -32,12 +35,11 @@ struct LayerRoutes {
 }
 
 impl Routes {
-    /// Those of a file, for a model whose layers with experts have so many experts, of which a token uses so many,
-    /// `[n_layers]`. A model may have fewer layers than the trace.
+    /// Those of a file, for a `model` that may have fewer layers.
     ///
     /// # Errors
     /// [`TraceError::Routes`], and what reading a trace says.
-    pub fn open(path: &Path, model: &[(u16, usize, usize)]) -> Result<Self, TraceError> {
+    pub fn open(path: &Path, model: &Shape) -> Result<Self, TraceError> {
         let unfit = |reason: String| TraceError::Routes { path: path.to_owned(), reason };
         let mut reader = TraceReader::open(path)?;
         if model.is_empty() {
@@ -293,7 +295,7 @@ mod tests {
     fn other_shapes_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = file(&dir);
-        let cases: [(&[(u16, usize, usize)], &str); 4] = [
+        let cases: [(&Shape, &str); 4] = [
             (&[(0, 16, 2), (1, 16, 2), (2, 16, 2)], "2 layers were recorded, the model has 3"),
             (&[(0, 16, 4)], "layer 0 used 2 of 16 experts, the model's layer 0 uses 4 of 16"),
             (&[(0, 8, 2)], "layer 0 used 2 of 16 experts"),

@@ -72,7 +72,7 @@ pub fn run(args: &ReportArgs, out: &mut dyn Write) -> Result<()> {
     };
     let table = args.table.as_ref().map(table).transpose()?;
     if let Some(path) = &args.output {
-        write_whole(path, &page::page(&entries))?;
+        write_whole(path, page::page(&entries))?;
         writeln!(said, "written to {}", path.display())?;
     }
     out.write_all(table.unwrap_or_default().as_bytes())?;

@@ -17,7 +17,7 @@ pub(super) struct Candidate {
 
 impl Candidate {
     /// The version that would have to be read if so much is asked for.
-    fn to_read(&self, asked: Demand, is_resident: [bool; Precision::COUNT]) -> Option<Precision> {
+    fn to_read(self, asked: Demand, is_resident: [bool; Precision::COUNT]) -> Option<Precision> {
         let [has_high, has_low] = self.bytes.map(|bytes| bytes.is_some());
         let wanted = resolve(asked, is_resident, has_low)?;
         let precision = if has_high { wanted } else { Precision::Low };
