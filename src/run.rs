@@ -237,6 +237,13 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     };
     say(Level::Info, &brief::model_line(&facts));
     say(Level::Info, &brief::memory_line(plan, session.io_choice(), session.warm_start()));
+    if let Some(routes) = &options.routes {
+        let file = routes.trace.display();
+        say(
+            Level::Info,
+            &format!("routes: tokens go the ways recorded in {file}, not the routers'; their text means nothing"),
+        );
+    }
     if let Some(line) = brief::third_line(session.devices(), session.precision()) {
         say(Level::Info, &line);
     }

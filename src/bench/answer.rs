@@ -26,6 +26,8 @@ pub struct Answer {
     pub costs: Costs,
     pub energy_uj: Option<u64>,
     pub peak_rss: u64,
+    /// What following recorded routes costs a single token beside them.
+    pub stops_ns: Option<i64>,
     /// Of the logits after each evaluation.
     pub hashes: Vec<u64>,
     pub series: Vec<Moment>,
@@ -133,7 +135,11 @@ pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) ->
         hobbit_limit_hits: case.limit.map(|_| runs.iter().map(|(_, usage)| usage.limit_hits).sum()),
         hobbit_bandwidth: bandwidth,
         hobbit_outcome: failed.map_or_else(|| "ok".into(), String::clone),
-        more: More { hobbit_host: host.clone(), ..More::default() },
+        more: More {
+            hobbit_host: host.clone(),
+            hobbit_stops_ns: answers.first().and_then(|answer| answer.stops_ns),
+            ..More::default()
+        },
         ..answers.first().map(|answer| answer.about.clone()).unwrap_or_default()
     };
     if !answers.is_empty() {

@@ -87,6 +87,7 @@ pub fn run(task: &Task) -> Result<Answer> {
         answer.reps.push(measured);
     }
     answer.series = watch.stop();
+    answer.stops_ns = engine.stops_ns()?;
     answer.peak_rss = Footprint::of("self").map_or(0, |now| now.peak_rss);
     // Devices last: asking makes hobbit's known to ggml.
     answer.about = with_devices(engine.describe())?;

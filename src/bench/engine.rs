@@ -31,6 +31,10 @@ pub trait Engine {
     fn traffic(&self) -> Option<[Traffic; 2]> {
         None
     }
+    /// Nanoseconds that following recorded routes costs a single token beside them, if anything; empties the context.
+    fn stops_ns(&mut self) -> Result<Option<i64>> {
+        Ok(None)
+    }
     /// The columns about the model, and about hobbit's plan.
     fn describe(&self) -> Record;
     /// hobbit's counts so far on the first device.
@@ -183,6 +187,10 @@ impl Engine for Stock {
 
     fn clear(&mut self) {
         Stock::clear(self);
+    }
+
+    fn stops_ns(&mut self) -> Result<Option<i64>> {
+        Ok(self.seconds_of_stops()?.map(|seconds| (seconds * 1e9) as i64))
     }
 
     fn describe(&self) -> Record {

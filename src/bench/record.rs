@@ -205,6 +205,9 @@ pub struct More {
     pub hobbit_steps_ns: Vec<u64>,
     /// The process over time.
     pub hobbit_series: Vec<Moment>,
+    /// What stopping behind every router costs plain llama.cpp for a single token, where it follows recorded routes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hobbit_stops_ns: Option<i64>,
     /// What a peer wrote.
     pub hobbit_generated: Option<String>,
     pub hobbit_host: Host,

@@ -197,6 +197,12 @@ impl<'a> Bench<'a> {
             record.test_time.clone_from(&test_time);
             if who == Who::Stock {
                 record.more.hobbit_threads_tried.clone_from(&tried);
+                if let Some(ns) = record.more.hobbit_stops_ns {
+                    let ms = ns as f64 / 1e6;
+                    tell(format_args!(
+                        "note: stopping behind every router (--routes) costs llama.cpp {ms:.1} ms a token"
+                    ));
+                }
             }
             if self.typed.bench.comparison.baseline {
                 (record.hobbit_logits_compared, record.hobbit_logits_equal) = (Some(logits.0), Some(logits.1));

@@ -99,7 +99,8 @@ const ROUTER_SPREAD_MAX: f32 = 1000.0;
 const MIXTRAL_ROUTER_SPREAD: f32 = 1.6;
 
 /// Names for [`Spec::preset`].
-pub const PRESETS: [&str; 4] = ["qwen3moe-bench", "mixtral-bench", "phimoe-bench", "deepseek-bench"];
+pub const PRESETS: [&str; 6] =
+    ["qwen3moe-bench", "mixtral-bench", "phimoe-bench", "deepseek-bench", "qwen3-30b-a3b", "gpt-oss-120b"];
 
 impl Spec {
     /// A model of a few MB: 4 layers of 8 experts of 256 x 256, two used per token, Q8_0 (gpt-oss: MXFP4).
@@ -135,7 +136,8 @@ impl Spec {
     }
 
     /// The shapes of the benchmarks, Q8_0: `qwen3moe-bench` (4.96 GiB) and `mixtral-bench` (5.75 GiB); `phimoe-bench`
-    /// (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine experts, top-6, two shared ones, a dense first layer).
+    /// (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine experts, top-6, two shared ones, a dense first layer). And two models as large as they are, in the
+    /// types that they are published in: `qwen3-30b-a3b` (as Q4_K_M) and `gpt-oss-120b` (MXFP4).
     ///
     /// # Errors
     /// Another name.
@@ -164,6 +166,27 @@ impl Spec {
                 dense_lead: Some(1),
                 ff_dense: Some(10_944),
                 ..bench("deepseek", 1408, 64, 6)
+            }),
+            // About half of the down matrices are Q6_K in a Q4_K_M.
+            "qwen3-30b-a3b" => Ok(Spec {
+                layers: 48,
+                experts: 128,
+                heads: 32,
+                head_dim: Some(128),
+                vocab: 151_936,
+                types: vec![Format::Q4_K],
+                down_types: vec![Format::Q6_K, Format::Q4_K],
+                dense_type: Some(Format::Q4_K),
+                ..bench("qwen3moe", 768, 128, 8)
+            }),
+            "gpt-oss-120b" => Ok(Spec {
+                layers: 36,
+                embd: 2880,
+                heads: 64,
+                kv_heads: Some(8),
+                head_dim: Some(64),
+                vocab: 201_088,
+                ..bench("gpt-oss", 2880, 128, 4)
             }),
             _ => bail!("--preset '{name}': expected one of {}", PRESETS.join(", ")),
         }
