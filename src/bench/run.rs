@@ -198,9 +198,9 @@ impl<'a> Bench<'a> {
             if who == Who::Stock {
                 record.more.hobbit_threads_tried.clone_from(&tried);
                 if let Some(ns) = record.more.hobbit_stops_ns {
-                    let ms = ns as f64 / 1e6;
+                    let ms = ns.max(0) as f64 / 1e6;
                     tell(format_args!(
-                        "note: stopping behind every router (--routes) costs llama.cpp {ms:.1} ms a token"
+                        "note: stopping behind every router (--routes) costs llama.cpp {ms:.2} ms a token"
                     ));
                 }
             }
