@@ -91,7 +91,10 @@ pub fn cache_lines(stats: &Stats) -> String {
         let bound = match roofline(stats) {
             Some(roofline) => {
                 let share = Percent(reached / roofline);
-                format!("{share:.0} of the I/O roofline of {roofline:.2} tokens/s")
+                let efficiency = efficiency(stats).map_or_else(String::new, |share| {
+                    format!(", {:.0} of what reading and computing at once would give", Percent(share))
+                });
+                format!("{share:.0} of the I/O roofline of {roofline:.2} tokens/s{efficiency}")
             }
             None => "not bound by I/O".to_owned(),
         };
@@ -142,6 +145,7 @@ pub fn json(mut about: Value, timings: &Timings, stats: &Stats) -> Value {
         ("decode", phase(&stats.decode)),
         ("total", phase(&stats.total())),
         ("roofline_tokens_per_second", json!(roofline(stats))),
+        ("efficiency", json!(efficiency(stats))),
         ("peak_rss_bytes", json!(stats.peak_rss_bytes)),
         ("layers", json!(stats.layers)),
         ("prefetch", json!(stats.prefetch)),
@@ -166,6 +170,11 @@ fn roofline(stats: &Stats) -> Option<f64> {
     let waited = stats.decode.io_wait_seconds > WAITED * stats.decode.seconds;
     stats.decode.hit_rate().filter(|&rate| rate < RESIDENT || waited)?;
     stats.decode.roofline_tokens_per_second(stats.decode.read_bandwidth()?)
+}
+
+/// How near decoding came to reading and computing at once.
+fn efficiency(stats: &Stats) -> Option<f64> {
+    stats.decode.efficiency(stats.decode.read_bandwidth()?)
 }
 
 /// A number of parameters for people: `11.7M`.
@@ -249,7 +258,7 @@ llama_perf_context_print:    graphs reused =         19
     fn cache_lines_skip_what_was_not_counted() {
         let expected = "\
 hobbit: decode: 75 hits, 25 misses (hit rate 75.0 %), 1.00 GiB read at 10.00 GiB/s, waited 0.05 s of 0.20 s
-hobbit: decode: 100.00 tokens/s, 50 % of the I/O roofline of 200.00 tokens/s
+hobbit: decode: 100.00 tokens/s, 50 % of the I/O roofline of 200.00 tokens/s, 75 % of what reading and computing at once would give
 hobbit: peak resident memory: 1.50 GiB
 ";
         assert_eq!(cache_lines(&stats()), expected);
@@ -316,6 +325,7 @@ hobbit: 2 experts upgraded from low to high precision
         assert_eq!(value["total"]["upgrades"], 2);
         assert_eq!(value["timings"]["eval_runs"], 20);
         assert_eq!(value["roofline_tokens_per_second"], 200.0);
+        assert!(value["efficiency"].as_f64().is_some_and(|share| (share - 0.75).abs() < 1e-9));
         assert_eq!(value["total"]["bytes_read"], 1u64 << 30);
     }
 }

@@ -89,6 +89,21 @@ impl PhaseStats {
         }
         ratio(self.tokens as f64, self.bytes_read as f64 / bandwidth)
     }
+
+    /// How near this came to reading and computing without waiting for each other; see [`efficiency`]. `None` when nothing
+    /// was evaluated.
+    pub fn efficiency(&self, bandwidth: f64) -> Option<f64> {
+        (self.tokens > 0).then(|| efficiency(self.seconds, self.io_wait_seconds, self.bytes_read, bandwidth)).flatten()
+    }
+}
+
+/// The share, 0..=1, of `seconds` that could not have been less if reads of `bytes` at `bandwidth` bytes per second and
+/// all else overlapped entirely: the longer of these two. All else took what was not waited for reads. `None` for no time,
+/// or reads at no speed.
+pub fn efficiency(seconds: f64, waited_seconds: f64, bytes: u64, bandwidth: f64) -> Option<f64> {
+    let reading = if bytes == 0 { Some(0.0) } else { ratio(bytes as f64, bandwidth) };
+    let computing = seconds - waited_seconds;
+    ratio(reading?.max(computing).min(seconds), seconds)
 }
 
 field_by_field!(PhaseStats: Add::add {
@@ -195,6 +210,7 @@ mod tests {
         assert_eq!(none.read_bandwidth(), None);
         assert_eq!(none.tokens_per_second(), None);
         assert_eq!(none.roofline_tokens_per_second(1e9), None);
+        assert_eq!(none.efficiency(1e9), None);
     }
 
     #[test]
@@ -216,6 +232,10 @@ mod tests {
         assert_eq!(decode.read_bandwidth(), Some(1e9));
         assert_eq!(decode.tokens_per_second(), Some(2.5));
         assert_eq!(decode.roofline_tokens_per_second(1e9), Some(5.0));
+        // 3 of 4 seconds were no waiting, while 2 would have sufficed to read; at half the speed, 4.
+        assert_eq!((decode.efficiency(1e9), decode.efficiency(5e8)), (Some(0.75), Some(1.0)));
+        let resident = PhaseStats { bytes_read: 0, io_wait_seconds: 0.0, ..decode };
+        assert_eq!((resident.efficiency(0.0), decode.efficiency(0.0)), (Some(1.0), None));
         let stats = Stats { prompt: decode, decode, ..Stats::default() };
         assert_eq!(stats.total().bytes_read, 4_000_000_000);
         assert_eq!(stats.total().hit_rate(), Some(0.75));

@@ -10,6 +10,7 @@ use super::record::{Moment, More, Record, speed};
 use crate::measure::cgroup::Usage;
 use crate::measure::host::Host;
 use crate::measure::process::Costs;
+use hobbit::stats::efficiency;
 
 /// Points of a series that are kept.
 const SERIES_MAX: usize = 600;
@@ -203,6 +204,10 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
         .map(|bandwidth| (n * n_gen) as f64 * bandwidth / decode.bytes as f64);
     record.hobbit_roofline_share =
         record.hobbit_decode_ts.zip(record.hobbit_roofline_ts).map(|(found, most)| found / most);
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    record.hobbit_efficiency = record.hobbit_bandwidth.filter(|_| n_gen > 0).and_then(|bandwidth| {
+        efficiency(seconds(decode_ns), seconds(decode.stall_ns), decode.bytes, bandwidth)
+    });
 }
 
 /// (compared, equal) evaluations that both engines made: the n-th run of each evaluates the same text.

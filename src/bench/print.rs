@@ -168,6 +168,9 @@ fn columns(shown: Shown) -> Vec<Column> {
     add(true, "roofline", 8, |record| {
         record.hobbit_roofline_share.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
     });
+    add(true, "at once", 8, |record| {
+        record.hobbit_efficiency.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
+    });
     add(true, "peak RSS", 9, |record| record.hobbit_peak_rss.map(size).unwrap_or_default());
     add(shown.engine, "logits", 9, |record| {
         let logits = record.hobbit_logits_equal.zip(record.hobbit_logits_compared);

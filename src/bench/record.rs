@@ -158,6 +158,8 @@ record! {
     hobbit_roofline_ts: Option<f64>,
     /// Decode speed as a share of that.
     hobbit_roofline_share: Option<f64>,
+    /// Share of the time of single tokens that reading and computing at once would have taken.
+    hobbit_efficiency: Option<f64>,
     /// From the start of the process to an open context.
     hobbit_load_ns: Option<u64>,
     /// From the start of the process to the first logits; only without warm-up.
