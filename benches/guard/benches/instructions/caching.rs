@@ -5,7 +5,7 @@ use std::hint::black_box;
 use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::cache::policy::{self, PolicyKind, Shape, Weights};
 use hobbit::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId, Use};
-use hobbit::expert::{ExpertId, Precision, SliceKind, Version};
+use hobbit::expert::{ExpertId, SliceKind, Version};
 use hobbit::route::{Demand, resolve};
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, Token};
 

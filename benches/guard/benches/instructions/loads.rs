@@ -87,7 +87,7 @@ fn ahead(has_low: bool) -> Ahead {
         ahead.run();
     }
     ahead.token = tokens.next().unwrap_or_default();
-    assert!(ahead.prefetcher.counters().issued > 0, "there is something to decide");
+    assert!(ahead.prefetcher.counters.issued > 0, "there is something to decide");
     ahead
 }
 
