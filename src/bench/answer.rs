@@ -205,9 +205,10 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     record.hobbit_roofline_share =
         record.hobbit_decode_ts.zip(record.hobbit_roofline_ts).map(|(found, most)| found / most);
     let seconds = |ns: u64| ns as f64 / 1e9;
-    record.hobbit_efficiency = record.hobbit_bandwidth.filter(|_| n_gen > 0).and_then(|bandwidth| {
-        efficiency(seconds(decode_ns), seconds(decode.stall_ns), decode.bytes, bandwidth)
-    });
+    record.hobbit_efficiency = record
+        .hobbit_bandwidth
+        .filter(|_| n_gen > 0)
+        .and_then(|bandwidth| efficiency(seconds(decode_ns), seconds(decode.stall_ns), decode.bytes, bandwidth));
 }
 
 /// (compared, equal) evaluations that both engines made: the n-th run of each evaluates the same text.
