@@ -13,6 +13,8 @@
 #   startup     from the start of the process to the first token
 #   long        2,000 tokens in the least memory, alone and with another process that takes memory
 #   peers       other programs: benches/peers/setup.sh installs them
+#   routes      only by its name: the shape of Qwen3-30B-A3B on a real model's recorded routes, a trace that $ROUTES names (made by
+#               hobbit-cli --trace or hobbit-sim import); $ROUTES_TOPK experts a token (default: 6)
 # then
 #   report      one page and the tables of README.md, from the raw files alone
 #
@@ -227,6 +229,19 @@ peers() {
     cd "$root"
 }
 
+routes() {
+    [[ -s ${ROUTES:-} ]] || { echo "$0: routes: name a trace of Qwen3-30B-A3B's routes in ROUTES" >&2; return 2; }
+    begin routes
+    model qwen3-30b --preset qwen3-30b-a3b --topk "${ROUTES_TOPK:-6}"
+    cp "$ROUTES" "$models/routes.trace"
+    local all=(-m qwen3-30b.gguf --routes routes.trace -t "$cores" -p 0 -n 0 -pg 28,128 -r 1)
+    run routes "${all[@]}" --baseline --order AB --variant 'no limit'
+    for limit in 6GiB 4GiB 8GiB; do
+        run routes "${all[@]}" --limit "$limit" --predictor stacked-gate --variant 'stacked gate'
+        run routes "${all[@]}" --limit "$limit" --baseline --order AB --baseline-threads auto
+    done
+}
+
 report() {
     "$bin/hobbit-prove" report "$results" -o "$results/report.html"
     for page in README.md "$results/README.md"; do
@@ -238,7 +253,7 @@ studies=("$@")
 [[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident fits contended startup long peers report)
 for study in "${studies[@]}"; do
     case $study in
-    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | report) "$study" ;;
+    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | routes | report) "$study" ;;
     *)
         echo "$0: no study '$study'; see the head of this file" >&2
         exit 2
