@@ -9,7 +9,16 @@ use serde_json::Value;
 use crate::rig::*;
 
 /// Generates without end: context shift, no EOS. Returns when it has begun.
-fn endless(cli: Cli) -> (Child, tempfile::TempDir, std::thread::JoinHandle<u64>) {
+fn endless(mut cli: Cli) -> (Child, tempfile::TempDir, std::thread::JoinHandle<u64>) {
+    use std::os::unix::process::CommandExt;
+    // Whoever runs the tests may ignore hang-ups (nohup), which a child inherits.
+    // SAFETY: setting a disposition is safe between fork and exec.
+    unsafe {
+        cli.command.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
+            Ok(())
+        });
+    }
     let (mut child, dir) = cli.spawn();
     let mut stdout = child.stdout.take().unwrap();
     let mut first = [0u8; 32];
