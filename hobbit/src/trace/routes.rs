@@ -90,6 +90,13 @@ impl Routes {
         for part in records.chunk_by(|a, b| a.layer < b.layer) {
             let n_tokens = part.iter().map(|record| record.n_tokens as usize).max().unwrap_or(0);
             self.n_tokens += n_tokens;
+            // A layer that few tokens were recorded of has a row for each of them all the same.
+            if self.n_tokens.saturating_mul(self.layers.len()) > USES_MAX {
+                return Err(format!("{} tokens; record a shorter run", self.n_tokens));
+            }
+            if let Some(record) = part.iter().find(|record| !record.weights.iter().all(|weight| weight.is_finite())) {
+                return Err(format!("a weight of layer {} is no number", record.layer));
+            }
             for layer in &mut self.layers {
                 layer.rows.resize(self.n_tokens, None);
                 let Some(record) = part.iter().find(|record| record.layer == layer.layer) else { continue };
@@ -305,6 +312,12 @@ mod tests {
             let error = Routes::open(&path, shape).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("a.trace"), "{error}");
         }
+        let mut routes = Routes { layers: vec![LayerRoutes::default(); 2], n_tokens: USES_MAX / 2 };
+        let mut record = LayerRecord::new(0, 2);
+        record.push_token(&[1, 2], &[0.5, 0.5], None, 0);
+        assert!(routes.batch(&[record.clone()]).unwrap_err().contains("record a shorter run"));
+        (routes.n_tokens, record.weights[1]) = (0, f32::NAN);
+        assert!(routes.batch(&[record]).unwrap_err().contains("no number"));
         // Fewer layers are well.
         assert_eq!(Routes::open(&path, &SHAPE[..1]).unwrap().n_tokens(), 3);
     }
