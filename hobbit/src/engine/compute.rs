@@ -4,6 +4,7 @@
 //! product by product: first the experts that are there, then each as it lands. All rows of one expert stay together
 //! (ggml's tiled kernels choose by their number), so every grouping gives the bits of the whole.
 
+mod chain;
 mod groups;
 mod tensors;
 
@@ -218,7 +219,16 @@ impl ExpertBackend {
             let rows = step.used.iter().filter_map(|used| Some((used.index, used.row? as i32)));
             self.chosen.routing.remap(rows, self.chosen.n_expert, &mut self.rows, &mut self.slot_ids);
         }
-        for &node in nodes {
+        // SAFETY: by the caller.
+        let chain = match !all_ready && self.chosen.is_single() {
+            true => unsafe { self.chain_of(nodes) },
+            false => None,
+        };
+        if let Some(chain) = &chain {
+            // SAFETY: by the caller; the chain is the segment's.
+            unsafe { self.chain(experts, host, devices, step, chain)? };
+        }
+        for &node in &nodes[chain.map_or(0, |chain| chain.n_nodes)..] {
             // SAFETY: by the caller.
             unsafe {
                 match (self.product(node), one_view) {

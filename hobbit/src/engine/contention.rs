@@ -8,11 +8,12 @@
 //! libgomp gives up spinning by itself (after 100 rounds) while there are more OpenMP threads than cores; its manual says
 //! so under `GOMP_SPINCOUNT`. So a thread of ours looks, four times a second while a batch is evaluated, at how long the
 //! process's threads have waited for a core. While they have to, it keeps a team of threads that do nothing but be counted.
+//! Threads that read are ours as well: what they ran may be what the others waited for, and is no sign of anybody else.
 //! Whoever sets `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` has decided, and nothing is done.
 
 mod policy;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{c_int, c_uint, c_void};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use self::policy::{Contention, Sample};
 use crate::store::arena::is_faulting;
+use crate::store::threads;
 
 /// Between two looks. A token of a large model takes as long.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -194,8 +196,11 @@ impl Extras {
 
 extern "C" fn nothing(_: *mut c_void) {}
 
-/// Nanoseconds run and waited, by thread.
-struct Waited(HashMap<u32, (u64, u64)>);
+/// Nanoseconds run and waited, by thread, and which of them only serve those that compute.
+struct Waited {
+    all: HashMap<u32, (u64, u64)>,
+    serving: BTreeSet<u32>,
+}
 
 impl Waited {
     /// `None` where the kernel does not count.
@@ -205,18 +210,27 @@ impl Waited {
             // A thread that has just ended has no file.
             Some((thread, parse(&fs::read_to_string(entry.path().join("schedstat")).ok()?)?))
         });
-        Some(Self(threads.collect())).filter(|all| !all.0.is_empty())
+        Some(Self { all: threads.collect(), serving: threads::running() }).filter(|seen| !seen.all.is_empty())
     }
 
     /// What was added since an earlier look.
     fn since(&self, before: &Self, elapsed: Duration) -> Sample {
-        let mut sample = Sample { seconds: elapsed.as_secs_f64(), ..Sample::default() };
-        for (thread, (ran, waited)) in &self.0 {
-            let (ran_before, waited_before) = before.0.get(thread).copied().unwrap_or_default();
-            sample.ran_seconds += ran.saturating_sub(ran_before) as f64 / 1e9;
-            sample.waited_seconds += waited.saturating_sub(waited_before) as f64 / 1e9;
+        let (mut ran_computing, mut waited_computing, mut ran_serving) = (0, 0, 0);
+        for (thread, (ran, waited)) in &self.all {
+            let (ran_before, waited_before) = before.all.get(thread).copied().unwrap_or_default();
+            let ran = ran.saturating_sub(ran_before);
+            if self.serving.contains(thread) {
+                ran_serving += ran;
+            } else {
+                ran_computing += ran;
+                waited_computing += waited.saturating_sub(waited_before);
+            }
         }
-        sample
+        Sample {
+            seconds: elapsed.as_secs_f64(),
+            ran_seconds: ran_computing as f64 / 1e9,
+            waited_seconds: waited_computing.saturating_sub(ran_serving) as f64 / 1e9,
+        }
     }
 }
 
@@ -257,11 +271,21 @@ mod tests {
 
     #[test]
     fn threads_that_come_and_go_do_not_confuse_the_sum() {
-        let look = |threads: &[(u32, (u64, u64))]| Waited(threads.iter().copied().collect());
+        let look = |threads: &[(u32, (u64, u64))]| Waited {
+            all: threads.iter().copied().collect(),
+            serving: BTreeSet::from([7]),
+        };
         let before = look(&[(1, (1_000_000_000, 0)), (2, (5_000_000_000, 3_000_000_000))]);
         let now = look(&[(1, (1_500_000_000, 250_000_000)), (3, (500_000_000, 0))]);
         let expected = Sample { seconds: 1.0, ran_seconds: 1.0, waited_seconds: 0.25 };
         assert_eq!(now.since(&before, Duration::from_secs(1)), expected);
+        // A thread that reads: it waited for ours, and ours for it.
+        for (ran, waited) in [(200_000_000, 0.05), (900_000_000, 0.0)] {
+            let mut now = look(&[(1, (1_500_000_000, 250_000_000)), (7, (ran, 400_000_000))]);
+            now.all.insert(3, (500_000_000, 0));
+            let expected = Sample { waited_seconds: waited, ..expected };
+            assert_eq!(now.since(&before, Duration::from_secs(1)), expected);
+        }
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use super::threads;
+
 /// What is faulted in at once: a huge page. Who maps memory meanwhile waits for it.
 const FAULT_BYTES: usize = 2 << 20;
 /// A machine that finds memory slowly finds it sooner on several cores, up to a point.
@@ -256,7 +258,7 @@ impl Faults {
         };
         let n_threads = thread::available_parallelism().map_or(1, |n| n.get().min(FAULT_THREADS_MAX));
         // Without a thread the pages come as they are read into.
-        let start = |_| thread::Builder::new().name("hobbit-faults".into()).spawn(work()).ok();
+        let start = |_| threads::spawn("hobbit-faults".into(), work()).ok();
         let threads: Vec<_> = (0..n_threads).filter_map(start).collect();
         if threads.is_empty() {
             // Nobody would ever take what is named.

@@ -23,6 +23,7 @@ pub mod original;
 mod past_cache;
 pub mod probe;
 mod request;
+pub mod threads;
 mod window;
 mod workers;
 

@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::Store;
 use super::error::StoreError;
 use super::request::{Completion, ReadDone, ReadRequest};
+use super::threads;
 use crate::expert::Extent;
 
 /// Bytes of one read of a source.
@@ -64,9 +65,7 @@ impl<S: Source> Workers<S> {
         let threads = (0..threads)
             .map(|number| {
                 let (source, queue) = (Arc::clone(&source), queue.clone());
-                thread::Builder::new()
-                    .name(format!("hobbit-{}-{number}", S::NAME))
-                    .spawn(move || work(&*source, &queue))
+                threads::spawn(format!("hobbit-{}-{number}", S::NAME), move || work(&*source, &queue))
                     .map_err(|source| StoreError::Thread { engine: S::NAME, source })
             })
             .collect::<Result<Vec<_>, _>>()?;

@@ -4,9 +4,9 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
     pub(super) seconds: f64,
-    /// All threads together.
+    /// All threads that compute together.
     pub(super) ran_seconds: f64,
-    /// All threads together: they could have run, but others had the cores.
+    /// The same: they could have run, but others had the cores, and not the threads that read for them.
     pub(super) waited_seconds: f64,
 }
 

@@ -31,7 +31,7 @@ use super::error::StoreError;
 use super::original::OpenFile;
 use super::past_cache::{self, ENGINE};
 use super::request::{Completion, ReadDone, ReadRequest};
-use super::{BLOCK_BYTES, Store};
+use super::{BLOCK_BYTES, Store, threads};
 
 /// How the direct engine reads.
 #[derive(Clone, Copy, Debug)]
@@ -87,19 +87,17 @@ impl DirectStore {
         let (ready, verdict) = bounded(1);
         let thread = {
             let bell = Arc::clone(&bell);
-            thread::Builder::new()
-                .name(format!("hobbit-{ENGINE}"))
-                .spawn(move || {
-                    let (reader, verdict) = match Reader::new(open, options, inbox, bell) {
-                        Ok(reader) => (Some(reader), Ok(())),
-                        Err(error) => (None, Err(error)),
-                    };
-                    let _ = ready.send(verdict);
-                    if let Some(mut reader) = reader {
-                        reader.run();
-                    }
-                })
-                .map_err(|source| StoreError::Thread { engine: ENGINE, source })?
+            threads::spawn(format!("hobbit-{ENGINE}"), move || {
+                let (reader, verdict) = match Reader::new(open, options, inbox, bell) {
+                    Ok(reader) => (Some(reader), Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                let _ = ready.send(verdict);
+                if let Some(mut reader) = reader {
+                    reader.run();
+                }
+            })
+            .map_err(|source| StoreError::Thread { engine: ENGINE, source })?
         };
         match verdict.recv() {
             Ok(Ok(())) => Ok(Self { commands, bell, files: n_files, thread: Some(thread) }),

@@ -1,0 +1,438 @@
+//! A token's experts from the layer's first product to its last, each as far as its slices are there: while one expert is
+//! still being read, others come to their end. Product by product, all would stop at the first matrix that is missing.
+//!
+//! Results in between live in scratch, a row for each expert, in the order in which experts are taken up: memory that
+//! llama.cpp planned for them may serve its later nodes too, which run earlier here than it thinks. A row's bits do not
+//! depend on the rows beside it.
+
+use std::ops::Range;
+
+use super::*;
+
+/// A layer's products of one token, and what lies between them.
+pub(super) struct Chain {
+    links: Vec<Link>,
+    inputs: Vec<Input>,
+    /// Nodes of the segment that it stands for.
+    pub(super) n_nodes: usize,
+    n_rows: usize,
+    /// Scratch that it needs.
+    n_floats: usize,
+}
+
+/// A node.
+struct Link {
+    node: *mut ggml_tensor,
+    /// The matrix that it multiplies by. `None`: each row follows from the same row of its operands.
+    kind: Option<SliceKind>,
+    /// By source.
+    operands: [Operand; 3],
+    /// The first float of its rows in scratch.
+    start: usize,
+}
+
+/// A source of a link. Numbers are floats, `first` in scratch.
+#[derive(Clone, Copy)]
+enum Operand {
+    None,
+    /// A row of each pair.
+    Rows {
+        first: usize,
+        stride: usize,
+        len: usize,
+    },
+    /// One row for all.
+    Shared {
+        first: usize,
+        len: usize,
+    },
+    /// A table of weights, as it is.
+    Whole,
+    /// Numbers of experts, or of their slots.
+    Ids,
+}
+
+/// What a product multiplies that was there before.
+struct Input {
+    tensor: *mut ggml_tensor,
+    /// The first float of its copy in scratch.
+    start: usize,
+    /// Whether each pair has a row of its own.
+    is_by_pair: bool,
+}
+
+/// How far an expert has come.
+struct Progress {
+    used: Used,
+    /// Links done.
+    done: usize,
+    /// Links that can be done now.
+    to: usize,
+    /// Its rows, once it has begun.
+    rows: Range<usize>,
+}
+
+/// An expert's part in a link that runs now. `data`: its slice, where that has no slot.
+struct Part {
+    used: Used,
+    rows: Range<usize>,
+    data: Option<*mut u8>,
+}
+
+impl ExpertBackend {
+    /// The chain that a segment of one token begins with. `None` where something between the products is not computed row
+    /// by row.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`].
+    pub(super) unsafe fn chain_of(&self, nodes: &[*mut ggml_tensor]) -> Option<Chain> {
+        let n_rows = self.chosen.routing.ids.len();
+        let mut chain = Chain { links: Vec::new(), inputs: Vec::new(), n_nodes: 0, n_rows, n_floats: 0 };
+        // SAFETY: by the caller; sources of live nodes are live.
+        unsafe {
+            let ids = (*nodes[0]).src[2];
+            chain.n_nodes = nodes.iter().rposition(|&node| self.product(node).is_some())? + 1;
+            for &node in nodes[..chain.n_nodes].iter().filter(|&&node| !is_view((*node).op)) {
+                let (kind, sources) = (self.product(node).map(|tag| tag.kind), &(*node).src);
+                let mut operands = [Operand::None; 3];
+                if kind.is_some() {
+                    let rows = chain.rows(sources[1]).or_else(|| chain.input(sources[1]))?;
+                    operands = [Operand::Whole, rows, Operand::Ids];
+                } else {
+                    for (i, &source) in sources.iter().enumerate().filter(|(_, source)| !source.is_null()) {
+                        *operands.get_mut(i)? = match (*node).op {
+                            llama::GGML_OP_ADD_ID if i == 1 => Operand::Whole,
+                            llama::GGML_OP_ADD_ID if source == ids => Operand::Ids,
+                            _ => chain.rows(source)?,
+                        };
+                    }
+                }
+                if !is_rows(&*node, n_rows) || kind.is_none() && !is_by_row(&*node, &operands) {
+                    return None;
+                }
+                chain.links.push(Link { node, kind, operands, start: chain.n_floats });
+                chain.n_floats += chain.links[chain.links.len() - 1].stride() * n_rows;
+            }
+            // What is left in scratch cannot be read by who comes later.
+            let result = root(chain.links.last()?.node);
+            let is_inner = |&source: &*mut ggml_tensor| {
+                !source.is_null()
+                    && root(source) != result
+                    && chain.links.iter().any(|link| root(link.node) == root(source))
+            };
+            let is_read = nodes[chain.n_nodes..].iter().any(|&node| (*node).src.iter().any(is_inner));
+            (!is_read).then_some(chain)
+        }
+    }
+
+    /// Computes a chain, and zeros for the experts that are left out.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`]; `chain` is of its segment.
+    pub(super) unsafe fn chain(
+        &mut self,
+        experts: &Experts,
+        host: &mut Host,
+        devices: &mut Tiers,
+        step: &LayerStep,
+        chain: &Chain,
+    ) -> Result<(), Failed> {
+        let mut scratch = std::mem::take(&mut self.gathered);
+        if scratch.len() < chain.n_floats {
+            scratch.resize(chain.n_floats, 0.0);
+        }
+        // SAFETY: by the caller.
+        let result = unsafe { self.chain_in(experts, host, devices, step, chain, &mut scratch) };
+        self.gathered = scratch;
+        result
+    }
+
+    /// As [`ExpertBackend::chain`], with scratch of `chain.n_floats`.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::chain`].
+    unsafe fn chain_in(
+        &mut self,
+        experts: &Experts,
+        host: &mut Host,
+        devices: &mut Tiers,
+        step: &LayerStep,
+        chain: &Chain,
+        scratch: &mut [f32],
+    ) -> Result<(), Failed> {
+        for input in chain.inputs.iter().filter(|input| !input.is_by_pair) {
+            // SAFETY: the tensors are live and computed.
+            unsafe { input.copy(Pair::default(), 0, scratch) };
+        }
+        let slice_of = |used: Used, kind| SliceId { version: step.version(used), kind };
+        let mut pending: Vec<_> = step.used.iter().map(|&used| Progress { used, done: 0, to: 0, rows: 0..0 }).collect();
+        self.group_ids.clear();
+        self.group_pairs.clear();
+        while !pending.is_empty() {
+            split::poll(host, experts, &self.abort)?;
+            for progress in &mut pending {
+                let used = progress.used;
+                let is_here = |link: &&Link| {
+                    link.kind.is_none_or(|kind| host.locate(slice_of(used, kind), used) != Place::Pending)
+                };
+                progress.to = progress.done + chain.links[progress.done..].iter().take_while(is_here).count();
+            }
+            if pending.iter().all(|progress| progress.to == progress.done) {
+                let Progress { used, done, .. } = pending[0];
+                let first = slice_of(used, chain.links[done].kind.expect("other links wait for nothing"));
+                if !host.wait() && !devices.insist(host, first, used) {
+                    experts.fail(format!("{first}: nothing will ever load it"));
+                    return Err(GGML_STATUS_FAILED);
+                }
+                continue;
+            }
+            // SAFETY: by the caller.
+            unsafe { self.take_up(chain, &mut pending, scratch) };
+            self.slot_ids.clear();
+            // The graph keeps addresses of what is pushed below.
+            self.slot_ids.reserve(chain.links.len() * chain.n_rows);
+            let mut staged = Vec::new();
+            for (position, link) in chain.links.iter().enumerate() {
+                let now = pending.iter().filter(|progress| (progress.done..progress.to).contains(&position));
+                let now: Vec<Part> = now
+                    .map(|progress| {
+                        let slice = link.kind.map(|kind| slice_of(progress.used, kind));
+                        let data = slice.and_then(|slice| match host.locate(slice, progress.used) {
+                            Place::Staged(slot) => {
+                                staged.push(slice);
+                                Some(host.reads().staged(slot, slice))
+                            }
+                            Place::Cached | Place::Pending => None,
+                        });
+                        Part { used: progress.used, rows: progress.rows.clone(), data }
+                    })
+                    .collect();
+                for parts in now.chunk_by(|a, b| a.rows.end == b.rows.start && (link.kind.is_none() || a.is_beside(b)))
+                {
+                    let view = link.kind.map(|kind| host.reads().view(step.layer, parts[0].used.share, kind));
+                    // SAFETY: located slices are complete and stay until the run below is over; so do scratch and ids.
+                    unsafe { self.link(link, parts, view, scratch)? };
+                }
+            }
+            self.run()?;
+            staged.into_iter().for_each(|slice| host.release(slice));
+            pending.iter_mut().for_each(|progress| progress.done = progress.to);
+            pending.retain(|progress| progress.done < chain.links.len());
+        }
+        // Only now: the result's memory may have been that of an input.
+        let last = chain.links.last().expect("a chain has a product");
+        // SAFETY: the result is live and has a row for each pair.
+        unsafe {
+            let (len, stride) = ((*last.node).ne[0] as usize, last.stride());
+            for (row, &pair) in self.group_pairs.iter().enumerate() {
+                let from = scratch[last.start + row * stride..][..len].as_ptr();
+                row_of(&*last.node, pair).copy_from_nonoverlapping(from, len);
+            }
+            for &pair in step.skipped.iter().flat_map(|&index| self.chosen.routing.pairs_of(index)) {
+                row_of(&*last.node, pair).write_bytes(0, len);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives experts that begin their rows, those of one view side by side, and sorts by rows.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::chain`].
+    unsafe fn take_up(&mut self, chain: &Chain, pending: &mut [Progress], scratch: &mut [f32]) {
+        pending.sort_by_key(|progress| match (progress.done, progress.to) {
+            (0, 0) => (2, 0, 0),
+            (0, _) => (1, usize::from(progress.used.row.is_none()), usize::from(progress.used.share)),
+            _ => (0, progress.rows.start, 0),
+        });
+        for progress in pending.iter_mut().filter(|progress| progress.done == 0 && progress.to > 0) {
+            let index = progress.used.index;
+            let first = self.group_pairs.len();
+            self.group_pairs.extend_from_slice(self.chosen.routing.pairs_of(index));
+            progress.rows = first..self.group_pairs.len();
+            self.group_ids.resize(self.group_pairs.len(), i32::from(index));
+            for input in chain.inputs.iter().filter(|input| input.is_by_pair) {
+                for row in progress.rows.clone() {
+                    // SAFETY: by the caller: the input has a row for each pair.
+                    unsafe { input.copy(self.group_pairs[row], row, scratch) };
+                }
+            }
+        }
+    }
+
+    /// Appends the rows of some experts of a link. `view`: the slots of a product.
+    ///
+    /// # Safety
+    /// As [`Inner::add`]: scratch, ids and the slices stay until the run is over.
+    unsafe fn link(
+        &mut self,
+        link: &Link,
+        parts: &[Part],
+        view: Option<ShareView>,
+        scratch: &mut [f32],
+    ) -> Result<(), Failed> {
+        let rows = parts[0].rows.start..parts[parts.len() - 1].rows.end;
+        check(self.inner.reserve())?;
+        // SAFETY: by the caller; the link's node and sources are live.
+        unsafe {
+            let mut node = *link.node;
+            node.view_src = std::ptr::null_mut();
+            let floats = |first: usize, stride: usize, len: usize, n: usize| {
+                let data = scratch.as_ptr().cast_mut().add(first);
+                let mut tensor = plain_tensor(llama::GGML_TYPE_F32, [len as i64, n as i64, 1, 1], data.cast(), &node);
+                tensor.nb[1] = stride * size_of::<f32>();
+                (tensor.nb[2], tensor.nb[3]) = (n * tensor.nb[1], n * tensor.nb[1]);
+                tensor
+            };
+            let mut sources = [None; 3];
+            for (source, operand) in sources.iter_mut().zip(link.operands) {
+                *source = match operand {
+                    Operand::None => None,
+                    Operand::Rows { first, stride, len } => {
+                        Some(floats(first + rows.start * stride, stride, len, rows.len()))
+                    }
+                    Operand::Shared { first, len } => Some(floats(first, len, len, 1)),
+                    Operand::Whole => None,
+                    Operand::Ids => {
+                        let shape = [rows.len() as i64, 1, 1, 1];
+                        let ids = match view {
+                            Some(_) => {
+                                let first = self.slot_ids.len();
+                                for part in parts {
+                                    // A slice by itself is all of its view.
+                                    let row = part.used.row.filter(|_| part.data.is_none()).unwrap_or(0);
+                                    self.slot_ids.resize(self.slot_ids.len() + part.rows.len(), row as i32);
+                                }
+                                self.slot_ids.as_mut_ptr().add(first)
+                            }
+                            None => self.group_ids.as_mut_ptr().add(rows.start),
+                        };
+                        Some(plain_tensor(llama::GGML_TYPE_I32, shape, ids.cast(), &node))
+                    }
+                };
+            }
+            if let Some(view) = view {
+                let view = parts[0].data.map_or(view, |base| ShareView { base, n_slots: 1, ..view });
+                sources[0] = Some(view_tensor(&*node.src[0], view, &node));
+            }
+            let stride = link.stride();
+            let result = floats(link.start + rows.start * stride, stride, node.ne[0] as usize, rows.len());
+            (node.ne, node.nb, node.data) = (result.ne, result.nb, result.data);
+            for (place, source) in node.src.iter_mut().zip(sources) {
+                source.into_iter().for_each(|source| *place = self.inner.tensor(source));
+            }
+            let node = self.inner.tensor(node);
+            self.inner.add(node);
+        }
+        Ok(())
+    }
+}
+
+impl Chain {
+    /// A tensor with a row for each pair that is a result of the chain's, or a part of its rows.
+    ///
+    /// # Safety
+    /// `source` is live.
+    unsafe fn rows(&self, source: *mut ggml_tensor) -> Option<Operand> {
+        // SAFETY: by the caller; nodes of links are live.
+        unsafe {
+            // What was written there last: some nodes write over their source.
+            let link = self.links.iter().rev().find(|link| root(link.node) == root(source))?;
+            let (tensor, result) = (&*source, &*link.node);
+            let offset = tensor.view_offs.checked_sub(result.view_offs)? / size_of::<f32>();
+            let (len, stride) = (tensor.ne[0] as usize, link.stride());
+            let is_part = offset + len <= result.ne[0] as usize && tensor.nb[1] == result.nb[1];
+            (is_part && is_rows(tensor, self.n_rows)).then_some(Operand::Rows {
+                first: link.start + offset,
+                stride,
+                len,
+            })
+        }
+    }
+
+    /// What a product multiplies that is no result of the chain's: a copy in scratch, since results may take its place.
+    ///
+    /// # Safety
+    /// `source` is live.
+    unsafe fn input(&mut self, source: *mut ggml_tensor) -> Option<Operand> {
+        // SAFETY: by the caller.
+        let tensor = unsafe { &*source };
+        let len = tensor.ne[0] as usize;
+        let is_by_pair = is_rows(tensor, self.n_rows) && self.n_rows > 1;
+        if !is_by_pair && !is_rows(tensor, 1) {
+            return None;
+        }
+        let known = self.inputs.iter().find(|input| input.tensor == source).map(|input| input.start);
+        let first = known.unwrap_or_else(|| {
+            let start = self.n_floats;
+            self.n_floats += len * if is_by_pair { self.n_rows } else { 1 };
+            self.inputs.push(Input { tensor: source, start, is_by_pair });
+            start
+        });
+        Some(if is_by_pair { Operand::Rows { first, stride: len, len } } else { Operand::Shared { first, len } })
+    }
+}
+
+impl Link {
+    /// Floats from row to row.
+    fn stride(&self) -> usize {
+        // SAFETY: a chain is used while its nodes are live.
+        unsafe { (*self.node).nb[1] / size_of::<f32>() }
+    }
+}
+
+impl Input {
+    /// Copies the row of a pair to row `row` in scratch.
+    ///
+    /// # Safety
+    /// The tensor is live and computed, and has the pair.
+    unsafe fn copy(&self, pair: Pair, row: usize, scratch: &mut [f32]) {
+        // SAFETY: by the caller; rows are contiguous floats.
+        unsafe {
+            let len = (*self.tensor).ne[0] as usize;
+            let from = row_of(&*self.tensor, pair);
+            scratch[self.start + row * len..][..len].copy_from_slice(slice::from_raw_parts(from, len));
+        }
+    }
+}
+
+impl Part {
+    /// Whether both have slots of one view.
+    fn is_beside(&self, other: &Self) -> bool {
+        self.used.share == other.used.share && self.data.is_none() && other.data.is_none()
+    }
+}
+
+/// The tensor whose memory it is.
+///
+/// # Safety
+/// `tensor` is live.
+unsafe fn root(tensor: *mut ggml_tensor) -> *mut ggml_tensor {
+    // SAFETY: by the caller.
+    let source = unsafe { (*tensor).view_src };
+    if source.is_null() { tensor } else { source }
+}
+
+/// Whether it is `n` rows of contiguous floats of one token.
+fn is_rows(tensor: &ggml_tensor, n: usize) -> bool {
+    tensor.type_ == llama::GGML_TYPE_F32
+        && tensor.nb[0] == size_of::<f32>()
+        && (tensor.ne[1] as usize, tensor.ne[2], tensor.ne[3]) == (n, 1, 1)
+}
+
+/// Whether each row of a node that is no product follows from the same row of its operands, whatever rows are beside it.
+fn is_by_row(node: &ggml_tensor, operands: &[Operand; 3]) -> bool {
+    let len = |operand: &Operand| if let Operand::Rows { len, .. } = operand { Some(*len as i64) } else { None };
+    let [a, b, c] = operands;
+    match node.op {
+        llama::GGML_OP_UNARY | llama::GGML_OP_CLAMP | llama::GGML_OP_SCALE | llama::GGML_OP_SQR => {
+            len(a) == Some(node.ne[0]) && matches!((b, c), (Operand::None, Operand::None))
+        }
+        llama::GGML_OP_ADD | llama::GGML_OP_MUL => {
+            len(a) == Some(node.ne[0]) && len(b) == len(a) && matches!(c, Operand::None)
+        }
+        llama::GGML_OP_GLU => len(a).is_some() && (matches!(b, Operand::None) || len(b) == len(a)),
+        llama::GGML_OP_ADD_ID => len(a) == Some(node.ne[0]) && matches!((b, c), (Operand::Whole, Operand::Ids)),
+        _ => false,
+    }
+}
