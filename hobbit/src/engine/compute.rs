@@ -28,6 +28,7 @@ use crate::expert::{SliceId, SliceKind};
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
 use crate::route::Pair;
 
+use self::chain::Chain;
 pub(super) use self::tensors::{is_view, router_input_tensor, weights_tensor};
 use self::tensors::{plain_tensor, router_input, row_of, view_tensor};
 
@@ -221,7 +222,10 @@ impl ExpertBackend {
         }
         // SAFETY: by the caller.
         let chain = match !all_ready && self.chosen.is_single() {
-            true => unsafe { self.chain_of(nodes) },
+            true => unsafe {
+                let n_rows = self.chosen.routing.ids.len();
+                Chain::of(nodes, n_rows, |node| self.product(node).map(|tag| tag.kind))
+            },
             false => None,
         };
         if let Some(chain) = &chain {

@@ -80,51 +80,6 @@ struct Part {
 }
 
 impl ExpertBackend {
-    /// The chain that a segment of one token begins with. `None` where something between the products is not computed row
-    /// by row.
-    ///
-    /// # Safety
-    /// As [`ExpertBackend::layer`].
-    pub(super) unsafe fn chain_of(&self, nodes: &[*mut ggml_tensor]) -> Option<Chain> {
-        let n_rows = self.chosen.routing.ids.len();
-        let mut chain = Chain { links: Vec::new(), inputs: Vec::new(), n_nodes: 0, n_rows, n_floats: 0 };
-        // SAFETY: by the caller; sources of live nodes are live.
-        unsafe {
-            let ids = (*nodes[0]).src[2];
-            chain.n_nodes = nodes.iter().rposition(|&node| self.product(node).is_some())? + 1;
-            for &node in nodes[..chain.n_nodes].iter().filter(|&&node| !is_view((*node).op)) {
-                let (kind, sources) = (self.product(node).map(|tag| tag.kind), &(*node).src);
-                let mut operands = [Operand::None; 3];
-                if kind.is_some() {
-                    let rows = chain.rows(sources[1]).or_else(|| chain.input(sources[1]))?;
-                    operands = [Operand::Whole, rows, Operand::Ids];
-                } else {
-                    for (i, &source) in sources.iter().enumerate().filter(|(_, source)| !source.is_null()) {
-                        *operands.get_mut(i)? = match (*node).op {
-                            llama::GGML_OP_ADD_ID if i == 1 => Operand::Whole,
-                            llama::GGML_OP_ADD_ID if source == ids => Operand::Ids,
-                            _ => chain.rows(source)?,
-                        };
-                    }
-                }
-                if !is_rows(&*node, n_rows) || kind.is_none() && !is_by_row(&*node, &operands) {
-                    return None;
-                }
-                chain.links.push(Link { node, kind, operands, start: chain.n_floats });
-                chain.n_floats += chain.links[chain.links.len() - 1].stride() * n_rows;
-            }
-            // What is left in scratch cannot be read by who comes later.
-            let result = root(chain.links.last()?.node);
-            let is_inner = |&source: &*mut ggml_tensor| {
-                !source.is_null()
-                    && root(source) != result
-                    && chain.links.iter().any(|link| root(link.node) == root(source))
-            };
-            let is_read = nodes[chain.n_nodes..].iter().any(|&node| (*node).src.iter().any(is_inner));
-            (!is_read).then_some(chain)
-        }
-    }
-
     /// Computes a chain, and zeros for the experts that are left out.
     ///
     /// # Safety
@@ -329,6 +284,54 @@ impl ExpertBackend {
 }
 
 impl Chain {
+    /// The chain that a segment of one token with `n_rows` pairs begins with; `kind_of` tells which matrix a node multiplies
+    /// by, if it is a product. `None` where something between the products is not computed row by row.
+    ///
+    /// # Safety
+    /// Nodes of a live graph; `nodes[0]` is a product.
+    pub(super) unsafe fn of(
+        nodes: &[*mut ggml_tensor],
+        n_rows: usize,
+        kind_of: impl Fn(*mut ggml_tensor) -> Option<SliceKind>,
+    ) -> Option<Self> {
+        let mut chain = Self { links: Vec::new(), inputs: Vec::new(), n_nodes: 0, n_rows, n_floats: 0 };
+        // SAFETY: by the caller; sources of live nodes are live.
+        unsafe {
+            let ids = (*nodes[0]).src[2];
+            chain.n_nodes = nodes.iter().rposition(|&node| kind_of(node).is_some())? + 1;
+            for &node in nodes[..chain.n_nodes].iter().filter(|&&node| !is_view((*node).op)) {
+                let (kind, sources) = (kind_of(node), &(*node).src);
+                let mut operands = [Operand::None; 3];
+                if kind.is_some() {
+                    let rows = chain.rows(sources[1]).or_else(|| chain.input(sources[1]))?;
+                    operands = [Operand::Whole, rows, Operand::Ids];
+                } else {
+                    for (i, &source) in sources.iter().enumerate().filter(|(_, source)| !source.is_null()) {
+                        *operands.get_mut(i)? = match (*node).op {
+                            llama::GGML_OP_ADD_ID if i == 1 => Operand::Whole,
+                            llama::GGML_OP_ADD_ID if source == ids => Operand::Ids,
+                            _ => chain.rows(source)?,
+                        };
+                    }
+                }
+                if !is_rows(&*node, n_rows) || kind.is_none() && !is_by_row(&*node, &operands) {
+                    return None;
+                }
+                chain.links.push(Link { node, kind, operands, start: chain.n_floats });
+                chain.n_floats += chain.links[chain.links.len() - 1].stride() * n_rows;
+            }
+            // What is left in scratch cannot be read by who comes later.
+            let result = root(chain.links.last()?.node);
+            let is_inner = |&source: &*mut ggml_tensor| {
+                !source.is_null()
+                    && root(source) != result
+                    && chain.links.iter().any(|link| root(link.node) == root(source))
+            };
+            let is_read = nodes[chain.n_nodes..].iter().any(|&node| (*node).src.iter().any(is_inner));
+            (!is_read).then_some(chain)
+        }
+    }
+
     /// A tensor with a row for each pair that is a result of the chain's, or a part of its rows.
     ///
     /// # Safety
@@ -436,3 +439,6 @@ fn is_by_row(node: &ggml_tensor, operands: &[Operand; 3]) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;
