@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::locality::Locality;
 use super::routes::{LayerRoutes, Random};
 use super::shape::{Shape, UBATCH_TOKENS};
-use super::{EXPERT_SECONDS, Host, OPERATIONS_PER_BYTE, Task};
+use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, OPERATIONS_PER_BYTE, Rooms, Task};
 
 /// Seconds until the first token of a model that is on an idle disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -26,15 +26,16 @@ impl FirstToken {
         self.load_seconds + self.prompt_seconds
     }
 
-    /// A batch reads what it uses and is not resident, each expert once; reads and products overlap. `share` of the experts
-    /// have slots.
-    pub(super) fn of(shape: &Shape, host: &Host, task: &Task, share: f64, locality: &Locality) -> Self {
+    /// A batch reads what it uses and is not resident, each expert once; reads and products overlap. A cold start finds no
+    /// expert resident, and slots whose memory was never touched.
+    pub fn of(shape: &Shape, host: &Host, task: &Task, rooms: &Rooms, locality: &Locality, is_cold: bool) -> Self {
+        let share = rooms.share(shape);
         let n_prompt = u64::from(task.n_prompt.max(1));
         let operations = host.cpu.operations.unwrap_or(OPERATIONS_PER_BYTE * host.cpu.memory);
         let (mut reading, mut products, mut prompt) = (0.0, 0.0, 0.0);
         let n_whole = n_prompt / UBATCH_TOKENS;
         let rest = n_prompt % UBATCH_TOKENS;
-        let mut resident = 0.0;
+        let mut resident = if is_cold { 0.0 } else { share };
         let mut batch = |n_tokens: u64, times: u64| {
             if times == 0 {
                 return;
@@ -47,10 +48,13 @@ impl FirstToken {
             for first in [true, false] {
                 let times = if first { 1 } else { times - 1 } as f64;
                 let seconds = bytes * (1.0 - resident) / host.disk;
+                let fresh = if resident == 0.0 { bytes.min(share * shape.expert_bytes as f64) } else { 0.0 };
                 reading += times * seconds;
                 products += times * multiplying;
-                prompt += times * seconds.max(multiplying);
-                resident = share;
+                prompt += times * (seconds.max(multiplying) + fresh * FRESH_SECONDS_PER_BYTE);
+                if times > 0.0 {
+                    resident = share;
+                }
             }
         };
         batch(UBATCH_TOKENS, n_whole);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::locality::Locality;
 use super::routes::{LayerRoutes, Random};
 use super::shape::Shape;
-use super::{EXPERT_SECONDS, Host, Rooms, USES_SIMULATED};
+use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, Rooms, USES_SIMULATED};
 use crate::cache::Allocation;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Version};
@@ -93,7 +93,7 @@ pub struct Run {
 pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Products, disk: f64, start: Start) -> Run {
     let per_token = (products.n_layers * products.n_used).max(1);
     let (n_prompt, n_decoded) = match start {
-        Start::Warm => (0, (USES_SIMULATED / per_token).clamp(TOKENS.0, TOKENS.1)),
+        Start::Warm => (0, tokens_simulated(per_token)),
         Start::Cold { n_prompt, n_decoded } => (n_prompt, n_decoded.max(1).into()),
     };
     let recording = recording(shape, slots, locality, start == Start::Warm, n_prompt, n_decoded);
@@ -112,14 +112,29 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     let uses = (decode.hits + decode.n_misses()).max(1) as f64;
     let bytes_used: u64 = shape.experts_per_token.values().sum();
     let bytes_read = decode.n_misses() as f64 / uses * bytes_used as f64;
+    // Slots that the prompt left empty are filled while tokens come, whether these need it or not.
+    let fresh = match start {
+        Start::Warm => 0.0,
+        Start::Cold { .. } => {
+            let of_slots: u64 = shape.layers.iter().zip(slots).map(|(layer, n)| layer.expert_bytes * u64::from(*n)).sum();
+            let of_prompt = outcome.prefill.n_misses() as f64 * bytes_used as f64 / per_token as f64;
+            (of_slots as f64 - of_prompt).max(0.0) / tokens
+        }
+    };
     Run {
-        seconds: decode.seconds / tokens + bytes_read * products.arrival_seconds,
+        seconds: decode.seconds / tokens + bytes_read * products.arrival_seconds + fresh * FRESH_SECONDS_PER_BYTE,
         bytes_read,
         hit_rate: decode.hits as f64 / uses,
     }
 }
 
-fn recording(
+/// Tokens that stand for many, of which each has so many uses.
+pub(super) fn tokens_simulated(uses_per_token: u64) -> u64 {
+    (USES_SIMULATED / uses_per_token.max(1)).clamp(TOKENS.0, TOKENS.1)
+}
+
+/// The routes of so many tokens, as if they had been recorded.
+pub(super) fn recording(
     shape: &Shape,
     slots: &[u32],
     locality: &Locality,
