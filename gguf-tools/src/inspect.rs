@@ -39,7 +39,6 @@ Examples:
   gguf-tools inspect --forecast --shape deepseek-v3 --ram 64GiB --gpu 24GiB@1TB/s
       Of a model that is not here at all.";
 
-
 /// Prints the report.
 ///
 /// # Errors

@@ -79,6 +79,15 @@ impl Record {
             && !self.text("hobbit_variant").contains("pressure")
     }
 
+    /// Tokens per second of the second half's median token: the slots are full by then.
+    fn late(&self) -> f64 {
+        let steps: Vec<f64> =
+            self.json["hobbit_steps_ns"].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
+        let mut late = steps[steps.len() / 2..].to_vec();
+        late.sort_by(f64::total_cmp);
+        1e9 / late[late.len() / 2]
+    }
+
     fn misses(&self) -> Option<f64> {
         let (hits, misses) = (self.number("hobbit_decode_hits")?, self.number("hobbit_decode_misses")?);
         (hits + misses > 0.0).then(|| misses / (hits + misses))
@@ -161,13 +170,16 @@ fn forecasts_come_near_what_was_measured() {
     let records = records();
     let processors = processors(&records);
     let mut errors: BTreeMap<&str, Errors> = BTreeMap::new();
-    println!("| study | model | memory, GiB | prompt + decoded | experts in slots, GiB | forecast | found | forecast | decode, t/s | with its own misses | forecast |");
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!(
+        "| study | model | memory, GiB | prompt + decoded | experts in slots, GiB | forecast | found | forecast | decode, t/s | forecast to it, with its own misses | forecast to it | second half, t/s | forecast to it |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     for record in records.iter().filter(|record| record.counts()) {
         let name = record.text("model_filename");
         let Some(((spec, is_trained), cpu)) = model(name).zip(processors.get(&record.machine)) else { continue };
         let (Some(speed), Some(missed)) = (record.number("hobbit_decode_ts"), record.misses()) else { continue };
-        let (Some(disk), Some(memory)) = (record.number("hobbit_bandwidth"), record.json["hobbit_limit"].as_u64()) else {
+        let (Some(disk), Some(memory)) = (record.number("hobbit_bandwidth"), record.json["hobbit_limit"].as_u64())
+        else {
             continue;
         };
         let shape = shape_of(&spec);
@@ -182,42 +194,49 @@ fn forecasts_come_near_what_was_measured() {
             false => UNTRAINED.locality(),
         };
         let room = rooms(&shape, &host, &Task { n_ctx, n_prompt: prompt.max(1) }).unwrap();
-        let products = Products::of(&shape, &host, &room, &locality);
-        let start = Start::Cold { n_prompt: prompt, n_decoded: decoded.min(DECODED_MAX) };
-        let whole = run(&shape, &room.slots, &locality, &products, disk, start);
-        let share = record.number("hobbit_n_slots").unwrap() / record.number("hobbit_n_experts").unwrap();
-        let own = Locality::new([(room.share(&shape), 1.0 - missed)]);
-        let timed = run(&shape, &room.slots, &own, &products, disk, Start::Warm);
-        let cache = record.number("hobbit_expert_cache").unwrap() / (1u64 << 30) as f64;
-        let planned = room.share(&shape) * shape.expert_bytes as f64 / (1u64 << 30) as f64;
-        let ahead = if record.text("hobbit_predictor") == "none" { "" } else { ", reading ahead" };
-        println!(
-            "| {}{ahead} | {} | {:.2} | {prompt} + {decoded} | {cache:.2} | {planned:.2} | {:.1} % | {:.1} % | {speed:.2} | {:.2} ({:.2}) | {:.2} ({:.2}) |",
-            record.study,
-            name.trim_end_matches(".gguf"),
-            memory as f64 / (1u64 << 30) as f64,
-            100.0 * (1.0 - missed),
-            100.0 * whole.hit_rate,
-            1.0 / timed.seconds,
-            1.0 / timed.seconds / speed,
-            1.0 / whole.seconds,
-            1.0 / whole.seconds / speed,
-        );
-        assert!(share > 0.0);
         let mut add = |what, ratio| errors.entry(what).or_default().0.push(ratio);
-        add("1 slots, by the plan", room.share(&shape) / share);
-        add("2 decode, with the run's own misses", 1.0 / timed.seconds / speed);
-        let what = if is_trained { "3 decode, trained routes" } else { "4 decode, random weights" };
-        add(what, 1.0 / whole.seconds / speed);
         if let Some(prompt_speed) = record.number("hobbit_prompt_ts").filter(|_| record.tokens("n_prompt") > 1) {
             let task = Task { n_ctx, n_prompt: record.tokens("n_prompt") };
             // Others evaluate the prompt once before they are timed.
             let is_cold = record.study == "startup";
             let first = FirstToken::of(&shape, &host, &task, &room, &locality, is_cold);
             let ratio = f64::from(task.n_prompt) / first.prompt_seconds / prompt_speed;
-            println!("prompt {} {name} {} cold {is_cold}: {ratio:.2}", record.study, task.n_prompt);
-            add(if is_cold { "6 prompts, cold" } else { "5 prompts" }, ratio);
+            add(if is_cold { "8 prompts, cold" } else { "7 prompts" }, ratio);
         }
+        if decoded < 2 {
+            continue;
+        }
+        let products = Products::of(&shape, &host, &room, &locality);
+        let start = Start::Cold { n_prompt: prompt, n_decoded: decoded.min(DECODED_MAX) };
+        let whole = run(&shape, &room.slots, &locality, &products, disk, start);
+        let warm = run(&shape, &room.slots, &locality, &products, disk, Start::Warm);
+        let share = record.number("hobbit_n_slots").unwrap() / record.number("hobbit_n_experts").unwrap();
+        let own = Locality::new([(room.share(&shape), 1.0 - missed)]);
+        let timed = run(&shape, &room.slots, &own, &products, disk, Start::Warm);
+        let late = record.late();
+        let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
+        let ahead = if record.text("hobbit_predictor") == "none" { "" } else { ", reading ahead" };
+        println!(
+            "| {}{ahead} | {} | {:.2} | {prompt} + {decoded} | {:.2} | {:.2} | {:.1} % | {:.1} % | {speed:.2} | {:.2} | {:.2} | {late:.2} | {:.2} |",
+            record.study,
+            name.trim_end_matches(".gguf"),
+            gib(memory as f64),
+            gib(record.number("hobbit_expert_cache").unwrap()),
+            gib(room.share(&shape) * shape.expert_bytes as f64),
+            100.0 * (1.0 - missed),
+            100.0 * whole.hit_rate,
+            1.0 / timed.seconds / speed,
+            1.0 / whole.seconds / speed,
+            1.0 / warm.seconds / late,
+        );
+        add("1 slots, by the plan", room.share(&shape) / share);
+        add("2 decode, with the run's own misses", 1.0 / timed.seconds / speed);
+        let (all, half) = match is_trained {
+            true => ("3 decode, trained routes", "4 decode, trained routes, second half"),
+            false => ("5 decode, random weights", "6 decode, random weights, second half"),
+        };
+        add(all, 1.0 / whole.seconds / speed);
+        add(half, 1.0 / warm.seconds / late);
     }
     for (what, errors) in &mut errors {
         println!("{}", errors.line(&what[2..]));

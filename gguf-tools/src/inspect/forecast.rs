@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use gguf_tools::synth::{self, Format, Spec, presets};
 use hobbit::cache::policy::PolicyKind;
 use hobbit::forecast::{
     Expectation, Forecast, ForecastError, Host, Locality, Shape, Speed, Task, expected_speed, forecast,
@@ -15,7 +16,6 @@ use hobbit::gguf::Gguf;
 use hobbit::pack::Pack;
 use hobbit::sim::{Eviction, Recording};
 use hobbit::units::{GIB, parse_bytes};
-use gguf_tools::synth::{self, Format, Spec, presets};
 use serde::Serialize;
 
 use machine::{CpuWish, DiskWish, GpuWish, Machine, Wishes};
@@ -124,7 +124,10 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
         (None, None) => bail!("--forecast: give a file, or --shape NAME"),
     };
     if Pack::is_pack(&gguf) {
-        bail!("{}: this is an expert pack; forecasts are of plain models: name the one that it was made of", gguf.files[0].path.display());
+        bail!(
+            "{}: this is an expert pack; forecasts are of plain models: name the one that it was made of",
+            gguf.files[0].path.display()
+        );
     }
     let shape = Shape::of(&gguf)?;
     let missing = gguf.missing_bytes();
@@ -202,7 +205,8 @@ fn rows(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> V
         Some(Row { memory, share, speed, asked: memory == host.memory })
     };
     let needed = shape.tensor_bytes.saturating_add(shape.tensor_bytes / 10);
-    let mut sizes: Vec<u64> = SIZES_GIB.map(|gib| gib * GIB).into_iter().filter(|size| *size > shape.ordinary_bytes()).collect();
+    let mut sizes: Vec<u64> =
+        SIZES_GIB.map(|gib| gib * GIB).into_iter().filter(|size| *size > shape.ordinary_bytes()).collect();
     let enough = sizes.partition_point(|size| *size < needed) + 1;
     sizes.truncate(enough);
     // What would be refused is passed over; the largest are the ones that people have.

@@ -104,6 +104,8 @@ impl Spec {
     pub fn preset(name: &str) -> anyhow::Result<Spec> {
         let found = PRESETS.iter().find(|(known, _)| *known == name);
         let known = || presets().collect::<Vec<_>>().join(", ");
-        found.map(|(_, spec)| spec()).with_context(|| format!("'{name}' is no known shape: expected one of {}", known()))
+        found
+            .map(|(_, spec)| spec())
+            .with_context(|| format!("'{name}' is no known shape: expected one of {}", known()))
     }
 }

@@ -72,13 +72,17 @@ impl Locality {
     /// A recording that cannot be replayed.
     pub fn of(recording: &Recording, eviction: Eviction) -> Result<Self, SimError> {
         let lru = distances(recording);
-        let config = Config { eviction: Eviction::Policy(crate::cache::policy::PolicyKind::Lru), ..Config::recorded(recording)? };
+        let config = Config {
+            eviction: Eviction::Policy(crate::cache::policy::PolicyKind::Lru),
+            ..Config::recorded(recording)?
+        };
         let misses = |eviction, share: f64| -> Result<f64, SimError> {
             let config = Config { eviction, budget: Budget::Percent(100.0 * share), ..config.clone() };
             Ok(replay(recording, &config, &mut |_, _, _| {})?.decode.n_misses() as f64)
         };
         // With slots for all only first meetings miss.
-        let whole = replay(recording, &Config { budget: Budget::Percent(100.0), ..config.clone() }, &mut |_, _, _| {})?.decode;
+        let whole =
+            replay(recording, &Config { budget: Budget::Percent(100.0), ..config.clone() }, &mut |_, _, _| {})?.decode;
         let (first, uses) = (whole.n_misses() as f64, (whole.hits + whole.n_misses()) as f64);
         let mut points = Vec::new();
         for share in SHARES {

