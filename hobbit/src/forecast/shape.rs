@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::cache::policy::{PolicyKind, table_bytes};
 use crate::expert::Precision;
-use crate::gguf::{Catalog, GgmlType, Gguf, GgufError};
+use crate::gguf::{ExpertClass, GgmlType, Gguf, GgufError};
 use crate::plan::{FixedCosts, PoolSpec, StagingWish};
 
 /// What a process holds beside all that is counted: code, allocator, thread stacks; in bytes.
@@ -15,6 +15,11 @@ const VOCABULARY_BYTES: u64 = 400;
 pub(super) const UBATCH_TOKENS: u64 = 512;
 /// Gathered rows that products are made of, at the most; in bytes.
 const GATHER_BYTES_MAX: u64 = 16 << 20;
+/// What no model has: layers with experts, experts of a layer, and uses of experts per token. llama.cpp takes 512 of each of
+/// the first two; without its weights a file may claim anything.
+const LAYERS_MAX: u64 = 1024;
+const EXPERTS_MAX: u64 = 1024;
+const USES_MAX: u64 = 1 << 14;
 
 /// Weights by element type, in bytes.
 pub type TypeBytes = BTreeMap<GgmlType, u64>;
@@ -30,6 +35,18 @@ pub enum ShapeError {
         "{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit"
     )]
     Dense(String),
+    /// A count that no model has.
+    #[error("{model}: {found} {what}, at most {limit} expected; the header is damaged, fetch it again")]
+    TooLarge {
+        /// Of which model.
+        model: String,
+        /// What was counted.
+        what: &'static str,
+        /// How many.
+        found: u64,
+        /// How many there may be.
+        limit: u64,
+    },
     /// The key is missing.
     #[error(
         "{model}: key '{key}' is missing, expected the number of experts that a token uses; convert the model again"
@@ -109,34 +126,40 @@ impl Shape {
             return Err(ShapeError::Used { model: name, key: format!("{architecture}.expert_used_count") });
         };
 
-        let catalog = Catalog::plain(&experts);
-        let mut pools: Vec<(u16, Vec<u16>)> = Vec::new();
+        let n_layers = experts.layers.len() as u64;
+        let n_expert = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).max().unwrap_or(0);
+        for (what, found, limit) in [
+            ("layers with experts", n_layers, LAYERS_MAX),
+            ("experts in a layer", n_expert, EXPERTS_MAX),
+            ("uses of experts per token", n_layers.saturating_mul(n_expert.min(n_expert_used.into())), USES_MAX),
+        ] {
+            if found > limit {
+                return Err(ShapeError::TooLarge { model: name, what, found, limit });
+            }
+        }
+        let mut pools: Vec<(ExpertClass, Vec<u16>)> = Vec::new();
         let mut layers = Vec::new();
         let mut experts_per_token = TypeBytes::new();
-        let mut expert_parameters_used = 0;
-        for (layer, own) in catalog.layers.iter().zip(&experts.layers) {
-            let class = layer.high.first().map_or(0, |version| version.class);
+        let mut expert_parameters_used = 0u64;
+        for own in &experts.layers {
+            let class = ExpertClass::windowed(&own.tensors);
             let pool = pools.iter().position(|(known, _)| *known == class).unwrap_or_else(|| {
                 pools.push((class, Vec::new()));
                 pools.len() - 1
             });
-            pools[pool].1.push(layer.n_expert);
-            layers.push(ExpertLayer {
-                layer: layer.layer,
-                n_expert: layer.n_expert,
-                expert_bytes: own.expert_bytes(),
-                pool,
-            });
+            let n_expert = own.n_expert as u16; // few, as was checked
+            pools[pool].1.push(n_expert);
+            layers.push(ExpertLayer { layer: own.layer, n_expert, expert_bytes: own.expert_bytes(), pool });
             let n_used = u64::from(n_expert_used.min(own.n_expert));
             for tensor in &own.tensors {
-                *experts_per_token.entry(tensor.dtype).or_default() += n_used.saturating_mul(tensor.slice_bytes);
-                expert_parameters_used += n_used.saturating_mul(tensor.ne0.saturating_mul(tensor.ne1));
+                *experts_per_token.entry(tensor.dtype).or_default() += n_used * tensor.slice_bytes;
+                let parameters = n_used.saturating_mul(tensor.ne0.saturating_mul(tensor.ne1));
+                expert_parameters_used = expert_parameters_used.saturating_add(parameters);
             }
         }
-        let specs: Vec<PoolSpec> = pools
-            .into_iter()
-            .map(|(class, n_versions)| PoolSpec::of(&catalog.classes[usize::from(class)], Precision::High, n_versions))
-            .collect();
+        let n_kinds = pools.iter().map(|(class, _)| class.slices.len()).max().unwrap_or(0);
+        let specs: Vec<PoolSpec> =
+            pools.into_iter().map(|(class, n_versions)| PoolSpec::of(&class, Precision::High, n_versions)).collect();
 
         // Without a matrix of its own the output is the embeddings' once more.
         let is_tied = gguf.tensor("output.weight").is_none();
@@ -157,12 +180,13 @@ impl Shape {
         let n_vocab = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
         let slices = || experts.layers.iter().flat_map(|layer| &layer.tensors);
         let n_ff = slices().map(|tensor| tensor.ne0.min(tensor.ne1)).max().unwrap_or(0);
-        let (row, n_in) = (slices().map(|t| 4 * (t.ne0 + t.ne1)).max(), slices().map(|t| t.ne0).max());
+        let row = slices().map(|tensor| tensor.ne0.saturating_add(tensor.ne1).saturating_mul(4)).max().unwrap_or(0);
+        let n_in = slices().map(|tensor| tensor.ne0).max().unwrap_or(0);
         let n_rows = UBATCH_TOKENS * u64::from(n_expert_used);
-        let gathered = n_rows.saturating_mul(row.unwrap_or(0)).min(GATHER_BYTES_MAX);
+        let gathered = n_rows.saturating_mul(row).min(GATHER_BYTES_MAX);
         // Activations of a layer, with what experts make of them, and a token's logits.
-        let activations = u64::from(n_expert_used).saturating_mul(n_embd + n_ff).saturating_add(8 * n_embd);
-        let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
+        let of_experts = u64::from(n_expert_used).saturating_mul(n_embd.saturating_add(n_ff));
+        let activations = UBATCH_TOKENS.saturating_mul(of_experts.saturating_add(n_embd.saturating_mul(8)));
         let slice_max = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
         Ok(Self {
             n_parameters,
@@ -176,8 +200,8 @@ impl Shape {
             kv_bytes_per_token: kv_bytes_per_token(gguf),
             pools: specs,
             staging: StagingWish::of(slice_max, n_kinds),
-            compute_bytes: 4 * (UBATCH_TOKENS.saturating_mul(activations) + n_vocab),
-            scratch_bytes: gathered + n_rows.saturating_mul(n_in.unwrap_or(0)) * 5 / 4,
+            compute_bytes: activations.saturating_add(n_vocab).saturating_mul(4),
+            scratch_bytes: n_rows.saturating_mul(n_in).saturating_mul(5) / 4 + gathered,
             n_vocab,
             name,
             architecture,
@@ -195,7 +219,7 @@ impl Shape {
             weights: self.ordinary_bytes(),
             kv: self.kv_bytes_per_token.saturating_mul(n_ctx),
             compute: self.compute_bytes,
-            runtime: PROCESS_BYTES + self.n_vocab.saturating_mul(VOCABULARY_BYTES) + self.scratch_bytes,
+            runtime: (self.n_vocab.saturating_mul(VOCABULARY_BYTES)).saturating_add(PROCESS_BYTES + self.scratch_bytes),
             prediction: self.layers.iter().map(|layer| table_bytes(PolicyKind::default(), layer.n_expert)).sum(),
         }
     }
