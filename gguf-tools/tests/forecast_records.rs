@@ -206,7 +206,7 @@ fn forecasts_come_near_what_was_measured() {
         if decoded < 2 {
             continue;
         }
-        let products = Products::of(&shape, &host, &room, &locality);
+        let products = Products::of(&shape, &host, &room, &locality, prompt.into());
         let start = Start::Cold { n_prompt: prompt, n_decoded: decoded.min(DECODED_MAX) };
         let whole = run(&shape, &room.slots, &locality, &products, disk, start);
         let warm = run(&shape, &room.slots, &locality, &products, disk, Start::Warm);

@@ -230,7 +230,7 @@ pub struct Forecast {
 pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Result<Forecast, ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
-    let products = Products::of(shape, host, &room, &expectation.expected);
+    let products = Products::of(shape, host, &room, &expectation.expected, task.n_prompt.into());
     let with = |locality: &Locality, disk: f64| {
         let run = run(shape, &room.slots, locality, &products, disk, Start::Warm);
         Speed::of(&run, disk, &products)
@@ -265,7 +265,7 @@ pub fn expected_speed(
 ) -> Result<(f64, Speed), ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
-    let products = Products::of(shape, host, &room, &expectation.expected);
+    let products = Products::of(shape, host, &room, &expectation.expected, task.n_prompt.into());
     let run = run(shape, &room.slots, &expectation.expected, &products, host.disk, Start::Warm);
     Ok((room.share(shape), Speed::of(&run, host.disk, &products)))
 }

@@ -34,8 +34,10 @@ pub struct Products {
 }
 
 impl Products {
-    /// Of a model on a machine. On a GPU is what has room there; `locality` says how often that is.
-    pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, locality: &Locality) -> Self {
+    /// Of a model on a machine, behind `n_past` tokens, whose keys and values are read for each new one. On a GPU is what has
+    /// room there; `locality` says how often that is.
+    pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, locality: &Locality, n_past: u64) -> Self {
+        let past = shape.kv_bytes_per_token.saturating_mul(n_past) as f64;
         let n_layers = shape.layers.len().max(1) as u64;
         let n_used = shape
             .layers
@@ -48,9 +50,12 @@ impl Products {
                 let seconds = |weights: &BTreeMap<_, u64>| weights.values().sum::<u64>() as f64 / device.bandwidth;
                 let there = locality.hit(rooms.device_share(shape));
                 let on_device = seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
-                (seconds(&shape.ordinary_per_token), there * on_device.min(on_cpu) + (1.0 - there) * on_cpu)
+                (
+                    seconds(&shape.ordinary_per_token) + past / device.bandwidth,
+                    there * on_device.min(on_cpu) + (1.0 - there) * on_cpu,
+                )
             }
-            _ => (host.cpu.seconds(&shape.ordinary_per_token), on_cpu),
+            _ => (host.cpu.seconds(&shape.ordinary_per_token) + past / host.cpu.memory, on_cpu),
         };
         Self {
             layer_seconds: ordinary / n_layers as f64,
