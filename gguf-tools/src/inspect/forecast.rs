@@ -12,7 +12,7 @@ use hobbit::cache::policy::PolicyKind;
 use hobbit::forecast::{
     Expectation, Forecast, ForecastError, Host, Locality, Shape, Speed, Task, expected_speed, forecast,
 };
-use hobbit::gguf::Gguf;
+use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::pack::Pack;
 use hobbit::sim::{Eviction, Recording};
 use hobbit::units::{GIB, parse_bytes};
@@ -133,7 +133,11 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     let missing = gguf.missing_bytes();
     let is_there = args.shape.is_none() && missing == 0;
     let wishes = Wishes { ram: args.ram, disk: args.disk, cpu: args.cpu, gpu: args.gpu.map(|gpu| gpu.0) };
-    let machine = Machine::of(&wishes, is_there.then_some(&gguf))?;
+    let mut types: Vec<GgmlType> =
+        shape.experts_per_token.keys().chain(shape.ordinary_per_token.keys()).copied().collect();
+    types.sort_unstable();
+    types.dedup();
+    let machine = Machine::of(&wishes, is_there.then_some(&gguf), &types)?;
     let task = Task { n_ctx: args.ctx.into(), n_prompt: args.prompt };
     let (expectation, locality) = expectation(args, &shape)?;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use hobbit::expert::Extent;
 use hobbit::forecast::{Cpu, Device, Host};
-use hobbit::gguf::Gguf;
+use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::plan::{MemoryLimits, MemoryPlan};
 use hobbit::store::{self, StoreKind, measure_random_read, probe};
 use hobbit::units::{MIB, parse_bytes};
@@ -152,11 +152,11 @@ pub struct Wishes {
 
 impl Machine {
     /// The machine that was asked for; whatever is not given is this one. `gguf` is read to measure its disk where all of it
-    /// is there.
+    /// is there; products are measured of `types`.
     ///
     /// # Errors
     /// Nothing is known of this machine's memory; a file that cannot be read.
-    pub fn of(wishes: &Wishes, gguf: Option<&Gguf>) -> anyhow::Result<Self> {
+    pub fn of(wishes: &Wishes, gguf: Option<&Gguf>, types: &[GgmlType]) -> anyhow::Result<Self> {
         let (memory, memory_from) = match wishes.ram {
             Some(bytes) => (bytes, Origin::Given),
             None => {
@@ -177,7 +177,7 @@ impl Machine {
                 (Cpu { memory: memory.0, by_type: BTreeMap::new(), operations }, Origin::Given)
             }
             CpuWish::Auto => {
-                let cpu = Cpu { memory: memory_bandwidth(), by_type: products_by_type(), operations: None };
+                let cpu = Cpu { memory: memory_bandwidth(), by_type: products_by_type(types), operations: None };
                 (cpu, Origin::Measured)
             }
         };
@@ -224,18 +224,16 @@ fn memory_bandwidth() -> f64 {
     MEMORY_BYTES as f64 / best
 }
 
-/// What ggml's own products reach, as far as they are calibrated: fewer bits take more time for their bytes.
+/// What ggml's own products of these types reach: fewer bits take more time for their bytes.
 #[cfg(feature = "engine")]
-fn products_by_type() -> BTreeMap<hobbit::gguf::GgmlType, f64> {
-    use hobbit::options::{DeviceChoice, DeviceOptions};
-    let options = DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() };
-    let measured = hobbit::engine::calibrate_report(&options, None).unwrap_or_default();
-    let figures = measured.into_iter().flat_map(|one| one.calibration.cpu_expert_seconds_per_byte);
-    figures.filter_map(|(name, seconds)| Some((hobbit::gguf::GgmlType::from_name(&name)?, 1.0 / seconds))).collect()
+fn products_by_type(types: &[GgmlType]) -> BTreeMap<GgmlType, f64> {
+    let budget = BUDGET / types.len().max(1) as u32;
+    let rate = |dtype: &GgmlType| Some((*dtype, hobbit::engine::cpu_bytes_per_second(*dtype, budget)?));
+    types.iter().filter_map(rate).collect()
 }
 
 #[cfg(not(feature = "engine"))]
-fn products_by_type() -> BTreeMap<hobbit::gguf::GgmlType, f64> {
+fn products_by_type(_types: &[GgmlType]) -> BTreeMap<GgmlType, f64> {
     BTreeMap::new()
 }
 
