@@ -1,5 +1,6 @@
 //! `gguf-tools inspect`: what a model is made of, and what memory buys.
 
+mod forecast;
 mod pack;
 
 use std::collections::BTreeMap;
@@ -7,6 +8,7 @@ use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
+use anyhow::Context;
 use hobbit::gguf::{ExpertMap, Gguf, LayerExperts};
 use hobbit::pack::{Pack, slice_name};
 use hobbit::units::{Bytes, Percent};
@@ -14,22 +16,41 @@ use serde::Serialize;
 
 /// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Model; of a split model, any shard
-    file: PathBuf,
+    #[arg(required_unless_present = "shape")]
+    file: Option<PathBuf>,
     /// Print JSON (sizes in bytes) instead of tables
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    forecast: forecast::Args,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  gguf-tools inspect model.gguf
+      What it is made of, and what keeping experts in memory costs.
+  gguf-tools inspect model.gguf --forecast
+      How fast it will run on this machine.
+  head -c 16M some-download.gguf > part.gguf; gguf-tools inspect part.gguf --forecast --ram 32GiB --disk 5GB/s --cpu 60GB/s
+      The same of the first megabytes, for another machine.
+  gguf-tools inspect --forecast --shape deepseek-v3 --ram 64GiB --gpu 24GiB@1TB/s
+      Of a model that is not here at all.";
 
 /// Prints the report.
 ///
 /// # Errors
 /// The model cannot be read, its experts are inconsistent, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let gguf = Gguf::open(&args.file)?;
+    if args.forecast.forecast {
+        return forecast::run(&args.forecast, args.file.as_ref(), args.json);
+    }
+    let file = args.file.context("give a file, or --forecast --shape NAME")?;
+    let gguf = Gguf::open(&file)?;
     let text = match Pack::is_pack(&gguf) {
-        true => text(&pack::Report::of(&Pack::open(&args.file)?)?, args.json)?,
+        true => text(&pack::Report::of(&Pack::open(&file)?)?, args.json)?,
         false => text(&Report::of(&gguf)?, args.json)?,
     };
     io::stdout().write_all(text.as_bytes())?;

@@ -78,6 +78,7 @@
 //! | `residency` | one layer's step, from the router's choice to slots and reads |
 //! | `trace` | recordings |
 //! | `sim` | the same decisions again, over a virtual link and clock |
+//! | `forecast` | how fast a model will run here, before it is |
 //! | `perplexity` | judging predictions: files, tasks, estimates |
 //! | `engine` | llama.cpp: model, session, the seam, devices |
 //!
@@ -119,6 +120,8 @@ pub mod expert;
 pub mod files;
 #[doc(hidden)]
 pub mod fitted;
+#[doc(hidden)]
+pub mod forecast;
 #[doc(hidden)]
 pub mod gguf;
 #[doc(hidden)]

@@ -28,6 +28,8 @@ Examples:
       A table of hits, penalty and simulated speed for each combination.
   hobbit-sim replay prose.trace --link 7GB --expert-ms 0.08 --layer-ms 0.3 --json
       The same for another machine, as JSON.
+  hobbit-sim curve prose.trace
+      Hit rates by share of slots, for 'gguf-tools inspect --forecast'.
   hobbit-sim calibrate prose.trace chat.trace -o mixtral.policy.json
       Fit HOBBIT's weights and thresholds.
   hobbit-sim recall prose.trace --calibration chat.trace
@@ -54,6 +56,8 @@ pub enum Command {
     Import(ImportArgs),
     /// Simulate policies, budgets and predictors on traces; table on standard output
     Replay(ReplayArgs),
+    /// How often experts are found by the share of slots, first meetings aside: what forecasts are made of
+    Curve(CurveArgs),
     /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
     Calibrate(FitArgs),
     /// How much of what layers use predictors foretold, by layer and distance, whatever was in memory
@@ -100,6 +104,16 @@ pub struct ReplayArgs {
     pub json: bool,
     #[command(flatten)]
     pub world: WorldArgs,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct CurveArgs {
+    /// Traces
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(clap::Args, Debug)]

@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod curve;
 mod fit;
 mod import;
 mod recall;
@@ -42,6 +43,7 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
         Command::Show(args) => show::run(&args, out)?,
         Command::Import(args) => import::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
+        Command::Curve(args) => curve::run(&args, out)?,
         Command::Calibrate(args) => fit::run(&args, out)?,
         Command::Recall(args) => recall::run(&args, out)?,
         Command::Report(args) => report::run(&args, out)?,

@@ -88,6 +88,25 @@ fn replay_compares_with_lru_and_the_optimum() {
 }
 
 #[test]
+fn curves_rise_with_the_share_of_slots_up_to_the_optimum() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = path(&directory, "a.trace");
+    trace(Path::new(&file), 60);
+    let (status, text) = hobbit_sim(&["curve", &file, "--json"]).unwrap();
+    assert_eq!(status, 0);
+    let all: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let points = all[0]["points"].as_array().unwrap();
+    let column = |name: &str| points.iter().map(|point| point[name].as_f64().unwrap()).collect::<Vec<_>>();
+    let [lru, own, optimum] = ["lru", "foresight", "belady"].map(column);
+    for curve in [&lru, &own, &optimum] {
+        assert!(curve.is_sorted() && curve[0] < curve[curve.len() - 1] && *curve.last().unwrap() == 1.0, "{curve:?}");
+    }
+    assert!(lru.iter().zip(&optimum).all(|(lru, optimum)| lru <= optimum) && lru != optimum, "{lru:?} {optimum:?}");
+    let (_, table) = hobbit_sim(&["curve", &file, &file]).unwrap();
+    assert_eq!((table.matches("foresight").count(), table.matches("100 %  1.0000").count()), (2, 2), "{table}");
+}
+
+#[test]
 fn calibrate_and_report_write_whole_files() {
     let directory = tempfile::tempdir().unwrap();
     let (file, fitted, page) = (path(&directory, "a.trace"), path(&directory, "a.json"), path(&directory, "a.html"));

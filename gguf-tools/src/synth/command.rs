@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use clap::builder::PossibleValuesParser;
 use hobbit::files::{self, Kind, Output};
 use hobbit::units::Bytes;
 use hobbit_programs::output::{say, tell};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::file::shard_names;
-use super::{ExpertGroups, Format, Gating, PRESETS, Spec, architectures, write_with};
+use super::{ExpertGroups, Format, Gating, Spec, architectures, presets, write_with};
 
 /// Write a model with random weights, of any size
 ///
@@ -23,10 +24,10 @@ pub struct Args {
     #[arg(long)]
     force: bool,
     /// Architecture [default: llama, or the preset's]
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(architectures()))]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(architectures()))]
     arch: Option<String>,
-    /// Start from the shape of a benchmark model
-    #[arg(long, value_name = "NAME", value_parser = PRESETS)]
+    /// Start from the shape of a known model
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(presets()))]
     preset: Option<String>,
     /// Layers
     #[arg(long, value_name = "N")]
@@ -80,6 +81,12 @@ pub struct Args {
     /// Width of a head [default: embd / heads]
     #[arg(long, value_name = "N")]
     head_dim: Option<u32>,
+    /// Rank of compressed queries [default: about half of embd]
+    #[arg(long, value_name = "N")]
+    lora_q: Option<u32>,
+    /// Rank of compressed keys and values [default: about half of embd]
+    #[arg(long, value_name = "N")]
+    lora_kv: Option<u32>,
     /// Tokens in the vocabulary
     #[arg(long, value_name = "N")]
     vocab: Option<u32>,
@@ -147,20 +154,28 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     set(&mut spec.heads, args.heads);
     set(&mut spec.vocab, args.vocab);
     set(&mut spec.ctx, args.ctx);
-    spec.ff_dense = args.ff_dense;
-    spec.shared = args.shared;
-    spec.dense_lead = args.dense_lead;
+    spec.ff_dense = args.ff_dense.or(spec.ff_dense);
+    spec.shared = args.shared.or(spec.shared);
+    spec.dense_lead = args.dense_lead.or(spec.dense_lead);
     spec.kv_heads = args.kv_heads.or(if args.heads.is_some() { None } else { spec.kv_heads });
-    spec.head_dim = args.head_dim;
-    spec.gating = args.gating;
-    spec.groups = args.groups;
+    // A preset's head belongs to its own widths.
+    let is_another = args.heads.is_some() || args.embd.is_some();
+    spec.head_dim = args.head_dim.or(if is_another { None } else { spec.head_dim });
+    spec.lora_q = args.lora_q.or(if args.embd.is_some() { None } else { spec.lora_q });
+    spec.lora_kv = args.lora_kv.or(if args.embd.is_some() { None } else { spec.lora_kv });
+    spec.gating = args.gating.or(spec.gating);
+    spec.groups = args.groups.or(if args.experts.is_some() { None } else { spec.groups });
     spec.router_spread = args.router_spread.unwrap_or(spec.router_spread);
     spec.fused = args.fused;
     spec.expert_scales = args.expert_scales;
+    // What replaces a preset's type replaces that of its down matrices, too.
     if !args.types.is_empty() {
         spec.types = args.types.clone();
+        spec.down_types.clear();
     }
-    spec.down_types = args.down_types.clone();
+    if !args.down_types.is_empty() {
+        spec.down_types = args.down_types.clone();
+    }
     spec.dense_type = args.dense_type.or(spec.dense_type);
     spec.seed = args.seed;
     spec.shards = args.split;

@@ -81,6 +81,16 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
     Ok(Written { files: names, bytes: needed })
 }
 
+/// What the file of a model would begin with: everything but its weights.
+///
+/// # Errors
+/// A specification that does not fit together.
+pub fn header(spec: &Spec) -> anyhow::Result<Vec<u8>> {
+    let sizes = spec.sizes()?;
+    let tensors = model::tensors(spec, &sizes)?;
+    Ok(layout(&Spec { shards: 1, ..spec.clone() }, &sizes, 0, &tensors, tensors.len())?.header)
+}
+
 fn layout(
     spec: &Spec,
     sizes: &Sizes,

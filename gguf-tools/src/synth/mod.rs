@@ -20,12 +20,14 @@ pub mod command;
 mod file;
 mod format;
 mod model;
+mod presets;
 mod random;
 mod spec;
 #[cfg(test)]
 mod tests;
 pub mod vocab;
 
-pub use file::{Written, write, write_with};
+pub use file::{Written, header, write, write_with};
 pub use format::Format;
-pub use spec::{ExpertGroups, Gating, PRESETS, Spec, architectures};
+pub use presets::presets;
+pub use spec::{ExpertGroups, Gating, Spec, architectures};

@@ -67,6 +67,10 @@ pub struct Spec {
     pub kv_heads: Option<u32>,
     /// Width of a head; `None`: `embd / heads`.
     pub head_dim: Option<u32>,
+    /// Rank of compressed queries; `None`: about half of `embd`.
+    pub lora_q: Option<u32>,
+    /// Rank of compressed keys and values; `None`: about half of `embd`.
+    pub lora_kv: Option<u32>,
     /// Tokens in the vocabulary, at least [`super::vocab::TOKENS_MIN`].
     pub vocab: u32,
     /// Context length in tokens that the model claims.
@@ -94,14 +98,6 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
 const ROUTER_SPREAD: f32 = 2.0;
 /// Greatest [`Spec::router_spread`]: one expert has all the weight long before.
 const ROUTER_SPREAD_MAX: f32 = 1000.0;
-/// HOBBIT (section 4.2) counts 67 % high, 30 % low and 3 % skipped for Mixtral-8x7B at those thresholds. So does this
-/// shape: 66.8, 30.0 and 3.2 %, measured on prose with 8 layers (at a spread of 2: 66, 29 and 5 %).
-const MIXTRAL_ROUTER_SPREAD: f32 = 1.6;
-
-/// Names for [`Spec::preset`].
-pub const PRESETS: [&str; 6] =
-    ["qwen3moe-bench", "mixtral-bench", "phimoe-bench", "deepseek-bench", "qwen3-30b-a3b", "gpt-oss-120b"];
-
 impl Spec {
     /// A model of a few MB: 4 layers of 8 experts of 256 x 256, two used per token, Q8_0 (gpt-oss: MXFP4).
     pub fn tiny(arch: &str) -> Spec {
@@ -125,6 +121,8 @@ impl Spec {
             heads: 4,
             kv_heads: None,
             head_dim: None,
+            lora_q: None,
+            lora_kv: None,
             vocab: 512,
             ctx: 4096,
             types: vec![if gpt_oss { Format::Mxfp4 } else { Format::Q8_0 }],
@@ -132,63 +130,6 @@ impl Spec {
             dense_type: gpt_oss.then_some(Format::Q8_0),
             seed: 0,
             shards: 1,
-        }
-    }
-
-    /// The shapes of the benchmarks, Q8_0: `qwen3moe-bench` (4.96 GiB) and `mixtral-bench` (5.75 GiB); `phimoe-bench`
-    /// (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine experts, top-6, two shared ones, a dense first layer). And two models as large as they are, in the
-    /// types that they are published in: `qwen3-30b-a3b` (as Q4_K_M) and `gpt-oss-120b` (MXFP4).
-    ///
-    /// # Errors
-    /// Another name.
-    pub fn preset(name: &str) -> anyhow::Result<Spec> {
-        let bench = |arch: &str, ff, experts, topk| Spec {
-            layers: 16,
-            embd: 2048,
-            ff,
-            experts,
-            topk,
-            heads: 16,
-            kv_heads: Some(4),
-            vocab: 4096,
-            ctx: 32_768,
-            ..Spec::tiny(arch)
-        };
-        match name {
-            // How the weights of such a router divide has not been published: the usual spread, which asks for 34 % high
-            // and 41 % low and skips 25 %. Shares at T1 and T2 are not comparable between top-2 and top-8.
-            "qwen3moe-bench" => Ok(bench("qwen3moe", 768, 64, 8)),
-            "mixtral-bench" => Ok(Spec { router_spread: MIXTRAL_ROUTER_SPREAD, ..bench("llama", 7168, 8, 2) }),
-            "phimoe-bench" => Ok(Spec { router_spread: MIXTRAL_ROUTER_SPREAD, ..bench("phimoe", 3200, 16, 2) }),
-            "deepseek-bench" => Ok(Spec {
-                layers: 10,
-                shared: Some(2),
-                dense_lead: Some(1),
-                ff_dense: Some(10_944),
-                ..bench("deepseek", 1408, 64, 6)
-            }),
-            // About half of the down matrices are Q6_K in a Q4_K_M.
-            "qwen3-30b-a3b" => Ok(Spec {
-                layers: 48,
-                experts: 128,
-                heads: 32,
-                head_dim: Some(128),
-                vocab: 151_936,
-                types: vec![Format::Q4_K],
-                down_types: vec![Format::Q6_K, Format::Q4_K],
-                dense_type: Some(Format::Q4_K),
-                ..bench("qwen3moe", 768, 128, 8)
-            }),
-            "gpt-oss-120b" => Ok(Spec {
-                layers: 36,
-                embd: 2880,
-                heads: 64,
-                kv_heads: Some(8),
-                head_dim: Some(64),
-                vocab: 201_088,
-                ..bench("gpt-oss", 2880, 128, 4)
-            }),
-            _ => bail!("--preset '{name}': expected one of {}", PRESETS.join(", ")),
         }
     }
 
@@ -261,6 +202,13 @@ impl Spec {
             // llama.cpp takes such models for DeepSeek-V2-Lite, whose queries are not compressed.
             return fault("--layers", self.layers.to_string(), "not 26 or 27".to_owned());
         }
+        let rank = (self.embd / 2).next_multiple_of(32);
+        let (lora_q, lora_kv) = (self.lora_q.unwrap_or(rank), self.lora_kv.unwrap_or(rank));
+        for (flag, rank) in [("--lora-q", lora_q), ("--lora-kv", lora_kv)] {
+            if !rank.is_multiple_of(32) || !(32..=1 << 17).contains(&rank) {
+                return fault(flag, rank.to_string(), "a multiple of 32 from 32 to 131072".to_owned());
+            }
+        }
         if self.types.is_empty() {
             return fault("--type", "none".to_owned(), "at least one type".to_owned());
         }
@@ -282,6 +230,8 @@ impl Spec {
             vocab: self.vocab.into(),
             kv_heads: kv_heads.into(),
             head_dim: head_dim.into(),
+            lora_q: lora_q.into(),
+            lora_kv: lora_kv.into(),
             shared: shared.into(),
             dense_lead,
         })
@@ -304,6 +254,8 @@ pub(super) struct Sizes {
     pub vocab: u64,
     pub kv_heads: u64,
     pub head_dim: u64,
+    pub lora_q: u64,
+    pub lora_kv: u64,
     pub shared: u64,
     pub dense_lead: u32,
 }
@@ -311,7 +263,6 @@ pub(super) struct Sizes {
 impl Sizes {
     pub(super) fn of(&self, dim: Dim) -> u64 {
         let rope = self.head_dim / 2;
-        let rank = (self.embd / 2).next_multiple_of(32);
         match dim {
             Dim::Embd => self.embd,
             Dim::Vocab => self.vocab,
@@ -325,8 +276,9 @@ impl Sizes {
             Dim::FfGateUp => 2 * self.ff,
             Dim::FfDense => self.ff_dense,
             Dim::FfShared => self.ff * self.shared,
-            Dim::LoraQ | Dim::LoraKv => rank,
-            Dim::LatentKv => rank + rope,
+            Dim::LoraQ => self.lora_q,
+            Dim::LoraKv => self.lora_kv,
+            Dim::LatentKv => self.lora_kv + rope,
             Dim::Rope => rope,
             Dim::MlaHead => self.head_dim + rope,
             Dim::MlaQ => self.heads * (self.head_dim + rope),

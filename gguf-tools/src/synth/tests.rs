@@ -217,7 +217,7 @@ fn the_vocabulary_merges_only_what_it_has() {
 
 #[test]
 fn presets_are_valid() {
-    for name in PRESETS {
+    for name in presets() {
         let spec = Spec::preset(name).unwrap();
         assert!(spec.sizes().is_ok(), "{name}");
     }

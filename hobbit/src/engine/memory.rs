@@ -34,9 +34,6 @@ use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use crate::trace::Walk;
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 
-/// Staging that keeps reads in flight while a product runs, in bytes.
-const STAGING_BYTES_WANTED: u64 = 64 << 20;
-
 /// Plans memory for the model's first session and allocates it; later sessions share it.
 pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, Error> {
     let shared = &model.shared;
@@ -53,9 +50,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     let pools = pools_of(&catalog);
     let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
-    let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0).max(1);
-    let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0).max(1) as u32;
-    let wanted = (STAGING_BYTES_WANTED / slice_bytes).clamp(u64::from(n_kinds), 8 * u64::from(n_kinds)) as u32;
+    let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
+    let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
     let (mut tiers, on_devices) = tiers::set_up(model, &catalog, scratch_bytes(model, options))?;
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
@@ -74,7 +70,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         margin: None,
         pools: specs,
         n_expert_used: model.info().n_expert_used,
-        staging: StagingWish { min: 1, wanted },
+        staging: StagingWish::of(slice_bytes, n_kinds),
     })?;
     let mut precisions = shared.precisions.clone();
     // Nothing is ever evicted: low precision would save one read per expert.

@@ -54,7 +54,7 @@ mod tier;
 mod tiers;
 mod validate;
 
-pub use calibrate::{CalibrateError, calibrate_report};
+pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
 pub use chat::{ChatMessage, ChatOptions};
 pub use device_error::DeviceError;
 pub use device_kind::DeviceKind;

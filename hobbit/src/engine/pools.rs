@@ -36,12 +36,8 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) fn spec(&self, catalog: &Catalog) -> PoolSpec {
         let class = &catalog.classes[usize::from(self.class)];
-        PoolSpec {
-            precision: self.precision,
-            n_versions: self.layers.iter().map(|(_, members)| members.len() as u16).collect(),
-            expert_stride: class.stride,
-            slice_stride_max: class.slices.iter().map(|slice| slice.capacity).max().unwrap_or(0),
-        }
+        let n_versions = self.layers.iter().map(|(_, members)| members.len() as u16).collect();
+        PoolSpec::of(class, self.precision, n_versions)
     }
 
     fn layout(&self, model: &Model, catalog: &Catalog, n_slots: u32) -> PoolLayout {

@@ -31,6 +31,9 @@ pub enum GgufError {
     /// The file ends inside something.
     #[error("{}: truncated: {what} needs bytes {start}..{end}, but the file has {len}; fetch or copy the file again", path.display())]
     Truncated { path: PathBuf, what: String, start: u64, end: u64, len: u64 },
+    /// The part of a file that is there ends inside the header.
+    #[error("{}: the {len} bytes that are there end inside the header: {what} needs bytes up to {end}; fetch more of it, headers with a tokenizer have up to 40 MiB", path.display())]
+    HeaderCut { path: PathBuf, what: String, end: u64, len: u64 },
     /// A count or a length that no real model has.
     #[error("{}: {what} is {found}, at most {limit} expected; the header is damaged, fetch the file again", path.display())]
     TooLarge { path: PathBuf, what: String, found: u64, limit: u64 },

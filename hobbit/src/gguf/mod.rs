@@ -99,17 +99,30 @@ impl Gguf {
     /// # Errors
     /// Any [`GgufError`] but [`GgufError::Experts`]. Experts are looked at by [`Gguf::experts`].
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let (file, header) = open_header(path)?;
+        Self::open_as(path, Extents::InsideFile)
+    }
+
+    /// The same of files that end too early, as long as their headers are whole: the first megabytes of a download. To look
+    /// at, not to run: [`TensorInfo::extent`] may lie beyond the end of its file, and [`Gguf::missing_bytes`] says by how much.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`]; [`GgufError::HeaderCut`] where a file ends inside its header.
+    pub fn open_partial(path: &Path) -> Result<Self, GgufError> {
+        Self::open_as(path, Extents::Anywhere)
+    }
+
+    fn open_as(path: &Path, extents: Extents) -> Result<Self, GgufError> {
+        let (file, header) = open_header(path, extents)?;
         let metadata = Metadata::decode(&header, path)?;
         let count = metadata.get_u64("split.count").unwrap_or(1);
         if count <= 1 {
             return Self::assemble(vec![(file, header)], metadata);
         }
         drop((file, header));
-        Self::open_shards(path, count)
+        Self::open_shards(path, count, extents)
     }
 
-    fn open_shards(path: &Path, count: u64) -> Result<Self, GgufError> {
+    fn open_shards(path: &Path, count: u64, extents: Extents) -> Result<Self, GgufError> {
         let mismatch = |path: &Path, what, found: String, expected: String| {
             Err(GgufError::SplitMismatch { path: path.to_owned(), what, found, expected })
         };
@@ -130,7 +143,7 @@ impl Gguf {
                     missing: shard,
                 });
             }
-            let (file, mut header) = open_header(&shard)?;
+            let (file, mut header) = open_header(&shard, extents)?;
             let own = Metadata::decode(&header, &shard)?;
             for (key, expected) in [("split.no", u64::from(number) - 1), ("split.count", count)] {
                 let found = own.get_u64(key);
@@ -247,13 +260,31 @@ impl Gguf {
         self.files.iter().map(|f| f.len).sum()
     }
 
+    /// Bytes that the files lack up to the end of their last tensors; 0 unless this was [`Gguf::open_partial`].
+    pub fn missing_bytes(&self) -> u64 {
+        let mut ends: Vec<u64> = self.files.iter().map(|file| file.len).collect();
+        for tensor in &self.tensors {
+            let end = &mut ends[tensor.extent.file as usize];
+            *end = (*end).max(tensor.extent.end());
+        }
+        ends.iter().zip(&self.files).map(|(end, file)| end - file.len).fold(0, u64::saturating_add)
+    }
+
     /// Bytes of all tensors, without headers and padding.
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.extent.len).sum()
     }
 }
 
-fn open_header(path: &Path) -> Result<(SourceFile, Header), GgufError> {
+/// Where tensors may lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extents {
+    InsideFile,
+    /// Beyond its end as well.
+    Anywhere,
+}
+
+fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), GgufError> {
     let io = |action: &str| {
         let action = action.to_owned();
         move |error| GgufError::Io { path: path.to_owned(), action, error }
@@ -268,7 +299,18 @@ fn open_header(path: &Path) -> Result<(SourceFile, Header), GgufError> {
     }
     let file = File::open(path).map_err(io("open"))?;
     let state = FileState::of(&file).map_err(io("read the length"))?;
-    let header = Header::read(file, state.len, path)?;
+    let len = match extents {
+        Extents::InsideFile => state.len,
+        // Whatever ends where the file does is then the header.
+        Extents::Anywhere if state.len > 0 => i64::MAX as u64,
+        Extents::Anywhere => 0,
+    };
+    let header = Header::read(file, len, path).map_err(|error| match error {
+        GgufError::Truncated { path, what, end, len, .. } if extents == Extents::Anywhere => {
+            GgufError::HeaderCut { path, what, end, len }
+        }
+        error => error,
+    })?;
     Ok((SourceFile { path: path.to_owned(), len: state.len, state }, header))
 }
 

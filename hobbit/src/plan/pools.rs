@@ -5,6 +5,7 @@ use smart_default::SmartDefault;
 
 use super::LowShare;
 use crate::expert::Precision;
+use crate::gguf::ExpertClass;
 
 /// Percent of the expert cache that low versions get unless told otherwise: none, they stream through staging.
 ///
@@ -27,6 +28,12 @@ pub struct PoolSpec {
 }
 
 impl PoolSpec {
+    /// Of a class of versions: slots take whole windows of the file.
+    pub fn of(class: &ExpertClass, precision: Precision, n_versions: Vec<u16>) -> Self {
+        let slice_stride_max = class.slices.iter().map(|slice| slice.capacity).max().unwrap_or(0);
+        Self { precision, n_versions, expert_stride: class.stride, slice_stride_max }
+    }
+
     fn n_versions(&self) -> u64 {
         self.n_versions.iter().map(|n| u64::from(*n)).sum()
     }
@@ -47,6 +54,18 @@ pub struct StagingWish {
     /// the experts' room.
     #[default(24)]
     pub wanted: u32,
+}
+
+impl StagingWish {
+    /// Staging that keeps reads in flight while a product runs, in bytes.
+    const BYTES_WANTED: u64 = 64 << 20;
+
+    /// For slices of so many bytes at the most, of which an expert has so many at the most.
+    pub fn of(slice_bytes_max: u64, n_slices_max: usize) -> Self {
+        let n_slices = n_slices_max.max(1) as u32;
+        let wanted = (Self::BYTES_WANTED / slice_bytes_max.max(1)).clamp(u64::from(n_slices), 8 * u64::from(n_slices));
+        Self { min: 1, wanted: wanted as u32 }
+    }
 }
 
 /// What one pool gets.

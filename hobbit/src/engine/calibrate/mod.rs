@@ -96,6 +96,15 @@ pub fn calibrate_report(options: &DeviceOptions, model: Option<&Path>) -> Result
     Ok(chosen(&options.devices)?.into_iter().map(|dev| calibrate(dev, &subject, cache.as_deref())).collect())
 }
 
+/// Bytes per second of weights of a type that the CPU multiplies with one row, on as many threads as a session takes by
+/// itself, measured now: within `budget`, its set-up aside. `None` for a type that it does not multiply.
+pub fn cpu_bytes_per_second(element_type: GgmlType, budget: Duration) -> Option<f64> {
+    super::log::install();
+    let threads = u32::try_from(default_threads()).unwrap_or(1).max(1);
+    let seconds = cpu_expert::measure(element_type, threads, budget).ok()?;
+    (seconds.is_finite() && seconds > 0.0).then(|| 1.0 / seconds)
+}
+
 /// Threads that compute experts on the CPU.
 pub(super) fn helper_threads(options: &DeviceOptions) -> u32 {
     match options.cpu_helper {

@@ -260,3 +260,35 @@ fn alignment_is_a_u32_power_of_two() {
     }
     assert!(with(Value::array([32u32])).contains("found array of u32"));
 }
+
+/// The first bytes of a download: a header that is whole tells everything, one that is cut says so.
+#[test]
+fn a_file_that_ends_too_early_can_be_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("part.gguf");
+    let mut header = HeaderBuilder::new(32).unwrap();
+    header.key("general.architecture", "toy").unwrap();
+    for slice in ["up", "down"] {
+        header.tensor(&format!("blk.0.ffn_{slice}_exps.weight"), GgmlType::F32, &[32, 32, 4]).unwrap();
+    }
+    let layout = header.finish();
+    let mut whole = layout.header.clone();
+    whole.resize(layout.len as usize, 0);
+
+    for len in [layout.header.len(), layout.header.len() + 1, whole.len() - 1] {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        assert!(matches!(Gguf::open(&path), Err(GgufError::Truncated { .. })), "{len}");
+        let part = Gguf::open_partial(&path).unwrap();
+        assert_eq!((part.missing_bytes(), part.experts().unwrap().bytes()), ((whole.len() - len) as u64, 2 * 4 * 4096));
+    }
+    std::fs::write(&path, &whole).unwrap();
+    assert_eq!(Gguf::open_partial(&path).unwrap().missing_bytes(), 0);
+    for len in 1..layout.header.len() {
+        std::fs::write(&path, &whole[..len]).unwrap();
+        let error = Gguf::open_partial(&path).unwrap_err();
+        let is_told = matches!(&error, GgufError::HeaderCut { len: found, .. } if *found == len as u64);
+        assert!(is_told || len < 4 && matches!(error, GgufError::NotGguf { .. }), "{len}: {error}");
+    }
+    std::fs::write(&path, b"").unwrap();
+    assert!(matches!(Gguf::open_partial(&path), Err(GgufError::Empty { .. })));
+}

@@ -1,0 +1,225 @@
+//! `gguf-tools inspect --forecast`: how fast a model will run, before it is there.
+
+mod machine;
+mod page;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use gguf_tools::synth::{self, Format, Spec, presets};
+use hobbit::cache::policy::PolicyKind;
+use hobbit::forecast::{
+    Expectation, Forecast, ForecastError, Host, Locality, Shape, Speed, Task, expected_speed, forecast,
+};
+use hobbit::gguf::{GgmlType, Gguf};
+use hobbit::pack::Pack;
+use hobbit::sim::{Eviction, Recording};
+use hobbit::units::{GIB, parse_bytes};
+use serde::Serialize;
+
+use machine::{CpuWish, DiskWish, GpuWish, Machine, Wishes};
+
+/// Memory that is compared, in GiB.
+const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
+/// Rows of that table, at the most.
+const ROWS_MAX: usize = 8;
+
+/// What a forecast is asked for.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Forecast")]
+pub struct Args {
+    /// How fast it will run: of a file, of the first megabytes of one, or of a --shape
+    #[arg(long)]
+    pub forecast: bool,
+    /// A known model instead of a file
+    #[arg(long, value_name = "NAME", requires = "forecast", conflicts_with = "file",
+        value_parser = clap::builder::PossibleValuesParser::new(presets()))]
+    pub shape: Option<String>,
+    /// Type of the shape's experts and other matrices [default: as it is published, or as Q4_K_M]
+    #[arg(long = "type", value_name = "TYPE", requires = "shape")]
+    dtype: Option<Format>,
+    /// Memory that the process may take [default: what is available here]
+    #[arg(long, value_name = "SIZE", requires = "forecast", value_parser = size)]
+    ram: Option<u64>,
+    /// Disk: bytes per second of random reads of 1 MiB and more, or 'auto': measured where the whole file is here, else 3 GB/s
+    #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto")]
+    disk: DiskWish,
+    /// Processor: bytes per second that all cores read of memory and, if it is known, operations per second of large
+    /// products (60GB/s or 60GB/s,800GFLOP/s), or 'auto': measured here
+    #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto")]
+    cpu: CpuWish,
+    /// A GPU: memory and its bandwidth, such as 24GiB@1TB/s
+    #[arg(long, value_name = "SIZE@RATE", requires = "forecast")]
+    gpu: Option<GpuWish>,
+    /// Tokens that there is to be room for
+    #[arg(long, value_name = "N", requires = "forecast", default_value = "4096", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    ctx: u32,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", requires = "forecast", default_value = "512", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    prompt: u32,
+    /// Recorded routes of this model (hobbit-cli --trace, hobbit-sim import), in place of what is known of others
+    #[arg(long, value_name = "TRACE", requires = "forecast")]
+    routes: Option<PathBuf>,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text).filter(|bytes| *bytes > 0).ok_or_else(|| "expected a size such as 32GiB".into())
+}
+
+/// Everything that is told; `--json` prints it as it is.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: Model,
+    machine: Machine,
+    task: Task,
+    /// Where hit rates come from.
+    locality: String,
+    forecast: Option<Forecast>,
+    /// Why there is none.
+    refused: Option<String>,
+    /// With other memory, all else equal.
+    memory: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Model {
+    name: String,
+    architecture: String,
+    n_parameters: u64,
+    n_parameters_used: u64,
+    tensor_bytes: u64,
+    expert_bytes: u64,
+    n_layers: usize,
+    n_expert: u16,
+    n_expert_used: u32,
+    /// Of one expert, in the first layer that has some.
+    one_expert_bytes: u64,
+    /// Bytes that one token multiplies with.
+    token_bytes: u64,
+    kv_bytes_per_token: u64,
+    /// Of the file, if it is not whole: bytes that are there, and bytes that are not.
+    partial: Option<(u64, u64)>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    memory: u64,
+    /// Of the experts, 0..=1.
+    share: f64,
+    #[serde(flatten)]
+    speed: Speed,
+    /// The memory that was asked about.
+    asked: bool,
+}
+
+/// Forecasts and prints.
+///
+/// # Errors
+/// A model or trace that cannot be read; nothing known of this machine.
+pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()> {
+    let gguf = match (&args.shape, file) {
+        (Some(name), _) => header_of(name, args.dtype)?,
+        (None, Some(file)) => Gguf::open_partial(file)?,
+        (None, None) => bail!("--forecast: give a file, or --shape NAME"),
+    };
+    if Pack::is_pack(&gguf) {
+        bail!(
+            "{}: this is an expert pack; forecasts are of plain models: name the one that it was made of",
+            gguf.files[0].path.display()
+        );
+    }
+    let shape = Shape::of(&gguf)?;
+    let missing = gguf.missing_bytes();
+    let is_there = args.shape.is_none() && missing == 0;
+    let wishes = Wishes { ram: args.ram, disk: args.disk, cpu: args.cpu, gpu: args.gpu.map(|gpu| gpu.0) };
+    let mut types: Vec<GgmlType> =
+        shape.experts_per_token.keys().chain(shape.ordinary_per_token.keys()).copied().collect();
+    types.sort_unstable();
+    types.dedup();
+    let machine = Machine::of(&wishes, is_there.then_some(&gguf), &types)?;
+    let task = Task { n_ctx: args.ctx.into(), n_prompt: args.prompt };
+    let (expectation, locality) = expectation(args, &shape)?;
+
+    let (forecast, refused) = match forecast(&shape, &machine.host, &task, &expectation) {
+        Ok(forecast) => (Some(forecast), None),
+        Err(ForecastError::Plan(error)) => (None, Some(error.to_string())),
+        Err(error) => return Err(error.into()),
+    };
+    let one = shape.layers.first().map_or(0, |layer| layer.expert_bytes);
+    let token_bytes = shape.experts_per_token.values().chain(shape.ordinary_per_token.values()).sum();
+    let report = Report {
+        model: Model {
+            name: args.shape.clone().unwrap_or_else(|| shape.name.clone()),
+            architecture: shape.architecture.clone(),
+            n_parameters: shape.n_parameters,
+            n_parameters_used: shape.n_parameters_used,
+            tensor_bytes: shape.tensor_bytes,
+            expert_bytes: shape.expert_bytes,
+            n_layers: shape.layers.len(),
+            n_expert: shape.n_expert(),
+            n_expert_used: shape.n_expert_used,
+            one_expert_bytes: one,
+            token_bytes,
+            kv_bytes_per_token: shape.kv_bytes_per_token,
+            partial: (args.shape.is_none() && missing > 0).then(|| (gguf.file_bytes(), missing)),
+        },
+        memory: rows(&shape, &machine.host, &task, &expectation),
+        machine,
+        task,
+        locality,
+        forecast,
+        refused,
+    };
+    let text = match json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => page::page(&report, &shape),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// What `synth` would write, without its weights.
+fn header_of(name: &str, dtype: Option<Format>) -> anyhow::Result<Gguf> {
+    let mut spec = Spec::preset(name)?;
+    if let Some(dtype) = dtype {
+        spec = Spec { types: vec![dtype], down_types: Vec::new(), dense_type: None, ..spec };
+    }
+    let mut file = tempfile::Builder::new().prefix(&format!("{name}-")).suffix(".gguf").tempfile()?;
+    file.write_all(&synth::header(&spec)?)?;
+    Ok(Gguf::open_partial(file.path())?)
+}
+
+fn expectation(args: &Args, shape: &Shape) -> anyhow::Result<(Expectation, String)> {
+    let Some(path) = &args.routes else {
+        let text = format!("recordings of other models, carried over to {} experts", shape.n_expert());
+        return Ok((Expectation::of(shape.n_expert()), text));
+    };
+    let recording = Recording::open(path)?;
+    let of = |eviction| Locality::of(&recording, eviction).with_context(|| path.display().to_string());
+    let own = of(Eviction::Policy(PolicyKind::default()))?;
+    let text = format!("{}, {} tokens", path.display(), recording.n_tokens());
+    Ok((Expectation::exactly(own, of(Eviction::Belady)?), text))
+}
+
+/// From what just suffices to what holds everything, with what was asked about.
+fn rows(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Vec<Row> {
+    let of = |memory: u64| {
+        let (share, speed) = expected_speed(shape, &Host { memory, ..host.clone() }, task, expectation).ok()?;
+        Some(Row { memory, share, speed, asked: memory == host.memory })
+    };
+    let needed = shape.tensor_bytes.saturating_add(shape.tensor_bytes / 10);
+    let mut sizes: Vec<u64> =
+        SIZES_GIB.map(|gib| gib * GIB).into_iter().filter(|size| *size > shape.ordinary_bytes()).collect();
+    let enough = sizes.partition_point(|size| *size < needed) + 1;
+    sizes.truncate(enough);
+    // What would be refused is passed over; the largest are the ones that people have.
+    sizes.retain(|size| hobbit::forecast::rooms(shape, &Host { memory: *size, ..host.clone() }, task).is_ok());
+    let skip = sizes.len().saturating_sub(ROWS_MAX);
+    sizes.drain(..skip);
+    if !sizes.contains(&host.memory) {
+        sizes.push(host.memory);
+    }
+    sizes.sort_unstable();
+    sizes.into_iter().filter_map(of).collect()
+}

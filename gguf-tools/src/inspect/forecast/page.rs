@@ -1,0 +1,226 @@
+//! A forecast as a short page.
+
+use std::fmt::Write as _;
+
+use hobbit::forecast::{Forecast, Limit, Shape, low_evidence};
+use hobbit::units::{Bytes, Percent, ShortBytes};
+
+use super::Report;
+
+/// How far measured runs lie from forecasts, in words. From the table in docs/FORECAST.md.
+const ERROR: &str = "Against measured runs: docs/FORECAST.md";
+
+/// The whole page.
+pub fn page(report: &Report, shape: &Shape) -> String {
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _ = model(&mut out, report);
+    let _ = machine(&mut out, report);
+    let _ = match (&report.forecast, &report.refused) {
+        (Some(forecast), _) => speeds(&mut out, report, forecast, shape),
+        (None, Some(why)) => writeln!(out, "\nNo: {why}"),
+        (None, None) => Ok(()),
+    };
+    let _ = memory(&mut out, report);
+    let _ = writeln!(out, "\nHit rates: {}. {ERROR}.", report.locality);
+    out
+}
+
+fn model(out: &mut String, report: &Report) -> std::fmt::Result {
+    let model = &report.model;
+    writeln!(
+        out,
+        "{}: {}, {} layers of {} experts, of which a token uses {}",
+        model.name, model.architecture, model.n_layers, model.n_expert, model.n_expert_used
+    )?;
+    writeln!(
+        out,
+        "{} parameters, {} for a token; {}, of which experts {} of {} each",
+        billions(model.n_parameters),
+        billions(model.n_parameters_used),
+        Bytes(model.tensor_bytes),
+        Bytes(model.expert_bytes),
+        ShortBytes(model.one_expert_bytes)
+    )?;
+    if let Some((there, missing)) = model.partial {
+        writeln!(
+            out,
+            "only {} of the file are here, {} are missing: enough to forecast, nothing to run",
+            Bytes(there),
+            Bytes(missing)
+        )?;
+    }
+    Ok(())
+}
+
+fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
+    let machine = &report.machine;
+    let host = &machine.host;
+    write!(
+        out,
+        "\non   {} of memory ({}), a disk of {} ({}), a processor that reads memory at {} ({})",
+        Bytes(host.memory),
+        machine.memory_from.word(),
+        rate(host.disk),
+        machine.disk_from.word(),
+        rate(host.cpu.memory),
+        machine.cpu_from.word()
+    )?;
+    for (dtype, own) in host.cpu.by_type.iter().filter(|(_, own)| **own < host.cpu.memory) {
+        write!(out, ", {dtype} at {}", rate(*own))?;
+    }
+    if let Some(gpu) = host.device {
+        write!(out, ", a GPU with {} at {}", Bytes(gpu.memory), rate(gpu.bandwidth))?;
+    }
+    writeln!(out)
+}
+
+fn speeds(out: &mut String, report: &Report, forecast: &Forecast, shape: &Shape) -> std::fmt::Result {
+    let Forecast { expected, low, high, .. } = forecast;
+    writeln!(out)?;
+    match &forecast.plan {
+        None => writeln!(out, "fits           all of it: llama.cpp runs by itself")?,
+        Some(plan) => {
+            let beside = plan.budget - plan.unused() - plan.expert_cache;
+            writeln!(
+                out,
+                "memory         {} of experts ({:.0}), {} of all else",
+                Bytes(plan.expert_cache),
+                Percent(forecast.share),
+                Bytes(beside)
+            )?;
+            if let Some(warning) = &plan.warning {
+                writeln!(
+                    out,
+                    "               less than one token uses: {} of {} experts",
+                    warning.n_slots, warning.n_cycle
+                )?;
+            }
+        }
+    }
+    match (&forecast.device, report.machine.host.device) {
+        (Some(plan), _) => {
+            writeln!(out, "GPU            {} of experts, all ordinary weights and the context", Bytes(plan.cache))?;
+        }
+        (None, Some(_)) => writeln!(out, "GPU            too small for ordinary weights and the context: left aside")?,
+        (None, None) => {}
+    }
+    let speed = |speed: f64| number(speed);
+    write!(out, "decode, exact  {} t/s", speed(expected.tokens_per_second))?;
+    let least = low.tokens_per_second.min(high.tokens_per_second);
+    let most = low.tokens_per_second.max(high.tokens_per_second);
+    if number(least) != number(most) {
+        write!(out, " ({} to {} as recorded models differ)", speed(least), speed(most))?;
+    }
+    writeln!(out)?;
+    if expected.bytes_read > 0.0 {
+        writeln!(
+            out,
+            "               {} t/s if experts were chosen blindly, {} with a policy that knows the future",
+            speed(forecast.random.tokens_per_second),
+            speed(forecast.optimum.tokens_per_second)
+        )?;
+        writeln!(
+            out,
+            "               {:.1} of experts are there, {} are read for a token",
+            Percent(expected.hit_rate),
+            Bytes(expected.bytes_read as u64)
+        )?;
+    }
+    let what = match expected.limit() {
+        Limit::Disk => "the disk",
+        Limit::Products => "products (memory bandwidth, cores)",
+    };
+    writeln!(
+        out,
+        "limited by     {what}: products {}, reads {} of a token's {}; at once {:.0}",
+        milliseconds(expected.products_seconds),
+        milliseconds(expected.reading_seconds),
+        milliseconds(1.0 / expected.tokens_per_second),
+        Percent(expected.efficiency().min(1.0))
+    )?;
+    match (forecast.at_one_percent, low_evidence(&shape.experts_per_token)) {
+        _ if expected.bytes_read == 0.0 => writeln!(out, "decode, +1 %   no faster: nothing is read")?,
+        (Some(at), Some(evidence)) => writeln!(
+            out,
+            "decode, +1 %   {} t/s with low versions ({}): {:.0} of the bytes at {:+.2} of perplexity, on an 11.7 M demo model only",
+            speed(at),
+            evidence.types,
+            Percent(evidence.bytes_left),
+            Percent(evidence.loss)
+        )?,
+        _ => writeln!(out, "decode, +1 %   not known: no quality was measured with experts of these types")?,
+    }
+    let first = forecast.first_token;
+    let products = if report.machine.host.cpu.operations.is_none() { ", of operations assumed" } else { "" };
+    writeln!(
+        out,
+        "first token    {} for {} tokens: loading {}, prompt {} (reads {}, products {}{products})",
+        seconds(first.seconds()),
+        report.task.n_prompt,
+        seconds(first.load_seconds),
+        seconds(first.prompt_seconds),
+        seconds(first.reading_seconds),
+        seconds(first.products_seconds)
+    )?;
+    if forecast.device.is_some() {
+        writeln!(out, "no run on a GPU was ever measured: what it brings follows from bandwidths alone")?;
+    }
+    Ok(())
+}
+
+fn memory(out: &mut String, report: &Report) -> std::fmt::Result {
+    if report.memory.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{:>11}{:>10}{:>9}{:>14}{:>9}  limited by", "memory", "experts", "found", "read a token", "t/s")?;
+    for row in &report.memory {
+        let limit = match row.speed.limit() {
+            Limit::Disk => "disk",
+            Limit::Products => "products",
+        };
+        let mark = if row.asked { "  <" } else { "" };
+        writeln!(
+            out,
+            "{:>11}{:>10}{:>9}{:>14}{:>9}  {limit}{mark}",
+            ShortBytes(row.memory).to_string(),
+            format!("{:.0}", Percent(row.share)),
+            Percent(row.speed.hit_rate).to_string(),
+            ShortBytes(row.speed.bytes_read as u64).to_string(),
+            number(row.speed.tokens_per_second)
+        )?;
+    }
+    Ok(())
+}
+
+/// Three digits.
+fn number(value: f64) -> String {
+    match value {
+        v if v >= 99.95 => format!("{v:.0}"),
+        v if v >= 9.995 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+fn billions(n: u64) -> String {
+    match n {
+        n if n < 1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        n => format!("{:.1} B", n as f64 / 1e9),
+    }
+}
+
+fn rate(bytes_per_second: f64) -> String {
+    match bytes_per_second {
+        rate if rate >= 1e12 => format!("{:.2} TB/s", rate / 1e12),
+        rate if rate >= 1e9 => format!("{:.1} GB/s", rate / 1e9),
+        rate => format!("{:.0} MB/s", rate / 1e6),
+    }
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{} ms", number(1e3 * seconds))
+}
+
+fn seconds(seconds: f64) -> String {
+    format!("{} s", number(seconds))
+}

@@ -1,0 +1,251 @@
+//! What a forecast needs to know of a model, from its header alone.
+
+use std::collections::BTreeMap;
+
+use crate::cache::policy::{PolicyKind, table_bytes};
+use crate::expert::Precision;
+use crate::gguf::{ExpertClass, GgmlType, Gguf, GgufError};
+use crate::plan::{FixedCosts, PoolSpec, StagingWish};
+
+/// What a process holds beside all that is counted: code, allocator, thread stacks; in bytes.
+const PROCESS_BYTES: u64 = 40 << 20;
+/// A token of the vocabulary: its text and what the tokenizer keeps of it; in bytes.
+const VOCABULARY_BYTES: u64 = 400;
+/// Tokens that are evaluated at once.
+pub(super) const UBATCH_TOKENS: u64 = 512;
+/// Gathered rows that products are made of, at the most; in bytes.
+const GATHER_BYTES_MAX: u64 = 16 << 20;
+/// What no model has: layers with experts, experts of a layer, and uses of experts per token. llama.cpp takes 512 of each of
+/// the first two; without its weights a file may claim anything.
+const LAYERS_MAX: u64 = 1024;
+const EXPERTS_MAX: u64 = 1024;
+const USES_MAX: u64 = 1 << 14;
+
+/// Weights by element type, in bytes.
+pub type TypeBytes = BTreeMap<GgmlType, u64>;
+
+/// Why there is nothing to forecast.
+#[derive(Debug, thiserror::Error)]
+pub enum ShapeError {
+    /// The model file is damaged.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Everything is used for every token.
+    #[error(
+        "{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit"
+    )]
+    Dense(String),
+    /// A count that no model has.
+    #[error("{model}: {found} {what}, at most {limit} expected; the header is damaged, fetch it again")]
+    TooLarge {
+        /// Of which model.
+        model: String,
+        /// What was counted.
+        what: &'static str,
+        /// How many.
+        found: u64,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// The key is missing.
+    #[error(
+        "{model}: key '{key}' is missing, expected the number of experts that a token uses; convert the model again"
+    )]
+    Used {
+        /// Of which model.
+        model: String,
+        /// What was looked for.
+        key: String,
+    },
+}
+
+/// One layer with experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertLayer {
+    /// Block number.
+    pub layer: u16,
+    /// Experts.
+    pub n_expert: u16,
+    /// Bytes of one expert, all slices.
+    pub expert_bytes: u64,
+    /// Which of [`Shape::pools`] its slots are of.
+    pub pool: usize,
+}
+
+/// A model as a forecast sees it. Sizes are bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// For people.
+    pub name: String,
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Weights of all tensors, as numbers.
+    pub n_parameters: u64,
+    /// Of these, how many one token is multiplied with.
+    pub n_parameters_used: u64,
+    /// All tensors.
+    pub tensor_bytes: u64,
+    /// All experts.
+    pub expert_bytes: u64,
+    /// Layers with experts, ascending.
+    pub layers: Vec<ExpertLayer>,
+    /// Experts of a layer that a token uses.
+    pub n_expert_used: u32,
+    /// What one token uses of experts, by type.
+    pub experts_per_token: TypeBytes,
+    /// What one token uses of all other weights, by type: all but the rows of other tokens' embeddings.
+    pub ordinary_per_token: TypeBytes,
+    /// KV cache of one token.
+    pub kv_bytes_per_token: u64,
+    /// As the engine divides memory among them.
+    pub pools: Vec<PoolSpec>,
+    /// Slots that slices pass through, as the engine asks for them.
+    pub staging: StagingWish,
+    /// Compute buffers.
+    compute_bytes: u64,
+    /// Rows of a batch beside them.
+    scratch_bytes: u64,
+    n_vocab: u64,
+}
+
+impl Shape {
+    /// Of a model whose header has been read; its tensors need not be there.
+    ///
+    /// # Errors
+    /// A dense model, experts that do not fit each other, no number of experts that a token uses.
+    pub fn of(gguf: &Gguf) -> Result<Self, ShapeError> {
+        let name = gguf.metadata.get_str("general.name").unwrap_or("unnamed").to_owned();
+        let experts = gguf.experts()?;
+        if experts.is_empty() {
+            return Err(ShapeError::Dense(name));
+        }
+        let architecture = gguf.architecture().to_owned();
+        let number = |key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
+        let used = number("expert_used_count").and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
+        let Some(n_expert_used) = used else {
+            return Err(ShapeError::Used { model: name, key: format!("{architecture}.expert_used_count") });
+        };
+
+        let n_layers = experts.layers.len() as u64;
+        let n_expert = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).max().unwrap_or(0);
+        for (what, found, limit) in [
+            ("layers with experts", n_layers, LAYERS_MAX),
+            ("experts in a layer", n_expert, EXPERTS_MAX),
+            ("uses of experts per token", n_layers.saturating_mul(n_expert.min(n_expert_used.into())), USES_MAX),
+        ] {
+            if found > limit {
+                return Err(ShapeError::TooLarge { model: name, what, found, limit });
+            }
+        }
+        let mut pools: Vec<(ExpertClass, Vec<u16>)> = Vec::new();
+        let mut layers = Vec::new();
+        let mut experts_per_token = TypeBytes::new();
+        let mut expert_parameters_used = 0u64;
+        for own in &experts.layers {
+            let class = ExpertClass::windowed(&own.tensors);
+            let pool = pools.iter().position(|(known, _)| *known == class).unwrap_or_else(|| {
+                pools.push((class, Vec::new()));
+                pools.len() - 1
+            });
+            let n_expert = own.n_expert as u16; // few, as was checked
+            pools[pool].1.push(n_expert);
+            layers.push(ExpertLayer { layer: own.layer, n_expert, expert_bytes: own.expert_bytes(), pool });
+            let n_used = u64::from(n_expert_used.min(own.n_expert));
+            for tensor in &own.tensors {
+                *experts_per_token.entry(tensor.dtype).or_default() += n_used * tensor.slice_bytes;
+                let parameters = n_used.saturating_mul(tensor.ne0.saturating_mul(tensor.ne1));
+                expert_parameters_used = expert_parameters_used.saturating_add(parameters);
+            }
+        }
+        let n_kinds = pools.iter().map(|(class, _)| class.slices.len()).max().unwrap_or(0);
+        let specs: Vec<PoolSpec> =
+            pools.into_iter().map(|(class, n_versions)| PoolSpec::of(&class, Precision::High, n_versions)).collect();
+
+        // Without a matrix of its own the output is the embeddings' once more.
+        let is_tied = gguf.tensor("output.weight").is_none();
+        let is_touched =
+            |tensor: &str| is_tied || !matches!(tensor, "token_embd.weight" | "per_layer_token_embd.weight");
+        let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
+        let mut ordinary_per_token = TypeBytes::new();
+        let (mut n_parameters, mut n_ordinary_used) = (0u64, 0u64);
+        for tensor in &gguf.tensors {
+            n_parameters = n_parameters.saturating_add(elements(&tensor.dims));
+            if crate::gguf::experts::parse_name(&tensor.name).is_none() && is_touched(&tensor.name) {
+                *ordinary_per_token.entry(tensor.dtype).or_default() += tensor.extent.len;
+                n_ordinary_used = n_ordinary_used.saturating_add(elements(&tensor.dims));
+            }
+        }
+
+        let n_embd = number("embedding_length").unwrap_or(0);
+        let n_vocab = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
+        let slices = || experts.layers.iter().flat_map(|layer| &layer.tensors);
+        let n_ff = slices().map(|tensor| tensor.ne0.min(tensor.ne1)).max().unwrap_or(0);
+        let row = slices().map(|tensor| tensor.ne0.saturating_add(tensor.ne1).saturating_mul(4)).max().unwrap_or(0);
+        let n_in = slices().map(|tensor| tensor.ne0).max().unwrap_or(0);
+        let n_rows = UBATCH_TOKENS * u64::from(n_expert_used);
+        let gathered = n_rows.saturating_mul(row).min(GATHER_BYTES_MAX);
+        // Activations of a layer, with what experts make of them, and a token's logits.
+        let of_experts = u64::from(n_expert_used).saturating_mul(n_embd.saturating_add(n_ff));
+        let activations = UBATCH_TOKENS.saturating_mul(of_experts.saturating_add(n_embd.saturating_mul(8)));
+        let slice_max = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
+        Ok(Self {
+            n_parameters,
+            n_parameters_used: n_ordinary_used.saturating_add(expert_parameters_used),
+            tensor_bytes: gguf.tensor_bytes(),
+            expert_bytes: experts.bytes(),
+            layers,
+            n_expert_used,
+            experts_per_token,
+            ordinary_per_token,
+            kv_bytes_per_token: kv_bytes_per_token(gguf),
+            pools: specs,
+            staging: StagingWish::of(slice_max, n_kinds),
+            compute_bytes: activations.saturating_add(n_vocab).saturating_mul(4),
+            scratch_bytes: n_rows.saturating_mul(n_in).saturating_mul(5) / 4 + gathered,
+            n_vocab,
+            name,
+            architecture,
+        })
+    }
+
+    /// All weights but experts.
+    pub fn ordinary_bytes(&self) -> u64 {
+        self.tensor_bytes - self.expert_bytes
+    }
+
+    /// What is needed beside experts for a context of so many tokens: the engine measures it, this is an estimate.
+    pub fn fixed_costs(&self, n_ctx: u64) -> FixedCosts {
+        FixedCosts {
+            weights: self.ordinary_bytes(),
+            kv: self.kv_bytes_per_token.saturating_mul(n_ctx),
+            compute: self.compute_bytes,
+            runtime: (self.n_vocab.saturating_mul(VOCABULARY_BYTES)).saturating_add(PROCESS_BYTES + self.scratch_bytes),
+            prediction: self.layers.iter().map(|layer| table_bytes(PolicyKind::default(), layer.n_expert)).sum(),
+        }
+    }
+
+    /// Experts of the first layer that has some: models with several numbers of them are not known.
+    pub fn n_expert(&self) -> u16 {
+        self.layers.first().map_or(0, |layer| layer.n_expert)
+    }
+}
+
+/// F16, every layer at its full length: windows make it less. Of compressed keys and values only the keys are kept.
+fn kv_bytes_per_token(gguf: &Gguf) -> u64 {
+    let architecture = gguf.architecture();
+    let key = |name: &str| format!("{architecture}.{name}");
+    let number = |name: &str| gguf.metadata.get_u64(&key(name));
+    let n_head = number("attention.head_count").unwrap_or(0);
+    let head = number("embedding_length").unwrap_or(0) / n_head.max(1);
+    let k = number("attention.key_length").unwrap_or(head);
+    let v = match number("attention.key_length_mla") {
+        Some(_) => 0,
+        None => number("attention.value_length").unwrap_or(head),
+    };
+    let n_layer = number("block_count").unwrap_or(0);
+    let heads = match gguf.metadata.get_u64_arr(&key("attention.head_count_kv")) {
+        Some(by_layer) => by_layer.into_iter().fold(0, u64::saturating_add),
+        None => number("attention.head_count_kv").unwrap_or(n_head).saturating_mul(n_layer),
+    };
+    heads.saturating_mul(k.saturating_add(v)).saturating_mul(2)
+}

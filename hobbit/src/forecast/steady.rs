@@ -1,0 +1,201 @@
+//! A few tokens, replayed.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::locality::Locality;
+use super::routes::{LayerRoutes, Random};
+use super::shape::Shape;
+use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, Rooms, USES_SIMULATED};
+use crate::cache::Allocation;
+use crate::cache::policy::PolicyKind;
+use crate::expert::{ExpertId, Version};
+use crate::sim::{Batch, Budget, Compute, Config, Event, Eviction, LinkModel, Recording, replay};
+use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
+
+/// The same forecast every time.
+const SEED: u64 = 15;
+/// Tokens that are simulated, at least and at the most.
+const TOKENS: (u64, u64) = (8, 64);
+
+/// What products of a token take, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Products {
+    /// A layer beside its experts; what is outside of layers is divided among them.
+    pub layer_seconds: f64,
+    /// One expert.
+    pub expert_seconds: f64,
+    /// Layers with experts.
+    pub n_layers: u64,
+    /// Experts of a layer that a token uses.
+    pub n_used: u64,
+    /// Seconds that a byte which arrives takes of memory bandwidth.
+    pub arrival_seconds: f64,
+}
+
+impl Products {
+    /// Of a model on a machine, behind `n_past` tokens, whose keys and values are read for each new one. On a GPU is what has
+    /// room there; `locality` says how often that is.
+    pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, locality: &Locality, n_past: u64) -> Self {
+        let past = shape.kv_bytes_per_token.saturating_mul(n_past) as f64;
+        let n_layers = shape.layers.len().max(1) as u64;
+        let n_used = shape
+            .layers
+            .iter()
+            .map(|layer| u64::from(layer.n_expert.min(shape.n_expert_used.min(u16::MAX.into()) as u16)));
+        let uses = n_used.sum::<u64>().max(1);
+        let on_cpu = host.cpu.seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
+        let (ordinary, experts) = match (host.device, &rooms.device) {
+            (Some(device), Some(_)) => {
+                let seconds = |weights: &BTreeMap<_, u64>| weights.values().sum::<u64>() as f64 / device.bandwidth;
+                let there = locality.hit(rooms.device_share(shape));
+                let on_device = seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
+                (
+                    seconds(&shape.ordinary_per_token) + past / device.bandwidth,
+                    there * on_device.min(on_cpu) + (1.0 - there) * on_cpu,
+                )
+            }
+            _ => (host.cpu.seconds(&shape.ordinary_per_token) + past / host.cpu.memory, on_cpu),
+        };
+        Self {
+            layer_seconds: ordinary / n_layers as f64,
+            expert_seconds: experts,
+            n_layers,
+            n_used: uses.div_ceil(n_layers),
+            arrival_seconds: 1.0 / host.cpu.memory,
+        }
+    }
+
+    /// A token with everything resident.
+    pub fn token_seconds(&self) -> f64 {
+        self.n_layers as f64 * (self.layer_seconds + self.n_used as f64 * self.expert_seconds)
+    }
+}
+
+/// With what it begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// As if it had run for long.
+    Warm,
+    /// With nothing, then a prompt of so many tokens; so many are decoded and counted.
+    Cold {
+        /// Tokens, 0 for none.
+        n_prompt: u32,
+        /// Tokens, at least 1.
+        n_decoded: u32,
+    },
+}
+
+/// What single tokens took, each.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Run {
+    /// Seconds of a token.
+    pub seconds: f64,
+    /// Bytes read for a token.
+    pub bytes_read: f64,
+    /// Share of needed experts that were there, 0..=1.
+    pub hit_rate: f64,
+}
+
+/// Replays tokens of a locality with so many slots for each layer and a disk of so many bytes per second.
+pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Products, disk: f64, start: Start) -> Run {
+    let per_token = (products.n_layers * products.n_used).max(1);
+    let (n_prompt, n_decoded) = match start {
+        Start::Warm => (0, tokens_simulated(per_token)),
+        Start::Cold { n_prompt, n_decoded } => (n_prompt, n_decoded.max(1).into()),
+    };
+    let recording = recording(shape, slots, locality, start == Start::Warm, n_prompt, n_decoded);
+    let config = Config {
+        eviction: Eviction::Policy(PolicyKind::Lru),
+        budget: Budget::Recorded,
+        allocation: Allocation::Even,
+        link: LinkModel { bytes_per_second: disk, ..LinkModel::default() },
+        compute: Compute::Given { layer_seconds: products.layer_seconds, expert_seconds: products.expert_seconds },
+        ..Config::recorded(&recording).expect("the header has defaults")
+    };
+    let outcome = replay(&recording, &config, &mut |_, _, _| {}).expect("only low versions can be lacking");
+    let decode = outcome.decode;
+    let tokens = decode.tokens.max(1) as f64;
+    // Experts of different sizes are used alike.
+    let uses = (decode.hits + decode.n_misses()).max(1) as f64;
+    let bytes_used: u64 = shape.experts_per_token.values().sum();
+    let bytes_read = decode.n_misses() as f64 / uses * bytes_used as f64;
+    // Slots that the prompt left empty are filled while tokens come, whether these need it or not.
+    let fresh = match start {
+        Start::Warm => 0.0,
+        Start::Cold { .. } => {
+            let of_slots: u64 =
+                shape.layers.iter().zip(slots).map(|(layer, n)| layer.expert_bytes * u64::from(*n)).sum();
+            let of_prompt = outcome.prefill.n_misses() as f64 * bytes_used as f64 / per_token as f64;
+            (of_slots as f64 - of_prompt).max(0.0) / tokens
+        }
+    };
+    Run {
+        seconds: decode.seconds / tokens + bytes_read * products.arrival_seconds + fresh * FRESH_SECONDS_PER_BYTE,
+        bytes_read,
+        hit_rate: decode.hits as f64 / uses,
+    }
+}
+
+/// Tokens that stand for many, of which each has so many uses.
+pub(super) fn tokens_simulated(uses_per_token: u64) -> u64 {
+    (USES_SIMULATED / uses_per_token.max(1)).clamp(TOKENS.0, TOKENS.1)
+}
+
+/// The routes of so many tokens, as if they had been recorded.
+pub(super) fn recording(
+    shape: &Shape,
+    slots: &[u32],
+    locality: &Locality,
+    is_warm: bool,
+    n_prompt: u32,
+    n_decoded: u64,
+) -> Recording {
+    let mut random = Random::new(SEED);
+    let n_used = shape.n_expert_used;
+    let mut routes: Vec<LayerRoutes> =
+        shape.layers.iter().map(|layer| LayerRoutes::new(layer.n_expert, n_used, locality, &mut random)).collect();
+    let layer = |(layer, slots): (&super::ExpertLayer, &u32)| Layer {
+        layer: layer.layer,
+        n_expert: layer.n_expert,
+        n_used: n_used.min(layer.n_expert.into()) as u16, // at most the experts
+        bytes_high: layer.expert_bytes,
+        bytes_low: 0,
+        slots_high: *slots,
+        slots_low: 0,
+    };
+    let layers: Vec<Layer> = shape.layers.iter().zip(slots).map(layer).collect();
+    let mut residents = Vec::new();
+    if is_warm {
+        for ((routes, layer), n) in routes.iter().zip(&layers).zip(slots) {
+            let version = |index: &u16| Version::high(ExpertId { layer: layer.layer, index: *index });
+            residents.extend(routes.latest(*n as usize).iter().rev().map(version));
+        }
+    }
+    let mut batch = |phase, n_tokens: u32| {
+        let record = |(routes, layer): (&mut LayerRoutes, &Layer)| {
+            let mut record = LayerRecord::new(layer.layer, layer.n_used);
+            for _ in 0..n_tokens {
+                routes.token(&mut random, &mut record.chosen);
+            }
+            record.n_tokens = n_tokens;
+            record.weights = vec![1.0 / f32::from(layer.n_used); record.chosen.len()];
+            record
+        };
+        let layers = routes.iter_mut().zip(&layers).map(record).collect();
+        Event::Batch(Batch { phase, n_tokens, seconds: 0.0, layers })
+    };
+    let mut events = vec![Event::Sequence];
+    if n_prompt > 0 {
+        events.push(batch(Phase::Prefill, n_prompt));
+    }
+    events.extend((0..n_decoded).map(|_| batch(Phase::Decode, 1)));
+    let model = ModelDescription { name: shape.name.clone(), architecture: shape.architecture.clone(), layers };
+    Recording {
+        path: PathBuf::from("forecast"),
+        header: Header { model, ..Header::default() },
+        start: ResidentsRecord { versions: residents, statistics: Vec::new() },
+        events,
+        truncated: None,
+    }
+}

@@ -1,0 +1,309 @@
+//! What must hold of every forecast, and what is known to be near the truth.
+
+use std::path::Path;
+
+use super::routes::{LayerRoutes, Random};
+use super::steady::{recording, tokens_simulated};
+use super::*;
+use crate::cache::policy::PolicyKind;
+use crate::gguf::{Gguf, HeaderBuilder};
+use crate::sim::Eviction;
+use crate::units::{GIB, MIB};
+
+/// A model of so many layers, experts, and experts per token, `[256, 512]` each, and a few ordinary weights.
+fn shape(n_layers: u32, n_expert: u64, n_used: u32) -> Shape {
+    let mut header = HeaderBuilder::new(32).unwrap();
+    header.key("general.architecture", "toy").unwrap().key("toy.expert_used_count", n_used).unwrap();
+    for (key, value) in [("block_count", n_layers), ("embedding_length", 512), ("attention.head_count", 8)] {
+        header.key(&format!("toy.{key}"), value).unwrap();
+    }
+    header.tensor("token_embd.weight", GgmlType::Q8_0, &[512, 1000]).unwrap();
+    header.tensor("output.weight", GgmlType::Q8_0, &[512, 1000]).unwrap();
+    for layer in 0..n_layers {
+        header.tensor(&format!("blk.{layer}.attn_q.weight"), GgmlType::Q8_0, &[512, 512]).unwrap();
+        for (slice, ne0, ne1) in [("gate", 512, 256), ("up", 512, 256), ("down", 256, 512)] {
+            let name = format!("blk.{layer}.ffn_{slice}_exps.weight");
+            header.tensor(&name, GgmlType::Q8_0, &[ne0, ne1, n_expert]).unwrap();
+        }
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), header.finish().header).unwrap();
+    Shape::of(&Gguf::open_partial(file.path()).unwrap()).unwrap()
+}
+
+fn host(memory: u64) -> Host {
+    let cpu = Cpu { memory: 4e10, ..Cpu::default() };
+    Host { memory, disk: 2e9, cpu, device: None }
+}
+
+const TASK: Task = Task { n_ctx: 256, n_prompt: 64 };
+
+fn results() -> serde_json::Value {
+    results_of("policies-demo.json")
+}
+
+fn results_of(name: &str) -> serde_json::Value {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results");
+    let found = std::fs::read_dir(all).unwrap().map(|host| host.unwrap().path().join(name)).find(|path| path.exists());
+    serde_json::from_slice(&std::fs::read(found.unwrap()).unwrap()).unwrap()
+}
+
+#[test]
+fn a_shape_is_what_the_header_says() {
+    let shape = shape(4, 16, 2);
+    let expert = 3 * 256 * 512 * 34 / 32;
+    assert_eq!((shape.layers.len(), shape.n_expert(), shape.n_expert_used), (4, 16, 2));
+    assert_eq!((shape.expert_bytes, shape.layers[0].expert_bytes), (4 * 16 * expert, expert));
+    assert_eq!(shape.experts_per_token, TypeBytes::from([(GgmlType::Q8_0, 4 * 2 * expert)]));
+    // The embeddings' other rows are not touched.
+    let ordinary = (1000 * 512 + 4 * 512 * 512) * 34 / 32;
+    assert_eq!(shape.ordinary_per_token, TypeBytes::from([(GgmlType::Q8_0, ordinary)]));
+    assert_eq!(shape.n_parameters, 2 * 1000 * 512 + 4 * 512 * 512 + 4 * 16 * 3 * 256 * 512);
+    assert_eq!(shape.n_parameters_used, 1000 * 512 + 4 * 512 * 512 + 4 * 2 * 3 * 256 * 512);
+    // Eight heads of 64, keys and values, F16.
+    assert_eq!(shape.kv_bytes_per_token, 4 * 8 * (64 + 64) * 2);
+}
+
+/// A file of which only the header is there may claim anything.
+#[test]
+fn absurd_headers_are_refused_or_survived() {
+    let shape = |experts: u64, embd: u64, used: u32, n_layers: u32| {
+        let mut header = HeaderBuilder::new(32).unwrap();
+        header.key("general.architecture", "toy").unwrap().key("toy.expert_used_count", used).unwrap();
+        header.key("toy.embedding_length", embd).unwrap().key("toy.attention.head_count", 0u32).unwrap();
+        header.key("toy.block_count", u64::MAX).unwrap().key("toy.attention.key_length", u64::MAX).unwrap();
+        for (slice, layer) in
+            ["up", "down"].into_iter().flat_map(|slice| (0..n_layers).map(move |layer| (slice, layer)))
+        {
+            header.tensor(&format!("blk.{layer}.ffn_{slice}_exps.weight"), GgmlType::F32, &[32, 32, experts]).unwrap();
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), header.finish().header).unwrap();
+        Shape::of(&Gguf::open_partial(file.path()).unwrap())
+    };
+    for (experts, used, n_layers, what) in [
+        (65_535, 1, 1, "experts in a layer"),
+        (8, 1, 1025, "layers with experts"),
+        (1024, u32::MAX, 17, "uses of experts per token"),
+    ] {
+        let error = shape(experts, 32, used, n_layers).unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains("fetch it again"), "{error}");
+    }
+    assert!(matches!(shape(8, 32, 0, 1), Err(ShapeError::Used { .. })));
+    for (embd, used) in [(u64::MAX, u32::MAX), (0, 1)] {
+        let shape = shape(8, embd, used, 2).unwrap();
+        let refused = forecast(&shape, &host(u64::MAX / 4), &TASK, &Expectation::of(8));
+        assert!(refused.is_err() || embd == 0, "{refused:?}");
+    }
+}
+
+#[test]
+fn more_of_anything_is_never_slower() {
+    let shape = shape(4, 64, 4);
+    let expectation = Expectation::of(64);
+    let speed = |host: &Host| expected_speed(&shape, host, &TASK, &expectation).unwrap().1.tokens_per_second;
+    let by = |hosts: Vec<Host>| hosts.iter().map(speed).collect::<Vec<_>>();
+    let memory = by((0..12).map(|step| host(120 * MIB + step * 8 * MIB)).collect());
+    let disk = by((1..8).map(|n| Host { disk: f64::from(n) * 5e8, ..host(150 * MIB) }).collect());
+    let processor = by((1..8)
+        .map(|n| Host { cpu: Cpu { memory: f64::from(n) * 1e10, ..Cpu::default() }, ..host(150 * MIB) })
+        .collect());
+    for (what, speeds) in [("memory", memory), ("disk", disk), ("processor", processor)] {
+        assert!(
+            speeds.is_sorted_by(|a, b| *b >= *a * 0.999) && speeds[0] < speeds[speeds.len() - 1],
+            "{what}: {speeds:?}"
+        );
+    }
+}
+
+#[test]
+fn what_fits_reads_nothing() {
+    let shape = shape(4, 16, 2);
+    let forecast = forecast(&shape, &host(8 * GIB), &TASK, &Expectation::of(16)).unwrap();
+    assert!(forecast.stands_aside && forecast.plan.is_none());
+    assert_eq!((forecast.expected.bytes_read, forecast.expected.hit_rate, forecast.share), (0.0, 1.0, 1.0));
+    assert_eq!(forecast.expected, forecast.random);
+    assert_eq!(forecast.expected.limit(), Limit::Products);
+    assert!((forecast.expected.efficiency() - 1.0).abs() < 1e-9, "{}", forecast.expected.efficiency());
+}
+
+#[test]
+fn too_little_is_refused_or_told() {
+    let shape = shape(4, 64, 8);
+    let refused = forecast(&shape, &host(16 * MIB), &TASK, &Expectation::of(64)).unwrap_err();
+    let ForecastError::Plan(error @ PlanError::TooSmall { minimum, .. }) = refused else { panic!("{refused}") };
+    assert!(error.to_string().contains("needs at least"), "{error}");
+    let least = forecast(&shape, &host(minimum), &TASK, &Expectation::of(64)).unwrap();
+    let warning = least.plan.unwrap().warning.unwrap();
+    assert!(
+        warning.n_slots < warning.n_cycle && least.expected.hit_rate < 0.2,
+        "{warning} {}",
+        least.expected.hit_rate
+    );
+    let bad = Host { disk: 0.0, ..host(GIB) };
+    assert!(matches!(forecast(&shape, &bad, &TASK, &Expectation::of(64)), Err(ForecastError::Rate { .. })));
+    let bad = Host { cpu: Cpu { memory: f64::NAN, ..Cpu::default() }, ..host(GIB) };
+    assert!(forecast(&shape, &bad, &TASK, &Expectation::of(64)).is_err());
+}
+
+#[test]
+fn a_gpu_that_holds_the_experts_used_most_is_not_slower() {
+    let shape = shape(4, 64, 4);
+    let expectation = Expectation::of(64);
+    let without = forecast(&shape, &host(150 * MIB), &TASK, &expectation).unwrap();
+    let device = Some(Device { memory: 200 * MIB, bandwidth: 1e12 });
+    let with = forecast(&shape, &Host { device, ..host(150 * MIB) }, &TASK, &expectation).unwrap();
+    assert!(with.device.is_some() && with.expected.products_seconds < without.expected.products_seconds);
+    let device = Some(Device { memory: MIB, bandwidth: 1e12 });
+    let left = forecast(&shape, &Host { device, ..host(150 * MIB) }, &TASK, &expectation).unwrap();
+    assert_eq!((left.device, left.expected), (None, without.expected));
+}
+
+#[test]
+fn the_better_the_locality_the_faster() {
+    let shape = shape(4, 128, 4);
+    let forecast = forecast(&shape, &host(130 * MIB), &TASK, &Expectation::of(128)).unwrap();
+    let order = [forecast.random, forecast.low, forecast.expected, forecast.high, forecast.optimum];
+    assert!(order.is_sorted_by(|a, b| a.tokens_per_second <= b.tokens_per_second), "{order:?}");
+    assert!(forecast.at_one_percent.unwrap() > forecast.expected.tokens_per_second);
+    assert!(forecast.first_token.prompt_seconds >= forecast.first_token.reading_seconds);
+}
+
+#[test]
+fn curves_lie_between_nothing_and_everything() {
+    let curve = Locality::new([(0.25, 0.5), (0.5, 0.4), (0.75, 1.5)]);
+    for (share, hit) in
+        [(0.0, 0.0), (0.125, 0.25), (0.25, 0.5), (0.5, 0.5), (0.75, 1.0), (1.0, 1.0), (2.0, 1.0), (-1.0, 0.0)]
+    {
+        assert_eq!(curve.hit(share), hit, "{share}");
+    }
+    assert_eq!(Locality::random().hit(0.3), 0.3);
+}
+
+/// What routes are drawn from is what is found in them again.
+#[test]
+fn drawn_routes_have_the_locality_they_were_drawn_from() {
+    let shape = shape(3, 64, 4);
+    let curve = Expectation::of(64).expected;
+    let drawn = recording(&shape, &[0, 0, 0], &curve, false, 0, 600);
+    let found = Locality::of(&drawn, Eviction::Policy(PolicyKind::Lru)).unwrap();
+    for share in [0.0625, 0.125, 0.25, 0.5, 0.75] {
+        assert!(
+            (found.hit(share) - curve.hit(share)).abs() < 0.03,
+            "{share}: {} {}",
+            found.hit(share),
+            curve.hit(share)
+        );
+    }
+}
+
+#[test]
+fn a_token_draws_different_experts_whatever_the_curve() {
+    let mut random = Random::new(1);
+    for curve in [Locality::random(), Locality::new([(0.01, 0.99)]), Locality::new([(0.9, 0.01)])] {
+        for (n_expert, n_used) in [(1, 1), (2, 2), (8, 2), (64, 64), (384, 8)] {
+            let mut layer = LayerRoutes::new(n_expert, n_used, &curve, &mut random);
+            for _ in 0..50 {
+                let mut chosen = Vec::new();
+                layer.token(&mut random, &mut chosen);
+                chosen.sort_unstable();
+                chosen.dedup();
+                assert_eq!(chosen.len(), n_used as usize, "{n_expert} {n_used}");
+            }
+        }
+    }
+}
+
+/// `benches/policies/run.sh` makes the file.
+#[test]
+fn curves_of_the_demo_model_are_the_recorded_ones() {
+    let results = results();
+    for known in TRAINED.iter().filter(|known| known.n_expert < 128).chain(&UNTRAINED[1..]) {
+        let traces = results["traces"].as_array().unwrap();
+        let figures = &traces.iter().find(|trace| trace["trace"] == known.name).unwrap()["figures"];
+        for (share, hit, optimum) in known.points {
+            for (policy, expected) in [("foresight", hit), ("belady", optimum)] {
+                let is_it = |figure: &&serde_json::Value| {
+                    let budget = figure["budget"].as_str().unwrap().trim_end_matches('%').parse::<f64>().unwrap();
+                    figure["policy"] == policy && budget == 100.0 * share
+                };
+                let found = figures.as_array().unwrap().iter().find(is_it).unwrap()["hit_rate"].as_f64().unwrap();
+                assert!((found - expected).abs() < 1e-4, "{} {policy} {share}: {found}", known.name);
+            }
+        }
+    }
+}
+
+/// What low precision saves was taken from the quality bench.
+#[test]
+fn evidence_for_low_precision_is_what_was_measured() {
+    let rows = results_of("quality-demo.json");
+    let row = |label: &str| {
+        let is_it = |row: &&serde_json::Value| {
+            row["text"] == "prose" && row["case"]["cache_percent"] == 25.0 && row["case"]["label"] == label
+        };
+        let row = rows["rows"].as_array().unwrap().iter().find(is_it).unwrap();
+        (row["bytes_per_token"].as_f64().unwrap(), row["cost"].as_f64().unwrap())
+    };
+    for (evidence, exact) in LOW_EVIDENCE.iter().zip(["exact", "uniform q4_K"]) {
+        let ((bytes, cost), (all, before)) = (row(evidence.types), row(exact));
+        assert!((bytes / all - evidence.bytes_left).abs() < 0.01, "{}: {}", evidence.types, bytes / all);
+        assert!((cost - before - evidence.loss).abs() < 0.0005, "{}: {}", evidence.types, cost - before);
+        assert!(evidence.loss <= 0.01);
+    }
+    assert_eq!(low_evidence(&TypeBytes::from([(GgmlType::F32, 1)])), None);
+}
+
+#[test]
+fn what_was_not_recorded_is_interpolated() {
+    let [eight, between, many] = [8, 32, 128].map(|n| Expectation::of(n).expected.hit(0.25));
+    assert!((eight - (0.3651 + 0.4392 + 0.3989) / 3.0).abs() < 1e-9, "{eight}");
+    assert!((between - (eight + many) / 2.0).abs() < 1e-9, "{between}");
+    assert_eq!((Expectation::of(2), Expectation::of(384)), (Expectation::of(8), Expectation::of(128)));
+}
+
+/// Each of two real models from the other one's curve.
+#[test]
+fn one_real_model_forecasts_the_other() {
+    let [qwen, gptoss] = [3, 4].map(|at| TRAINED[at].locality());
+    assert_eq!((TRAINED[3].n_used, TRAINED[4].n_used), (6, 2));
+    let worst = SHARES.map(|share| (qwen.hit(share) - gptoss.hit(share)).abs()).into_iter().skip(1).fold(0.0, f64::max);
+    assert!(worst < 0.06, "{worst}");
+}
+
+/// LRU hit rates that others measured in single decode sessions, by the share of experts that their cache held: of
+/// Qwen3-30B-A3B (48 layers of 128 experts of 2.9 MiB, 1000 to 6000 MiB), gpt-oss-120b (36 of 128, 12.6 MiB, 2000 to 8000)
+/// and Gemma-4-26B (30 of 128, 4.1 MiB, 1000 to 4000), which use 8, 4 and 8 of them.
+#[test]
+fn published_hit_rates_are_near() {
+    let published = [
+        (0.056, 0.38),
+        (0.112, 0.57),
+        (0.168, 0.71),
+        (0.224, 0.80),
+        (0.337, 0.92),
+        (0.034, 0.31),
+        (0.069, 0.52),
+        (0.138, 0.66),
+        (0.064, 0.36),
+        (0.127, 0.62),
+        (0.254, 0.82),
+    ];
+    let expected = Expectation::of(128).expected;
+    let errors = published.map(|(share, hit)| (expected.hit(share) - hit).abs());
+    assert!(errors.iter().all(|error| *error < 0.12), "{errors:?}");
+    assert!(errors.iter().filter(|error| **error < 0.06).count() >= 9, "{errors:?}");
+}
+
+/// Time and memory do not grow with a model: 61 layers of 384 experts, 8 used.
+#[test]
+fn what_is_simulated_is_bounded() {
+    for (n_layers, n_used) in [(1, 1), (61, 8), (512, 64), (u64::from(u16::MAX), 512)] {
+        let uses = n_layers * n_used;
+        assert!(tokens_simulated(uses) * uses <= USES_SIMULATED.max(8 * uses), "{uses}");
+        assert!((8..=64).contains(&tokens_simulated(uses)));
+    }
+    let kimi = shape(61, 384, 8);
+    let forecast = forecast(&kimi, &host(4 * GIB), &TASK, &Expectation::of(384)).unwrap();
+    assert!(forecast.expected.tokens_per_second > forecast.random.tokens_per_second);
+}
