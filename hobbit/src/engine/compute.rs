@@ -1,8 +1,9 @@
 //! The expert backend: computes the expert products of one split.
 //!
-//! Where every needed slice is resident, the split runs as it came, on slot numbers instead of expert ids. Otherwise
-//! product by product: first the experts that are there, then each as it lands. All rows of one expert stay together
-//! (ggml's tiled kernels choose by their number), so every grouping gives the bits of the whole.
+//! Where every needed slice is resident, the split runs as it came, on slot numbers instead of expert ids. Otherwise first
+//! the experts that are there, then each as it lands: of a single token all the way from the first product to the last
+//! ([`chain`]), of a batch product by product. All rows of one expert stay together (ggml's tiled kernels choose by their
+//! number), so every grouping gives the bits of the whole.
 
 mod chain;
 mod groups;
