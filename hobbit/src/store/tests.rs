@@ -31,7 +31,7 @@ impl SlotMemory {
         assert!((slot + 1) * self.slot_bytes <= self.arena.len());
         // SAFETY: inside the arena, and the tests wait for every answer before they look or drop.
         let dst = unsafe { SlotPtr::new(self.arena.as_ptr().add(slot * self.slot_bytes)) };
-        ReadRequest { ticket, extent, dst, capacity: self.slot_bytes, lead }
+        ReadRequest { ticket, extent, dst, capacity: self.slot_bytes, lead, form: Form::AsIs }
     }
 
     /// A slot of its own at `shift` bytes into slot number `slot`, with `capacity` bytes.
