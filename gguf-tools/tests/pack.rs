@@ -82,6 +82,46 @@ fn there_and_back() {
     }
 }
 
+/// Both precisions in the bytes of one.
+#[test]
+fn nested_there_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, again] = paths(dir.path());
+    let out = succeed(&["pack", &model, "-o", &pack, "--nested"]);
+    assert!(text(&out.stderr).contains("24 records, high q8_0, low q4_1"), "{}", text(&out.stderr));
+    let out = succeed(&["verify", &pack]);
+    assert!(text(&out.stdout).starts_with("ok: full pack"), "{}", text(&out.stdout));
+    let out = succeed(&["unpack", &pack, "-o", &again]);
+    assert!(text(&out.stderr).contains("bit for bit model.gguf"), "{}", text(&out.stderr));
+    assert!(fs::read(&model).unwrap() == fs::read(&again).unwrap());
+
+    let out = succeed(&["inspect", &pack]);
+    for part in ["format version 2", "blk.1 nested", "nested: a low record", "low: q4_1", "gate:q4_1 up:q4_1 down:q4_1"] {
+        assert!(text(&out.stdout).contains(part), "'{part}' is not in:\n{}", text(&out.stdout));
+    }
+    let json: serde_json::Value = serde_json::from_slice(&succeed(&["inspect", "--json", &pack]).stdout).unwrap();
+    let layer = &json["layers"][2];
+    // 3 slices of 256 x 256: 2048 blocks each, 18 bytes of which are the high plane's and 16 the low one's.
+    let bytes = |precision: &str| layer[precision]["record_bytes"][0].as_u64().unwrap();
+    assert_eq!((bytes("low"), bytes("high")), (3 * 2048 * 18, 3 * 2048 * 16));
+    assert_eq!((&json["nested"], &json["pack_version"]), (&true.into(), &2.into()));
+
+    let half = synth::write(
+        &dir.path().join("half.gguf"),
+        &Spec { layers: 1, vocab: 300, heads: 2, types: vec![synth::Format::F16], ..Spec::tiny("qwen3moe") },
+    );
+    let half = half.unwrap().files[0].to_str().unwrap().to_owned();
+    for (args, part) in [
+        (["pack", &half, "-o", &again, "--nested", "--force"].as_slice(), "is f16, expected q8_0"),
+        #[cfg(feature = "engine")]
+        (&["pack", &model, "-o", &again, "--nested", "--low", "q4_0", "--force"], "give one of the two"),
+    ] {
+        let out = tool(args);
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        assert!(text(&out.stderr).contains(part), "{args:?}: {}", text(&out.stderr));
+    }
+}
+
 #[test]
 fn a_damaged_expert_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use hobbit::cache::Allocation;
 use hobbit::engine::Ggml;
 use hobbit::expert::ExpertId;
-use hobbit::gguf::{GgmlType, Gguf};
-use hobbit::options::PrecisionMode;
+use hobbit::gguf::{GgmlType, Gguf, Recode, RecodeError};
+use hobbit::options::{LowShare, PrecisionMode};
 use hobbit::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
 use hobbit::plan::ExpertCache;
+use hobbit::planes;
+use hobbit::store::IoMode;
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
 
 use super::cases::{Case, Source};
@@ -47,6 +49,102 @@ pub fn check(case: &Case) -> Vec<String> {
         }
     }
     failures
+}
+
+/// A nested pack gives llama.cpp's bits on the plain file, in exact mode and at T1 = 1; at T1 = 0 those on a model whose
+/// experts are the high planes alone, and then it reads 18 of 34 bytes.
+pub fn check_nested(case: &Case) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let plain = plain(case, dir.path());
+    let [path, low, back] = ["nested", "low", "unpacked"].map(|name| dir.path().join(format!("{name}.gguf")));
+    pack(&plain, &path, &PackSpec { nested: true, ..PackSpec::new(PackKind::Full) });
+    let source = Gguf::open(&plain).expect("it was just written");
+    let lowered = PackSpec { high: Some("q4_1".parse().expect("a type of ggml's")), ..PackSpec::new(PackKind::Full) };
+    write(&source, &low, &lowered, &HighPlanes, &mut |_| ControlFlow::Continue(())).expect("there is room");
+    let opened = Pack::open(&low).expect("it was just written");
+    unpack(&opened, &back, true, &mut |_, _| ControlFlow::Continue(())).expect("a pack of equal types unpacks");
+    let mut failures = Vec::new();
+    for (t1, reference) in [(None, &plain), (Some(1.0), &plain), (Some(0.0), &back)] {
+        let reference = stock(case, reference);
+        for (size, io) in SIZES.into_iter().flat_map(|size| [(size, IoMode::Buffered), (size, IoMode::Direct)]) {
+            let found = run_nested(case, &path, t1, size, io);
+            match found.and_then(|(found, bytes)| same(&reference, &found).map(|()| bytes)) {
+                Ok(bytes) if t1 == Some(0.0) && size == SIZES[2] => {
+                    let exact = run_nested(case, &path, None, size, io).expect("it did before").1;
+                    // What is read ahead for a prompt's next layer may not be needed.
+                    if !(0.5..0.56).contains(&(bytes / exact)) {
+                        failures.push(format!("{}: {bytes} bytes for a low version, {exact} for a high", case.name));
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => failures.push(format!("{}, nested, T1 {t1:?}, {size:?}, {io:?}: {error}", case.name)),
+            }
+        }
+    }
+    failures
+}
+
+/// Rows, and the bytes that were read for each miss; `t1`: `None` for exact.
+fn run_nested(
+    case: &Case,
+    path: &Path,
+    t1: Option<f32>,
+    expert_cache: ExpertCache,
+    io: IoMode,
+) -> Result<(Vec<Row>, f64), String> {
+    let mode = Some(if t1.is_some() { PrecisionMode::Dynamic } else { PrecisionMode::Exact });
+    let precision = PrecisionOptions { mode, t1, t2: t1.map(|_| 1.0), ..PrecisionOptions::default() };
+    // With slots for every high version low ones are never used; where nothing but low ones is wanted, they get the slots.
+    let low_share = LowShare::Percent(if t1 == Some(0.0) { 100.0 } else { 30.0 });
+    let expert_cache = match t1 {
+        Some(0.0) if expert_cache == SIZES[0] => ExpertCache::Percent(60.0),
+        _ => expert_cache,
+    };
+    let options = ModelOptions { budget: BUDGET, expert_cache, precision, low_share, io, ..ModelOptions::default() };
+    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    let session = model.session(&case.options).map_err(|error| error.to_string())?;
+    let mut hobbit = Hobbit::new(session);
+    let rows = case.script.run(&mut hobbit, case.options.n_batch as usize)?;
+    let total = hobbit.stats().total();
+    let used = total.used;
+    if t1 == Some(0.0) && (used.low == 0 || used.high + used.skipped > 0) {
+        return Err(format!("used {used:?}"));
+    }
+    Ok((rows, total.bytes_read as f64 / total.misses.max(1) as f64))
+}
+
+/// Makes Q4_1 of Q8_0 by leaving the low planes away.
+struct HighPlanes;
+
+impl Recode for HighPlanes {
+    fn recode(
+        &self,
+        _from: GgmlType,
+        _to: GgmlType,
+        _n_per_row: u64,
+        bytes: &[u8],
+        _importance: Option<&[f32]>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), RecodeError> {
+        let n = bytes.len() / planes::Q8_0_BYTES;
+        let (mut high, mut low) = (vec![0; n * planes::HIGH_BYTES], vec![0; n * planes::LOW_BYTES]);
+        assert!(planes::split(bytes, &mut high, &mut low));
+        out.resize(n * planes::Q4_1_BYTES, 0);
+        assert!(planes::expand(&high, out));
+        Ok(())
+    }
+
+    fn dequantise(&self, _: GgmlType, _: u64, _: &[u8], _: &mut Vec<f32>) -> Result<(), RecodeError> {
+        unreachable!("packs are written without")
+    }
+
+    fn supports(&self, _to: GgmlType) -> Result<(), RecodeError> {
+        Ok(())
+    }
+
+    fn needs_importance(&self, _to: GgmlType) -> bool {
+        false
+    }
 }
 
 /// Experts of one layer in three types: the same bits at any cache size.

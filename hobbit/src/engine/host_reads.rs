@@ -6,10 +6,10 @@ use std::time::Instant;
 use super::recorder::Recorder;
 use crate::cache::{Cache, SlotId};
 use crate::expert::{Extent, SliceId, SliceKind, Version};
-use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, VersionSource};
+use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
 use crate::load::{LoadClass, LoadStats, Loader};
 use crate::residency::{Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, Target, VersionBytes};
-use crate::store::{Arena, ReadDone, ReadRequest, SlotPtr, StoreError};
+use crate::store::{Arena, Form, HighPlane, Part, ReadDone, ReadRequest, SlotPtr, StoreError};
 
 /// What is in host memory.
 pub(super) type Host = Residency<HostReads, Recorder>;
@@ -166,26 +166,47 @@ impl HostReads {
     }
 
     fn request(&self, read: &Read) -> ReadRequest {
-        let (extent, lead, dst, capacity) = match read.target {
+        let (extent, lead, dst, capacity, parts) = match read.target {
             Target::Slot { slot, slice } => {
                 let start = self.slot(slot, slice.version);
-                let (shape, SliceSource { extent, lead }) = self.slice(slice);
-                (extent, lead, start.wrapping_add(shape.region as usize), shape.capacity as usize)
+                let (shape, source) = self.slice(slice);
+                let (extent, parts) = in_planes(&source, shape, 0);
+                (extent, source.lead, start.wrapping_add(shape.region as usize), shape.capacity as usize, parts)
             }
             Target::Record { slot, version } => {
-                let extent = self.source(version).record.expect("only records are asked for as such");
-                (extent, 0, self.slot(slot, version), extent.len as usize)
+                let source = self.source(version);
+                let class = &self.catalog.classes[usize::from(source.class)];
+                let extent = source.record.expect("only records are asked for as such");
+                let slices = source.slices.iter().zip(&class.slices);
+                let parts = slices.flat_map(|(slice, shape)| in_planes(slice, shape, shape.region as usize).1).collect();
+                (extent, 0, self.slot(slot, version), class.stride as usize, parts)
             }
             Target::Staging { slot, slice } => {
-                let SliceSource { extent, lead } = self.slice(slice).1;
-                (extent, lead, self.staging.as_ptr().wrapping_add(slot * self.staging_stride), self.staging_stride)
+                let (shape, source) = self.slice(slice);
+                let (extent, parts) = in_planes(&source, shape, 0);
+                let start = self.staging.as_ptr().wrapping_add(slot * self.staging_stride);
+                (extent, source.lead, start, self.staging_stride, parts)
             }
         };
         // SAFETY: `dst` is a slot, or a slice's region of one, of `capacity` bytes in an arena of this value that
         // outlives the loader. The residency keeps its state at loading from now until it is told of the landing:
         // nothing else reads or writes it, and it cannot be taken again.
         let dst = unsafe { SlotPtr::new(dst) };
-        ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize }
+        let form = if parts.is_empty() { Form::AsIs } else { Form::Planes(parts) };
+        ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize, form }
+    }
+}
+
+/// The run of bytes that a slice is read from, and what is made of it where it is stored in planes: weights from `to` on.
+fn in_planes(source: &SliceSource, shape: &SliceShape, to: usize) -> (Extent, Vec<Part>) {
+    let SliceSource { extent, stored, .. } = *source;
+    let n_blocks = shape.bytes / shape.dtype.type_size();
+    let part = |low| vec![Part { n_blocks, high: HighPlane::File(extent.offset), low, to }];
+    match stored {
+        Stored::Whole => (extent, Vec::new()),
+        Stored::High => (extent, part(None)),
+        // The low planes come after all high ones.
+        Stored::Both { low } => (Extent { len: low.end() - extent.offset, ..extent }, part(Some(low.offset))),
     }
 }
 
@@ -270,8 +291,8 @@ pub(super) fn layout_of(catalog: &Catalog, cache: &Cache) -> Layout {
     let bytes = |version: Version| {
         let source = catalog.source(version)?;
         let mut bytes = VersionBytes { record: source.record.map(|record| record.len), ..VersionBytes::default() };
-        for slice in &catalog.classes[usize::from(source.class)].slices {
-            bytes.slices[slice.kind.index()] = slice.bytes;
+        for (shape, slice) in catalog.classes[usize::from(source.class)].slices.iter().zip(&source.slices) {
+            bytes.slices[shape.kind.index()] = slice.bytes();
         }
         Some(bytes)
     };

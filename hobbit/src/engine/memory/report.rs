@@ -4,7 +4,7 @@ use crate::cache::Cache;
 use crate::engine::model::Model;
 use crate::engine::tier::Tier;
 use crate::expert::Precision;
-use crate::gguf::{Catalog, LayerCatalog};
+use crate::gguf::{Catalog, LayerCatalog, VersionSource};
 use crate::plan::MemoryPlan;
 use crate::residency::Precisions;
 use crate::stats::{LowReport, PrecisionReport, VersionsReport};
@@ -82,7 +82,7 @@ pub(super) fn trace_header(
 ) -> trace::Header {
     let bytes = |layer: &LayerCatalog, precision| {
         let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, precision));
-        sources.map(|source| catalog.classes[usize::from(source.class)].bytes()).max().unwrap_or(0)
+        sources.map(VersionSource::bytes).max().unwrap_or(0)
     };
     let layer = |layer: &LayerCatalog| trace::Layer {
         layer: layer.layer,

@@ -3,14 +3,10 @@
 use std::collections::VecDeque;
 
 use super::super::arena::Arena;
-use super::super::form::{BUFFER_BYTES, Unit};
+use super::super::form::{BUFFER_BYTES, BUFFERS_MAX, Unit};
 use super::super::request::ReadRequest;
 use super::super::window::{BLOCK_BYTES, Chunk, Window};
 use crate::expert::Extent;
-
-/// Buffers at a time: as many as the kernel's queue takes where each has two operations, and as many bytes as a loader has
-/// in flight.
-pub(super) const BUFFERS_MAX: usize = 8;
 
 /// Buffers that were used, to be used again.
 #[derive(Default)]
