@@ -150,19 +150,23 @@ fn killed_in_the_middle() {
     use std::os::unix::process::ExitStatusExt;
     let dir = tempfile::tempdir().unwrap();
     let [model, pack, _] = paths(dir.path());
-    succeed(&["pack", &model, "-o", &pack]);
-    let expected = fs::read(&pack).unwrap();
-    for n in ["1", "7", "20", "40"] {
+    for (nested, n) in [&[][..], &["--nested"]].into_iter().flat_map(|nested| ["1", "7", "20", "40"].map(|n| (nested, n))) {
+        let args = [&["pack", &model, "-o", &pack][..], nested].concat();
+        succeed(&args);
+        let expected = fs::read(&pack).unwrap();
         fs::remove_file(&pack).unwrap();
-        let out = tool(&["pack", &model, "-o", &pack, "--threads", "2", "--stop-after", n]);
+        let out = tool(&[&args[..], &["--threads", "2", "--stop-after", n]].concat());
         assert_eq!(out.status.code(), None, "{:?}", out.status);
         assert!(out.status.signal().is_some() && !Path::new(&pack).exists());
         let journal = fs::metadata(format!("{pack}.partial.journal")).unwrap().len();
         assert!(journal >= 64 * (1 + n.parse::<u64>().unwrap()), "{n}: {journal}");
-        let out = succeed(&["pack", &model, "-o", &pack]);
+        let partial = tool(&["verify", &format!("{pack}.partial")]);
+        assert_eq!(partial.status.code(), Some(1), "what was killed does not open as a pack");
+        let out = succeed(&args);
         assert!(text(&out.stderr).contains("from an earlier run"), "{}", text(&out.stderr));
         assert!(fs::read(&pack).unwrap() == expected, "{n}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left but model and pack");
+        fs::remove_file(&pack).unwrap();
     }
 }
 

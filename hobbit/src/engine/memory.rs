@@ -21,7 +21,6 @@ use super::state_file::StateFile;
 use super::tier::Tier;
 use super::tiers;
 use crate::cache::ModelMark;
-use crate::expert::Precision;
 use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, Prefetch, SessionOptions};

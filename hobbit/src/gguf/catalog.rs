@@ -75,6 +75,15 @@ impl VersionSource {
     pub fn bytes(&self) -> u64 {
         self.slices.iter().map(SliceSource::bytes).sum()
     }
+
+    /// All low planes in one read, where it has them together.
+    pub fn rest(&self) -> Option<Extent> {
+        let record = self.record?;
+        match self.slices.first()?.stored {
+            Stored::Both { low } => Some(Extent { offset: low.offset, len: record.end() - low.offset, ..low }),
+            Stored::Whole | Stored::High => None,
+        }
+    }
 }
 
 /// How a slice is stored.
@@ -172,6 +181,14 @@ impl LayerCatalog {
             Precision::Low => self.low.get(usize::from(index))?.as_ref(),
         }
     }
+}
+
+/// Whether a low version is the high planes of this high one.
+fn is_part(low: &VersionSource, high: &VersionSource) -> bool {
+    let is_plane = |(low, high): (&SliceSource, &SliceSource)| {
+        low.stored == Stored::High && matches!(high.stored, Stored::Both { .. }) && low.extent == high.extent
+    };
+    low.slices.len() == high.slices.len() && low.slices.iter().zip(&high.slices).all(is_plane)
 }
 
 impl Catalog {
@@ -280,6 +297,13 @@ impl Catalog {
         self.layers.iter().any(|layer| layer.low.iter().any(Option::is_some))
     }
 
+    /// Whether a high version is made of the bits of the low one, and more.
+    pub fn is_nested(&self, version: Version) -> bool {
+        let low = self.source(Version::low(version.expert));
+        let high = self.source(version).filter(|_| version.precision == Precision::High);
+        high.zip(low).is_some_and(|(high, low)| is_part(low, high))
+    }
+
     /// Whether anything is stored in planes.
     pub fn has_planes(&self) -> bool {
         let is_in_planes = |version: &VersionSource| version.slices.iter().any(|slice| slice.stored != Stored::Whole);
@@ -324,10 +348,7 @@ impl Catalog {
     pub fn stored_bytes(&self) -> u64 {
         let of_layer = |layer: &LayerCatalog| -> u64 {
             let is_shared = |index: usize, low: &VersionSource| {
-                let both = layer.high.get(index).is_some_and(|high| {
-                    high.slices.iter().all(|slice| matches!(slice.stored, Stored::Both { .. }))
-                });
-                both && low.slices.iter().all(|slice| slice.stored == Stored::High)
+                layer.high.get(index).is_some_and(|high| is_part(low, high))
             };
             let low = layer.low.iter().enumerate().filter_map(|(index, low)| Some((index, low.as_ref()?)));
             let low = low.filter(|(index, low)| !is_shared(*index, low)).map(|(_, low)| low.bytes());

@@ -46,6 +46,7 @@ fn header() -> Header {
         n_used: N_USED,
         bytes_high: 6 * MIB,
         bytes_low: 2 * MIB,
+        bytes_rest: 0,
         slots_high: N_SLOTS,
         slots_low: 0,
     };

@@ -3,7 +3,7 @@
 use crate::cache::Cache;
 use crate::engine::model::Model;
 use crate::engine::tier::Tier;
-use crate::expert::Precision;
+use crate::expert::{ExpertId, Precision, Version};
 use crate::gguf::{Catalog, LayerCatalog, VersionSource};
 use crate::plan::MemoryPlan;
 use crate::residency::Precisions;
@@ -84,12 +84,23 @@ pub(super) fn trace_header(
         let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, precision));
         sources.map(VersionSource::bytes).max().unwrap_or(0)
     };
+    // Of experts that are all nested: otherwise the largest read is a whole one.
+    let rest = |layer: &LayerCatalog| {
+        let versions = (0..layer.n_expert).map(|index| Version::high(ExpertId { layer: layer.layer, index }));
+        let lacks = |version: Version| {
+            let source = catalog.source(version).filter(|_| catalog.is_nested(version))?;
+            let low = catalog.source(Version::low(version.expert))?;
+            Some(source.bytes() - low.bytes())
+        };
+        versions.map(lacks).collect::<Option<Vec<u64>>>().and_then(|rest| rest.into_iter().max()).unwrap_or(0)
+    };
     let layer = |layer: &LayerCatalog| trace::Layer {
         layer: layer.layer,
         n_expert: layer.n_expert,
         n_used: (model.info().n_expert_used as u16).clamp(1, layer.n_expert),
         bytes_high: bytes(layer, Precision::High),
         bytes_low: bytes(layer, Precision::Low),
+        bytes_rest: rest(layer),
         slots_high: cache.capacity_of_layer(layer.layer, Precision::High),
         slots_low: cache.capacity_of_layer(layer.layer, Precision::Low),
     };
