@@ -240,7 +240,8 @@ mod tests {
             let q8_0 = blocks_of(scale);
             let (high, low, is_sound) = planes(&q8_0);
             let value = f16::from_bits(scale);
-            let fits = f16::from_f64(16.0 * value.to_f64()).is_finite() && f16::from_f64(-120.5 * value.to_f64()).is_finite();
+            let fits =
+                f16::from_f64(16.0 * value.to_f64()).is_finite() && f16::from_f64(-120.5 * value.to_f64()).is_finite();
             assert_eq!(is_sound, fits, "{scale:#x}");
             assert_eq!(merged(&high, &low), (q8_0.clone(), fits), "{scale:#x}");
             assert_eq!(has_sound_scales(&high), fits);

@@ -231,7 +231,10 @@ impl fmt::Display for Report {
             }
         }
         if self.nested {
-            writeln!(f, "nested: a low record is 4 of 8 bits; a high version is read from it and the high record behind it")?;
+            writeln!(
+                f,
+                "nested: a low record is 4 of 8 bits; a high version is read from it and the high record behind it"
+            )?;
         }
         if let (Some(t1), Some(t2)) = (self.t1, self.t2) {
             writeln!(f, "calibrated thresholds: T1 {t1}, T2 {t2}")?;

@@ -8,7 +8,9 @@ use crate::cache::{Cache, SlotId};
 use crate::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
 use crate::load::{LoadClass, LoadStats, Loader};
-use crate::residency::{Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, RestBytes, Target, VersionBytes};
+use crate::residency::{
+    Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, RestBytes, Target, VersionBytes,
+};
 use crate::store::{Arena, Form, HighPlane, Part, ReadDone, ReadRequest, SlotPtr, StoreError};
 
 /// What is in host memory.

@@ -103,7 +103,12 @@ fn in_file_order(gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Vec<Weights
     let is_expert = |name: &str| map.layers.iter().any(|layer| layer.tensors.iter().any(|tensor| tensor.name == name));
     let ordinary = gguf.tensors.iter().filter(|tensor| !is_expert(&tensor.name));
     let mut all: Vec<Weights> = ordinary
-        .map(|tensor| Weights { name: format!("tensor '{}'", tensor.name), dtype: tensor.dtype, extent: tensor.extent, is_plane: false })
+        .map(|tensor| Weights {
+            name: format!("tensor '{}'", tensor.name),
+            dtype: tensor.dtype,
+            extent: tensor.extent,
+            is_plane: false,
+        })
         .collect();
     for layer in &catalog.layers {
         let each = (0..layer.n_expert).flat_map(|index| Precision::ALL.map(|precision| (index, precision)));

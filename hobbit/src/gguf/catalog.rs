@@ -347,9 +347,8 @@ impl Catalog {
     /// Bytes that files hold of all versions: of planes that two versions share, once.
     pub fn stored_bytes(&self) -> u64 {
         let of_layer = |layer: &LayerCatalog| -> u64 {
-            let is_shared = |index: usize, low: &VersionSource| {
-                layer.high.get(index).is_some_and(|high| is_part(low, high))
-            };
+            let is_shared =
+                |index: usize, low: &VersionSource| layer.high.get(index).is_some_and(|high| is_part(low, high));
             let low = layer.low.iter().enumerate().filter_map(|(index, low)| Some((index, low.as_ref()?)));
             let low = low.filter(|(index, low)| !is_shared(*index, low)).map(|(_, low)| low.bytes());
             layer.high.iter().map(VersionSource::bytes).chain(low).sum()

@@ -288,7 +288,11 @@ fn the_store_pumps_the_queue_while_the_consumer_is_away() {
     for ticket in 0..100 {
         // SAFETY: the arena outlives the drain below, and reads follow one another.
         let dst = unsafe { SlotPtr::new(arena.as_ptr()) };
-        submit(&loader, LoadClass::OnDemandHigh, [ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0, form: Form::AsIs }]);
+        submit(
+            &loader,
+            LoadClass::OnDemandHigh,
+            [ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0, form: Form::AsIs }],
+        );
     }
     assert_eq!(tickets(loader.drain()), (0..100).collect::<Vec<_>>());
     assert_eq!(loader.stats().in_flight_peak, 1);

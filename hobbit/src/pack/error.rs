@@ -80,7 +80,9 @@ pub enum WriteError {
     #[error("{}: a nested pack has both precisions in the same bytes, it cannot hold low versions only; leave --nested or --only-low away", path.display())]
     NestedLowOnly { path: PathBuf },
     /// Weights whose scale the high plane cannot have.
-    #[error("tensor '{tensor}': the scale of a block is no number of at most 543.5, beyond which its high plane is no finite q4_1 block; leave --nested away")]
+    #[error(
+        "tensor '{tensor}': the scale of a block is no number of at most 543.5, beyond which its high plane is no finite q4_1 block; leave --nested away"
+    )]
     Scale { tensor: String },
     /// A low pack without low types.
     #[error("{}: a low pack needs the types of its low versions; give --low, for example --low q2_k", path.display())]

@@ -152,9 +152,7 @@ impl Jobs<'_> {
                 .map_err(|error| self.plan.source_error(source.file, error))?;
             if is_recoded {
                 made.clear();
-                self.recode
-                    .recode(tensor.dtype, to, tensor.ne0, read, importance.as_deref(), made)
-                    .map_err(fault)?;
+                self.recode.recode(tensor.dtype, to, tensor.ne0, read, importance.as_deref(), made).map_err(fault)?;
                 let (found, expected) = (made.len() as u64, to.row_bytes(tensor.ne0).map_or(0, |bytes| bytes * n));
                 if found != expected {
                     let tensor = format!("{}[{index}]", tensor.name);

@@ -76,7 +76,8 @@ impl Planes {
 pub(super) fn joined(own: &VersionSource, low: &VersionSource) -> Option<VersionSource> {
     let (first, second) = (low.record?, own.record?);
     let record = (first.end() == second.offset).then(|| Extent { len: first.len + second.len, ..first });
-    let both = |(low, own): (&SliceSource, &SliceSource)| SliceSource { stored: Stored::Both { low: own.extent }, ..*low };
+    let both =
+        |(low, own): (&SliceSource, &SliceSource)| SliceSource { stored: Stored::Both { low: own.extent }, ..*low };
     let slices = low.slices.iter().zip(&own.slices).map(both).collect();
     Some(VersionSource { class: own.class, slices, record: Some(record?) })
 }

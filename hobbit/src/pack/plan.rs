@@ -291,12 +291,7 @@ fn is_together(a: &Row, b: &Row, is_nested: bool) -> bool {
 
 /// The rows of a nested pack whose high versions are those of `rows`: of each expert the low one and then the high one, each
 /// with what it has of its own.
-fn nested_rows(
-    experts: &ExpertMap,
-    spec: &PackSpec<'_>,
-    rows: &[Row],
-    path: &Path,
-) -> Result<Vec<Row>, WriteError> {
+fn nested_rows(experts: &ExpertMap, spec: &PackSpec<'_>, rows: &[Row], path: &Path) -> Result<Vec<Row>, WriteError> {
     if let Some(low) = &spec.low {
         return Err(WriteError::NestedLow { path: path.to_owned(), wanted: low.to_string() });
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::bytes::read_exact_at;
 use super::error::PackError;
-use super::nested::Planes;
 use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
+use super::nested::Planes;
 use super::{SliceTypes, gaps, nested, plain};
 use crate::expert::{Extent, Precision, Version};
 use crate::gguf::experts::parse_name;

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::BLOCK_BYTES;
-use super::request::{ReadRequest, SlotPtr};
+use super::slot_ptr::SlotPtr;
+use super::window::BLOCK_BYTES;
+use crate::expert::Extent;
 use crate::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
 
 /// Bytes that are read before they are put together: no buffer is larger.
@@ -126,9 +127,8 @@ enum Source {
     Held(SlotPtr),
 }
 
-/// The units of a checked request: one where all of it is a run of bytes that fits into a buffer, else parts, or blocks of them.
-pub(super) fn units(request: &ReadRequest, parts: &[Part]) -> Vec<Unit> {
-    let extent = &request.extent;
+/// The units of a checked request's parts: one where all of it is a run of bytes that fits into a buffer, else parts, or blocks of them.
+pub(super) fn units(extent: &Extent, parts: &[Part]) -> Vec<Unit> {
     let planes = parts.iter().map(|part| part.reads(&(0..part.n_blocks)).count() as u64).sum::<u64>();
     let bytes: u64 = parts.iter().map(Part::bytes).sum();
     let is_dense = extent.len < bytes + planes * BLOCK_BYTES && extent.offset.is_multiple_of(BLOCK_BYTES);
@@ -168,22 +168,20 @@ fn unit(part: &Part, first: u64) -> Unit {
 }
 
 impl Unit {
-    /// Puts the planes in `buffer` together in the request's memory. Whether all scales are sound.
+    /// Puts the planes in `buffer` together in the memory of the request. Whether all scales are sound.
     ///
     /// # Safety
-    /// The request was checked, its unit is this one, and nobody else uses its memory, nor writes what it holds, now.
-    pub unsafe fn assemble(&self, request: &ReadRequest, buffer: &[u8]) -> bool {
+    /// `dst` is that of the request whose unit this is, which was checked, and nobody else uses its memory, nor writes what
+    /// it holds, now.
+    pub unsafe fn assemble(&self, dst: SlotPtr, buffer: &[u8]) -> bool {
         let mut is_sound = true;
         for &Made { n_blocks, high, low, to } in &self.made {
             let block = if low.is_some() { Q8_0_BYTES } else { Q4_1_BYTES };
             // SAFETY: `Part::is_sound` held that the part ends within `capacity`; the rest is the caller's.
-            let out =
-                unsafe { std::slice::from_raw_parts_mut(request.dst.as_ptr().add(to), n_blocks * block) };
+            let out = unsafe { std::slice::from_raw_parts_mut(dst.as_ptr().add(to), n_blocks * block) };
             let plane = |at: usize, block: usize| &buffer[at..at + n_blocks * block];
             is_sound &= match (high, low) {
-                (Source::Buffer(high), Some(low)) => {
-                    planes::merge(plane(high, HIGH_BYTES), plane(low, LOW_BYTES), out)
-                }
+                (Source::Buffer(high), Some(low)) => planes::merge(plane(high, HIGH_BYTES), plane(low, LOW_BYTES), out),
                 (Source::Buffer(high), None) => planes::expand(plane(high, HIGH_BYTES), out),
                 (Source::Held(held), low) => {
                     // SAFETY: by the maker of the part, blocks of Q4_1 are there.

@@ -24,6 +24,7 @@ pub mod original;
 mod past_cache;
 pub mod probe;
 mod request;
+mod slot_ptr;
 mod window;
 mod workers;
 
@@ -40,7 +41,8 @@ pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, IoMode, Regime, StoreKind, choose};
 pub use open::{open, open_originals};
 pub use original::Original;
-pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
+pub use request::{Completion, ReadDone, ReadRequest};
+pub use slot_ptr::SlotPtr;
 pub use window::{BLOCK_BYTES, lead_of, slot_stride};
 
 /// A source of expert bytes.

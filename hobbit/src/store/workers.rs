@@ -91,7 +91,7 @@ impl<S: Source> Workers<S> {
             Form::AsIs => (0..len.div_ceil(self.chunk_bytes))
                 .map(|chunk| Work::Chunk { start: starts(chunk), len: (len - starts(chunk)).min(self.chunk_bytes) })
                 .collect(),
-            Form::Planes(parts) => units(request, parts).into_iter().map(Work::Unit).collect(),
+            Form::Planes(parts) => units(&request.extent, parts).into_iter().map(Work::Unit).collect(),
         };
         if work.is_empty() {
             work.push(Work::Chunk { start: 0, len: 0 });
@@ -204,7 +204,7 @@ fn read_unit<S: Source>(
     }
     // SAFETY: the request was checked, the unit is its own, and units of one request make different parts of its memory,
     // which its maker promised nobody else uses.
-    let is_sound = unsafe { unit.assemble(request, buffer) };
+    let is_sound = unsafe { unit.assemble(request.dst, buffer) };
     let Extent { file, offset, len } = request.extent;
     match is_sound {
         true => Ok(()),

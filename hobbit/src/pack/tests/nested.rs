@@ -121,7 +121,9 @@ fn what_has_no_planes_is_refused() {
     }
     let path = model(dir.path(), &q8());
     let low = Some("q4_0".parse().unwrap());
-    assert!(fault(&path, &PackSpec { low: low.clone(), ..nested() }).contains("--low q4_0 others; give one of the two"));
+    assert!(
+        fault(&path, &PackSpec { low: low.clone(), ..nested() }).contains("--low q4_0 others; give one of the two")
+    );
     assert!(fault(&path, &PackSpec { kind: PackKind::Low, ..nested() }).contains("--only-low"));
 
     // A scale that Q4_1 cannot have.

@@ -73,7 +73,7 @@ impl Slice {
     pub fn new(request: ReadRequest, sink: Arc<dyn Completion>, started: Instant) -> Option<Self> {
         let way = match &request.form {
             Form::AsIs => Straight::new(&request).map(Way::Straight),
-            Form::Planes(parts) => Ok(Way::Units(Units::new(units(&request, parts)))),
+            Form::Planes(parts) => Ok(Way::Units(Units::new(units(&request.extent, parts)))),
         };
         match way {
             Ok(way) => {
@@ -138,7 +138,7 @@ impl Slice {
             Progress::Complete => {
                 if let (Way::Units(units), Some(unit)) = (&mut self.way, operation.unit) {
                     // SAFETY: the memory is the request's until it is answered, and `ReadRequest::check` has looked at it.
-                    let is_sound = unsafe { units.complete(unit, &self.request, buffers) };
+                    let is_sound = unsafe { units.complete(unit, self.request.dst, buffers) };
                     if is_sound == Some(false) {
                         let (offset, len) = (self.request.extent.offset, self.request.extent.len);
                         let path = file.path.clone();
@@ -210,8 +210,7 @@ impl Straight {
 
     /// The next chunk; `None` when all are issued.
     fn next(&mut self, request: &ReadRequest, chunk_bytes: u32) -> Option<Operation> {
-        let chunk =
-            (self.next < self.window.end).then(|| Chunk::at(&self.window, self.next, chunk_bytes))?;
+        let chunk = (self.next < self.window.end).then(|| Chunk::at(&self.window, self.next, chunk_bytes))?;
         self.next += u64::from(chunk.len);
         debug_assert!(chunk.offset >= self.window.start && chunk.offset + u64::from(chunk.len) <= self.window.end);
         // The window fits into its memory (`new`), the chunk lies in the window.

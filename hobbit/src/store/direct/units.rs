@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::super::arena::Arena;
 use super::super::form::{BUFFER_BYTES, BUFFERS_MAX, Unit};
-use super::super::request::ReadRequest;
+use super::super::slot_ptr::SlotPtr;
 use super::super::window::{BLOCK_BYTES, Chunk, Window};
 use crate::expert::Extent;
 
@@ -124,8 +124,8 @@ impl Units {
     /// are sound, if so.
     ///
     /// # Safety
-    /// The request is the one that the units are of, and its memory is its own.
-    pub unsafe fn complete(&mut self, number: usize, request: &ReadRequest, buffers: &mut Buffers) -> Option<bool> {
+    /// `dst` is that of the request that the units are of, and its memory is its own.
+    pub unsafe fn complete(&mut self, number: usize, dst: SlotPtr, buffers: &mut Buffers) -> Option<bool> {
         let open = self.open[number].as_mut().expect("a unit is open until its last chunk is complete");
         open.pending -= 1;
         if open.pending > 0 || !open.is_issued() {
@@ -135,7 +135,7 @@ impl Units {
         // SAFETY: the arena is ours; the kernel has answered for every chunk of the unit, and has no more to do with it.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) };
         // SAFETY: by the caller.
-        let is_sound = unsafe { unit.assemble(request, bytes) };
+        let is_sound = unsafe { unit.assemble(dst, bytes) };
         buffers.give_back(buffer);
         Some(is_sound)
     }
