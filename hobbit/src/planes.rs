@@ -18,8 +18,6 @@
 //!
 //! Pure, and plain loops over blocks that the compiler makes vectors of.
 
-use half::f16;
-
 /// Weights of a block.
 pub const BLOCK_WEIGHTS: usize = 32;
 /// Bytes of a block of Q8_0.
@@ -98,16 +96,19 @@ pub fn expand(high: &[u8], q4_1: &mut [u8]) -> bool {
     let (highs, blocks) = (blocks::<HIGH_BYTES>(high), blocks_mut(q4_1));
     assert!(blocks.len() == highs.len(), "a plane of another number of blocks");
     let mut largest = Largest::default();
-    for (high, block) in highs.iter().zip(blocks) {
-        let (scale, own) = parts::<HIGH_BYTES, 2, 16>(high);
-        let (head, out) = parts_mut::<Q4_1_BYTES, 4, 16>(block);
-        largest.see(*scale);
-        let d = to_f32(u16::from_le_bytes(*scale));
+    for (highs, blocks) in highs.chunks(SCALES).zip(blocks.chunks_mut(SCALES)) {
+        let scales = scales_of(highs, |high| [high[0], high[1]]);
         // Products of 11 and 8 bits: exact until they are rounded to f16.
-        let (step, min) = (to_f16(16.0 * d), to_f16(-120.5 * d));
-        head[..2].copy_from_slice(&step.to_le_bytes());
-        head[2..].copy_from_slice(&min.to_le_bytes());
-        *out = *own;
+        let steps = scales.map(|scale| to_f16(16.0 * to_f32(scale)));
+        let mins = scales.map(|scale| to_f16(-120.5 * to_f32(scale)));
+        for (i, (high, block)) in highs.iter().zip(blocks).enumerate() {
+            let (scale, own) = parts::<HIGH_BYTES, 2, 16>(high);
+            let (head, out) = parts_mut::<Q4_1_BYTES, 4, 16>(block);
+            largest.see(*scale);
+            head[..2].copy_from_slice(&steps[i].to_le_bytes());
+            head[2..].copy_from_slice(&mins[i].to_le_bytes());
+            *out = *own;
+        }
     }
     largest.is_sound()
 }
@@ -120,13 +121,15 @@ pub fn complete(q4_1: &[u8], low: &[u8], q8_0: &mut [u8]) -> bool {
     let (highs, lows, blocks) = (blocks::<Q4_1_BYTES>(q4_1), blocks::<LOW_BYTES>(low), blocks_mut(q8_0));
     assert!(blocks.len() == highs.len() && blocks.len() == lows.len(), "planes of another number of blocks");
     let mut largest = Largest::default();
-    for ((high, low), block) in highs.iter().zip(lows).zip(blocks) {
-        let (head, own) = parts::<Q4_1_BYTES, 4, 16>(high);
-        let (out_scale, out) = parts_mut::<Q8_0_BYTES, 2, 32>(block);
-        let scale = to_f16(to_f32(u16::from_le_bytes([head[0], head[1]])) / 16.0).to_le_bytes();
-        *out_scale = scale;
-        largest.see(scale);
-        join(own, low, out);
+    for ((highs, lows), blocks) in highs.chunks(SCALES).zip(lows.chunks(SCALES)).zip(blocks.chunks_mut(SCALES)) {
+        let scales = scales_of(highs, |high| [high[0], high[1]]).map(|step| to_f16(to_f32(step) / 16.0));
+        for (i, ((high, low), block)) in highs.iter().zip(lows).zip(blocks).enumerate() {
+            let (_, own) = parts::<Q4_1_BYTES, 4, 16>(high);
+            let (scale, out) = parts_mut::<Q8_0_BYTES, 2, 32>(block);
+            *scale = scales[i].to_le_bytes();
+            largest.see(*scale);
+            join(own, low, out);
+        }
     }
     largest.is_sound()
 }
@@ -161,7 +164,26 @@ fn to_f32(half: u16) -> f32 {
 /// The nearest f16, ties to even, of a number below 65520 in magnitude.
 #[inline(always)]
 fn to_f16(value: f32) -> u16 {
-    f16::from_f32_const(value).to_bits()
+    let bits = value.to_bits() & 0x7fff_ffff;
+    // Ties go to even as 1 is added only to odd ones; then the exponent gets f16's bias.
+    let normal = (bits + 0xfff + (bits >> 13 & 1)).wrapping_sub(112 << 23) >> 13;
+    // Beside 0.5 the last bit is worth 2^-24, as in a subnormal f16: the sum is rounded to that.
+    let subnormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let magnitude = if bits < 113 << 23 { subnormal } else { normal };
+    magnitude as u16 | (value.to_bits() >> 16) as u16 & 0x8000
+}
+
+/// Blocks of which scales are converted together.
+const SCALES: usize = 16;
+
+/// Of so many blocks at most; zeros where there are fewer.
+#[inline(always)]
+fn scales_of<const N: usize>(blocks: &[[u8; N]], scale: impl Fn(&[u8; N]) -> [u8; 2]) -> [u16; SCALES] {
+    let mut scales = [0; SCALES];
+    for (own, block) in scales.iter_mut().zip(blocks) {
+        *own = u16::from_le_bytes(scale(block));
+    }
+    scales
 }
 
 fn blocks<const N: usize>(bytes: &[u8]) -> &[[u8; N]] {
@@ -194,6 +216,7 @@ fn parts_mut<const N: usize, const A: usize, const B: usize>(block: &mut [u8; N]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use proptest::prelude::*;
 
     /// Planes of Q8_0 blocks, and whether their scales are sound.
@@ -253,7 +276,7 @@ mod tests {
             assert_eq!(completed(&q4_1, &low), (q8_0.clone(), true), "{scale:#x}");
             for (own, exact) in q4_1.as_chunks::<Q4_1_BYTES>().0.iter().zip(q8_0.as_chunks::<Q8_0_BYTES>().0) {
                 let (d, step, min) = (half(exact), half(own), half(&own[2..]));
-                assert_eq!(step, 16.0 * d);
+                assert_eq!((step, min), (16.0 * d, f16::from_f64(-120.5 * d).to_f64()));
                 for j in 0..32 {
                     let nibble = if j < 16 { own[4 + j] & 15 } else { own[4 + j - 16] >> 4 };
                     let (found, expected) = (step * f64::from(nibble) + min, d * f64::from(exact[2 + j] as i8));
@@ -271,11 +294,22 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_read_exactly() {
+    fn halves_are_read_exactly_and_written_to_the_nearest() {
         for bits in 0..=u16::MAX {
             let value = f16::from_bits(bits);
-            if value.is_finite() {
-                assert_eq!(to_f32(bits).to_bits(), value.to_f32().to_bits(), "{bits:#x}");
+            if !value.is_finite() {
+                continue;
+            }
+            let exact = to_f32(bits);
+            assert_eq!(exact.to_bits(), value.to_f32().to_bits(), "{bits:#x}");
+            assert_eq!(to_f16(exact), bits, "{bits:#x}");
+            // Between two of them, in the middle and beside it.
+            let next = f16::from_bits(bits + 1).to_f32();
+            if next.is_finite() {
+                let middle = (exact + next) / 2.0;
+                for between in [middle, middle.next_up(), middle.next_down(), exact.next_up()] {
+                    assert_eq!(to_f16(between), f16::from_f32(between).to_bits(), "{bits:#x} {between}");
+                }
             }
         }
     }
