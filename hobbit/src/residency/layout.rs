@@ -191,6 +191,19 @@ impl Layout {
         self.find(version)?.bytes.rest
     }
 
+    /// The slot of the low version that is a part of a high one, where it is complete, and what it lacks.
+    pub(super) fn part_of(&self, cache: &Cache, version: Version) -> Option<(SlotId, RestBytes)> {
+        let rest = self.rest(version)?;
+        let slot = cache.lookup(Version::low(version.expert)).filter(|&slot| cache.is_ready(slot))?;
+        Some((slot, rest))
+    }
+
+    /// Bytes that have to be read for a version that is not resident; `None` if there is no such version.
+    pub(super) fn bytes_missing(&self, cache: &Cache, version: Version) -> Option<u64> {
+        let rest = self.part_of(cache, version).map(|(_, rest)| rest.slices.iter().sum());
+        rest.or_else(|| self.bytes(version))
+    }
+
     /// All matrices of the layer: those of `first` in their order, then the rest.
     pub(super) fn load_order(&self, layer: u16, first: &[SliceKind]) -> Vec<SliceKind> {
         let mut order = first.to_vec();

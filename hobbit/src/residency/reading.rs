@@ -72,22 +72,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         asked
     }
 
-    /// The slot of the low version that a high one needs no bytes of: it is part of it, and complete.
-    fn part_of(&self, version: Version) -> Option<(SlotId, RestBytes)> {
-        let rest = self.layout.rest(version)?;
-        let low = Version::low(version.expert);
-        let slot = self.cache.lookup(low).filter(|&slot| self.cache.is_ready(slot))?;
-        Some((slot, rest))
-    }
-
-    /// Bytes that have to be read for a version that is not resident.
-    pub(super) fn bytes_missing(&self, version: Version) -> u64 {
-        match self.part_of(version) {
-            Some((_, rest)) => rest.slices.iter().sum(),
-            None => self.layout.bytes(version).unwrap_or(0),
-        }
-    }
-
     /// Fills what is free of the next layer's high share, and lines the rest up for staging.
     pub(super) fn look_ahead(&mut self, layer: u16, is_elsewhere: &dyn Fn(Version) -> bool) {
         let Some(next) = (layer + 1..self.layout.n_blocks()).find(|&layer| self.layout.has(layer)) else { return };
@@ -148,7 +132,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let mut reads = Vec::with_capacity(slots.len() * order.len());
         let mut by_slice = Vec::new();
         for &(slot, version) in slots {
-            let part = self.part_of(version);
+            let part = self.layout.part_of(&self.cache, version);
             let whole = part.map_or(self.layout.record_bytes(version), |(_, rest)| rest.record);
             match whole.filter(|bytes| *bytes <= most) {
                 Some(bytes) => reads.push(self.read(Target::Record { slot, version }, bytes, part)),

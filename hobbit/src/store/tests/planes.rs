@@ -90,7 +90,8 @@ fn every_engine_puts_planes_together() {
     let lows = [large.part(0, false, 0), large.part(1, false, apart)];
     let q8 = |file: &Planes, matrix: usize| file.weights[matrix].clone();
     // What is asked for of which file, and what is to be found where.
-    let cases: Vec<(u32, Vec<Part>, Vec<(usize, Vec<u8>)>)> = vec![
+    type Found = Vec<(usize, Vec<u8>)>;
+    let cases: Vec<(u32, Vec<Part>, Found)> = vec![
         (0, both.to_vec(), vec![(0, q8(&large, 0)), (apart, q8(&large, 1))]),
         (0, lows.to_vec(), vec![(0, large.expanded(0)), (apart, large.expanded(1))]),
         (0, vec![large.part(1, true, 7)], vec![(7, q8(&large, 1))]),
