@@ -8,17 +8,17 @@ use crate::expert::Extent;
 use crate::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
 
 /// Bytes that are read before they are put together: no buffer is larger.
-pub(super) const BUFFER_BYTES: usize = 2 << 20;
+pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
 /// Bytes of all buffers of a store, at the most.
 pub const PLANE_BUFFERS_BYTES: u64 = (BUFFERS_MAX * BUFFER_BYTES) as u64;
 
-/// Buffers at a time: as many as the kernel's queue takes where each has two operations, and as many bytes as a loader has
-/// in flight. Engines with threads have one for each thread, which are fewer.
-pub(super) const BUFFERS_MAX: usize = 8;
+/// Buffers at a time: as many bytes as a loader has in flight. Half as many of twice the size were no faster. Engines with
+/// threads have one for each thread, which are fewer.
+pub(super) const BUFFERS_MAX: usize = 16;
 
-/// Blocks of one unit of a part: planes of whole [`BLOCK_BYTES`] (of which 2048 blocks are 9 and 8), each at most 1 MiB.
-const UNIT_BLOCKS: u64 = 28 * 2048;
+/// Blocks of one unit of a part: planes of whole [`BLOCK_BYTES`] (of which 2048 blocks are 9 and 8), each about half a MiB.
+const UNIT_BLOCKS: u64 = 14 * 2048;
 
 /// How the bytes of a read become those of its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
