@@ -3,15 +3,21 @@
 #[path = "fixture/mod.rs"]
 mod fixture;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gguf_tools::synth::{Format, Spec};
+use hobbit::cache::policy::PolicyKind;
+use hobbit::gguf::Gguf;
 use hobbit::options::{LowShare, LowSource, PrecisionMode};
+use hobbit::pack::{PackKind, PackSpec, TypeChoice, write};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::PhaseStats;
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
-use hobbit::{BatchToken, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token};
+use hobbit::{
+    BatchToken, CachingOptions, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token,
+};
 
 /// A model of 16 experts, four used per token, and the same with experts of fewer bits.
 struct Models {
@@ -113,6 +119,41 @@ fn repeats(models: &Models, options: &ModelOptions) {
     for again in runs {
         assert_eq!(first.1, again.1);
         assert!(first.0.0 == again.0.0, "equal counts, other logits");
+    }
+}
+
+/// A nested pack computes what a pack and a low one with the same weights do, upgrades and high versions that a low one is part
+/// of included, and reads less.
+#[test]
+fn a_nested_pack_is_as_good_as_two() {
+    let models = models();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let [nested, high, low] = ["nested", "high", "low"].map(|name| dir.path().join(format!("{name}.gguf")));
+    let source = Gguf::open(&models.high).expect("it was just written");
+    let pack = |out: &Path, spec: &PackSpec| {
+        write(&source, out, spec, &fixture::HighPlanes, &mut |_| ControlFlow::Continue(())).expect("there is room");
+    };
+    pack(&nested, &PackSpec { nested: true, ..PackSpec::new(PackKind::Full) });
+    pack(&high, &PackSpec::new(PackKind::Full));
+    let q4_1: TypeChoice = "q4_1".parse().expect("a type of ggml's");
+    pack(&low, &PackSpec { low: Some(q4_1), ..PackSpec::new(PackKind::Low) });
+    let precision = PrecisionOptions { deterministic: true, t2: Some(1.0), ..PrecisionOptions::default() };
+    // A policy that does not ask what a low version costs.
+    let caching = CachingOptions { policy: PolicyKind::Lru, ..CachingOptions::default() };
+    for percent in [25.0, 40.0] {
+        let with = |low: Option<&Path>| {
+            let expert_cache = ExpertCache::Percent(percent);
+            ModelOptions { caching, expert_cache, ..options(low, precision) }
+        };
+        let mut two = open(&high, &with(Some(&low)), Faults::default());
+        let expected = run(&mut two).expect("nothing fails");
+        let mut one =
+            open(&nested, &with(None), Faults { hold: Some(Hold { answers_max: 4, seed: 5 }), ..Faults::default() });
+        assert!(run(&mut one).expect("nothing fails") == expected, "{percent} %");
+        let (two, one) = (total(&two), total(&one));
+        assert_eq!((one.used, one.upgrades), (two.used, two.upgrades));
+        assert!(one.upgrades > 0 && one.used.high > 0 && one.used.low > 0, "{one:?}");
+        assert!(one.bytes_read < two.bytes_read, "{} bytes, {} from two files", one.bytes_read, two.bytes_read);
     }
 }
 

@@ -52,6 +52,9 @@ pub struct Case {
     pub high: Quant,
     #[serde(serialize_with = "name")]
     pub low: Quant,
+    /// Low versions are the high ones' own bits: a nested pack.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nested: bool,
     pub t1: f32,
     pub t2: f32,
     pub renormalise: bool,
@@ -64,14 +67,22 @@ fn name<S: Serializer>(quant: &Quant, to: S) -> Result<S::Ok, S::Error> {
     quant.map(|dtype| dtype.to_string()).serialize(to)
 }
 
-/// The high and the low type. A high type that is the model's own is its own bytes.
-pub type Pair = (GgmlType, GgmlType);
+/// The high and the low type, `None` for the high one's own bits in a nested pack. A high type that is the model's own is its
+/// own bytes.
+pub type Pair = (GgmlType, Quant);
 
-/// A pair that was typed as `q8_0+q2_k`.
+/// How a nested pack's low versions are typed.
+const NESTED: &str = "nested";
+
+/// A pair that was typed as `q8_0+q2_k`, or `q8_0+nested`.
 pub fn pair(text: &str) -> Result<Pair, String> {
     let dtype = |word| GgmlType::from_name(word).ok_or_else(|| format!("'{word}': expected a type such as q4_k"));
     let (high, low) = text.split_once('+').ok_or_else(|| format!("'{text}': expected HIGH+LOW, as in q8_0+q2_k"))?;
-    Ok((dtype(high)?, dtype(low)?))
+    match (dtype(high)?, low) {
+        (GgmlType::Q8_0, NESTED) => Ok((GgmlType::Q8_0, None)),
+        (other, NESTED) => Err(format!("'{text}': found {other}, expected q8_0: other types have no planes")),
+        (high, low) => Ok((high, Some(dtype(low)?))),
+    }
 }
 
 impl Case {
@@ -83,6 +94,7 @@ impl Case {
             cache_percent,
             high: None,
             low: None,
+            nested: false,
             t1: PrecisionOptions::T1,
             t2: PrecisionOptions::T2,
             renormalise: false,
@@ -111,9 +123,10 @@ pub fn cases(sweep: Option<&str>, pairs: &[Pair], own: GgmlType, cache_percent: 
     let exact = Case::exact(cache_percent);
     let dynamic = |&(high, low): &Pair| Case {
         kind: Kind::Dynamic,
-        label: format!("{high}+{low}"),
+        label: format!("{high}+{}", low.map_or(NESTED, GgmlType::name)),
         high: (high != own).then_some(high),
-        low: Some(low),
+        low,
+        nested: low.is_none(),
         ..exact.clone()
     };
     let first = dynamic(&pairs[0]);

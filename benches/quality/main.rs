@@ -56,13 +56,13 @@ struct Args {
     /// Expert cache, percent of the exact model's expert bytes
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "25,50")]
     cache: Vec<f64>,
-    /// Types of the high and low versions; a sweep takes the first
+    /// Types of the high and low versions (q8_0+nested: a nested pack); a sweep takes the first
     #[arg(
         long,
         value_name = "HIGH+LOW,...",
         value_delimiter = ',',
         value_parser = case::pair,
-        default_value = "q8_0+q2_k,q8_0+q3_k,q8_0+q4_k,q4_k+q2_k"
+        default_value = "q8_0+q2_k,q8_0+q3_k,q8_0+q4_k,q8_0+q4_0,q8_0+nested,q4_k+q2_k"
     )]
     pairs: Vec<Pair>,
     /// Vary one setting instead

@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use hobbit::engine::Ggml;
 use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::options::LowSource;
+use hobbit::pack::{self, PackKind, PackSpec};
 use hobbit::perplexity::{estimate::Sums, softmax::Normaliser};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::PhaseStats;
@@ -25,6 +28,8 @@ const ROOM: u64 = 16 << 30;
 /// The model, and the same with other experts.
 pub struct Files {
     paths: HashMap<Quant, PathBuf>,
+    /// By high type.
+    nested: HashMap<Quant, PathBuf>,
     expert_bytes: u64,
     file_bytes: u64,
 }
@@ -42,7 +47,16 @@ impl Files {
                 requantise_experts(model, dtype, path, threads)?;
             }
         }
-        Ok(Self { paths, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
+        let mut nested = HashMap::new();
+        for high in cases.iter().filter(|case| case.nested).map(|case| case.high) {
+            if let Entry::Vacant(entry) = nested.entry(high) {
+                let path = entry.insert(dir.join("nested.gguf"));
+                let source = Gguf::open(&paths[&high])?;
+                let spec = PackSpec { nested: true, threads, ..PackSpec::new(PackKind::Full) };
+                pack::write(&source, path, &spec, &Ggml, &mut |_| ControlFlow::Continue(()))?;
+            }
+        }
+        Ok(Self { paths, nested, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
     }
 }
 
@@ -129,7 +143,8 @@ fn open(files: &Files, case: &Case) -> Result<Session> {
         n_gpu_layers: 0,
         ..ModelOptions::default()
     };
-    let model = Model::open(&files.paths[&case.high], &options, |_| true)?;
+    let paths = if case.nested { &files.nested } else { &files.paths };
+    let model = Model::open(&paths[&case.high], &options, |_| true)?;
     let n = WINDOW as u32;
     // One thread: the rows are evaluated side by side instead.
     let settings = SessionOptions {

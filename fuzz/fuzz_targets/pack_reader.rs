@@ -4,6 +4,7 @@
 #![no_main]
 
 use hobbit::expert::Precision;
+use hobbit::gguf::Stored;
 use hobbit::pack::Pack;
 use libfuzzer_sys::fuzz_target;
 
@@ -21,6 +22,10 @@ fuzz_target!(|input: &[u8]| {
                         let end =
                             slice.extent.offset.checked_add(slice.extent.len).expect("an extent that was accepted");
                         assert!(end <= input.len() as u64);
+                        if let Stored::Both { low } = slice.stored {
+                            let end = low.offset.checked_add(low.len).expect("an extent that was accepted");
+                            assert!(end <= input.len() as u64);
+                        }
                     }
                 }
             }

@@ -22,7 +22,11 @@ use crate::threads;
 /// Arguments of `pack`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Types are ggml's: q2_k, q3_k, q4_k, q8_0, f16 and so on. \
-    A run that was stopped or killed is taken up by the same command.")]
+    A run that was stopped or killed is taken up by the same command.\n\n\
+    Examples:\n  \
+    gguf-tools pack mixtral.Q8_0.gguf -o mixtral.hobbit.gguf --low q2_k,down=q3_k\n  \
+    gguf-tools pack mixtral.Q8_0.gguf -o mixtral.hobbit.gguf --nested\n  \
+    gguf-tools pack mixtral.BF16.gguf -o mixtral.hobbit.gguf --high q8_0 --nested")]
 pub struct Args {
     /// Model; of a split model, any shard
     file: PathBuf,
@@ -32,6 +36,10 @@ pub struct Args {
     /// Types of the low-precision versions: q2_k, or q2_k,down=q3_k (slices: gate, up, gate_up, down)
     #[arg(long, value_name = "TYPES")]
     low: Option<TypeChoice>,
+    /// Both precisions in as many bytes as the model has: q8_0 experts in two planes of 4 bits, the first of which alone is the
+    /// low-precision version (q4_1). In place of --low
+    #[arg(long)]
+    nested: bool,
     /// Types of the high-precision versions [default: the model's own]
     #[arg(long, value_name = "TYPES")]
     high: Option<TypeChoice>,
@@ -144,6 +152,7 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         kind: if args.only_low { PackKind::Low } else { PackKind::Full },
         low: args.low.clone(),
         high: args.high.clone(),
+        nested: args.nested,
         widths: None,
         thresholds,
         path_table: args.path_table.as_deref().map(read_path_table).transpose()?,

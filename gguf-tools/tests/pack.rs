@@ -82,6 +82,48 @@ fn there_and_back() {
     }
 }
 
+/// Both precisions in the bytes of one.
+#[test]
+fn nested_there_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, again] = paths(dir.path());
+    let out = succeed(&["pack", &model, "-o", &pack, "--nested"]);
+    assert!(text(&out.stderr).contains("24 records, high q8_0, low q4_1"), "{}", text(&out.stderr));
+    let out = succeed(&["verify", &pack]);
+    assert!(text(&out.stdout).starts_with("ok: full pack"), "{}", text(&out.stdout));
+    let out = succeed(&["unpack", &pack, "-o", &again]);
+    assert!(text(&out.stderr).contains("bit for bit model.gguf"), "{}", text(&out.stderr));
+    assert!(fs::read(&model).unwrap() == fs::read(&again).unwrap());
+
+    let out = succeed(&["inspect", &pack]);
+    for part in ["format version 2", "blk.1 nested", "nested: a low record", "low: q4_1", "gate:q4_1 up:q4_1 down:q4_1"]
+    {
+        assert!(text(&out.stdout).contains(part), "'{part}' is not in:\n{}", text(&out.stdout));
+    }
+    let json: serde_json::Value = serde_json::from_slice(&succeed(&["inspect", "--json", &pack]).stdout).unwrap();
+    let layer = &json["layers"][2];
+    // 3 slices of 256 x 256: 2048 blocks each, 18 bytes of which are the high plane's and 16 the low one's.
+    let bytes = |precision: &str| layer[precision]["record_bytes"][0].as_u64().unwrap();
+    assert_eq!((bytes("low"), bytes("high")), (3 * 2048 * 18, 3 * 2048 * 16));
+    assert_eq!((&json["nested"], &json["pack_version"]), (&true.into(), &2.into()));
+
+    let half = synth::write(
+        &dir.path().join("half.gguf"),
+        &Spec { layers: 1, vocab: 300, heads: 2, types: vec![synth::Format::F16], ..Spec::tiny("qwen3moe") },
+    );
+    let half = half.unwrap().files[0].to_str().unwrap().to_owned();
+    let mut refused = vec![(vec!["pack", &half, "-o", &again, "--nested", "--force"], "is f16, expected q8_0")];
+    if cfg!(feature = "engine") {
+        let both = vec!["pack", &model, "-o", &again, "--nested", "--low", "q4_0", "--force"];
+        refused.push((both, "give one of the two"));
+    }
+    for (args, part) in refused {
+        let out = tool(&args);
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        assert!(text(&out.stderr).contains(part), "{args:?}: {}", text(&out.stderr));
+    }
+}
+
 #[test]
 fn a_damaged_expert_is_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -110,19 +152,25 @@ fn killed_in_the_middle() {
     use std::os::unix::process::ExitStatusExt;
     let dir = tempfile::tempdir().unwrap();
     let [model, pack, _] = paths(dir.path());
-    succeed(&["pack", &model, "-o", &pack]);
-    let expected = fs::read(&pack).unwrap();
-    for n in ["1", "7", "20", "40"] {
+    for (nested, n) in
+        [&[][..], &["--nested"]].into_iter().flat_map(|nested| ["1", "7", "20", "40"].map(|n| (nested, n)))
+    {
+        let args = [&["pack", &model, "-o", &pack][..], nested].concat();
+        succeed(&args);
+        let expected = fs::read(&pack).unwrap();
         fs::remove_file(&pack).unwrap();
-        let out = tool(&["pack", &model, "-o", &pack, "--threads", "2", "--stop-after", n]);
+        let out = tool(&[&args[..], &["--threads", "2", "--stop-after", n]].concat());
         assert_eq!(out.status.code(), None, "{:?}", out.status);
         assert!(out.status.signal().is_some() && !Path::new(&pack).exists());
         let journal = fs::metadata(format!("{pack}.partial.journal")).unwrap().len();
         assert!(journal >= 64 * (1 + n.parse::<u64>().unwrap()), "{n}: {journal}");
-        let out = succeed(&["pack", &model, "-o", &pack]);
+        let partial = tool(&["verify", &format!("{pack}.partial")]);
+        assert_eq!(partial.status.code(), Some(1), "what was killed does not open as a pack");
+        let out = succeed(&args);
         assert!(text(&out.stderr).contains("from an earlier run"), "{}", text(&out.stderr));
         assert!(fs::read(&pack).unwrap() == expected, "{n}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left but model and pack");
+        fs::remove_file(&pack).unwrap();
     }
 }
 

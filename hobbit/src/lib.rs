@@ -62,7 +62,7 @@
 //!
 //! | rooms | what |
 //! |---|---|
-//! | `expert` `units` `words` | the smallest nouns; sizes, percents, durations; choices by name |
+//! | `expert` `planes` `units` `words` | the smallest nouns; 8-bit weights in two planes; sizes, percents, durations; choices by name |
 //! | `files` | what programs may do to the user's files |
 //! | `store` | where bytes come from: direct, buffered, memory, faulty |
 //! | `calibrate` | what this machine can do, measured once |
@@ -133,6 +133,8 @@ pub mod pack;
 pub mod perplexity;
 #[doc(hidden)]
 pub mod plan;
+#[doc(hidden)]
+pub mod planes;
 #[doc(hidden)]
 pub mod predict;
 #[doc(hidden)]

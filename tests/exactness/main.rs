@@ -19,6 +19,7 @@ mod fixture;
 
 use cases::{Case, Variant};
 use compare::{check, check_against_altered};
+use gguf_tools::synth::Format;
 use hobbit::cache::Allocation;
 use hobbit::plan::ExpertCache;
 use hobbit::predict::PredictorKind;
@@ -105,6 +106,21 @@ fn packs() {
     cases.extend(cases::layouts().into_iter().map(brief));
     cases.extend(cases::plain());
     let failures: Vec<String> = cases.iter().flat_map(packs::check).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+#[test]
+fn nested_packs() {
+    fixture::quiet_llama_cpp();
+    let brief = |case: Case| Case { script: script::Script::Brief, ..case };
+    let is_q8_0 = |case: &Case| {
+        let cases::Source::Synth(spec) = &case.model else { return false };
+        spec.types == [Format::Q8_0] && spec.down_types.iter().all(|dtype| *dtype == Format::Q8_0)
+    };
+    let all = cases::all_architectures().into_iter().step_by(4).chain(cases::layouts()).map(brief);
+    let cases: Vec<Case> = all.chain(cases::plain()).filter(is_q8_0).collect();
+    assert!(cases.len() > 5);
+    let failures: Vec<String> = cases.iter().flat_map(packs::check_nested).collect();
     assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
 }
 

@@ -7,9 +7,10 @@ use hobbit::cache::Allocation;
 use hobbit::engine::Ggml;
 use hobbit::expert::ExpertId;
 use hobbit::gguf::{GgmlType, Gguf};
-use hobbit::options::PrecisionMode;
+use hobbit::options::{LowShare, PrecisionMode};
 use hobbit::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
 use hobbit::plan::ExpertCache;
+use hobbit::store::IoMode;
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
 
 use super::cases::{Case, Source};
@@ -47,6 +48,69 @@ pub fn check(case: &Case) -> Vec<String> {
         }
     }
     failures
+}
+
+/// A nested pack gives llama.cpp's bits on the plain file, in exact mode and at T1 = 1; at T1 = 0 those on a model whose
+/// experts are the high planes alone, and then it reads 18 of 34 bytes.
+pub fn check_nested(case: &Case) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let plain = plain(case, dir.path());
+    let [path, low, back] = ["nested", "low", "unpacked"].map(|name| dir.path().join(format!("{name}.gguf")));
+    pack(&plain, &path, &PackSpec { nested: true, ..PackSpec::new(PackKind::Full) });
+    let source = Gguf::open(&plain).expect("it was just written");
+    let lowered = PackSpec { high: Some("q4_1".parse().expect("a type of ggml's")), ..PackSpec::new(PackKind::Full) };
+    write(&source, &low, &lowered, &fixture::HighPlanes, &mut |_| ControlFlow::Continue(())).expect("there is room");
+    let opened = Pack::open(&low).expect("it was just written");
+    unpack(&opened, &back, true, &mut |_, _| ControlFlow::Continue(())).expect("a pack of equal types unpacks");
+    let mut failures = Vec::new();
+    for (t1, reference) in [(None, &plain), (Some(1.0), &plain), (Some(0.0), &back)] {
+        let reference = stock(case, reference);
+        for (size, io) in SIZES.into_iter().flat_map(|size| [(size, IoMode::Buffered), (size, IoMode::Direct)]) {
+            let found = run_nested(case, &path, t1, size, io);
+            match found.and_then(|(found, bytes)| same(&reference, &found).map(|()| bytes)) {
+                Ok(bytes) if t1 == Some(0.0) && size == SIZES[2] => {
+                    let exact = run_nested(case, &path, None, size, io).expect("it did before").1;
+                    // Direct reads are of whole blocks.
+                    let (expected, most) = (18.0 / 34.0, if io == IoMode::Buffered { 1e-6 } else { 0.1 });
+                    if (bytes / exact - expected).abs() > most {
+                        failures.push(format!("{}: {bytes} bytes of a low version, {exact} of a high", case.name));
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => failures.push(format!("{}, nested, T1 {t1:?}, {size:?}, {io:?}: {error}", case.name)),
+            }
+        }
+    }
+    failures
+}
+
+/// Rows, and the bytes that were read for each slice; `t1`: `None` for exact.
+fn run_nested(
+    case: &Case,
+    path: &Path,
+    t1: Option<f32>,
+    expert_cache: ExpertCache,
+    io: IoMode,
+) -> Result<(Vec<Row>, f64), String> {
+    let mode = Some(if t1.is_some() { PrecisionMode::Dynamic } else { PrecisionMode::Exact });
+    let precision = PrecisionOptions { mode, t1, t2: t1.map(|_| 1.0), ..PrecisionOptions::default() };
+    // With slots for every high version low ones are never used; where nothing but low ones is wanted, they get the slots.
+    let low_share = LowShare::Percent(if t1 == Some(0.0) { 100.0 } else { 30.0 });
+    let expert_cache = match t1 {
+        Some(0.0) if expert_cache == SIZES[0] => ExpertCache::Percent(60.0),
+        _ => expert_cache,
+    };
+    let options = ModelOptions { budget: BUDGET, expert_cache, precision, low_share, io, ..ModelOptions::default() };
+    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    let session = model.session(&case.options).map_err(|error| error.to_string())?;
+    let mut hobbit = Hobbit::new(session);
+    let rows = case.script.run(&mut hobbit, case.options.n_batch as usize)?;
+    let total = hobbit.stats().total();
+    let used = total.used;
+    if t1 == Some(0.0) && (used.low == 0 || used.high + used.skipped > 0) {
+        return Err(format!("used {used:?}"));
+    }
+    Ok((rows, total.bytes_read as f64 / total.slices_loaded.max(1) as f64))
 }
 
 /// Experts of one layer in three types: the same bits at any cache size.

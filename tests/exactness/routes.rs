@@ -26,6 +26,7 @@ fn record(model: &Path, to: &Path) {
         n_used,
         bytes_high: 1,
         bytes_low: 0,
+        bytes_rest: 0,
         slots_high: 0,
         slots_low: 0,
     };

@@ -75,6 +75,16 @@ pub fn floats(n: usize, seed: u32) -> Vec<f32> {
     Random(Mt::new(seed)).normals(n).into_iter().map(|x| x / 4.0).collect()
 }
 
+/// Blocks of Q8_0 with scales below 1.
+pub fn q8_0(n_blocks: usize) -> Vec<u8> {
+    let mut random = Mt::new(7);
+    let n_bytes = n_blocks * hobbit::planes::Q8_0_BYTES;
+    let mut bytes: Vec<u8> = (0..n_bytes.div_ceil(4)).flat_map(|_| random.next_u32().to_le_bytes()).collect();
+    bytes.truncate(n_bytes);
+    bytes.chunks_exact_mut(hobbit::planes::Q8_0_BYTES).for_each(|block| block[1] &= 0x3b);
+    bytes
+}
+
 struct Random(Mt);
 
 impl Random {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use hobbit::expert::Precision;
 use hobbit::fitted::{FittedOn, FittedPolicy};
-use hobbit::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, VERSION, slice_name};
+use hobbit::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, slice_name};
 use hobbit::predict::PathTable;
 use hobbit::units::Bytes;
 use serde::Serialize;
@@ -22,6 +22,8 @@ pub struct Report {
     name: Option<String>,
     high: Option<String>,
     low: Option<String>,
+    /// Low versions are the high ones' own bits.
+    nested: bool,
     source: Source,
     /// SHA-256 of what `unpack` writes, where there is a plain form.
     plain_sha256: Option<String>,
@@ -112,12 +114,13 @@ impl Report {
         Ok(Self {
             file: pack.path.clone(),
             bytes,
-            pack_version: VERSION,
+            pack_version: pack.version(),
             pack: pack.kind,
             architecture: raw.architecture().to_owned(),
             name: raw.metadata.get_str("general.name").map(str::to_owned),
             high: info.high,
             low: info.low,
+            nested: info.nested,
             source,
             plain_sha256: info.plain_sha256.map(|digest| digest.to_string()),
             t1: info.t1,
@@ -186,9 +189,7 @@ fn layers(pack: &Pack) -> Vec<Layer> {
     let mut all: BTreeMap<(u16, Precision), Records> = BTreeMap::new();
     for packed in &pack.versions {
         let key = (packed.version.expert.layer, packed.version.precision);
-        let weights: u64 = catalog
-            .source(packed.version)
-            .map_or(0, |version| version.slices.iter().map(|slice| slice.extent.len).sum());
+        let weights = pack.weight_bytes(packed);
         let len = packed.record.len;
         let empty = Records { n: 0, record_bytes: (len, len), weight_bytes: 0, bytes: 0, types: BTreeMap::new() };
         let records = all.entry(key).or_insert(empty);
@@ -228,6 +229,12 @@ impl fmt::Display for Report {
             if let Some(types) = types {
                 writeln!(f, "{what}: {types}")?;
             }
+        }
+        if self.nested {
+            writeln!(
+                f,
+                "nested: a low record is 4 of 8 bits; a high version is read from it and the high record behind it"
+            )?;
         }
         if let (Some(t1), Some(t2)) = (self.t1, self.t2) {
             writeln!(f, "calibrated thresholds: T1 {t1}, T2 {t2}")?;

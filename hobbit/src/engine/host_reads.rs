@@ -5,11 +5,13 @@ use std::time::Instant;
 
 use super::recorder::Recorder;
 use crate::cache::{Cache, SlotId};
-use crate::expert::{Extent, SliceId, SliceKind, Version};
-use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, VersionSource};
+use crate::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
+use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
 use crate::load::{LoadClass, LoadStats, Loader};
-use crate::residency::{Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, Target, VersionBytes};
-use crate::store::{Arena, ReadDone, ReadRequest, SlotPtr, StoreError};
+use crate::residency::{
+    Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, RestBytes, Target, VersionBytes,
+};
+use crate::store::{Arena, Form, HighPlane, Part, ReadDone, ReadRequest, SlotPtr, StoreError};
 
 /// What is in host memory.
 pub(super) type Host = Residency<HostReads, Recorder>;
@@ -166,26 +168,75 @@ impl HostReads {
     }
 
     fn request(&self, read: &Read) -> ReadRequest {
-        let (extent, lead, dst, capacity) = match read.target {
+        let version = read.target.version();
+        // What is read is what the version in this slot lacks.
+        let held = read.held.map(|slot| (self.slot(slot, Version::low(version.expert)), version.expert));
+        let (extent, lead, dst, capacity, parts) = match read.target {
             Target::Slot { slot, slice } => {
-                let start = self.slot(slot, slice.version);
-                let (shape, SliceSource { extent, lead }) = self.slice(slice);
-                (extent, lead, start.wrapping_add(shape.region as usize), shape.capacity as usize)
+                let start = self.slot(slot, version);
+                let (shape, source) = self.slice(slice);
+                let (extent, parts) = self.in_planes(&source, shape, 0, held);
+                (extent, source.lead, start.wrapping_add(shape.region as usize), shape.capacity as usize, parts)
             }
-            Target::Record { slot, version } => {
-                let extent = self.source(version).record.expect("only records are asked for as such");
-                (extent, 0, self.slot(slot, version), extent.len as usize)
+            Target::Record { slot, .. } => {
+                let source = self.source(version);
+                let class = &self.catalog.classes[usize::from(source.class)];
+                let slices = source.slices.iter().zip(&class.slices);
+                let of_slice = |(slice, shape): (&SliceSource, &SliceShape)| {
+                    self.in_planes(slice, shape, shape.region as usize, held).1
+                };
+                let parts = slices.flat_map(of_slice).collect();
+                let extent = match held {
+                    None => source.record,
+                    Some(_) => source.rest(),
+                };
+                let extent = extent.expect("only records are asked for as such");
+                (extent, 0, self.slot(slot, version), class.stride as usize, parts)
             }
             Target::Staging { slot, slice } => {
-                let SliceSource { extent, lead } = self.slice(slice).1;
-                (extent, lead, self.staging.as_ptr().wrapping_add(slot * self.staging_stride), self.staging_stride)
+                let (shape, source) = self.slice(slice);
+                let (extent, parts) = self.in_planes(&source, shape, 0, held);
+                let start = self.staging.as_ptr().wrapping_add(slot * self.staging_stride);
+                (extent, source.lead, start, self.staging_stride, parts)
             }
         };
         // SAFETY: `dst` is a slot, or a slice's region of one, of `capacity` bytes in an arena of this value that
         // outlives the loader. The residency keeps its state at loading from now until it is told of the landing:
         // nothing else reads or writes it, and it cannot be taken again.
         let dst = unsafe { SlotPtr::new(dst) };
-        ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize }
+        let form = if parts.is_empty() { Form::AsIs } else { Form::Planes(parts) };
+        ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize, form }
+    }
+
+    /// The run of bytes that a slice is read from, and what is made of it where it is stored in planes: weights from `to` on,
+    /// with the high plane out of the slot of a low version where one is `held`.
+    fn in_planes(
+        &self,
+        source: &SliceSource,
+        shape: &SliceShape,
+        to: usize,
+        held: Option<(*mut u8, ExpertId)>,
+    ) -> (Extent, Vec<Part>) {
+        let SliceSource { extent, stored, .. } = *source;
+        let n_blocks = shape.bytes / shape.dtype.type_size();
+        let part = |high, low| vec![Part { n_blocks, high, low, to }];
+        match (stored, held) {
+            (Stored::Whole, _) => (extent, Vec::new()),
+            (Stored::High, _) => (extent, part(HighPlane::File(extent.offset), None)),
+            // The low planes come after all high ones.
+            (Stored::Both { low }, None) => {
+                let both = Extent { len: low.end() - extent.offset, ..extent };
+                (both, part(HighPlane::File(extent.offset), Some(low.offset)))
+            }
+            (Stored::Both { low }, Some((slot, expert))) => {
+                let (expanded, own) = self.slice(SliceId { version: Version::low(expert), kind: shape.kind });
+                let start = slot.wrapping_add((expanded.region + own.lead) as usize);
+                // SAFETY: the slot has a complete version, which the residency neither evicts nor reads anew before it is
+                // told of the landing: until then nobody writes there. It lies in an arena that outlives the loader.
+                let plane = HighPlane::Held(unsafe { SlotPtr::new(start) });
+                (low, part(plane, Some(low.offset)))
+            }
+        }
     }
 }
 
@@ -270,9 +321,14 @@ pub(super) fn layout_of(catalog: &Catalog, cache: &Cache) -> Layout {
     let bytes = |version: Version| {
         let source = catalog.source(version)?;
         let mut bytes = VersionBytes { record: source.record.map(|record| record.len), ..VersionBytes::default() };
-        for slice in &catalog.classes[usize::from(source.class)].slices {
-            bytes.slices[slice.kind.index()] = slice.bytes;
+        let mut rest = RestBytes { record: source.rest().map(|rest| rest.len), ..RestBytes::default() };
+        for (shape, slice) in catalog.classes[usize::from(source.class)].slices.iter().zip(&source.slices) {
+            bytes.slices[shape.kind.index()] = slice.bytes();
+            if let Stored::Both { low } = slice.stored {
+                rest.slices[shape.kind.index()] = low.len;
+            }
         }
+        bytes.rest = catalog.is_nested(version).then_some(rest);
         Some(bytes)
     };
     Layout::new(catalog.layers.iter().map(shape), cache, bytes)

@@ -21,7 +21,6 @@ use super::state_file::StateFile;
 use super::tier::Tier;
 use super::tiers;
 use crate::cache::ModelMark;
-use crate::expert::Precision;
 use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, Prefetch, SessionOptions};
@@ -92,8 +91,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
 
     let ours = plan.budget - plan.unused();
     let regime = store::Regime {
-        expert_bytes: (catalog.bytes(Precision::High) + catalog.bytes(Precision::Low))
-            .saturating_sub(plan.expert_cache),
+        expert_bytes: catalog.stored_bytes().saturating_sub(plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
         direct: shared.originals.iter().try_for_each(|file| probe::direct(&file.path)),
         io_uring: probe::io_uring(),

@@ -18,9 +18,9 @@ pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned
 /// Who decides which of these experts leave.
 fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
     let caching = &model.shared.options.caching;
-    let bytes = |precision| catalog.bytes(precision) as f32 / catalog.layers.len().max(1) as f32;
+    let bytes = |precision| catalog.read_bytes(precision) as f32 / catalog.layers.len().max(1) as f32;
     let low_cost =
-        if catalog.bytes(Precision::Low) == 0 { 1.0 } else { bytes(Precision::Low) / bytes(Precision::High) };
+        if catalog.read_bytes(Precision::Low) == 0 { 1.0 } else { bytes(Precision::Low) / bytes(Precision::High) };
     let n_layers = catalog.layers.last().map_or(1, |layer| layer.layer + 1);
     policy::build(caching.policy, &model.policy_weights(), Shape { n_layers, low_cost })
 }

@@ -8,8 +8,9 @@ use ggml_sys::llama;
 use super::error::Error;
 use super::quantise::Aligned;
 use crate::expert::{ExpertId, Extent, Precision, SliceId, Version};
-use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
+use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf, Stored};
 use crate::options::{KvValue, ModelOptions};
+use crate::planes;
 use crate::store::Original;
 
 /// Keys below the architecture's that norms add to a variance, of which they take the root.
@@ -46,6 +47,8 @@ struct Weights {
     name: String,
     dtype: GgmlType,
     extent: Extent,
+    /// Only the high plane, of which the scales are.
+    is_plane: bool,
 }
 
 /// `--check-tensors`: whether every block of every weight, experts of all versions included, holds numbers, as llama.cpp checks
@@ -68,15 +71,21 @@ pub(super) fn check_tensors(
         let path = files[of_file[0].extent.file as usize].path.as_path();
         let failed = |action| move |source| Error::Io { path: path.to_owned(), action, source };
         let file = File::open(path).map_err(failed("open"))?;
-        for Weights { name, dtype, extent } in of_file {
-            let block = dtype.type_size().max(1);
+        for Weights { name, dtype, extent, is_plane } in of_file {
+            let block = if *is_plane { planes::HIGH_BYTES as u64 } else { dtype.type_size().max(1) };
             let most = PIECE_BYTES as u64 / block * block;
             for at in (0..extent.len).step_by(most as usize) {
                 let n = most.min(extent.len - at) as usize;
                 let piece = buffer.bytes(n);
                 file.read_exact_at(piece, extent.offset + at).map_err(failed("read"))?;
-                // SAFETY: the bytes are there, aligned for every type of block.
-                if !unsafe { llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n) } {
+                let is_valid = match is_plane {
+                    true => planes::has_sound_scales(piece),
+                    // SAFETY: the bytes are there, aligned for every type of block.
+                    false => unsafe {
+                        llama::ggml_validate_row_data(dtype.id() as llama::ggml_type, piece.as_ptr().cast(), n)
+                    },
+                };
+                if !is_valid {
                     let reason = format!("{name} has invalid data (--check-tensors)");
                     return Err(Error::Load { path: path.to_owned(), reason });
                 }
@@ -94,7 +103,12 @@ fn in_file_order(gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Vec<Weights
     let is_expert = |name: &str| map.layers.iter().any(|layer| layer.tensors.iter().any(|tensor| tensor.name == name));
     let ordinary = gguf.tensors.iter().filter(|tensor| !is_expert(&tensor.name));
     let mut all: Vec<Weights> = ordinary
-        .map(|tensor| Weights { name: format!("tensor '{}'", tensor.name), dtype: tensor.dtype, extent: tensor.extent })
+        .map(|tensor| Weights {
+            name: format!("tensor '{}'", tensor.name),
+            dtype: tensor.dtype,
+            extent: tensor.extent,
+            is_plane: false,
+        })
         .collect();
     for layer in &catalog.layers {
         let each = (0..layer.n_expert).flat_map(|index| Precision::ALL.map(|precision| (index, precision)));
@@ -106,6 +120,7 @@ fn in_file_order(gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Vec<Weights
                 name: format!("tensor '{}'", SliceId { version, kind: shape.kind }),
                 dtype: shape.dtype,
                 extent: slice.extent,
+                is_plane: slice.stored != Stored::Whole,
             }));
         }
     }

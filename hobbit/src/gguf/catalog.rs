@@ -66,17 +66,60 @@ pub struct VersionSource {
     pub class: u16,
     /// In the order of the class's slices. Versions of one class and layer have equal leads.
     pub slices: Vec<SliceSource>,
-    /// The whole slot in one read, where the file lays the version out like a slot.
+    /// All of it in one read, where the file has it together: laid out like a slot, or in planes.
     pub record: Option<Extent>,
+}
+
+impl VersionSource {
+    /// Bytes of its weights in the file.
+    pub fn bytes(&self) -> u64 {
+        self.slices.iter().map(SliceSource::bytes).sum()
+    }
+
+    /// All low planes in one read, where it has them together.
+    pub fn rest(&self) -> Option<Extent> {
+        let record = self.record?;
+        match self.slices.first()?.stored {
+            Stored::Both { low } => Some(Extent { offset: low.offset, len: record.end() - low.offset, ..low }),
+            Stored::Whole | Stored::High => None,
+        }
+    }
+}
+
+/// How a slice is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stored {
+    /// As it is in memory.
+    #[default]
+    Whole,
+    /// Its high plane ([`crate::planes`]), of which Q4_1 is made.
+    High,
+    /// Its high plane, and the low one here; of both Q8_0 is made.
+    Both {
+        /// In the file.
+        low: Extent,
+    },
 }
 
 /// Where one slice's bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceSource {
-    /// In the file.
+    /// In the file. Of what is stored in planes, the high one.
     pub extent: Extent,
     /// Distance of the first byte from the start of the slice's region: where a direct read lands in place.
     pub lead: u64,
+    /// How it is stored.
+    pub stored: Stored,
+}
+
+impl SliceSource {
+    /// Bytes in the file.
+    pub fn bytes(&self) -> u64 {
+        match self.stored {
+            Stored::Whole | Stored::High => self.extent.len,
+            Stored::Both { low } => self.extent.len + low.len,
+        }
+    }
 }
 
 /// Why a file cannot serve as the low-precision version of a model.
@@ -140,6 +183,14 @@ impl LayerCatalog {
     }
 }
 
+/// Whether a low version is the high planes of this high one.
+fn is_part(low: &VersionSource, high: &VersionSource) -> bool {
+    let is_plane = |(low, high): (&SliceSource, &SliceSource)| {
+        low.stored == Stored::High && matches!(high.stored, Stored::Both { .. }) && low.extent == high.extent
+    };
+    low.slices.len() == high.slices.len() && low.slices.iter().zip(&high.slices).all(is_plane)
+}
+
 impl Catalog {
     /// The experts of `map`, at high precision.
     pub fn plain(map: &ExpertMap) -> Self {
@@ -200,7 +251,12 @@ impl Catalog {
             let low = layer.low.iter().map(|version| {
                 let mut moved = version.clone()?;
                 moved.class = self.class(theirs.classes[usize::from(moved.class)].clone());
-                moved.slices.iter_mut().for_each(|slice| slice.extent.file += first_file);
+                for slice in &mut moved.slices {
+                    slice.extent.file += first_file;
+                    if let Stored::Both { low } = &mut slice.stored {
+                        low.file += first_file;
+                    }
+                }
                 moved.record.iter_mut().for_each(|record| record.file += first_file);
                 Some(moved)
             });
@@ -241,6 +297,19 @@ impl Catalog {
         self.layers.iter().any(|layer| layer.low.iter().any(Option::is_some))
     }
 
+    /// Whether a high version is made of the bits of the low one, and more.
+    pub fn is_nested(&self, version: Version) -> bool {
+        let low = self.source(Version::low(version.expert));
+        let high = self.source(version).filter(|_| version.precision == Precision::High);
+        high.zip(low).is_some_and(|(high, low)| is_part(low, high))
+    }
+
+    /// Whether anything is stored in planes.
+    pub fn has_planes(&self) -> bool {
+        let is_in_planes = |version: &VersionSource| version.slices.iter().any(|slice| slice.stored != Stored::Whole);
+        self.layers.iter().any(|layer| layer.high.iter().chain(layer.low.iter().flatten()).any(is_in_planes))
+    }
+
     /// A number that differs where shapes, types or places of the high versions do, and is the same everywhere else. Not for
     /// telling apart what somebody made alike on purpose.
     pub fn fingerprint(&self) -> u64 {
@@ -259,13 +328,32 @@ impl Catalog {
         hash.digest()
     }
 
-    /// Bytes of all versions of a precision.
+    /// Bytes of all versions of a precision, in memory.
     pub fn bytes(&self, precision: Precision) -> u64 {
-        let versions = self
-            .layers
+        self.versions_of(precision).map(|version| self.classes[usize::from(version.class)].bytes()).sum()
+    }
+
+    /// The same in files: of what two versions share, for both.
+    pub fn read_bytes(&self, precision: Precision) -> u64 {
+        self.versions_of(precision).map(VersionSource::bytes).sum()
+    }
+
+    fn versions_of(&self, precision: Precision) -> impl Iterator<Item = &VersionSource> {
+        self.layers
             .iter()
-            .flat_map(|layer| (0..layer.n_expert).filter_map(move |index| layer.source(index, precision)));
-        versions.map(|version| self.classes[usize::from(version.class)].bytes()).sum()
+            .flat_map(move |layer| (0..layer.n_expert).filter_map(move |index| layer.source(index, precision)))
+    }
+
+    /// Bytes that files hold of all versions: of planes that two versions share, once.
+    pub fn stored_bytes(&self) -> u64 {
+        let of_layer = |layer: &LayerCatalog| -> u64 {
+            let is_shared =
+                |index: usize, low: &VersionSource| layer.high.get(index).is_some_and(|high| is_part(low, high));
+            let low = layer.low.iter().enumerate().filter_map(|(index, low)| Some((index, low.as_ref()?)));
+            let low = low.filter(|(index, low)| !is_shared(*index, low)).map(|(_, low)| low.bytes());
+            layer.high.iter().map(VersionSource::bytes).chain(low).sum()
+        };
+        self.layers.iter().map(of_layer).sum()
     }
 
     /// The position of `class`, which is added if it is new.
@@ -284,7 +372,7 @@ impl Catalog {
             let extent = tensor.extent(index);
             // Experts that are whole blocks long all begin alike: a direct read lands in place.
             let lead = if tensor.slice_bytes.is_multiple_of(BLOCK_BYTES) { extent.offset % BLOCK_BYTES } else { 0 };
-            SliceSource { extent, lead }
+            SliceSource { extent, lead, stored: Stored::Whole }
         };
         let versions = (0..layer.n_expert as u16).map(|index| VersionSource {
             class,

@@ -62,6 +62,8 @@ impl GgmlType {
     pub const F32: Self = Self(0);
     /// 16-bit float.
     pub const F16: Self = Self(1);
+    /// 4 bits, a scale and a minimum, both f16, per 32 elements.
+    pub const Q4_1: Self = Self(3);
     /// 8 bits, one f16 scale per 32 elements.
     pub const Q8_0: Self = Self(8);
     /// Signed bytes; packs keep records in it.

@@ -21,7 +21,7 @@ pub mod writer;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-pub use catalog::{Catalog, ExpertClass, LayerCatalog, LowMismatch, SliceShape, SliceSource, VersionSource};
+pub use catalog::{Catalog, ExpertClass, LayerCatalog, LowMismatch, SliceShape, SliceSource, Stored, VersionSource};
 pub use dtype::GgmlType;
 pub use error::GgufError;
 pub use experts::{ExpertMap, ExpertTensor, LayerExperts};

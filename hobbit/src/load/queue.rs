@@ -42,7 +42,7 @@ impl Queue {
                 |class: &LoadClass| !self.waiting[class.index()].is_empty() && self.may_start(*class, options);
             let Some(class) = LoadClass::ALL.into_iter().find(may_start) else { break };
             let Some(request) = self.waiting[class.index()].pop_front() else { break };
-            let bytes = request.extent.len;
+            let bytes = request.bytes();
             self.in_flight.push(InFlight { ticket: request.ticket, class, bytes });
             self.bytes_in_flight += bytes;
             started.push(request);

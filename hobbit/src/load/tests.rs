@@ -4,7 +4,7 @@ use super::*;
 use crate::expert::Extent;
 use crate::store::faulty::{Faults, FaultyStore, Hold};
 use crate::store::memory::MemoryStore;
-use crate::store::{Arena, SlotPtr, StoreError};
+use crate::store::{Arena, Form, SlotPtr, StoreError};
 
 /// Holds every request until told to answer it.
 #[derive(Default)]
@@ -58,7 +58,7 @@ fn request(ticket: u64, len: u64) -> ReadRequest {
     let extent = Extent { file: 0, offset: 0, len };
     // SAFETY: the stores above never touch the memory.
     let dst = unsafe { SlotPtr::new(std::ptr::null_mut()) };
-    ReadRequest { ticket, extent, dst, capacity: 0, lead: 0 }
+    ReadRequest { ticket, extent, dst, capacity: 0, lead: 0, form: Form::AsIs }
 }
 
 fn requests(tickets: impl IntoIterator<Item = u64>) -> Vec<ReadRequest> {
@@ -288,7 +288,11 @@ fn the_store_pumps_the_queue_while_the_consumer_is_away() {
     for ticket in 0..100 {
         // SAFETY: the arena outlives the drain below, and reads follow one another.
         let dst = unsafe { SlotPtr::new(arena.as_ptr()) };
-        submit(&loader, LoadClass::OnDemandHigh, [ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0 }]);
+        submit(
+            &loader,
+            LoadClass::OnDemandHigh,
+            [ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0, form: Form::AsIs }],
+        );
     }
     assert_eq!(tickets(loader.drain()), (0..100).collect::<Vec<_>>());
     assert_eq!(loader.stats().in_flight_peak, 1);
@@ -346,7 +350,7 @@ fn failing_reads_are_answered_and_the_rest_goes_on() {
         let extent = Extent { file: 0, offset: ticket * 1000, len: 1000 };
         // SAFETY: inside the arena, which outlives the loop below.
         let dst = unsafe { SlotPtr::new(arena.as_ptr().add(ticket as usize * 1000)) };
-        ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0 }
+        ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0, form: Form::AsIs }
     });
     submit(&loader, LoadClass::OnDemandHigh, requests);
     let mut failed = Vec::new();
@@ -373,7 +377,7 @@ fn dropping_a_loader_withdraws_the_queue_and_waits_for_the_rest() {
         let requests = (0..4).map(|ticket| {
             // SAFETY: inside the arena, which is dropped after the loader.
             let dst = unsafe { SlotPtr::new(arena.as_ptr().add(ticket as usize * (1 << 20))) };
-            ReadRequest { ticket, extent, dst, capacity: 1 << 20, lead: 0 }
+            ReadRequest { ticket, extent, dst, capacity: 1 << 20, lead: 0, form: Form::AsIs }
         });
         submit(&loader, LoadClass::ReadAhead, requests);
         drop(loader);

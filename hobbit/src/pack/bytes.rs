@@ -5,6 +5,7 @@ use std::io;
 
 use crate::expert::Extent;
 use crate::gguf::{Piece, Segment, VirtualGguf};
+use crate::planes;
 
 /// Bytes of a piece at most.
 pub(super) const CHUNK: u64 = 4 << 20;
@@ -45,17 +46,54 @@ pub(super) fn read<E>(
     Ok(())
 }
 
+/// Bytes of a segment that lie elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Body {
+    /// As they are.
+    Whole(Extent),
+    /// Of Q8_0, in planes.
+    Planes { high: Extent, low: Extent },
+}
+
+/// Blocks of planes at a time.
+const PLANE_BLOCKS: u64 = CHUNK / planes::Q8_0_BYTES as u64;
+
+/// Hands the weights of two planes to `sink`, some at a time.
+fn read_planes<E>(
+    file: &File,
+    (high, low): (Extent, Extent),
+    sink: &mut impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), Interrupted<E>> {
+    let (mut highs, mut lows, mut made) = (Vec::new(), Vec::new(), Vec::new());
+    let n_blocks = low.len / planes::LOW_BYTES as u64;
+    let mut block = 0;
+    while block < n_blocks {
+        let n = PLANE_BLOCKS.min(n_blocks - block);
+        for (extent, bytes, of_block) in [(high, &mut highs, planes::HIGH_BYTES), (low, &mut lows, planes::LOW_BYTES)] {
+            bytes.resize(n as usize * of_block, 0);
+            let read = read_exact_at(file, bytes, extent.offset + block * of_block as u64);
+            read.map_err(|error| Interrupted::Read(extent.file, error))?;
+        }
+        made.resize(n as usize * planes::Q8_0_BYTES, 0);
+        // Digests of the whole tell of damage.
+        planes::merge(&highs, &lows, &mut made);
+        sink(&made).map_err(Interrupted::Sink)?;
+        block += n;
+    }
+    Ok(())
+}
+
 /// Hands all bytes of `view` to `sink`, in order. `absent` says where those of a segment without source lie.
 pub(super) fn walk<E>(
     view: &VirtualGguf,
     files: &[File],
-    absent: impl Fn(&Segment) -> Vec<Extent>,
+    absent: impl Fn(&Segment) -> Vec<Body>,
     mut sink: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), Interrupted<E>> {
     let mut buffer = Vec::new();
     let mut at = 0;
     loop {
-        let (extents, len) = match view.segment_at(at) {
+        let (bodies, len) = match view.segment_at(at) {
             Piece::End => return Ok(()),
             Piece::Header(bytes) => {
                 sink(bytes).map_err(Interrupted::Sink)?;
@@ -67,11 +105,14 @@ pub(super) fn walk<E>(
                 sink(&buffer).map_err(Interrupted::Sink)?;
                 (Vec::new(), buffer.len() as u64)
             }
-            Piece::Source { source, .. } => (vec![source], source.len),
+            Piece::Source { source, .. } => (vec![Body::Whole(source)], source.len),
             Piece::Absent { segment, len } => (absent(segment), len),
         };
-        for extent in extents {
-            read(&files[extent.file as usize], extent, &mut buffer, &mut sink)?;
+        for body in bodies {
+            match body {
+                Body::Whole(extent) => read(&files[extent.file as usize], extent, &mut buffer, &mut sink)?,
+                Body::Planes { high, low } => read_planes(&files[high.file as usize], (high, low), &mut sink)?,
+            }
         }
         at += len;
     }

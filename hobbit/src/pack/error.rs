@@ -19,7 +19,7 @@ pub enum PackError {
     #[error("{}: not an expert pack: key 'hobbit.pack.version' is missing; make one with `gguf-tools pack`", path.display())]
     NotAPack { path: PathBuf },
     /// A pack of another version of the format.
-    #[error("{}: expert pack of version {found}, expected {expected}; the file is newer than this build, update, or pack the model again", path.display())]
+    #[error("{}: expert pack of version {found}, expected 1 to {expected}; the file is newer than this build, update, or pack the model again", path.display())]
     Version { path: PathBuf, found: u64, expected: u32 },
     /// A part is missing, or is not what the format demands.
     #[error("{}: {what}: found {found}, expected {expected}; the pack is damaged, fetch it or pack the model again", path.display())]
@@ -70,6 +70,20 @@ pub enum WriteError {
     /// The low types save nothing.
     #[error("{}: --low {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose a smaller type", path.display())]
     NotSmaller { path: PathBuf, wanted: String },
+    /// Weights that are not of the type that planes are made of.
+    #[error("{}: tensor '{tensor}' is {dtype}, expected q8_0: nested packs keep 8-bit weights of this type in two planes of 4 bits, other types have no planes that are types themselves; pack a q8_0 model, or add --high q8_0", path.display())]
+    NotNestable { path: PathBuf, tensor: String, dtype: GgmlType },
+    /// Low versions beside those that the planes are.
+    #[error("{}: --nested makes low versions of the high ones' own bits, and --low {wanted} others; give one of the two", path.display())]
+    NestedLow { path: PathBuf, wanted: String },
+    /// A nested pack of low versions.
+    #[error("{}: a nested pack has both precisions in the same bytes, it cannot hold low versions only; leave --nested or --only-low away", path.display())]
+    NestedLowOnly { path: PathBuf },
+    /// Weights whose scale the high plane cannot have.
+    #[error(
+        "tensor '{tensor}': the scale of a block is no number of at most 543.5, beyond which its high plane is no finite q4_1 block; leave --nested away"
+    )]
+    Scale { tensor: String },
     /// A low pack without low types.
     #[error("{}: a low pack needs the types of its low versions; give --low, for example --low q2_k", path.display())]
     NothingLow { path: PathBuf },

@@ -9,6 +9,9 @@ use crate::expert::{ExpertId, Precision, Version};
 /// Version of the format, `hobbit.pack.version`.
 pub const VERSION: u32 = 1;
 
+/// Version of nested packs: readers that know only the first refuse them.
+pub const VERSION_NESTED: u32 = 2;
+
 /// Most experts, over all layers, and most versions of them.
 pub(super) const VERSIONS_MAX: u64 = 1 << 20;
 
@@ -18,6 +21,7 @@ pub(super) mod key {
     pub const KIND: &str = "hobbit.pack.kind";
     pub const HIGH: &str = "hobbit.pack.high";
     pub const LOW: &str = "hobbit.pack.low";
+    pub const NESTED: &str = "hobbit.pack.nested";
     pub const SOURCE_NAME: &str = "hobbit.source.name";
     pub const SOURCE_SIZE: &str = "hobbit.source.size";
     pub const SOURCE_SHA256: &str = "hobbit.source.sha256";
@@ -46,14 +50,18 @@ pub(super) const PATHS: &str = "hobbit.paths";
 /// Checksums after those of the ordinary tensors.
 pub(super) const OWN_CHECKSUMS: usize = 4;
 
-/// The tensor that holds a layer's records.
-pub(super) fn records_name(layer: u16, precision: Precision) -> String {
-    format!("blk.{layer}.ffn_exps.{precision}")
+/// The tensor that holds a layer's records of a precision; those of nested packs are of both.
+pub(super) fn records_name(layer: u16, precision: Precision, is_nested: bool) -> String {
+    match is_nested {
+        false => format!("blk.{layer}.ffn_exps.{precision}"),
+        true => format!("blk.{layer}.ffn_exps.nested"),
+    }
 }
 
 /// Whether a plain model's tensor of this name would be taken for one of the format's own.
 pub(super) fn is_reserved(name: &str) -> bool {
-    name.starts_with(PREFIX) || name.ends_with(".ffn_exps.high") || name.ends_with(".ffn_exps.low")
+    let ends = [".ffn_exps.high", ".ffn_exps.low", ".ffn_exps.nested"];
+    name.starts_with(PREFIX) || ends.iter().any(|end| name.ends_with(end))
 }
 
 /// Whether a pack can do without a plain model.
@@ -110,7 +118,8 @@ impl FromStr for Sha256 {
     }
 }
 
-/// One version in the index: 8 little-endian 64-bit words.
+/// One version in the index: 8 little-endian 64-bit words. In a nested pack the record is what the version has of its own: the
+/// high planes of a low one, the low planes of a high one.
 ///
 /// | word | content |
 /// |---|---|

@@ -9,9 +9,13 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::bytes::{self, read_exact_at, write_all_at};
 use super::error::{WriteError, output};
+use super::format::Row;
+use super::nested::{self, Planes};
 use super::plan::{Job, Plan, importance_of};
-use crate::expert::Extent;
-use crate::gguf::{ExpertTensor, GgmlType, Recode};
+use crate::expert::{Extent, Precision, Version};
+use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts, Recode};
+use crate::planes;
+use crate::store::BLOCK_BYTES;
 
 /// Of a recoded slice, bytes of its rows at a time as 32-bit floats.
 const CHUNK: u64 = 4 << 20;
@@ -35,6 +39,8 @@ pub(super) struct Jobs<'a> {
 pub(super) struct Scratch {
     read: Vec<u8>,
     made: Vec<u8>,
+    high: Vec<u8>,
+    low: Vec<u8>,
 }
 
 /// Writes at the target's next byte and hashes what it writes.
@@ -55,6 +61,11 @@ impl Target<'_> {
             true => Err(WriteError::Stopped { path: self.jobs.partial.to_owned() }),
         }
     }
+
+    /// Zeros up to a place less than a block away.
+    fn pad(&mut self, end: u64) -> Result<(), WriteError> {
+        self.put(&vec![0; (end - self.at) as usize])
+    }
 }
 
 impl Jobs<'_> {
@@ -68,20 +79,48 @@ impl Jobs<'_> {
                 let row = &self.plan.rows[row];
                 let layer = self.plan.layer(row);
                 let class = row.types.class(layer).expect("the plan chose types that fit the rows");
+                if self.plan.spec.nested {
+                    self.planes(row, layer, &class, &mut target, scratch)?;
+                    return Ok(target.hash.digest());
+                }
                 for (tensor, slice) in layer.tensors.iter().zip(&class.slices) {
-                    let extent = tensor.extent(row.version.expert.index);
+                    let index = row.version.expert.index;
                     match slice.dtype == tensor.dtype {
-                        true => self.copy(extent, &mut target, scratch)?,
-                        false => {
-                            self.slice(tensor, row.version.expert.index, slice.dtype, extent, &mut target, scratch)?
-                        }
+                        true => self.copy(tensor.extent(index), &mut target, scratch)?,
+                        false => self.rows(tensor, index, slice.dtype, scratch, |rows, _| target.put(rows))?,
                     }
-                    let padding = start + slice.region + slice.capacity - target.at;
-                    target.put(&vec![0; padding as usize])?; // less than a block
+                    target.pad(start + slice.region + slice.capacity)?;
                 }
             }
         }
         Ok(target.hash.digest())
+    }
+
+    /// The planes that a version of a nested pack has of its own.
+    fn planes(
+        &self,
+        row: &Row,
+        layer: &LayerExperts,
+        class: &ExpertClass,
+        target: &mut Target<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), WriteError> {
+        let Version { expert, precision } = row.version;
+        let (start, parts) = (target.at, Planes::of(class, precision).expect("the plan has placed it"));
+        for (tensor, plane) in layer.tensors.iter().zip(&parts.slices) {
+            let index = expert.index;
+            self.rows(tensor, index, nested::type_of(Precision::High), scratch, |rows, [high, low]| {
+                let n_blocks = rows.len() / planes::Q8_0_BYTES;
+                high.resize(n_blocks * planes::HIGH_BYTES, 0);
+                low.resize(n_blocks * planes::LOW_BYTES, 0);
+                if !planes::split(rows, high, low) {
+                    return Err(WriteError::Scale { tensor: format!("{}[{index}]", tensor.name) });
+                }
+                target.put(if precision == Precision::Low { high } else { low })
+            })?;
+            target.pad(start + (plane.at + plane.bytes).next_multiple_of(BLOCK_BYTES))?;
+        }
+        Ok(())
     }
 
     fn copy(&self, source: Extent, target: &mut Target<'_>, scratch: &mut Scratch) -> Result<(), WriteError> {
@@ -90,34 +129,37 @@ impl Jobs<'_> {
             .map_err(|ended| ended.or_read(|file, error| self.plan.source_error(file, error)))
     }
 
-    fn slice(
+    /// Hands an expert's rows of a tensor to `sink`, some at a time and in this type, with room for what is made of them.
+    fn rows(
         &self,
         tensor: &ExpertTensor,
         index: u16,
         to: GgmlType,
-        source: Extent,
-        target: &mut Target<'_>,
-        scratch: &mut Scratch,
+        Scratch { read, made, high, low }: &mut Scratch,
+        mut sink: impl FnMut(&[u8], [&mut Vec<u8>; 2]) -> Result<(), WriteError>,
     ) -> Result<(), WriteError> {
+        let source = tensor.extent(index);
         let row_bytes = source.len / tensor.ne1;
         let rows_max = (CHUNK / (4 * tensor.ne0)).max(1);
-        let importance = importance_of(self.plan.spec.importance, tensor, index)?;
+        let is_recoded = to != tensor.dtype;
+        let importance = if is_recoded { importance_of(self.plan.spec.importance, tensor, index)? } else { None };
         let fault = |error| WriteError::Recode { tensor: format!("{}[{index}]", tensor.name), error };
         let mut row = 0;
         while row < tensor.ne1 {
             let n = rows_max.min(tensor.ne1 - row);
-            scratch.read.resize((n * row_bytes) as usize, 0);
-            read_exact_at(&self.files[source.file as usize], &mut scratch.read, source.offset + row * row_bytes)
+            read.resize((n * row_bytes) as usize, 0);
+            read_exact_at(&self.files[source.file as usize], read, source.offset + row * row_bytes)
                 .map_err(|error| self.plan.source_error(source.file, error))?;
-            scratch.made.clear();
-            let (columns, made) = (importance.as_deref(), &mut scratch.made);
-            self.recode.recode(tensor.dtype, to, tensor.ne0, &scratch.read, columns, made).map_err(fault)?;
-            let (found, expected) = (scratch.made.len() as u64, to.row_bytes(tensor.ne0).map_or(0, |bytes| bytes * n));
-            if found != expected {
-                let tensor = format!("{}[{index}]", tensor.name);
-                return Err(WriteError::RecodedLength { tensor, found, expected });
+            if is_recoded {
+                made.clear();
+                self.recode.recode(tensor.dtype, to, tensor.ne0, read, importance.as_deref(), made).map_err(fault)?;
+                let (found, expected) = (made.len() as u64, to.row_bytes(tensor.ne0).map_or(0, |bytes| bytes * n));
+                if found != expected {
+                    let tensor = format!("{}[{index}]", tensor.name);
+                    return Err(WriteError::RecodedLength { tensor, found, expected });
+                }
             }
-            target.put(&scratch.made)?;
+            sink(if is_recoded { made } else { read }, [high, low])?;
             row += n;
         }
         Ok(())

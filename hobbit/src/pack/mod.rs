@@ -15,6 +15,7 @@ mod gaps;
 pub mod imatrix;
 mod job;
 mod journal;
+mod nested;
 mod plain;
 mod plan;
 mod progress;
@@ -32,7 +33,7 @@ pub use fingerprint::{
     fingerprint, keep as keep_fingerprint, kept as kept_fingerprint, kept_path as kept_fingerprint_path,
     sha256 as source_sha256,
 };
-pub use format::{PackKind, Sha256, VERSION};
+pub use format::{PackKind, Sha256, VERSION, VERSION_NESTED};
 pub use plan::{Fallback, PackSpec, Widths};
 pub use progress::{OnProgress, Progress, Stage, partial_path};
 pub use read::{Pack, PackInfo, PackedVersion};

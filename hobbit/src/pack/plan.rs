@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -9,6 +10,7 @@ use super::bytes;
 use super::error::WriteError;
 use super::format::{self, PackKind, Row, Sha256, VERSIONS_MAX, key};
 use super::gaps;
+use super::nested::{self, Planes};
 use super::types::{SliceTypes, TypeChoice, describe, fitting};
 use crate::expert::{ExpertId, Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
@@ -32,6 +34,8 @@ pub struct PackSpec<'a> {
     pub low: Option<TypeChoice>,
     /// Types of the high versions; `None` for the source's own.
     pub high: Option<TypeChoice>,
+    /// Low versions are the high ones' own bits: all of these are Q8_0. Without `low`.
+    pub nested: bool,
     /// Exceptions from `high`, by expert.
     pub widths: Option<Widths>,
     /// Calibrated T1 and T2, `0.0..=1.0`.
@@ -135,7 +139,10 @@ impl<'a> Plan<'a> {
             return Err(WriteError::ReservedName { path: path.clone(), tensor: tensor.name.clone() });
         }
         let mut fallbacks = BTreeSet::new();
-        let rows = rows(&experts, spec, &mut fallbacks);
+        let mut rows = rows(&experts, spec, &mut fallbacks);
+        if spec.nested {
+            rows = nested_rows(&experts, spec, &rows, path)?;
+        }
         if spec.low.is_some() && !rows.iter().any(|row| row.version.precision == Precision::Low) {
             let wanted = spec.low.as_ref().map(TypeChoice::to_string).unwrap_or_default();
             return Err(WriteError::NotSmaller { path: path.clone(), wanted });
@@ -143,7 +150,7 @@ impl<'a> Plan<'a> {
         if rows.is_empty() {
             return Err(WriteError::NothingLow { path: path.clone() });
         }
-        let importance = check_recoding(&experts, &rows, spec.importance, recode)?;
+        let importance = check_recoding(&experts, &rows, spec, recode)?;
         let paths = spec.path_table.as_ref().map_or_else(|| Ok(Vec::new()), |table| paths(table, source, &experts))?;
 
         let view = source.one_file();
@@ -172,13 +179,17 @@ impl<'a> Plan<'a> {
         let mut header = HeaderBuilder::new(BLOCK_BYTES)?;
         let copied = |key: &str| !key.starts_with("split.") && !key.starts_with(format::PREFIX);
         self.source.copy_keys(&mut header, copied)?;
-        header.key(key::VERSION, format::VERSION)?.key(key::KIND, self.spec.kind.name())?;
+        let version = if self.spec.nested { format::VERSION_NESTED } else { format::VERSION };
+        header.key(key::VERSION, version)?.key(key::KIND, self.spec.kind.name())?;
         for (precision, key) in [(Precision::High, key::HIGH), (Precision::Low, key::LOW)] {
             let types: Vec<_> =
                 self.rows.iter().filter(|row| row.version.precision == precision).map(|row| row.types).collect();
             if !types.is_empty() {
                 header.key(key, describe(types.iter()))?;
             }
+        }
+        if self.spec.nested {
+            header.key(key::NESTED, nested::PLANES)?;
         }
         let name = self.source.files[0].path.file_name().unwrap_or_default();
         header.key(key::SOURCE_NAME, name.to_string_lossy().into_owned())?;
@@ -202,8 +213,7 @@ impl<'a> Plan<'a> {
         }
         for run in self.runs() {
             let bytes = run.iter().map(|row| row.len).sum();
-            let Version { expert, precision } = run[0].version;
-            header.tensor(&format::records_name(expert.layer, precision), GgmlType::I8, &[bytes])?;
+            header.tensor(&self.home(&run[0]), GgmlType::I8, &[bytes])?;
         }
         header.tensor(format::HEADER, GgmlType::I8, &[self.source_header.len() as u64])?;
         for (name, bytes) in [(format::GAPS, &self.gaps), (format::PATHS, &self.paths)] {
@@ -234,10 +244,15 @@ impl<'a> Plan<'a> {
         self.experts.layer(row.version.expert.layer).expect("rows are made of the map's layers")
     }
 
+    /// The tensor of a row.
+    fn home(&self, row: &Row) -> String {
+        format::records_name(row.version.expert.layer, row.version.precision, self.spec.nested)
+    }
+
     /// Rows of one tensor each.
     fn runs(&self) -> impl Iterator<Item = &[Row]> {
-        let home = |row: &Row| (row.version.expert.layer, row.version.precision);
-        self.rows.chunk_by(move |a, b| home(a) == home(b))
+        let is_nested = self.spec.nested;
+        self.rows.chunk_by(move |a, b| is_together(a, b, is_nested))
     }
 
     /// Gives every row and every ordinary tensor its place.
@@ -251,20 +266,55 @@ impl<'a> Plan<'a> {
             self.jobs.push(Job::Tensor(i));
             self.targets.push(Extent { file: 0, offset: at[tensor.name.as_str()], len: tensor.extent.len });
         }
-        let mut next: Option<((u16, Precision), u64)> = None;
-        for (i, row) in self.rows.iter_mut().enumerate() {
-            let home = (row.version.expert.layer, row.version.precision);
-            let offset = match next {
-                Some((same, offset)) if same == home => offset,
-                _ => at[format::records_name(home.0, home.1).as_str()],
-            };
-            row.offset = offset;
-            next = Some((home, offset + row.len));
+        let homes: Vec<String> = self.runs().map(|run| self.home(&run[0])).collect();
+        let is_nested = self.spec.nested;
+        for (run, home) in self.rows.chunk_by_mut(|a, b| is_together(a, b, is_nested)).zip(homes) {
+            let mut next = at[home.as_str()];
+            for row in run {
+                row.offset = next;
+                next += row.len;
+            }
+        }
+        for (i, row) in self.rows.iter().enumerate() {
             self.jobs.push(Job::Record(i));
-            self.targets.push(Extent { file: 0, offset, len: row.len });
+            self.targets.push(Extent { file: 0, offset: row.offset, len: row.len });
         }
         Ok(())
     }
+}
+
+/// Whether the records of two rows lie in one tensor.
+fn is_together(a: &Row, b: &Row, is_nested: bool) -> bool {
+    let (a, b) = (a.version, b.version);
+    a.expert.layer == b.expert.layer && (is_nested || a.precision == b.precision)
+}
+
+/// The rows of a nested pack whose high versions are those of `rows`: of each expert the low one and then the high one, each
+/// with what it has of its own.
+fn nested_rows(experts: &ExpertMap, spec: &PackSpec<'_>, rows: &[Row], path: &Path) -> Result<Vec<Row>, WriteError> {
+    if let Some(low) = &spec.low {
+        return Err(WriteError::NestedLow { path: path.to_owned(), wanted: low.to_string() });
+    }
+    if spec.kind == PackKind::Low {
+        return Err(WriteError::NestedLowOnly { path: path.to_owned() });
+    }
+    let mut nested = Vec::with_capacity(2 * rows.len());
+    for row in rows {
+        let layer = experts.layer(row.version.expert.layer).expect("rows are made of the map's layers");
+        for tensor in &layer.tensors {
+            let dtype = row.types.get(tensor.kind).unwrap_or(tensor.dtype);
+            if dtype != nested::type_of(Precision::High) {
+                return Err(WriteError::NotNestable { path: path.to_owned(), tensor: tensor.name.clone(), dtype });
+            }
+        }
+        let class = row.types.class(layer).expect("types were chosen to fit the rows");
+        for precision in [Precision::Low, Precision::High] {
+            let planes = Planes::of(&class, precision).expect("smaller than the record");
+            let version = Version { precision, ..row.version };
+            nested.push(Row { version, len: planes.bytes, types: nested::types_of(layer, precision), ..*row });
+        }
+    }
+    Ok(nested)
 }
 
 /// One row per version, by layer, precision, expert; without offsets and checksums.
@@ -323,15 +373,18 @@ fn paths(table: &PathTable, source: &Gguf, experts: &ExpertMap) -> Result<Vec<u8
 fn check_recoding(
     experts: &ExpertMap,
     rows: &[Row],
-    imatrix: Option<&Imatrix>,
+    spec: &PackSpec<'_>,
     recode: &dyn Recode,
 ) -> Result<u64, WriteError> {
+    let (imatrix, is_nested) = (spec.importance, spec.nested);
     let mut supported = BTreeSet::new();
     let mut digest = Xxh3::new();
     for row in rows {
         let Some(layer) = experts.layer(row.version.expert.layer) else { continue };
         for t in &layer.tensors {
-            let Some(to) = row.types.get(t.kind).filter(|to| *to != t.dtype) else { continue };
+            // The low versions of a nested pack are parts of its high ones.
+            let is_plane = is_nested && row.version.precision == Precision::Low;
+            let Some(to) = row.types.get(t.kind).filter(|to| *to != t.dtype && !is_plane) else { continue };
             if supported.insert(to) {
                 recode.supports(to).map_err(|error| WriteError::Recode { tensor: t.name.clone(), error })?;
             }

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use super::bytes::read_exact_at;
 use super::error::PackError;
 use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
-use super::{SliceTypes, gaps, plain};
+use super::nested::Planes;
+use super::{SliceTypes, gaps, nested, plain};
 use crate::expert::{Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
 use crate::gguf::{
-    Catalog, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, TensorInfo, VersionSource,
+    Catalog, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, Stored, TensorInfo, VersionSource,
 };
 use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
@@ -29,6 +30,8 @@ pub struct PackInfo {
     pub high: Option<String>,
     /// Types of the low versions; `None` if there are none.
     pub low: Option<String>,
+    /// Low versions are the high ones' own bits.
+    pub nested: bool,
     /// File name of the model it was made from.
     pub source_name: String,
     /// Its size in bytes; of a split model, that of its shards merged.
@@ -54,7 +57,8 @@ pub struct PackedVersion {
     pub version: Version,
     /// Types of its slices.
     pub types: SliceTypes,
-    /// Where the record lies; file 0 is the pack.
+    /// Where the record lies; file 0 is the pack. In a nested pack, what the version has of its own: a high one is read from
+    /// the low one's record and its own, which follows it.
     pub record: Extent,
     /// xxh3-64 of the record.
     pub checksum: u64,
@@ -131,8 +135,8 @@ impl Pack {
 
         let index = own_tensor(&raw, path, format::INDEX, GgmlType::I64, VERSIONS_MAX * ROW_BYTES as u64)?;
         let versions = rows(&read(&file, path, index)?, path)?;
-        let catalog =
-            Builder { raw: &raw, path, experts: &experts, classes: HashMap::new() }.catalog(kind, &versions)?;
+        let catalog = Builder { raw: &raw, path, experts: &experts, is_nested: info.nested, classes: HashMap::new() };
+        let catalog = catalog.catalog(kind, &versions)?;
 
         let n_ordinary = match kind {
             PackKind::Full => plain.tensors.iter().filter(|t| parse_name(&t.name).is_none()).count(),
@@ -162,6 +166,20 @@ impl Pack {
             Ok(Some(table))
         });
         checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })
+    }
+
+    /// Its version of the format.
+    pub fn version(&self) -> u32 {
+        if self.info.nested { format::VERSION_NESTED } else { format::VERSION }
+    }
+
+    /// Bytes of weights that a version has of its own in the file, without padding.
+    pub fn weight_bytes(&self, packed: &PackedVersion) -> u64 {
+        let own = |slice: &SliceSource| match slice.stored {
+            Stored::Both { low } => low.len,
+            Stored::Whole | Stored::High => slice.extent.len,
+        };
+        self.catalog.source(packed.version).map_or(0, |version| version.slices.iter().map(own).sum())
     }
 
     /// That the pack can be run without a plain model.
@@ -194,8 +212,10 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
     };
     let fault = |name: &str, expected: &str| PackError::malformed(path, format!("key '{name}'"), found(name), expected);
     match raw.metadata.get_u64(key::VERSION) {
-        Some(version) if version == u64::from(format::VERSION) => {}
-        Some(found) => return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION }),
+        Some(version) if version == u64::from(format::VERSION) || version == u64::from(format::VERSION_NESTED) => {}
+        Some(found) => {
+            return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION_NESTED });
+        }
         None => return Err(fault(key::VERSION, "a number")),
     }
     let kind = match raw.metadata.get_str(key::KIND) {
@@ -203,6 +223,15 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         Some("low") => PackKind::Low,
         _ => return Err(fault(key::KIND, "'full' or 'low'")),
     };
+    let is_nested = raw.metadata.get_u64(key::VERSION) == Some(u64::from(format::VERSION_NESTED));
+    match raw.metadata.get_str(key::NESTED) {
+        Some(nested::PLANES) if is_nested && kind == PackKind::Full => {}
+        None if !is_nested && raw.metadata.value_type(key::NESTED).is_none() => {}
+        _ if is_nested => {
+            return Err(fault(key::NESTED, &format!("'{}', in a full pack", nested::PLANES)));
+        }
+        _ => return Err(fault(key::NESTED, "nothing in a pack of version 1")),
+    }
     let digest = |name: &str| match raw.metadata.get_str(name) {
         Some(text) => text.parse().map(Some).map_err(|()| fault(name, "64 hexadecimal digits")),
         None => Ok(None),
@@ -218,6 +247,7 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
     let info = PackInfo {
         high: text(key::HIGH),
         low: text(key::LOW),
+        nested: is_nested,
         source_name: text(key::SOURCE_NAME).ok_or_else(|| fault(key::SOURCE_NAME, "a file name"))?,
         source_size: raw
             .metadata
@@ -283,6 +313,7 @@ struct Builder<'a> {
     raw: &'a Gguf,
     path: &'a Path,
     experts: &'a ExpertMap,
+    is_nested: bool,
     /// By layer and types: rows of a layer mostly agree.
     classes: HashMap<(u16, SliceTypes), u16>,
 }
@@ -311,7 +342,10 @@ impl Builder<'_> {
             };
             *place = Some(self.source(&mut catalog, &experts.layers[i], packed)?);
         }
-        for (layer, [high, low]) in experts.layers.iter().zip(found) {
+        for (layer, [mut high, low]) in experts.layers.iter().zip(found) {
+            if self.is_nested {
+                self.join(layer, &mut high, &low)?;
+            }
             if kind == PackKind::Full
                 && let Some(index) = high.iter().position(Option::is_none)
             {
@@ -323,6 +357,30 @@ impl Builder<'_> {
             catalog.layers.push(LayerCatalog { layer: layer.layer, n_expert, high, low });
         }
         Ok(catalog)
+    }
+
+    /// Gives the high versions of a layer the planes of the low ones, which lie before their own.
+    fn join(
+        &self,
+        layer: &LayerExperts,
+        high: &mut [Option<VersionSource>],
+        low: &[Option<VersionSource>],
+    ) -> Result<(), PackError> {
+        for (index, (high, low)) in high.iter_mut().zip(low).enumerate() {
+            let Some(own) = high else { continue };
+            let fault = |found: String, expected: &str| {
+                let what = format!("index row of layer {} expert {index} (low)", layer.layer);
+                PackError::malformed(self.path, what, found, expected)
+            };
+            let low = low.as_ref().ok_or_else(|| fault("none".to_owned(), "one for every expert of a nested pack"))?;
+            let found = || {
+                let ends = [low, own].map(|version| version.record.map_or(0, |record| record.offset));
+                format!("records at {} (low) and {} (high)", ends[0], ends[1])
+            };
+            *own = nested::joined(own, low)
+                .ok_or_else(|| fault(found(), "the high version's own part right behind it"))?;
+        }
+        Ok(())
     }
 
     fn source(
@@ -352,23 +410,37 @@ impl Builder<'_> {
             }
         };
         let shape = &catalog.classes[usize::from(class)];
+        let precision = packed.version.precision;
+        let planes = match self.is_nested {
+            true if packed.types != nested::types_of(layer, precision) => {
+                let found = format!("{:?}", packed.types.iter().collect::<Vec<_>>());
+                return Err(fault("types", found, format!("{} for every slice", nested::type_of(precision))));
+            }
+            true => Planes::of(shape, precision),
+            false => None,
+        };
         let Extent { offset, len, .. } = packed.record;
-        if len != shape.stride {
-            return Err(fault("bytes of the record", len.to_string(), shape.stride.to_string()));
+        let expected = planes.as_ref().map_or(shape.stride, |planes| planes.bytes);
+        if len != expected {
+            return Err(fault("bytes of the record", len.to_string(), expected.to_string()));
         }
         if !offset.is_multiple_of(BLOCK_BYTES) {
             return Err(fault("offset", offset.to_string(), format!("a multiple of {BLOCK_BYTES}")));
         }
-        let name = format::records_name(layer.layer, packed.version.precision);
+        let name = format::records_name(layer.layer, precision, self.is_nested);
         let home = self.raw.tensor(&name).filter(|tensor| tensor.dtype == GgmlType::I8);
         let home = home.ok_or_else(|| fault("tensor", format!("no i8 tensor '{name}'"), "one".to_owned()))?.extent;
         if offset < home.offset || offset.checked_add(len).is_none_or(|end| end > home.end()) {
             let expected = format!("inside tensor '{name}', {}..{}", home.offset, home.end());
             return Err(fault("record", format!("{len} bytes at {offset}"), expected));
         }
+        if let Some(planes) = planes {
+            return Ok(planes.source(class, offset));
+        }
         let slice = |slice: &crate::gguf::SliceShape| SliceSource {
             extent: Extent { file: 0, offset: offset + slice.region, len: slice.bytes },
             lead: 0,
+            stored: Stored::Whole,
         };
         let slices = shape.slices.iter().map(slice).collect();
         Ok(VersionSource { class, slices, record: Some(packed.record) })

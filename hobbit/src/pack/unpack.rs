@@ -8,14 +8,13 @@ use std::path::{Path, PathBuf};
 
 use sha2::Digest;
 
-use super::bytes;
+use super::bytes::{self, Body};
 use super::format::Sha256;
 use super::{Pack, PackError, SliceTypes};
-use crate::expert::Extent;
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, Input, Kind, Output, OutputError};
 use crate::gguf::experts::parse_name;
-use crate::gguf::{LayerCatalog, Segment, TensorInfo, VersionSource, VirtualGguf};
+use crate::gguf::{LayerCatalog, Segment, SliceSource, Stored, TensorInfo, VersionSource, VirtualGguf};
 
 /// Why a pack was not unpacked.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +147,7 @@ fn stream(
 }
 
 /// Where the slices of an expert tensor lie, expert by expert.
-fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Extent> {
+fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Body> {
     let tensor = segment.tensor.and_then(|i| pack.plain.tensors.get(i as usize));
     let Some((layer, kind)) = tensor.and_then(|tensor| parse_name(&tensor.name)) else { return Vec::new() };
     let catalog = &pack.catalog;
@@ -156,7 +155,11 @@ fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Extent> {
     let slice = |version: &VersionSource| {
         let class = &catalog.classes[usize::from(version.class)];
         let position = class.slices.iter().position(|slice| slice.kind == kind)?;
-        Some(version.slices[position].extent)
+        let SliceSource { extent, stored, .. } = version.slices[position];
+        Some(match stored {
+            Stored::Both { low } => Body::Planes { high: extent, low },
+            Stored::Whole | Stored::High => Body::Whole(extent),
+        })
     };
     high.iter().filter_map(slice).collect()
 }

@@ -302,7 +302,7 @@ impl Holdings for HostHoldings<'_> {
 
     fn bytes(&self, version: Version) -> Option<u64> {
         self.cache.share_of(version)?;
-        self.layout.bytes(version)
+        self.layout.bytes_missing(self.cache, version)
     }
 
     fn n_used(&self, layer: u16) -> usize {

@@ -122,7 +122,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         self.count(expert.layer, hit);
         if self.observer.is_watching() {
-            let bytes = version.and_then(|version| self.layout.bytes(version)).unwrap_or(0);
+            let bytes = version.and_then(|version| self.layout.bytes_missing(&self.cache, version)).unwrap_or(0);
             let is_there = is_elsewhere || slot.is_some() || version.is_some_and(|version| self.is_staged(version));
             self.observer.needed(&NeededExpert { expert, demand, version, hit, is_there, bytes });
         }

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use super::{
-    Landed, LayerShape, Layout, Parts, Precisions, Read, Reads, Residency, Split, StagingOptions, Target, VersionBytes,
+    Landed, LayerShape, Layout, Parts, Precisions, Read, Reads, Residency, RestBytes, Split, StagingOptions, Target,
+    VersionBytes,
 };
 use crate::cache::policy::{self, PolicyKind, Shape, Weights};
 use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId};
@@ -52,6 +53,13 @@ impl ByHand {
         let (_, read) = self.waiting.remove(position);
         self.n_answered += 1;
         self.now += 1.0;
+        if let (Some(held), Target::Slot { .. } | Target::Record { .. }) = (read.held, read.target) {
+            // What is read is no more than what this lacks.
+            let low = Version::low(read.target.version().expert);
+            for (_, kind) in Self::regions(read.target) {
+                assert_eq!(self.slots.get(&(held, kind)), Some(&low), "{read:?}: what it is a part of has gone");
+            }
+        }
         if !fails {
             for region in Self::regions(read.target) {
                 self.slots.insert(region, read.target.version());
@@ -165,6 +173,8 @@ pub(super) struct Small {
     pub(super) deterministic: bool,
     /// Bytes of the read that brings a whole version, if there is one.
     pub(super) record: Option<u64>,
+    /// Low versions are parts of the high ones.
+    pub(super) nested: bool,
 }
 
 impl Default for Small {
@@ -178,6 +188,7 @@ impl Default for Small {
             thresholds: Thresholds { t1: 1.0, t2: 1.0 },
             deterministic: false,
             record: None,
+            nested: false,
         }
     }
 }
@@ -200,7 +211,9 @@ impl Small {
             let mut slices = [0; SliceKind::COUNT];
             KINDS.iter().for_each(|kind| slices[kind.index()] = bytes);
             let is_there = bytes == 4000 || self.slots.1.is_some();
-            is_there.then_some(VersionBytes { slices, record: self.record })
+            let rest = RestBytes { slices: slices.map(|bytes| bytes / 4 * 3), record: self.record };
+            let rest = (self.nested && bytes == 4000).then_some(rest);
+            is_there.then_some(VersionBytes { slices, record: self.record, rest })
         };
         let layout = Layout::new((0..self.n_layers).map(shape), &cache, bytes);
         let mode = if self.slots.1.is_some() { PrecisionMode::Dynamic } else { PrecisionMode::Exact };

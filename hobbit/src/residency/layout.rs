@@ -21,6 +21,17 @@ pub struct VersionBytes {
     pub slices: [u64; SliceKind::COUNT],
     /// Of the read that brings the whole slot, where the file lays the version out like a slot.
     pub record: Option<u64>,
+    /// Of a high version, what the low one lacks of it, where that is part of it.
+    pub rest: Option<RestBytes>,
+}
+
+/// Bytes of what a low version lacks of the high one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RestBytes {
+    /// By [`SliceKind::index`].
+    pub slices: [u64; SliceKind::COUNT],
+    /// Of the read that brings all of it, where it is together in the file.
+    pub record: Option<u64>,
 }
 
 /// A layer's part of a pool of the cache.
@@ -173,6 +184,24 @@ impl Layout {
     /// Bytes of the read that brings all of a version's slot, if there is one.
     pub fn record_bytes(&self, version: Version) -> Option<u64> {
         self.find(version)?.bytes.record
+    }
+
+    /// What the low version lacks of a high one, where that is part of it.
+    pub fn rest(&self, version: Version) -> Option<RestBytes> {
+        self.find(version)?.bytes.rest
+    }
+
+    /// The slot of the low version that is a part of a high one, where it is complete, and what it lacks.
+    pub(super) fn part_of(&self, cache: &Cache, version: Version) -> Option<(SlotId, RestBytes)> {
+        let rest = self.rest(version)?;
+        let slot = cache.lookup(Version::low(version.expert)).filter(|&slot| cache.is_ready(slot))?;
+        Some((slot, rest))
+    }
+
+    /// Bytes that have to be read for a version that is not resident; `None` if there is no such version.
+    pub(super) fn bytes_missing(&self, cache: &Cache, version: Version) -> Option<u64> {
+        let rest = self.part_of(cache, version).map(|(_, rest)| rest.slices.iter().sum());
+        rest.or_else(|| self.bytes(version))
     }
 
     /// All matrices of the layer: those of `first` in their order, then the rest.

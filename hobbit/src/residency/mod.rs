@@ -49,7 +49,7 @@ mod waiting;
 pub use ahead::{Lookahead, LookaheadOptions, Slots, TokenChoice};
 pub use books::Counters;
 pub use chosen::{Chosen, Split};
-pub use layout::{LayerShape, LayerShare, Layout, VersionBytes};
+pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
 pub use reads::{Landed, Read, Reads, Target};

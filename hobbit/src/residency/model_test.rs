@@ -319,8 +319,9 @@ fn smalls() -> impl Strategy<Value = Small> {
     let thresholds = prop::sample::select(vec![(0.0, 1.0), (0.3, 0.6), (0.5, 1.0), (1.0, 1.0)]);
     let policy = prop::sample::select(PolicyKind::ALL.to_vec());
     let low = prop::option::of(0..4u32);
-    (1..4u16, 2..7u16, (0..5u32, low), 1..8usize, policy, thresholds, any::<bool>(), any::<bool>()).prop_map(
-        |(n_layers, n_expert, slots, n_staging, policy, (t1, t2), deterministic, has_records)| Small {
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    (1..4u16, 2..7u16, (0..5u32, low), 1..8usize, policy, thresholds, flags).prop_map(
+        |(n_layers, n_expert, slots, n_staging, policy, (t1, t2), (deterministic, has_records, nested))| Small {
             n_layers,
             n_expert,
             slots,
@@ -329,6 +330,7 @@ fn smalls() -> impl Strategy<Value = Small> {
             thresholds: Thresholds { t1, t2 },
             deterministic,
             record: has_records.then_some(1 << 20),
+            nested,
         },
     )
 }

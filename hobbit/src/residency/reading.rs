@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::layout::RestBytes;
 use super::step::LayerStep;
+use super::tickets::Asked;
 use super::{Landed, Observer, Read, Reads, Residency, Target};
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
@@ -40,24 +42,34 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             return;
         }
         for class in [LoadClass::ReadAhead, LoadClass::Prefetch] {
-            for target in self.withdraw(class, |version| version.expert.layer == layer) {
+            for asked in self.withdraw(class, |version| version.expert.layer == layer) {
+                let version = asked.target.version();
                 if let Some(lookahead) = &mut self.lookahead {
-                    lookahead.prefetcher.dropped(target.version());
+                    lookahead.prefetcher.dropped(version);
                 }
-                let bytes = self.bytes_of(target);
-                self.observer.withdrawn(target.version(), bytes);
-                self.unread(target);
+                let bytes = self.bytes_of(asked);
+                self.observer.withdrawn(version, bytes);
+                self.unread(asked.target);
             }
         }
         self.is_reading_ahead = self.reads.outstanding() > 0;
     }
 
     /// Takes back reads of a class that have not started: what they were for.
-    pub(super) fn withdraw(&mut self, class: LoadClass, is_obsolete: impl Fn(Version) -> bool) -> Vec<Target> {
+    pub(super) fn withdraw(&mut self, class: LoadClass, is_obsolete: impl Fn(Version) -> bool) -> Vec<Asked> {
         let Self { reads, tickets, .. } = self;
         let mut unwanted = |ticket: u64| tickets.get(ticket).is_some_and(|target| is_obsolete(target.version()));
         let withdrawn = reads.withdraw(class, &mut unwanted);
-        withdrawn.into_iter().map(|ticket| tickets.answer(ticket)).collect()
+        withdrawn.into_iter().map(|ticket| self.answered(ticket)).collect()
+    }
+
+    /// What a read was for that is over: nobody needs the slot beside it any more.
+    fn answered(&mut self, ticket: u64) -> Asked {
+        let asked = self.tickets.answer(ticket);
+        if let Some(held) = asked.held {
+            self.cache.unpin(held);
+        }
+        asked
     }
 
     /// Fills what is free of the next layer's high share, and lines the rest up for staging.
@@ -116,24 +128,34 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Reads versions into their slots, whose slices are all loading: small records at once, others slice by slice,
     /// first the slices that are multiplied first.
     pub(super) fn read_slots(&mut self, class: LoadClass, slots: &[(SlotId, Version)], order: &[SliceKind]) {
-        let mut reads = Vec::with_capacity(slots.len() * order.len());
         let most = if slots.len() <= FEW_READS { RECORD_BYTES_MAX_OF_FEW } else { RECORD_BYTES_MAX };
-        let Self { layout, tickets, .. } = self;
-        let whole = |version| layout.record_bytes(version).filter(|bytes| *bytes <= most);
+        let mut reads = Vec::with_capacity(slots.len() * order.len());
+        let mut by_slice = Vec::new();
         for &(slot, version) in slots {
-            if let Some(bytes) = whole(version) {
-                reads.push(tickets.read(Target::Record { slot, version }, bytes));
+            let part = self.layout.part_of(&self.cache, version);
+            let whole = part.map_or(self.layout.record_bytes(version), |(_, rest)| rest.record);
+            match whole.filter(|bytes| *bytes <= most) {
+                Some(bytes) => reads.push(self.read(Target::Record { slot, version }, bytes, part)),
+                None => by_slice.push((slot, version, part)),
             }
         }
         for &kind in order {
-            for &(slot, version) in slots {
-                if whole(version).is_none() {
-                    let slice = SliceId { version, kind };
-                    reads.push(tickets.read(Target::Slot { slot, slice }, layout.slice_bytes(slice)));
-                }
+            for &(slot, version, part) in &by_slice {
+                let slice = SliceId { version, kind };
+                let bytes = part.map_or(self.layout.slice_bytes(slice), |(_, rest)| rest.slices[kind.index()]);
+                reads.push(self.read(Target::Slot { slot, slice }, bytes, part));
             }
         }
         self.submit(class, reads);
+    }
+
+    /// A read into a slot, beside a low version that it needs no bytes of.
+    pub(super) fn read(&mut self, target: Target, bytes: u64, part: Option<(SlotId, RestBytes)>) -> Read {
+        let held = part.map(|(slot, _)| slot);
+        if let Some(held) = held {
+            self.cache.pin(held);
+        }
+        self.tickets.read_beside(target, bytes, held)
     }
 
     /// Whether the running split waits for this read.
@@ -149,8 +171,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// others.
     pub(super) fn queued(&self) -> (u64, u64) {
         let (mut waited, mut background) = (0, 0);
-        for target in self.tickets.outstanding() {
-            *(if self.is_wanted(target) { &mut waited } else { &mut background }) += self.bytes_of(target);
+        for asked in self.tickets.outstanding() {
+            *(if self.is_wanted(asked.target) { &mut waited } else { &mut background }) += self.bytes_of(asked);
         }
         (waited, background)
     }
@@ -166,7 +188,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     fn land_one(&mut self, Landed { ticket, result }: Landed<R::Error>) {
-        let target = self.tickets.answer(ticket);
+        let target = self.answered(ticket).target;
         let version = target.version();
         let is_wanted = self.is_wanted(target);
         let n_slices = self.arrived(target, result.is_ok());
@@ -229,7 +251,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.tell_of(class, reads.iter().filter(|read| !is_refused(read)));
         }
         for Landed { ticket, result } in refused {
-            let target = self.tickets.answer(ticket);
+            let target = self.answered(ticket).target;
             if let (Err(error), false) = (result, class.is_background()) {
                 self.failure.get_or_insert(error);
             }
@@ -239,16 +261,27 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Tells who looks on of reads that no product waits for, all parts of a version together.
     fn tell_of<'a>(&mut self, class: LoadClass, reads: impl Iterator<Item = &'a Read>) {
-        let mut whole: BTreeMap<Version, u64> = BTreeMap::new();
-        reads.for_each(|read| *whole.entry(read.target.version()).or_default() += read.bytes);
-        for (version, bytes) in whole {
-            let all = self.layout.bytes(version).unwrap_or(bytes);
+        let mut whole: BTreeMap<Version, (u64, bool)> = BTreeMap::new();
+        for read in reads {
+            let (bytes, is_rest) = whole.entry(read.target.version()).or_default();
+            *bytes += read.bytes;
+            *is_rest |= read.held.is_some();
+        }
+        for (version, (bytes, is_rest)) in whole {
+            let rest = self.layout.rest(version).filter(|_| is_rest).map(|rest| rest.slices.iter().sum());
+            let all = rest.or_else(|| self.layout.bytes(version)).unwrap_or(bytes);
             self.observer.loading(version, class, bytes, all);
         }
     }
 
     /// Bytes of weights that a read brings.
-    pub(super) fn bytes_of(&self, target: Target) -> u64 {
+    pub(super) fn bytes_of(&self, Asked { target, held }: Asked) -> u64 {
+        if let Some(rest) = self.layout.rest(target.version()).filter(|_| held.is_some()) {
+            return match target {
+                Target::Slot { slice, .. } | Target::Staging { slice, .. } => rest.slices[slice.kind.index()],
+                Target::Record { .. } => rest.slices.iter().sum(),
+            };
+        }
         match target {
             Target::Slot { slice, .. } | Target::Staging { slice, .. } => self.layout.slice_bytes(slice),
             Target::Record { version, .. } => self.layout.bytes(version).unwrap_or(0),

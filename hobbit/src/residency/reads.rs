@@ -35,6 +35,9 @@ pub struct Read {
     pub target: Target,
     /// Bytes in the file.
     pub bytes: u64,
+    /// The slot of the same expert's low version, whose bits are part of the high one that is read: only what it lacks comes
+    /// from the file ([`super::VersionBytes::rest`]). It is complete, and stays as it is until the read is answered.
+    pub held: Option<SlotId>,
 }
 
 /// The answer to a [`Read`].

@@ -273,6 +273,41 @@ fn one_upgrade_a_token_while_nothing_is_read() {
     assert_eq!(toy.counters().upgrades, 0, "needed now: it is a read like any other");
 }
 
+/// A high version that the low one is a part of: only what that lacks is read, in the background and on demand.
+#[test]
+fn a_nested_version_is_completed_from_the_low_one() {
+    let small = Small {
+        n_layers: 1,
+        slots: (3, Some(4)),
+        thresholds: Thresholds { t1: 0.5, t2: 1.0 },
+        nested: true,
+        ..Small::default()
+    };
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let mut token = |toy: &mut Toy, experts: [i32; 3]| {
+        let before = toy.counters().bytes_read;
+        chosen.set(&split(&small, 0, 3), experts.into_iter()).unwrap();
+        chosen.ask(&mut toy.precisions, [0.8, 0.1, 0.1]);
+        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        finish(toy, &chosen, step);
+        let read = toy.counters().bytes_read - before;
+        toy.settle();
+        toy.end_batch(1, 0.1);
+        read
+    };
+    assert_eq!(token(&mut toy, [0, 1, 2]), 12_000 + 2 * 3_000);
+    // Expert 1 is wanted in high precision now, and there in low.
+    assert_eq!(token(&mut toy, [1, 0, 2]), 9_000);
+    while toy.counters().upgrades == 0 {
+        assert_eq!(token(&mut toy, [0, 1, 2]), 0);
+    }
+    assert_eq!(toy.counters().bytes_read, 18_000 + 9_000 + 9_000, "and expert 2's, which was upgraded");
+    assert!(!toy.cache().is_complete(Version::low(ExpertId { layer: 0, index: 2 })));
+    // The low version has gone: all of the high one is read, and nothing is pinned for it.
+    assert!(toy.cache().residents().all(|(_, slot)| !toy.cache().is_pinned(slot)));
+    assert_eq!(token(&mut toy, [3, 0, 1]), 12_000);
+}
+
 #[test]
 fn free_slots_are_filled_while_nobody_waits() {
     let small = Small { slots: (3, None), ..Small::default() };

@@ -169,6 +169,7 @@ mod tests {
             n_used: 2,
             bytes_high: 100,
             bytes_low: 25,
+            bytes_rest: 0,
             slots_high: 3,
             slots_low: 1,
         });

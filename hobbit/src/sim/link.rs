@@ -166,7 +166,7 @@ mod tests {
 
     fn submit(link: &mut Link, class: LoadClass, ticket: u64, bytes: u64) {
         let slice = SliceId { version: Version::high(ExpertId { layer: 0, index: 0 }), kind: SliceKind::Gate };
-        link.submit(class, &[Read { ticket, target: Target::Staging { slot: 0, slice }, bytes }]);
+        link.submit(class, &[Read { ticket, target: Target::Staging { slot: 0, slice }, bytes, held: None }]);
     }
 
     fn landings(link: &mut Link) -> Vec<(f64, u64)> {

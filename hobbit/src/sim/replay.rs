@@ -16,7 +16,7 @@ use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::{self, Oracle, Predictor};
 use crate::residency::{
     self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
-    Residency, Split, StagingOptions, TokenChoice, Used, VersionBytes,
+    Residency, RestBytes, Split, StagingOptions, TokenChoice, Used, VersionBytes,
 };
 use crate::route::{Demand, Thresholds};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
@@ -274,7 +274,10 @@ fn layout(header: &Header, config: &Config, cache: &Cache) -> Layout {
         };
         let mut slices = [0; SliceKind::COUNT];
         slices[WHOLE.index()] = bytes;
-        Some(VersionBytes { slices, record: None })
+        let mut rest = RestBytes::default();
+        rest.slices[WHOLE.index()] = layer.bytes_rest;
+        let has_rest = version.precision == Precision::High && layer.bytes_rest > 0;
+        Some(VersionBytes { slices, record: None, rest: has_rest.then_some(rest) })
     };
     Layout::new(header.model.layers.iter().map(shape), cache, bytes)
 }

@@ -27,6 +27,12 @@ pub enum StoreError {
          mixed; start again, and change no model while it is in use", path.display()
     )]
     Changed { path: PathBuf, what: &'static str },
+    /// What was read is no plane of 8-bit weights.
+    #[error(
+        "{}: the {len} bytes at offset {offset} are not the planes of weights that they should be (a scale is no sound \
+         number); the pack is damaged, `gguf-tools verify` says where", path.display()
+    )]
+    Planes { path: PathBuf, offset: u64, len: u64 },
     /// A request names a file that the store was not opened with.
     #[error("a read names source file {file}, but the model has {files} (expected 0..{files})")]
     NoSuchFile { file: u32, files: usize },

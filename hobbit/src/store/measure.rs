@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 
-use super::{Arena, Completion, ReadDone, ReadRequest, SlotPtr, Store, StoreError, lead_of, slot_stride};
+use super::{Arena, Completion, Form, ReadDone, ReadRequest, SlotPtr, Store, StoreError, lead_of, slot_stride};
 use crate::expert::Extent;
 
 /// A measured bandwidth.
@@ -53,6 +53,7 @@ pub fn measure_random_read(
         dst: unsafe { SlotPtr::new(slots.as_ptr().add(slot * slot_bytes)) },
         capacity: slot_bytes,
         lead: lead_of(&extent),
+        form: Form::AsIs,
     };
     let (sender, answers) = unbounded::<ReadDone>();
     let sink: Arc<dyn Completion> = Arc::new(sender);

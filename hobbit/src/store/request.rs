@@ -4,45 +4,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::error::StoreError;
+use super::form::{Form, Part};
+use super::slot_ptr::SlotPtr;
 use crate::expert::Extent;
-
-/// Start of a slot's memory. Page-aligned (4096) where it is to be filled by direct reads without a copy.
-#[derive(Clone, Copy, Debug)]
-pub struct SlotPtr(*mut u8);
-
-impl SlotPtr {
-    /// Names memory that reads may fill.
-    ///
-    /// # Safety
-    /// For every [`ReadRequest`] made with this pointer, from its submission to its [`ReadDone`] (or to its
-    /// withdrawal), the `capacity` bytes at `ptr` must be mapped, initialised, writable from any thread, and
-    /// neither read nor written by anyone else.
-    pub const unsafe fn new(ptr: *mut u8) -> Self {
-        Self(ptr)
-    }
-
-    /// The address.
-    pub const fn as_ptr(self) -> *mut u8 {
-        self.0
-    }
-}
-
-// SAFETY: the pointer is only dereferenced for a request in flight, and `SlotPtr::new` makes its caller promise
-// that the memory may then be written from any thread.
-unsafe impl Send for SlotPtr {}
-// SAFETY: a shared `SlotPtr` gives away nothing but the address.
-unsafe impl Sync for SlotPtr {}
 
 /// Asks for the bytes of `extent` at `dst + lead`.
 ///
 /// The bytes of the slot outside `[lead, lead + extent.len)` may be overwritten too: a direct read covers whole
 /// blocks. With `lead ==` [`super::lead_of`]`(extent)`, `dst` page-aligned and `capacity >=`
 /// [`super::slot_stride`]`(extent.len)`, no engine copies a byte; any other lead costs a copy.
+///
+/// Where the bytes come in planes, each part says where it goes; `lead` means nothing then.
 #[derive(Debug)]
 pub struct ReadRequest {
     /// The caller's name for the read; comes back in [`ReadDone`].
     pub ticket: u64,
-    /// What to read.
+    /// What to read; where that comes in planes, the smallest run of bytes that has them all.
     pub extent: Extent,
     /// Start of the slot.
     pub dst: SlotPtr,
@@ -50,20 +27,36 @@ pub struct ReadRequest {
     pub capacity: usize,
     /// Where the extent's first byte lands, in bytes from `dst`.
     pub lead: usize,
+    /// How the bytes become those of the memory.
+    pub form: Form,
 }
 
 impl ReadRequest {
-    /// Refuses requests that no engine may start: after this check `lead + extent.len <= capacity`, the range does
-    /// not overflow, and the file exists.
+    /// Bytes that are read, without what alignment adds.
+    pub fn bytes(&self) -> u64 {
+        match &self.form {
+            Form::AsIs => self.extent.len,
+            Form::Planes(parts) => parts.iter().map(Part::bytes).sum(),
+        }
+    }
+
+    /// Refuses requests that no engine may start: after this check `lead + extent.len <= capacity` (of planes, each lies in
+    /// the extent and its weights in the memory), the range does not overflow, and the file exists.
     pub(super) fn check(&self, files: usize) -> Result<(), StoreError> {
         let Extent { file, offset, len } = self.extent;
         if file as usize >= files {
             return Err(StoreError::NoSuchFile { file, files });
         }
-        let fits = usize::try_from(len)
-            .ok()
-            .and_then(|len| len.checked_add(self.lead))
-            .is_some_and(|end| end <= self.capacity);
+        let fits = match &self.form {
+            Form::AsIs => usize::try_from(len)
+                .ok()
+                .and_then(|len| len.checked_add(self.lead))
+                .is_some_and(|end| end <= self.capacity),
+            Form::Planes(parts) => {
+                let extent = offset..offset.saturating_add(len);
+                parts.iter().all(|part| part.is_sound(extent.clone(), self.capacity))
+            }
+        };
         // The end is rounded up to a block later on, and file offsets are signed.
         let in_range = offset.checked_add(len).is_some_and(|end| end < i64::MAX as u64 - super::BLOCK_BYTES);
         if fits && in_range {

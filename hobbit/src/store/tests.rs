@@ -9,6 +9,8 @@ use crossbeam_channel::unbounded;
 #[path = "../../../tests/fixture/not_run.rs"]
 mod not_run;
 
+mod planes;
+
 use super::faulty::{Faults, FaultyStore, Hold};
 use super::*;
 use crate::expert::Extent;
@@ -31,7 +33,7 @@ impl SlotMemory {
         assert!((slot + 1) * self.slot_bytes <= self.arena.len());
         // SAFETY: inside the arena, and the tests wait for every answer before they look or drop.
         let dst = unsafe { SlotPtr::new(self.arena.as_ptr().add(slot * self.slot_bytes)) };
-        ReadRequest { ticket, extent, dst, capacity: self.slot_bytes, lead }
+        ReadRequest { ticket, extent, dst, capacity: self.slot_bytes, lead, form: Form::AsIs }
     }
 
     /// A slot of its own at `shift` bytes into slot number `slot`, with `capacity` bytes.
@@ -76,15 +78,15 @@ fn byte_at(file: usize, offset: usize) -> u8 {
 
 impl Files {
     fn new() -> Self {
+        let lens = [3_000_017, 70_001].into_iter().enumerate();
+        Self::of(lens.map(|(file, len)| (0..len).map(|offset| byte_at(file, offset)).collect()).collect())
+    }
+
+    fn of(contents: Vec<Vec<u8>>) -> Self {
         // Beside the build's outputs, not in a temporary folder that may be memory without direct reads.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR").to_owned() + "/../target")
             .or_else(|_| tempfile::tempdir())
             .unwrap();
-        let contents: Vec<Vec<u8>> = [3_000_017, 70_001]
-            .iter()
-            .enumerate()
-            .map(|(file, &len)| (0..len).map(|offset| byte_at(file, offset)).collect())
-            .collect();
         for (file, bytes) in contents.iter().enumerate() {
             std::fs::write(folder.path().join(file.to_string()), bytes).unwrap();
         }

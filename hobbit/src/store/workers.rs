@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::Store;
 use super::error::StoreError;
+use super::form::{Form, Unit, units};
 use super::request::{Completion, ReadDone, ReadRequest};
 use super::threads;
 use crate::expert::Extent;
@@ -42,9 +43,18 @@ pub struct Workers<S: Source> {
 
 struct Job {
     slice: Arc<Slice>,
-    /// First byte, counted from the start of the extent.
-    start: u64,
-    len: u64,
+    work: Work,
+}
+
+enum Work {
+    /// Bytes that go to their place.
+    Chunk {
+        /// First byte, counted from the start of the extent.
+        start: u64,
+        len: u64,
+    },
+    /// Planes that are put together.
+    Unit(Unit),
 }
 
 struct Slice {
@@ -71,6 +81,22 @@ impl<S: Source> Workers<S> {
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self { source, chunk_bytes, jobs: Some(jobs), threads })
     }
+
+    /// What there is to do for a checked request: at least one thing.
+    fn work(&self, request: &ReadRequest) -> Vec<Work> {
+        let len = request.extent.len;
+        let starts = |chunk: u64| chunk * self.chunk_bytes;
+        let mut work: Vec<Work> = match &request.form {
+            Form::AsIs => (0..len.div_ceil(self.chunk_bytes))
+                .map(|chunk| Work::Chunk { start: starts(chunk), len: (len - starts(chunk)).min(self.chunk_bytes) })
+                .collect(),
+            Form::Planes(parts) => units(&request.extent, parts).into_iter().map(Work::Unit).collect(),
+        };
+        if work.is_empty() {
+            work.push(Work::Chunk { start: 0, len: 0 });
+        }
+        work
+    }
 }
 
 impl<S: Source> Store for Workers<S> {
@@ -85,18 +111,16 @@ impl<S: Source> Store for Workers<S> {
                 Arc::clone(sink).complete(ReadDone::new(request.ticket, Err(error), started));
                 continue;
             }
-            let len = request.extent.len;
-            let chunks = len.div_ceil(self.chunk_bytes).max(1);
+            let work = self.work(&request);
             let slice = Arc::new(Slice {
                 request,
                 sink: Arc::clone(sink),
                 started,
-                pending: AtomicUsize::new(chunks as usize),
+                pending: AtomicUsize::new(work.len()),
                 error: Mutex::new(None),
             });
-            for chunk in 0..chunks {
-                let start = chunk * self.chunk_bytes;
-                let job = Job { slice: Arc::clone(&slice), start, len: (len - start).min(self.chunk_bytes) };
+            for work in work {
+                let job = Job { slice: Arc::clone(&slice), work };
                 let jobs = self.jobs.as_ref().expect("taken on drop only");
                 if jobs.send(job).is_err() {
                     slice.error().get_or_insert(StoreError::Stopped { engine: S::NAME });
@@ -130,16 +154,23 @@ impl Slice {
     fn chunk_done(&self) {
         // AcqRel: the last one must see the bytes and the error that the others wrote.
         if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let result = self.error().take().map_or(Ok(self.request.extent.len), Err);
+            let result = self.error().take().map_or(Ok(self.request.bytes()), Err);
             Arc::clone(&self.sink).complete(ReadDone::new(self.request.ticket, result, self.started));
         }
     }
 }
 
 fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
-    for Job { slice, start, len } in queue {
+    // Of this thread, for units; at most [`super::form::BUFFER_BYTES`].
+    let mut buffer = Vec::new();
+    for Job { slice, work } in queue {
+        let request = &slice.request;
+        let done = || match work {
+            Work::Chunk { start, len } => read_chunk(source, request, start, len),
+            Work::Unit(unit) => read_unit(source, request, &unit, &mut buffer),
+        };
         if slice.error().is_none()
-            && let Err(error) = read_chunk(source, &slice.request, start, len)
+            && let Err(error) = done()
         {
             slice.error().get_or_insert(error);
         }
@@ -148,15 +179,42 @@ fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
 }
 
 fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64) -> Result<(), StoreError> {
-    let Extent { file, offset: first, len: whole } = request.extent;
-    let (file, path) = (file as usize, source.path(file as usize));
     // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. The maker of
     // the `SlotPtr` promised `capacity` initialised bytes that nobody else uses until the answer, and the chunks of
     // one slice do not overlap.
     let dst = unsafe {
         std::slice::from_raw_parts_mut(request.dst.as_ptr().add(request.lead + start as usize), len as usize)
     };
-    let (mut offset, mut rest) = (first + start, dst);
+    read_to(source, &request.extent, request.extent.offset + start, dst)
+}
+
+/// Reads planes into the buffer and puts them together.
+fn read_unit<S: Source>(
+    source: &S,
+    request: &ReadRequest,
+    unit: &Unit,
+    buffer: &mut Vec<u8>,
+) -> Result<(), StoreError> {
+    if buffer.len() < unit.buffer_bytes() {
+        buffer.resize(unit.buffer_bytes(), 0);
+    }
+    for piece in &unit.pieces {
+        read_to(source, &request.extent, piece.offset, &mut buffer[piece.at..piece.at + piece.len as usize])?;
+    }
+    // SAFETY: the request was checked, the unit is its own, and units of one request make different parts of its memory,
+    // which its maker promised nobody else uses.
+    let is_sound = unsafe { unit.assemble(request.dst, buffer) };
+    let Extent { file, offset, len } = request.extent;
+    match is_sound {
+        true => Ok(()),
+        false => Err(StoreError::Planes { path: source.path(file as usize).to_owned(), offset, len }),
+    }
+}
+
+/// Fills `rest` from a place inside `extent`, which messages name.
+fn read_to<S: Source>(source: &S, extent: &Extent, mut offset: u64, mut rest: &mut [u8]) -> Result<(), StoreError> {
+    let &Extent { file, offset: first, len: whole } = extent;
+    let (file, path) = (file as usize, source.path(file as usize));
     while !rest.is_empty() {
         match source.read_at(file, offset, rest) {
             Ok(0) => {

@@ -57,10 +57,17 @@ pub struct Layer {
     pub bytes_high: u64,
     /// The same of low versions; 0 if there are none.
     pub bytes_low: u64,
+    /// What a low version lacks of the high one, where that is made of its bits and more; 0: all of it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_rest: u64,
     /// Slots that the layer had for high versions when the trace was recorded.
     pub slots_high: u32,
     /// The same for low versions.
     pub slots_low: u32,
+}
+
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// How the engine was told to run.
@@ -124,6 +131,13 @@ impl Header {
                      most the same"
                 ));
             }
+        }
+        if let Some(layer) = layers.iter().find(|layer| layer.bytes_rest > layer.bytes_high) {
+            let Layer { layer: number, bytes_rest, bytes_high, .. } = layer;
+            return Err(format!(
+                "a low version of layer {number}'s experts lacks {bytes_rest} bytes, expected at most the high one's \
+                 {bytes_high}"
+            ));
         }
         self.settings.mode.parse::<PrecisionMode>().map_err(|error| error.to_string())?;
         self.settings.prefetch.parse::<Prefetch>().map_err(|error| error.to_string())?;

@@ -232,8 +232,16 @@ mod tests {
 
     /// A prompt of two tokens, of which the second layer ran for one, and a token.
     fn file(dir: &tempfile::TempDir) -> std::path::PathBuf {
-        let layer =
-            |layer| Layer { layer, n_expert: 16, n_used: 2, bytes_high: 1, bytes_low: 0, slots_high: 1, slots_low: 0 };
+        let layer = |layer| Layer {
+            layer,
+            n_expert: 16,
+            n_used: 2,
+            bytes_high: 1,
+            bytes_low: 0,
+            bytes_rest: 0,
+            slots_high: 1,
+            slots_low: 0,
+        };
         let model = ModelDescription { layers: vec![layer(0), layer(1)], ..ModelDescription::default() };
         let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() }).unwrap();
         let mut layer = |number, tokens: &[[u16; 2]]| {

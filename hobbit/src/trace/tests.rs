@@ -13,6 +13,7 @@ fn header() -> Header {
         n_used: 2,
         bytes_high: 4096,
         bytes_low: 1024,
+        bytes_rest: 0,
         slots_high: 4,
         slots_low: 0,
     };

@@ -8,6 +8,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use hobbit::cache::policy::PolicyKind;
 use hobbit::gguf::Gguf;
 use hobbit::pack::Pack;
+use hobbit::planes::{BLOCK_WEIGHTS, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, complete, expand, merge, split};
 use hobbit::predict::PredictorKind;
 use hobbit::sim::{Config, Eviction, PredictedBy, Prefetch, Recording, replay};
 use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, TraceReader, TraceWriter};
@@ -46,6 +47,7 @@ fn header() -> Header {
         n_used: N_USED,
         bytes_high: 6 * MIB,
         bytes_low: 2 * MIB,
+        bytes_rest: 0,
         slots_high: N_SLOTS,
         slots_low: 0,
     };
@@ -106,5 +108,26 @@ fn replays(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, open, traces, replays);
+/// Weights of 8 bits in planes: what is added to every read of a nested pack. Bytes are those of the 8-bit weights.
+fn planes(criterion: &mut Criterion) {
+    // A slice of 2048 x 768, larger than the caches nearest to a core.
+    let n_blocks = 2048 * 768 / BLOCK_WEIGHTS;
+    let q8_0 = inputs::q8_0(n_blocks);
+    let mut own = vec![0; q8_0.len()];
+    let (mut high, mut low) = (vec![0; n_blocks * HIGH_BYTES], vec![0; n_blocks * LOW_BYTES]);
+    let mut q4_1 = vec![0; n_blocks * Q4_1_BYTES];
+    let mut group = criterion.benchmark_group("planes");
+    group.throughput(Throughput::Bytes(q8_0.len() as u64));
+    group.bench_function("split", |b| b.iter(|| assert!(split(black_box(&q8_0), &mut high, &mut low))));
+    group.bench_function("merge", |b| b.iter(|| assert!(merge(black_box(&high), &low, &mut own))));
+    assert!(own == q8_0);
+    group.bench_function("expand", |b| b.iter(|| assert!(expand(black_box(&high), &mut q4_1))));
+    group.bench_function("complete", |b| b.iter(|| assert!(complete(black_box(&q4_1), &low, &mut own))));
+    assert!(own == q8_0);
+    // What memory allows.
+    group.bench_function("copy", |b| b.iter(|| own.copy_from_slice(black_box(&q8_0))));
+    group.finish();
+}
+
+criterion_group!(benches, open, planes, traces, replays);
 criterion_main!(benches);

@@ -4,6 +4,7 @@
 
 mod caching;
 mod loads;
+mod planes;
 mod policies;
 mod predictors;
 mod routing;
@@ -11,6 +12,7 @@ mod routing;
 use caching::cache;
 use gungraun::{Callgrind, LibraryBenchmarkConfig, main};
 use loads::load;
+use planes::planes;
 use policies::eviction;
 use predictors::predict;
 use routing::route;
@@ -24,5 +26,5 @@ main!(
         .env("GLIBC_TUNABLES", GLIBC_TUNABLES)
         // Only instructions are compared: no caches are simulated.
         .tool(Callgrind::with_args(["--cache-sim=no"])),
-    library_benchmark_groups = [eviction, cache, route, predict, load]
+    library_benchmark_groups = [eviction, cache, route, predict, load, planes]
 );

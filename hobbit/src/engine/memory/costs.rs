@@ -10,6 +10,7 @@ use crate::engine::raw::RawContext;
 use crate::options::SessionOptions;
 use crate::plan::FixedCosts;
 use crate::stats::rss_bytes;
+use crate::store::PLANE_BUFFERS_BYTES;
 
 /// To what the process's memory is rounded up where a run must be repeatable, in bytes.
 const RUNTIME_BYTES_STEP: u64 = 64 << 20;
@@ -31,7 +32,8 @@ pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &Raw
         true => resident.next_multiple_of(RUNTIME_BYTES_STEP),
         false => resident,
     };
-    let runtime = resident + scratch_bytes(model, options);
+    let buffers = if model.shared.catalog.has_planes() { PLANE_BUFFERS_BYTES } else { 0 };
+    let runtime = resident + scratch_bytes(model, options) + buffers;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 

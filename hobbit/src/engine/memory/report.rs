@@ -3,8 +3,8 @@
 use crate::cache::Cache;
 use crate::engine::model::Model;
 use crate::engine::tier::Tier;
-use crate::expert::Precision;
-use crate::gguf::{Catalog, LayerCatalog};
+use crate::expert::{ExpertId, Precision, Version};
+use crate::gguf::{Catalog, LayerCatalog, VersionSource};
 use crate::plan::MemoryPlan;
 use crate::residency::Precisions;
 use crate::stats::{LowReport, PrecisionReport, VersionsReport};
@@ -82,7 +82,17 @@ pub(super) fn trace_header(
 ) -> trace::Header {
     let bytes = |layer: &LayerCatalog, precision| {
         let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, precision));
-        sources.map(|source| catalog.classes[usize::from(source.class)].bytes()).max().unwrap_or(0)
+        sources.map(VersionSource::bytes).max().unwrap_or(0)
+    };
+    // Of experts that are all nested: otherwise the largest read is a whole one.
+    let rest = |layer: &LayerCatalog| {
+        let versions = (0..layer.n_expert).map(|index| Version::high(ExpertId { layer: layer.layer, index }));
+        let lacks = |version: Version| {
+            let source = catalog.source(version).filter(|_| catalog.is_nested(version))?;
+            let low = catalog.source(Version::low(version.expert))?;
+            Some(source.bytes() - low.bytes())
+        };
+        versions.map(lacks).collect::<Option<Vec<u64>>>().and_then(|rest| rest.into_iter().max()).unwrap_or(0)
     };
     let layer = |layer: &LayerCatalog| trace::Layer {
         layer: layer.layer,
@@ -90,6 +100,7 @@ pub(super) fn trace_header(
         n_used: (model.info().n_expert_used as u16).clamp(1, layer.n_expert),
         bytes_high: bytes(layer, Precision::High),
         bytes_low: bytes(layer, Precision::Low),
+        bytes_rest: rest(layer),
         slots_high: cache.capacity_of_layer(layer.layer, Precision::High),
         slots_low: cache.capacity_of_layer(layer.layer, Precision::Low),
     };

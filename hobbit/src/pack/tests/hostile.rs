@@ -4,18 +4,25 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::gguf::{GgmlType, HeaderBuilder};
+use crate::gguf::{GgmlType, HeaderBuilder, Stored};
 use crate::predict::{PathLimits, PathTableBuilder, PredictShape};
 use crate::store::BLOCK_BYTES;
 
 /// A pack of a model without vocabulary, so that every byte of its headers can be tried.
 fn small(dir: &Path) -> Vec<u8> {
+    small_of(dir, false)
+}
+
+fn small_of(dir: &Path, nested: bool) -> Vec<u8> {
     let path = dir.join("model.gguf");
     let mut header = HeaderBuilder::new(32).unwrap();
     header.key("general.architecture", "toy").unwrap().key("toy.expert_count", 2u32).unwrap();
     header.tensor("norm.weight", GgmlType::F32, &[3]).unwrap();
     for stem in ["down", "gate", "up"] {
-        header.tensor(&format!("blk.0.ffn_{stem}_exps.weight"), GgmlType::F16, &[32, 32, 2]).unwrap();
+        let dtype = if nested { GgmlType::Q8_0 } else { GgmlType::F16 };
+        // Whole blocks of the file for high planes, so that they are longer than the low ones.
+        let rows = if nested { 256 } else { 32 };
+        header.tensor(&format!("blk.0.ffn_{stem}_exps.weight"), dtype, &[rows, rows, 2]).unwrap();
     }
     let mut bytes = Vec::new();
     header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
@@ -25,8 +32,8 @@ fn small(dir: &Path) -> Vec<u8> {
     let thresholds = Some((0.5, 0.9));
     let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], 1), PathLimits::default());
     builder.observe(0, [1]);
-    let (low, path_table) = (Some(GgmlType::Q8_0.into()), Some(builder.build()));
-    pack(&path, &out, &PackSpec { low, thresholds, path_table, ..PackSpec::new(PackKind::Full) });
+    let (low, path_table) = ((!nested).then(|| GgmlType::Q8_0.into()), Some(builder.build()));
+    pack(&path, &out, &PackSpec { low, nested, thresholds, path_table, ..PackSpec::new(PackKind::Full) });
     fs::read(out).unwrap()
 }
 
@@ -49,7 +56,18 @@ fn accepted(path: &Path, bytes: &[u8]) -> bool {
             let catalog = &pack.catalog;
             for version in catalog.layers.iter().flat_map(|l| l.high.iter().chain(l.low.iter().flatten())) {
                 let (class, record) = (&catalog.classes[usize::from(version.class)], version.record.unwrap());
-                assert!(record.offset % BLOCK_BYTES == 0 && record.len == class.stride);
+                assert!(record.offset % BLOCK_BYTES == 0 && (pack.info.nested || record.len == class.stride));
+                for (slice, shape) in version.slices.iter().zip(&class.slices) {
+                    let n_blocks = shape.bytes / shape.dtype.type_size();
+                    match slice.stored {
+                        Stored::Whole => assert_eq!(slice.extent.len, shape.bytes),
+                        Stored::High => assert_eq!(slice.extent.len, n_blocks * 18),
+                        Stored::Both { low } => {
+                            assert_eq!((slice.extent.len, low.len), (n_blocks * 18, n_blocks * 16));
+                            assert!(low.offset >= slice.extent.end() && low.end() <= record.end());
+                        }
+                    }
+                }
                 assert!(record.end() <= bytes.len() as u64);
                 assert!(
                     version.slices.iter().all(|s| s.extent.end() <= record.end() && s.extent.offset >= record.offset)
@@ -113,9 +131,38 @@ fn every_sensitive_byte_changed() {
 }
 
 #[test]
-fn wild_words_in_the_index() {
+fn every_sensitive_byte_of_a_nested_pack_changed() {
     let dir = tempfile::tempdir().unwrap();
-    let bytes = small(dir.path());
+    let bytes = small_of(dir.path(), true);
+    let path = dir.path().join("mutant.gguf");
+    assert!(accepted(&path, &bytes));
+    // Of the header, what is not as in every pack.
+    let places = sensitive(&bytes, &path);
+    let own = bytes.windows(18).position(|window| window == b"hobbit.pack.nested").unwrap();
+    let version = bytes.windows(19).position(|window| window == b"hobbit.pack.version").unwrap();
+    let header = (version..version + 40).chain(own..own + 60);
+    for at in header.chain(places.into_iter().skip(1).flatten().step_by(5)) {
+        for flip in [1, 0x80] {
+            let mut mutant = bytes.clone();
+            mutant[at] ^= flip;
+            accepted(&path, &mutant);
+        }
+    }
+}
+
+#[test]
+fn wild_words_in_the_index() {
+    wild_words(false);
+}
+
+#[test]
+fn wild_words_in_a_nested_index() {
+    wild_words(true);
+}
+
+fn wild_words(nested: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = small_of(dir.path(), nested);
     let path = dir.path().join("mutant.gguf");
     fs::write(&path, &bytes).unwrap();
     let index = Pack::open(&path).unwrap().raw.tensor("hobbit.index").unwrap().extent;
@@ -138,7 +185,8 @@ fn wild_words_in_the_index() {
             let sound = accepted(&path, &mutant);
             // Another expert's place within the layer's tensor is a record like any other, and types of equally long
             // records are exchangeable; checksums find these.
-            assert!(!sound || matches!(column, 3 | 5 | 6), "column {column}: {own} to {value}");
+            let is_exchangeable = matches!(column, 3 | 5) && !nested || column == 6;
+            assert!(!sound || is_exchangeable, "column {column}: {own} to {value}");
         }
     }
     // The same row twice.
@@ -147,7 +195,8 @@ fn wild_words_in_the_index() {
     mutant.copy_within(start..start + 64, start + 64);
     assert!(!accepted(&path, &mutant));
     let message = Pack::open(&path).unwrap_err().to_string();
-    assert!(message.contains("layer 0 expert 0 (high): found two of them"), "{message}");
+    let precision = if nested { "low" } else { "high" };
+    assert!(message.contains(&format!("layer 0 expert 0 ({precision}): found two of them")), "{message}");
 }
 
 proptest! {

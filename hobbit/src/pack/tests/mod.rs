@@ -4,6 +4,7 @@ mod beside;
 mod damage;
 mod hostile;
 mod links;
+mod nested;
 mod paths;
 mod resume;
 mod round_trip;

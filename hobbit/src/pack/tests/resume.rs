@@ -3,19 +3,19 @@
 use super::*;
 
 /// Stops after `n` finished jobs; the number of jobs the journal has then.
-fn stop_after(path: &Path, out: &Path, n: usize) -> usize {
+pub(super) fn stop_after(path: &Path, out: &Path, spec: &PackSpec<'_>, n: usize) -> usize {
     let mut seen = 0;
     let mut stop = |progress: Progress| {
         seen = progress.finished;
         if progress.finished >= n { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let error = write(&Gguf::open(path).unwrap(), out, &low_spec(), &Toy, &mut stop).unwrap_err();
+    let error = write(&Gguf::open(path).unwrap(), out, spec, &Toy, &mut stop).unwrap_err();
     assert!(matches!(error, WriteError::Stopped { .. }), "{error}");
     assert!(error.to_string().contains("the same command goes on"), "{error}");
     seen
 }
 
-fn journal_of(out: &Path) -> PathBuf {
+pub(super) fn journal_of(out: &Path) -> PathBuf {
     out.with_file_name("pack.gguf.partial.journal")
 }
 
@@ -28,7 +28,7 @@ fn stopped_after_every_row() {
     let jobs = pack_of.versions.len() + pack_of.ordinary().count();
     for n in 1..=jobs {
         fs::remove_file(&out).unwrap();
-        let seen = stop_after(&path, &out, n);
+        let seen = stop_after(&path, &out, &low_spec(), n);
         assert!(seen >= n && !out.exists());
         let written = pack(&path, &out, &low_spec());
         assert!(written.resumed >= n, "{} of {n}", written.resumed);
@@ -48,7 +48,7 @@ fn many_small_steps() {
     fs::remove_file(&out).unwrap();
     let mut finished = 0;
     while finished < jobs {
-        finished = stop_after(&path, &out, finished + 1);
+        finished = stop_after(&path, &out, &low_spec(), finished + 1);
     }
     assert_eq!(pack(&path, &out, &low_spec()).resumed, jobs);
     assert!(fs::read(&out).unwrap() == expected);
@@ -62,7 +62,7 @@ fn claims_are_checked() {
     let path = dir.path().join("model.gguf");
     let expected = fs::read(&out).unwrap();
     fs::remove_file(&out).unwrap();
-    stop_after(&path, &out, 12);
+    stop_after(&path, &out, &low_spec(), 12);
     let partial = partial_path(&out);
     let sound = fs::read(&partial).unwrap();
     let journal = fs::read(journal_of(&out)).unwrap();
@@ -104,7 +104,7 @@ fn other_work_is_not_mixed_in() {
     let (out, _) = packed(dir.path());
     let path = dir.path().join("model.gguf");
     fs::remove_file(&out).unwrap();
-    stop_after(&path, &out, 5);
+    stop_after(&path, &out, &low_spec(), 5);
     let other = PackSpec { low: Some("q4_0".parse().unwrap()), ..low_spec() };
     let source = Gguf::open(&path).unwrap();
     let error = write(&source, &out, &other, &Toy, &mut quietly).unwrap_err();
@@ -115,7 +115,7 @@ fn other_work_is_not_mixed_in() {
 
     // Another model of the same shapes.
     fs::remove_file(&out).unwrap();
-    stop_after(&path, &out, 5);
+    stop_after(&path, &out, &low_spec(), 5);
     model(dir.path(), &Spec { seed: 1, ..spec() });
     let error = write(&Gguf::open(&path).unwrap(), &out, &low_spec(), &Toy, &mut quietly).unwrap_err();
     assert!(matches!(error, WriteError::OtherWork { .. }), "{error}");

@@ -18,6 +18,7 @@
 
 mod ring;
 mod slices;
+mod units;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

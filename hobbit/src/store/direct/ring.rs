@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-use super::slices::Slice;
+use super::slices::{Issue, Operation, Slice};
+use super::units::Buffers;
 use super::{DirectOptions, OpenFile};
 use crate::store::request::{Completion, ReadRequest};
-use crate::store::window::Chunk;
 
 /// Marks the answer of the bell's read; chunk numbers are far below.
 const BELL: u64 = u64::MAX;
@@ -71,9 +71,11 @@ pub(super) struct Reader {
     unused: Vec<usize>,
     /// Slices with chunks to issue, in order of arrival.
     queue: VecDeque<usize>,
-    /// What each operation in the kernel's hands reads; index = user data.
-    operations: Vec<Option<(usize, Chunk)>>,
+    /// What each operation in the kernel's hands reads, and for which slice; index = user data.
+    operations: Vec<Option<(usize, Operation)>>,
     idle: Vec<usize>,
+    /// For what comes in planes.
+    buffers: Buffers,
 }
 
 impl Reader {
@@ -104,6 +106,7 @@ impl Reader {
             queue: VecDeque::new(),
             operations: (0..depth).map(|_| None).collect(),
             idle: (0..depth).rev().collect(),
+            buffers: Buffers::default(),
         })
     }
 
@@ -148,21 +151,26 @@ impl Reader {
 
     /// Fills the kernel's queue, oldest slice first.
     fn issue(&mut self) {
-        while let (Some(&number), Some(&operation)) = (self.queue.front(), self.idle.last()) {
+        while let (Some(&number), Some(&place)) = (self.queue.front(), self.idle.last()) {
             let slice = self.slices[number].as_mut().expect("a queued slice is alive");
-            let Some(chunk) = slice.take_chunk(self.options.chunk_bytes) else {
-                self.queue.pop_front();
-                continue;
+            let operation = match slice.issue(self.options.chunk_bytes, &mut self.buffers) {
+                Issue::Operation(operation) => operation,
+                // A buffer in use belongs to operations in the kernel's hands.
+                Issue::Wait => break,
+                Issue::Nothing => {
+                    self.queue.pop_front();
+                    self.end_if_over(number);
+                    continue;
+                }
             };
+            let len = operation.chunk.len;
             #[cfg(test)]
-            let len = self.options.cut_bytes.map_or(chunk.len, |cut| chunk.len.min(cut));
-            #[cfg(not(test))]
-            let len = chunk.len;
-            let entry = opcode::Read::new(types::Fixed(slice.file() as u32), slice.address(&chunk), len)
-                .offset(chunk.offset)
+            let len = self.options.cut_bytes.map_or(len, |cut| len.min(cut));
+            let entry = opcode::Read::new(types::Fixed(slice.file() as u32), operation.address, len)
+                .offset(operation.chunk.offset)
                 .build()
-                .user_data(operation as u64);
-            self.operations[operation] = Some((number, chunk));
+                .user_data(place as u64);
+            self.operations[place] = Some((number, operation));
             self.idle.pop();
             self.push(&entry);
         }
@@ -223,19 +231,23 @@ impl Reader {
     }
 
     fn landed(&mut self, answer: &cqueue::Entry) {
-        let operation = answer.user_data() as usize;
-        let (number, chunk) = self.operations[operation].take().expect("answered once");
-        self.idle.push(operation);
+        let place = answer.user_data() as usize;
+        let (number, operation) = self.operations[place].take().expect("answered once");
+        self.idle.push(place);
         let slice = self.slices[number].as_mut().expect("alive until its chunks have landed");
         let file = &self.files[slice.file()];
-        if slice.landed(chunk, answer.result(), file) && !self.queue.contains(&number) {
+        if slice.landed(operation, answer.result(), file, &mut self.buffers) && !self.queue.contains(&number) {
             self.queue.push_front(number);
         }
-        if slice.is_over() {
+        self.end_if_over(number);
+    }
+
+    fn end_if_over(&mut self, number: usize) {
+        let is_over = self.slices[number].as_ref().is_some_and(Slice::is_over);
+        if let Some(slice) = self.slices[number].take_if(|_| is_over) {
             self.queue.retain(|&queued| queued != number);
-            let slice = self.slices[number].take().expect("seen above");
             self.unused.push(number);
-            slice.finish();
+            slice.finish(&mut self.buffers);
         }
     }
 }
@@ -248,7 +260,7 @@ impl Drop for Reader {
             std::process::abort();
         }
         for slice in self.slices.iter_mut().filter_map(Option::take) {
-            slice.refuse();
+            slice.refuse(&mut self.buffers);
         }
     }
 }

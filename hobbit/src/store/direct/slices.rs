@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use super::super::arena::Arena;
 use super::super::error::StoreError;
+use super::super::form::{BUFFER_BYTES, Form, units};
 use super::super::past_cache::ENGINE;
 use super::super::request::{Completion, ReadDone, ReadRequest};
 use super::super::window::{BLOCK_BYTES, Chunk, Progress, Window, lead_of};
 use super::OpenFile;
+use super::units::{Buffers, Next, UnitChunk, Units};
 
 /// Times that a chunk may be asked to try again before that counts as a failure.
 const RETRIES_MAX: u32 = 1000;
@@ -19,101 +21,135 @@ pub(super) struct Slice {
     request: ReadRequest,
     sink: Arc<dyn Completion>,
     started: Instant,
-    window: Window,
-    /// File offset of the next chunk to issue.
-    next: u64,
+    way: Way,
     /// Rests of short reads, to be issued first.
-    rests: Vec<Chunk>,
+    rests: Vec<Operation>,
     /// Chunks in the kernel's hands.
     in_flight: u32,
     /// Bytes read so far.
     moved: u64,
     retries: u32,
     error: Option<StoreError>,
+}
+
+/// How the bytes come to the request's memory.
+enum Way {
+    Straight(Straight),
+    Units(Units),
+}
+
+/// Read to where they are wanted, or moved there in the end.
+struct Straight {
+    window: Window,
+    /// File offset of the next chunk to issue.
+    next: u64,
     /// Stands in for a slot that is not aligned, or too small for the window.
     bounce: Option<Arena>,
+}
+
+/// What one operation of the kernel reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operation {
+    pub chunk: Chunk,
+    /// Where the chunk's bytes go.
+    pub address: *mut u8,
+    /// End of what is needed, in the file.
+    end: u64,
+    /// Number of the unit it belongs to.
+    unit: Option<usize>,
+}
+
+/// What there is to issue of a slice.
+pub(super) enum Issue {
+    Operation(Operation),
+    /// It has to wait for memory that other slices use.
+    Wait,
+    /// All is issued.
+    Nothing,
 }
 
 impl Slice {
     /// A slice to read. `None` when it needs memory of its own and there is none: it has been answered then.
     pub fn new(request: ReadRequest, sink: Arc<dyn Completion>, started: Instant) -> Option<Self> {
-        let window = Window::around(&request.extent);
-        let aligned = request.dst.as_ptr().addr().is_multiple_of(BLOCK_BYTES as usize);
-        let fits = window.len() <= request.capacity as u64;
-        let bounce = match (!aligned || !fits).then(|| Arena::new(window.len() as usize)).transpose() {
-            Ok(bounce) => bounce,
-            Err(source) => {
-                let error = StoreError::Memory { bytes: window.len(), source };
-                sink.complete(ReadDone::new(request.ticket, Err(error), started));
-                return None;
-            }
+        let way = match &request.form {
+            Form::AsIs => Straight::new(&request).map(Way::Straight),
+            Form::Planes(parts) => Ok(Way::Units(Units::new(units(&request.extent, parts)))),
         };
-        Some(Self {
-            request,
-            sink,
-            started,
-            window,
-            next: window.start,
-            rests: Vec::new(),
-            in_flight: 0,
-            moved: 0,
-            retries: 0,
-            error: None,
-            bounce,
-        })
+        match way {
+            Ok(way) => {
+                let (rests, in_flight, moved, retries, error) = (Vec::new(), 0, 0, 0, None);
+                Some(Self { request, sink, started, way, rests, in_flight, moved, retries, error })
+            }
+            Err(error) => {
+                sink.complete(ReadDone::new(request.ticket, Err(error), started));
+                None
+            }
+        }
     }
 
     pub fn file(&self) -> usize {
         self.request.extent.file as usize
     }
 
-    /// The next chunk to give to the kernel; `None` when all are issued.
-    pub fn take_chunk(&mut self, chunk_bytes: u32) -> Option<Chunk> {
+    /// The next operation to give to the kernel.
+    pub fn issue(&mut self, chunk_bytes: u32, buffers: &mut Buffers) -> Issue {
         if self.error.is_some() {
-            return None;
+            return Issue::Nothing;
         }
-        let chunk = self.rests.pop().or_else(|| {
-            (self.next < self.window.end).then(|| {
-                let chunk = Chunk::at(&self.window, self.next, chunk_bytes);
-                self.next += u64::from(chunk.len);
-                chunk
-            })
-        })?;
+        let operation = match (self.rests.pop(), &mut self.way) {
+            (Some(rest), _) => rest,
+            (None, Way::Straight(straight)) => match straight.next(&self.request, chunk_bytes) {
+                Some(operation) => operation,
+                None => return Issue::Nothing,
+            },
+            (None, Way::Units(units)) => match units.next(chunk_bytes, buffers) {
+                Next::Chunk(UnitChunk { chunk, address, unit, end }) => {
+                    Operation { chunk, address, end, unit: Some(unit) }
+                }
+                Next::NoBuffer => return Issue::Wait,
+                Next::Nothing => return Issue::Nothing,
+                Next::Failed(source) => {
+                    self.error = Some(StoreError::Memory { bytes: BUFFER_BYTES as u64, source });
+                    return Issue::Nothing;
+                }
+            },
+        };
         self.in_flight += 1;
-        Some(chunk)
+        Issue::Operation(operation)
     }
 
-    /// Where a chunk's bytes go.
-    pub fn address(&self, chunk: &Chunk) -> *mut u8 {
-        debug_assert!(chunk.offset >= self.window.start && chunk.offset + u64::from(chunk.len) <= self.window.end);
-        // The window fits into its memory (`new`), the chunk lies in the window.
-        self.memory().wrapping_add((chunk.offset - self.window.start) as usize)
-    }
-
-    fn memory(&self) -> *mut u8 {
-        self.bounce.as_ref().map_or(self.request.dst.as_ptr(), Arena::as_ptr)
-    }
-
-    /// Takes the kernel's answer for a chunk: a byte count, or a negated error number. True when there is a rest to
+    /// Takes the kernel's answer for an operation: a byte count, or a negated error number. True when there is a rest to
     /// issue again.
-    pub fn landed(&mut self, chunk: Chunk, answer: i32, file: &OpenFile) -> bool {
+    pub fn landed(&mut self, operation: Operation, answer: i32, file: &OpenFile, buffers: &mut Buffers) -> bool {
         self.in_flight -= 1;
         let Ok(got) = u32::try_from(answer) else {
             let error = io::Error::from_raw_os_error(answer.saturating_neg());
             let again = matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock);
             self.retries += u32::from(again);
             if again && self.retries <= RETRIES_MAX {
-                self.rests.push(chunk);
+                self.rests.push(operation);
                 return self.error.is_none();
             }
             self.fail_read(error, file);
             return false;
         };
         self.moved += u64::from(got);
-        match chunk.after(got, self.request.extent.end()) {
-            Progress::Complete => false,
-            Progress::Rest(rest) => {
-                self.rests.push(rest);
+        match operation.chunk.after(got, operation.end) {
+            Progress::Complete => {
+                if let (Way::Units(units), Some(unit)) = (&mut self.way, operation.unit) {
+                    // SAFETY: the memory is the request's until it is answered, and `ReadRequest::check` has looked at it.
+                    let is_sound = unsafe { units.complete(unit, self.request.dst, buffers) };
+                    if is_sound == Some(false) {
+                        let (offset, len) = (self.request.extent.offset, self.request.extent.len);
+                        let path = file.path.clone();
+                        self.error.get_or_insert(StoreError::Planes { path, offset, len });
+                    }
+                }
+                false
+            }
+            Progress::Rest(chunk) => {
+                let address = operation.address.wrapping_add((chunk.offset - operation.chunk.offset) as usize);
+                self.rests.push(Operation { chunk, address, ..operation });
                 self.error.is_none()
             }
             Progress::EndOfFile => {
@@ -136,31 +172,66 @@ impl Slice {
 
     /// No chunk is in flight and none is left to issue.
     pub fn is_over(&self) -> bool {
-        self.in_flight == 0 && (self.error.is_some() || (self.rests.is_empty() && self.next >= self.window.end))
+        let is_issued = || match &self.way {
+            Way::Straight(straight) => straight.next >= straight.window.end,
+            Way::Units(units) => units.is_issued(),
+        };
+        self.in_flight == 0 && (self.error.is_some() || (self.rests.is_empty() && is_issued()))
     }
 
     /// Moves the bytes to their lead where the window put them elsewhere, and answers.
-    pub fn finish(self) {
+    pub fn finish(mut self, buffers: &mut Buffers) {
         assert!(self.is_over());
-        if self.error.is_none() {
-            let extent = &self.request.extent;
-            // SAFETY: the window's bytes are in `memory()`, and the extent lies in the window at its natural lead.
-            let from = unsafe { self.memory().add(lead_of(extent)) };
-            // SAFETY: `ReadRequest::check` held `lead + len <= capacity`.
-            let to = unsafe { self.request.dst.as_ptr().add(self.request.lead) };
-            if from != to {
-                // SAFETY: both ranges of `len` bytes lie in memory that the maker of the `SlotPtr` has given to this
-                // request, or in its own bounce memory; `copy` allows overlap; the kernel is done with both.
-                unsafe { std::ptr::copy(from, to, extent.len as usize) };
-            }
+        match &mut self.way {
+            Way::Straight(straight) if self.error.is_none() => straight.finish(&self.request),
+            Way::Straight(_) => {}
+            Way::Units(units) => units.close(buffers),
         }
         let result = self.error.map_or(Ok(self.moved), Err);
         self.sink.complete(ReadDone::new(self.request.ticket, result, self.started));
     }
 
     /// Answers a request that never reached the kernel.
-    pub fn refuse(mut self) {
+    pub fn refuse(mut self, buffers: &mut Buffers) {
         self.error = Some(StoreError::Stopped { engine: ENGINE });
-        self.finish();
+        self.finish(buffers);
+    }
+}
+
+impl Straight {
+    fn new(request: &ReadRequest) -> Result<Self, StoreError> {
+        let window = Window::around(&request.extent);
+        let aligned = request.dst.as_ptr().addr().is_multiple_of(BLOCK_BYTES as usize);
+        let fits = window.len() <= request.capacity as u64;
+        let bounce = (!aligned || !fits).then(|| Arena::new(window.len() as usize)).transpose();
+        let bounce = bounce.map_err(|source| StoreError::Memory { bytes: window.len(), source })?;
+        Ok(Self { window, next: window.start, bounce })
+    }
+
+    /// The next chunk; `None` when all are issued.
+    fn next(&mut self, request: &ReadRequest, chunk_bytes: u32) -> Option<Operation> {
+        let chunk = (self.next < self.window.end).then(|| Chunk::at(&self.window, self.next, chunk_bytes))?;
+        self.next += u64::from(chunk.len);
+        debug_assert!(chunk.offset >= self.window.start && chunk.offset + u64::from(chunk.len) <= self.window.end);
+        // The window fits into its memory (`new`), the chunk lies in the window.
+        let address = self.memory(request).wrapping_add((chunk.offset - self.window.start) as usize);
+        Some(Operation { chunk, address, end: request.extent.end(), unit: None })
+    }
+
+    fn memory(&self, request: &ReadRequest) -> *mut u8 {
+        self.bounce.as_ref().map_or(request.dst.as_ptr(), Arena::as_ptr)
+    }
+
+    /// Moves what the window put elsewhere to its lead.
+    fn finish(&self, request: &ReadRequest) {
+        // SAFETY: the window's bytes are in `memory()`, and the extent lies in the window at its natural lead.
+        let from = unsafe { self.memory(request).add(lead_of(&request.extent)) };
+        // SAFETY: `ReadRequest::check` held `lead + len <= capacity`.
+        let to = unsafe { request.dst.as_ptr().add(request.lead) };
+        if from != to {
+            // SAFETY: both ranges of `len` bytes lie in memory that the maker of the `SlotPtr` has given to this
+            // request, or in its own bounce memory; `copy` allows overlap; the kernel is done with both.
+            unsafe { std::ptr::copy(from, to, request.extent.len as usize) };
+        }
     }
 }

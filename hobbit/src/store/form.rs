@@ -1,0 +1,200 @@
+//! How the bytes of a read become those of its memory, and in which pieces that is done.
+
+use std::ops::Range;
+
+use super::slot_ptr::SlotPtr;
+use super::window::BLOCK_BYTES;
+use crate::expert::Extent;
+use crate::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
+
+/// Bytes that are read before they are put together: no buffer is larger.
+pub(super) const BUFFER_BYTES: usize = 1 << 20;
+
+/// Bytes of all buffers of a store, at the most.
+pub const PLANE_BUFFERS_BYTES: u64 = (BUFFERS_MAX * BUFFER_BYTES) as u64;
+
+/// Buffers at a time: as many bytes as a loader has in flight. Half as many of twice the size were no faster. Engines with
+/// threads have one for each thread, which are fewer.
+pub(super) const BUFFERS_MAX: usize = 16;
+
+/// Blocks of one unit of a part: planes of whole [`BLOCK_BYTES`] (of which 2048 blocks are 9 and 8), each about half a MiB.
+const UNIT_BLOCKS: u64 = 14 * 2048;
+
+/// How the bytes of a read become those of its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As they are.
+    AsIs,
+    /// Planes ([`crate::planes`]) that whoever completes the read puts together, matrix by matrix.
+    Planes(Vec<Part>),
+}
+
+/// One matrix that comes in planes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Blocks of 32 weights.
+    pub n_blocks: u64,
+    /// Its high plane.
+    pub high: HighPlane,
+    /// First byte of its low plane in the file, a multiple of [`BLOCK_BYTES`]. `None`: Q4_1 is made of the high one alone.
+    pub low: Option<u64>,
+    /// Where its first block goes, in bytes from the request's `dst`.
+    pub to: usize,
+}
+
+/// Where a high plane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HighPlane {
+    /// In the file: its first byte, a multiple of [`BLOCK_BYTES`].
+    File(u64),
+    /// In memory, expanded to Q4_1. As for the request's own memory, but for being read: see [`SlotPtr::new`].
+    Held(SlotPtr),
+}
+
+impl Part {
+    fn is_high_read(&self) -> bool {
+        matches!(self.high, HighPlane::File(_))
+    }
+
+    /// Bytes that are read, without what alignment adds.
+    pub(super) fn bytes(&self) -> u64 {
+        let high = if self.is_high_read() { HIGH_BYTES as u64 } else { 0 };
+        let low = self.low.map_or(0, |_| LOW_BYTES as u64);
+        self.n_blocks * (high + low)
+    }
+
+    /// Bytes of a block in memory.
+    fn out_block(&self) -> usize {
+        if self.low.is_some() { Q8_0_BYTES } else { Q4_1_BYTES }
+    }
+
+    /// Ranges of the file that are read for these blocks.
+    fn reads(&self, blocks: &Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+        let n = blocks.end - blocks.start;
+        let of = |first: u64, block: usize| (first + blocks.start * block as u64, n * block as u64);
+        let high = match self.high {
+            HighPlane::File(first) => Some(of(first, HIGH_BYTES)),
+            HighPlane::Held(_) => None,
+        };
+        high.into_iter().chain(self.low.map(|first| of(first, LOW_BYTES)))
+    }
+
+    /// That its planes lie in `extent` at whole blocks, and its weights in `capacity` bytes.
+    pub(super) fn is_sound(&self, extent: Range<u64>, capacity: usize) -> bool {
+        let n_blocks = usize::try_from(self.n_blocks).ok();
+        let end = n_blocks.and_then(|n| n.checked_mul(self.out_block())?.checked_add(self.to));
+        let is_read = |(first, block): (u64, usize)| {
+            let len = self.n_blocks.checked_mul(block as u64);
+            let end = len.and_then(|len| first.checked_add(len));
+            first.is_multiple_of(BLOCK_BYTES) && first >= extent.start && end.is_some_and(|end| end <= extent.end)
+        };
+        let high = match self.high {
+            HighPlane::File(first) => Some((first, HIGH_BYTES)),
+            HighPlane::Held(_) => None,
+        };
+        let mut planes = high.into_iter().chain(self.low.map(|first| (first, LOW_BYTES))).peekable();
+        end.is_some_and(|end| end <= capacity) && planes.peek().is_some() && planes.all(is_read)
+    }
+}
+
+/// A range of the file, and where it goes in a unit's buffer, both at whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub offset: u64,
+    pub len: u64,
+    pub at: usize,
+}
+
+/// What is read into one buffer and put together from there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    pub pieces: Vec<Piece>,
+    /// Parts, or some blocks of one: each with where its planes are in the buffer.
+    made: Vec<Made>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Made {
+    n_blocks: usize,
+    high: Source,
+    low: Option<usize>,
+    to: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Buffer(usize),
+    Held(SlotPtr),
+}
+
+/// The units of a checked request's parts: one where all of it is a run of bytes that fits into a buffer, else parts, or blocks of them.
+pub(super) fn units(extent: &Extent, parts: &[Part]) -> Vec<Unit> {
+    let planes = parts.iter().map(|part| part.reads(&(0..part.n_blocks)).count() as u64).sum::<u64>();
+    let bytes: u64 = parts.iter().map(Part::bytes).sum();
+    let is_dense = extent.len < bytes + planes * BLOCK_BYTES && extent.offset.is_multiple_of(BLOCK_BYTES);
+    if is_dense && extent.len <= BUFFER_BYTES as u64 {
+        let place = |first: u64| (first - extent.offset) as usize;
+        let made = parts.iter().map(|part| Made {
+            n_blocks: part.n_blocks as usize,
+            high: match part.high {
+                HighPlane::File(first) => Source::Buffer(place(first)),
+                HighPlane::Held(held) => Source::Held(held),
+            },
+            low: part.low.map(place),
+            to: part.to,
+        });
+        let piece = Piece { offset: extent.offset, len: extent.len, at: 0 };
+        return vec![Unit { pieces: vec![piece], made: made.collect() }];
+    }
+    let starts = |part: &Part| (0..part.n_blocks).step_by(UNIT_BLOCKS as usize);
+    parts.iter().flat_map(|part| starts(part).map(|first| unit(part, first))).collect()
+}
+
+/// Some blocks of a part, from the first one on.
+fn unit(part: &Part, first: u64) -> Unit {
+    let blocks = first..(first + UNIT_BLOCKS).min(part.n_blocks);
+    let mut pieces = Vec::with_capacity(2);
+    let mut at = 0;
+    for (offset, len) in part.reads(&blocks) {
+        pieces.push(Piece { offset, len, at });
+        at += len.next_multiple_of(BLOCK_BYTES) as usize;
+    }
+    let (high, low) = match part.high {
+        HighPlane::File(_) => (Source::Buffer(0), part.low.and(pieces.get(1)).map(|low| low.at)),
+        HighPlane::Held(held) => (Source::Held(held.at(first as usize * Q4_1_BYTES)), part.low.map(|_| 0)),
+    };
+    let to = part.to + first as usize * part.out_block();
+    Unit { pieces, made: vec![Made { n_blocks: (blocks.end - first) as usize, high, low, to }] }
+}
+
+impl Unit {
+    /// Puts the planes in `buffer` together in the memory of the request. Whether all scales are sound.
+    ///
+    /// # Safety
+    /// `dst` is that of the request whose unit this is, which was checked, and nobody else uses its memory, nor writes what
+    /// it holds, now.
+    pub unsafe fn assemble(&self, dst: SlotPtr, buffer: &[u8]) -> bool {
+        let mut is_sound = true;
+        for &Made { n_blocks, high, low, to } in &self.made {
+            let block = if low.is_some() { Q8_0_BYTES } else { Q4_1_BYTES };
+            // SAFETY: `Part::is_sound` held that the part ends within `capacity`; the rest is the caller's.
+            let out = unsafe { std::slice::from_raw_parts_mut(dst.as_ptr().add(to), n_blocks * block) };
+            let plane = |at: usize, block: usize| &buffer[at..at + n_blocks * block];
+            is_sound &= match (high, low) {
+                (Source::Buffer(high), Some(low)) => planes::merge(plane(high, HIGH_BYTES), plane(low, LOW_BYTES), out),
+                (Source::Buffer(high), None) => planes::expand(plane(high, HIGH_BYTES), out),
+                (Source::Held(held), low) => {
+                    // SAFETY: by the maker of the part, blocks of Q4_1 are there.
+                    let held = unsafe { std::slice::from_raw_parts(held.as_ptr(), n_blocks * Q4_1_BYTES) };
+                    low.is_some_and(|low| planes::complete(held, plane(low, LOW_BYTES), out))
+                }
+            };
+        }
+        is_sound
+    }
+
+    /// Bytes of a buffer that takes it.
+    pub fn buffer_bytes(&self) -> usize {
+        self.pieces.last().map_or(0, |piece| piece.at + piece.len.next_multiple_of(BLOCK_BYTES) as usize)
+    }
+}
