@@ -7,6 +7,7 @@
 
 mod chain;
 mod groups;
+mod kernels;
 mod tensors;
 
 use std::ffi::{CStr, c_int, c_void};
@@ -30,8 +31,9 @@ use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
 use crate::route::Pair;
 
 use self::chain::Chain;
+use self::kernels::Kernels;
+use self::tensors::{blank, plain_tensor, router_input, row_of, view_tensor};
 pub(super) use self::tensors::{is_view, router_input_tensor, weights_tensor};
-use self::tensors::{plain_tensor, router_input, row_of, view_tensor};
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -52,6 +54,7 @@ pub(super) struct ExpertBackend {
     group_pairs: Vec<Pair>,
     gathered: Vec<f32>,
     products: Vec<f32>,
+    kernels: Kernels,
 }
 
 impl ExpertBackend {
@@ -68,6 +71,7 @@ impl ExpertBackend {
             group_pairs: Vec::new(),
             gathered: Vec::new(),
             products: Vec::new(),
+            kernels: Kernels::default(),
         })
     }
 
@@ -238,7 +242,10 @@ impl ExpertBackend {
             unsafe {
                 match (self.product(node), one_view) {
                     (None, _) => self.plain(node)?,
-                    (Some(tag), Some(share)) if all_ready || ready(host, tag.kind) => {
+                    (Some(tag), Some(share))
+                        if (all_ready || ready(host, tag.kind))
+                            && !self.is_plain_faster(&*node, host.reads().view(layer, share, tag.kind)) =>
+                    {
                         self.whole(node, host.reads().view(layer, share, tag.kind))?;
                     }
                     (Some(tag), _) => {
@@ -249,6 +256,20 @@ impl ExpertBackend {
             }
         }
         self.run()
+    }
+
+    /// Whether a product's experts have so many rows in the middle that each is better multiplied by itself.
+    ///
+    /// # Safety
+    /// `node` is a live product of ours.
+    unsafe fn is_plain_faster(&mut self, node: &ggml_tensor, view: ShareView) -> bool {
+        let routing = &self.chosen.routing;
+        // What was added before must not be run by a trial.
+        routing.ids.len() >= kernels::ROWS_MIN * routing.needed.len()
+            && check(self.inner.run()).is_ok()
+            // SAFETY: by the caller.
+            && routing.ids.len() / routing.needed.len()
+                >= unsafe { self.kernels.plain_from(&mut self.inner, node, view.type_id as llama::ggml_type) }
     }
 
     /// Appends a product of which every slice is in the layer's view.

@@ -145,7 +145,13 @@ fn decoder(from: GgmlType) -> Result<impl FnMut(&[u8], &mut [f32]), RecodeError>
 }
 
 /// Quantises whole rows into `encoded`, which has exactly their size. False if the result is not finite.
-fn encode(to: GgmlType, floats: &[f32], n_per_row: u64, importance: Option<&[f32]>, encoded: &mut [u8]) -> bool {
+pub(super) fn encode(
+    to: GgmlType,
+    floats: &[f32],
+    n_per_row: u64,
+    importance: Option<&[f32]>,
+    encoded: &mut [u8],
+) -> bool {
     let n_rows = floats.len() as u64 / n_per_row;
     debug_assert_eq!(to.row_bytes(n_per_row).map(|bytes| bytes * n_rows), Some(encoded.len() as u64));
     let importance = importance.map_or(std::ptr::null(), <[f32]>::as_ptr);

@@ -99,7 +99,20 @@ impl ExpertBackend {
         self.group_ids.clear();
         self.group_pairs.clear();
         let mut bounds = Vec::new();
-        for group in experts.chunk_by(|a, b| a.1.is_none() && b.1.is_none() && a.0.share == b.0.share) {
+        let mut is_plain = |used: Used| {
+            let n = self.chosen.routing.pairs_of(used.index).len();
+            let type_ = view_of(used).type_id as llama::ggml_type;
+            // SAFETY: by the caller; whatever was added has been run.
+            n >= kernels::ROWS_MIN && n >= unsafe { self.kernels.plain_from(&mut self.inner, &output, type_) }
+        };
+        let alone: Vec<bool> = experts.iter().map(|(used, _)| is_plain(*used)).collect();
+        let together = |a: usize, b: usize| {
+            let ((used_a, data_a), (used_b, data_b)) = (experts[a], experts[b]);
+            !(alone[a] || alone[b]) && data_a.is_none() && data_b.is_none() && used_a.share == used_b.share
+        };
+        let positions: Vec<usize> = (0..experts.len()).collect();
+        for group in positions.chunk_by(|&a, &b| together(a, b)) {
+            let (is_plain, group) = (alone[group[0]], &experts[group[0]..=group[group.len() - 1]]);
             let start = self.group_ids.len();
             for (used, data) in group {
                 let pairs = self.chosen.routing.pairs_of(used.index);
@@ -111,7 +124,7 @@ impl ExpertBackend {
                 (used, Some(data)) => ShareView { base: data, n_slots: 1, ..view_of(used) },
                 (used, None) => view_of(used),
             };
-            bounds.push((start..self.group_ids.len(), view));
+            bounds.push((start..self.group_ids.len(), view, is_plain));
         }
         let n_rows = self.group_ids.len();
         if self.gathered.len() < n_rows * n_in {
@@ -120,7 +133,7 @@ impl ExpertBackend {
         if self.products.len() < n_rows * n_out {
             self.products.resize(n_rows * n_out, 0.0);
         }
-        for (rows, view) in &bounds {
+        for (rows, view, is_plain) in &bounds {
             check(self.inner.reserve())?;
             // SAFETY: as above; gathered rows, results and ids stay where they are until the run below.
             unsafe {
@@ -141,20 +154,34 @@ impl ExpertBackend {
                 let ids = self.group_ids.as_mut_ptr().add(rows.start);
                 let shape = |len: i64| [len, 1, n as i64, 1];
                 let mut product = output;
-                let source = plain_tensor(llama::GGML_TYPE_F32, shape(input.ne[0]), from.cast(), &product);
+                let mut source = plain_tensor(llama::GGML_TYPE_F32, shape(input.ne[0]), from.cast(), &product);
                 let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], ids.cast(), &product);
                 let result = plain_tensor(llama::GGML_TYPE_F32, shape(output.ne[0]), to.cast(), &product);
-                let weights = view_tensor(&*product.src[0], *view, &product);
+                let mut weights = view_tensor(&*product.src[0], *view, &product);
                 (product.ne, product.nb, product.data) = (result.ne, result.nb, result.data);
+                if *is_plain {
+                    product.op = llama::GGML_OP_MUL_MAT;
+                    let row = self.group_ids[rows.start] as usize;
+                    weights.data = weights.data.cast::<u8>().add(row * view.stride).cast();
+                    weights.ne[2] = 1;
+                    weights.nb[3] = weights.nb[2];
+                    let as_matrix = |tensor: &mut ggml_tensor| {
+                        tensor.ne = [tensor.ne[0], n as i64, 1, 1];
+                        tensor.nb[2] = n * tensor.nb[1];
+                        tensor.nb[3] = tensor.nb[2];
+                    };
+                    as_matrix(&mut product);
+                    as_matrix(&mut source);
+                }
                 product.src[0] = self.inner.tensor(weights);
                 product.src[1] = self.inner.tensor(source);
-                product.src[2] = self.inner.tensor(ids);
+                product.src[2] = if *is_plain { std::ptr::null_mut() } else { self.inner.tensor(ids) };
                 let product = self.inner.tensor(product);
                 self.inner.add(product);
             }
         }
         self.run()?;
-        for (rows, _) in bounds.iter().filter(|(rows, _)| rows.len() > 1) {
+        for (rows, ..) in bounds.iter().filter(|(rows, ..)| rows.len() > 1) {
             for position in rows.clone() {
                 // SAFETY: as above; the run is over.
                 unsafe {
