@@ -161,6 +161,7 @@ pub(super) fn recording(
         n_used: n_used.min(layer.n_expert.into()) as u16, // at most the experts
         bytes_high: layer.expert_bytes,
         bytes_low: 0,
+        bytes_rest: 0,
         slots_high: *slots,
         slots_low: 0,
     };
