@@ -142,6 +142,7 @@ impl<'a> Trial<'a> {
         let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], self.ids.as_mut_ptr().cast(), self.neighbour);
         let mut product = f32s([ne1, rows[1], rows[2], 1], result);
         product.op = if is_plain { llama::GGML_OP_MUL_MAT } else { llama::GGML_OP_MUL_MAT_ID };
+        product.flags = llama::GGML_TENSOR_FLAG_COMPUTE as i32;
         product.src[0] = self.inner.tensor(weights);
         product.src[1] = self.inner.tensor(input);
         product.src[2] = if is_plain { std::ptr::null_mut() } else { self.inner.tensor(ids) };
