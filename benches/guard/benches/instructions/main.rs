@@ -4,7 +4,7 @@
 
 mod caching;
 mod loads;
-mod planes;
+mod nested;
 mod policies;
 mod predictors;
 mod routing;
@@ -12,7 +12,7 @@ mod routing;
 use caching::cache;
 use gungraun::{Callgrind, LibraryBenchmarkConfig, main};
 use loads::load;
-use planes::planes;
+use nested::planes;
 use policies::eviction;
 use predictors::predict;
 use routing::route;
