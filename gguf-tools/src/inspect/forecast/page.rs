@@ -107,8 +107,9 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast, shape: &Shape)
     }
     let speed = |speed: f64| number(speed);
     write!(out, "decode, exact  {} t/s", speed(expected.tokens_per_second))?;
-    let least = low.tokens_per_second.min(high.tokens_per_second);
-    let most = low.tokens_per_second.max(high.tokens_per_second);
+    // Each is a draw of a few tokens: the figure itself may lie beyond the other two.
+    let all = [low, expected, high].map(|found| found.tokens_per_second);
+    let (least, most) = (all.into_iter().fold(all[0], f64::min), all.into_iter().fold(all[0], f64::max));
     if number(least) != number(most) {
         write!(out, " ({} to {} as recorded models differ)", speed(least), speed(most))?;
     }
