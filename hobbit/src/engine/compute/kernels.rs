@@ -79,7 +79,9 @@ impl<'a> Trial<'a> {
         (type_, ne0, ne1): (llama::ggml_type, i64, i64),
     ) -> Option<Self> {
         let dtype = GgmlType::from_id(type_)?;
-        if Ggml.supports(dtype).is_err() || neighbour.op_params.iter().any(|&param| param != 0) {
+        // Rows so long that a trial would take memory that no budget knows of.
+        let is_long = ne0 > ELEMENTS_MAX / ROWS_MIN as i64;
+        if is_long || Ggml.supports(dtype).is_err() || neighbour.op_params.iter().any(|&param| param != 0) {
             return None;
         }
         // As many rows modulo a tile as the experts have.
@@ -178,8 +180,10 @@ mod tests {
             }
             assert!(trial.results[0].iter().any(|value| *value != 0.0), "{name}: something was multiplied");
         }
-        let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
+        let long = ((1 << 20) + 256, 64);
         let type_ = GgmlType::from_name("q8_0").unwrap().id() as llama::ggml_type;
+        assert!(Trial::new(&mut inner, &neighbour, (type_, long.0, long.1)).is_none(), "too long to be tried");
+        let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
         assert!(Trial::new(&mut inner, &with_params, (type_, 256, 96)).is_none(), "a precision was asked for");
     }
 }
