@@ -9,7 +9,7 @@ use super::layout::Layout;
 use super::staging::{Staged, Staging};
 use super::step::{LayerStep, Used};
 use super::{Observer, Reads, Residency, Target};
-use crate::cache::{Cache, SlotId};
+use crate::cache::{Acquired, Cache, SlotId};
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::load::prefetch::{Governor, Holdings, Link, Load, Prefetcher};
@@ -91,6 +91,10 @@ impl Lookahead {
         self.recall.observe(layer, token.chosen);
         self.predictor.observe(layer, token.chosen);
         if self.predictor.needs_scores() {
+            // Routers' products take time, which is saved while nobody asks for them.
+            if self.governor.has_given_up() && !observer.is_watching() {
+                return;
+            }
             for distance in 1..=self.options.distance_max {
                 let Some((target, _, n_used)) = self.options.shape.target(layer, distance) else { break };
                 if let Some(scores) = (token.scores)(distance, target) {
@@ -179,7 +183,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     fn read_ahead(&mut self, loads: Vec<Load>) {
         for Load { version, .. } in loads {
             let order = self.layout.load_order(version.expert.layer, &[]);
-            if let Some(slot) = self.acquire(version) {
+            if let Some(Acquired { slot, evicted }) = self.cache.acquire(version) {
+                self.takes(slot, version, evicted);
+                if let (Some(lookahead), Some(evicted)) = (&mut self.lookahead, evicted) {
+                    lookahead.prefetcher.evicted(evicted);
+                }
                 self.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
             } else if !self.stage_ahead(version, &order)
                 && let Some(lookahead) = &mut self.lookahead

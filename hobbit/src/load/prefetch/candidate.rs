@@ -1,5 +1,6 @@
 //! A predicted expert against what is in memory.
 
+use super::odds::{Guess, Standing};
 use crate::expert::{Precision, Version};
 use crate::predict::Predicted;
 use crate::route::{Demand, resolve};
@@ -9,6 +10,7 @@ use crate::route::{Demand, resolve};
 pub(super) struct Candidate {
     pub(super) predicted: Predicted,
     pub(super) worth: Demand,
+    pub(super) standing: Standing,
     /// By [`Precision::index`].
     pub(super) is_resident: [bool; Precision::COUNT],
     /// Bytes of each version, by [`Precision::index`], where there is such.
@@ -16,6 +18,11 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
+    pub(super) fn guess(&self) -> Guess {
+        let Predicted { distance, score, .. } = self.predicted;
+        Guess { distance, score, worth: self.worth, standing: self.standing }
+    }
+
     /// The version that would have to be read if so much is asked for.
     fn to_read(self, asked: Demand, is_resident: [bool; Precision::COUNT]) -> Option<Precision> {
         let [has_high, has_low] = self.bytes.map(|bytes| bytes.is_some());

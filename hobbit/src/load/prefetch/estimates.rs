@@ -8,11 +8,14 @@ pub struct Estimates {
     layer: RunningMean,
     byte: RunningMean,
     hit_rate: f64,
+    hit_rate_of_late: f64,
 }
 
 impl Estimates {
     /// Of a layer, in the hit rate.
     const WEIGHT: f64 = 1.0 / 256.0;
+    /// Of a layer, in the hit rate of late.
+    const WEIGHT_OF_LATE: f64 = 1.0 / 16.0;
 
     /// With the bandwidth of the link as it was measured on this machine (file or host memory, whichever loads come
     /// from); a figure that is not positive is none.
@@ -35,13 +38,20 @@ impl Estimates {
     /// A token used `n_used` experts of a layer, `n_hits` of which were there.
     pub fn observe_uses(&mut self, n_hits: u64, n_used: u64) {
         if n_used > 0 {
-            self.hit_rate += (n_hits.min(n_used) as f64 / n_used as f64 - self.hit_rate) * Self::WEIGHT;
+            let share = n_hits.min(n_used) as f64 / n_used as f64;
+            self.hit_rate += (share - self.hit_rate) * Self::WEIGHT;
+            self.hit_rate_of_late += (share - self.hit_rate_of_late) * Self::WEIGHT_OF_LATE;
         }
     }
 
     /// How much of what is used is there, `0.0..=1.0`; 0 until something is known.
     pub const fn hit_rate(&self) -> f64 {
         self.hit_rate
+    }
+
+    /// The same of the last few layers: tokens that lead elsewhere miss more than others.
+    pub const fn hit_rate_of_late(&self) -> f64 {
+        self.hit_rate_of_late
     }
 
     /// Seconds from one router's choice to the next one's, if known.

@@ -183,6 +183,11 @@ impl Governor {
         }
     }
 
+    /// Whether prefetching was given up until the next trial: nobody has to predict meanwhile.
+    pub fn has_given_up(&self) -> bool {
+        matches!(self.state, State::Rest(_)) && !self.decided_on
+    }
+
     /// What a layer of the running token settled: [`super::Settled`]'s seconds.
     pub fn account(&mut self, saved_seconds: f64, delayed_seconds: f64) {
         let balance = saved_seconds - delayed_seconds;

@@ -20,10 +20,11 @@
 //! stuck = min(left, in flight)                 of a wrong guess, what cannot be withdrawn any more
 //! saved = sum over d that it serves of p(d) * (wait(d) - left)
 //!         - (1 - sum of these p(d)) * stuck
-//!         - (1 - sum of all p(d)) * hit rate * load
+//!         - (1 - sum of all p(d)) * regret * load
 //! ```
 //!
-//! The last line is for the resident that had to leave: the better a cache does, the sooner it is missed. Prefetches start
+//! The last line is for the resident that had to leave: how likely it is asked for before it would have left anyway, for
+//! what the layer reads next, is counted ([`regret`]); until something was, the hit rate stands for it. Prefetches start
 //! only while no product waits for the link, and few at a time ([`crate::load::LoadClass::Prefetch`]). None is planned
 //! without slack, or where less than a tenth of its read is saved. So all loads of a plan but the last fit into the time
 //! there is: Fate's budget `n = T / t_expert` (section 4.3), and one more of which a part is read in time. What saves most
@@ -31,7 +32,8 @@
 //!
 //! Which version is read follows from the same sum: a high version of an expert that is likely asked for in low precision
 //! saves a short read only, and a low one is of no use to who needs the high one. Of the two, the one that saves more for
-//! its bytes is read. The probabilities are learned by predicted weight ([`Odds`]).
+//! its bytes is read. The probabilities are learned by predicted weight, and apart for experts that are there and for those
+//! that are missing ([`Odds`]): a cache that finds nearly everything leaves to the predictor what it is wrong about.
 //!
 //! What no estimate knows (residents that had to leave, a disk that slows down the computation) the [`Governor`]
 //! measures.
@@ -41,11 +43,12 @@ mod estimates;
 mod governor;
 mod odds;
 mod planner;
+mod regret;
 
 #[cfg(test)]
 mod tests;
 
 pub use estimates::Estimates;
 pub use governor::{Governor, GovernorOptions, GovernorReason, GovernorReport};
-pub use odds::{Chances, Odds};
+pub use odds::{Chances, Guess, Odds, Scarcity, Standing};
 pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher, Settled};

@@ -3,7 +3,8 @@
 use smart_default::SmartDefault;
 
 use super::candidate::Candidate;
-use super::{Chances, Estimates, Odds};
+use super::regret::Regret;
+use super::{Chances, Estimates, Guess, Odds, Scarcity, Standing};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoaderOptions;
 use crate::predict::{Ahead, Predicted, Predictor, ahead};
@@ -130,7 +131,9 @@ pub struct Prefetcher {
     pub odds: Odds,
     outstanding: Vec<Outstanding>,
     /// Predictions that no router has judged yet, and what they were worth.
-    predicted: Vec<(Predicted, Demand)>,
+    predicted: Vec<(ExpertId, Guess)>,
+    /// What became of residents that had to leave.
+    regret: Regret,
     /// Counts so far.
     pub counters: PrefetchCounters,
     /// Of wrong guesses that were dropped since a layer was settled.
@@ -152,6 +155,7 @@ impl Prefetcher {
             odds: Odds::default(),
             outstanding: Vec::new(),
             predicted: Vec::new(),
+            regret: Regret::default(),
             counters: PrefetchCounters::default(),
             stuck_seconds: 0.0,
         }
@@ -169,9 +173,8 @@ impl Prefetcher {
     /// What is predicted, each expert once, and how likely it is used, `0.0..=1.0`, in whatever precision.
     pub fn probabilities(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<(ExpertId, f32)> {
         let probability = |own: Candidate| {
-            let Predicted { distance, score, expert } = own.predicted;
-            let Chances { high, low } = self.odds.chances(distance, score, own.worth);
-            (expert, high + low)
+            let Chances { high, low } = self.odds.chances(own.guess());
+            (own.predicted.expert, high + low)
         };
         self.candidates(ahead, holdings).into_iter().map(probability).collect()
     }
@@ -199,6 +202,11 @@ impl Prefetcher {
             self.outstanding.push(Outstanding { load, has_landed: false });
         }
         loads
+    }
+
+    /// A resident had to leave for one of the loads.
+    pub fn evicted(&mut self, version: Version) {
+        self.regret.leaves(version);
     }
 
     /// Every slice of a version that was read ahead is there.
@@ -235,11 +243,12 @@ impl Prefetcher {
         let mut demands = Vec::with_capacity(weights.len());
         self.options.thresholds.demands(&weights, &mut demands);
         let asked = |index: u16| chosen.iter().position(|(own, _)| *own == index).map(|place| demands[place]);
+        self.regret.used(layer, used, waits);
         let odds = &mut self.odds;
-        self.predicted.retain(|(predicted, worth)| {
-            let is_here = predicted.expert.layer == layer;
+        self.predicted.retain(|(expert, guess)| {
+            let is_here = expert.layer == layer;
             if is_here {
-                odds.observe(predicted.distance, predicted.score, *worth, asked(predicted.expert.index));
+                odds.observe(*guess, asked(expert.index));
             }
             !is_here
         });
@@ -295,9 +304,9 @@ impl Prefetcher {
 
     /// For the odds: the last prediction of each layer at each distance.
     fn remember(&mut self, candidates: &[Candidate]) {
-        let place = |p: &Predicted| (p.expert.layer, p.distance);
-        self.predicted.retain(|(old, _)| !candidates.iter().any(|new| place(&new.predicted) == place(old)));
-        self.predicted.extend(candidates.iter().map(|own| (own.predicted, own.worth)));
+        let place = |own: &Candidate| (own.predicted.expert.layer, own.predicted.distance);
+        self.predicted.retain(|(old, guess)| !candidates.iter().any(|new| place(new) == (old.layer, guess.distance)));
+        self.predicted.extend(candidates.iter().map(|own| (own.predicted.expert, own.guess())));
     }
 
     /// The predictions for one layer, best first, with what they are worth and what is there.
@@ -311,15 +320,19 @@ impl Prefetcher {
         let mut importance = Vec::with_capacity(predicted.len());
         unimportance(&weights, &mut importance);
         importance.resize(predicted.len(), 1.0);
-        let is_there = |version| holdings.is_resident(version) || self.is_outstanding(version);
+        let scarcity = Scarcity::of(self.estimates.hit_rate_of_late());
         let candidate = |(&predicted, unimportance): (&Predicted, f32)| {
             let versions = Precision::ALL.map(|precision| Version { expert: predicted.expert, precision });
-            Candidate {
-                predicted,
-                worth: self.options.thresholds.demand(unimportance),
-                is_resident: versions.map(is_there),
-                bytes: versions.map(|version| holdings.bytes(version)),
-            }
+            let is_outstanding = versions.map(|version| self.is_outstanding(version));
+            let is_resident = versions.map(|version| holdings.is_resident(version));
+            let worth = self.options.thresholds.demand(unimportance);
+            let bytes = versions.map(|version| holdings.bytes(version));
+            let candidate = |is_resident, standing| Candidate { predicted, worth, standing, is_resident, bytes };
+            // What this planner reads would be missing without it.
+            let before = [0, 1].map(|i| is_resident[i] && !is_outstanding[i]);
+            let is_missing = candidate(before, Standing::There).missing().is_some();
+            let standing = if is_missing { Standing::Missing(scarcity) } else { Standing::There };
+            candidate([0, 1].map(|i| is_resident[i] || is_outstanding[i]), standing)
         };
         predicted.iter().zip(importance).map(candidate).collect()
     }
@@ -347,7 +360,7 @@ impl Prefetcher {
         let load_seconds = self.estimates.load_seconds(bytes)?;
         let slack_seconds = f64::from(distance) * layer_seconds - taken;
         let spare = |asked| self.estimates.load_seconds(candidate.spared(asked, precision)).unwrap_or(0.0);
-        let chances = self.odds.chances(distance, candidate.predicted.score, candidate.worth);
+        let chances = self.odds.chances(candidate.guess());
         let left = (load_seconds - slack_seconds).max(0.0);
         let spares = [spare(Demand::Low), spare(Demand::High)];
         let load = Load { version, bytes, distance, load_seconds, slack_seconds, saved: 0.0, spares };
@@ -355,7 +368,7 @@ impl Prefetcher {
         let of = |chance: f32, spare: f64| f64::from(chance) * if spare > 0.0 { spare - left } else { -stuck };
         let wrong = (1.0 - f64::from(chances.low) - f64::from(chances.high)).max(0.0);
         let saved = of(chances.low, spares[0]) + of(chances.high, spares[1])
-            - wrong * (stuck + self.estimates.hit_rate() * load_seconds);
+            - wrong * (stuck + self.regret.chance(self.estimates.hit_rate()) * load_seconds);
         (slack_seconds > 0.0 && saved > self.options.saved_min * load_seconds).then_some(Load { saved, ..load })
     }
 

@@ -81,9 +81,10 @@ fn chosen(indices: &[u16]) -> Vec<(u16, f32)> {
     indices.iter().map(|&index| (index, 1.0 / indices.len() as f32)).collect()
 }
 
-/// The chance of high precision, of a prediction that is worth it.
+/// The chance of high precision, of a prediction that is worth it, of an expert that is missing as most are.
 fn chance(odds: &Odds, distance: u8, score: f32) -> f32 {
-    odds.chances(distance, score, Demand::High).high
+    let standing = Standing::Missing(Scarcity::Most);
+    odds.chances(Guess { distance, score, worth: Demand::High, standing }).high
 }
 
 #[test]
@@ -302,7 +303,8 @@ fn odds_are_learned_from_all_predictions() {
     let mut twice = timed(0.004);
     (0..3).for_each(|_| drop(twice.plan(&ask, Link::default(), &world)));
     twice.settle(1, &[], &[], false);
-    assert_eq!(chance(&twice.odds, 1, 0.125), 0.5 / 6.0);
+    // One prediction of two was of a missing expert.
+    assert_eq!(chance(&twice.odds, 1, 0.125), 4.0 * (0.5 / 6.0) / 5.0);
 }
 
 #[test]
