@@ -13,6 +13,7 @@
 #   startup     from the start of the process to the first token
 #   long        2,000 tokens in the least memory, alone and with another process that takes memory
 #   peers       other programs: benches/peers/setup.sh installs them
+#   efficiency  reading while multiplying: shares of the experts in memory, slower disks, with and without looking ahead
 #   routes      only by its name: the shape of Qwen3-30B-A3B on a real model's recorded routes, a trace that $ROUTES names (made by
 #               hobbit-cli --trace or hobbit-sim import); $ROUTES_TOPK experts a token (default: 6)
 # then
@@ -234,11 +235,34 @@ routes() {
     begin routes
     model qwen3-30b --preset qwen3-30b-a3b --topk "${ROUTES_TOPK:-6}"
     cp "$ROUTES" "$models/routes.trace"
-    local all=(-m qwen3-30b.gguf --routes routes.trace -t "$cores" -p 0 -n 0 -pg 28,128 -r 1)
-    run routes "${all[@]}" --baseline --order AB --variant 'no limit'
+    local all=(-m qwen3-30b.gguf --routes routes.trace -t "$cores" -p 0 -n 0 -pg 28,128)
+    run routes "${all[@]}" -r 2 --baseline --order AB --variant 'no limit'
     for limit in 6GiB 4GiB 8GiB; do
-        run routes "${all[@]}" --limit "$limit" --predictor stacked-gate --variant 'stacked gate'
-        run routes "${all[@]}" --limit "$limit" --baseline --order AB --baseline-threads auto
+        run routes "${all[@]}" -r 1 --limit "$limit" --baseline --order AB --baseline-threads auto
+        # On virtual machines memory that was never touched is slow at first: of three repetitions the later ones tell.
+        run routes "${all[@]}" -r 3 --limit "$limit" --variant 'repeated'
+        run routes "${all[@]}" -r 3 --limit "$limit" --predictor stacked-gate --variant 'stacked gate'
+    done
+    for recall in 60 70 90 97; do
+        run routes "${all[@]}" -r 3 --limit 6GiB --predictor stacked-gate --routes-recall "$recall%" --variant "stacked gate, recall $recall %"
+    done
+}
+
+# How near reading and multiplying come to not waiting for each other, and what looking ahead adds: shares of the experts in
+# memory, and slower disks.
+efficiency() {
+    begin efficiency
+    shapes
+    trained
+    local at
+    for name in ${EFFICIENCY_MODELS:-qwen3moe mixtral deepseek demo-wide}; do
+        # There and back: what the disk does meanwhile meets both.
+        for at in none stacked-gate stacked-gate none; do
+            run efficiency -m "$name.gguf" --prompt-file "$prose" --io direct --expert-cache 25%,50%,75% -t "$cores" \
+                -p 0 -n 0 -pg 16,48 -r 1 --no-warmup --predictor "$at" --variant "$at"
+            run efficiency -m "$name.gguf" --prompt-file "$prose" --io direct --expert-cache 25%,50%,75% -t "$cores" \
+                -p 0 -n 0 -pg 16,48 -r 1 --no-warmup --predictor "$at" --variant "$at" --disk-limit 500MB,1GB,2GB
+        done
     done
 }
 
@@ -250,10 +274,10 @@ report() {
 }
 
 studies=("$@")
-[[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident fits contended startup long peers report)
+[[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident fits contended startup long peers efficiency report)
 for study in "${studies[@]}"; do
     case $study in
-    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | routes | report) "$study" ;;
+    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | efficiency | routes | report) "$study" ;;
     *)
         echo "$0: no study '$study'; see the head of this file" >&2
         exit 2

@@ -109,6 +109,10 @@ pub struct ComparisonArgs {
     /// root)
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = bytes)]
     pub limit: Vec<u64>,
+    /// Bytes per second that the process may read from the disks on which the model lies: what a slower disk would do (as
+    /// root)
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = bytes)]
+    pub disk_limit: Vec<u64>,
     /// Run plain llama.cpp as well, alternately, and compare logits
     #[arg(long)]
     pub baseline: bool,
@@ -377,6 +381,7 @@ mod tests {
             (&["-ngl", "1-x"], "expected a number"),
             (&["--order", "ABC"], "expected letters A"),
             (&["--limit", "much"], "expected e.g. 2.5GiB"),
+            (&["--disk-limit", "slow"], "expected e.g. 2.5GiB"),
             (&["--pressure", "1GiB"], "--limit"),
             (&["--prompt-file", "a", "--trace", "b"], "cannot be used with"),
             (&["--baseline", "--baseline-only"], "cannot be used with"),

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::args::{Typed, Who, expert_args};
+use super::start::Limits;
 use super::values;
 use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
@@ -59,6 +60,8 @@ pub struct Case {
     pub words: Vec<String>,
     /// Memory of the process in bytes.
     pub limit: Option<u64>,
+    /// Bytes per second that it may read.
+    pub disk_limit: Option<u64>,
     /// Other processes that compute without end meanwhile.
     pub busy: u32,
     pub n_batch: u32,
@@ -69,6 +72,13 @@ pub struct Case {
     pub flash_attn: String,
     pub threads: i32,
     pub test: Test,
+}
+
+impl Case {
+    /// Of the process that runs.
+    pub fn limits(&self) -> Limits {
+        Limits { memory: self.limit, disk: self.disk_limit }
+    }
 }
 
 /// What one process is asked to do.
@@ -105,10 +115,13 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         [] => vec![demo().map_err(anyhow::Error::msg)?],
         models => models.to_vec(),
     };
-    let limits: Vec<Option<u64>> = match &typed.bench.comparison.limit[..] {
-        [] => vec![None],
-        limits => limits.iter().copied().map(Some).collect(),
+    let limits = |given: &[u64]| -> Vec<Option<u64>> {
+        match given {
+            [] => vec![None],
+            limits => limits.iter().copied().map(Some).collect(),
+        }
     };
+    let (disk_limits, limits) = (limits(&typed.bench.comparison.disk_limit), limits(&typed.bench.comparison.limit));
     let busy = match &typed.bench.comparison.busy[..] {
         [] => &[0],
         given => given,
@@ -149,7 +162,8 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
 
     let mut cases = Vec::new();
     for model in &models {
-        for (&limit, &busy) in pairs(&limits, busy) {
+        let places = pairs(&limits, &disk_limits).flat_map(|place| busy.iter().map(move |busy| (place, busy)));
+        for ((&limit, &disk_limit), &busy) in places {
             for words in product(&typed.engine) {
                 // Contradictions among flags show only together.
                 expert_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
@@ -161,6 +175,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
                                     model: model.clone(),
                                     words: words.clone(),
                                     limit,
+                                    disk_limit,
                                     busy,
                                     n_batch,
                                     n_ubatch,
@@ -281,6 +296,12 @@ mod tests {
         assert_eq!((cases[0].threads, cases[1].threads), (1, 2));
         assert_eq!(cases[2].words, ["--policy=lfu"]);
         assert_eq!((cases[4].limit, cases[8].model.to_str()), (Some(2 << 30), Some("b")));
+        assert_eq!(cases[4].limits(), Limits { memory: Some(2 << 30), disk: None });
+        let cases = all(&["-m", "a", "--disk-limit", "500MB,1GB", "-n", "0", "-p", "8"]).unwrap();
+        assert_eq!(
+            cases.iter().map(|case| case.disk_limit).collect::<Vec<_>>(),
+            [500, 1000].map(|mb| Some(mb * 1_000_000))
+        );
         let busy = all(&["--busy", "0,2", "-n", "0"]).unwrap();
         assert_eq!((busy.len(), busy[0].busy, busy[1].busy), (2, 0, 2));
     }

@@ -108,6 +108,8 @@ record! {
     /// Names the directory of results.
     hobbit_machine: String,
     hobbit_limit: Option<u64>,
+    /// Bytes per second that might be read.
+    hobbit_disk_limit: Option<u64>,
     /// Other processes that computed without end meanwhile.
     hobbit_busy: Option<u32>,
     /// Whether the page cache was as an equal run before had left it.

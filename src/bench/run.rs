@@ -14,8 +14,9 @@ use super::args::{self, Format, Typed, Who};
 use super::case::{Case, Source, Task, cases};
 use super::print::{Printer, Shown};
 use super::record::{Record, Tried};
+use super::start::{self, Limits};
 use super::threads;
-use super::{child, inputs, start};
+use super::{child, inputs};
 use crate::devices;
 use crate::exit::{self, USAGE};
 use crate::measure::disk::random_reads;
@@ -120,6 +121,7 @@ fn shown(typed: &Typed, cases: &[Case]) -> Shown {
     let (test, comparison) = (&typed.bench.test, &typed.bench.comparison);
     Shown {
         limit: cases.iter().any(|case| case.limit.is_some()),
+        disk_limit: cases.iter().any(|case| case.disk_limit.is_some()),
         engine: comparison.baseline || comparison.baseline_only,
         flags: typed.engine.iter().any(|alternatives| alternatives.len() > 1),
         batch: !test.batch_size.is_empty() || !test.ubatch_size.is_empty(),
@@ -136,8 +138,8 @@ struct Bench<'a> {
     order: Vec<Who>,
     n_cases: usize,
     bar: ProgressBar,
-    /// The model whose disk was measured last, and its speed.
-    disk: Option<(PathBuf, f64)>,
+    /// The model whose disk was measured last, within what limits, and its speed.
+    disk: Option<(PathBuf, Limits, f64)>,
     /// What llama.cpp's number of threads was chosen by so far.
     trials: Vec<(Case, Vec<Tried>)>,
 }
@@ -286,10 +288,10 @@ impl<'a> Bench<'a> {
             return Ok(None);
         }
         match &self.disk {
-            Some((model, speed)) if *model == case.model => Ok(Some(*speed)),
+            Some((model, limits, speed)) if *model == case.model && *limits == case.limits() => Ok(Some(*speed)),
             _ => {
-                let speed = start::disk(&case.model, case.limit)?;
-                self.disk = Some((case.model.clone(), speed));
+                let speed = start::disk(&case.model, case.limits())?;
+                self.disk = Some((case.model.clone(), case.limits(), speed));
                 Ok(Some(speed))
             }
         }

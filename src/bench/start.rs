@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use super::answer::Run;
 use super::case::Task;
-use crate::measure::cgroup::{Cgroup, Usage};
+use crate::measure::cgroup::{Cgroup, ReadLimit, Usage};
 use crate::measure::page_cache;
 use crate::signals;
 use hobbit::gguf::Gguf;
@@ -31,49 +31,68 @@ pub fn end_with_signals() -> Result<()> {
     })
 }
 
-/// The memory that processes may take together: that of a control group, or all there is.
-pub struct MemoryLimit {
-    group: Option<Cgroup>,
+/// What processes may take together: memory, and of the disks' time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes, page cache included.
+    pub memory: Option<u64>,
+    /// Bytes per second that are read from the disks on which the models lie.
+    pub disk: Option<u64>,
 }
 
-impl MemoryLimit {
-    /// A control group with so many bytes, if there is a limit, and a cold page cache for the models then.
+/// A control group with limits, or none.
+pub struct Group {
+    group: Option<Cgroup>,
+    /// Of its memory there is a limit.
+    is_memory_limited: bool,
+}
+
+impl Group {
+    /// A control group with what limits there are, and a cold page cache for the models then.
     ///
     /// # Errors
-    /// Without root; without control groups; a model that another process has mapped.
-    pub fn new(limit: Option<u64>, models: &[PathBuf]) -> Result<Self> {
-        let Some(limit) = limit else { return Ok(Self { group: None }) };
+    /// Without root; without control groups; a model that another process has mapped, or that lies on no disk.
+    pub fn new(limits: Limits, models: &[PathBuf]) -> Result<Self> {
+        if limits == Limits::default() {
+            return Ok(Self::none());
+        }
+        let mut files = Vec::new();
         for model in models {
             match Gguf::open(model) {
-                Ok(gguf) => gguf.files.iter().try_for_each(|file| page_cache::drop_file(&file.path))?,
+                Ok(gguf) => files.extend(gguf.files.iter().map(|file| file.path.clone())),
                 // What cannot be read as a model is told by the engine.
-                Err(_) if model.is_file() => page_cache::drop_file(model)?,
+                Err(_) if model.is_file() => files.push(model.clone()),
                 Err(_) => (),
             }
         }
-        let group = Cgroup::new(limit).context("--limit")?;
-        Ok(Self { group: Some(group) })
+        files.iter().try_for_each(|file| page_cache::drop_file(file))?;
+        let reads = limits.disk.map(|speed| ReadLimit::new(speed, files.iter().map(PathBuf::as_path)));
+        let reads = reads.transpose().context("--disk-limit")?;
+        let flag = if limits.memory.is_some() { "--limit" } else { "--disk-limit" };
+        let group = Cgroup::new(limits.memory, reads.as_ref()).context(flag)?;
+        Ok(Self { group: Some(group), is_memory_limited: limits.memory.is_some() })
+    }
+
+    /// All there is.
+    const fn none() -> Self {
+        Self { group: None, is_memory_limited: false }
     }
 
     /// Starts a process in it, which ends with this one.
     pub fn spawn(&self, command: &mut Command) -> Result<Child> {
-        let entrance = self.group.as_ref().map(Cgroup::entrance).transpose()?;
-        let entrance = entrance.as_ref().map(AsRawFd::as_raw_fd);
+        let entrances = self.group.as_ref().map(Cgroup::entrances).transpose()?.unwrap_or_default();
+        let descriptors: Vec<_> = entrances.iter().map(AsRawFd::as_raw_fd).collect();
         // A group of its own: what it starts can be ended with it.
         command.process_group(0);
-        // SAFETY: between fork and exec only system calls are made; the descriptor is open until the child has started.
+        // SAFETY: between fork and exec only system calls are made; the descriptors are open until the child has started.
         unsafe {
             command.pre_exec(move || {
                 #[cfg(target_os = "linux")]
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                     return Err(io::Error::last_os_error());
                 }
-                match entrance {
-                    Some(entrance) if libc::write(entrance, c"0".as_ptr().cast(), 1) != 1 => {
-                        Err(io::Error::last_os_error())
-                    }
-                    _ => Ok(()),
-                }
+                let enters = |entrance: &i32| libc::write(*entrance, c"0".as_ptr().cast(), 1) == 1;
+                if descriptors.iter().all(enters) { Ok(()) } else { Err(io::Error::last_os_error()) }
             });
         }
         signals::check()?;
@@ -92,9 +111,9 @@ impl MemoryLimit {
         self.group.as_ref().map(Cgroup::usage).unwrap_or_default()
     }
 
-    /// Whether there is a limit, at which processes are killed.
-    pub fn is_set(&self) -> bool {
-        self.group.is_some()
+    /// Whether there is a limit at which processes are killed.
+    pub fn kills(&self) -> bool {
+        self.is_memory_limited
     }
 }
 
@@ -118,15 +137,15 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<Run> {
     if let Some(hobbit::options::LowSource::File(low)) = task.case.model_options()?.low {
         models.push(low);
     }
-    let memory = MemoryLimit::new(task.case.limit, &models)?;
+    let group = Group::new(task.case.limits(), &models)?;
     let mut others: Vec<Other> = Vec::new();
     if let Some(bytes) = pressure {
         let did_not_last =
             "the process of --pressure did not last as long as the run; give a larger --limit or less --pressure";
-        others.push(Other::start(&memory, own("hog")?.arg(bytes.to_string()).arg(&task.case.model), did_not_last)?);
+        others.push(Other::start(&group, own("hog")?.arg(bytes.to_string()).arg(&task.case.model), did_not_last)?);
     }
     // Outside of the limit: they are to take time, not memory.
-    let unlimited = MemoryLimit { group: None };
+    let unlimited = Group::none();
     for _ in 0..task.case.busy {
         let did_not_last = "a process of --busy did not last as long as the run; something else has ended it";
         others.push(Other::start(&unlimited, &mut own("busy")?, did_not_last)?);
@@ -134,7 +153,7 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<Run> {
     let task = Task { started_ns: now_ns(), ..task.clone() };
     let mut command = own("child")?;
     command.arg(serde_json::to_string(&task)?).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = memory.spawn(&mut command)?;
+    let mut child = group.spawn(&mut command)?;
     let errors = child.stderr.take().context("a run without stderr")?;
     let errors = std::thread::spawn(move || passed_on(errors));
     let (text, status) = answer_of(&mut child)?;
@@ -147,23 +166,23 @@ pub fn run(task: &Task, pressure: Option<u64>) -> Result<Run> {
         Err(format!("failed: {why}"))
     } else if status.success() {
         Ok(serde_json::from_str(text.trim()).context("the answer of a run")?)
-    } else if status.signal() == Some(libc::SIGKILL) && memory.is_set() {
+    } else if status.signal() == Some(libc::SIGKILL) && group.kills() {
         Err("killed".to_owned())
     } else {
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
         let last = last.strip_prefix("error: ").unwrap_or(last);
         Err(if last.is_empty() { format!("failed: {status}") } else { format!("failed: {last}") })
     };
-    Ok((outcome, memory.usage()))
+    Ok((outcome, group.usage()))
 }
 
-/// Measures the disk of a model, in memory of the same limit: bytes per second.
+/// Measures the disk of a model, within the same limits: bytes per second.
 ///
 /// # Errors
 /// As [`run`]; what fails is an error here.
-pub fn disk(model: &Path, limit: Option<u64>) -> Result<f64> {
-    let memory = MemoryLimit::new(limit, &[model.to_owned()])?;
-    let mut child = memory.spawn(own("disk")?.arg(model).stdin(Stdio::null()).stdout(Stdio::piped()))?;
+pub fn disk(model: &Path, limits: Limits) -> Result<f64> {
+    let group = Group::new(limits, &[model.to_owned()])?;
+    let mut child = group.spawn(own("disk")?.arg(model).stdin(Stdio::null()).stdout(Stdio::piped()))?;
     let (text, status) = answer_of(&mut child)?;
     let text = text?;
     if !status.success() {
@@ -233,8 +252,8 @@ struct Other {
 }
 
 impl Other {
-    fn start(memory: &MemoryLimit, command: &mut Command, did_not_last: &'static str) -> Result<Self> {
-        Ok(Self { process: memory.spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))?, did_not_last })
+    fn start(group: &Group, command: &mut Command, did_not_last: &'static str) -> Result<Self> {
+        Ok(Self { process: group.spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))?, did_not_last })
     }
 
     /// Why the run does not count.

@@ -21,7 +21,7 @@ use hobbit_programs::bench::case::{Case, Source, Task};
 use hobbit_programs::bench::inputs;
 use hobbit_programs::bench::print::{Printer, Shown};
 use hobbit_programs::bench::record::{Moment, More, Record, Tried, speed};
-use hobbit_programs::bench::start::{self, MemoryLimit};
+use hobbit_programs::bench::start::{self, Group};
 use hobbit_programs::bench::threads::{self, ThreadChoice};
 use hobbit_programs::measure::cgroup::Usage;
 use hobbit_programs::measure::host::Host;
@@ -262,6 +262,7 @@ impl Setting<'_> {
             model: self.model.to_owned(),
             words: words.split_whitespace().map(str::to_owned).collect(),
             limit: self.limit,
+            disk_limit: None,
             busy: 0,
             n_batch: 2048,
             n_ubatch: args.ubatch_size,
@@ -297,17 +298,17 @@ fn cores() -> usize {
 
 fn start_one(args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
     let case = &wish.task.case;
-    let memory = MemoryLimit::new(case.limit, std::slice::from_ref(&case.model))?;
+    let group = Group::new(case.limits(), std::slice::from_ref(&case.model))?;
     if args.warm {
-        let before = start_in(&memory, args, contestant, wish)?;
+        let before = start_in(&group, args, contestant, wish)?;
         if before.outcome.is_err() {
             return Ok(before);
         }
     }
-    start_in(&memory, args, contestant, wish)
+    start_in(&group, args, contestant, wish)
 }
 
-fn start_in(memory: &MemoryLimit, args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
+fn start_in(group: &Group, args: &PeersArgs, contestant: &Contestant, wish: &Wish) -> Result<Run> {
     let case = &wish.task.case;
     let is_cli = args.cli && matches!(contestant, Contestant::Own(Who::Hobbit));
     let mut command = match contestant {
@@ -329,7 +330,7 @@ fn start_in(memory: &MemoryLimit, args: &PeersArgs, contestant: &Contestant, wis
     };
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let started = Instant::now();
-    let mut child = memory.spawn(&mut command)?;
+    let mut child = group.spawn(&mut command)?;
     let watch = Watch::start(child.id(), started, Duration::from_secs(args.timeout));
     let errors = child.stderr.take().context("a program without stderr")?;
     let errors = thread::spawn(move || start::last_line(errors));
@@ -346,7 +347,7 @@ fn start_in(memory: &MemoryLimit, args: &PeersArgs, contestant: &Contestant, wis
     } else if !status.success() {
         // A shell or an interpreter tells of a child that was killed by 128 + 9.
         let is_killed = start::signal(status) == Some(libc::SIGKILL) || status.code() == Some(128 + libc::SIGKILL);
-        Err(if is_killed && memory.is_set() { "killed".to_owned() } else { format!("failed: {status}, {said}") })
+        Err(if is_killed && group.kills() { "killed".to_owned() } else { format!("failed: {status}, {said}") })
     } else if is_cli {
         command::continuation(wish, &text).map_err(|error| format!("failed: {error:#}"))
     } else {
@@ -357,7 +358,7 @@ fn start_in(memory: &MemoryLimit, args: &PeersArgs, contestant: &Contestant, wis
         }
     };
     let own_peak = outcome.as_ref().map_or(0, |done: &Continuation| done.peak_rss);
-    Ok(Run { outcome, whole_ns, usage: memory.usage(), peak_rss: seen.peak.max(own_peak), series: seen.series })
+    Ok(Run { outcome, whole_ns, usage: group.usage(), peak_rss: seen.peak.max(own_peak), series: seen.series })
 }
 
 /// What all programs have in `common`, and what came of one.

@@ -52,6 +52,8 @@ pub struct Place {
     pub model: String,
     /// Bytes of the control group.
     pub limit: Option<u64>,
+    /// Bytes per second that might be read.
+    pub disk: Option<u64>,
     /// Other processes that computed meanwhile.
     pub busy: u32,
     /// What was evaluated.
@@ -185,6 +187,7 @@ impl<'a> Study<'a> {
             let place = Place {
                 model: figures::model(record, entries),
                 limit: record.hobbit_limit,
+                disk: record.hobbit_disk_limit,
                 busy: record.hobbit_busy.unwrap_or(0),
                 test: Test { n_prompt, n_gen, n_depth: record.n_depth },
             };
