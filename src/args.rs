@@ -204,7 +204,8 @@ pub struct ChatArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Context and speed")]
 pub struct ContextArgs {
-    /// Context length in tokens; 0 takes the model's
+    /// Context length in tokens; 0 takes the model's, or where the model does not fit with that, as much as an eighth of the
+    /// memory holds (4096 at least)
     #[arg(short, long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CTX_SIZE")]
     pub ctx_size: u32,
     /// Prompt tokens submitted at once

@@ -234,6 +234,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
         n_expert: info.n_expert,
         n_expert_used: info.n_expert_used,
         n_ctx: session.n_ctx(),
+        n_ctx_of: (options.expects.n_ctx == 0).then_some(info.n_ctx_train),
     };
     say(Level::Info, &brief::model_line(&facts));
     say(Level::Info, &brief::memory_line(plan, session.io_choice(), session.warm_start()));

@@ -100,6 +100,26 @@ fn whatever_says_how_experts_are_kept_takes_the_seam() {
     assert_eq!(regime(&|options| options.trace = Some(dir.path().join("trace"))), Regime::Seam);
 }
 
+/// A context that nobody asked for leaves memory to the experts, and a short one may let everything fit.
+#[test]
+fn a_context_that_nobody_asked_for_is_fitted() {
+    const TRAINED: u32 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &Spec { layers: 8, embd: 256, ctx: TRAINED, ..Spec::tiny("qwen3moe") });
+    let n_ctx = |asked: u32, budget: u64, stand_aside: bool| {
+        let settings = SessionOptions { n_ctx: asked, ..settings() };
+        let options =
+            ModelOptions { budget: Budget::Bytes(budget), expects: settings.clone(), stand_aside, ..options() };
+        let model = open(&path, &options);
+        (model.session(&settings).unwrap().n_ctx(), model.regime().stands_aside())
+    };
+    let (fitted, stands_aside) = n_ctx(0, GIB, true);
+    assert!((4096..TRAINED).contains(&fitted) && stands_aside, "{fitted}, {stands_aside}");
+    assert_eq!(n_ctx(0, GIB, false), (fitted, false), "the same where hobbit keeps the experts");
+    assert!(n_ctx(0, 2 * GIB, false).0 > fitted, "more memory, more tokens");
+    assert_eq!(n_ctx(8192, GIB, false).0, 8192, "as asked");
+}
+
 /// From the smallest budget up: first the seam, then llama.cpp by itself; the budget is kept on both sides of the border.
 #[test]
 fn the_border_is_where_everything_fits() {

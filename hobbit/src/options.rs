@@ -108,7 +108,8 @@ pub struct RouteOptions {
 /// How one sequence of tokens is evaluated.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct SessionOptions {
-    /// Context length in tokens; 0 takes the model's training context.
+    /// Context length in tokens; 0 takes the model's training context, or where the model does not fit with that, what an
+    /// eighth of the memory holds of it, at least 4096.
     pub n_ctx: u32,
     /// Tokens submitted at once while a prompt is read.
     #[default(2048)]

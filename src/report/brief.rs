@@ -21,6 +21,8 @@ pub struct ModelFacts<'a> {
     pub n_expert_used: u32,
     /// Tokens of the session's context.
     pub n_ctx: u32,
+    /// Where nobody said how many, those that the model was trained on.
+    pub n_ctx_of: Option<u32>,
 }
 
 /// The first line: what runs.
@@ -31,7 +33,10 @@ pub fn model_line(model: &ModelFacts) -> String {
     if *n_expert > 0 {
         let _ = write!(line, " of {n_expert} experts, {n_expert_used} per token");
     }
-    line + &format!(", context {n_ctx}")
+    match model.n_ctx_of {
+        Some(trained) if *n_ctx < trained => line + &format!(", context {n_ctx} of {trained} (-c)"),
+        _ => line + &format!(", context {n_ctx}"),
+    }
 }
 
 /// What runs where no seam is needed: the words of an I/O choice that reads nothing.
@@ -228,11 +233,16 @@ mod tests {
             n_expert: 8,
             n_expert_used: 2,
             n_ctx: 512,
+            n_ctx_of: None,
         };
         let line = "demo.gguf: llama 11.7M Q8_0, 12.00 MiB, 6 layers of 8 experts, 2 per token, context 512";
         assert_eq!(model_line(&model), line);
         model.n_expert = 0;
         assert_eq!(model_line(&model), "demo.gguf: llama 11.7M Q8_0, 12.00 MiB, 6 layers, context 512");
+        model.n_ctx_of = Some(512);
+        assert!(model_line(&model).ends_with(", context 512"), "all of it");
+        model.n_ctx_of = Some(4096);
+        assert!(model_line(&model).ends_with(", context 512 of 4096 (-c)"), "less, and how to have more");
     }
 
     #[test]

@@ -16,6 +16,10 @@ mod fixture;
 mod helper;
 mod overlap;
 mod places;
+#[path = "../exactness/routes.rs"]
+#[allow(dead_code)]
+mod recorded;
+mod routes;
 #[path = "../exactness/script.rs"]
 #[allow(dead_code)]
 mod script;

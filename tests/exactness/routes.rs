@@ -17,7 +17,7 @@ use super::stock::Stock;
 const N_TOKENS: usize = 50;
 
 /// A recording of no particular way through a model of this shape.
-fn record(model: &Path, to: &Path) {
+pub fn record(model: &Path, to: &Path) {
     let gguf = Gguf::open(model).unwrap();
     let n_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap() as u16;
     let layer = |number: u16, n_expert: u16| Layer {

@@ -19,11 +19,13 @@ pub struct Placed<'a> {
     pub tensor_split: &'a [f32],
     /// Tensors that stay on the CPU, as a pattern.
     pub on_cpu: &'a str,
+    /// Where tokens are sent.
+    pub routes: Option<&'a RouteOptions>,
 }
 
 impl Default for Placed<'_> {
     fn default() -> Self {
-        Self { devices: &[], n_gpu_layers: 999, tensor_split: &[], on_cpu: "" }
+        Self { devices: &[], n_gpu_layers: 999, tensor_split: &[], on_cpu: "", routes: None }
     }
 }
 
@@ -40,14 +42,7 @@ impl Stock {
         options: &SessionOptions,
         routes: Option<&RouteOptions>,
     ) -> Result<Stock, String> {
-        let stock = StockOptions {
-            device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
-            n_gpu_layers: 0,
-            load_mode: Some("none".to_owned()),
-            repack: false,
-            routes: routes.cloned(),
-        };
-        hobbit::engine::Stock::open(path, &stock, options).map(Stock).map_err(|error| error.to_string())
+        Self::open_placed(path, options, &Placed { routes, ..Placed::default() })
     }
 
     /// As [`Stock::open`], with all layers on the devices of these names.
@@ -69,7 +64,7 @@ impl Stock {
             },
             load_mode: Some("none".to_owned()),
             repack: false,
-            routes: None,
+            routes: placed.routes.cloned(),
         };
         hobbit::engine::Stock::open(path, &stock, options).map(Stock).map_err(|error| error.to_string())
     }

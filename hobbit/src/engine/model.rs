@@ -85,6 +85,8 @@ pub(super) struct Shared {
     pub(super) precisions: Precisions,
     /// How its experts are run; of a dense model as if there were any.
     pub(super) regime: Regime,
+    /// Tokens of a context that nobody asked for; 0 for as many as the model was trained on.
+    pub(super) n_ctx: u32,
     pub(super) fitted: Option<Fitted>,
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,

@@ -1,4 +1,5 @@
-//! Whether llama.cpp runs by itself. Near the border of what fits it is asked what it would take, without taking it.
+//! Whether llama.cpp runs by itself, and with how long a context where nobody said so. Near the border of what fits it is
+//! asked what it would take, without taking it.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,7 +13,7 @@ use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;
 use crate::gguf::Gguf;
 use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, SessionOptions};
-use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime};
+use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, context_tokens};
 use crate::store::IoMode;
 
 /// Of what the process holds besides: code, allocator, thread stacks; in bytes.
@@ -21,11 +22,12 @@ const PROCESS_BYTES: u64 = 24 << 20;
 /// A token of the vocabulary: its text, score, type, and what the tokenizer keeps of it; in bytes, and seldom so many.
 const VOCABULARY_BYTES: u64 = 400;
 
-/// Chooses the regime for a model with experts.
+/// Chooses the regime for a model with experts, and the tokens of a context where the options name none: 0 for as many as the
+/// model was trained on.
 ///
 /// # Errors
 /// A budget that certainly exceeds what the system has.
-pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<Regime, Error> {
+pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<(Regime, u32), Error> {
     let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
     let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
     let limits = MemoryLimits::read();
@@ -33,20 +35,39 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<Reg
         let ordinary = tensor_bytes(&source.gguf).saturating_sub(experts);
         MemoryPlan::check_budget(options.budget, &limits, options.expert_cache, ordinary, experts)?;
     }
-    if on_devices || source.is_pack || !options.stand_aside || wants_a_cache(options) {
-        return Ok(Regime::Seam);
+    // The context's memory is not the host's on devices.
+    let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((Regime::Seam, 0)) };
+    let may_stand_aside = !source.is_pack && options.stand_aside && !wants_a_cache(options);
+    let regime = |expects: &SessionOptions| -> Regime {
+        let (least, mut most) = bounds(&source.gguf, expects);
+        if !options.repack {
+            most.repacked = 0;
+        }
+        // Where llama.cpp cannot say, the seam says why.
+        let asked = || ask(&source.gguf, options, expects).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
+        match Regime::within(&least, &most, room).unwrap_or_else(asked) {
+            Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack },
+            Regime::Seam => Regime::Seam,
+        }
+    };
+    let whole = if may_stand_aside { regime(&options.expects) } else { Regime::Seam };
+    if whole.stands_aside() || options.expects.n_ctx != 0 {
+        return Ok((whole, 0));
     }
-    let Some(room) = room(options, &limits) else { return Ok(Regime::Seam) };
-    let (least, mut most) = bounds(&source.gguf, &options.expects);
-    if !options.repack {
-        most.repacked = 0;
-    }
-    // Where llama.cpp cannot say, the seam says why.
-    let asked = || ask(&source.gguf, options).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
-    Ok(match Regime::within(&least, &most, room).unwrap_or_else(asked) {
-        Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack },
-        Regime::Seam => Regime::Seam,
-    })
+    let n_ctx = fitted_context(&source.gguf, &options.expects, room);
+    let expects = SessionOptions { n_ctx, ..options.expects.clone() };
+    Ok((if may_stand_aside && n_ctx > 0 { regime(&expects) } else { whole }, n_ctx))
+}
+
+/// Tokens of a context for a model that does not fit with all of those that it was trained on; 0 if that is not known, or if
+/// these are no more.
+fn fitted_context(gguf: &Gguf, session: &SessionOptions, room: u64) -> u32 {
+    let trained = gguf.metadata.get_u64(&format!("{}.context_length", gguf.architecture()));
+    let trained = trained.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+    // In steps of which a context is made anyway.
+    let (_, most) = bounds(gguf, &SessionOptions { n_ctx: 256, ..session.clone() });
+    let n_ctx = context_tokens(trained, most.kv / 256, room);
+    if n_ctx < trained { n_ctx } else { 0 }
 }
 
 /// Bytes that plain llama.cpp may take.
@@ -113,7 +134,7 @@ fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
 }
 
 /// What llama.cpp would take: it makes model and context without allocating them. `None` where it cannot.
-fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
+fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions) -> Option<Needs> {
     let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
     // SAFETY: returns a struct of plain values.
@@ -128,7 +149,7 @@ fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
     let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;
     let never = AtomicBool::new(false);
     // SAFETY: model and flag outlive the context.
-    let context = unsafe { RawContext::new(&model, context_params(&options.expects, &raw const never)) }.ok()?;
+    let context = unsafe { RawContext::new(&model, context_params(expects, &raw const never)) }.ok()?;
     let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
     // The vocabulary and all else that the real model will hold as well is resident now.
     let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);

@@ -112,6 +112,8 @@ impl Model {
 impl Session {
     fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, Error> {
         let interrupt = Interrupt::default();
+        let n_ctx = if options.n_ctx == 0 { model.shared.n_ctx } else { options.n_ctx };
+        let options = &SessionOptions { n_ctx, ..options.clone() };
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
         let mut hook = RouterHook::new(observer, model.wants_router_weights());
         if let Some(hook) = &mut hook {

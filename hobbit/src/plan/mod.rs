@@ -16,9 +16,11 @@
 //!
 //! A budget that was given is held to what the system can give ([`PlanInput::overcommit`]).
 //!
-//! [`Regime`] comes before all that: where the whole model fits, there is nothing to divide.
+//! [`Regime`] comes before all that: where the whole model fits, there is nothing to divide. Where it does not, a context
+//! that nobody asked for is no longer than [`context_tokens`].
 
 mod breakdown;
+mod context;
 mod device;
 mod layers;
 mod limits;
@@ -28,6 +30,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 
+pub use context::context_tokens;
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
 pub(crate) use limits::kib_field;

@@ -165,6 +165,29 @@ pub fn roofline_share(record: &Record) -> Option<f64> {
     record.hobbit_roofline_share.and_then(positive)
 }
 
+/// Share of the time of single tokens that reading and multiplying at once would have taken.
+pub fn efficiency(record: &Record) -> Option<f64> {
+    record.hobbit_efficiency.and_then(positive)
+}
+
+/// Tokens per second of single tokens, of several repetitions without the first.
+pub fn later_decode_ts(record: &Record) -> Option<f64> {
+    let all = &record.more.hobbit_decode_ns;
+    let later = if all.len() > 1 { &all[1..] } else { all };
+    let ns: f64 = later.iter().map(|ns| *ns as f64).sum();
+    quotient(f64::from(record.n_gen) * later.len() as f64 * 1e9, ns).and_then(positive)
+}
+
+/// Milliseconds that one single token in a hundred exceeds, of several repetitions without the first.
+pub fn last_percentile_ms(record: &Record) -> Option<f64> {
+    let steps = &record.more.hobbit_steps_ns;
+    let first = steps.len().checked_div(record.more.hobbit_decode_ns.len().max(1))?;
+    let mut later = if first < steps.len() { steps[first..].to_vec() } else { steps.clone() };
+    later.sort_unstable();
+    let at = (later.len() * 99 / 100).min(later.len().checked_sub(1)?);
+    positive(later[at] as f64 / 1e6)
+}
+
 /// The first tenth of the single tokens, for [`tenth_ts`].
 pub const FIRST: usize = 0;
 /// The tenth in the middle.

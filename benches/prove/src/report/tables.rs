@@ -1,5 +1,7 @@
 //! The tables, each of one study: what its rows are, and a cell under each heading.
 
+mod overlap;
+
 use super::claims;
 use super::figures::{
     FIRST, LAST, MIDDLE, Measure, bytes_per_token, cgroup_peak, decode_ts, first_token_s, hit_rate, in_memory, load_s,
@@ -17,12 +19,14 @@ use hobbit_programs::bench::record::Record;
 type Make = fn(&[Entry]) -> Table;
 
 /// Names and makers, in the order of the page.
-const ALL: [(&str, Make); 12] = [
+const ALL: [(&str, Make); 14] = [
     ("claims", claims::table),
     ("peers", peers),
     ("papers", papers),
     ("fits", fits),
     ("curve", curve),
+    ("routes", overlap::routes),
+    ("efficiency", overlap::overlap),
     ("ablation", ablation),
     ("context", context),
     ("experts", experts),

@@ -62,8 +62,8 @@ impl Model {
         let source = ModelSource::open(path, options, &mut progress)?;
         validate::check_header(&source.gguf, options)?;
         backends::ready();
-        let regime = match source.map.is_empty() || wrap_store.is_some() {
-            true => Regime::Seam,
+        let (regime, n_ctx) = match source.map.is_empty() || wrap_store.is_some() {
+            true => (Regime::Seam, 0),
             false => regime::choose(&source, options)?,
         };
         let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, fitted, .. } = source;
@@ -133,6 +133,7 @@ impl Model {
             placement: placement.devices,
             precisions,
             regime,
+            n_ctx,
             fitted,
             options: options.clone(),
             path_table: path_table.map(Arc::new),

@@ -269,3 +269,48 @@ fn every_table_is_known_by_its_name() {
     );
     assert!(by_name("speed", &[]).is_none());
 }
+
+#[test]
+fn routes_compares_with_everything_in_memory() {
+    let whole =
+        Record { hobbit_limit: None, hobbit_variant: "no limit".into(), ..record("routes", "hobbit", [28, 128], 20.0) };
+    let mut own = Record { hobbit_variant: "repeated".into(), ..record("routes", "hobbit", [28, 128], 8.0) };
+    // The first repetition is cold: 8 s, then 16 tokens a second.
+    own.more.hobbit_decode_ns = vec![16_000_000_000, 8_000_000_000];
+    own.more.hobbit_steps_ns = [vec![125_000_000; 128], vec![62_500_000; 126], vec![90_000_000; 2]].concat();
+    let plain = record("routes", "hobbit", [28, 128], 9.0);
+    let stock = record("routes", "llama.cpp", [28, 128], 3.0);
+    let rows = cells("routes", vec![whole, own, plain, stock]);
+    let row = |at: usize| rows[at][1..10].iter().map(String::as_str).collect::<Vec<_>>();
+    assert_eq!(row(0), ["none", "no limit", "-", "20.0", "20.0", "100.0 %", "-", "-", "-"]);
+    assert_eq!(row(1), ["2.00 GiB", "repeated", "-", "8.00", "16.0", "80.0 %", "-", "-", "90.0"]);
+    assert_eq!(row(2), ["2.00 GiB", "", "-", "9.00", "9.00", "45.0 %", "3.00", "3.00x", "-"]);
+}
+
+#[test]
+fn efficiency_puts_looking_ahead_beside() {
+    let of = |variant: &str, disk: Option<u64>, share: f64, speed: f64| Record {
+        hobbit_limit: None,
+        hobbit_disk_limit: disk,
+        hobbit_efficiency: Some(0.9),
+        hobbit_variant: variant.into(),
+        ..with_cache(record("efficiency", "hobbit", [16, 48], speed), share)
+    };
+    let slow = Some(500_000_000);
+    let rows = cells(
+        "efficiency",
+        vec![
+            of("none", None, 0.25, 8.0),
+            of("none", slow, 0.25, 2.0),
+            of("none", None, 0.5, 10.0),
+            of("stacked-gate", None, 0.25, 9.0),
+            of("stacked-gate", slow, 0.25, 1.0),
+            of("none", None, 0.25, 10.0),
+        ],
+    );
+    let row = |at: usize| [1, 2, 3, 4, 7, 8, 9].map(|i| rows[at][i].as_str());
+    assert_eq!(rows.len(), 3);
+    assert_eq!(row(0), ["25.0 %", "as it is", "9.00 (8.00..10.0)", "90.0 %", "9.00", "1.00x", "90.0 %"]);
+    assert_eq!(row(1), ["25.0 %", "0.5 GB/s", "2.00", "90.0 %", "1.00", "0.500x", "90.0 %"]);
+    assert_eq!(row(2), ["50.0 %", "as it is", "10.0", "90.0 %", "-", "-", "-"]);
+}
