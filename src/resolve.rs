@@ -298,6 +298,7 @@ pub fn experts(args: ExpertArgs, expects: SessionOptions) -> Result<ModelOptions
         low: precision.source(),
         low_share: precision.low_share,
         precision: precision.options(),
+        kernels: precision.kernels,
         caching: caching.options(),
         path_table: caching.path_table()?,
         routes: caching.routes(),

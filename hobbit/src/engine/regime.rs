@@ -6,6 +6,7 @@ use ggml_sys::llama;
 
 use super::devices;
 use super::error::Error;
+use super::memory;
 use super::memory_use::MemoryUse;
 use super::params::{context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
@@ -38,11 +39,13 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<Reg
     }
     let Some(room) = room(options, &limits) else { return Ok(Regime::Seam) };
     let (least, mut most) = bounds(&source.gguf, &options.expects);
+    let products = products_bytes(source, &options.expects);
+    most.compute = most.compute.saturating_add(products);
     if !options.repack {
         most.repacked = 0;
     }
     // Where llama.cpp cannot say, the seam says why.
-    let asked = || ask(&source.gguf, options).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
+    let asked = || ask(&source.gguf, options, products).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
     Ok(match Regime::within(&least, &most, room).unwrap_or_else(asked) {
         Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack },
         Regime::Seam => Regime::Seam,
@@ -112,8 +115,15 @@ fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     (least, Needs { mapped, repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime })
 }
 
-/// What llama.cpp would take: it makes model and context without allocating them. `None` where it cannot.
-fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
+/// What plain products of a batch's rows take beside llama.cpp's buffers.
+fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
+    let key = format!("{}.expert_used_count", source.gguf.architecture());
+    memory::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
+}
+
+/// What llama.cpp would take, and `products` beside it: it makes model and context without allocating them. `None` where it
+/// cannot.
+fn ask(gguf: &Gguf, options: &ModelOptions, products: u64) -> Option<Needs> {
     let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
     // SAFETY: returns a struct of plain values.
@@ -132,5 +142,6 @@ fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
     let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
     // The vocabulary and all else that the real model will hold as well is resident now.
     let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);
+    let compute = compute.saturating_add(products);
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
 }
