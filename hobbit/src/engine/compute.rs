@@ -9,6 +9,7 @@ mod chain;
 mod groups;
 mod kernels;
 mod mapped;
+pub(super) mod scratch;
 mod tensors;
 
 use std::ffi::{CStr, c_int, c_void};
@@ -35,11 +36,9 @@ use crate::route::Pair;
 use self::chain::Chain;
 use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
+use self::scratch::GATHER_BYTES_MAX;
 use self::tensors::{blank, plain_tensor, router_input, row_of, view_tensor};
 pub(super) use self::tensors::{is_view, router_input_tensor, weights_tensor};
-
-/// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
-pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
 
 /// One context's expert backend.
 pub(super) struct ExpertBackend {

@@ -31,7 +31,6 @@ use crate::route::Thresholds;
 use crate::stats::CacheSlots;
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use crate::trace::Walk;
-pub(super) use costs::products_bytes;
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.

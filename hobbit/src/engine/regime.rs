@@ -4,9 +4,9 @@ use std::sync::atomic::AtomicBool;
 
 use ggml_sys::llama;
 
+use super::compute::scratch;
 use super::devices;
 use super::error::Error;
-use super::memory;
 use super::memory_use::MemoryUse;
 use super::params::{context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
@@ -53,7 +53,7 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<Reg
 }
 
 /// Bytes that plain llama.cpp may take.
-fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
+pub(super) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
     let available = limits.budget().map(|(bytes, source)| MemoryPlan::without_margin(bytes, source));
     match options.budget {
         Budget::Auto => available,
@@ -78,12 +78,12 @@ fn wants_a_cache(options: &ModelOptions) -> bool {
             .any(Option::is_some)
 }
 
-fn tensor_bytes(gguf: &Gguf) -> u64 {
+pub(super) fn tensor_bytes(gguf: &Gguf) -> u64 {
     gguf.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.extent.len))
 }
 
 /// What is certain of a model's needs, and what they cannot exceed by far, from its header.
-fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
+pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let architecture = gguf.architecture();
     let number = |key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
     let mapped = tensor_bytes(gguf);
@@ -118,7 +118,7 @@ fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
 /// What plain products of a batch's rows take beside llama.cpp's buffers.
 fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
     let key = format!("{}.expert_used_count", source.gguf.architecture());
-    memory::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
+    scratch::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
 }
 
 /// What llama.cpp would take, and `products` beside it: it makes model and context without allocating them. `None` where it

@@ -296,7 +296,9 @@ impl Session {
         unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
     }
 
-    fn n_ubatch(&self) -> usize {
+    /// Tokens of a prompt that are computed at once.
+    #[doc(hidden)]
+    pub fn n_ubatch(&self) -> usize {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_ubatch(self.context.as_ptr()).max(1) as usize }
     }

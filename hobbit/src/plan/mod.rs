@@ -27,6 +27,7 @@ mod regime;
 mod size;
 #[cfg(test)]
 mod tests;
+mod ubatch;
 
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
@@ -35,6 +36,7 @@ pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use regime::{Needs, Regime};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
+pub use ubatch::UbatchInput;
 
 use crate::expert::Precision;
 use crate::units::ShortBytes;

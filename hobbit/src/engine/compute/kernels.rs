@@ -13,14 +13,14 @@ use crate::gguf::{GgmlType, Recode};
 use crate::options::KernelChoice;
 use crate::stats::{KernelSpeed, KernelTrial};
 
-/// Rows that are timed. Fewer are not worth a gather.
-const ROWS: [usize; 4] = [4, 8, 16, 64];
+/// Rows that are timed. Fewer wait for the weights, which a trial finds in the processor's caches, and gained nothing where seen.
+const ROWS: [usize; 3] = [8, 16, 64];
 
 /// The least of them.
 pub(in crate::engine) const ROWS_MIN: usize = ROWS[0];
 
 /// Rows that have to give the same bits, as far as they are taken: kernels handle the rows that fill no tile apart.
-const COMPARED: [usize; 18] = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 23, 31, 33, 63, 64];
+const COMPARED: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 23, 24, 31, 33, 63, 64];
 
 /// Elements of the weights that are tried; and a tile of any kernel divides so many rows of theirs.
 const ELEMENTS_MAX: i64 = 1 << 20;
@@ -252,7 +252,7 @@ mod tests {
             assert_eq!((&*found.dtype, found.n_in, found.n_out), (name, ne0 as u64, ne1 as u64));
             assert!(found.from_rows.is_none_or(|from| ROWS.contains(&from)), "{found:?}");
             assert_eq!(found.identical.is_some(), found.from_rows.is_some(), "{found:?}");
-            for n in [4, 14, 40, 64] {
+            for n in [8, 14, 40, 64] {
                 let is_equal = trial.is_equal(n);
                 let is_taken = found.plain_from(KernelChoice::Identical).is_some_and(|from| n >= from);
                 assert!(is_equal || !is_taken, "{name}: {n} rows");

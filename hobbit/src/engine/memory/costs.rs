@@ -1,13 +1,12 @@
 //! What a model, a context and hobbit itself hold besides experts.
 
 use crate::cache::policy;
-use crate::engine::compute::GATHER_BYTES_MAX;
+use crate::engine::compute::scratch;
 use crate::engine::error::Error;
 use crate::engine::gates;
 use crate::engine::memory_use::MemoryUse;
 use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
-use crate::gguf::ExpertMap;
 use crate::options::SessionOptions;
 use crate::plan::FixedCosts;
 use crate::stats::rss_bytes;
@@ -54,17 +53,5 @@ fn prediction_bytes(model: &Model) -> u64 {
 
 /// As [`products_bytes`], of a model that is loaded.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
-    products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
-}
-
-/// What products need besides the experts: gathered rows, their results, and ggml's quantised copies of the rows.
-pub(in crate::engine) fn products_bytes(map: &ExpertMap, n_used: u64, options: &SessionOptions) -> u64 {
-    let tensors = || map.layers.iter().flat_map(|layer| &layer.tensors);
-    let n_in = tensors().map(|tensor| tensor.ne0).max().unwrap_or(0);
-    let row = tensors().map(|tensor| (tensor.ne0 + tensor.ne1) * 4).max().unwrap_or(0);
-    let n_tokens = u64::from(options.n_ubatch.min(options.n_batch));
-    let n_rows = n_tokens.saturating_mul(n_used);
-    // One expert may be chosen by every token; groups of several stay below the cap.
-    let gathered = n_tokens.saturating_mul(row).max(n_rows.saturating_mul(row).min(GATHER_BYTES_MAX as u64));
-    gathered.saturating_add(n_rows.saturating_mul(n_in) / 4 * 5)
+    scratch::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
 }
