@@ -212,10 +212,10 @@ pub struct ContextArgs {
     #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Prompt tokens computed at once
-    #[arg(long, value_name = "N", default_value = "512", env = "LLAMA_ARG_UBATCH",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub ubatch_size: u32,
+    /// Prompt tokens computed at once (default: 512; in hobbit-cli more for a long prompt, where that reads fewer experts, but not
+    /// with --deterministic or --precision exact)
+    #[arg(long, value_name = "N", env = "LLAMA_ARG_UBATCH", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ubatch_size: Option<u32>,
     /// Threads for generation; -1 lets hobbit choose
     #[arg(short, long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_THREADS",
           value_parser = threads)]

@@ -103,6 +103,9 @@ pub fn cache_lines(stats: &Stats) -> String {
     if let Some(prefetch) = &stats.prefetch {
         let _ = writeln!(lines, "hobbit: prefetch: {}", prefetch_line(prefetch));
     }
+    if !stats.kernels.trials.is_empty() {
+        let _ = writeln!(lines, "hobbit: {}", stats.kernels);
+    }
     if stats.peak_rss_bytes > 0 {
         let _ = writeln!(lines, "hobbit: peak resident memory: {}", Bytes(stats.peak_rss_bytes));
     }
@@ -149,6 +152,7 @@ pub fn json(mut about: Value, timings: &Timings, stats: &Stats) -> Value {
         ("peak_rss_bytes", json!(stats.peak_rss_bytes)),
         ("layers", json!(stats.layers)),
         ("prefetch", json!(stats.prefetch)),
+        ("kernels", json!(stats.kernels)),
     ] {
         about[name] = value;
     }
@@ -235,6 +239,7 @@ mod tests {
             deterministic: false,
             cpu_helper: false,
             divided: false,
+            kernels: Default::default(),
             upgrade: true,
             high: Default::default(),
             low: None,

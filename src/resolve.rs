@@ -51,6 +51,8 @@ pub struct HiArgs {
     pub is_demo: bool,
     pub model_options: ModelOptions,
     pub session_options: SessionOptions,
+    /// How many tokens of a prompt are computed at once was not said.
+    pub chooses_ubatch: bool,
     pub sampling: SamplingOptions,
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
     pub prompt: Option<Bytes>,
@@ -147,6 +149,7 @@ impl HiArgs {
         }
         let until_full = predict == Some(-2);
         let escape = low.prompt.escape.0;
+        let chooses_ubatch = low.context.ubatch_size.is_none();
         let session = session(&low.context, &low.rope, until_full);
         Ok(Self {
             model,
@@ -158,6 +161,7 @@ impl HiArgs {
                 ..experts(low.experts, session.clone())?
             },
             session_options: session,
+            chooses_ubatch,
             sampling: sampling(low.sampling, escape, around)?,
             prompt,
             system_prompt: match (low.chat.system_prompt, &low.chat.system_prompt_file) {
@@ -298,6 +302,7 @@ pub fn experts(args: ExpertArgs, expects: SessionOptions) -> Result<ModelOptions
         low: precision.source(),
         low_share: precision.low_share,
         precision: precision.options(),
+        kernels: precision.kernels,
         caching: caching.options(),
         path_table: caching.path_table()?,
         routes: caching.routes(),
@@ -317,7 +322,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
     SessionOptions {
         n_ctx: context.ctx_size,
         n_batch: context.batch_size,
-        n_ubatch: context.ubatch_size,
+        n_ubatch: context.ubatch_size.unwrap_or(SessionOptions::default().n_ubatch),
         n_outputs_max: 1,
         n_seq_max: 1,
         threads: threads(context.threads),

@@ -24,7 +24,7 @@ use super::output::{is_closed_pipe, write_json};
 use super::progress::bar;
 use super::report;
 use super::report::brief::{self, Closing, ModelFacts};
-use super::resolve::{HiArgs, Surroundings};
+use super::resolve::{Bytes, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, prompt};
@@ -32,7 +32,7 @@ use hobbit::engine::{low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::pack::WriteError;
 use hobbit::stats::{DeviceReport, Stats, Timings};
-use hobbit::units::Bytes;
+use hobbit::units::Bytes as Size;
 use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
 
 /// Said of the model's file where nobody has named one.
@@ -72,11 +72,17 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         true => None,
         false => Some(prompt::text(args, &Process, log, &ctrl_c)?),
     };
-    let session = ctrl_c.during(|| model.session(&args.session_options))?;
+    let wider = wider_ubatch(args, &model, given.as_ref().map(|(prompt, _)| prompt))?;
+    let n_ubatch = wider.unwrap_or(args.session_options.n_ubatch);
+    let session = ctrl_c.during(|| model.session(&SessionOptions { n_ubatch, ..args.session_options.clone() }))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
     describe(&model, &session, args.is_demo, &args.model_options, log);
+    if let Some(n) = wider {
+        let why = "experts are read less often so, and last bits are another width's; -ub says otherwise";
+        log.line(Level::More, format!("hobbit: prompt: {n} tokens at once: {why}"));
+    }
     warn_of_training(&model, &args.session_options, log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
@@ -110,6 +116,15 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         ended?;
     }
     Ok(status)
+}
+
+/// How many tokens of the prompt are computed at once, where nobody said it and the model's size and the memory there is suggest
+/// more than usual.
+fn wider_ubatch(args: &HiArgs, model: &Model, prompt: Option<&Bytes>) -> Result<Option<u32>> {
+    let Some(text) = prompt.or(args.prompt.as_ref()).filter(|_| args.chooses_ubatch) else { return Ok(None) };
+    let n_prompt = model.tokenize(&text.0, true, true)?.len();
+    let usual = args.session_options.n_ubatch;
+    Ok(Some(model.ubatch_for(n_prompt, &args.session_options)).filter(|n| *n > usual))
 }
 
 /// Whether another seed may give another text.
@@ -253,7 +268,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
         log.line(Level::Warning, format!("warning: {warning}"));
     }
 
-    let (parameters, experts) = (report::parameters(info.n_params), Bytes(info.expert_bytes));
+    let (parameters, experts) = (report::parameters(info.n_params), Size(info.expert_bytes));
     say(Level::More, &format!("{parameters} parameters, {experts} of experts, trained on {} tokens", info.n_ctx_train));
     say(Level::More, &format!("reading experts: {}", session.io_choice()));
     log.line(Level::More, plan);
@@ -326,6 +341,7 @@ pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: impl 
         "caching": session.caching(),
         "devices": devices_now(session),
         "io": session.io_choice(),
+        "n_ubatch": session.n_ubatch(),
         "stop": stop,
     });
     report::json(about, timings, stats)

@@ -83,7 +83,7 @@ impl Desk<'_> {
 
     /// Reads `prompt`, and shows how far where somebody may wait for it.
     fn feed(&mut self, prompt: &[Token]) -> Result<(), Error> {
-        let n_ubatch = self.args.session_options.n_ubatch as usize;
+        let n_ubatch = self.session.n_ubatch();
         let model = self.model.clone();
         let share = move || model.evaluated_share();
         match PromptBar::new(prompt.len(), n_ubatch, self.screen.is_mid_line(), share, self.log) {

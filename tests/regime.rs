@@ -10,7 +10,7 @@ use std::path::Path;
 use gguf_tools::synth::Spec;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::gguf::Gguf;
-use hobbit::options::PrecisionMode;
+use hobbit::options::{KernelChoice, PrecisionMode};
 use hobbit::plan::{Budget, ExpertCache, Regime};
 use hobbit::store::IoMode;
 use hobbit::{Model, ModelOptions, SessionOptions, Token};
@@ -54,9 +54,13 @@ fn logits_of(path: &Path, options: &ModelOptions) -> Vec<Vec<u32>> {
     TOKENS.iter().map(|tokens| row(tokens)).collect()
 }
 
+fn stock_options() -> StockOptions {
+    let device = ModelOptions::default().device;
+    StockOptions { device, n_gpu_layers: 0, load_mode: None, repack: true, routes: None }
+}
+
 fn stock_logits(path: &Path, repack: bool) -> Vec<Vec<u32>> {
-    let load =
-        StockOptions { device: ModelOptions::default().device, n_gpu_layers: 0, load_mode: None, repack, routes: None };
+    let load = StockOptions { repack, ..stock_options() };
     let mut stock = Stock::open(path, &load, &settings()).unwrap();
     let mut row = |tokens: &[Token]| {
         stock.feed(tokens).unwrap();
@@ -79,6 +83,72 @@ fn bits_are_llama_cpps_own_defaults() {
         }
         std::fs::remove_file(path).unwrap();
     }
+}
+
+/// A prompt in which every expert has rows enough for plain kernels: they are tried for each shape of the model's, which no
+/// other test has, and taken where they are as they should be.
+#[test]
+fn prompts_take_faster_kernels() {
+    let dir = tempfile::tempdir().unwrap();
+    let types = ["q8_0", "q4_0", "f16", "bf16", "iq4_nl", "q6_k"];
+    for (number, name) in types.into_iter().enumerate() {
+        let types = vec![name.parse().unwrap()];
+        let ff = 768 + 256 * number as u32;
+        let spec = Spec { embd: 256, ff, types: types.clone(), down_types: types, ..Spec::tiny("qwen3moe") };
+        let path = fixture::write(dir.path(), &spec);
+        let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
+        let evaluate = |kernels: KernelChoice| {
+            let model = open(&path, &ModelOptions { repack: false, kernels, ..options() });
+            assert!(model.regime().stands_aside());
+            let mut session = model.session(&settings()).unwrap();
+            let report = session.precision().to_string();
+            assert_eq!(report.contains("approximate"), kernels == KernelChoice::Fastest, "{report}");
+            session.feed(&prompt).unwrap();
+            let mut logits = session.logits(prompt.len() - 1).unwrap().to_vec();
+            session.feed(&[17]).unwrap();
+            logits.extend(session.logits(0).unwrap());
+            let trials = session.stats().kernels.trials;
+            (
+                logits,
+                trials.into_iter().filter(|trial| [trial.n_in, trial.n_out].contains(&ff.into())).collect::<Vec<_>>(),
+            )
+        };
+        let load = StockOptions { repack: false, ..stock_options() };
+        let mut stock = Stock::open(&path, &load, &settings()).unwrap();
+        let mut expected = Vec::new();
+        for tokens in [&prompt[..], &[17]] {
+            stock.feed(tokens).unwrap();
+            expected.extend_from_slice(stock.logits().unwrap());
+        }
+        let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        let (identical, trials) = evaluate(KernelChoice::Identical);
+        assert_eq!(trials.len(), 2, "{name}: gate and up, and down: {trials:?}");
+        assert!(trials.iter().all(|trial| trial.dtype.eq_ignore_ascii_case(name) && trial.threads == 2), "{trials:?}");
+        assert!(bits(&identical) == bits(&expected), "{name}");
+        let (fastest, _) = evaluate(KernelChoice::Fastest);
+        let size = expected.iter().fold(0.0f32, |most, logit| most.max(logit.abs()));
+        let off = fastest.iter().zip(&expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 0.02 * size, "{name}: off by {off} of {size}");
+        let other = trials
+            .iter()
+            .any(|trial| trial.plain_from(KernelChoice::Fastest) != trial.plain_from(KernelChoice::Identical));
+        assert!(other || off == 0.0, "{name}: off by {off}, and yet nothing else was taken");
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[test]
+fn the_fastest_kernels_are_not_for_exact_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
+    let choice = |change: &dyn Fn(&mut ModelOptions)| {
+        let mut options = ModelOptions { kernels: KernelChoice::Fastest, ..options() };
+        change(&mut options);
+        open(&path, &options).session(&settings()).unwrap().stats().kernels.choice
+    };
+    assert_eq!(choice(&|_| ()), KernelChoice::Fastest);
+    assert_eq!(choice(&|options| options.precision.deterministic = true), KernelChoice::Identical);
+    assert_eq!(choice(&|options| options.precision.mode = Some(PrecisionMode::Exact)), KernelChoice::Identical);
 }
 
 #[test]

@@ -3,11 +3,13 @@
 mod caching;
 mod device;
 mod files;
+mod kernels;
 mod precision;
 mod sampling;
 
 pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
+pub use kernels::KernelChoice;
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
@@ -60,6 +62,9 @@ pub struct ModelOptions {
     pub low_share: LowShare,
     /// When a low-precision version may stand in.
     pub precision: PrecisionOptions,
+    /// Which kernels multiply the experts' rows in batches. [`KernelChoice::Fastest`] counts as [`KernelChoice::Identical`] where
+    /// [`ModelOptions::precision`] asks for [`PrecisionMode::Exact`] or for deterministic results.
+    pub kernels: KernelChoice,
     /// Which experts stay in memory.
     pub caching: CachingOptions,
     /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes
@@ -91,6 +96,16 @@ pub struct ModelOptions {
     pub check_tensors: bool,
     /// Metadata values that replace the file's.
     pub kv_overrides: Vec<KvOverride>,
+}
+
+impl ModelOptions {
+    /// [`ModelOptions::kernels`] as it applies.
+    pub(crate) fn kernels_taken(&self) -> KernelChoice {
+        match self.precision.demands_exactness() {
+            true => KernelChoice::Identical,
+            false => self.kernels,
+        }
+    }
 }
 
 /// Recorded routes that are followed: what is computed takes as long as a real model's tokens would, and means nothing. One

@@ -16,6 +16,7 @@ pub(crate) use field_by_field;
 
 mod caching;
 mod device;
+mod kernels;
 mod precision;
 mod prefetch;
 
@@ -25,6 +26,7 @@ use crate::plan::kib_field;
 
 pub use caching::{CacheSlots, CachingReport, FittedReport};
 pub use device::{DeviceCounters, DeviceReport};
+pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
 
@@ -136,6 +138,8 @@ pub struct Stats {
     pub devices: Vec<DeviceCounters>,
     /// What reading ahead did; `None` where nobody looks ahead.
     pub prefetch: Option<PrefetchReport>,
+    /// Which kernels multiply in batches.
+    pub kernels: KernelReport,
     /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
 }

@@ -9,7 +9,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use crate::switch::Switch;
 use hobbit::expert::SliceKind;
 use hobbit::gguf::GgmlType;
-use hobbit::options::{LowShare, LowSource, PrecisionMode, PrecisionOptions};
+use hobbit::options::{KernelChoice, LowShare, LowSource, PrecisionMode, PrecisionOptions};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Dynamic precision (hobbit's own)")]
@@ -29,6 +29,10 @@ pub struct PrecisionArgs {
     /// skipped (default: dynamic where there are low-precision experts)
     #[arg(long, value_name = "exact|dynamic", env = "HOBBIT_ARG_PRECISION")]
     pub precision: Option<PrecisionMode>,
+    /// Kernels that multiply the experts' rows in prompts, where one is faster than llama.cpp's: identical takes those that give
+    /// the same bits, fastest also others, whose last bits differ (f16, bf16, iq4_nl)
+    #[arg(long, value_name = "identical|fastest", default_value = "identical", env = "HOBBIT_ARG_KERNELS")]
+    pub kernels: KernelChoice,
     /// A missing expert comes in high precision if the token's router weights above its own sum to at most N, 0 to 1; 1
     /// takes every one so (default: the pack's, or 0.6)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T1")]
@@ -76,6 +80,13 @@ impl PrecisionArgs {
                 ));
             }
             _ => (),
+        }
+        if self.kernels == KernelChoice::Fastest && is_typed("kernels") && self.options().demands_exactness() {
+            let other = if self.deterministic.0 { "--deterministic" } else { "--precision exact" };
+            return Err(format!(
+                "'--kernels fastest' contradicts '{other}': which kernels are the fastest is found by timing, and some round \
+                 otherwise than llama.cpp's; drop one of them"
+            ));
         }
         let found = match &self.low {
             Some(LowSource::Quantise { .. }) => return Ok(()),
@@ -250,6 +261,15 @@ mod tests {
         assert!(exact.starts_with("'--t2 0.5' contradicts '--precision exact'"), "{exact}");
         let order = check(&["--t1=0.5"], &["--t2=0.2"]).unwrap_err();
         assert!(order.starts_with("'--t1 0.5' is above '--t2 0.2'"), "{order}");
+        for (typed, other) in [
+            (&["--kernels=fastest", "--deterministic"][..], "--deterministic"),
+            (&["--kernels=fastest", "--precision=exact"], "--precision exact"),
+        ] {
+            let error = check(typed, &[]).unwrap_err();
+            assert!(error.starts_with(&format!("'--kernels fastest' contradicts '{other}'")), "{error}");
+        }
+        assert_eq!(check(&["--deterministic"], &["--kernels=fastest"]), Ok(None));
+        assert_eq!(check(&["--kernels=fastest"], &[]), Ok(None));
         assert_eq!(check(&[], &["--low-dir=d"]), Ok(None));
         let file = Some(LowSource::File("a.gguf".into()));
         assert_eq!(check(&["--low=a.gguf"], &["--low-dir=d"]), Ok(file));

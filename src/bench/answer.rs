@@ -87,6 +87,7 @@ pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) ->
     };
     let or = |name: &str, usual: &str| flag(name).unwrap_or_else(|| usual.to_owned());
     let number = |name: &str, usual: i32| flag(name).and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let trials = answers.first().map_or_else(Vec::new, |answer| answer.about.more.hobbit_kernel_trials.clone());
     let mut record = Record {
         build_commit: format!("b{}", ggml_build()),
         build_number: ggml_build(),
@@ -140,6 +141,7 @@ pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) ->
         more: More {
             hobbit_host: host.clone(),
             hobbit_stops_ns: answers.first().and_then(|answer| answer.stops_ns),
+            hobbit_kernel_trials: trials,
             ..More::default()
         },
         ..answers.first().map(|answer| answer.about.clone()).unwrap_or_default()

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::answer::Traffic;
 use super::args::Who;
 use super::case::Task;
-use super::record::Record;
+use super::record::{More, Record};
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::stats::{DeviceCounters, PhaseStats};
 use hobbit::{CachingOptions, Model, ModelOptions, Session, SessionOptions, Token};
@@ -121,6 +121,7 @@ impl Engine for Hobbit {
 
     fn describe(&self) -> Record {
         let (info, plan) = (self.session.model().info(), self.session.plan());
+        let kernels = self.session.stats().kernels;
         Record {
             model_type: info.description.clone(),
             model_size: info.tensor_bytes,
@@ -136,6 +137,8 @@ impl Engine for Hobbit {
             hobbit_policy: Some(self.session.caching().policy.clone()),
             hobbit_predictor: Some(self.caching.predictor.to_string()),
             hobbit_prefetch: Some(self.caching.prefetch.to_string()),
+            hobbit_kernels: Some(kernels.choice.to_string()),
+            more: More { hobbit_kernel_trials: kernels.trials, ..More::default() },
             ..Record::default()
         }
     }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::measure::host::Host;
+use hobbit::stats::KernelTrial;
 
 /// The struct, and its fields as columns: one list of both.
 macro_rules! record {
@@ -131,6 +132,8 @@ record! {
     hobbit_predictor: Option<String>,
     /// Whether that is read ahead.
     hobbit_prefetch: Option<String>,
+    /// Which kernels may multiply in batches.
+    hobbit_kernels: Option<String>,
     /// hobbit's own flags of the case.
     hobbit_flags: String,
     /// Experts found resident in the measured repetitions.
@@ -212,6 +215,9 @@ pub struct More {
     /// What stopping behind every router costs plain llama.cpp for a single token, where it follows recorded routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hobbit_stops_ns: Option<i64>,
+    /// Kernels that were tried for batches.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hobbit_kernel_trials: Vec<KernelTrial>,
     /// What a peer wrote.
     pub hobbit_generated: Option<String>,
     pub hobbit_host: Host,

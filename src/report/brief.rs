@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::description;
+use hobbit::options::KernelChoice;
 use hobbit::plan::{BudgetSource, MemoryPlan};
 use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, WarmStart};
 use hobbit::units::{Bytes, Percent, Seconds};
@@ -77,6 +78,7 @@ pub fn memory_line(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) 
 /// The third line: devices, and whatever is not bit for bit llama.cpp's. `None` where there is neither.
 pub fn third_line(devices: &[DeviceReport], precision: &PrecisionReport) -> Option<String> {
     let mut parts: Vec<String> = devices.iter().map(device).collect();
+    let is_fastest = precision.kernels == KernelChoice::Fastest;
     if precision.is_dynamic() {
         let low = precision
             .low
@@ -84,7 +86,7 @@ pub fn third_line(devices: &[DeviceReport], precision: &PrecisionReport) -> Opti
             .map_or_else(|| "no low".to_owned(), |low| format!("low {} from {}", low.types, low.source));
         let PrecisionReport { t1, t2, .. } = precision;
         parts.push(format!("precision: dynamic (T1 {t1:.2}, T2 {t2:.2}), {low}; results are approximate"));
-    } else if precision.divided || precision.cpu_helper || precision.low.is_some() {
+    } else if precision.divided || precision.cpu_helper || is_fastest || precision.low.is_some() {
         parts.push(precision.to_string());
     }
     (!parts.is_empty()).then(|| parts.join("; "))
@@ -197,6 +199,7 @@ mod tests {
             deterministic: false,
             cpu_helper: false,
             divided: false,
+            kernels: Default::default(),
             upgrade: true,
             high: Default::default(),
             low: None,

@@ -8,6 +8,8 @@
 mod chain;
 mod groups;
 mod kernels;
+mod mapped;
+pub(super) mod scratch;
 mod tensors;
 
 use std::ffi::{CStr, c_int, c_void};
@@ -27,16 +29,16 @@ use super::inner::Inner;
 use super::registration::Computes;
 use super::split::{self, Abort, Failed};
 use crate::expert::{SliceId, SliceKind};
+use crate::options::KernelChoice;
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
 use crate::route::Pair;
 
 use self::chain::Chain;
 use self::kernels::Kernels;
+pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
+use self::scratch::GATHER_BYTES_MAX;
 use self::tensors::{blank, plain_tensor, router_input, row_of, view_tensor};
 pub(super) use self::tensors::{is_view, router_input_tensor, weights_tensor};
-
-/// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
-pub(super) const GATHER_BYTES_MAX: usize = 16 << 20;
 
 /// One context's expert backend.
 pub(super) struct ExpertBackend {
@@ -59,7 +61,7 @@ pub(super) struct ExpertBackend {
 
 impl ExpertBackend {
     /// `None` when ggml refuses the inner backend.
-    pub(super) fn new(buft: ggml_backend_buffer_type_t) -> Option<Self> {
+    pub(super) fn new(buft: ggml_backend_buffer_type_t, choice: KernelChoice) -> Option<Self> {
         Some(Self {
             buft,
             inner: Inner::new()?,
@@ -71,7 +73,7 @@ impl ExpertBackend {
             group_pairs: Vec::new(),
             gathered: Vec::new(),
             products: Vec::new(),
-            kernels: Kernels::default(),
+            kernels: Kernels::new(choice),
         })
     }
 
@@ -296,6 +298,7 @@ impl Computes for ExpertBackend {
     /// llama.cpp calls this last before it computes a graph, for every context.
     fn set_n_threads(&mut self, n_threads: c_int) {
         self.inner.set_n_threads(n_threads);
+        self.kernels.set_n_threads(n_threads);
         // SAFETY: no arguments; the state is this thread's.
         unsafe { ggml_sys::shim::hobbit_computing() };
     }
@@ -316,7 +319,7 @@ impl Computes for ExpertBackend {
                 let (segment, tag) = self.segment(rest);
                 match tag {
                     Some(tag) => self.layer(tag, segment)?,
-                    None => segment.iter().try_for_each(|&node| self.plain(node)).and_then(|()| self.run())?,
+                    None => self.of_llama_cpp(segment)?,
                 }
                 rest = &rest[segment.len()..];
             }

@@ -4,6 +4,9 @@
 //! are: every `MUL_MAT_ID` on an expert tensor comes to us, and the element-wise nodes fed by it come along, so that
 //! an expert FFN arrives as one split. The device's own buffer type is the CPU's: ordinary weights stay away, and
 //! what we compute is host memory that the CPU backend reads without a copy.
+//!
+//! Of a model that llama.cpp runs alone we take what it would multiply by slower kernels: products of batches with enough rows
+//! for each expert, on weights as they lie in its mapped file. Its graphs for single tokens have nothing of ours.
 
 use std::cell::Cell;
 use std::ffi::c_char;
@@ -14,9 +17,10 @@ use ggml_sys::backend as ffi;
 use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_backend_t};
 
 use super::buffer::is_expert_tensor;
-use super::compute::{ExpertBackend, is_view};
+use super::compute::{ExpertBackend, ROWS_MIN, is_view, may_be_plain};
 use super::error::Error;
 use super::registration::{NAME, Registration, backend};
+use crate::options::KernelChoice;
 
 /// How many nodes `supports_op` looks at on the way back to an expert product.
 const CHAIN_DEPTH_MAX: usize = 13;
@@ -115,6 +119,53 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
     unsafe { buft == expert_buffer_type(dev) || llama::ggml_backend_buft_is_host(buft) }
 }
 
+/// What a context is made for, and its graphs planned. ggml asks the device, not the context's backend, so it is said by thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Purpose {
+    /// Which kernels may be taken.
+    pub(super) kernels: KernelChoice,
+    /// llama.cpp runs the model by itself: products of batches are taken from it.
+    pub(super) takes_batches: bool,
+}
+
+thread_local! {
+    static PURPOSE: Cell<Option<Purpose>> = const { Cell::new(None) };
+}
+
+impl Purpose {
+    /// Has `run` make a context or evaluate on it.
+    pub(super) fn during<R>(self, run: impl FnOnce() -> R) -> R {
+        let before = PURPOSE.replace(Some(self));
+        let result = run();
+        PURPOSE.set(before);
+        result
+    }
+}
+
+/// Whether a node is a product of llama.cpp's own expert tensor with so many rows that plain kernels may be faster.
+///
+/// # Safety
+/// A node of a live graph.
+unsafe fn is_batch(node: &llama::ggml_tensor) -> bool {
+    let Some(Purpose { kernels, takes_batches: true }) = PURPOSE.get() else { return false };
+    // SAFETY: sources of a live node are live, and so are their buffers.
+    unsafe {
+        let [Some(weights), Some(input), Some(ids)] = [node.src[0], node.src[1], node.src[2]].map(|src| src.as_ref())
+        else {
+            return false;
+        };
+        let [ne0, ne1, n_expert, _] = weights.ne;
+        let rows = ids.ne[0].saturating_mul(ids.ne[1]);
+        rows >= n_expert.saturating_mul(ROWS_MIN as i64)
+            && (input.type_, input.nb[0]) == (llama::GGML_TYPE_F32, size_of::<f32>())
+            // What llama.cpp has rearranged is no host memory.
+            && weights.view_src.is_null()
+            && !weights.buffer.is_null()
+            && llama::ggml_backend_buft_is_host(llama::ggml_backend_buffer_get_type(weights.buffer))
+            && may_be_plain(kernels, weights.type_, ne0, ne1)
+    }
+}
+
 /// Whether a node is an expert product, an element-wise node fed by one, or a weight or view: nothing to compute.
 unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const llama::ggml_tensor) -> bool {
     // SAFETY: ggml passes our device and a node of a live graph, whose sources are live.
@@ -132,7 +183,7 @@ unsafe fn is_fed_by_expert(tensor: *const llama::ggml_tensor, buft: ggml_backend
     // SAFETY: sources of a live node are live.
     unsafe {
         match node.op {
-            llama::GGML_OP_MUL_MAT_ID => is_expert_tensor(node.src[0], buft),
+            llama::GGML_OP_MUL_MAT_ID => is_expert_tensor(node.src[0], buft) || is_batch(node),
             llama::GGML_OP_VIEW | llama::GGML_OP_RESHAPE => is_fed_by_expert(node.src[0], buft, depth - 1),
             op if is_elementwise(op) => node.src.iter().take(2).any(|src| is_fed_by_expert(*src, buft, depth - 1)),
             _ => false,
@@ -167,7 +218,8 @@ static GUID: [u8; 16] = *b"hobbit-experts-1";
 unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_char) -> ggml_backend_t {
     // SAFETY: ggml passes our device.
     let buft = unsafe { expert_buffer_type(dev) };
-    let Some(experts) = ExpertBackend::new(buft) else { return ptr::null_mut() };
+    let kernels = PURPOSE.get().unwrap_or_default().kernels;
+    let Some(experts) = ExpertBackend::new(buft, kernels) else { return ptr::null_mut() };
     N_BACKENDS.set(N_BACKENDS.get() + 1);
     backend(&GUID, dev, experts, ffi::ggml_backend_i { get_name: Some(backend_name), ..ffi::ggml_backend_i::default() })
 }

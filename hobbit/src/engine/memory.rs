@@ -41,7 +41,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         return Ok(memories.description.clone());
     }
     if let Regime::StandAside { repack } = shared.regime {
-        return stand_aside(model, context, repack);
+        return stand_aside(model, options, context, repack);
     }
     let mut catalog = shared.catalog.clone();
     if shared.precisions.is_exact() {
@@ -179,10 +179,15 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
 }
 
 /// llama.cpp runs by itself: its memory is told, nothing is divided.
-fn stand_aside(model: &Model, context: &RawContext, repack: bool) -> Result<Description, Error> {
+fn stand_aside(
+    model: &Model,
+    options: &SessionOptions,
+    context: &RawContext,
+    repack: bool,
+) -> Result<Description, Error> {
     let shared = &model.shared;
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
-    let runtime = runtime_bytes(weights, kv);
+    let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options);
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
         limits: MemoryLimits::read(),

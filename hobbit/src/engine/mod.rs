@@ -52,6 +52,7 @@ mod stock;
 mod stream;
 mod tier;
 mod tiers;
+mod ubatch;
 mod validate;
 
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use ggml_sys::llama;
 
+use super::compute::scratch;
 use super::devices;
 use super::error::Error;
 use super::memory_use::MemoryUse;
@@ -40,11 +41,14 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<(Re
     let may_stand_aside = !source.is_pack && options.stand_aside && !wants_a_cache(options);
     let regime = |expects: &SessionOptions| -> Regime {
         let (least, mut most) = bounds(&source.gguf, expects);
+        let products = products_bytes(source, expects);
+        most.compute = most.compute.saturating_add(products);
         if !options.repack {
             most.repacked = 0;
         }
         // Where llama.cpp cannot say, the seam says why.
-        let asked = || ask(&source.gguf, options, expects).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
+        let asked =
+            || ask(&source.gguf, options, expects, products).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
         match Regime::within(&least, &most, room).unwrap_or_else(asked) {
             Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack },
             Regime::Seam => Regime::Seam,
@@ -71,7 +75,7 @@ fn fitted_context(gguf: &Gguf, session: &SessionOptions, room: u64) -> u32 {
 }
 
 /// Bytes that plain llama.cpp may take.
-fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
+pub(super) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
     let available = limits.budget().map(|(bytes, source)| MemoryPlan::without_margin(bytes, source));
     match options.budget {
         Budget::Auto => available,
@@ -96,12 +100,12 @@ fn wants_a_cache(options: &ModelOptions) -> bool {
             .any(Option::is_some)
 }
 
-fn tensor_bytes(gguf: &Gguf) -> u64 {
+pub(super) fn tensor_bytes(gguf: &Gguf) -> u64 {
     gguf.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.extent.len))
 }
 
 /// What is certain of a model's needs, and what they cannot exceed by far, from its header.
-fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
+pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let architecture = gguf.architecture();
     let number = |key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
     let mapped = tensor_bytes(gguf);
@@ -133,8 +137,15 @@ fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     (least, Needs { mapped, repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime })
 }
 
-/// What llama.cpp would take: it makes model and context without allocating them. `None` where it cannot.
-fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions) -> Option<Needs> {
+/// What plain products of a batch's rows take beside llama.cpp's buffers.
+fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
+    let key = format!("{}.expert_used_count", source.gguf.architecture());
+    scratch::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
+}
+
+/// What llama.cpp would take, and `products` beside it: it makes model and context without allocating them. `None` where it
+/// cannot.
+fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: u64) -> Option<Needs> {
     let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
     // SAFETY: returns a struct of plain values.
@@ -153,5 +164,6 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions) -> Option<
     let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
     // The vocabulary and all else that the real model will hold as well is resident now.
     let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);
+    let compute = compute.saturating_add(products);
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
 }

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys::llama;
 
-use super::device;
+use super::compute;
+use super::device::{self, Purpose};
 use super::error::Error;
 use super::hierarchy::Description;
 use super::hook::{RouterHook, RouterObserver};
@@ -23,7 +24,8 @@ use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
 use crate::plan::MemoryPlan;
 use crate::stats::{
-    CachingReport, DeviceCounters, DeviceReport, PrecisionReport, Stats, Timings, WarmStart, peak_rss_bytes,
+    CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
+    peak_rss_bytes,
 };
 
 pub use generation::Generation;
@@ -73,6 +75,7 @@ pub struct Session {
     interrupt: Interrupt,
     /// A backend of ours is told before each graph.
     tells: bool,
+    purpose: Purpose,
     /// The most that a batch is evaluated on.
     n_threads: i32,
     n_past: usize,
@@ -121,8 +124,10 @@ impl Session {
         }
         log::clear_errors();
         let n_backends = device::n_backends_made();
+        let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.regime.stands_aside());
+        let purpose = Purpose { kernels, takes_batches };
         // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
-        let init = || unsafe { RawContext::new(&model.shared.raw, params) };
+        let init = || purpose.during(|| unsafe { RawContext::new(&model.shared.raw, params) });
         let mut context = init();
         // An earlier session's experts may have taken what this one needs.
         while context.is_err() && model.make_room_on_devices() {
@@ -145,6 +150,7 @@ impl Session {
             description,
             interrupt,
             tells: device::n_backends_made() > n_backends,
+            purpose,
             n_threads: params.n_threads.max(params.n_threads_batch),
             n_past: 0,
             n_prompt: 0,
@@ -260,7 +266,8 @@ impl Session {
             *now = *now - *before;
         }
         let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
-        Stats { layers, devices, prefetch, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
+        let kernels = KernelReport { choice: self.purpose.kernels, trials: compute::trials() };
+        Stats { layers, devices, prefetch, kernels, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
     }
 
     /// Times so far, in llama.cpp's categories.
@@ -291,7 +298,9 @@ impl Session {
         unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
     }
 
-    fn n_ubatch(&self) -> usize {
+    /// Tokens of a prompt that are computed at once.
+    #[doc(hidden)]
+    pub fn n_ubatch(&self) -> usize {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_ubatch(self.context.as_ptr()).max(1) as usize }
     }

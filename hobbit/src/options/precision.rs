@@ -47,6 +47,11 @@ impl PrecisionOptions {
     /// HOBBIT's T2 for Mixtral-8x7B.
     pub const T2: f32 = Thresholds::MIXTRAL.t2;
 
+    /// Whether results must not depend on this machine's speed, or must be llama.cpp's bit by bit.
+    pub fn demands_exactness(&self) -> bool {
+        self.deterministic || self.mode == Some(PrecisionMode::Exact)
+    }
+
     /// T1 and T2 as they apply: what was given, else `fitted`, else HOBBIT's. One that was given pulls along one that
     /// was not, so that T1 is never above T2 unless both were given so.
     pub fn thresholds(&self, fitted: Option<(f32, f32)>) -> (f32, f32) {

@@ -29,6 +29,7 @@ mod regime;
 mod size;
 #[cfg(test)]
 mod tests;
+mod ubatch;
 
 pub use context::context_tokens;
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
@@ -38,6 +39,7 @@ pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use regime::{Needs, Regime};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
+pub use ubatch::UbatchInput;
 
 use crate::expert::Precision;
 use crate::units::ShortBytes;

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use crate::expert::Precision;
-use crate::options::PrecisionMode;
+use crate::options::{KernelChoice, PrecisionMode};
 use crate::units::ShortBytes;
 
 /// Experts by precision; what is counted depends on the place.
@@ -92,6 +92,8 @@ pub struct PrecisionReport {
     pub cpu_helper: bool,
     /// Whether a device computes prompts expert by expert: its kernels may round a row otherwise in a smaller batch.
     pub divided: bool,
+    /// Which kernels multiply in batches: the fastest may round otherwise than llama.cpp's.
+    pub kernels: KernelChoice,
     /// The high-precision versions.
     pub high: VersionsReport,
     /// The low-precision versions, if there are any.
@@ -140,9 +142,13 @@ impl fmt::Display for PrecisionReport {
         if !self.is_dynamic() {
             f.write_str("precision: exact (bit-identical to llama.cpp")?;
             f.write_str(match (self.divided, self.cpu_helper) {
-                (false, false) => ")",
-                (true, false) => ", but for how the device rounds divided prompts)",
-                (_, true) => ", but for how the device rounds divided prompts, and the CPU helper what it computes)",
+                (false, false) => "",
+                (true, false) => ", but for how the device rounds divided prompts",
+                (_, true) => ", but for how the device rounds divided prompts, and the CPU helper what it computes",
+            })?;
+            f.write_str(match self.kernels {
+                KernelChoice::Identical => ")",
+                KernelChoice::Fastest => ", but for how the fastest kernels round prompts: they are approximate)",
             })?;
             return match &self.low {
                 Some(low) if self.high.slots == self.high.experts => {
@@ -192,6 +198,7 @@ mod tests {
             deterministic: false,
             cpu_helper: false,
             divided: false,
+            kernels: KernelChoice::Identical,
             upgrade: true,
             high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
             low: Some(LowReport {

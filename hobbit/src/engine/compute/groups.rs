@@ -69,7 +69,7 @@ impl ExpertBackend {
 
     /// How many of these experts may be gathered at once: at least one. Of a batch, staged ones go one by one: the
     /// staging slot of each takes the next read as soon as its product is done.
-    fn fitting(&self, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
+    pub(super) fn fitting(&self, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
         if self.chosen.routing.n_tokens > 1 && experts[0].1.is_some() {
             return 1;
         }

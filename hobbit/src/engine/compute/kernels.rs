@@ -1,60 +1,100 @@
 //! Which of ggml's kernels multiplies the rows of one expert in a batch: `MUL_MAT_ID`, as llama.cpp has it, or a plain `MUL_MAT`
 //! on the same rows, which reaches tiled kernels for types that the other multiplies row by row.
 //!
-//! The plain one is taken where it gives the same bits and is faster, both as seen on this machine: of random weights, once
-//! for each type and shape, when a batch first has enough rows.
+//! The plain one is taken where it is faster and gives the same bits (or whatever bits, if the caller says so), both as seen on
+//! this machine: of random weights, once in a process for each type and shape, when a batch first has enough rows.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::engine::quantise::{self, Aligned, Ggml};
 use crate::gguf::{GgmlType, Recode};
+use crate::options::KernelChoice;
+use crate::stats::{KernelSpeed, KernelTrial};
 
-/// Rows that are timed. Fewer are not worth a gather.
-const ROWS: [usize; 3] = [16, 32, 64];
+/// Rows that are timed. Fewer wait for the weights, which a trial finds in the processor's caches, and gained nothing where seen.
+const ROWS: [usize; 3] = [8, 16, 64];
 
 /// The least of them.
-pub(super) const ROWS_MIN: usize = ROWS[0];
+pub(in crate::engine) const ROWS_MIN: usize = ROWS[0];
 
-/// Rows that have to give the same bits: kernels handle the rows that fill no tile apart.
-const COMPARED: [usize; 14] = [16, 17, 18, 19, 20, 21, 22, 23, 24, 31, 33, 47, 63, 64];
+/// Rows that have to give the same bits, as far as they are taken: kernels handle the rows that fill no tile apart.
+const COMPARED: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 23, 24, 31, 33, 63, 64];
 
 /// Elements of the weights that are tried; and a tile of any kernel divides so many rows of theirs.
 const ELEMENTS_MAX: i64 = 1 << 20;
 const TILE_ROWS: i64 = 64;
 
-/// Of the time of `MUL_MAT_ID`, what the plain product may take at most: rows are gathered for it.
-const TIME_MAX: f64 = 0.9;
+/// How fast the plain product has to be, in percent of the other: rows are gathered for it.
+const PERCENT_MIN: u32 = 110;
 
 /// How often each is timed; the best counts.
 const TRIES: usize = 3;
 
-/// From how many rows on the plain product is taken, by type, row length and rows of the weights.
-#[derive(Default)]
-pub(super) struct Kernels(Vec<((llama::ggml_type, i64, i64), usize)>);
+/// Type, row length and rows of the weights, and threads.
+type Key = (llama::ggml_type, i64, i64, c_int);
+
+/// What was tried in this process, in order; `None` where a trial cannot be made.
+static TRIED: Mutex<Vec<(Key, Option<KernelTrial>)>> = Mutex::new(Vec::new());
+
+fn tried() -> MutexGuard<'static, Vec<(Key, Option<KernelTrial>)>> {
+    // What was found before a panic holds.
+    TRIED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The trials of this process so far, in order.
+pub(in crate::engine) fn trials() -> Vec<KernelTrial> {
+    tried().iter().filter_map(|(_, trial)| trial.clone()).collect()
+}
+
+/// What one context takes.
+pub(super) struct Kernels {
+    choice: KernelChoice,
+    n_threads: c_int,
+}
 
 impl Kernels {
+    pub(super) fn new(choice: KernelChoice) -> Self {
+        Self { choice, n_threads: 0 }
+    }
+
+    /// As [`Inner::set_n_threads`].
+    pub(super) fn set_n_threads(&mut self, n_threads: c_int) {
+        self.n_threads = n_threads;
+    }
+
     /// The least number of rows of one expert that a plain product multiplies as well and faster; `usize::MAX` where it
     /// never does.
     ///
     /// # Safety
-    /// `product` is a live product of ours; nothing waits in `inner`.
-    pub(super) unsafe fn plain_from(
-        &mut self,
-        inner: &mut Inner,
-        product: &ggml_tensor,
-        type_: llama::ggml_type,
-    ) -> usize {
+    /// `product` is a live product; nothing waits in `inner`.
+    pub(super) unsafe fn plain_from(&self, inner: &mut Inner, product: &ggml_tensor, type_: llama::ggml_type) -> usize {
         // SAFETY: by the caller.
         let [ne0, ne1, ..] = unsafe { (*product.src[0]).ne };
-        let key = (type_, ne0, ne1);
-        if let Some((_, rows)) = self.0.iter().find(|(known, _)| *known == key) {
-            return *rows;
-        }
-        let rows = Trial::new(inner, product, key).map_or(usize::MAX, |mut trial| trial.plain_from());
-        self.0.push((key, rows));
-        rows
+        let key = (type_, ne0, ne1, self.n_threads);
+        // Held through a trial: another at the same time would spoil its times.
+        let mut tried = tried();
+        let known = tried.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
+            let started = Instant::now();
+            let mut found = Trial::new(inner, product, key).map(|mut trial| trial.outcome(self.n_threads));
+            if let Some(found) = &mut found {
+                found.took_ns = started.elapsed().as_nanos() as u64;
+            }
+            tried.push((key, found));
+            tried.len() - 1
+        });
+        tried[known].1.as_ref().and_then(|trial| trial.plain_from(self.choice)).unwrap_or(usize::MAX)
     }
+}
+
+/// Whether a plain product may be taken for weights of `type_` and shape `[ne0, ne1]`, as far as is known.
+pub(in crate::engine) fn may_be_plain(choice: KernelChoice, type_: llama::ggml_type, ne0: i64, ne1: i64) -> bool {
+    let tried = tried();
+    let mut known =
+        tried.iter().filter(|((of, n_in, n_out, _), _)| (*of, *n_in, *n_out) == (type_, ne0, ne1)).peekable();
+    let is_taken = |trial: &KernelTrial| trial.plain_from(choice).is_some();
+    known.peek().is_none() || known.any(|(_, trial)| trial.as_ref().is_some_and(is_taken))
 }
 
 /// Random weights and rows.
@@ -62,7 +102,9 @@ struct Trial<'a> {
     inner: &'a mut Inner,
     /// Gives the parameters of the operation, and host memory's buffer.
     neighbour: &'a ggml_tensor,
-    type_: llama::ggml_type,
+    type_: GgmlType,
+    /// Row length, and rows: of the experts' weights, and of those that are tried.
+    shape: [i64; 2],
     ne: [i64; 2],
     weights: Aligned,
     bytes: usize,
@@ -73,11 +115,7 @@ struct Trial<'a> {
 
 impl<'a> Trial<'a> {
     /// `None` where such weights cannot be made, or the product is to be made in a way of its own.
-    fn new(
-        inner: &'a mut Inner,
-        neighbour: &'a ggml_tensor,
-        (type_, ne0, ne1): (llama::ggml_type, i64, i64),
-    ) -> Option<Self> {
+    fn new(inner: &'a mut Inner, neighbour: &'a ggml_tensor, (type_, ne0, ne1, _): Key) -> Option<Self> {
         let dtype = GgmlType::from_id(type_)?;
         // Rows so long that a trial would take memory that no budget knows of.
         let is_long = ne0 > ELEMENTS_MAX / ROWS_MIN as i64;
@@ -99,34 +137,49 @@ impl<'a> Trial<'a> {
         let n = ROWS[ROWS.len() - 1];
         let results = [(); 2].map(|()| vec![0.0; n * n_rows as usize]);
         let input = floats(n * ne0 as usize);
-        Some(Self { inner, neighbour, type_, ne: [ne0, n_rows], weights, bytes, input, ids: vec![0; n], results })
+        let (shape, ne, ids) = ([ne0, ne1], [ne0, n_rows], vec![0; n]);
+        Some(Self { inner, neighbour, type_: dtype, shape, ne, weights, bytes, input, ids, results })
     }
 
-    fn plain_from(&mut self) -> usize {
-        let is_faster = |own: &mut Self, n: usize| {
-            let mut best = [f64::INFINITY; 2];
-            for _ in 0..TRIES {
-                for (is_plain, best) in best.iter_mut().enumerate() {
-                    let Some(time) = own.run(n, is_plain == 1) else { return false };
-                    *best = best.min(time.as_secs_f64());
-                }
-            }
-            best[1] <= TIME_MAX * best[0]
+    fn outcome(&mut self, threads: c_int) -> KernelTrial {
+        let mut found = KernelTrial {
+            dtype: self.type_.name().to_owned(),
+            n_in: self.shape[0] as u64,
+            n_out: self.shape[1] as u64,
+            threads,
+            ..KernelTrial::default()
         };
-        let mut from = usize::MAX;
-        for n in ROWS.into_iter().rev() {
-            if !is_faster(self, n) {
+        for rows in ROWS.into_iter().rev() {
+            let Some(percent) = self.percent(rows) else { break };
+            found.speeds.push(KernelSpeed { rows, percent });
+            if percent < PERCENT_MIN {
                 break;
             }
-            from = n;
+            found.from_rows = Some(rows);
         }
-        let is_equal = |own: &mut Self, n: usize| {
-            let both = own.run(n, false).is_some() && own.run(n, true).is_some();
-            let len = n * own.ne[1] as usize;
-            let bits = |result: &[f32]| result[..len].iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-            both && bits(&own.results[0]) == bits(&own.results[1])
-        };
-        if from < usize::MAX && COMPARED.into_iter().all(|n| is_equal(self, n)) { from } else { usize::MAX }
+        found.identical =
+            found.from_rows.map(|from| COMPARED.into_iter().filter(|&n| n >= from).all(|n| self.is_equal(n)));
+        found
+    }
+
+    /// The plain product's speed at `n` rows, in percent of the other's; `None` where ggml fails.
+    fn percent(&mut self, n: usize) -> Option<u32> {
+        let mut best = [Duration::MAX; 2];
+        for _ in 0..TRIES {
+            for (is_plain, best) in best.iter_mut().enumerate() {
+                *best = self.run(n, is_plain == 1)?.min(*best);
+            }
+        }
+        let [by_id, plain] = best.map(|time| time.as_nanos().max(1));
+        u32::try_from(by_id * 100 / plain).ok()
+    }
+
+    fn is_equal(&mut self, n: usize) -> bool {
+        let both = self.run(n, false).is_some() && self.run(n, true).is_some();
+        let [by_id, plain] = &self.results;
+        let bits = |result: &[f32]| result.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        let len = n * self.ne[1] as usize;
+        both && bits(&by_id[..len]) == bits(&plain[..len])
     }
 
     /// Multiplies `n` rows one way or the other; `None` where ggml fails.
@@ -134,11 +187,14 @@ impl<'a> Trial<'a> {
         let [ne0, ne1] = self.ne;
         let result = self.results[usize::from(is_plain)].as_mut_ptr();
         let f32s = |ne, data: *mut f32| plain_tensor(llama::GGML_TYPE_F32, ne, data.cast(), self.neighbour);
-        let mut weights =
-            blank(self.type_, [ne0, ne1, 1, 1], self.weights.bytes(self.bytes).as_mut_ptr().cast(), self.neighbour);
+        let mut weights = blank(
+            self.type_.id() as llama::ggml_type,
+            [ne0, ne1, 1, 1],
+            self.weights.bytes(self.bytes).as_mut_ptr().cast(),
+            self.neighbour,
+        );
         let row = self.bytes / ne1 as usize;
-        // SAFETY: a pure function of a type that ggml knows.
-        weights.nb = [unsafe { llama::ggml_type_size(self.type_) }, row, self.bytes, self.bytes];
+        weights.nb = [self.type_.type_size() as usize, row, self.bytes, self.bytes];
         let rows = if is_plain { [ne0, n as i64, 1, 1] } else { [ne0, 1, n as i64, 1] };
         let input = f32s(rows, self.input.as_mut_ptr());
         let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], self.ids.as_mut_ptr().cast(), self.neighbour);
@@ -160,30 +216,84 @@ impl<'a> Trial<'a> {
 mod tests {
     use super::*;
 
-    /// What was found on this machine is exact wherever it is taken; the types that ggml tiles by themselves gain nothing.
-    #[test]
-    fn what_is_taken_gives_the_same_bits() {
+    fn id_of(name: &str) -> llama::ggml_type {
+        GgmlType::from_name(name).unwrap().id() as llama::ggml_type
+    }
+
+    fn inner() -> Inner {
         let mut inner = Inner::new().expect("ggml has a CPU");
         inner.set_n_threads(2);
+        inner
+    }
+
+    fn neighbour() -> ggml_tensor {
         // SAFETY: all-zero is a valid `ggml_tensor`.
-        let neighbour: ggml_tensor = unsafe { std::mem::zeroed() };
-        for (name, ne0, ne1) in [("q8_0", 256, 96), ("q4_0", 512, 72), ("f16", 256, 64), ("q4_K", 256, 128)] {
-            let type_ = GgmlType::from_name(name).unwrap().id() as llama::ggml_type;
-            let mut trial = Trial::new(&mut inner, &neighbour, (type_, ne0, ne1)).expect("weights can be made");
+        unsafe { std::mem::zeroed() }
+    }
+
+    const SHAPES: [(&str, i64, i64); 6] = [
+        ("q8_0", 256, 96),
+        ("q4_0", 512, 72),
+        ("f16", 256, 64),
+        ("bf16", 512, 96),
+        ("iq4_nl", 256, 64),
+        ("q4_K", 256, 128),
+    ];
+
+    /// What was found on this machine is exact wherever it is called so, and near enough elsewhere.
+    #[test]
+    fn what_is_taken_gives_the_same_bits_or_nearly_so() {
+        let (mut inner, neighbour) = (inner(), neighbour());
+        for (name, ne0, ne1) in SHAPES {
+            let key = (id_of(name), ne0, ne1, 2);
+            let mut trial = Trial::new(&mut inner, &neighbour, key).expect("weights can be made");
             assert_eq!(trial.ne, [ne0, ne1]);
-            let from = trial.plain_from();
-            assert!(ROWS.contains(&from) || from == usize::MAX, "{name}: {from}");
-            for n in [16, 40, 64].into_iter().filter(|&n| n >= from) {
-                assert!(trial.run(n, false).is_some() && trial.run(n, true).is_some());
+            let found = trial.outcome(2);
+            assert_eq!((&*found.dtype, found.n_in, found.n_out), (name, ne0 as u64, ne1 as u64));
+            assert!(found.from_rows.is_none_or(|from| ROWS.contains(&from)), "{found:?}");
+            assert_eq!(found.identical.is_some(), found.from_rows.is_some(), "{found:?}");
+            for n in [8, 14, 40, 64] {
+                let is_equal = trial.is_equal(n);
+                let is_taken = found.plain_from(KernelChoice::Identical).is_some_and(|from| n >= from);
+                assert!(is_equal || !is_taken, "{name}: {n} rows");
                 let len = n * ne1 as usize;
-                assert_eq!(trial.results[0][..len], trial.results[1][..len], "{name}: {n} rows");
+                let [by_id, plain] = trial.results.each_ref().map(|result| &result[..len]);
+                let largest = by_id.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                assert!(largest > 0.0, "{name}: something was multiplied");
+                let off = by_id.iter().zip(plain).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+                assert!(off <= 1e-3 * largest, "{name}: {n} rows are off by {off} of {largest}");
             }
-            assert!(trial.results[0].iter().any(|value| *value != 0.0), "{name}: something was multiplied");
         }
-        let long = ((1 << 20) + 256, 64);
-        let type_ = GgmlType::from_name("q8_0").unwrap().id() as llama::ggml_type;
-        assert!(Trial::new(&mut inner, &neighbour, (type_, long.0, long.1)).is_none(), "too long to be tried");
+    }
+
+    #[test]
+    fn what_cannot_be_tried_is_left() {
+        let (mut inner, neighbour) = (inner(), neighbour());
+        let type_ = id_of("q8_0");
+        assert!(Trial::new(&mut inner, &neighbour, (type_, (1 << 20) + 256, 64, 2)).is_none(), "too long to be tried");
         let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
-        assert!(Trial::new(&mut inner, &with_params, (type_, 256, 96)).is_none(), "a precision was asked for");
+        assert!(Trial::new(&mut inner, &with_params, (type_, 256, 96, 2)).is_none(), "a precision was asked for");
+    }
+
+    /// A shape that no model of another test has.
+    #[test]
+    fn contexts_share_what_was_tried() {
+        let (type_, ne0, ne1) = (id_of("q8_0"), 32 * 37, 41);
+        let count = || trials().iter().filter(|trial| (trial.n_in, trial.n_out) == (ne0 as u64, ne1 as u64)).count();
+        let mut weights = ggml_tensor { ne: [ne0, ne1, 8, 1], ..neighbour() };
+        let mut product = neighbour();
+        product.src[0] = &raw mut weights;
+        assert!(may_be_plain(KernelChoice::Identical, type_, ne0, ne1), "nothing is known yet");
+        let from = |threads: c_int| {
+            let mut kernels = Kernels::new(KernelChoice::Identical);
+            kernels.set_n_threads(threads);
+            // SAFETY: the product and its weights' struct are live.
+            unsafe { kernels.plain_from(&mut inner(), &product, type_) }
+        };
+        assert_eq!((from(2), count()), (from(2), 1));
+        let known = may_be_plain(KernelChoice::Identical, type_, ne0, ne1);
+        assert_eq!(known, from(2) < usize::MAX);
+        from(1);
+        assert_eq!(count(), 2, "fewer threads are another machine");
     }
 }

@@ -1,7 +1,7 @@
 //! What a model, a context and hobbit itself hold besides experts.
 
 use crate::cache::policy;
-use crate::engine::compute::GATHER_BYTES_MAX;
+use crate::engine::compute::scratch;
 use crate::engine::error::Error;
 use crate::engine::gates;
 use crate::engine::memory_use::MemoryUse;
@@ -51,14 +51,7 @@ fn prediction_bytes(model: &Model) -> u64 {
     tables + if asks_routers { copied } else { 0 }
 }
 
-/// What products need besides the slots: gathered rows, their results, and ggml's quantised copies of the rows.
+/// As [`products_bytes`], of a model that is loaded.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
-    let tensors = || model.shared.experts.map().layers.iter().flat_map(|layer| &layer.tensors);
-    let n_in = tensors().map(|tensor| tensor.ne0).max().unwrap_or(0);
-    let row = tensors().map(|tensor| (tensor.ne0 + tensor.ne1) * 4).max().unwrap_or(0);
-    let n_tokens = u64::from(options.n_ubatch.min(options.n_batch));
-    let n_rows = n_tokens * u64::from(model.info().n_expert_used);
-    // One expert may be chosen by every token; groups of several stay below the cap.
-    let gathered = (n_tokens * row).max((n_rows * row).min(GATHER_BYTES_MAX as u64));
-    gathered + n_rows * n_in * 5 / 4
+    scratch::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
 }

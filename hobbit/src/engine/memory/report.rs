@@ -44,6 +44,7 @@ pub(super) fn precision(
         upgrade: options.upgrade,
         cpu_helper: tiers.iter().any(Tier::has_helper),
         divided: tiers.iter().any(Tier::is_divided),
+        kernels: shared.options.kernels_taken(),
         high: VersionsReport {
             types: types_of(catalog, Precision::High),
             bytes: catalog.bytes(Precision::High),

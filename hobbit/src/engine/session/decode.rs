@@ -99,12 +99,12 @@ impl Session {
         let mut message = [0u8; MESSAGE_BYTES];
         let running = contention::running(self.n_threads);
         // SAFETY: the context is live and the batch's arrays outlive the call.
-        let code = unsafe {
+        let code = self.purpose.during(|| unsafe {
             let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
             let code = shim::hobbit_decode(self.context.as_ptr(), batch, self.tells, text, capacity);
             llama::llama_synchronize(self.context.as_ptr());
             code
-        };
+        });
         drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
