@@ -10,7 +10,7 @@ use std::path::Path;
 use gguf_tools::synth::Spec;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::gguf::Gguf;
-use hobbit::options::PrecisionMode;
+use hobbit::options::{PrecisionMode, Repack};
 use hobbit::plan::{Budget, ExpertCache, Regime};
 use hobbit::store::IoMode;
 use hobbit::{Model, ModelOptions, SessionOptions, Token};
@@ -73,7 +73,7 @@ fn bits_are_llama_cpps_own_defaults() {
         let spec = Spec { embd: 256, ff: 256, types: types.clone(), down_types: types, ..Spec::tiny("qwen3moe") };
         let path = fixture::write(dir.path(), &spec);
         for repack in [true, false] {
-            let options = ModelOptions { repack, ..options() };
+            let options = ModelOptions { repack: if repack { Repack::Auto } else { Repack::Off }, ..options() };
             assert_eq!(open(&path, &options).regime(), Regime::StandAside { repack }, "{name}");
             assert!(logits_of(&path, &options) == stock_logits(&path, repack), "{name}, repack {repack}");
         }

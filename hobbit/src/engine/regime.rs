@@ -11,7 +11,7 @@ use super::params::{context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;
 use crate::gguf::Gguf;
-use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, SessionOptions};
+use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
 use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime};
 use crate::store::IoMode;
 
@@ -38,13 +38,13 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<Reg
     }
     let Some(room) = room(options, &limits) else { return Ok(Regime::Seam) };
     let (least, mut most) = bounds(&source.gguf, &options.expects);
-    if !options.repack {
+    if options.repack == Repack::Off {
         most.repacked = 0;
     }
     // Where llama.cpp cannot say, the seam says why.
     let asked = || ask(&source.gguf, options).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
     Ok(match Regime::within(&least, &most, room).unwrap_or_else(asked) {
-        Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack },
+        Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack != Repack::Off },
         Regime::Seam => Regime::Seam,
     })
 }
@@ -122,7 +122,7 @@ fn ask(gguf: &Gguf, options: &ModelOptions) -> Option<Needs> {
     params.n_gpu_layers = 0;
     params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
     params.no_alloc = true;
-    params.use_extra_bufts = options.repack;
+    params.use_extra_bufts = options.repack != Repack::Off;
     params.kv_overrides = overrides.as_ptr();
     // SAFETY: all that params point to is valid for the call.
     let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::engine::quantise::{self, Aligned, Ggml};
+use crate::engine::repack::Interleaving;
 use crate::gguf::{GgmlType, Recode};
+use crate::store::Rearrange;
 
 /// Rows that are timed. Fewer are not worth a gather.
 const ROWS: [usize; 3] = [16, 32, 64];
@@ -29,9 +31,12 @@ const TIME_MAX: f64 = 0.9;
 /// How often each is timed; the best counts.
 const TRIES: usize = 3;
 
-/// From how many rows on the plain product is taken, by type, row length and rows of the weights.
+/// Type, row length and rows of weights, and whether their bytes are in an order of their own.
+type Key = (llama::ggml_type, i64, i64, bool);
+
+/// From how many rows on the plain product is taken.
 #[derive(Default)]
-pub(super) struct Kernels(Vec<((llama::ggml_type, i64, i64), usize)>);
+pub(super) struct Kernels(Vec<(Key, usize)>);
 
 impl Kernels {
     /// The least number of rows of one expert that a plain product multiplies as well and faster; `usize::MAX` where it
@@ -39,19 +44,16 @@ impl Kernels {
     ///
     /// # Safety
     /// `product` is a live product of ours; nothing waits in `inner`.
-    pub(super) unsafe fn plain_from(
-        &mut self,
-        inner: &mut Inner,
-        product: &ggml_tensor,
-        type_: llama::ggml_type,
-    ) -> usize {
+    pub(super) unsafe fn plain_from(&mut self, inner: &mut Inner, product: &ggml_tensor, view: ShareView<'_>) -> usize {
         // SAFETY: by the caller.
         let [ne0, ne1, ..] = unsafe { (*product.src[0]).ne };
-        let key = (type_, ne0, ne1);
+        let type_ = view.type_id as llama::ggml_type;
+        let key = (type_, ne0, ne1, view.interleaving.is_some());
         if let Some((_, rows)) = self.0.iter().find(|(known, _)| *known == key) {
             return *rows;
         }
-        let rows = Trial::new(inner, product, key).map_or(usize::MAX, |mut trial| trial.plain_from());
+        let rows = Trial::new(inner, product, (type_, ne0, ne1), view.interleaving)
+            .map_or(usize::MAX, |mut trial| trial.plain_from());
         self.0.push((key, rows));
         rows
     }
@@ -63,6 +65,7 @@ struct Trial<'a> {
     /// Gives the parameters of the operation, and host memory's buffer.
     neighbour: &'a ggml_tensor,
     type_: llama::ggml_type,
+    interleaving: Option<&'a Interleaving>,
     ne: [i64; 2],
     weights: Aligned,
     bytes: usize,
@@ -77,6 +80,7 @@ impl<'a> Trial<'a> {
         inner: &'a mut Inner,
         neighbour: &'a ggml_tensor,
         (type_, ne0, ne1): (llama::ggml_type, i64, i64),
+        interleaving: Option<&'a Interleaving>,
     ) -> Option<Self> {
         let dtype = GgmlType::from_id(type_)?;
         // Rows so long that a trial would take memory that no budget knows of.
@@ -96,10 +100,25 @@ impl<'a> Trial<'a> {
         if !quantise::encode(dtype, &values, ne0 as u64, Some(&ones), weights.bytes(bytes)) {
             return None;
         }
+        if let Some(interleaving) = interleaving {
+            let as_in_files = weights.bytes(bytes).to_vec();
+            interleaving.rearrange(&as_in_files, weights.bytes(bytes));
+        }
         let n = ROWS[ROWS.len() - 1];
         let results = [(); 2].map(|()| vec![0.0; n * n_rows as usize]);
         let input = floats(n * ne0 as usize);
-        Some(Self { inner, neighbour, type_, ne: [ne0, n_rows], weights, bytes, input, ids: vec![0; n], results })
+        Some(Self {
+            inner,
+            neighbour,
+            type_,
+            interleaving,
+            ne: [ne0, n_rows],
+            weights,
+            bytes,
+            input,
+            ids: vec![0; n],
+            results,
+        })
     }
 
     fn plain_from(&mut self) -> usize {
@@ -139,6 +158,7 @@ impl<'a> Trial<'a> {
         let row = self.bytes / ne1 as usize;
         // SAFETY: a pure function of a type that ggml knows.
         weights.nb = [unsafe { llama::ggml_type_size(self.type_) }, row, self.bytes, self.bytes];
+        self.interleaving.iter().for_each(|interleaving| interleaving.mark(&mut weights));
         let rows = if is_plain { [ne0, n as i64, 1, 1] } else { [ne0, 1, n as i64, 1] };
         let input = f32s(rows, self.input.as_mut_ptr());
         let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], self.ids.as_mut_ptr().cast(), self.neighbour);
@@ -167,9 +187,25 @@ mod tests {
         inner.set_n_threads(2);
         // SAFETY: all-zero is a valid `ggml_tensor`.
         let neighbour: ggml_tensor = unsafe { std::mem::zeroed() };
-        for (name, ne0, ne1) in [("q8_0", 256, 96), ("q4_0", 512, 72), ("f16", 256, 64), ("q4_K", 256, 128)] {
-            let type_ = GgmlType::from_name(name).unwrap().id() as llama::ggml_type;
-            let mut trial = Trial::new(&mut inner, &neighbour, (type_, ne0, ne1)).expect("weights can be made");
+        let cases = [
+            ("q8_0", 256, 96, false),
+            ("q4_0", 512, 72, false),
+            ("f16", 256, 64, false),
+            ("q4_K", 256, 128, false),
+            ("q4_0", 512, 80, true),
+            ("q4_K", 256, 128, true),
+            ("mxfp4", 256, 128, true),
+        ];
+        for (name, ne0, ne1, is_rearranged) in cases {
+            let dtype = GgmlType::from_name(name).unwrap();
+            let type_ = dtype.id() as llama::ggml_type;
+            let interleaving = if is_rearranged { Interleaving::of(dtype, ne0 as u64, ne1 as u64) } else { None };
+            if interleaving.is_none() && is_rearranged {
+                continue;
+            }
+            let shape = (type_, ne0, ne1);
+            let mut trial =
+                Trial::new(&mut inner, &neighbour, shape, interleaving.as_deref()).expect("weights can be made");
             assert_eq!(trial.ne, [ne0, ne1]);
             let from = trial.plain_from();
             assert!(ROWS.contains(&from) || from == usize::MAX, "{name}: {from}");
@@ -182,8 +218,8 @@ mod tests {
         }
         let long = ((1 << 20) + 256, 64);
         let type_ = GgmlType::from_name("q8_0").unwrap().id() as llama::ggml_type;
-        assert!(Trial::new(&mut inner, &neighbour, (type_, long.0, long.1)).is_none(), "too long to be tried");
+        assert!(Trial::new(&mut inner, &neighbour, (type_, long.0, long.1), None).is_none(), "too long to be tried");
         let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
-        assert!(Trial::new(&mut inner, &with_params, (type_, 256, 96)).is_none(), "a precision was asked for");
+        assert!(Trial::new(&mut inner, &with_params, (type_, 256, 96), None).is_none(), "a precision was asked for");
     }
 }
