@@ -89,9 +89,10 @@ pub struct ModelArgs {
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,
-    /// Where the whole model fits and llama.cpp runs it by itself: rearrange weights for the CPU while loading
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_REPACK")]
-    pub repack: Switch,
+    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself (auto), experts that are kept
+    /// here as well, which arrive later and multiply faster (on), or never; it changes the last bits of some types' results
+    #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REPACK")]
+    pub repack: Tri,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<KvOverride>,

@@ -61,8 +61,13 @@ const SPELLINGS: &[(&str, &str)] = &[
 ];
 
 /// Spellings that switch off.
-const NEGATIONS: &[(&str, &str)] =
-    &[("-no-cnv", "conversation"), ("-nkvo", "kv-offload"), ("-nr", "repack"), ("--no-show-timings", "perf")];
+const NEGATIONS: &[(&str, &str)] = &[
+    ("-no-cnv", "conversation"),
+    ("-nkvo", "kv-offload"),
+    ("-nr", "repack"),
+    ("--no-repack", "repack"),
+    ("--no-show-timings", "perf"),
+];
 
 /// The spellings of `--long` that clap's help would not show.
 pub fn other_spellings(long: &str) -> Vec<String> {

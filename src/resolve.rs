@@ -155,7 +155,7 @@ impl HiArgs {
             model,
             is_demo,
             model_options: ModelOptions {
-                repack: low.model.repack.0,
+                repack: low.model.repack.into(),
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
                 ..experts(low.experts, session.clone())?

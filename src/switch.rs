@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::str::FromStr;
 
+use hobbit::options::Repack;
+
 /// On or off, in llama.cpp's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch(pub bool);
@@ -18,6 +20,16 @@ pub enum Tri {
 impl Switch {
     /// Marks such flags in the command.
     pub const NAME: &str = "on|off";
+}
+
+impl From<Tri> for Repack {
+    fn from(tri: Tri) -> Self {
+        match tri {
+            Tri::Auto => Self::Auto,
+            Tri::On => Self::On,
+            Tri::Off => Self::Off,
+        }
+    }
 }
 
 impl Tri {
@@ -62,7 +74,7 @@ impl FromStr for Tri {
 pub fn negated_by_environment(command: &clap::Command, is_set: impl Fn(&str) -> bool) -> Vec<OsString> {
     command
         .get_arguments()
-        .filter(|arg| arg.get_value_names().is_some_and(|names| names == [Switch::NAME]))
+        .filter(|arg| arg.get_value_names().is_some_and(|names| names == [Switch::NAME] || names == [Tri::NAME]))
         .filter_map(|arg| {
             let positive = arg.get_env()?.to_str()?;
             let negative = positive.replacen("_ARG_", "_ARG_NO_", 1);
@@ -90,6 +102,8 @@ mod tests {
         let command = crate::args::command();
         let words = negated_by_environment(&command, |name| name == "LLAMA_ARG_NO_KV_OFFLOAD");
         assert_eq!(words, ["--kv-offload=off"]);
+        let words = negated_by_environment(&command, |name| name == "LLAMA_ARG_NO_REPACK");
+        assert_eq!(words, ["--repack=off"]);
         assert!(negated_by_environment(&command, |_| false).is_empty());
     }
 }

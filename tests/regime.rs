@@ -10,7 +10,7 @@ use std::path::Path;
 use gguf_tools::synth::Spec;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::gguf::Gguf;
-use hobbit::options::{KernelChoice, PrecisionMode};
+use hobbit::options::{KernelChoice, PrecisionMode, Repack};
 use hobbit::plan::{Budget, ExpertCache, Regime};
 use hobbit::store::IoMode;
 use hobbit::{Model, ModelOptions, SessionOptions, Token};
@@ -77,7 +77,7 @@ fn bits_are_llama_cpps_own_defaults() {
         let spec = Spec { embd: 256, ff: 256, types: types.clone(), down_types: types, ..Spec::tiny("qwen3moe") };
         let path = fixture::write(dir.path(), &spec);
         for repack in [true, false] {
-            let options = ModelOptions { repack, ..options() };
+            let options = ModelOptions { repack: if repack { Repack::Auto } else { Repack::Off }, ..options() };
             assert_eq!(open(&path, &options).regime(), Regime::StandAside { repack }, "{name}");
             assert!(logits_of(&path, &options) == stock_logits(&path, repack), "{name}, repack {repack}");
         }
@@ -98,7 +98,7 @@ fn prompts_take_faster_kernels() {
         let path = fixture::write(dir.path(), &spec);
         let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
         let evaluate = |kernels: KernelChoice| {
-            let model = open(&path, &ModelOptions { repack: false, kernels, ..options() });
+            let model = open(&path, &ModelOptions { repack: Repack::Off, kernels, ..options() });
             assert!(model.regime().stands_aside());
             let mut session = model.session(&settings()).unwrap();
             let report = session.precision().to_string();

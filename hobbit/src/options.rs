@@ -36,6 +36,19 @@ pub use crate::words::UnknownWord;
 /// A token's id in the model's vocabulary.
 pub type Token = i32;
 
+/// Whether weights are rearranged for the CPU, as llama.cpp does by default. Rearranged ones are multiplied faster; the last bits
+/// of some types' results are others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repack {
+    /// Where the model fits and llama.cpp runs it by itself.
+    #[default]
+    Auto,
+    /// There, and where hobbit keeps the experts: each is rearranged when it arrives, and other weights while they are loaded.
+    On,
+    /// Never.
+    Off,
+}
+
 /// How a model is opened and how much memory it may take.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct ModelOptions {
@@ -47,10 +60,8 @@ pub struct ModelOptions {
     /// the mapped file. `false`: hobbit keeps the experts always.
     #[default(true)]
     pub stand_aside: bool,
-    /// There, weights may be rearranged for the CPU while loading, as llama.cpp does by default. That is faster, and changes
-    /// the last bits of some types' results.
-    #[default(true)]
-    pub repack: bool,
+    /// Whether weights are rearranged for the CPU.
+    pub repack: Repack,
     /// What sessions will be opened with, as far as that is known: it decides what fits. A context length of 0 counts as
     /// the model's.
     pub expects: SessionOptions,

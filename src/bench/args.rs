@@ -129,7 +129,7 @@ pub struct ComparisonArgs {
     /// How llama.cpp loads the model: mmap, none, mlock, mmap+mlock or dio
     #[arg(long, value_name = "MODE", default_value = "mmap", value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
     pub load_mode: String,
-    /// Let llama.cpp repack weights: 0 or 1 (its logits then differ in the last bits)
+    /// Repack weights for the CPU, llama.cpp's and the experts that hobbit keeps: 0 or 1 (logits then differ in the last bits)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = ["0", "1"])]
     pub repack: String,
     /// Another process in the same control group that takes up to so much memory, again and again

@@ -9,6 +9,7 @@ use super::args::Who;
 use super::case::Task;
 use super::record::{More, Record};
 use hobbit::engine::{Stock, StockOptions};
+use hobbit::options::Repack;
 use hobbit::stats::{DeviceCounters, PhaseStats};
 use hobbit::{CachingOptions, Model, ModelOptions, Session, SessionOptions, Token};
 
@@ -48,7 +49,8 @@ pub trait Engine {
 /// Opens the engine that a task names.
 pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
     let (case, session) = (&task.case, task.case.session_options()?);
-    let options = ModelOptions { repack: task.repack, ..case.model_options()? };
+    let repack = if task.repack { Repack::On } else { Repack::Off };
+    let options = ModelOptions { repack, ..case.model_options()? };
     if task.who == Who::Stock {
         let stock = StockOptions {
             n_gpu_layers: options.n_gpu_layers,

@@ -109,7 +109,7 @@ impl HiArgs {
             model_options: ModelOptions {
                 // What is measured here is what hobbit does with experts.
                 stand_aside: false,
-                repack: low.model.repack.0,
+                repack: low.model.repack.into(),
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
                 ..experts(low.experts, session.clone())?

@@ -97,6 +97,25 @@ pub fn expert_types() -> Vec<Case> {
     ]
 }
 
+/// Types of expert weights of which some CPU rearranges some, beside others, with ordinary weights of such a type.
+pub fn rearranged() -> Vec<Case> {
+    let typed = |arch: &str, name: &str, types: &[Format], down: &[Format], dense: Format| {
+        let spec =
+            Spec { types: types.to_vec(), down_types: down.to_vec(), dense_type: Some(dense), ..seeded(arch, 5) };
+        case(format!("{arch}, rearranged {name}"), spec)
+    };
+    let mut cases = vec![
+        typed("gpt-oss", "mxfp4", &[Format::Mxfp4], &[Format::Mxfp4], Format::Q8_0),
+        typed("qwen3moe", "q4_0", &[Format::Q4_0], &[Format::Q4_0], Format::Q4_0),
+        typed("llama", "q4_0 and q4_1", &[Format::Q4_0], &[Format::Q4_1], Format::Iq4Nl),
+        typed("qwen3moe", "q4_K and q6_K", &[Format::Q4_K, Format::Q5_K], &[Format::Q6_K], Format::Q4_K),
+        typed("llama", "q2_K and iq4_nl", &[Format::Q2_K], &[Format::Iq4Nl], Format::Q8_0),
+    ];
+    let two_threads = typed("deepseek2", "on two threads", &[Format::Iq4Nl], &[Format::Mxfp4], Format::Q4_0);
+    cases.push(Case { options: SessionOptions { threads: Some(2), ..options() }, ..two_threads });
+    cases
+}
+
 /// How experts are chosen and how their tensors are stored.
 pub fn layouts() -> Vec<Case> {
     let mut cases = vec![

@@ -9,6 +9,7 @@ mod cases;
 mod compare;
 mod dynamic;
 mod packs;
+mod repacked;
 mod routes;
 mod script;
 mod sharing;
@@ -135,6 +136,14 @@ fn packs_of_experts_of_unequal_types() {
 #[test]
 fn expert_types() {
     check_all(cases::expert_types(), &Variant::SIZES);
+}
+
+/// What llama.cpp computes of weights that are rearranged for the CPU: in slots of every number, staged, and out of a pack.
+#[test]
+fn rearranged_experts() {
+    fixture::quiet_llama_cpp();
+    let failures: Vec<String> = cases::rearranged().iter().flat_map(repacked::check).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 #[test]

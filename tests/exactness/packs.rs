@@ -163,7 +163,7 @@ fn plain(case: &Case, dir: &Path) -> PathBuf {
     fixture::write(dir, spec)
 }
 
-fn pack(plain: &Path, path: &Path, spec: &PackSpec) {
+pub fn pack(plain: &Path, path: &Path, spec: &PackSpec) {
     let source = Gguf::open(plain).expect("it was just written");
     let go_on = &mut |_| ControlFlow::Continue(());
     write(&source, path, spec, &Ggml, go_on).expect("there is room, and the types are known");

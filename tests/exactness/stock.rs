@@ -35,6 +35,19 @@ impl Stock {
         Self::open_on(path, options, &[])
     }
 
+    /// As [`Stock::open`], with weights rearranged for the CPU, as llama.cpp has them by default.
+    #[allow(dead_code)]
+    pub fn open_repacked(path: &Path, options: &SessionOptions) -> Result<Stock, String> {
+        let stock = StockOptions {
+            device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
+            n_gpu_layers: 0,
+            load_mode: Some("none".to_owned()),
+            repack: true,
+            routes: None,
+        };
+        hobbit::engine::Stock::open(path, &stock, options).map(Stock).map_err(|error| error.to_string())
+    }
+
     /// As [`Stock::open`], on recorded routes.
     #[allow(dead_code)]
     pub fn open_on_routes(

@@ -264,21 +264,31 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// `node` is a live product of ours.
-    unsafe fn is_plain_faster(&mut self, node: &ggml_tensor, view: ShareView) -> bool {
+    unsafe fn is_plain_faster(&mut self, node: &ggml_tensor, view: ShareView<'_>) -> bool {
         let routing = &self.chosen.routing;
         // What was added before must not be run by a trial.
         routing.ids.len() >= kernels::ROWS_MIN * routing.needed.len()
             && check(self.inner.run()).is_ok()
             // SAFETY: by the caller.
             && routing.ids.len() / routing.needed.len()
-                >= unsafe { self.kernels.plain_from(&mut self.inner, node, view.type_id as llama::ggml_type) }
+                >= unsafe { self.plain_from(node, view) }
+    }
+
+    /// From how many rows of one expert on the plain kernels are taken for weights as in `view`; as [`Kernels::plain_from`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn plain_from(&mut self, node: &ggml_tensor, view: ShareView<'_>) -> usize {
+        let type_ = view.type_id as llama::ggml_type;
+        // SAFETY: by the caller.
+        unsafe { self.kernels.plain_from(&mut self.inner, node, type_, view.interleaving) }
     }
 
     /// Appends a product of which every slice is in the layer's view.
     ///
     /// # Safety
     /// As [`Inner::add`]; every row in `slot_ids` of the view is ready.
-    unsafe fn whole(&mut self, node: *mut ggml_tensor, view: ShareView) -> Result<(), Failed> {
+    unsafe fn whole(&mut self, node: *mut ggml_tensor, view: ShareView<'_>) -> Result<(), Failed> {
         check(self.inner.reserve())?;
         // SAFETY: by the caller. The copied node writes where the original would have.
         unsafe {

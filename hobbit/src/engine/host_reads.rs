@@ -1,9 +1,11 @@
 //! Memory of the host's slots, and reads into it: what [`crate::residency`] decides, as addresses and as the loader's
 //! requests.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::recorder::Recorder;
+use super::repack::Interleaving;
 use crate::cache::{Cache, SlotId};
 use crate::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
 use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
@@ -11,14 +13,14 @@ use crate::load::{LoadClass, LoadStats, Loader};
 use crate::residency::{
     Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, RestBytes, Target, VersionBytes,
 };
-use crate::store::{Arena, Form, HighPlane, Part, ReadDone, ReadRequest, SlotPtr, StoreError};
+use crate::store::{Arena, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError};
 
 /// What is in host memory.
 pub(super) type Host = Residency<HostReads, Recorder>;
 
 /// All slots of a share for one kind, as a tensor `[ne0, ne1, n_slots]`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ShareView {
+#[derive(Clone, Copy)]
+pub(super) struct ShareView<'a> {
     /// First byte of slot 0's slice.
     pub(super) base: *mut u8,
     /// Bytes from slot to slot.
@@ -29,6 +31,29 @@ pub(super) struct ShareView {
     pub(super) type_id: u32,
     /// Bytes of a block, and of a row.
     pub(super) row: (usize, usize),
+    /// The order of their bytes, where that is not the files'.
+    pub(super) interleaving: Option<&'a Interleaving>,
+}
+
+/// By class and slice of a catalog, the order in which slots have their bytes. `None`: as files have them.
+#[derive(Default)]
+pub(super) struct Interleavings(Vec<Vec<Option<Arc<Interleaving>>>>);
+
+impl Interleavings {
+    /// As ggml likes them on this CPU.
+    pub(super) fn of(catalog: &Catalog) -> Self {
+        let of_slice = |slice: &SliceShape| Interleaving::of(slice.dtype, slice.ne0, slice.ne1);
+        Self(catalog.classes.iter().map(|class| class.slices.iter().map(of_slice).collect()).collect())
+    }
+
+    /// Whether all is as files have it.
+    pub(super) fn is_plain(&self) -> bool {
+        self.0.iter().flatten().all(Option::is_none)
+    }
+
+    fn get(&self, class: u16, position: usize) -> Option<&Arc<Interleaving>> {
+        self.0.get(usize::from(class))?.get(position)?.as_ref()
+    }
 }
 
 /// Slots in host memory, and the loader that fills them.
@@ -36,6 +61,7 @@ pub(super) struct HostReads {
     // Dropped first: reads end before the memory below goes.
     loader: Loader,
     catalog: Catalog,
+    interleavings: Interleavings,
     /// One per pool of the cache.
     pools: Vec<Arena>,
     staging: Arena,
@@ -65,7 +91,7 @@ impl HostReads {
     /// slots.
     pub(super) fn new(
         layout: &Layout,
-        catalog: Catalog,
+        (catalog, interleavings): (Catalog, Interleavings),
         pools: Vec<Arena>,
         (staging, staging_stride): (Arena, usize),
         loader: Loader,
@@ -81,7 +107,7 @@ impl HostReads {
             let leads = source.slices.iter().map(|slice| slice.lead);
             assert!(leads.eq(share.leads.iter().copied()), "{version}: another lead");
         }
-        Self { loader, catalog, pools, staging, staging_stride, shares, began: Instant::now() }
+        Self { loader, catalog, interleavings, pools, staging, staging_stride, shares, began: Instant::now() }
     }
 
     pub(super) fn catalog(&self) -> &Catalog {
@@ -89,7 +115,7 @@ impl HostReads {
     }
 
     /// The slots of a layer's share for one kind.
-    pub(super) fn view(&self, layer: u16, share: u16, kind: SliceKind) -> ShareView {
+    pub(super) fn view(&self, layer: u16, share: u16, kind: SliceKind) -> ShareView<'_> {
         let share = &self.shares[usize::from(layer)][usize::from(share)];
         let class = &self.catalog.classes[usize::from(share.class)];
         let (position, slice) = slice_of(&class.slices, kind);
@@ -99,6 +125,7 @@ impl HostReads {
             n_slots: share.slots.n_slots,
             type_id: slice.dtype.id(),
             row: (slice.dtype.type_size() as usize, (slice.bytes / slice.ne1.max(1)) as usize),
+            interleaving: self.interleavings.get(share.class, position).map(Arc::as_ref),
         }
     }
 
@@ -169,6 +196,9 @@ impl HostReads {
 
     fn request(&self, read: &Read) -> ReadRequest {
         let version = read.target.version();
+        if let Some(request) = self.rearranged(read) {
+            return request;
+        }
         // What is read is what the version in this slot lacks.
         let held = read.held.map(|slot| (self.slot(slot, Version::low(version.expert)), version.expert));
         let (extent, lead, dst, capacity, parts) = match read.target {
@@ -206,6 +236,50 @@ impl HostReads {
         let dst = unsafe { SlotPtr::new(dst) };
         let form = if parts.is_empty() { Form::AsIs } else { Form::Planes(parts) };
         ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize, form }
+    }
+
+    /// The same where slices of the version have another order in memory.
+    fn rearranged(&self, read: &Read) -> Option<ReadRequest> {
+        let version = read.target.version();
+        let source = self.source(version);
+        let class = &self.catalog.classes[usize::from(source.class)];
+        let rows_of = |position: usize, to: usize| {
+            let slice = &source.slices[position];
+            let interleaving = self.interleavings.get(source.class, position);
+            Rows {
+                offset: slice.extent.offset,
+                bytes: slice.extent.len,
+                group_bytes: interleaving.map_or(1, |interleaving| interleaving.group_bytes()),
+                to: to + slice.lead as usize,
+                order: interleaving.map_or(Order::AsIs, |interleaving| Order::Other(Arc::clone(interleaving) as _)),
+            }
+        };
+        let of_kind = |slice: SliceId| {
+            let (position, shape) = slice_of(&class.slices, slice.kind);
+            self.interleavings.get(source.class, position).map(|_| (rows_of(position, 0), position, shape))
+        };
+        let (extent, start, capacity, matrices) = match read.target {
+            Target::Slot { slot, slice } => {
+                let (rows, position, shape) = of_kind(slice)?;
+                let start = self.slot(slot, version).wrapping_add(shape.region as usize);
+                (source.slices[position].extent, start, shape.capacity as usize, vec![rows])
+            }
+            Target::Record { slot, .. } => {
+                let n = class.slices.len();
+                (0..n).find_map(|position| self.interleavings.get(source.class, position))?;
+                let matrices = (0..n).map(|position| rows_of(position, class.slices[position].region as usize));
+                let extent = source.record.expect("only records are asked for as such");
+                (extent, self.slot(slot, version), class.stride as usize, matrices.collect())
+            }
+            Target::Staging { slot, slice } => {
+                let (rows, position, _) = of_kind(slice)?;
+                let start = self.staging.as_ptr().wrapping_add(slot * self.staging_stride);
+                (source.slices[position].extent, start, self.staging_stride, vec![rows])
+            }
+        };
+        // SAFETY: as in `request`.
+        let dst = unsafe { SlotPtr::new(start) };
+        Some(ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: 0, form: Form::Rows(matrices) })
     }
 
     /// The run of bytes that a slice is read from, and what is made of it where it is stored in planes: weights from `to` on,

@@ -9,7 +9,7 @@ use ggml_sys::llama::ggml_backend_dev_t;
 use super::error::Error;
 use super::ggml;
 use super::hierarchy::{Description, Hierarchy, Routers};
-use super::host_reads::{HostReads, layout_of};
+use super::host_reads::{HostReads, Interleavings, layout_of};
 use super::log;
 use super::memory_use::MemoryUse;
 use super::model::Model;
@@ -23,7 +23,7 @@ use super::tiers;
 use crate::cache::ModelMark;
 use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use crate::load::{Loader, LoaderOptions};
-use crate::options::{PrecisionMode, Prefetch, SessionOptions};
+use crate::options::{PrecisionMode, Prefetch, Repack, SessionOptions};
 use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
 use crate::predict::{self, PredictorKind};
 use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions};
@@ -126,7 +126,11 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let host_slots = CacheSlots::of("the host", &cache, catalog.layers.iter().map(|layer| layer.layer));
     caching.slots_by_layer.extend(host_slots);
     caching.slots_by_layer.extend(tiers.iter().filter_map(Tier::slots_by_layer));
-    let io_choice = choice.to_string();
+    // Devices take experts as files have them, and planes are put together as such.
+    let is_rearranged = shared.options.repack == Repack::On && tiers.is_empty() && !catalog.has_planes();
+    let interleavings = if is_rearranged { Interleavings::of(&catalog) } else { Interleavings::default() };
+    let how = if interleavings.is_plain() { "" } else { "; experts rearranged for this CPU" };
+    let io_choice = format!("{choice}{how}");
     let description = Description { plan, io_choice, precision, caching, devices, warm_start: None };
     let recorder = match &shared.options.trace {
         Some(path) => Recorder::create(path, &report::trace_header(model, &catalog, &cache, &precisions, plan_bytes))?,
@@ -145,7 +149,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let n_staging = staging_memory.len() / staging_stride;
     let loader = Loader::new(store, LoaderOptions::default());
     let host = Residency::new(residency::Parts {
-        reads: HostReads::new(&layout, catalog, arenas, (staging_memory, staging_stride), loader),
+        reads: HostReads::new(&layout, (catalog, interleavings), arenas, (staging_memory, staging_stride), loader),
         observer: recorder,
         cache,
         layout,

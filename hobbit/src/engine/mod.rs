@@ -41,6 +41,7 @@ mod raw;
 mod recorder;
 mod regime;
 mod registration;
+mod repack;
 #[cfg(feature = "rpc")]
 mod rpc;
 mod sampling;

@@ -13,7 +13,7 @@ use super::params::{context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::source::ModelSource;
 use crate::gguf::Gguf;
-use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, SessionOptions};
+use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
 use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, context_tokens};
 use crate::store::IoMode;
 
@@ -43,14 +43,14 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<(Re
         let (least, mut most) = bounds(&source.gguf, expects);
         let products = products_bytes(source, expects);
         most.compute = most.compute.saturating_add(products);
-        if !options.repack {
+        if options.repack == Repack::Off {
             most.repacked = 0;
         }
         // Where llama.cpp cannot say, the seam says why.
         let asked =
             || ask(&source.gguf, options, expects, products).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
         match Regime::within(&least, &most, room).unwrap_or_else(asked) {
-            Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack },
+            Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack != Repack::Off },
             Regime::Seam => Regime::Seam,
         }
     };
@@ -154,7 +154,7 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: 
     params.n_gpu_layers = 0;
     params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
     params.no_alloc = true;
-    params.use_extra_bufts = options.repack;
+    params.use_extra_bufts = options.repack != Repack::Off;
     params.kv_overrides = overrides.as_ptr();
     // SAFETY: all that params point to is valid for the call.
     let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;

@@ -26,6 +26,9 @@ pub struct KernelTrial {
     pub n_in: u64,
     /// Rows of the weights.
     pub n_out: u64,
+    /// The weights' bytes are in the order of llama.cpp's kernels for this CPU (`--repack`).
+    #[serde(default)]
+    pub rearranged: bool,
     /// Threads that multiplied.
     pub threads: i32,
     /// What was timed, the most rows first; it ends with the first number of rows at which the plain product is no faster.
@@ -59,7 +62,8 @@ impl fmt::Display for KernelReport {
         write!(f, "kernels: {}", self.choice)?;
         for trial in &self.trials {
             let KernelTrial { dtype, n_in, n_out, .. } = trial;
-            write!(f, "; {dtype} [{n_in} x {n_out}]: ")?;
+            let order = if trial.rearranged { " rearranged" } else { "" };
+            write!(f, "; {dtype} [{n_in} x {n_out}]{order}: ")?;
             let speed = trial.speeds.first().map_or(1.0, |most| f64::from(most.percent) / 100.0);
             let bits = if trial.identical == Some(true) { "same bits" } else { "other last bits" };
             match (trial.plain_from(self.choice), trial.from_rows) {
@@ -81,6 +85,7 @@ mod tests {
             dtype: "f16".into(),
             n_in: 256,
             n_out: 64,
+            rearranged: false,
             threads: 2,
             speeds: vec![KernelSpeed { rows: 64, percent: 187 }],
             from_rows,
@@ -105,7 +110,8 @@ mod tests {
     fn in_words() {
         let line = |choice, trials: &[KernelTrial]| KernelReport { choice, trials: trials.to_vec() }.to_string();
         assert_eq!(line(KernelChoice::Identical, &[]), "kernels: identical");
-        let (other, never) = (trial(Some(16), Some(false)), trial(None, None));
+        let other = trial(Some(16), Some(false));
+        let never = KernelTrial { rearranged: true, ..trial(None, None) };
         assert_eq!(
             line(KernelChoice::Identical, &[other.clone(), trial(Some(32), Some(true))]),
             "kernels: identical; f16 [256 x 64]: llama.cpp's, for a plain product (1.9x) gives other last bits; f16 [256 x 64]: \
@@ -113,8 +119,8 @@ mod tests {
         );
         assert_eq!(
             line(KernelChoice::Fastest, &[other, never]),
-            "kernels: fastest; f16 [256 x 64]: plain products from 16 rows, 1.9x, other last bits; f16 [256 x 64]: \
-             llama.cpp's, a plain product is no faster (1.9x)"
+            "kernels: fastest; f16 [256 x 64]: plain products from 16 rows, 1.9x, other last bits; f16 [256 x 64] \
+             rearranged: llama.cpp's, a plain product is no faster (1.9x)"
         );
     }
 }

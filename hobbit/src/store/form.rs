@@ -1,6 +1,8 @@
 //! How the bytes of a read become those of its memory, and in which pieces that is done.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::slot_ptr::SlotPtr;
 use super::window::BLOCK_BYTES;
@@ -27,6 +29,111 @@ pub enum Form {
     AsIs,
     /// Planes ([`crate::planes`]) that whoever completes the read puts together, matrix by matrix.
     Planes(Vec<Part>),
+    /// Rows in another order of their bytes, which whoever completes the read gives them, matrix by matrix.
+    Rows(Vec<Rows>),
+}
+
+/// One matrix whose rows are kept in another order of their bytes than files have them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes, in the file and in memory.
+    pub bytes: u64,
+    /// Bytes of as many rows as are rearranged together: they take the place that they have in the file.
+    pub group_bytes: u64,
+    /// Where the first row goes, in bytes from the request's `dst`.
+    pub to: usize,
+    /// What is done to them.
+    pub order: Order,
+}
+
+/// What gives bytes another order, on any thread.
+pub trait Rearrange: Send + Sync {
+    /// Writes rows, of whole groups, as they are to lie in memory: as many bytes.
+    fn rearrange(&self, rows: &[u8], out: &mut [u8]);
+}
+
+/// An order of rows' bytes. Equal ones are the same value.
+#[derive(Clone)]
+pub enum Order {
+    /// As files have them.
+    AsIs,
+    /// Another.
+    Other(Arc<dyn Rearrange>),
+}
+
+impl PartialEq for Order {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::AsIs, Self::AsIs) => true,
+            (Self::Other(a), Self::Other(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Order {}
+
+impl fmt::Debug for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::AsIs { "AsIs" } else { "Other" })
+    }
+}
+
+/// Bytes of one unit of rows, at the most: with the rest of its first and last block it fits into a buffer.
+const UNIT_ROWS_BYTES: u64 = BUFFER_BYTES as u64 - 2 * BLOCK_BYTES;
+
+impl Rows {
+    /// That its bytes lie in `extent`, fit in `capacity` bytes of memory, and are groups that fit into a buffer.
+    pub(super) fn is_sound(&self, extent: Range<u64>, capacity: usize) -> bool {
+        let end = usize::try_from(self.bytes).ok().and_then(|bytes| bytes.checked_add(self.to));
+        let in_file =
+            self.offset >= extent.start && self.offset.checked_add(self.bytes).is_some_and(|end| end <= extent.end);
+        in_file
+            && end.is_some_and(|end| end <= capacity)
+            && (1..=UNIT_ROWS_BYTES).contains(&self.group_bytes)
+            && self.bytes.is_multiple_of(self.group_bytes)
+    }
+
+    /// As many groups as fit into a buffer, from the byte `first` on.
+    fn unit(&self, first: u64) -> Unit {
+        let len = self.unit_bytes().min(self.bytes - first);
+        let offset = self.offset + first;
+        let lead = offset % BLOCK_BYTES;
+        let piece = Piece { offset: offset - lead, len: lead + len, at: 0 };
+        let rows =
+            MadeRows { at: lead as usize, len: len as usize, to: self.to + first as usize, order: self.order.clone() };
+        Unit { pieces: vec![piece], made: vec![Made::Rows(rows)] }
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        UNIT_ROWS_BYTES / self.group_bytes * self.group_bytes
+    }
+
+    fn units(&self) -> impl Iterator<Item = Unit> {
+        (0..self.bytes).step_by(self.unit_bytes() as usize).map(|first| self.unit(first))
+    }
+}
+
+impl Form {
+    /// Bytes that are read of an extent of `len`, without what alignment adds.
+    pub(super) fn bytes(&self, len: u64) -> u64 {
+        match self {
+            Self::AsIs => len,
+            Self::Planes(parts) => parts.iter().map(Part::bytes).sum(),
+            Self::Rows(matrices) => matrices.iter().map(|rows| rows.bytes).sum(),
+        }
+    }
+
+    /// Of a checked request, what is read into buffers; `None`: nothing is.
+    pub(super) fn units(&self, extent: &Extent) -> Option<Vec<Unit>> {
+        match self {
+            Self::AsIs => None,
+            Self::Planes(parts) => Some(units(extent, parts)),
+            Self::Rows(matrices) => Some(matrices.iter().flat_map(Rows::units).collect()),
+        }
+    }
 }
 
 /// One matrix that comes in planes.
@@ -113,12 +220,27 @@ pub(super) struct Unit {
     made: Vec<Made>,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Made {
+    Blocks(Blocks),
+    Rows(MadeRows),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Made {
+struct Blocks {
     n_blocks: usize,
     high: Source,
     low: Option<usize>,
     to: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct MadeRows {
+    /// Where they are in the buffer.
+    at: usize,
+    len: usize,
+    to: usize,
+    order: Order,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,20 +250,22 @@ enum Source {
 }
 
 /// The units of a checked request's parts: one where all of it is a run of bytes that fits into a buffer, else parts, or blocks of them.
-pub(super) fn units(extent: &Extent, parts: &[Part]) -> Vec<Unit> {
+fn units(extent: &Extent, parts: &[Part]) -> Vec<Unit> {
     let planes = parts.iter().map(|part| part.reads(&(0..part.n_blocks)).count() as u64).sum::<u64>();
     let bytes: u64 = parts.iter().map(Part::bytes).sum();
     let is_dense = extent.len < bytes + planes * BLOCK_BYTES && extent.offset.is_multiple_of(BLOCK_BYTES);
     if is_dense && extent.len <= BUFFER_BYTES as u64 {
         let place = |first: u64| (first - extent.offset) as usize;
-        let made = parts.iter().map(|part| Made {
-            n_blocks: part.n_blocks as usize,
-            high: match part.high {
-                HighPlane::File(first) => Source::Buffer(place(first)),
-                HighPlane::Held(held) => Source::Held(held),
-            },
-            low: part.low.map(place),
-            to: part.to,
+        let made = parts.iter().map(|part| {
+            Made::Blocks(Blocks {
+                n_blocks: part.n_blocks as usize,
+                high: match part.high {
+                    HighPlane::File(first) => Source::Buffer(place(first)),
+                    HighPlane::Held(held) => Source::Held(held),
+                },
+                low: part.low.map(place),
+                to: part.to,
+            })
         });
         let piece = Piece { offset: extent.offset, len: extent.len, at: 0 };
         return vec![Unit { pieces: vec![piece], made: made.collect() }];
@@ -164,18 +288,31 @@ fn unit(part: &Part, first: u64) -> Unit {
         HighPlane::Held(held) => (Source::Held(held.at(first as usize * Q4_1_BYTES)), part.low.map(|_| 0)),
     };
     let to = part.to + first as usize * part.out_block();
-    Unit { pieces, made: vec![Made { n_blocks: (blocks.end - first) as usize, high, low, to }] }
+    Unit { pieces, made: vec![Made::Blocks(Blocks { n_blocks: (blocks.end - first) as usize, high, low, to })] }
 }
 
 impl Unit {
-    /// Puts the planes in `buffer` together in the memory of the request. Whether all scales are sound.
+    /// Makes of what is in `buffer` what is wanted in the memory of the request. Whether all scales of planes are sound.
     ///
     /// # Safety
     /// `dst` is that of the request whose unit this is, which was checked, and nobody else uses its memory, nor writes what
     /// it holds, now.
     pub unsafe fn assemble(&self, dst: SlotPtr, buffer: &[u8]) -> bool {
         let mut is_sound = true;
-        for &Made { n_blocks, high, low, to } in &self.made {
+        for made in &self.made {
+            let &Blocks { n_blocks, high, low, to } = match made {
+                Made::Blocks(blocks) => blocks,
+                Made::Rows(MadeRows { at, len, to, order }) => {
+                    // SAFETY: `Rows::is_sound` held that they end within `capacity`; the rest is the caller's.
+                    let out = unsafe { std::slice::from_raw_parts_mut(dst.as_ptr().add(*to), *len) };
+                    let rows = &buffer[*at..at + len];
+                    match order {
+                        Order::AsIs => out.copy_from_slice(rows),
+                        Order::Other(other) => other.rearrange(rows, out),
+                    }
+                    continue;
+                }
+            };
             let block = if low.is_some() { Q8_0_BYTES } else { Q4_1_BYTES };
             // SAFETY: `Part::is_sound` held that the part ends within `capacity`; the rest is the caller's.
             let out = unsafe { std::slice::from_raw_parts_mut(dst.as_ptr().add(to), n_blocks * block) };

@@ -37,7 +37,7 @@ use std::sync::Arc;
 pub use arena::Arena;
 pub(crate) use buffered::advise_random;
 pub use error::StoreError;
-pub use form::{Form, HighPlane, PLANE_BUFFERS_BYTES, Part};
+pub use form::{Form, HighPlane, Order, PLANE_BUFFERS_BYTES, Part, Rearrange, Rows};
 pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, IoMode, Regime, StoreKind, choose};
 pub use open::{open, open_originals};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::error::StoreError;
-use super::form::{Form, Part};
+use super::form::Form;
 use super::slot_ptr::SlotPtr;
 use crate::expert::Extent;
 
@@ -14,12 +14,12 @@ use crate::expert::Extent;
 /// blocks. With `lead ==` [`super::lead_of`]`(extent)`, `dst` page-aligned and `capacity >=`
 /// [`super::slot_stride`]`(extent.len)`, no engine copies a byte; any other lead costs a copy.
 ///
-/// Where the bytes come in planes, each part says where it goes; `lead` means nothing then.
+/// Where the bytes come in planes, or rows get another order, each part says where it goes; `lead` means nothing then.
 #[derive(Debug)]
 pub struct ReadRequest {
     /// The caller's name for the read; comes back in [`ReadDone`].
     pub ticket: u64,
-    /// What to read; where that comes in planes, the smallest run of bytes that has them all.
+    /// What to read; where that comes in planes or rows, the smallest run of bytes that has them all.
     pub extent: Extent,
     /// Start of the slot.
     pub dst: SlotPtr,
@@ -34,28 +34,24 @@ pub struct ReadRequest {
 impl ReadRequest {
     /// Bytes that are read, without what alignment adds.
     pub fn bytes(&self) -> u64 {
-        match &self.form {
-            Form::AsIs => self.extent.len,
-            Form::Planes(parts) => parts.iter().map(Part::bytes).sum(),
-        }
+        self.form.bytes(self.extent.len)
     }
 
-    /// Refuses requests that no engine may start: after this check `lead + extent.len <= capacity` (of planes, each lies in
-    /// the extent and its weights in the memory), the range does not overflow, and the file exists.
+    /// Refuses requests that no engine may start: after this check `lead + extent.len <= capacity` (of planes and rows, each
+    /// lies in the extent and its weights in the memory), the range does not overflow, and the file exists.
     pub(super) fn check(&self, files: usize) -> Result<(), StoreError> {
         let Extent { file, offset, len } = self.extent;
         if file as usize >= files {
             return Err(StoreError::NoSuchFile { file, files });
         }
+        let extent = offset..offset.saturating_add(len);
         let fits = match &self.form {
             Form::AsIs => usize::try_from(len)
                 .ok()
                 .and_then(|len| len.checked_add(self.lead))
                 .is_some_and(|end| end <= self.capacity),
-            Form::Planes(parts) => {
-                let extent = offset..offset.saturating_add(len);
-                parts.iter().all(|part| part.is_sound(extent.clone(), self.capacity))
-            }
+            Form::Planes(parts) => parts.iter().all(|part| part.is_sound(extent.clone(), self.capacity)),
+            Form::Rows(matrices) => matrices.iter().all(|rows| rows.is_sound(extent.clone(), self.capacity)),
         };
         // The end is rounded up to a block later on, and file offsets are signed.
         let in_range = offset.checked_add(len).is_some_and(|end| end < i64::MAX as u64 - super::BLOCK_BYTES);

@@ -10,6 +10,7 @@ use crossbeam_channel::unbounded;
 mod not_run;
 
 mod planes;
+mod rows;
 
 use super::faulty::{Faults, FaultyStore, Hold};
 use super::*;

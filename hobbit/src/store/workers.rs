@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::Store;
 use super::error::StoreError;
-use super::form::{Form, Unit, units};
+use super::form::Unit;
 use super::request::{Completion, ReadDone, ReadRequest};
 use super::threads;
 use crate::expert::Extent;
@@ -53,7 +53,7 @@ enum Work {
         start: u64,
         len: u64,
     },
-    /// Planes that are put together.
+    /// Planes that are put together, or rows that get another order.
     Unit(Unit),
 }
 
@@ -86,11 +86,11 @@ impl<S: Source> Workers<S> {
     fn work(&self, request: &ReadRequest) -> Vec<Work> {
         let len = request.extent.len;
         let starts = |chunk: u64| chunk * self.chunk_bytes;
-        let mut work: Vec<Work> = match &request.form {
-            Form::AsIs => (0..len.div_ceil(self.chunk_bytes))
+        let mut work: Vec<Work> = match request.form.units(&request.extent) {
+            None => (0..len.div_ceil(self.chunk_bytes))
                 .map(|chunk| Work::Chunk { start: starts(chunk), len: (len - starts(chunk)).min(self.chunk_bytes) })
                 .collect(),
-            Form::Planes(parts) => units(&request.extent, parts).into_iter().map(Work::Unit).collect(),
+            Some(units) => units.into_iter().map(Work::Unit).collect(),
         };
         if work.is_empty() {
             work.push(Work::Chunk { start: 0, len: 0 });
@@ -188,7 +188,7 @@ fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64
     read_to(source, &request.extent, request.extent.offset + start, dst)
 }
 
-/// Reads planes into the buffer and puts them together.
+/// Reads planes or rows into the buffer and makes what is wanted of them.
 fn read_unit<S: Source>(
     source: &S,
     request: &ReadRequest,

@@ -223,7 +223,7 @@ impl ExpertBackend {
         &mut self,
         link: &Link,
         parts: &[Part],
-        view: Option<ShareView>,
+        view: Option<ShareView<'_>>,
         scratch: &mut [f32],
     ) -> Result<(), Failed> {
         let rows = parts[0].rows.start..parts[parts.len() - 1].rows.end;

@@ -86,11 +86,11 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`ExpertBackend::by_expert`]; the slices are complete until this returns.
-    pub(super) unsafe fn groups(
+    pub(super) unsafe fn groups<'a>(
         &mut self,
         node: *mut ggml_tensor,
         experts: &[(Used, Option<*mut u8>)],
-        view_of: impl Fn(Used) -> ShareView,
+        view_of: impl Fn(Used) -> ShareView<'a>,
     ) -> Result<(), Failed> {
         // SAFETY: by the caller: node and sources are live, allocated, rows of floats contiguous.
         let (input, output) = unsafe { (*(*node).src[1], *node) };
@@ -101,9 +101,8 @@ impl ExpertBackend {
         let mut bounds = Vec::new();
         let mut is_plain = |used: Used| {
             let n = self.chosen.routing.pairs_of(used.index).len();
-            let type_ = view_of(used).type_id as llama::ggml_type;
             // SAFETY: by the caller; whatever was added has been run.
-            n >= kernels::ROWS_MIN && n >= unsafe { self.kernels.plain_from(&mut self.inner, &output, type_) }
+            n >= kernels::ROWS_MIN && n >= unsafe { self.plain_from(&output, view_of(used)) }
         };
         let alone: Vec<bool> = experts.iter().map(|(used, _)| is_plain(*used)).collect();
         let together = |a: usize, b: usize| {

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::engine::quantise::{self, Aligned, Ggml};
+use crate::engine::repack::Interleaving;
 use crate::gguf::{GgmlType, Recode};
 use crate::options::KernelChoice;
 use crate::stats::{KernelSpeed, KernelTrial};
+use crate::store::Rearrange;
 
 /// Rows that are timed. Fewer wait for the weights, which a trial finds in the processor's caches, and gained nothing where seen.
 const ROWS: [usize; 3] = [8, 16, 64];
@@ -32,8 +34,16 @@ const PERCENT_MIN: u32 = 110;
 /// How often each is timed; the best counts.
 const TRIES: usize = 3;
 
-/// Type, row length and rows of the weights, and threads.
-type Key = (llama::ggml_type, i64, i64, c_int);
+/// Weights that are multiplied alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    type_: llama::ggml_type,
+    /// Row length, and rows.
+    shape: [i64; 2],
+    /// Their bytes are in the order of llama.cpp's kernels for this CPU.
+    is_rearranged: bool,
+    threads: c_int,
+}
 
 /// What was tried in this process, in order; `None` where a trial cannot be made.
 static TRIED: Mutex<Vec<(Key, Option<KernelTrial>)>> = Mutex::new(Vec::new());
@@ -69,15 +79,22 @@ impl Kernels {
     ///
     /// # Safety
     /// `product` is a live product; nothing waits in `inner`.
-    pub(super) unsafe fn plain_from(&self, inner: &mut Inner, product: &ggml_tensor, type_: llama::ggml_type) -> usize {
+    pub(super) unsafe fn plain_from(
+        &self,
+        inner: &mut Inner,
+        product: &ggml_tensor,
+        type_: llama::ggml_type,
+        interleaving: Option<&Interleaving>,
+    ) -> usize {
         // SAFETY: by the caller.
         let [ne0, ne1, ..] = unsafe { (*product.src[0]).ne };
-        let key = (type_, ne0, ne1, self.n_threads);
+        let is_rearranged = interleaving.is_some();
+        let key = Key { type_, shape: [ne0, ne1], is_rearranged, threads: self.n_threads };
         // Held through a trial: another at the same time would spoil its times.
         let mut tried = tried();
         let known = tried.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
             let started = Instant::now();
-            let mut found = Trial::new(inner, product, key).map(|mut trial| trial.outcome(self.n_threads));
+            let mut found = Trial::new(inner, product, key, interleaving).map(|mut trial| trial.outcome());
             if let Some(found) = &mut found {
                 found.took_ns = started.elapsed().as_nanos() as u64;
             }
@@ -88,11 +105,11 @@ impl Kernels {
     }
 }
 
-/// Whether a plain product may be taken for weights of `type_` and shape `[ne0, ne1]`, as far as is known.
+/// Whether a plain product may be taken for weights of `type_` and shape `[ne0, ne1]`, as they are in files, as far as is known.
 pub(in crate::engine) fn may_be_plain(choice: KernelChoice, type_: llama::ggml_type, ne0: i64, ne1: i64) -> bool {
     let tried = tried();
-    let mut known =
-        tried.iter().filter(|((of, n_in, n_out, _), _)| (*of, *n_in, *n_out) == (type_, ne0, ne1)).peekable();
+    let is_such = |key: &Key| (key.type_, key.shape, key.is_rearranged) == (type_, [ne0, ne1], false);
+    let mut known = tried.iter().filter(|(key, _)| is_such(key)).peekable();
     let is_taken = |trial: &KernelTrial| trial.plain_from(choice).is_some();
     known.peek().is_none() || known.any(|(_, trial)| trial.as_ref().is_some_and(is_taken))
 }
@@ -103,8 +120,9 @@ struct Trial<'a> {
     /// Gives the parameters of the operation, and host memory's buffer.
     neighbour: &'a ggml_tensor,
     type_: GgmlType,
-    /// Row length, and rows: of the experts' weights, and of those that are tried.
-    shape: [i64; 2],
+    key: Key,
+    interleaving: Option<&'a Interleaving>,
+    /// Row length and rows of the weights that are tried.
     ne: [i64; 2],
     weights: Aligned,
     bytes: usize,
@@ -115,8 +133,13 @@ struct Trial<'a> {
 
 impl<'a> Trial<'a> {
     /// `None` where such weights cannot be made, or the product is to be made in a way of its own.
-    fn new(inner: &'a mut Inner, neighbour: &'a ggml_tensor, (type_, ne0, ne1, _): Key) -> Option<Self> {
-        let dtype = GgmlType::from_id(type_)?;
+    fn new(
+        inner: &'a mut Inner,
+        neighbour: &'a ggml_tensor,
+        key: Key,
+        interleaving: Option<&'a Interleaving>,
+    ) -> Option<Self> {
+        let (dtype, [ne0, ne1]) = (GgmlType::from_id(key.type_)?, key.shape);
         // Rows so long that a trial would take memory that no budget knows of.
         let is_long = ne0 > ELEMENTS_MAX / ROWS_MIN as i64;
         if is_long || Ggml.supports(dtype).is_err() || neighbour.op_params.iter().any(|&param| param != 0) {
@@ -134,19 +157,24 @@ impl<'a> Trial<'a> {
         if !quantise::encode(dtype, &values, ne0 as u64, Some(&ones), weights.bytes(bytes)) {
             return None;
         }
+        if let Some(interleaving) = interleaving {
+            let as_in_files = weights.bytes(bytes).to_vec();
+            interleaving.rearrange(&as_in_files, weights.bytes(bytes));
+        }
         let n = ROWS[ROWS.len() - 1];
         let results = [(); 2].map(|()| vec![0.0; n * n_rows as usize]);
         let input = floats(n * ne0 as usize);
-        let (shape, ne, ids) = ([ne0, ne1], [ne0, n_rows], vec![0; n]);
-        Some(Self { inner, neighbour, type_: dtype, shape, ne, weights, bytes, input, ids, results })
+        let (ne, ids) = ([ne0, n_rows], vec![0; n]);
+        Some(Self { inner, neighbour, type_: dtype, key, interleaving, ne, weights, bytes, input, ids, results })
     }
 
-    fn outcome(&mut self, threads: c_int) -> KernelTrial {
+    fn outcome(&mut self) -> KernelTrial {
         let mut found = KernelTrial {
             dtype: self.type_.name().to_owned(),
-            n_in: self.shape[0] as u64,
-            n_out: self.shape[1] as u64,
-            threads,
+            n_in: self.key.shape[0] as u64,
+            n_out: self.key.shape[1] as u64,
+            rearranged: self.key.is_rearranged,
+            threads: self.key.threads,
             ..KernelTrial::default()
         };
         for rows in ROWS.into_iter().rev() {
@@ -195,6 +223,7 @@ impl<'a> Trial<'a> {
         );
         let row = self.bytes / ne1 as usize;
         weights.nb = [self.type_.type_size() as usize, row, self.bytes, self.bytes];
+        self.interleaving.iter().for_each(|interleaving| interleaving.mark(&mut weights));
         let rows = if is_plain { [ne0, n as i64, 1, 1] } else { [ne0, 1, n as i64, 1] };
         let input = f32s(rows, self.input.as_mut_ptr());
         let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], self.ids.as_mut_ptr().cast(), self.neighbour);
@@ -231,24 +260,38 @@ mod tests {
         unsafe { std::mem::zeroed() }
     }
 
-    const SHAPES: [(&str, i64, i64); 6] = [
-        ("q8_0", 256, 96),
-        ("q4_0", 512, 72),
-        ("f16", 256, 64),
-        ("bf16", 512, 96),
-        ("iq4_nl", 256, 64),
-        ("q4_K", 256, 128),
+    const CASES: [(&str, i64, i64, bool); 9] = [
+        ("q8_0", 256, 96, false),
+        ("q4_0", 512, 72, false),
+        ("f16", 256, 64, false),
+        ("bf16", 512, 96, false),
+        ("iq4_nl", 256, 64, false),
+        ("q4_K", 256, 128, false),
+        ("q4_0", 512, 80, true),
+        ("q4_K", 256, 128, true),
+        ("mxfp4", 256, 128, true),
     ];
+
+    fn key(name: &str, [ne0, ne1]: [i64; 2], is_rearranged: bool, threads: c_int) -> Key {
+        Key { type_: id_of(name), shape: [ne0, ne1], is_rearranged, threads }
+    }
 
     /// What was found on this machine is exact wherever it is called so, and near enough elsewhere.
     #[test]
     fn what_is_taken_gives_the_same_bits_or_nearly_so() {
         let (mut inner, neighbour) = (inner(), neighbour());
-        for (name, ne0, ne1) in SHAPES {
-            let key = (id_of(name), ne0, ne1, 2);
-            let mut trial = Trial::new(&mut inner, &neighbour, key).expect("weights can be made");
+        for (name, ne0, ne1, is_rearranged) in CASES {
+            let dtype = GgmlType::from_name(name).unwrap();
+            let interleaving = if is_rearranged { Interleaving::of(dtype, ne0 as u64, ne1 as u64) } else { None };
+            if interleaving.is_none() && is_rearranged {
+                // Which types these are, ggml decides by the CPU.
+                continue;
+            }
+            let key = key(name, [ne0, ne1], is_rearranged, 2);
+            let mut trial =
+                Trial::new(&mut inner, &neighbour, key, interleaving.as_deref()).expect("weights can be made");
             assert_eq!(trial.ne, [ne0, ne1]);
-            let found = trial.outcome(2);
+            let found = trial.outcome();
             assert_eq!((&*found.dtype, found.n_in, found.n_out), (name, ne0 as u64, ne1 as u64));
             assert!(found.from_rows.is_none_or(|from| ROWS.contains(&from)), "{found:?}");
             assert_eq!(found.identical.is_some(), found.from_rows.is_some(), "{found:?}");
@@ -269,10 +312,11 @@ mod tests {
     #[test]
     fn what_cannot_be_tried_is_left() {
         let (mut inner, neighbour) = (inner(), neighbour());
-        let type_ = id_of("q8_0");
-        assert!(Trial::new(&mut inner, &neighbour, (type_, (1 << 20) + 256, 64, 2)).is_none(), "too long to be tried");
+        let long = key("q8_0", [(1 << 20) + 256, 64], false, 2);
+        assert!(Trial::new(&mut inner, &neighbour, long, None).is_none(), "too long to be tried");
         let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
-        assert!(Trial::new(&mut inner, &with_params, (type_, 256, 96, 2)).is_none(), "a precision was asked for");
+        let short = key("q8_0", [256, 96], false, 2);
+        assert!(Trial::new(&mut inner, &with_params, short, None).is_none(), "a precision was asked for");
     }
 
     /// A shape that no model of another test has.
@@ -288,7 +332,7 @@ mod tests {
             let mut kernels = Kernels::new(KernelChoice::Identical);
             kernels.set_n_threads(threads);
             // SAFETY: the product and its weights' struct are live.
-            unsafe { kernels.plain_from(&mut inner(), &product, type_) }
+            unsafe { kernels.plain_from(&mut inner(), &product, type_, None) }
         };
         assert_eq!((from(2), count()), (from(2), 1));
         let known = may_be_plain(KernelChoice::Identical, type_, ne0, ne1);

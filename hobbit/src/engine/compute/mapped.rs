@@ -32,7 +32,7 @@ impl ExpertBackend {
         // SAFETY: by the caller: sources of a live node are live.
         let (weights, ids) = unsafe { (&*(*node).src[0], &*(*node).src[2]) };
         // SAFETY: nothing waits in the inner graph.
-        let from = unsafe { self.kernels.plain_from(&mut self.inner, &*node, weights.type_) };
+        let from = unsafe { self.kernels.plain_from(&mut self.inner, &*node, weights.type_, None) };
         let ids = RouterValues::of(ids, 0);
         let routing = &mut self.chosen.routing;
         // SAFETY: computed by an earlier split of this ubatch into host memory.
@@ -48,6 +48,7 @@ impl ExpertBackend {
             n_slots: weights.ne[2] as u32,
             type_id: weights.type_ as u32,
             row: (weights.nb[0], weights.nb[1]),
+            interleaving: None,
         };
         let used = |&index: &u16| {
             let used = Used { index, precision: Precision::High, share: 0, row: Some(index.into()), elsewhere: false };

@@ -83,11 +83,14 @@ pub(super) fn plain_tensor(
 }
 
 /// The slots of `view` as the weights of a product, in place of the expert tensor `weights`.
-pub(super) fn view_tensor(weights: &ggml_tensor, view: ShareView, neighbour: &ggml_tensor) -> ggml_tensor {
+pub(super) fn view_tensor(weights: &ggml_tensor, view: ShareView<'_>, neighbour: &ggml_tensor) -> ggml_tensor {
     let ne = [weights.ne[0], weights.ne[1], i64::from(view.n_slots), 1];
     let mut tensor = blank(view.type_id as llama::ggml_type, ne, view.base.cast(), neighbour);
     let (block, row) = view.row;
     tensor.nb = [block, row, view.stride, view.stride * view.n_slots as usize];
+    if let Some(interleaving) = view.interleaving {
+        interleaving.mark(&mut tensor);
+    }
     tensor
 }
 

@@ -7,7 +7,7 @@ use crate::engine::gates;
 use crate::engine::memory_use::MemoryUse;
 use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
-use crate::options::SessionOptions;
+use crate::options::{Repack, SessionOptions};
 use crate::plan::FixedCosts;
 use crate::stats::rss_bytes;
 use crate::store::PLANE_BUFFERS_BYTES;
@@ -32,7 +32,8 @@ pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &Raw
         true => resident.next_multiple_of(RUNTIME_BYTES_STEP),
         false => resident,
     };
-    let buffers = if model.shared.catalog.has_planes() { PLANE_BUFFERS_BYTES } else { 0 };
+    let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
+    let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
     let runtime = resident + scratch_bytes(model, options) + buffers;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }

@@ -24,7 +24,7 @@ use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
 use crate::gguf::Gguf;
-use crate::options::{KvValue, ModelOptions};
+use crate::options::{KvValue, ModelOptions, Repack};
 use crate::plan::Regime;
 use crate::profile::ProfileError;
 use crate::store::{Original, Store};
@@ -91,13 +91,13 @@ impl Model {
         let mut expert_bytes_read_at_load = 0;
         let raw = if is_plain {
             if let Regime::StandAside { repack } = regime {
-                params.use_extra_bufts = repack && options.repack;
+                params.use_extra_bufts = repack && options.repack != Repack::Off;
             }
             // SAFETY: everything that params point to outlives the call.
             unsafe { RawModel::load_path(&gguf.files[0].path, params) }
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
-            params.use_extra_bufts = false;
+            params.use_extra_bufts = options.repack == Repack::On && placement.devices.is_empty();
             let mut stream = CookieStream::open(gguf.virtual_file(), &originals)?;
             let are_skipped = stream.skips_experts();
             let file = stream.as_file();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::super::arena::Arena;
 use super::super::error::StoreError;
-use super::super::form::{BUFFER_BYTES, Form, units};
+use super::super::form::BUFFER_BYTES;
 use super::super::past_cache::ENGINE;
 use super::super::request::{Completion, ReadDone, ReadRequest};
 use super::super::window::{BLOCK_BYTES, Chunk, Progress, Window, lead_of};
@@ -71,9 +71,9 @@ pub(super) enum Issue {
 impl Slice {
     /// A slice to read. `None` when it needs memory of its own and there is none: it has been answered then.
     pub fn new(request: ReadRequest, sink: Arc<dyn Completion>, started: Instant) -> Option<Self> {
-        let way = match &request.form {
-            Form::AsIs => Straight::new(&request).map(Way::Straight),
-            Form::Planes(parts) => Ok(Way::Units(Units::new(units(&request.extent, parts)))),
+        let way = match request.form.units(&request.extent) {
+            None => Straight::new(&request).map(Way::Straight),
+            Some(units) => Ok(Way::Units(Units::new(units))),
         };
         match way {
             Ok(way) => {

@@ -1,4 +1,4 @@
-//! The units of a request that comes in planes: each is read into a buffer and put together from there.
+//! The units of a request that comes in planes or rows: each is read into a buffer and put together from there.
 
 use std::collections::VecDeque;
 
