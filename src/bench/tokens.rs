@@ -163,6 +163,7 @@ mod tests {
             model: "m".into(),
             words: Vec::new(),
             limit: None,
+            disk_limit: None,
             busy: 0,
             n_batch: 8,
             n_ubatch: 8,
