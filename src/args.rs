@@ -7,6 +7,7 @@ mod sampling;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -115,7 +116,7 @@ pub struct ExpertArgs {
 #[command(next_help_heading = "Memory and I/O (hobbit's own)")]
 pub struct MemoryArgs {
     /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A model
-    /// that fits as a whole is run by llama.cpp alone, unless a flag says how its experts are to be kept
+    /// that fits as a whole is run by llama.cpp itself, unless a flag says how its experts are to be kept
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", env = "HOBBIT_ARG_MEM_BUDGET")]
     pub mem_budget: Budget,
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%
@@ -213,10 +214,10 @@ pub struct ContextArgs {
     #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Prompt tokens computed at once (default: 512; in hobbit-cli more for a long prompt, where that reads fewer experts, but not
-    /// with --deterministic or --precision exact)
-    #[arg(long, value_name = "N", env = "LLAMA_ARG_UBATCH", value_parser = clap::value_parser!(u32).range(1..))]
-    pub ubatch_size: Option<u32>,
+    /// Prompt tokens computed at once; auto: for a long prompt more than 512 where that reads experts less often, whose last bits
+    /// are another width's (hobbit-cli)
+    #[arg(long, value_name = "N|auto", default_value = "512", env = "LLAMA_ARG_UBATCH")]
+    pub ubatch_size: UbatchSize,
     /// Threads for generation; -1 lets hobbit choose
     #[arg(short, long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_THREADS",
           value_parser = threads)]
@@ -248,6 +249,22 @@ pub struct ContextArgs {
     /// Keep the whole context for sliding-window layers
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_SWA_FULL")]
     pub swa_full: Switch,
+}
+
+/// Prompt tokens that are computed at once: `None` where the plan chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UbatchSize(pub Option<u32>);
+
+impl FromStr for UbatchSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self(None));
+        }
+        let number = text.parse().ok().filter(|n| *n > 0);
+        number.map(|n| Self(Some(n))).ok_or_else(|| "expected a number above 0, or auto".to_owned())
+    }
 }
 
 #[derive(Args, Debug)]

@@ -12,10 +12,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use super::log::{Level, Log};
 use hobbit::units::Seconds;
 
-/// A prompt that is read sooner needs no bar.
+/// What is done sooner needs no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(500);
-const PROMPT: &str = "reading the prompt {bar:40} {pos} of {len} tokens {left}";
+const TOKENS: &str = "{msg} {bar:40} {pos} of {len} tokens {left}";
 /// Down a line without leaving the column, and back: there is a line below now, and the cursor's place is kept.
 const LINE_BELOW: &[u8] = b"\x1bD\x1bM\x1b7\x1bD\r";
 /// Back to the place that was kept.
@@ -33,21 +33,23 @@ fn left(done: u64, all: u64, elapsed: Duration) -> Option<Duration> {
     (done > 0).then(|| elapsed.mul_f64(left as f64 / f64::from(done)))
 }
 
-/// Shows how far a prompt is read, once that has taken a while.
-pub struct PromptBar {
+/// Shows how many tokens are evaluated, once that has taken a while.
+pub struct TokenBar {
     bar: ProgressBar,
-    /// Tokens that are read.
+    /// Tokens that are evaluated.
     done: Arc<AtomicU64>,
     /// Dropped at the end.
     end: Option<Sender<()>>,
     drawing: Option<JoinHandle<()>>,
 }
 
-impl PromptBar {
-    /// For a prompt of `n_tokens`, of which `n_ubatch` are evaluated together; `None` where nobody would see it.
+impl TokenBar {
+    /// For `n_tokens`, of which `n_ubatch` are evaluated together; `what` is done with them, in words. `None` where nobody would see
+    /// it.
     /// `is_mid_line`: the cursor stands behind a text that will go on there. `share` says how much of the present ubatch is
     /// done, `0..=1`.
     pub fn new(
+        what: &'static str,
         n_tokens: usize,
         n_ubatch: usize,
         is_mid_line: bool,
@@ -62,10 +64,11 @@ impl PromptBar {
             let left = left(state.pos(), state.len().unwrap_or(0), started.elapsed());
             let _ = left.map(|left| write!(out, "ETA {:.0}", Seconds(left.as_secs_f64().ceil())));
         };
-        let style = ProgressStyle::with_template(PROMPT).expect("the template is constant and valid");
+        let style = ProgressStyle::with_template(TOKENS).expect("the template is constant and valid");
         let (all, n_ubatch) = (n_tokens as u64, n_ubatch as u64);
         let bar = ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::hidden());
         bar.set_style(style.with_key("left", write_left));
+        bar.set_message(what);
         let done = Arc::new(AtomicU64::new(0));
         let (end, ended) = crossbeam_channel::bounded(0);
         let drawing = std::thread::spawn({
@@ -76,21 +79,21 @@ impl PromptBar {
         Some(Self { bar, done, end: Some(end), drawing: Some(drawing) })
     }
 
-    /// So many tokens are read.
+    /// So many tokens are evaluated.
     pub fn set(&self, done: usize) {
         self.done.store(done as u64, Ordering::Relaxed);
         self.bar.set_position(done as u64);
     }
 }
 
-impl Drop for PromptBar {
+impl Drop for TokenBar {
     fn drop(&mut self) {
         drop(self.end.take());
         let _ = self.drawing.take().map(JoinHandle::join);
     }
 }
 
-/// Tokens that count as read: those of `all` that are, and a share of the next ubatch.
+/// Tokens that count as evaluated: those of `all` that are, and a share of the next ubatch.
 fn position(done: u64, all: u64, n_ubatch: u64, share: f64) -> u64 {
     done + (n_ubatch.min(all.saturating_sub(done)) as f64 * share) as u64
 }
@@ -140,6 +143,6 @@ mod tests {
 
     #[test]
     fn the_template_is_valid() {
-        ProgressStyle::with_template(PROMPT).unwrap();
+        ProgressStyle::with_template(TOKENS).unwrap();
     }
 }

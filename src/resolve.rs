@@ -51,7 +51,7 @@ pub struct HiArgs {
     pub is_demo: bool,
     pub model_options: ModelOptions,
     pub session_options: SessionOptions,
-    /// How many tokens of a prompt are computed at once was not said.
+    /// How many tokens of a prompt are computed at once is chosen by its length and the memory there is.
     pub chooses_ubatch: bool,
     pub sampling: SamplingOptions,
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
@@ -149,7 +149,7 @@ impl HiArgs {
         }
         let until_full = predict == Some(-2);
         let escape = low.prompt.escape.0;
-        let chooses_ubatch = low.context.ubatch_size.is_none();
+        let chooses_ubatch = low.context.ubatch_size.0.is_none();
         let session = session(&low.context, &low.rope, until_full);
         Ok(Self {
             model,
@@ -322,7 +322,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
     SessionOptions {
         n_ctx: context.ctx_size,
         n_batch: context.batch_size,
-        n_ubatch: context.ubatch_size.unwrap_or(SessionOptions::default().n_ubatch),
+        n_ubatch: context.ubatch_size.0.unwrap_or(SessionOptions::default().n_ubatch),
         n_outputs_max: 1,
         n_seq_max: 1,
         threads: threads(context.threads),

@@ -80,8 +80,8 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     }
     describe(&model, &session, args.is_demo, &args.model_options, log);
     if let Some(n) = wider {
-        let why = "experts are read less often so, and last bits are another width's; -ub says otherwise";
-        log.line(Level::More, format!("hobbit: prompt: {n} tokens at once: {why}"));
+        let why = "experts are read less often so; last bits are another width's than with -ub 512";
+        log.line(Level::Info, format!("hobbit: prompt: {n} tokens at once: {why}"));
     }
     warn_of_training(&model, &args.session_options, log);
     log.line(Level::Debug, format!("{args:#?}"));
@@ -118,8 +118,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     Ok(status)
 }
 
-/// How many tokens of the prompt are computed at once, where nobody said it and the model's size and the memory there is suggest
-/// more than usual.
+/// How many tokens of the prompt are computed at once, where that is to be chosen and is more than usual.
 fn wider_ubatch(args: &HiArgs, model: &Model, prompt: Option<&Bytes>) -> Result<Option<u32>> {
     let Some(text) = prompt.or(args.prompt.as_ref()).filter(|_| args.chooses_ubatch) else { return Ok(None) };
     let n_prompt = model.tokenize(&text.0, true, true)?.len();

@@ -6,7 +6,7 @@ use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
 use super::memory_signals;
-use super::progress::PromptBar;
+use super::progress::TokenBar;
 use super::resolve::HiArgs;
 use super::stop::StopMatcher;
 use super::utf8::Utf8Decoder;
@@ -86,7 +86,7 @@ impl Desk<'_> {
         let n_ubatch = self.session.n_ubatch();
         let model = self.model.clone();
         let share = move || model.evaluated_share();
-        match PromptBar::new(prompt.len(), n_ubatch, self.screen.is_mid_line(), share, self.log) {
+        match TokenBar::new("reading the prompt", prompt.len(), n_ubatch, self.screen.is_mid_line(), share, self.log) {
             Some(bar) => self.session.feed_with(prompt, |done| bar.set(done)),
             None => self.session.feed(prompt),
         }

@@ -137,6 +137,43 @@ fn prompts_take_faster_kernels() {
     }
 }
 
+/// Fewer passes over the file where experts are read in every one, and then the bits of that width.
+#[test]
+fn long_prompts_are_computed_in_fewer_ubatches() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec { layers: 2, experts: 64, topk: 2, ff: 1024, ..Spec::tiny("qwen3moe") };
+    let path = fixture::write(dir.path(), &spec);
+    let narrow = SessionOptions { n_ubatch: 16, ..settings() };
+    let model = |change: &dyn Fn(&mut ModelOptions)| {
+        let mut options = ModelOptions { expert_cache: ExpertCache::Percent(50.0), ..options() };
+        change(&mut options);
+        open(&path, &options)
+    };
+    let half = model(&|_| ());
+    assert_eq!([1, 16, 17, 64].map(|n_prompt| half.ubatch_for(n_prompt, &narrow)), [16, 16, 64, 64]);
+    assert_eq!(model(&|options| options.expert_cache = ExpertCache::Auto).ubatch_for(64, &narrow), 16, "it fits");
+    assert_eq!(model(&|options| options.expert_cache = ExpertCache::Percent(100.0)).ubatch_for(64, &narrow), 16);
+    assert_eq!(model(&|options| options.precision.deterministic = true).ubatch_for(64, &narrow), 16);
+    assert_eq!(model(&|options| options.precision.mode = Some(PrecisionMode::Exact)).ubatch_for(64, &narrow), 16);
+
+    let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
+    let wide = SessionOptions { n_ubatch: half.ubatch_for(prompt.len(), &narrow), ..narrow.clone() };
+    let of = |options: &SessionOptions| {
+        let model = model(&|options| options.caching.fill = false);
+        let mut session = model.session(options).unwrap();
+        assert_eq!(session.n_ubatch(), options.n_ubatch as usize);
+        session.feed(&prompt).unwrap();
+        (session.logits(prompt.len() - 1).unwrap().to_vec(), session.stats().prompt.bytes_read)
+    };
+    let ((logits, bytes), (_, more)) = (of(&wide), of(&narrow));
+    assert!(bytes < more, "{bytes} read in one pass, {more} in four");
+    let load = StockOptions { repack: false, ..stock_options() };
+    let mut stock = Stock::open(&path, &load, &wide).unwrap();
+    stock.feed(&prompt).unwrap();
+    let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+    assert!(bits(&logits) == bits(stock.logits().unwrap()));
+}
+
 #[test]
 fn the_fastest_kernels_are_not_for_exact_runs() {
     let dir = tempfile::tempdir().unwrap();

@@ -111,7 +111,7 @@ pub struct ModelOptions {
 
 impl ModelOptions {
     /// [`ModelOptions::kernels`] as it applies.
-    pub(crate) fn kernels_taken(&self) -> KernelChoice {
+    pub fn kernels_taken(&self) -> KernelChoice {
         match self.precision.demands_exactness() {
             true => KernelChoice::Identical,
             false => self.kernels,

@@ -172,7 +172,7 @@ mod tests {
         let low =
             parsed(&["-f", "t", "--save-all-logits", "x", "-b", "1", "-ub", "1", "-np", "8", "-ngl", "99"]).unwrap();
         assert_eq!(low.measure.kl_divergence_base, Some("x".into()));
-        assert_eq!((low.context.batch_size, low.context.ubatch_size, low.measure.parallel), (1, Some(1), 8));
+        assert_eq!((low.context.batch_size, low.context.ubatch_size.0, low.measure.parallel), (1, Some(1), 8));
         assert_eq!((low.context.ctx_size, low.measure.chunks, low.text.escape), (512, -1, Switch(false)));
         assert!(parsed(&["--kl-divergence", "--kl_divergence_base", "b"]).unwrap().measure.kl_divergence.0);
     }

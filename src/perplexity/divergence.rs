@@ -53,7 +53,8 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
         for pass in windows.passes() {
             let started = Instant::now();
             let mut compared = vec![Vec::new(); pass.len()];
-            evaluate::pass(session, &windows, pass.clone(), &tokens, bos, |rows| {
+            let bar = desk.bar(session, &windows, &pass);
+            evaluate::pass(session, &windows, pass.clone(), &tokens, bos, bar.as_ref(), |rows| {
                 words.resize(rows.len() * n_words, 0u16);
                 base.rows(rows[0].chunk, rows[0].row, &mut words)?;
                 let pairs = rows.iter().zip(words.chunks_exact(n_words)).collect();
@@ -62,6 +63,7 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
                 compared[rows[0].chunk - pass.start].extend(found.into_iter().flatten());
                 Ok(())
             })?;
+            drop(bar);
             if pass.start == 0 {
                 desk.print_eta("kl_divergence", started.elapsed(), &windows)?;
                 desk.print(format::DIVERGENCE_HEAD)?;

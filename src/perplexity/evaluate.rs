@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail};
 
+use crate::progress::TokenBar;
 use hobbit::perplexity::windows::Windows;
 use hobbit::{BatchToken, Model, Session, Token};
 
@@ -38,16 +39,18 @@ pub struct ScoredRow<'a> {
 }
 
 /// Evaluates the chunks of a pass. `tokens` are the text's, `[n_ctx, n_chunk]`. Rows come in blocks of neighbouring
-/// rows of one chunk; of a chunk, in order.
+/// rows of one chunk; of a chunk, in order. Between them `bar` is told how far it is.
 pub fn pass(
     session: &mut Session,
     windows: &Windows,
     chunks: Range<usize>,
     tokens: &[Token],
     bos: Option<Token>,
+    bar: Option<&TokenBar>,
     mut take: impl FnMut(&[ScoredRow<'_>]) -> Result<()>,
 ) -> Result<()> {
     session.reset();
+    let mut done = 0;
     for piece in windows.pieces(chunks.clone()) {
         let entry = |(chunk, position): (usize, usize)| BatchToken {
             token: bos.filter(|_| position == 0).unwrap_or(tokens[chunk * windows.n_ctx + position]),
@@ -57,6 +60,8 @@ pub fn pass(
         };
         let batch: Vec<BatchToken> = piece.places().map(entry).collect();
         session.evaluate(&batch)?;
+        done += batch.len();
+        bar.inspect(|bar| bar.set(done));
         let mut rows = Vec::new();
         for (i, (chunk, position)) in piece.places().enumerate().filter(|(_, place)| windows.is_scored(place.1)) {
             let logits = session.logits(i).context("llama.cpp holds no logits of a token that asked for them")?;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::devices;
 use crate::exit;
 use crate::log::{Level, Log};
 use crate::output::write_json;
+use crate::progress::TokenBar;
 use crate::report;
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
@@ -91,6 +93,14 @@ impl Desk<'_> {
         let n_seq = windows.n_seq();
         let line = format!("{what} over {n_chunk} chunks, n_ctx={n_ctx}, batch_size={n_batch}, n_seq={n_seq}");
         self.log.line(Level::Info, line);
+    }
+
+    /// Shows how far the chunks of a pass are. Values of earlier ones stand on the line that goes on behind it.
+    pub fn bar(&self, session: &Session, windows: &Windows, chunks: &Range<usize>) -> Option<TokenBar> {
+        let model = session.model().clone();
+        let share = move || model.evaluated_share();
+        let is_mid_line = chunks.start > 0 && !self.args.in_lines;
+        TokenBar::new("evaluating", chunks.len() * windows.n_ctx, windows.n_ubatch, is_mid_line, share, self.log)
     }
 
     /// Foretells the end after the first pass. llama.cpp prints one half of this line to each stream.

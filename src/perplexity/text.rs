@@ -67,7 +67,8 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
         for pass in windows.passes() {
             let started = Instant::now();
             let mut losses: Vec<Vec<f64>> = vec![Vec::new(); pass.len()];
-            evaluate::pass(session, &windows, pass.clone(), &tokens, bos, |rows| {
+            let bar = desk.bar(session, &windows, &pass);
+            evaluate::pass(session, &windows, pass.clone(), &tokens, bos, bar.as_ref(), |rows| {
                 let losses = &mut losses[rows[0].chunk - pass.start];
                 let Some(base) = &mut base else {
                     losses.extend(on_all_cpus(rows.to_vec(), |row| nll(row.logits, row.next)));
@@ -78,6 +79,7 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
                 losses.extend(on_all_cpus(pairs, |(row, words)| f64::from(encode(row.logits, row.next, words))));
                 Ok(base.rows(rows[0].chunk, rows[0].row, &words)?)
             })?;
+            drop(bar);
             if pass.start == 0 {
                 desk.print_eta("perplexity", started.elapsed(), &windows)?;
             }

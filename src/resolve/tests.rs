@@ -5,8 +5,8 @@ use super::*;
 use crate::args::parse;
 use hobbit::cache::Allocation;
 use hobbit::options::{
-    CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, KvType, LowShare, LowSource, PrecisionMode, PrecisionOptions,
-    SplitMode, TensorOverride,
+    CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, KernelChoice, KvType, LowShare, LowSource, PrecisionMode,
+    PrecisionOptions, SplitMode, TensorOverride,
 };
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::IoMode;
@@ -65,6 +65,27 @@ fn hi(words: &[&str]) -> HiArgs {
 
 fn wrong(words: &[&str]) -> String {
     format!("{:#}", with(&[], words).unwrap_err())
+}
+
+#[test]
+fn ubatches_are_chosen_where_that_is_asked_for() {
+    let of = |words: &[&str]| (hi(words).chooses_ubatch, hi(words).session_options.n_ubatch);
+    assert_eq!(of(&[]), (false, 512));
+    assert_eq!(of(&["-ub", "auto"]), (true, 512));
+    assert_eq!(of(&["-ub", "auto", "-ub", "64"]), (false, 64));
+    for bad in ["0", "-1", "many", "4294967296"] {
+        assert!(wrong(&["-ub", bad]).contains("--ubatch-size"), "{bad}");
+    }
+}
+
+#[test]
+fn kernels() {
+    assert_eq!(hi(&[]).model_options.kernels, KernelChoice::Identical);
+    assert_eq!(hi(&["--kernels", "fastest"]).model_options.kernels, KernelChoice::Fastest);
+    for contradiction in [&["--deterministic"][..], &["--precision", "exact"]] {
+        let words = [&["--kernels", "fastest"], contradiction].concat();
+        assert!(wrong(&words).contains("'--kernels fastest' contradicts"), "{contradiction:?}");
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use crate::plan::{ExpertCache, MemoryLimits, UbatchInput};
 
 impl Model {
     /// How many tokens of a prompt of `n_prompt` tokens are best computed at once in a session with `options`, whose own number
-    /// stands where nothing is gained: where less is read of experts that are not resident. Another number gives other last
-    /// bits, so it stands as well where results are to be llama.cpp's, or must not depend on memory.
+    /// stands where nothing is gained: where no less is read of experts that are not resident. Another number gives other last
+    /// bits, so it stands as well where results are to be llama.cpp's, or must not depend on the memory there is.
     #[doc(hidden)]
     pub fn ubatch_for(&self, n_prompt: usize, options: &SessionOptions) -> u32 {
         let shared = &self.shared;
@@ -52,8 +52,9 @@ impl Model {
             FlashAttn::Off => number("attention.head_count").saturating_mul(options.n_ctx.into()),
             _ => 0,
         };
-        let of_experts = n_used.saturating_mul(n_ff.saturating_mul(3).saturating_add(n_embd.saturating_mul(2)));
-        let activations = n_embd.saturating_mul(16).saturating_add(of_experts).saturating_add(attention);
+        // As found in llama.cpp's compute buffers, within a tenth.
+        let of_experts = n_used.saturating_mul(n_ff.saturating_mul(2).saturating_add(n_embd));
+        let activations = n_embd.saturating_mul(10).saturating_add(of_experts).saturating_add(attention);
         let one = SessionOptions { n_ubatch: 1, ..options.clone() };
         let products = scratch::products_bytes(self.shared.experts.map(), n_used, &one);
         activations.saturating_mul(4).saturating_add(products)

@@ -46,7 +46,7 @@ impl ExpertBackend {
             base: weights.data.cast(),
             stride: weights.nb[2],
             n_slots: weights.ne[2] as u32,
-            type_id: weights.type_ as u32,
+            type_id: weights.type_,
             row: (weights.nb[0], weights.nb[1]),
             interleaving: None,
         };
