@@ -4,9 +4,11 @@
 # PEER_PROGRAM: its source. PEER_LIBRARIES: targets of the tool. PEER_INCLUDES: directories. PEER_VERSION: what the program tells.
 if(CMAKE_CURRENT_SOURCE_DIR STREQUAL CMAKE_SOURCE_DIR AND NOT PEER_IS_ADDED)
     set(PEER_IS_ADDED TRUE)
+    # What is deferred is evaluated then.
+    set(PEER_ALL_INCLUDES "${CMAKE_CURRENT_LIST_DIR}" ${PEER_INCLUDES})
     cmake_language(DEFER CALL add_executable peer-generate "${PEER_PROGRAM}")
     cmake_language(DEFER CALL target_compile_features peer-generate PRIVATE cxx_std_17)
     cmake_language(DEFER CALL target_compile_definitions peer-generate PRIVATE "PEER_VERSION=\"${PEER_VERSION}\"")
-    cmake_language(DEFER CALL target_include_directories peer-generate PRIVATE "${CMAKE_CURRENT_LIST_DIR}" ${PEER_INCLUDES})
+    cmake_language(DEFER CALL target_include_directories peer-generate PRIVATE ${PEER_ALL_INCLUDES})
     cmake_language(DEFER CALL target_link_libraries peer-generate PRIVATE ${PEER_LIBRARIES})
 endif()
