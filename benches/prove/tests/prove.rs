@@ -162,6 +162,34 @@ fn peers_continue_the_same_text() {
     prove(&["peers", "-m", &demo]).expect(2);
 }
 
+/// Each can be set up and run, and is told of.
+#[test]
+fn adapters_are_complete() {
+    use std::os::unix::fs::PermissionsExt;
+    let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers");
+    let readme = fs::read_to_string(peers.join("README.md")).unwrap();
+    let dirs = fs::read_dir(&peers).unwrap().map(|entry| entry.unwrap().path());
+    let adapters: Vec<PathBuf> = dirs.filter(|dir| dir.join("run").exists()).collect();
+    assert!(adapters.len() >= 13, "{adapters:?}");
+    for dir in adapters {
+        let name = dir.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(readme.contains(&format!("| `{name}` |")), "{name} is not in the README");
+        for program in ["run", "setup.sh"] {
+            let mode = fs::metadata(dir.join(program)).unwrap().permissions().mode();
+            assert!(mode & 0o111 == 0o111, "{name}/{program} is no program");
+            let text = fs::read_to_string(dir.join(program)).unwrap();
+            assert!(
+                text.starts_with("#!/usr/bin/env bash\n") && text.contains("set -euo pipefail"),
+                "{name}/{program}"
+            );
+        }
+        // What no registry has is built from a directory that a variable names, and the README says which.
+        if let Ok(variable) = fs::read_to_string(dir.join("source-directory")) {
+            assert!(readme.contains(&format!("{}=", variable.trim())), "{name}: {variable}");
+        }
+    }
+}
+
 #[test]
 fn a_program_that_does_not_end_is_ended() {
     let dir = tempfile::tempdir().unwrap();
