@@ -96,7 +96,8 @@ pub struct ReplayArgs {
     /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)
     #[arg(long, value_name = "SIZES", default_value = "recorded", value_delimiter = ',')]
     pub budget: Vec<Budget>,
-    /// Predictors of prefetches, separated by commas: a name, 'none', 'oracle' (knows the future) or 'all'
+    /// Predictors of prefetches, separated by commas: a name, 'none', 'oracle' (knows the future), 'oracle:80%' (that much of
+    /// it; for the rest it names others) or 'all'
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
     pub predictor: Names<PredictedBy>,
     /// Print everything as JSON

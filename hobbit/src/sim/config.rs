@@ -33,6 +33,9 @@ pub enum PredictedBy {
     Predictor(PredictorKind),
     /// The future.
     Oracle,
+    /// The future, of which each expert is found with a probability of so many percent; in place of one that is not,
+    /// another is named ([`crate::trace::foretell`]).
+    Partly(u8),
 }
 
 /// Loading what later layers are expected to need.
@@ -189,13 +192,15 @@ impl fmt::Display for Eviction {
 impl FromStr for PredictedBy {
     type Err = UnknownWord;
 
-    /// A predictor's name, or `oracle`.
+    /// A predictor's name, `oracle`, or `oracle:N%` for one that finds so much.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "oracle" => Ok(Self::Oracle),
-            _ => word.parse().map(Self::Predictor).map_err(|error: UnknownWord| UnknownWord {
+        let percent = word.strip_prefix("oracle:").and_then(|part| part.strip_suffix('%')?.parse().ok());
+        match percent.filter(|percent| *percent <= 100) {
+            Some(percent) => Ok(Self::Partly(percent)),
+            None if word == "oracle" => Ok(Self::Oracle),
+            None => word.parse().map(Self::Predictor).map_err(|error: UnknownWord| UnknownWord {
                 what: "predictor",
-                expected: error.expected + ", oracle",
+                expected: error.expected + ", oracle, oracle:N%",
                 ..error
             }),
         }
@@ -206,6 +211,7 @@ impl fmt::Display for PredictedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Oracle => f.pad("oracle"),
+            Self::Partly(percent) => f.pad(&format!("oracle:{percent}%")),
             Self::Predictor(kind) => f.pad(&kind.to_string()),
         }
     }

@@ -6,14 +6,14 @@ use super::curves::hit_curves;
 use super::error::SimError;
 use super::link::Link;
 use super::outcome::{Books, LayerOutcome, Observe, Outcome};
-use super::recall::{future, predict_shape};
+use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
 use crate::cache::policy::{self, Belady, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
-use crate::predict::{self, Oracle, Predictor};
+use crate::predict::{self, Predictor};
 use crate::residency::{
     self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
     Residency, RestBytes, Split, StagingOptions, TokenChoice, Used, VersionBytes,
@@ -244,7 +244,8 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
     let shape = predict_shape(&recording.header);
     let predictor: Box<dyn Predictor> = match config.foresight {
         PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), None),
-        PredictedBy::Oracle => Box::new(Oracle::new(shape.clone(), future(recording, |_| true).into_iter())),
+        PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
+        PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
     let options = LookaheadOptions {
         shape,

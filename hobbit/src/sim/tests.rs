@@ -338,6 +338,27 @@ fn the_oracle_recalls_everything() {
     };
     assert_eq!(of(PredictedBy::Oracle), [(3, 3); 3]);
     assert_eq!(of(PredictedBy::Predictor(PredictorKind::Previous)), [(1, 3); 3]);
+    assert_eq!(of(PredictedBy::Partly(100)), [(3, 3); 3]);
+    assert_eq!(of(PredictedBy::Partly(0)), [(0, 3); 3]);
+}
+
+#[test]
+fn who_knows_a_part_of_the_future_names_others_for_the_rest() {
+    let toy = Toy { n_layers: 2, n_expert: 32, n_used: 4, slots: (8, 0), thresholds: None, policy: PolicyKind::ALL[0] };
+    let token = |i: u16| vec![vec![(0..4).map(|k| (5 * i + 7 * k) % 32).collect()]; 2];
+    let recording = recording(&toy.record(&[(0..500).map(token).collect()]));
+    let counts = |percent| recall(&recording, PredictedBy::Partly(percent), 1).total(1);
+    for (percent, least, most) in [(60, 0.56, 0.64), (80, 0.77, 0.83), (97, 0.955, 0.985)] {
+        let counts = counts(percent);
+        assert_eq!((counts.used, counts.predicted), (2000, 2000), "as many as are used, each once");
+        let part = counts.recall().unwrap();
+        assert!((least..=most).contains(&part), "{percent}%: {part}");
+    }
+    assert_eq!(counts(80), counts(80));
+    assert_eq!("oracle:80%".parse::<PredictedBy>().unwrap().to_string(), "oracle:80%");
+    for word in ["oracle:", "oracle:80", "oracle:101%", "oracle:-1%", "lru:80%"] {
+        assert!(word.parse::<PredictedBy>().unwrap_err().to_string().contains("oracle:N%"), "{word}");
+    }
 }
 
 #[test]
