@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::switch::Switch;
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
+use hobbit::fitted::FittedPolicy;
 use hobbit::options::PrecisionMode;
 use hobbit::predict::PredictorKind;
 use hobbit::route::{Shares, Thresholds};
@@ -90,13 +91,15 @@ pub struct ReplayArgs {
     /// Traces
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Policies, separated by commas; 'all' is every one. LRU and the optimum (belady) are always simulated beside them
+    /// Policies, separated by commas; 'all' is every one, 'belady:4' one that knows the next 4 tokens. LRU and the optimum
+    /// (belady) are always simulated beside them
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
     pub policy: Names<Eviction>,
     /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)
     #[arg(long, value_name = "SIZES", default_value = "recorded", value_delimiter = ',')]
     pub budget: Vec<Budget>,
-    /// Predictors of prefetches, separated by commas: a name, 'none', 'oracle' (knows the future) or 'all'
+    /// Predictors of prefetches, separated by commas: a name, 'none', 'oracle' (knows the future), 'oracle:80%' (that much of
+    /// it; for the rest it names others) or 'all'
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
     pub predictor: Names<PredictedBy>,
     /// Print everything as JSON
@@ -195,6 +198,12 @@ pub struct WorldArgs {
     /// How layers share the room: even, shallow-first:N (the first N whole first) or by-penalty (as these traces would have it)
     #[arg(long, value_name = "HOW")]
     pub allocation: Option<Allocation>,
+    /// What misses cost each layer, from 'hobbit-sim calibrate' on other traces, for --allocation by-penalty
+    #[arg(long, value_name = "FILE")]
+    pub penalties: Option<PathBuf>,
+    /// Let layers of equally large experts compete for all of their slots, in place of dividing these
+    #[arg(long)]
+    pub one_pool: bool,
     /// exact or dynamic
     #[arg(long, value_name = "MODE")]
     pub precision: Option<PrecisionMode>,
@@ -250,6 +259,19 @@ impl WorldArgs {
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
         config.allocation = self.allocation.unwrap_or(config.allocation);
+        config.one_pool = self.one_pool;
+        if let Some(file) = &self.penalties {
+            let fitted = FittedPolicy::read(file)?;
+            let model = &recording.header.model;
+            let layers: Vec<(u16, u16)> = model.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
+            fitted.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;
+            anyhow::ensure!(
+                fitted.has_penalties(),
+                "{}: it does not say what misses cost, because fitting was ended early; make it anew with 'hobbit-sim calibrate'",
+                file.display()
+            );
+            config.penalties = Some(fitted.layers);
+        }
         if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
             let default = match config.mode {
                 PrecisionMode::Dynamic => config.thresholds,

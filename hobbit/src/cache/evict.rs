@@ -56,7 +56,9 @@ impl Cache {
         let mut candidates = std::mem::take(&mut self.candidates);
         let last_use = |version| self.place(version).map_or(0, |place| place.last_use);
         let candidate = |version| Candidate { version, last_use: last_use(version) };
-        candidates.extend(self.evictable(share).map(candidate));
+        let is_narrow = self.stays_in_its_layer(incoming, share);
+        let may_leave = |version: &Version| !is_narrow || version.expert.layer == incoming.expert.layer;
+        candidates.extend(self.evictable(share).filter(may_leave).map(candidate));
         let victim = match candidates.is_empty() {
             true => None,
             false => Some(candidates[self.policy.victim(incoming, &candidates, self.now)].version),
@@ -71,7 +73,7 @@ impl Cache {
         let Whereabouts { share, slot, .. } = self.place_mut(version);
         let (share, index) = (*share, slot.take().unwrap_or_else(|| panic!("{version} is not resident")));
         self.pools[usize::from(share.pool)][index as usize].vacate();
-        self.shares.get_mut(&share).expect("places name shares there are").n_filled -= 1;
+        self.shares.get_mut(&share).expect("places name shares there are").count(version.expert.layer, false);
     }
 
     /// Gives a share `n_slots` slots from now on, the lowest of those it was made with and never more than these.

@@ -13,8 +13,8 @@
 //! resident with that slice free: the next use requests it again.
 //!
 //! An expert's high and low version are residents of their own, and both may be there at once. Slots of equal shape
-//! form a pool, and a layer's part of a pool is a *share* ([`ShareId`]): a version competes for slots with the members
-//! of its share only. A layer has as many shares as its versions have shapes: one if all are alike, one per precision
+//! form a pool, and a layer's part of a pool is a *share* ([`ShareId`]), or all of it is one share of all its layers: a version
+//! competes for slots with the members of its share only. A layer has as many shares as its versions have shapes: one if all are alike, one per precision
 //! with two quants, more where experts have widths of their own.
 //!
 //! The life of an upgrade, from a low version to the high one while the link is idle:
@@ -91,6 +91,8 @@ pub struct Cache {
     policy: Box<dyn Policy>,
     recent: RecentUses,
     now: Now,
+    /// More than one token is evaluated.
+    is_batch: bool,
     shielded: Vec<Version>,
     /// Uses and insertions so far.
     events: u64,
@@ -110,28 +112,34 @@ impl Cache {
         let mut slots = Vec::with_capacity(pools.len());
         for (layouts, pool) in pools.iter().zip(0u16..) {
             let mut pool_slots = Vec::new();
-            for (layout, capacity) in layouts.layers.iter().zip(layouts.shares()) {
-                let id = ShareId { pool, layer: layout.layer };
-                let mut holds = [false; Precision::COUNT];
-                for &member in &layout.members {
-                    assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
-                    let place = &mut places.entry(member.expert)[member.precision.index()];
-                    assert!(place.is_none(), "{member} belongs to two shares");
-                    *place = Some(Whereabouts { share: id, slot: None, is_shielded: false, last_use: 0 });
-                    holds[member.precision.index()] = true;
+            for (group, capacity) in layouts.groups() {
+                let id = ShareId { pool, layer: group[0].layer };
+                let mut layers = BTreeMap::new();
+                for layout in group {
+                    let mut holds = [false; Precision::COUNT];
+                    for &member in &layout.members {
+                        assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
+                        let place = &mut places.entry(member.expert)[member.precision.index()];
+                        assert!(place.is_none(), "{member} belongs to two shares");
+                        *place = Some(Whereabouts { share: id, slot: None, is_shielded: false, last_use: 0 });
+                        holds[member.precision.index()] = true;
+                    }
+                    let known = layers.insert(layout.layer, (0, holds));
+                    assert!(known.is_none(), "pool {pool} names layer {} twice", layout.layer);
                 }
                 let first = pool_slots.len() as u32; // <= n_slots, a u32
-                let known = shares.insert(id, Share { first, capacity, most: capacity, n_filled: 0, holds });
-                assert!(known.is_none(), "pool {pool} names layer {} twice", layout.layer);
-                policy.on_share(id, &layout.members);
-                pool_slots.extend((0..capacity).map(|_| Slot::new(layout.kinds)));
+                let known = shares.insert(id, Share { first, capacity, most: capacity, n_filled: 0, layers });
+                assert!(known.is_none(), "pool {pool} names layer {} twice", id.layer);
+                let members: Vec<Version> = group.iter().flat_map(|layout| layout.members.iter().copied()).collect();
+                policy.on_share(id, &members);
+                pool_slots.extend((0..capacity).map(|_| Slot::new(group[0].kinds)));
             }
             slots.push(pool_slots);
         }
         let now = Now { token: 0, layer: 0 };
         let recent = RecentUses::default();
         let (shielded, candidates) = (Vec::new(), Vec::new());
-        Self { pools: slots, shares, places, policy, recent, now, shielded, events: 0, candidates }
+        Self { pools: slots, shares, places, policy, recent, now, is_batch: false, shielded, events: 0, candidates }
     }
 
     /// The slot of a resident version, ready or not. `None` also for versions the model does not have.
@@ -164,7 +172,8 @@ impl Cache {
     }
 
     /// Makes `version` resident: in the lowest empty slot of its share, else in place of the policy's victim.
-    /// `None` when the share has no slots or everything in it is pinned or loading; the cache is then unchanged.
+    /// `None` when the share has no slots or everything in it is pinned or loading; the cache is then unchanged. Of a
+    /// common share, what a batch may take ([`Cache::begin_batch`]) is meant.
     ///
     /// The slot may be evicted again until a slice of it is loading.
     ///
@@ -254,6 +263,12 @@ impl Cache {
         self.policy.on_scores(layer, scores, self.now);
     }
 
+    /// So many tokens are evaluated at once from now on. As long as they are several, layers with an equal part of a
+    /// common share take no more from others.
+    pub fn begin_batch(&mut self, n_tokens: u32) {
+        self.is_batch = n_tokens > 1;
+    }
+
     /// The next token begins.
     pub fn next_token(&mut self) {
         self.now.token += 1;
@@ -277,15 +292,16 @@ impl Cache {
     }
 
     /// Slots of all shares of the layer that have members of this precision: at most so many of these versions are
-    /// resident at once. A share that mixes precisions counts for both. 0 for layers without experts.
+    /// resident at once. A share that mixes precisions counts for both, a common one for each of its layers. 0
+    /// for layers without experts.
     pub fn capacity_of_layer(&self, layer: u16, precision: Precision) -> u32 {
-        let shares = self.shares.iter().filter(|(id, share)| id.layer == layer && share.holds[precision.index()]);
-        shares.map(|(_, share)| share.capacity).sum()
+        let holds = |share: &&Share| share.layers.get(&layer).is_some_and(|(_, holds)| holds[precision.index()]);
+        self.shares.values().filter(holds).map(|share| share.capacity).sum()
     }
 
     /// Whether the version's share has an empty slot: `acquire` then evicts nobody. Not for versions there are not.
     pub fn has_empty_slot(&self, version: Version) -> bool {
-        self.place(version).is_some_and(|place| self.shares[&place.share].has_empty())
+        self.place(version).is_some_and(|place| self.may_take_empty(version, place.share))
     }
 
     /// Every resident version and its slot, by pool and slot.
@@ -326,7 +342,7 @@ impl Cache {
         choose: impl FnOnce(&mut Self, ShareId) -> Option<Version>,
     ) -> Option<Acquired> {
         let share = self.share_for(version);
-        let evicted = if self.shares[&share].has_empty() { None } else { Some(choose(self, share)?) };
+        let evicted = if self.may_take_empty(version, share) { None } else { Some(choose(self, share)?) };
         if let Some(evicted) = evicted {
             self.vacate(evicted);
         }
@@ -335,11 +351,21 @@ impl Cache {
         let empty = entry.slots().find(|&index| slots[index as usize].version.is_none());
         let index = empty.expect("fewer filled than slots, or one just vacated");
         slots[index as usize].assign(version);
-        entry.n_filled += 1;
+        entry.count(version.expert.layer, true);
         self.place_mut(version).slot = Some(index);
         self.mark(version);
         self.policy.on_insert(version, self.now);
         Some(Acquired { slot: SlotId { pool: share.pool, index }, evicted })
+    }
+
+    /// Whether an empty slot of the share is the version's.
+    fn may_take_empty(&self, version: Version, share: ShareId) -> bool {
+        self.shares[&share].has_empty() && !self.stays_in_its_layer(version, share)
+    }
+
+    /// Whether the version may only have a slot of its own layer.
+    fn stays_in_its_layer(&self, version: Version, share: ShareId) -> bool {
+        self.is_batch && self.shares[&share].has_its_part(version.expert.layer)
     }
 
     fn slot(&self, slot: SlotId) -> &Slot {

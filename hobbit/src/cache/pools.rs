@@ -1,11 +1,15 @@
 //! Pools and how their slots are divided among layers.
 //!
-//! Every layer owns a fixed share of each of its pools. One list for all layers would be scanned in a circle, token after
-//! token, and a recency list smaller than the circle (layers x experts per token) never hits.
+//! As a rule every layer owns a fixed share of each of its pools. One recency list for all layers would be scanned in a
+//! circle, token after token, and such a list smaller than the circle (layers x experts per token) never hits. A policy
+//! that foresees uses has no such trouble: for it a pool can be one common share, in which a layer that has just run gives
+//! room to those that are to run next. Batches are scans all the same: while one is evaluated, a layer that has as many
+//! slots as an equal part takes no more from others.
 
 use super::allocate::even;
 use super::slots::SliceKinds;
 use crate::expert::{Precision, Version};
+use std::collections::BTreeMap;
 
 /// What one layer keeps in a pool: a share in the making.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +32,20 @@ pub struct PoolLayout {
     /// Slots of each layer, in the order of `layers`, at most `n_slots` together ([`super::allocate()`] makes some).
     /// `None` divides them equally, to within one.
     pub capacities: Option<Vec<u32>>,
+    /// All layers compete for all slots: one share, which has the first layer's number. `capacities` say nothing then.
+    pub is_common: bool,
 }
 
 impl PoolLayout {
+    /// Layers that share slots, and how many.
+    pub(super) fn groups(&self) -> Vec<(&[LayerLayout], u32)> {
+        if !self.is_common || self.layers.is_empty() {
+            return self.layers.chunks(1).zip(self.shares()).collect();
+        }
+        let n_members = self.layers.iter().map(|layer| layer.members.len() as u32).sum(); // versions: two u16 a layer
+        vec![(&self.layers, self.n_slots.min(n_members))]
+    }
+
     /// Slots of each layer, in the order of `layers`, none more than its members.
     ///
     /// # Panics
@@ -45,12 +60,13 @@ impl PoolLayout {
     }
 }
 
-/// Names a share: the slots of one pool that belong to one layer. Versions compete for slots within their share only.
+/// Names a share: the slots of one pool that belong to one layer, or to all of them. Versions compete for slots within their
+/// share only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShareId {
     /// Index into the pools the cache was made from.
     pub pool: u16,
-    /// Block number as in `blk.<layer>.`.
+    /// Block number as in `blk.<layer>.`: of a common share, the first layer's.
     pub layer: u16,
 }
 
@@ -61,8 +77,8 @@ pub(super) struct Share {
     pub(super) capacity: u32,
     pub(super) most: u32,
     pub(super) n_filled: u32,
-    /// Whether any member has this precision, by [`Precision::index`].
-    pub(super) holds: [bool; Precision::COUNT],
+    /// Filled slots of each of its layers, and precisions that any member in the layer has, by [`Precision::index`].
+    pub(super) layers: BTreeMap<u16, (u32, [bool; Precision::COUNT])>,
 }
 
 impl Share {
@@ -73,6 +89,21 @@ impl Share {
 
     pub(super) fn has_empty(&self) -> bool {
         self.n_filled < self.capacity
+    }
+
+    /// A version of the layer came, or left.
+    pub(super) fn count(&mut self, layer: u16, has_come: bool) {
+        let filled = self.layers.get_mut(&layer).map(|(filled, _)| filled);
+        for n in [Some(&mut self.n_filled), filled].into_iter().flatten() {
+            *n = if has_come { *n + 1 } else { *n - 1 };
+        }
+    }
+
+    /// Whether a layer has its equal part of the slots, among others.
+    pub(super) fn has_its_part(&self, layer: u16) -> bool {
+        let n_layers = self.layers.len() as u32; // layers: u16
+        let filled = self.layers.get(&layer).map_or(0, |(filled, _)| *filled);
+        n_layers > 1 && filled >= (self.capacity / n_layers).max(1)
     }
 }
 
@@ -87,7 +118,7 @@ mod tests {
             members: (0..n_member).map(|index| Version::high(ExpertId { layer, index })).collect(),
             kinds: SliceKinds::default(),
         });
-        PoolLayout { layers: layers.collect(), n_slots, capacities }
+        PoolLayout { layers: layers.collect(), n_slots, capacities, is_common: false }
     }
 
     fn shares(n_slots: u32, n_member: &[u16]) -> Vec<u32> {

@@ -30,7 +30,7 @@ fn use_high(hit: bool) -> Use {
 fn pool_of(version: fn(u16, u16) -> Version, layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout {
     let members = |layer| (0..n_expert).map(|index| version(layer, index)).collect();
     let layers = layers.map(|layer| LayerLayout { layer, members: members(layer), kinds: kinds() });
-    PoolLayout { layers: layers.collect(), n_slots, capacities: None }
+    PoolLayout { layers: layers.collect(), n_slots, capacities: None, is_common: false }
 }
 
 fn pool(layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout {
@@ -141,9 +141,14 @@ fn versions_of_an_expert_live_side_by_side() {
 #[test]
 fn a_layer_may_have_many_shares_and_a_share_both_precisions() {
     let layout = |members: Vec<Version>| LayerLayout { layer: 5, members, kinds: kinds() };
-    let wide = PoolLayout { layers: vec![layout(vec![high(5, 0), high(5, 1)])], n_slots: 9, capacities: None };
+    let wide = PoolLayout {
+        layers: vec![layout(vec![high(5, 0), high(5, 1)])],
+        n_slots: 9,
+        capacities: None,
+        is_common: false,
+    };
     let members = vec![high(5, 3), high(5, 2), low(5, 0), low(5, 1), low(5, 2)];
-    let narrow = PoolLayout { layers: vec![layout(members)], n_slots: 3, capacities: None };
+    let narrow = PoolLayout { layers: vec![layout(members)], n_slots: 3, capacities: None, is_common: false };
     let mut cache = lru(vec![wide, narrow]);
 
     let shares = [0, 1].map(|pool| ShareId { pool, layer: 5 });
@@ -350,4 +355,44 @@ fn a_global_lru_smaller_than_one_tokens_cycle_never_hits() {
         let hits = hits_on_a_cyclic_trace(&mut by_layer, at_once, expert);
         assert_eq!(hits, hits_by_layer, "by layer, {n_slots} slots");
     }
+}
+
+fn common(layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayout {
+    PoolLayout { is_common: true, ..pool(layers, n_expert, n_slots) }
+}
+
+#[test]
+fn layers_compete_for_the_slots_of_a_common_share() {
+    let mut cache = lru(vec![common(4..6, 4, 3)]);
+    let share = ShareId { pool: 0, layer: 4 };
+    assert_eq!([high(4, 0), high(5, 3)].map(|version| cache.share_of(version)), [Some(share); 2]);
+    assert_eq!(cache.slots_of_share(share), 0..3);
+    assert_eq!([4, 5, 6].map(|layer| cache.capacity_of_layer(layer, Precision::High)), [3, 3, 0]);
+    for version in [high(4, 0), high(4, 1), high(4, 2)] {
+        let slot = cache.acquire(version).unwrap().slot;
+        load(&mut cache, slot);
+    }
+    assert_eq!(cache.acquire(high(5, 0)).unwrap().evicted, Some(high(4, 0)), "another layer's");
+    assert_eq!(cache.residents().count(), 3);
+    assert!(lru(vec![common(4..6, 1, 9)]).slots_of_share(share).len() == 2, "no more than there are versions");
+}
+
+#[test]
+fn batches_keep_within_their_layers_parts_of_a_common_share() {
+    let mut cache = lru(vec![common(0..2, 4, 4)]);
+    cache.begin_batch(7);
+    for version in [high(0, 0), high(0, 1)] {
+        let slot = cache.acquire(version).unwrap().slot;
+        load(&mut cache, slot);
+    }
+    assert!(!cache.has_empty_slot(high(0, 2)) && cache.has_empty_slot(high(1, 0)), "layer 0 has its part");
+    let third = cache.acquire(high(0, 2)).unwrap();
+    assert_eq!(third.evicted, Some(high(0, 0)), "though two slots are empty");
+    load(&mut cache, third.slot);
+    for version in [high(0, 1), high(0, 2)] {
+        cache.pin(cache.lookup(version).unwrap());
+    }
+    assert_eq!(cache.acquire(high(0, 3)), None, "what the batch itself uses stays");
+    cache.begin_batch(1);
+    assert_eq!(cache.acquire(high(0, 3)).unwrap().evicted, None);
 }

@@ -12,7 +12,12 @@ fn all_low(n_high: u32) -> Cache {
     let kinds = SliceKinds::from_iter([SliceKind::GateUp, SliceKind::Down]);
     let pool = |version: fn(ExpertId) -> Version, n_slots| {
         let members = (0..6).map(expert).map(version).collect();
-        PoolLayout { layers: vec![LayerLayout { layer: 0, members, kinds }], n_slots, capacities: None }
+        PoolLayout {
+            layers: vec![LayerLayout { layer: 0, members, kinds }],
+            n_slots,
+            capacities: None,
+            is_common: false,
+        }
     };
     let mut cache = Cache::new(vec![pool(Version::high, n_high), pool(Version::low, 6)], Box::new(Lru));
     (0..6).for_each(|index| load(&mut cache, Version::low(expert(index))));

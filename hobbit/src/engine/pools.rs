@@ -53,7 +53,7 @@ impl Pool {
                 self.layers.iter().map(|(layer, members)| demand(model, *layer, members.len() as u32)).collect();
             allocate(allocation, n_slots, &demands)
         });
-        PoolLayout { layers: layers.collect(), n_slots, capacities }
+        PoolLayout { layers: layers.collect(), n_slots, capacities, is_common: false }
     }
 }
 

@@ -99,7 +99,8 @@ pub struct FittedOn {
     pub budget: String,
 }
 
-/// What the misses of a layer cost with ever more slots, under the fitted policy.
+/// What the misses of a layer cost with ever more slots, under the fitted policy: the more tokens it was fitted on, the
+/// less of it is the mean of all layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerPenalty {
     /// Block number.

@@ -48,6 +48,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// A batch begins.
     pub fn begin_batch(&mut self, n_tokens: u32) {
         self.pause_filling(n_tokens);
+        self.cache.begin_batch(n_tokens);
         if let Some(lookahead) = &mut self.lookahead {
             lookahead.predictor.begin_token();
         }

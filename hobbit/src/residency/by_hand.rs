@@ -199,7 +199,7 @@ impl Small {
             let members = |layer| (0..self.n_expert).map(move |index| of(ExpertId { layer, index })).collect();
             let layout = |layer| LayerLayout { layer, members: members(layer), kinds: SliceKinds::from_iter(KINDS) };
             let layers = (0..self.n_layers).map(layout).collect();
-            PoolLayout { layers, n_slots: slots * u32::from(self.n_layers), capacities: None }
+            PoolLayout { layers, n_slots: slots * u32::from(self.n_layers), capacities: None, is_common: false }
         };
         let mut pools = vec![pool(Version::high, self.slots.0)];
         pools.extend(self.slots.1.map(|slots| pool(Version::low, slots)));

@@ -11,6 +11,7 @@ use super::link::LinkModel;
 use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::fitted::LayerPenalty;
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::Thresholds;
@@ -24,6 +25,8 @@ pub enum Eviction {
     /// The optimum, which knows the future: no policy has fewer misses where these cost the same and no layer needs more
     /// experts at once than it has slots. Elsewhere it is near it.
     Belady,
+    /// One that knows what the next so many tokens use, and goes by the engine's own policy beyond.
+    Near(u8),
 }
 
 /// Who guesses what later layers need.
@@ -33,6 +36,9 @@ pub enum PredictedBy {
     Predictor(PredictorKind),
     /// The future.
     Oracle,
+    /// The future, of which each expert is found with a probability of so many percent; in place of one that is not,
+    /// another is named ([`crate::trace::foretell`]).
+    Partly(u8),
 }
 
 /// Loading what later layers are expected to need.
@@ -75,6 +81,10 @@ pub struct Config {
     pub budget: Budget,
     /// How the layers share it.
     pub allocation: Allocation,
+    /// What misses cost each layer, for [`Allocation::ByPenalty`]; `None`: as this very recording says.
+    pub penalties: Option<Vec<LayerPenalty>>,
+    /// Layers of equally large experts compete for all slots that they have together.
+    pub one_pool: bool,
     /// Percent of the bytes that low versions get.
     pub low_percent: f64,
     /// Whether low versions may stand in.
@@ -129,6 +139,8 @@ impl Config {
             weights: recorded_weights(recording).unwrap_or_default(),
             budget: Budget::Recorded,
             allocation: recorded_allocation(recording).unwrap_or_default(),
+            penalties: None,
+            one_pool: false,
             low_percent: 0.0,
             mode: settings.mode.parse().unwrap_or(PrecisionMode::Exact),
             thresholds: Thresholds { t1: settings.t1, t2: settings.t2 },
@@ -168,11 +180,14 @@ impl FromStr for Eviction {
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         match word {
             "belady" => Ok(Self::Belady),
-            _ => word.parse().map(Self::Policy).map_err(|error: UnknownWord| UnknownWord {
-                what: "policy",
-                expected: error.expected + ", belady",
-                ..error
-            }),
+            _ => match word.strip_prefix("belady:").and_then(|tokens| tokens.parse().ok()) {
+                Some(tokens) => Ok(Self::Near(tokens)),
+                None => word.parse().map(Self::Policy).map_err(|error: UnknownWord| UnknownWord {
+                    what: "policy",
+                    expected: error.expected + ", belady, belady:TOKENS",
+                    ..error
+                }),
+            },
         }
     }
 }
@@ -181,6 +196,7 @@ impl fmt::Display for Eviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Belady => f.pad("belady"),
+            Self::Near(tokens) => f.pad(&format!("belady:{tokens}")),
             Self::Policy(kind) => f.pad(&kind.to_string()),
         }
     }
@@ -189,13 +205,15 @@ impl fmt::Display for Eviction {
 impl FromStr for PredictedBy {
     type Err = UnknownWord;
 
-    /// A predictor's name, or `oracle`.
+    /// A predictor's name, `oracle`, or `oracle:N%` for one that finds so much.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        match word {
-            "oracle" => Ok(Self::Oracle),
-            _ => word.parse().map(Self::Predictor).map_err(|error: UnknownWord| UnknownWord {
+        let percent = word.strip_prefix("oracle:").and_then(|part| part.strip_suffix('%')?.parse().ok());
+        match percent.filter(|percent| *percent <= 100) {
+            Some(percent) => Ok(Self::Partly(percent)),
+            None if word == "oracle" => Ok(Self::Oracle),
+            None => word.parse().map(Self::Predictor).map_err(|error: UnknownWord| UnknownWord {
                 what: "predictor",
-                expected: error.expected + ", oracle",
+                expected: error.expected + ", oracle, oracle:N%",
                 ..error
             }),
         }
@@ -206,6 +224,7 @@ impl fmt::Display for PredictedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Oracle => f.pad("oracle"),
+            Self::Partly(percent) => f.pad(&format!("oracle:{percent}%")),
             Self::Predictor(kind) => f.pad(&kind.to_string()),
         }
     }

@@ -1,6 +1,7 @@
 //! Hits under LRU for every number of slots at once (Mattson's stack distances).
 
 use super::recording::{Recording, need_order};
+use crate::fitted::LayerPenalty;
 
 /// Hits of one layer by number of slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +14,14 @@ impl HitCurve {
     /// `by_slots[n]` are the hits of `n_uses` uses with n slots; beyond its end they stay. Ascending.
     pub fn new(by_slots: Vec<u64>, n_uses: u64) -> Self {
         Self { by_slots, n_uses }
+    }
+
+    /// As a fitted file has it, in millionths of a use per token. Nothing where nothing was measured.
+    pub fn fitted(penalty: &LayerPenalty) -> Self {
+        let millionths = |penalty: f64| (penalty * 1e6) as u64;
+        let all = millionths(penalty.at(0.0).unwrap_or(0.0));
+        let saved = |slots: u16| all.saturating_sub(millionths(penalty.at(f64::from(slots)).unwrap_or(0.0)));
+        Self::new((0..=penalty.n_expert).map(saved).collect(), all)
     }
 
     /// Needed experts, hits and misses.
@@ -57,4 +66,17 @@ pub fn hit_curves(recording: &Recording) -> Vec<HitCurve> {
         HitCurve::new(at_depth.into_iter().map(|hits| (sum += hits, sum).1).collect(), n_uses)
     };
     layers.map(of_layer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fitted_curve_saves_what_it_says() {
+        let penalty = LayerPenalty { layer: 0, n_expert: 4, slots: vec![0, 2, 4], penalty: vec![2.0, 1.0, 0.5] };
+        let curve = HitCurve::fitted(&penalty);
+        assert_eq!((curve.n_uses(), curve.rates()), (2_000_000, vec![0.0, 0.25, 0.5, 0.625, 0.75]));
+        assert_eq!(HitCurve::fitted(&LayerPenalty::default()).n_uses(), 0);
+    }
 }

@@ -12,11 +12,14 @@ use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::{self, Shares, Thresholds, unimportance};
 use crate::trace::Layer;
+use std::collections::BTreeMap;
 
 /// Steps of the first grid: weights are quarters.
 const GRID: u8 = 4;
 /// How often the step is halved afterwards.
 const REFINEMENTS: u32 = 3;
+/// Evaluated batches after which a layer's own penalties count as much as the mean of all layers.
+const PRIOR_BATCHES: f64 = 64.0;
 /// Numbers of slots for which penalties are measured, at the most, beside none.
 const STEPS: u32 = 32;
 
@@ -233,7 +236,24 @@ fn penalties(
             curve.penalty.push(penalty / tokens.max(1) as f64);
         }
     }
+    let n_batches: usize = recordings.iter().map(|recording| recording.batches().count()).sum();
+    draw_together(&mut curves, n_batches as f64 / (n_batches as f64 + PRIOR_BATCHES));
     Ok((curves, n_replays))
+}
+
+/// Leaves `own` (0 to 1) of each layer's curve, and makes up for the rest by the mean of the layers of as many experts: what
+/// few tokens say of a layer is chance for a good part.
+fn draw_together(curves: &mut [LayerPenalty], own: f64) {
+    let mut sums: BTreeMap<u16, (f64, Vec<f64>)> = BTreeMap::new();
+    for curve in &*curves {
+        let (n, sum) = sums.entry(curve.n_expert).or_insert_with(|| (0.0, vec![0.0; curve.penalty.len()]));
+        *n += 1.0;
+        sum.iter_mut().zip(&curve.penalty).for_each(|(sum, penalty)| *sum += penalty);
+    }
+    for curve in curves {
+        let (n, sum) = &sums[&curve.n_expert];
+        curve.penalty.iter_mut().zip(sum).for_each(|(penalty, sum)| *penalty += (1.0 - own) * (sum / n - *penalty));
+    }
 }
 
 /// From 0 to `n`, at most [`STEPS`] apart from 0.
@@ -255,6 +275,18 @@ mod tests {
         let around: Vec<_> = neighbours([4, 4, 0, 0], 4).collect();
         assert_eq!(around.len(), 6);
         assert!(around.contains(&[0, 8, 0, 0]) && around.contains(&[4, 0, 0, 4]));
+    }
+
+    #[test]
+    fn what_few_tokens_say_counts_little() {
+        let curve = |n_expert, penalty: &[f64]| {
+            let slots = (0..penalty.len() as u32).collect();
+            LayerPenalty { layer: 0, n_expert, slots, penalty: penalty.to_vec() }
+        };
+        let mut curves = [curve(2, &[2.0, 1.0, 0.0]), curve(1, &[5.0, 1.0]), curve(2, &[4.0, 4.0, 0.0])];
+        draw_together(&mut curves, 0.25);
+        let penalties = curves.map(|curve| curve.penalty);
+        assert_eq!(penalties, [vec![2.75, 2.125, 0.0], vec![5.0, 1.0], vec![3.25, 2.875, 0.0]]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::predict::{
     self, FutureToken, Gates, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape, Predictor,
     PredictorKind, Recall,
 };
-use crate::trace::{Header, LayerRecord, Prediction};
+use crate::trace::{Header, LayerRecord, Prediction, foretell};
 
 /// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that need what
 /// later routers say take what was recorded of it; Fate's, which looks one layer ahead, is asked for all distances.
@@ -19,7 +19,8 @@ pub fn recall(recording: &Recording, foresight: PredictedBy, distance_max: u8) -
             Box::new(Gates::cross_layer(shape, distance_max, Gates::PERCENTILE))
         }
         PredictedBy::Predictor(kind) => predict::build(kind, shape, None),
-        PredictedBy::Oracle => Box::new(Oracle::new(shape, future(recording, |batch| batch.n_tokens == 1).into_iter())),
+        PredictedBy::Oracle => oracle(recording, shape, None, |batch| batch.n_tokens == 1),
+        PredictedBy::Partly(percent) => oracle(recording, shape, Some(percent), |batch| batch.n_tokens == 1),
     };
     judge(recording, predictor.as_mut(), distance_max)
 }
@@ -182,13 +183,37 @@ pub(super) fn predict_shape(header: &Header) -> PredictShape {
     PredictShape { layers: header.model.layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect() }
 }
 
-/// What the single tokens among some batches of a recording will use: nothing is known of other batches.
-pub(super) fn future(recording: &Recording, is_shown: impl Fn(&Batch) -> bool) -> Vec<FutureToken> {
-    let of_batch = |batch: &Batch| match batch.n_tokens {
-        1 => batch.layers.iter().map(|record| (record.layer, token(record))).collect(),
-        _ => FutureToken::new(),
-    };
-    recording.batches().filter(|batch| is_shown(batch)).map(of_batch).collect()
+/// Knows what the single tokens among some batches of a recording will use, or a part of it: nothing is known of other
+/// batches.
+pub(super) fn oracle(
+    recording: &Recording,
+    shape: PredictShape,
+    percent: Option<u8>,
+    is_shown: impl Fn(&Batch) -> bool,
+) -> Box<dyn Predictor> {
+    let (mut future, mut n_before) = (Vec::new(), 0);
+    for batch in recording.batches() {
+        let of_layer = |record: &LayerRecord| {
+            let used = token(record);
+            let n_expert = recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
+            let known = |percent: u8| partly(&used, n_expert, percent, n_before, record.layer);
+            (record.layer, percent.map_or_else(|| used.clone(), known))
+        };
+        if is_shown(batch) {
+            let is_single = batch.n_tokens == 1;
+            future.push(if is_single { batch.layers.iter().map(of_layer).collect() } else { FutureToken::new() });
+        }
+        n_before += u64::from(batch.n_tokens);
+    }
+    Box::new(Oracle::new(shape, future.into_iter()))
+}
+
+/// What somebody names who finds so many percent of a token's experts, by falling weight.
+fn partly(used: &[(u16, f32)], n_expert: usize, percent: u8, token: u64, layer: u16) -> Vec<(u16, f32)> {
+    let scores = foretell(used, n_expert, f64::from(percent) / 100.0, token, layer);
+    let mut named: Vec<(u16, f32)> = (0..).zip(scores).filter(|(_, score)| *score > 0.0).collect();
+    named.sort_by(|a, b| b.1.total_cmp(&a.1));
+    named
 }
 
 /// A single token's experts, by falling weight.

@@ -2,18 +2,18 @@
 
 use super::budget::slots;
 use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch};
-use super::curves::hit_curves;
+use super::curves::{HitCurve, hit_curves};
 use super::error::SimError;
 use super::link::Link;
 use super::outcome::{Books, LayerOutcome, Observe, Outcome};
-use super::recall::{future, predict_shape};
+use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
-use crate::cache::policy::{self, Belady, Shape, Upcoming};
+use crate::cache::policy::{self, Belady, Near, Policy, PolicyKind, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
-use crate::predict::{self, Oracle, Predictor};
+use crate::predict::{self, Predictor};
 use crate::residency::{
     self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
     Residency, RestBytes, Split, StagingOptions, TokenChoice, Used, VersionBytes,
@@ -63,14 +63,22 @@ impl<'a> Replay<'a> {
             return Err(SimError::NoLow { path: recording.path.clone() });
         }
         let low_cost = if low > 0 { low as f64 / high as f64 } else { 1.0 };
-        let curves = if config.allocation == Allocation::ByPenalty { hit_curves(recording) } else { Vec::new() };
+        let curves = match &config.penalties {
+            _ if config.allocation != Allocation::ByPenalty => Vec::new(),
+            Some(penalties) => penalties.iter().map(HitCurve::fitted).collect(),
+            None => hit_curves(recording),
+        };
         let pools = pools(header, config, &curves);
         let n_layers = layers.last().map_or(0, |layer| layer.layer.saturating_add(1));
-        let policy = match config.eviction {
-            Eviction::Policy(kind) => {
-                policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 })
+        let build = |kind| policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 });
+        let belady = || Belady::new(uses_to_come(recording, config), low_cost as f32);
+        let policy: Box<dyn Policy> = match config.eviction {
+            Eviction::Policy(kind) => build(kind),
+            Eviction::Belady => Box::new(belady()),
+            // A token's layers are as many moments.
+            Eviction::Near(tokens) => {
+                Box::new(Near::new(belady(), build(PolicyKind::default()), u64::from(tokens) * layers.len() as u64))
             }
-            Eviction::Belady => Box::new(Belady::new(uses_to_come(recording, config), low_cost as f32)),
         };
         let cache = Cache::new(pools, policy);
         let of_layer = |layer: &Layer| LayerOutcome {
@@ -244,7 +252,8 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
     let shape = predict_shape(&recording.header);
     let predictor: Box<dyn Predictor> = match config.foresight {
         PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), None),
-        PredictedBy::Oracle => Box::new(Oracle::new(shape.clone(), future(recording, |_| true).into_iter())),
+        PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
+        PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
     let options = LookaheadOptions {
         shape,
@@ -315,8 +324,9 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
     uses
 }
 
-/// A pool for each layer and precision: shares of a common pool are as separate.
-fn pools(header: &Header, config: &Config, curves: &[super::HitCurve]) -> Vec<PoolLayout> {
+/// A pool for each layer and precision, which shares of a pool that layers divide come to; where high versions compete across
+/// layers, one for each of their sizes.
+fn pools(header: &Header, config: &Config, curves: &[HitCurve]) -> Vec<PoolLayout> {
     let low_percent = if config.mode == PrecisionMode::Dynamic { config.low_percent } else { 0.0 };
     let slots = slots(header, config.budget, config.allocation, low_percent, curves);
     let kinds = SliceKinds::from_iter([WHOLE]);
@@ -326,16 +336,22 @@ fn pools(header: &Header, config: &Config, curves: &[super::HitCurve]) -> Vec<Po
             let of = |index| Version { expert: ExpertId { layer: layer.layer, index }, precision };
             let members: Vec<Version> = (0..layer.n_expert).map(of).collect();
             let n_slots = n_slots.min(layer.n_expert.into());
-            pools.push(PoolLayout {
-                layers: vec![LayerLayout { layer: layer.layer, members, kinds }],
-                n_slots,
-                capacities: None,
-            });
+            let layout = LayerLayout { layer: layer.layer, members, kinds };
+            let is_common = config.one_pool && precision == Precision::High;
+            let bytes = is_common.then_some(layer.bytes_high);
+            let common = pools.iter_mut().find(|(of, _): &&mut (Option<u64>, PoolLayout)| is_common && *of == bytes);
+            match common {
+                Some((_, known)) => {
+                    known.layers.push(layout);
+                    known.n_slots += n_slots;
+                }
+                None => pools.push((bytes, PoolLayout { layers: vec![layout], n_slots, capacities: None, is_common })),
+            }
         };
         pool(Precision::High, slots.high);
         if config.mode == PrecisionMode::Dynamic && layer.bytes_low > 0 {
             pool(Precision::Low, slots.low);
         }
     }
-    pools
+    pools.into_iter().map(|(_, pool)| pool).collect()
 }

@@ -8,6 +8,7 @@ use super::*;
 use crate::cache::policy::{self, PolicyKind, Shape, Weights};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SliceKinds, Use};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
+use crate::fitted::LayerPenalty;
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::{Demand, Thresholds, resolve};
@@ -66,7 +67,7 @@ impl Toy {
             let members = |layer| (0..self.n_expert).map(move |index| of(ExpertId { layer, index })).collect();
             let layers =
                 (0..self.n_layers).map(|layer| LayerLayout { layer, members: members(layer), kinds }).collect();
-            PoolLayout { layers, n_slots: slots * u32::from(self.n_layers), capacities: None }
+            PoolLayout { layers, n_slots: slots * u32::from(self.n_layers), capacities: None, is_common: false }
         };
         let pools = vec![pool(Version::high, self.slots.0), pool(Version::low, self.slots.1)];
         let shape = Shape { n_layers: self.n_layers, low_cost: 0.25 };
@@ -338,6 +339,50 @@ fn the_oracle_recalls_everything() {
     };
     assert_eq!(of(PredictedBy::Oracle), [(3, 3); 3]);
     assert_eq!(of(PredictedBy::Predictor(PredictorKind::Previous)), [(1, 3); 3]);
+    assert_eq!(of(PredictedBy::Partly(100)), [(3, 3); 3]);
+    assert_eq!(of(PredictedBy::Partly(0)), [(0, 3); 3]);
+}
+
+#[test]
+fn who_knows_a_part_of_the_future_names_others_for_the_rest() {
+    let toy = Toy { n_layers: 2, n_expert: 32, n_used: 4, slots: (8, 0), thresholds: None, policy: PolicyKind::ALL[0] };
+    let token = |i: u16| vec![vec![(0..4).map(|k| (5 * i + 7 * k) % 32).collect()]; 2];
+    let recording = recording(&toy.record(&[(0..500).map(token).collect()]));
+    let counts = |percent| recall(&recording, PredictedBy::Partly(percent), 1).total(1);
+    for (percent, least, most) in [(60, 0.56, 0.64), (80, 0.77, 0.83), (97, 0.955, 0.985)] {
+        let counts = counts(percent);
+        assert_eq!((counts.used, counts.predicted), (2000, 2000), "as many as are used, each once");
+        let part = counts.recall().unwrap();
+        assert!((least..=most).contains(&part), "{percent}%: {part}");
+    }
+    assert_eq!(counts(80), counts(80));
+    assert_eq!("oracle:80%".parse::<PredictedBy>().unwrap().to_string(), "oracle:80%");
+    for word in ["oracle:", "oracle:80", "oracle:101%", "oracle:-1%", "lru:80%"] {
+        assert!(word.parse::<PredictedBy>().unwrap_err().to_string().contains("oracle:N%"), "{word}");
+    }
+}
+
+#[test]
+fn layers_of_one_pool_compete_and_slots_follow_penalties() {
+    // The first layer always uses the same expert, the second one four in turn.
+    let token = |i: u16| vec![vec![vec![0]], vec![vec![i % 4]]];
+    let toy =
+        Toy { n_layers: 2, n_expert: 8, n_used: 1, slots: (2, 0), thresholds: None, policy: PolicyKind::default() };
+    let recording = recording(&toy.record(&[(0..40).map(token).collect()]));
+    let config = Config { budget: Budget::Bytes(5 * 4000), ..Config::recorded(&recording).unwrap() };
+    let misses = |config: &Config| replayed(&recording, config).1.decode.misses.high;
+    assert!(misses(&config) > 15, "two or three slots for four");
+    assert_eq!(misses(&Config { one_pool: true, ..config.clone() }), 5, "each for the first time");
+    let curve =
+        |layer, penalty: [f64; 3]| LayerPenalty { layer, n_expert: 8, slots: vec![0, 1, 8], penalty: penalty.into() };
+    let by_penalty =
+        |penalties| Config { allocation: Allocation::ByPenalty, penalties: Some(penalties), ..config.clone() };
+    assert_eq!(misses(&by_penalty(vec![curve(0, [1.0, 0.0, 0.0]), curve(1, [1.0, 0.9, 0.0])])), 5);
+    assert_eq!(
+        misses(&by_penalty(vec![curve(0, [1.0, 0.9, 0.0]), curve(1, [1.0, 0.0, 0.0])])),
+        41,
+        "the wrong way round"
+    );
 }
 
 #[test]

@@ -185,33 +185,40 @@ impl Walk {
         Some(scores)
     }
 
-    /// The same as others foretell it: each expert that is used is found with the probability of the recall; in place of
-    /// one that is not, another is named that is not used.
+    /// The same as others [foretell](foretell) it.
     pub fn foretold(&self, layer: u16) -> Option<Vec<f32>> {
         let of_layer = self.layer(layer)?;
-        let token = self.ubatch.0;
-        let (chosen, weights) = self.routes.of(of_layer, token);
-        let mut scores = vec![0.0; of_layer.n_expert];
-        for (rank, (&expert, weight)) in chosen.iter().zip(weights).enumerate() {
-            let dice = mixed(token as u64, u64::from(layer), rank as u64);
-            let is_found = (mixed(dice, 0, 0) >> 11) as f64 / (1u64 << 53) as f64;
-            let is_free = |named: &usize| !chosen.contains(&(*named as u16)) && scores[*named] == 0.0;
-            let from = dice as usize % of_layer.n_expert;
-            let named = match is_found < self.recall {
-                true => Some(usize::from(expert)),
-                false => (from..of_layer.n_expert).chain(0..from).find(is_free),
-            };
-            // A weight of 0 is still told apart from no guess.
-            if let Some(named) = named {
-                scores[named] = weight.max(f32::MIN_POSITIVE);
-            }
-        }
-        Some(scores)
+        let (chosen, weights) = self.routes.of(of_layer, self.ubatch.0);
+        let used: Vec<(u16, f32)> = chosen.into_iter().zip(weights).collect();
+        Some(foretell(&used, of_layer.n_expert, self.recall, self.ubatch.0 as u64, layer))
     }
 
     fn layer(&self, layer: u16) -> Option<&LayerRoutes> {
         self.routes.layers.iter().find(|of_layer| of_layer.layer == layer)
     }
+}
+
+/// What somebody says of all experts of a layer, `[n_expert]`, who knows the share `recall` (0 to 1) of what a token will use:
+/// each expert that is used is found with that probability; in place of one that is not, another is named that is not
+/// used. `used`: experts and weights, best first. Equal tokens and layers are foretold equally.
+pub fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token: u64, layer: u16) -> Vec<f32> {
+    let mut scores = vec![0.0; n_expert];
+    for (rank, &(expert, weight)) in used.iter().enumerate() {
+        let dice = mixed(token, u64::from(layer), rank as u64);
+        let is_found = (mixed(dice, 0, 0) >> 11) as f64 / (1u64 << 53) as f64;
+        let is_used = |named: &usize| used.iter().any(|(expert, _)| usize::from(*expert) == *named);
+        let is_free = |named: &usize| !is_used(named) && scores[*named] == 0.0;
+        let from = dice as usize % n_expert.max(1);
+        let named = match is_found < recall {
+            true => Some(usize::from(expert)).filter(|named| *named < n_expert),
+            false => (from..n_expert).chain(0..from).find(is_free),
+        };
+        // A weight of 0 is still told apart from no guess.
+        if let Some(named) = named {
+            scores[named] = weight.max(f32::MIN_POSITIVE);
+        }
+    }
+    scores
 }
 
 /// Bits that look random and depend on these numbers alone (splitmix64).

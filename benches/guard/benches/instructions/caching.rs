@@ -97,6 +97,7 @@ fn warm(kind: PolicyKind, n_slots: u32, has_low: bool) -> Warm {
             .collect(),
         n_slots: n_slots * u32::from(N_LAYERS),
         capacities: None,
+        is_common: false,
     };
     let pools = if has_low { vec![pool(Version::high), pool(Version::low)] } else { vec![pool(Version::high)] };
     let shape = Shape { n_layers: N_LAYERS, low_cost: 0.25 };

@@ -72,9 +72,17 @@ impl Model {
 
 pub(super) fn shares_are_as_asked(pools: &[PoolLayout]) {
     let cache = Cache::new(pools.to_vec(), Box::new(Lru));
-    let size =
-        |number: u16, layout: &LayerLayout| cache.slots_of_share(ShareId { pool: number, layer: layout.layer }).len();
+    let size = |number: u16, layout: &LayerLayout| {
+        let pool = &pools[usize::from(number)];
+        let of = if pool.is_common { &pool.layers[0] } else { layout };
+        cache.slots_of_share(ShareId { pool: number, layer: of.layer }).len()
+    };
     for (pool, number) in pools.iter().zip(0..) {
+        if pool.is_common {
+            let n_member: usize = pool.layers.iter().map(|layout| layout.members.len()).sum();
+            assert_eq!(size(number, &pool.layers[0]), n_member.min(pool.n_slots as usize), "slots of {pool:?}");
+            continue;
+        }
         let sizes: Vec<usize> = pool.layers.iter().map(|layout| size(number, layout)).collect();
         let n_member: usize = pool.layers.iter().map(|layout| layout.members.len()).sum();
         assert_eq!(sizes.iter().sum::<usize>(), n_member.min(pool.n_slots as usize), "slots of {pool:?}");

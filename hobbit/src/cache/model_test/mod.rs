@@ -107,7 +107,8 @@ impl Model {
         let mut members = Vec::new();
         for (pool, number) in pools.iter().zip(0..) {
             for layout in &pool.layers {
-                let (share, kinds) = (ShareId { pool: number, layer: layout.layer }, layout.kinds);
+                let of = if pool.is_common { &pool.layers[0] } else { layout };
+                let (share, kinds) = (ShareId { pool: number, layer: of.layer }, layout.kinds);
                 members.extend(layout.members.iter().map(|&version| Member { version, share, kinds }));
             }
         }

@@ -14,7 +14,7 @@ pub(super) fn read_pools(bytes: &mut impl Iterator<Item = u8>) -> Vec<PoolLayout
         .map(|_| {
             let kinds = if below(2) == 0 { split } else { fused };
             let layers = layers.clone().map(|layer| LayerLayout { layer, members: Vec::new(), kinds });
-            PoolLayout { layers: layers.collect(), n_slots: 0, capacities: None }
+            PoolLayout { layers: layers.collect(), n_slots: 0, capacities: None, is_common: false }
         })
         .collect();
     for layer in 0..layers.len() {
@@ -38,8 +38,10 @@ pub(super) fn read_pools(bytes: &mut impl Iterator<Item = u8>) -> Vec<PoolLayout
             ..LayerDemand::default()
         };
         let demands: Vec<_> = pool.layers.iter().map(demand).collect();
-        let kind = [None, Some(Allocation::ShallowFirst { layers: 1 }), Some(Allocation::ByPenalty)];
-        pool.capacities = kind[usize::from(below(3))].map(|kind| allocate(kind, pool.n_slots, &demands));
+        let kind = [None, Some(Allocation::ShallowFirst { layers: 1 }), Some(Allocation::ByPenalty), None];
+        let choice = usize::from(below(kind.len() as u8));
+        pool.capacities = kind[choice].map(|kind| allocate(kind, pool.n_slots, &demands));
+        pool.is_common = choice == 3;
     }
     pools
 }

@@ -57,6 +57,12 @@ impl Belady {
         next.map_or(0.0, |time| 1.0 / time.saturating_sub(self.clock).max(1) as f64)
     }
 
+    /// Whether any use of the expert that cannot be skipped comes within such a time.
+    pub(super) fn is_needed_within(&self, expert: ExpertId, reach: u64) -> bool {
+        let demands = self.future.get(expert).into_iter().flat_map(|future| &future.demands);
+        demands.filter_map(VecDeque::front).any(|time| time.saturating_sub(self.clock) <= reach)
+    }
+
     fn worth(&self, Version { expert, precision }: Version) -> f64 {
         let is_resident = |other: Precision| self.resident.get(expert).is_some_and(|resident| resident[other.index()]);
         let of_low = self.low_cost * self.urgency(expert, Precision::Low);

@@ -14,7 +14,7 @@ use crate::expert::{ExpertId, Precision, Version};
 /// - LFU, least frequently used. Counts start over with each sequence: sequences prefer experts of their own, and training
 ///   balances them over many (section 5.5.3: 4.5 % more hits than counts that are never reset);
 /// - LHU, least high-precision used: losing such an expert costs only a low load. Without low versions it is LFU;
-/// - FLD, farthest layer distance. Shares are of one layer, so what remains of it there is the tie-break.
+/// - FLD, farthest layer distance. Where shares are of one layer, what remains of it is the tie-break.
 #[derive(Clone, Debug)]
 pub struct Hobbit {
     weights: Weights,

@@ -1,7 +1,7 @@
 //! Who leaves when a slot is needed: one policy per file behind [`Policy`].
 //!
-//! Slots are divided among layers, so candidates are always of one layer: a policy ranks experts of a layer, never
-//! layers ([`crate::cache::allocate()`] does).
+//! As a rule slots are divided among layers ([`crate::cache::allocate()`]), and candidates are of one layer. Of a common
+//! share ([`crate::cache::PoolLayout::is_common`]) they are of any.
 
 mod arc;
 mod belady;
@@ -10,6 +10,7 @@ mod foresight;
 mod hobbit;
 mod kind;
 mod lru;
+mod near;
 mod queues;
 #[cfg(test)]
 mod replay;
@@ -29,6 +30,7 @@ pub use foresight::{Foresight, ForesightOptions};
 pub use hobbit::Hobbit;
 pub use kind::{PolicyKind, Shape, build, table_bytes};
 pub use lru::Lru;
+pub use near::Near;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use smoe::Smoe;
@@ -68,7 +70,7 @@ pub struct Candidate {
 }
 
 /// Position of the candidate of the lowest value; of equal values, the one whose last use is longest ago.
-fn lowest(candidates: &[Candidate], value: impl Fn(Version) -> f64) -> usize {
+fn lowest(candidates: &[Candidate], mut value: impl FnMut(Version) -> f64) -> usize {
     let ranks = candidates.iter().map(|candidate| (value(candidate.version), candidate.last_use)).enumerate();
     let lowest = ranks.min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     lowest.map_or(0, |(position, _)| position)

@@ -41,7 +41,10 @@ impl Trace {
             |layer| (0..self.n_expert).map(move |index| Version::high(ExpertId { layer, index })).collect::<Vec<_>>();
         let layers = (0..self.n_layers).map(|layer| LayerLayout { layer, members: members(layer), kinds });
         let n_slots = slots_per_layer * u32::from(self.n_layers);
-        let mut cache = Cache::new(vec![PoolLayout { layers: layers.collect(), n_slots, capacities: None }], policy);
+        let mut cache = Cache::new(
+            vec![PoolLayout { layers: layers.collect(), n_slots, capacities: None, is_common: false }],
+            policy,
+        );
         cache.begin_sequence();
         let mut n_misses = 0;
         for choice in self.tokens.iter().flat_map(|layers| layers.iter().map(Some).chain([None])) {

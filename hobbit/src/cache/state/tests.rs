@@ -34,7 +34,7 @@ fn cache(policy: Box<dyn Policy>, slots_per_layer: u32) -> Cache {
     let members = |layer| (0..N_EXPERT).map(|index| high(layer, index)).collect();
     let layers = (0..N_LAYERS).map(|layer| LayerLayout { layer, members: members(layer), kinds }).collect();
     let n_slots = slots_per_layer * u32::from(N_LAYERS);
-    Cache::new(vec![PoolLayout { layers, n_slots, capacities: None }], policy)
+    Cache::new(vec![PoolLayout { layers, n_slots, capacities: None, is_common: false }], policy)
 }
 
 fn land(cache: &mut Cache, slot: SlotId) {

@@ -91,6 +91,8 @@ pub(super) struct Layer {
     /// Features some steps ago, and whether a use came since then.
     examples: Vec<(Features, bool)>,
     examples_age: u32,
+    /// By expert: what [`Layer::probability`] has found out since the last event.
+    probabilities: Vec<Option<f32>>,
     scratch: Vec<f32>,
 }
 
@@ -129,6 +131,7 @@ impl Layer {
             self.examples_age = 0;
         }
         (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
+        self.probabilities.clear();
         std::mem::swap(&mut self.used, &mut self.used_before);
         self.used.clear();
         self.step += 1;
@@ -145,6 +148,7 @@ impl Layer {
     pub(super) fn begin_sequence(&mut self) {
         (self.token, self.n_rows, self.weight, self.n_used) = (None, 0, 0.0, 0);
         self.sequence_tokens = 0.0;
+        self.probabilities.clear();
         self.experts.iter_mut().for_each(|expert| expert.n_sequence = 0.0);
         self.used.clear();
         self.examples.clear();
@@ -201,6 +205,7 @@ impl Layer {
     /// Evidence of each expert is how far its score lies from the last selected one's, as a logarithm.
     pub(super) fn on_scores(&mut self, scores: &[f32], rates: &Rates) {
         self.n_rows += 1;
+        self.probabilities.clear();
         if scores.is_empty() {
             return;
         }
@@ -233,6 +238,7 @@ impl Layer {
             let means = &mut self.expert(index).evidence;
             means.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean += evidence * (1.0 - keep));
         }
+        self.probabilities.clear();
         let tokens_before = self.weight.max(1.0);
         self.weight += weight;
         let more_tokens = self.weight.max(1.0) - tokens_before;
@@ -287,6 +293,17 @@ impl Layer {
             logarithm(next),
         ]);
         features
+    }
+
+    /// The probability of a use of an expert, computed once until something happens in this layer.
+    pub(super) fn probability(&mut self, index: usize, compute: impl FnOnce(&Self, usize) -> f32) -> f32 {
+        if let Some(Some(known)) = self.probabilities.get(index) {
+            return *known;
+        }
+        let probability = compute(self, index);
+        self.probabilities.resize(self.probabilities.len().max(index + 1), None);
+        self.probabilities[index] = Some(probability);
+        probability
     }
 
     /// What a use costs, in high loads, if this version of the expert is gone: nothing while its other version serves it.

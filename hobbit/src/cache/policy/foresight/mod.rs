@@ -16,7 +16,8 @@
 //! not.
 //!
 //! A version's worth is `P` times what its loss costs: a low load where the expert's uses ask for no more, nothing while
-//! its other version serves them. Layer distance says nothing here: candidates are of one layer.
+//! its other version serves them. Among candidates of several layers it is that cost divided by the tokens until a use
+//! is expected, `1 / p - 1` and the part of a token until the layer runs, with `p` the chance of a use by one token.
 
 mod follow;
 mod layer;
@@ -25,6 +26,7 @@ mod learner;
 mod tests;
 
 use super::{Candidate, Now, Policy, Use, lowest};
+use crate::cache::ShareId;
 use crate::cache::bytes::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
 pub(super) use follow::table_bytes;
@@ -88,6 +90,8 @@ pub struct Foresight {
     layers: Vec<Layer>,
     scored: Learner,
     blind: Learner,
+    /// Candidates may be of several layers.
+    has_common: bool,
 }
 
 impl Foresight {
@@ -102,6 +106,7 @@ impl Foresight {
             layers: Vec::new(),
             scored: learner(options.scored),
             blind: learner(options.blind),
+            has_common: false,
         }
     }
 
@@ -137,9 +142,29 @@ impl Foresight {
         let probability = learner.predict(&layer.features(usize::from(expert.index), &self.rates));
         f64::from(probability) * f64::from(layer.cost(expert.index, precision, self.low_cost))
     }
+
+    /// The same for candidates of any layer while one runs. A layer's probabilities are computed once for each of its
+    /// steps, by the weights of that time: candidates are many.
+    fn worth_in_time(&mut self, Version { expert, precision }: Version, running: u16) -> f64 {
+        let n_layers = self.layers.len() as f64;
+        let Self { layers, rates, scored, blind, low_cost, horizon_tokens, .. } = self;
+        let Some(layer) = layers.get_mut(usize::from(expert.layer)) else { return 0.0 };
+        let learner = if layer.is_scored() { scored } else { blind };
+        let within =
+            layer.probability(usize::from(expert.index), |layer, index| learner.predict(&layer.features(index, rates)));
+        let by_one = 1.0 - (1.0 - f64::from(within)).powf(1.0 / f64::from(*horizon_tokens));
+        let ahead = (f64::from(expert.layer) - f64::from(running)) / n_layers;
+        let until_it_runs = if ahead > 0.0 { ahead } else { 1.0 + ahead };
+        let tokens = 1.0 / by_one.max(1e-9) - 1.0 + until_it_runs;
+        f64::from(layer.cost(expert.index, precision, *low_cost)) / tokens.max(1e-9)
+    }
 }
 
 impl Policy for Foresight {
+    fn on_share(&mut self, _share: ShareId, members: &[Version]) {
+        self.has_common |= members.windows(2).any(|pair| pair[0].expert.layer != pair[1].expert.layer);
+    }
+
     fn on_insert(&mut self, version: Version, _now: Now) {
         self.layer(version.expert.layer).set_resident(version.expert.index, version.precision, true);
     }
@@ -177,7 +202,10 @@ impl Policy for Foresight {
     }
 
     fn victim(&mut self, _incoming: Version, candidates: &[Candidate], now: Now) -> usize {
-        let position = lowest(candidates, |version| self.worth(version));
+        let position = match self.has_common {
+            true => lowest(candidates, |version| self.worth_in_time(version, now.layer)),
+            false => lowest(candidates, |version| self.worth(version)),
+        };
         self.on_remove(candidates[position].version, now);
         position
     }

@@ -37,6 +37,35 @@ fn without_scores_recent_and_frequent_experts_stay() {
 }
 
 #[test]
+fn of_two_layers_the_one_that_ran_gives_room() {
+    let of_layer = |layer| Version::high(ExpertId { layer, index: 0 });
+    let layers = [3, 4];
+    let mut foresight = Foresight::new(ForesightOptions::default(), 0.25);
+    foresight.on_share(ShareId { pool: 0, layer: 3 }, &layers.map(of_layer));
+    layers.into_iter().for_each(|layer| foresight.on_insert(of_layer(layer), at(0)));
+    let use_one = |foresight: &mut Foresight, layer, token| {
+        foresight.on_use(of_layer(layer).expert, used(Precision::High), Now { token, layer });
+    };
+    for token in 0..10 {
+        layers.into_iter().for_each(|layer| use_one(&mut foresight, layer, token));
+    }
+    let mut victim = |running: u16| {
+        let candidates = layers.map(|layer| Candidate { version: of_layer(layer), last_use: 0 });
+        let victim = foresight.victim(of_layer(5), &candidates, Now { token: 10, layer: running });
+        foresight.on_insert(candidates[victim].version, at(10));
+        layers[victim]
+    };
+    assert_eq!([3, 4, 0].map(&mut victim), [3, 4, 4], "whose next use is farthest");
+    // Layer 3 was of no use lately.
+    (10..40).for_each(|token| {
+        foresight.on_scores(3, &[0.1, 0.9], Now { token, layer: 3 });
+        use_one(&mut foresight, 4, token);
+    });
+    let candidates = layers.map(|layer| Candidate { version: of_layer(layer), last_use: 0 });
+    assert_eq!(foresight.victim(of_layer(5), &candidates, Now { token: 40, layer: 4 }), 0);
+}
+
+#[test]
 fn a_new_sequence_counts_from_the_whole_run() {
     let mut foresight = aged(Foresight::new(ForesightOptions { learning_rate: 0.0, ..Default::default() }, 1.0));
     let known = |foresight: &Foresight, index| foresight.layers[3].features(index, &foresight.rates);
