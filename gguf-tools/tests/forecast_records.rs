@@ -27,7 +27,7 @@ fn model(name: &str) -> Option<(Spec, bool)> {
         "deepseek.gguf" => Spec { layers: 6, shared: None, ff_dense: None, ..Spec::preset("deepseek-bench").unwrap() },
         "qwen3-30b.gguf" => {
             let spec = Spec::preset("qwen3-30b-a3b").unwrap();
-            return Some((Spec { topk: 6, head_dim: None, down_types: Vec::new(), ..spec }, true));
+            return Some((Spec { topk: 6, ..spec }, true));
         }
         // The demo model, widened.
         "demo-wide.gguf" => {
@@ -77,6 +77,8 @@ impl Record {
             && self.text("hobbit_policy") == "foresight"
             && self.number("hobbit_busy").unwrap_or(0.0) == 0.0
             && !self.text("hobbit_variant").contains("pressure")
+            // What is forecast begins cold and ends with the answer.
+            && self.json["hobbit_decode_ns"].as_array().is_some_and(|repetitions| repetitions.len() == 1)
     }
 
     /// Tokens per second of the second half's median token: the slots are full by then.
