@@ -77,8 +77,11 @@ impl Record {
             && self.text("hobbit_policy") == "foresight"
             && self.number("hobbit_busy").unwrap_or(0.0) == 0.0
             && !self.text("hobbit_variant").contains("pressure")
-            // What is forecast begins cold and ends with the answer.
-            && self.json["hobbit_decode_ns"].as_array().is_some_and(|repetitions| repetitions.len() == 1)
+    }
+
+    /// It begins cold and ends with the answer, as what is forecast does.
+    fn is_cold(&self) -> bool {
+        self.json["hobbit_decode_ns"].as_array().is_some_and(|repetitions| repetitions.len() == 1)
     }
 
     /// Tokens per second of the second half's median token: the slots are full by then.
@@ -176,7 +179,7 @@ fn forecasts_come_near_what_was_measured() {
         "| study | model | memory, GiB | prompt + decoded | experts in slots, GiB | forecast | found | forecast | decode, t/s | forecast to it, with its own misses | forecast to it | second half, t/s | forecast to it |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
-    for record in records.iter().filter(|record| record.counts()) {
+    for record in records.iter().filter(|record| record.counts() && record.is_cold()) {
         let name = record.text("model_filename");
         let Some(((spec, is_trained), cpu)) = model(name).zip(processors.get(&record.machine)) else { continue };
         let (Some(speed), Some(missed)) = (record.number("hobbit_decode_ts"), record.misses()) else { continue };
