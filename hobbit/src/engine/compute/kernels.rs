@@ -26,6 +26,9 @@ const COMPARED: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 23, 24, 31,
 const ELEMENTS_MAX: i64 = 1 << 20;
 const TILE_ROWS: i64 = 64;
 
+/// Rows of weights that are made, and repeated: quantising may take longer than all products.
+const ROWS_MADE: i64 = 32;
+
 /// How fast the plain product has to be, in percent of the other: rows are gathered for it.
 const PERCENT_MIN: u32 = 110;
 
@@ -97,6 +100,11 @@ pub(in crate::engine) fn may_be_plain(choice: KernelChoice, type_: llama::ggml_t
     known.peek().is_none() || known.any(|(_, trial)| trial.as_ref().is_some_and(is_taken))
 }
 
+/// Whether quantising to a type searches a codebook, whose tables alone may take seconds; no kernel tiles such a type.
+fn is_slow(dtype: GgmlType) -> bool {
+    ["iq1", "iq2", "iq3"].iter().any(|family| dtype.name().starts_with(family))
+}
+
 /// Random weights and rows.
 struct Trial<'a> {
     inner: &'a mut Inner,
@@ -119,7 +127,11 @@ impl<'a> Trial<'a> {
         let dtype = GgmlType::from_id(type_)?;
         // Rows so long that a trial would take memory that no budget knows of.
         let is_long = ne0 > ELEMENTS_MAX / ROWS_MIN as i64;
-        if is_long || Ggml.supports(dtype).is_err() || neighbour.op_params.iter().any(|&param| param != 0) {
+        if is_long
+            || is_slow(dtype)
+            || Ggml.supports(dtype).is_err()
+            || neighbour.op_params.iter().any(|&param| param != 0)
+        {
             return None;
         }
         // As many rows modulo a tile as the experts have.
@@ -128,12 +140,15 @@ impl<'a> Trial<'a> {
         let mut random = rand_mt::Mt::new(1);
         let mut floats =
             |n: usize| -> Vec<f32> { (0..n).map(|_| random.next_u32() as f32 / u32::MAX as f32 - 0.5).collect() };
-        let bytes = dtype.row_bytes(ne0 as u64)?.checked_mul(n_rows as u64)? as usize;
-        let (values, ones) = (floats((ne0 * n_rows) as usize), vec![1.0; ne0 as usize]);
+        let row = dtype.row_bytes(ne0 as u64)? as usize;
+        let (bytes, n_made) = (row.checked_mul(n_rows as usize)?, n_rows.min(ROWS_MADE));
+        let (values, ones) = (floats((ne0 * n_made) as usize), vec![1.0; ne0 as usize]);
         let mut weights = Aligned::default();
-        if !quantise::encode(dtype, &values, ne0 as u64, Some(&ones), weights.bytes(bytes)) {
+        let (made, again) = weights.bytes(bytes).split_at_mut(row * n_made as usize);
+        if !quantise::encode(dtype, &values, ne0 as u64, Some(&ones), made) {
             return None;
         }
+        again.chunks_mut(made.len()).for_each(|rows| rows.copy_from_slice(&made[..rows.len()]));
         let n = ROWS[ROWS.len() - 1];
         let results = [(); 2].map(|()| vec![0.0; n * n_rows as usize]);
         let input = floats(n * ne0 as usize);
@@ -271,6 +286,10 @@ mod tests {
         let (mut inner, neighbour) = (inner(), neighbour());
         let type_ = id_of("q8_0");
         assert!(Trial::new(&mut inner, &neighbour, (type_, (1 << 20) + 256, 64, 2)).is_none(), "too long to be tried");
+        for name in ["iq1_s", "iq2_xs", "iq3_xxs"] {
+            let slow = Trial::new(&mut inner, &neighbour, (id_of(name), 256, 64, 2));
+            assert!(slow.is_none(), "{name} would be searched for");
+        }
         let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
         assert!(Trial::new(&mut inner, &with_params, (type_, 256, 96, 2)).is_none(), "a precision was asked for");
     }
