@@ -7,7 +7,7 @@ mod fixture;
 
 use std::path::Path;
 
-use gguf_tools::synth::Spec;
+use gguf_tools::synth::{Spec, architectures};
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::gguf::Gguf;
 use hobbit::options::{KernelChoice, PrecisionMode, Repack};
@@ -133,6 +133,33 @@ fn prompts_take_faster_kernels() {
             .iter()
             .any(|trial| trial.plain_from(KernelChoice::Fastest) != trial.plain_from(KernelChoice::Identical));
         assert!(other || off == 0.0, "{name}: off by {off}, and yet nothing else was taken");
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// Whatever lies between and behind the products: biases, scales, gates of other kinds. With weights rearranged, too, as far as
+/// llama.cpp rearranges them.
+#[test]
+fn prompts_of_all_architectures_keep_their_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
+    let last = |session: &mut hobbit::Session, tokens: &[Token]| {
+        session.feed(tokens).unwrap();
+        session.logits(tokens.len() - 1).unwrap().iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+    };
+    for arch in architectures() {
+        let path = fixture::write(dir.path(), &Spec { seed: 3, ..Spec::tiny(arch) });
+        for repack in [true, false] {
+            let model = open(&path, &ModelOptions { repack, ..options() });
+            assert!(model.regime().stands_aside(), "{arch}");
+            let mut session = model.session(&settings()).unwrap();
+            let mut stock = Stock::open(&path, &StockOptions { repack, ..stock_options() }, &settings()).unwrap();
+            for tokens in [&prompt[..], &[17], &prompt[..33]] {
+                stock.feed(tokens).unwrap();
+                let expected: Vec<u32> = stock.logits().unwrap().iter().map(|logit| logit.to_bits()).collect();
+                assert!(last(&mut session, tokens) == expected, "{arch}, repack {repack}, {} tokens", tokens.len());
+            }
+        }
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -28,6 +28,9 @@ const COMPARED: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 23, 24, 31,
 const ELEMENTS_MAX: i64 = 1 << 20;
 const TILE_ROWS: i64 = 64;
 
+/// Rows of weights that are made, and repeated: quantising may take longer than all products.
+const ROWS_MADE: i64 = 32;
+
 /// How fast the plain product has to be, in percent of the other: rows are gathered for it.
 const PERCENT_MIN: u32 = 110;
 
@@ -114,6 +117,11 @@ pub(in crate::engine) fn may_be_plain(choice: KernelChoice, type_: llama::ggml_t
     known.peek().is_none() || known.any(|(_, trial)| trial.as_ref().is_some_and(is_taken))
 }
 
+/// Whether quantising to a type searches a codebook, whose tables alone may take seconds; no kernel tiles such a type.
+fn is_slow(dtype: GgmlType) -> bool {
+    ["iq1", "iq2", "iq3"].iter().any(|family| dtype.name().starts_with(family))
+}
+
 /// Random weights and rows.
 struct Trial<'a> {
     inner: &'a mut Inner,
@@ -142,7 +150,11 @@ impl<'a> Trial<'a> {
         let (dtype, [ne0, ne1]) = (GgmlType::from_id(key.type_)?, key.shape);
         // Rows so long that a trial would take memory that no budget knows of.
         let is_long = ne0 > ELEMENTS_MAX / ROWS_MIN as i64;
-        if is_long || Ggml.supports(dtype).is_err() || neighbour.op_params.iter().any(|&param| param != 0) {
+        if is_long
+            || is_slow(dtype)
+            || Ggml.supports(dtype).is_err()
+            || neighbour.op_params.iter().any(|&param| param != 0)
+        {
             return None;
         }
         // As many rows modulo a tile as the experts have.
@@ -151,12 +163,15 @@ impl<'a> Trial<'a> {
         let mut random = rand_mt::Mt::new(1);
         let mut floats =
             |n: usize| -> Vec<f32> { (0..n).map(|_| random.next_u32() as f32 / u32::MAX as f32 - 0.5).collect() };
-        let bytes = dtype.row_bytes(ne0 as u64)?.checked_mul(n_rows as u64)? as usize;
-        let (values, ones) = (floats((ne0 * n_rows) as usize), vec![1.0; ne0 as usize]);
+        let row = dtype.row_bytes(ne0 as u64)? as usize;
+        let (bytes, n_made) = (row.checked_mul(n_rows as usize)?, n_rows.min(ROWS_MADE));
+        let (values, ones) = (floats((ne0 * n_made) as usize), vec![1.0; ne0 as usize]);
         let mut weights = Aligned::default();
-        if !quantise::encode(dtype, &values, ne0 as u64, Some(&ones), weights.bytes(bytes)) {
+        let (made, again) = weights.bytes(bytes).split_at_mut(row * n_made as usize);
+        if !quantise::encode(dtype, &values, ne0 as u64, Some(&ones), made) {
             return None;
         }
+        again.chunks_mut(made.len()).for_each(|rows| rows.copy_from_slice(&made[..rows.len()]));
         if let Some(interleaving) = interleaving {
             let as_in_files = weights.bytes(bytes).to_vec();
             interleaving.rearrange(&as_in_files, weights.bytes(bytes));
@@ -314,6 +329,10 @@ mod tests {
         let (mut inner, neighbour) = (inner(), neighbour());
         let long = key("q8_0", [(1 << 20) + 256, 64], false, 2);
         assert!(Trial::new(&mut inner, &neighbour, long, None).is_none(), "too long to be tried");
+        for name in ["iq1_s", "iq2_xs", "iq3_xxs"] {
+            let slow = Trial::new(&mut inner, &neighbour, key(name, [256, 64], false, 2), None);
+            assert!(slow.is_none(), "{name} would be searched for");
+        }
         let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
         let short = key("q8_0", [256, 96], false, 2);
         assert!(Trial::new(&mut inner, &with_params, short, None).is_none(), "a precision was asked for");
