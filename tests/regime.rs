@@ -150,7 +150,8 @@ fn prompts_of_all_architectures_keep_their_bits() {
     for arch in architectures() {
         let path = fixture::write(dir.path(), &Spec { seed: 3, ..Spec::tiny(arch) });
         for repack in [true, false] {
-            let model = open(&path, &ModelOptions { repack, ..options() });
+            let model =
+                open(&path, &ModelOptions { repack: if repack { Repack::Auto } else { Repack::Off }, ..options() });
             assert!(model.regime().stands_aside(), "{arch}");
             let mut session = model.session(&settings()).unwrap();
             let mut stock = Stock::open(&path, &StockOptions { repack, ..stock_options() }, &settings()).unwrap();
