@@ -261,7 +261,7 @@ efficiency() {
             run efficiency -m "$name.gguf" --prompt-file "$prose" --io direct --expert-cache 25%,50%,75% -t "$cores" \
                 -p 0 -n 0 -pg 16,48 -r 1 --no-warmup --predictor "$at" --variant "$at"
             run efficiency -m "$name.gguf" --prompt-file "$prose" --io direct --expert-cache 25%,50%,75% -t "$cores" \
-                -p 0 -n 0 -pg 16,48 -r 1 --no-warmup --predictor "$at" --variant "$at" --disk-limit 500MB,1GB,2GB
+                -p 0 -n 0 -pg 16,48 -r 1 --no-warmup --predictor "$at" --variant "$at" --disk-limit 500000000,1000000000,2000000000
         done
     done
 }

@@ -79,9 +79,9 @@ impl Record {
             && !self.text("hobbit_variant").contains("pressure")
     }
 
-    /// It begins cold and ends with the answer, as what is forecast does.
+    /// It begins cold and ends with the answer, as what is forecast does: of three repetitions and more most are warm.
     fn is_cold(&self) -> bool {
-        self.json["hobbit_decode_ns"].as_array().is_some_and(|repetitions| repetitions.len() == 1)
+        self.json["hobbit_decode_ns"].as_array().is_some_and(|repetitions| repetitions.len() < 3)
     }
 
     /// Tokens per second of the second half's median token: the slots are full by then.

@@ -300,7 +300,7 @@ mod tests {
         let cases = all(&["-m", "a", "--disk-limit", "500MB,1GB", "-n", "0", "-p", "8"]).unwrap();
         assert_eq!(
             cases.iter().map(|case| case.disk_limit).collect::<Vec<_>>(),
-            [500, 1000].map(|mb| Some(mb * 1_000_000))
+            [500, 1024].map(|mib| Some(mib << 20))
         );
         let busy = all(&["--busy", "0,2", "-n", "0"]).unwrap();
         assert_eq!((busy.len(), busy[0].busy, busy[1].busy), (2, 0, 2));

@@ -177,6 +177,11 @@ impl Hierarchy {
         self.host.end_batch(n_tokens, seconds);
     }
 
+    /// Whether tokens are sent along recorded routes.
+    pub(super) fn follows_routes(&self) -> bool {
+        self.routers.walk.is_some()
+    }
+
     /// A new sequence begins.
     pub(super) fn begin_sequence(&mut self) {
         self.routers.walk.iter_mut().for_each(Walk::rewind);

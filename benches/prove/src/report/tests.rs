@@ -46,7 +46,7 @@ fn the_page_needs_nothing_else_and_shows_every_table_and_plot() {
         let (_, section) = html.split_once(&format!("<section id='{name}'>")).unwrap_or_else(|| panic!("no {name}"));
         let section = section.split("</section>").next().unwrap();
         assert!(section.contains("<tbody>\n<tr>") && section.contains("Made from records.jsonl."), "{name}: {section}");
-        let with_plots = !["claims", "resident", "startup"].contains(&name);
+        let with_plots = !["claims", "resident", "startup", "routes", "efficiency"].contains(&name);
         assert_eq!(section.contains("<svg") || section.contains("<div class='bars'>"), with_plots, "{name}");
     }
     let figures = html.split("<figure>").skip(1);

@@ -294,6 +294,7 @@ fn efficiency_puts_looking_ahead_beside() {
         hobbit_disk_limit: disk,
         hobbit_efficiency: Some(0.9),
         hobbit_variant: variant.into(),
+        hobbit_flags: format!("--expert-cache={share} --predictor={variant}"),
         ..with_cache(record("efficiency", "hobbit", [16, 48], speed), share)
     };
     let slow = Some(500_000_000);

@@ -189,6 +189,13 @@ pub fn all() -> Vec<Entry> {
             }
         }
     }
+    for (engine, variant, speed) in [("hobbit", "", 9.0), ("llama.cpp", "", 3.0), ("hobbit", "stacked gate", 9.5)] {
+        all.push(named(record("routes", engine, [28, 128], speed), "synthetic-30b", variant));
+    }
+    for (variant, speed) in [("none", 9.0), ("stacked-gate", 9.5)] {
+        let own = Record { hobbit_limit: None, ..with_cache(record("efficiency", "hobbit", [16, 48], speed), 0.5) };
+        all.push(named(own, "synthetic-qwen", variant));
+    }
     for variant in ["chat", "pressure"] {
         all.push(named(with_series(record("long", "hobbit", [0, 2000], 9.0), 2000, 100), "synthetic-qwen", variant));
     }

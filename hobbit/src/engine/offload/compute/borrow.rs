@@ -14,7 +14,8 @@ impl Offload {
         let Some((_, first)) = products.peek() else { return };
         let experts = Arc::clone(&first.experts);
         let mut guard = experts.memories();
-        let Some(memories) = guard.as_mut() else { return };
+        // Recorded routes are written over the router's choice, which has to be read for it.
+        let Some(memories) = guard.as_mut().filter(|memories| !memories.follows_routes()) else { return };
         memories.catch_up();
         let mut borrowed = Vec::new();
         for (node, tag) in products {
