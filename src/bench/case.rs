@@ -6,7 +6,6 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::args::{Typed, Who, expert_args};
-use super::start::Limits;
 use super::values;
 use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
@@ -50,6 +49,15 @@ impl Test {
         };
         if n_depth > 0 { format!("{name} @ d{n_depth}") } else { name }
     }
+}
+
+/// What processes may take together: memory, and of the disks' time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes, page cache included.
+    pub memory: Option<u64>,
+    /// Bytes per second that are read from the disks on which the models lie.
+    pub disk: Option<u64>,
 }
 
 /// One row of the results. Both engines run it.

@@ -11,12 +11,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::answer::{Run, answers, equal_logits, ggml_build, record};
 use super::args::{self, Format, Typed, Who};
-use super::case::{Case, Source, Task, cases};
+use super::case::{Case, Limits, Source, Task, cases};
 use super::print::{Printer, Shown};
 use super::record::{Record, Tried};
-use super::start::{self, Limits};
 use super::threads;
-use super::{child, inputs};
+use super::{child, inputs, start};
 use crate::devices;
 use crate::exit::{self, USAGE};
 use crate::measure::disk::random_reads;

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 
 use super::answer::Run;
-use super::case::Task;
+use super::case::{Limits, Task};
 use crate::measure::cgroup::{Cgroup, ReadLimit, Usage};
 use crate::measure::page_cache;
 use crate::signals;
@@ -29,15 +29,6 @@ pub fn end_with_signals() -> Result<()> {
             kill_group(running);
         }
     })
-}
-
-/// What processes may take together: memory, and of the disks' time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes, page cache included.
-    pub memory: Option<u64>,
-    /// Bytes per second that are read from the disks on which the models lie.
-    pub disk: Option<u64>,
 }
 
 /// A control group with limits, or none.

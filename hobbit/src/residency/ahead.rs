@@ -313,6 +313,10 @@ impl Holdings for HostHoldings<'_> {
         self.layout.bytes_missing(self.cache, version)
     }
 
+    fn displaces(&self, version: Version) -> bool {
+        !self.cache.has_empty_slot(version)
+    }
+
     fn n_used(&self, layer: u16) -> usize {
         let known = self.shape.layers.iter().find(|(own, ..)| *own == layer);
         known.map_or(1, |(.., n_used)| usize::from(*n_used))

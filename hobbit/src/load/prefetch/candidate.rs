@@ -15,6 +15,8 @@ pub(super) struct Candidate {
     pub(super) is_resident: [bool; Precision::COUNT],
     /// Bytes of each version, by [`Precision::index`], where there is such.
     pub(super) bytes: [Option<u64>; Precision::COUNT],
+    /// Whether a resident has to leave for it, by [`Precision::index`].
+    pub(super) displaces: [bool; Precision::COUNT],
 }
 
 impl Candidate {

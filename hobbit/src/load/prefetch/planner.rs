@@ -50,6 +50,11 @@ pub trait Holdings {
     /// Bytes to read for a version; `None` where there is no such version, or none that may be used.
     fn bytes(&self, version: Version) -> Option<u64>;
 
+    /// Whether a resident has to leave for a version; where nobody knows, one has to.
+    fn displaces(&self, _version: Version) -> bool {
+        true
+    }
+
     /// Experts that a token uses in this layer.
     fn n_used(&self, layer: u16) -> usize;
 }
@@ -327,7 +332,9 @@ impl Prefetcher {
             let is_resident = versions.map(|version| holdings.is_resident(version));
             let worth = self.options.thresholds.demand(unimportance);
             let bytes = versions.map(|version| holdings.bytes(version));
-            let candidate = |is_resident, standing| Candidate { predicted, worth, standing, is_resident, bytes };
+            let displaces = versions.map(|version| holdings.displaces(version));
+            let candidate =
+                |is_resident, standing| Candidate { predicted, worth, standing, is_resident, bytes, displaces };
             // What this planner reads would be missing without it.
             let before = [0, 1].map(|i| is_resident[i] && !is_outstanding[i]);
             let is_missing = candidate(before, Standing::There).missing().is_some();
@@ -366,9 +373,12 @@ impl Prefetcher {
         let load = Load { version, bytes, distance, load_seconds, slack_seconds, saved: 0.0, spares };
         let stuck = self.stuck(&load);
         let of = |chance: f32, spare: f64| f64::from(chance) * if spare > 0.0 { spare - left } else { -stuck };
+        let regret = match candidate.displaces[precision.index()] {
+            true => self.regret.chance(self.estimates.hit_rate()),
+            false => 0.0,
+        };
         let wrong = (1.0 - f64::from(chances.low) - f64::from(chances.high)).max(0.0);
-        let saved = of(chances.low, spares[0]) + of(chances.high, spares[1])
-            - wrong * (stuck + self.regret.chance(self.estimates.hit_rate()) * load_seconds);
+        let saved = of(chances.low, spares[0]) + of(chances.high, spares[1]) - wrong * (stuck + regret * load_seconds);
         (slack_seconds > 0.0 && saved > self.options.saved_min * load_seconds).then_some(Load { saved, ..load })
     }
 

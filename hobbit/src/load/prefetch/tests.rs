@@ -16,6 +16,7 @@ struct World {
     has_low: bool,
     forced_low: bool,
     large: Option<u16>,
+    has_room: bool,
 }
 
 impl Holdings for World {
@@ -29,6 +30,10 @@ impl Holdings for World {
             Precision::High => (!self.forced_low).then_some(bytes),
             Precision::Low => self.has_low.then_some(bytes / 4),
         }
+    }
+
+    fn displaces(&self, _version: Version) -> bool {
+        !self.has_room
     }
 
     fn n_used(&self, _layer: u16) -> usize {
@@ -305,6 +310,23 @@ fn odds_are_learned_from_all_predictions() {
     twice.settle(1, &[], &[], false);
     // One prediction of two was of a missing expert.
     assert_eq!(chance(&twice.odds, 1, 0.125), 4.0 * (0.5 / 6.0) / 5.0);
+}
+
+#[test]
+fn a_free_slot_costs_nobody_anything() {
+    let mut prefetcher = timed(1.0);
+    (0..2000).for_each(|_| prefetcher.estimates.observe_uses(9, 10));
+    let ask = wanted(&[0.4]);
+    let full = World::default();
+    assert!(prefetcher.clone().plan(&ask, Link::default(), &full).is_empty(), "0.4 saved, 0.6 * 0.9 lost");
+    let roomy = World { has_room: true, ..full.clone() };
+    assert_eq!(versions(&prefetcher.clone().plan(&ask, Link::default(), &roomy)), high(&[0]));
+    // Those who left are not missed.
+    for index in 100..200 {
+        prefetcher.evicted(Version::high(expert(index)));
+        prefetcher.settle(1, &[], &[], true);
+    }
+    assert_eq!(versions(&prefetcher.plan(&ask, Link::default(), &full)), high(&[0]));
 }
 
 #[test]
