@@ -119,7 +119,7 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let head = n_embd / n_head.max(1);
     let row = number("attention.key_length").unwrap_or(head) + number("attention.value_length").unwrap_or(head);
     let n_ctx = if session.n_ctx == 0 { number("context_length").unwrap_or(0) } else { session.n_ctx.into() };
-    let n_ctx = n_ctx.next_multiple_of(256).saturating_mul(session.n_seq_max.max(1).into());
+    let n_ctx = n_ctx.min(u32::MAX.into()).next_multiple_of(256).saturating_mul(session.n_seq_max.max(1).into());
     let n_layer = number("block_count").unwrap_or(0);
     // As wide as the widest of both; 4 bytes at the most.
     let width = if [session.type_k, session.type_v].contains(&KvType::F32) { 4 } else { 2 };

@@ -39,7 +39,8 @@ impl UbatchInput {
         let passes_now = self.passes(usual);
         // For each number of passes over a whole batch the narrowest width.
         let longest = self.n_prompt.min(self.n_batch.into()) as u32;
-        let narrowest = |passes: u32| longest.div_ceil(passes).next_multiple_of(STEP).min(self.n_batch);
+        let narrowest =
+            |passes: u32| longest.div_ceil(passes).checked_next_multiple_of(STEP).unwrap_or(u32::MAX).min(self.n_batch);
         let passes = (1..longest.div_ceil(usual.max(1))).take(PASSES_MAX);
         let widths = passes.map(narrowest).filter(|width| *width > usual);
         let read = |width: u32| u128::from(self.passes(width)).saturating_mul(self.missing(width).into());
