@@ -52,7 +52,7 @@ fn prediction_bytes(model: &Model) -> u64 {
     tables + if asks_routers { copied } else { 0 }
 }
 
-/// As [`products_bytes`], of a model that is loaded.
+/// Bytes of the scratch that products use ([`scratch::products_bytes`]), of a model that is loaded.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
     scratch::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
 }

@@ -24,7 +24,7 @@
 //! ```
 //!
 //! The last line is for the resident that had to leave: how likely it is asked for before it would have left anyway, for
-//! what the layer reads next, is counted ([`regret`]); until something was, the hit rate stands for it, and where a slot is
+//! what the layer reads next, is counted (`regret`); until something was, the hit rate stands for it, and where a slot is
 //! free it costs nothing. Prefetches start
 //! only while no product waits for the link, and few at a time ([`crate::load::LoadClass::Prefetch`]). None is planned
 //! without slack, or where less than a tenth of its read is saved. So all loads of a plan but the last fit into the time
