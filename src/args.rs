@@ -90,8 +90,8 @@ pub struct ModelArgs {
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,
-    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself (auto), experts that are kept
-    /// here as well, which arrive later and multiply faster (on), or never; it changes the last bits of some types' results
+    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the experts
+    /// have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of some types' results
     #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REPACK")]
     pub repack: Tri,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated

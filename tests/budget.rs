@@ -7,7 +7,7 @@ mod fixture;
 
 use std::path::Path;
 
-use gguf_tools::synth::Spec;
+use gguf_tools::synth::{Format, Spec};
 use hobbit::gguf::Gguf;
 use hobbit::store::slot_stride;
 use serde_json::Value;
@@ -51,8 +51,8 @@ fn measure(model: &Path, args: &[&str]) -> Measured {
 }
 
 /// The smallest budget, as the message for a budget that is too small states it.
-fn stated_minimum(model: &Path) -> String {
-    let run = cli::run(model, &["-p", PROMPT, "-c", "1024", "--mem-budget", "1M"]);
+fn stated_minimum(model: &Path, flags: &[&str]) -> String {
+    let run = cli::run(model, &[&["-p", PROMPT, "-c", "1024", "--mem-budget", "1M"], flags].concat());
     run.is_refused(&["too small", "at least", "give --mem-budget"]).unwrap();
     let (_, rest) = run.stderr.split_once("give --mem-budget ").expect("checked above");
     rest.chars().take_while(char::is_ascii_alphanumeric).collect()
@@ -76,7 +76,7 @@ fn experts(model: &Path) -> (u64, u64) {
 fn the_stated_minimum_works_and_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture::write(dir.path(), &spec());
-    let minimum = stated_minimum(&model);
+    let minimum = stated_minimum(&model, &[]);
     let measured = measure(&model, &["--mem-budget", &minimum]);
     let allowed = bytes(&minimum);
     assert!(measured.peak_rss_bytes > 0, "this system does not tell the resident set");
@@ -89,12 +89,28 @@ fn a_budget_for_a_quarter_of_the_experts_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture::write(dir.path(), &spec());
     let (expert_bytes, n_experts) = experts(&model);
-    let budget = bytes(&stated_minimum(&model)) + expert_bytes / 4;
+    let budget = bytes(&stated_minimum(&model, &[])) + expert_bytes / 4;
     let measured = measure(&model, &["--mem-budget", &budget.to_string()]);
     assert!(measured.peak_rss_bytes <= budget, "{} bytes resident, {budget} allowed", measured.peak_rss_bytes);
     let share = measured.n_slots * 100 / n_experts;
     assert!((15..=30).contains(&share), "{} slots for {n_experts} experts, expected about a quarter", measured.n_slots);
     assert!(measured.hits > 0 && measured.misses > 0, "{} hits, {} misses", measured.hits, measured.misses);
+}
+
+/// Experts are rearranged in buffers of their own.
+#[test]
+fn budgets_count_rearranging() {
+    let dir = tempfile::tempdir().unwrap();
+    let typed = Spec { types: vec![Format::Q4_0], down_types: vec![Format::Q4_0], ff: 1024, ..spec() };
+    let model = fixture::write(dir.path(), &typed);
+    let (expert_bytes, _) = experts(&model);
+    let minimum = bytes(&stated_minimum(&model, &["--repack", "on"]));
+    for budget in [minimum, minimum + expert_bytes / 4, minimum + expert_bytes / 2] {
+        let measured = measure(&model, &["--mem-budget", &budget.to_string(), "--repack", "on"]);
+        let peak = measured.peak_rss_bytes;
+        assert!(peak <= budget, "{peak} bytes resident, {budget} allowed");
+        assert!(measured.misses > 0);
+    }
 }
 
 /// Routers of 15 MiB, and as many again would be kept by a policy that copied them; tables of 1.5 MiB beside experts of
@@ -104,7 +120,7 @@ fn budgets_count_routers_and_tables() {
     let dir = tempfile::tempdir().unwrap();
     let wide = Spec { layers: 30, experts: 128, topk: 8, embd: 1024, ff: 32, heads: 8, ..Spec::tiny("qwen3moe") };
     let model = fixture::write(dir.path(), &wide);
-    let minimum = stated_minimum(&model);
+    let minimum = stated_minimum(&model, &[]);
     for budget in [bytes(&minimum), bytes(&minimum) + (40 << 20)] {
         for policy in ["foresight", "lru"] {
             let measured = measure(&model, &["--mem-budget", &budget.to_string(), "--policy", policy]);
@@ -128,7 +144,7 @@ fn half_of_the_experts_when_asked_for() {
 fn an_expert_cache_that_does_not_fit_its_budget_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture::write(dir.path(), &spec());
-    let minimum = stated_minimum(&model);
+    let minimum = stated_minimum(&model, &[]);
     let run = cli::run(&model, &["-c", "1024", "--mem-budget", &minimum, "--expert-cache", "100%"]);
     run.is_refused(&["does not fit", "--expert-cache", "--mem-budget"]).unwrap();
 }

@@ -40,10 +40,11 @@ pub type Token = i32;
 /// of some types' results are others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repack {
-    /// Where the model fits and llama.cpp runs it by itself.
+    /// Where the model fits and llama.cpp runs it by itself, and where hobbit keeps experts of types that gain by it (MXFP4, Q4_0,
+    /// IQ4_NL) on the CPU, in one precision, with slots for at least half of them.
     #[default]
     Auto,
-    /// There, and where hobbit keeps the experts: each is rearranged when it arrives, and other weights while they are loaded.
+    /// There, and wherever hobbit keeps experts on the CPU: each is rearranged when it arrives, and other weights while they are loaded.
     On,
     /// Never.
     Off,

@@ -8,7 +8,7 @@ use hobbit::cache::Allocation;
 use hobbit::cache::policy::PolicyKind;
 use hobbit::engine::RouterObserver;
 use hobbit::gguf::Gguf;
-use hobbit::options::Prefetch;
+use hobbit::options::{Prefetch, Repack};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::predict::{PathBatches, PathLimits, PathTableBuilder, PredictorKind};
 use hobbit::profile::write_path_table;
@@ -89,7 +89,7 @@ fn sound(rows: &[Row]) -> Result<(), String> {
 
 /// The table of the paths that the script itself takes: predictions as good as can be.
 fn learn_paths(case: &Case, path: &Path, to: &Path) -> Result<PathBuf, String> {
-    let options = ModelOptions { budget: BUDGET, ..ModelOptions::default() };
+    let options = ModelOptions { budget: BUDGET, repack: Repack::Off, ..ModelOptions::default() };
     let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
     let builder = PathTableBuilder::new(model.predict_shape(), PathLimits::default());
     let batches = Arc::new(Mutex::new(PathBatches::new(builder)));
@@ -130,8 +130,16 @@ fn check_variant(
     let path_table = paths.filter(|_| variant.ahead == Some(PredictorKind::PathTable)).map(Path::to_owned);
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
     let profile = (variant.slots == Allocation::ByPenalty).then(|| fixture::profile(path, dir.path()));
-    let options =
-        ModelOptions { budget: BUDGET, expert_cache, io, caching, path_table, profile, ..ModelOptions::default() };
+    let options = ModelOptions {
+        budget: BUDGET,
+        repack: Repack::Off,
+        expert_cache,
+        io,
+        caching,
+        path_table,
+        profile,
+        ..ModelOptions::default()
+    };
     let model = match variant.shuffle {
         None => Model::open(path, &options, |_| true),
         Some(seed) => Model::open_with_store(path, &options, move |inner| {

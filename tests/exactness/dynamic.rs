@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gguf_tools::synth::{Format, Spec};
-use hobbit::options::{DeviceChoice, LowShare, LowSource, PrecisionMode};
+use hobbit::options::{DeviceChoice, LowShare, LowSource, PrecisionMode, Repack};
 use hobbit::plan::ExpertCache;
 use hobbit::store::faulty::{Faults, FaultyStore, Hold};
 use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions};
@@ -31,16 +31,36 @@ pub fn check(case: &Case, end: End, sizes: &[ExpertCache]) -> Vec<String> {
     check_on(case, end, &[], &sizes)
 }
 
+/// As [`check`], with weights rearranged for the CPU on both sides.
+#[allow(dead_code)]
+pub fn check_rearranged(case: &Case, end: End, sizes: &[ExpertCache]) -> Vec<String> {
+    let sizes: Vec<_> = sizes.iter().map(|&size| (ExpertCache::Auto, size)).collect();
+    compare(case, end, &[], &sizes, Repack::On)
+}
+
 /// As [`check`], on devices of these names, with sizes of their cache and of the host's.
 pub fn check_on(case: &Case, end: End, devices: &[&str], sizes: &[(ExpertCache, ExpertCache)]) -> Vec<String> {
+    compare(case, end, devices, sizes, Repack::Auto)
+}
+
+fn compare(
+    case: &Case,
+    end: End,
+    devices: &[&str],
+    sizes: &[(ExpertCache, ExpertCache)],
+    repack: Repack,
+) -> Vec<String> {
     let Source::Synth(spec) = &case.model else { panic!("{}: not a model of our own", case.name) };
     let (high_dir, low_dir) = (directory(), directory());
     let high = fixture::write(high_dir.path(), spec);
     let low = fixture::write(low_dir.path(), &lowered(spec));
     let reference = if end == End::AllHigh { &high } else { &low };
     let n_batch = case.options.n_batch as usize;
-    let stock =
-        Stock::open_on(reference, &case.options, devices).and_then(|mut stock| case.script.run(&mut stock, n_batch));
+    let stock = match repack {
+        Repack::On => Stock::open_repacked(reference, &case.options),
+        Repack::Auto | Repack::Off => Stock::open_on(reference, &case.options, devices),
+    };
+    let stock = stock.and_then(|mut stock| case.script.run(&mut stock, n_batch));
     let expected = match stock {
         Ok(rows) => rows,
         Err(error) => return vec![format!("{}: {error}", case.name)],
@@ -51,7 +71,7 @@ pub fn check_on(case: &Case, end: End, devices: &[&str], sizes: &[(ExpertCache, 
     };
     let failed = |&size: &(ExpertCache, ExpertCache)| {
         let device = DeviceOptions { devices: named.clone(), cache: size.0, headroom: 0.0, ..DeviceOptions::default() };
-        let found = run(case, &high, &low, end, device, size.1);
+        let found = run(case, &high, &low, end, device, size.1, repack);
         let error = found.and_then(|found| same(&expected, &found)).err()?;
         Some(format!("{}, {end:?}, {size:?}: {error}", case.name))
     };
@@ -75,12 +95,14 @@ fn run(
     end: End,
     device: DeviceOptions,
     expert_cache: ExpertCache,
+    repack: Repack,
 ) -> Result<Vec<super::script::Row>, String> {
     let options = ModelOptions {
         budget: BUDGET,
         expert_cache,
         low: Some(LowSource::File(low.to_owned())),
         low_share: LowShare::Percent(if end == End::AllLow { 100.0 } else { 30.0 }),
+        repack,
         precision: PrecisionOptions {
             mode: Some(PrecisionMode::Dynamic),
             t1: Some(if end == End::AllLow { 0.0 } else { 1.0 }),

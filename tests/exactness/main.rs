@@ -146,6 +146,29 @@ fn rearranged_experts() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
+/// Without a flag: types that gain, where at least half of them have slots.
+#[test]
+fn experts_that_are_rearranged_unasked() {
+    fixture::quiet_llama_cpp();
+    let cases = cases::rearranged();
+    let gains = |case: &&Case| case.name.contains("mxfp4") || case.name.ends_with("rearranged q4_0");
+    let cases: Vec<&Case> = cases.iter().filter(gains).collect();
+    assert_eq!(cases.len(), 2);
+    let failures: Vec<String> = cases.into_iter().flat_map(repacked::check_auto).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Low versions are rearranged like high ones.
+#[test]
+fn rearranged_experts_in_low_precision() {
+    fixture::quiet_llama_cpp();
+    let cases = cases::rearranged();
+    let sizes = [ExpertCache::Percent(60.0), ExpertCache::Percent(25.0)];
+    let of_end = |end: dynamic::End| cases.iter().flat_map(move |case| dynamic::check_rearranged(case, end, &sizes));
+    let failures: Vec<String> = of_end(dynamic::End::AllLow).chain(of_end(dynamic::End::AllHigh)).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
 #[test]
 fn router_and_tensor_layouts() {
     check_all(cases::layouts(), &Variant::SIZES);

@@ -7,7 +7,7 @@ use hobbit::cache::Allocation;
 use hobbit::engine::Ggml;
 use hobbit::expert::ExpertId;
 use hobbit::gguf::{GgmlType, Gguf};
-use hobbit::options::{LowShare, PrecisionMode};
+use hobbit::options::{LowShare, PrecisionMode, Repack};
 use hobbit::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
 use hobbit::plan::ExpertCache;
 use hobbit::store::IoMode;
@@ -100,7 +100,15 @@ fn run_nested(
         Some(0.0) if expert_cache == SIZES[0] => ExpertCache::Percent(60.0),
         _ => expert_cache,
     };
-    let options = ModelOptions { budget: BUDGET, expert_cache, precision, low_share, io, ..ModelOptions::default() };
+    let options = ModelOptions {
+        budget: BUDGET,
+        repack: Repack::Off,
+        expert_cache,
+        precision,
+        low_share,
+        io,
+        ..ModelOptions::default()
+    };
     let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
     let session = model.session(&case.options).map_err(|error| error.to_string())?;
     let mut hobbit = Hobbit::new(session);
@@ -155,7 +163,7 @@ pub fn check_widths(case: &Case) -> Vec<String> {
 
 fn exact() -> ModelOptions {
     let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
-    ModelOptions { budget: BUDGET, precision, ..ModelOptions::default() }
+    ModelOptions { budget: BUDGET, repack: Repack::Off, precision, ..ModelOptions::default() }
 }
 
 fn plain(case: &Case, dir: &Path) -> PathBuf {
@@ -177,7 +185,8 @@ fn stock(case: &Case, path: &Path) -> Vec<Row> {
 
 fn run(case: &Case, path: &Path, mode: PrecisionMode, expert_cache: ExpertCache) -> Result<Vec<Row>, String> {
     let precision = PrecisionOptions { mode: Some(mode), t1: Some(1.0), t2: Some(1.0), ..PrecisionOptions::default() };
-    let options = ModelOptions { budget: BUDGET, expert_cache, precision, ..ModelOptions::default() };
+    let options =
+        ModelOptions { budget: BUDGET, repack: Repack::Off, expert_cache, precision, ..ModelOptions::default() };
     run_with(case, path, &options)
 }
 

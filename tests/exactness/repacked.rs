@@ -45,6 +45,32 @@ pub fn check(case: &Case) -> Vec<String> {
     failures
 }
 
+/// What is wrong with a case where nobody says whether experts are rearranged: they are with slots for half of them.
+pub fn check_auto(case: &Case) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };
+    let path = fixture::write(dir.path(), spec);
+    let n_batch = case.options.n_batch as usize;
+    let check = |percent: f64, repacks: bool| {
+        let open = if repacks { Stock::open_repacked } else { Stock::open };
+        let expected = case.script.run(&mut open(&path, &case.options)?, n_batch)?;
+        let expert_cache = ExpertCache::Percent(percent);
+        let options = ModelOptions { budget: BUDGET, expert_cache, ..ModelOptions::default() };
+        let model = Model::open(&path, &options, |_| true).map_err(|error| error.to_string())?;
+        let session = model.session(&case.options).map_err(|error| error.to_string())?;
+        let is_told = session.io_choice().contains("rearranged");
+        if cfg!(target_arch = "x86_64") && is_told != repacks {
+            return Err(format!("found {}", session.io_choice()));
+        }
+        same(&expected, &case.script.run(&mut Hobbit::new(session), n_batch)?)
+    };
+    let sizes = [(50.0, true), (49.0, false)];
+    let failed = |(percent, repacks): (f64, bool)| {
+        Some(format!("{}, {percent} %: {}", case.name, check(percent, repacks).err()?))
+    };
+    sizes.into_iter().filter_map(failed).collect()
+}
+
 fn run(case: &Case, path: &Path, expert_cache: ExpertCache, io: IoMode) -> Result<Vec<Row>, String> {
     let options = ModelOptions { budget: BUDGET, expert_cache, io, repack: Repack::On, ..ModelOptions::default() };
     let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gguf_tools::synth::Spec;
 use hobbit::gguf::Gguf;
-use hobbit::options::RouteOptions;
+use hobbit::options::{Repack, RouteOptions};
 use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, TraceWriter};
 use hobbit::{Model, ModelOptions};
 
@@ -65,8 +65,12 @@ pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
         wrong.push(format!("{}: plain llama.cpp follows no route", case.name));
     }
     for &variant in variants {
-        let mut options =
-            ModelOptions { budget: BUDGET, expert_cache: variant.expert_cache, ..ModelOptions::default() };
+        let mut options = ModelOptions {
+            budget: BUDGET,
+            repack: Repack::Off,
+            expert_cache: variant.expert_cache,
+            ..ModelOptions::default()
+        };
         options.routes = Some(routes.clone());
         options.caching.predictor = variant.ahead.unwrap_or_default();
         let model = Model::open(&path, &options, |_| true).unwrap();

@@ -11,10 +11,11 @@ use super::error::Error;
 use super::memory_use::MemoryUse;
 use super::params::{context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
+use super::repack::Interleaving;
 use super::source::ModelSource;
-use crate::gguf::Gguf;
+use crate::gguf::{Catalog, Gguf};
 use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
-use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, context_tokens};
+use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, RepackInput, context_tokens};
 use crate::store::IoMode;
 
 /// Of what the process holds besides: code, allocator, thread stacks; in bytes.
@@ -61,6 +62,28 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<(Re
     let n_ctx = fitted_context(&source.gguf, &options.expects, room);
     let expects = SessionOptions { n_ctx, ..options.expects.clone() };
     Ok((if may_stand_aside && n_ctx > 0 { regime(&expects) } else { whole }, n_ctx))
+}
+
+/// Whether experts that hobbit keeps on the CPU are rearranged for it, and all other weights: where it was asked for, or where
+/// it pays ([`RepackInput`]) and nothing else changes their bytes. `n_ctx` as [`choose`] gave it.
+pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions, n_ctx: u32) -> bool {
+    let has_low = || catalog.layers.iter().any(|layer| layer.low.iter().any(Option::is_some));
+    match options.repack {
+        Repack::On => return true,
+        Repack::Off => return false,
+        Repack::Auto if catalog.has_planes() || has_low() => return false,
+        Repack::Auto => {}
+    }
+    let Some(room) = room(options, &MemoryLimits::read()) else { return false };
+    let slices = || catalog.classes.iter().flat_map(|class| &class.slices);
+    let expert_bytes = catalog.layers.iter().flat_map(|layer| &layer.high).map(|version| version.bytes()).sum();
+    let expects = SessionOptions { n_ctx: options.expects.n_ctx.max(n_ctx), ..options.expects.clone() };
+    let (_, most) = bounds(gguf, &expects);
+    let besides = [tensor_bytes(gguf).saturating_sub(expert_bytes), most.kv, most.compute, most.runtime];
+    let besides = besides.into_iter().fold(0, u64::saturating_add);
+    RepackInput { expert_bytes, expert_cache: options.expert_cache, room, besides }
+        .pays(slices().map(|slice| slice.dtype))
+        && slices().all(|slice| Interleaving::of(slice.dtype, slice.ne0, slice.ne1).is_some())
 }
 
 /// Tokens of a context for a model that does not fit with all of those that it was trained on; 0 if that is not known, or if

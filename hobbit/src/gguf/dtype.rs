@@ -62,16 +62,22 @@ impl GgmlType {
     pub const F32: Self = Self(0);
     /// 16-bit float.
     pub const F16: Self = Self(1);
+    /// 4 bits, one f16 scale per 32 elements.
+    pub const Q4_0: Self = Self(2);
     /// 4 bits, a scale and a minimum, both f16, per 32 elements.
     pub const Q4_1: Self = Self(3);
     /// 8 bits, one f16 scale per 32 elements.
     pub const Q8_0: Self = Self(8);
+    /// 4 bits that name one of 16 values, one f16 scale per 32 elements.
+    pub const IQ4_NL: Self = Self(20);
     /// Signed bytes; packs keep records in it.
     pub const I8: Self = Self(24);
     /// 64-bit integers.
     pub const I64: Self = Self(27);
     /// 16-bit brain float.
     pub const BF16: Self = Self(30);
+    /// 4-bit floats, one exponent per 32 elements.
+    pub const MXFP4: Self = Self(39);
 
     /// The type with this id in `enum ggml_type`; `None` if unknown or removed.
     pub fn from_id(id: u32) -> Option<Self> {

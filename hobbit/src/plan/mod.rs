@@ -26,6 +26,7 @@ mod layers;
 mod limits;
 mod pools;
 mod regime;
+mod repack;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ pub(crate) use limits::kib_field;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use regime::{Needs, Regime};
+pub use repack::RepackInput;
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
 pub use ubatch::UbatchInput;
 

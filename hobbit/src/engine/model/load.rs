@@ -71,6 +71,13 @@ impl Model {
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
 
+        let mut options = options.clone();
+        if !experts.map().is_empty() && !regime.stands_aside() {
+            let is_rearranged = placement.devices.is_empty() && regime::rearranges(&gguf, &catalog, &options, n_ctx);
+            options.repack = if is_rearranged { Repack::On } else { Repack::Off };
+        }
+        let options = &options;
+
         // Where experts have no memory, llama.cpp could only look at their addresses.
         let is_plain = experts.map().is_empty() || regime.stands_aside();
         let is_checked_here = options.check_tensors && !is_plain;
@@ -97,7 +104,7 @@ impl Model {
             unsafe { RawModel::load_path(&gguf.files[0].path, params) }
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
-            params.use_extra_bufts = options.repack == Repack::On && placement.devices.is_empty();
+            params.use_extra_bufts = options.repack == Repack::On;
             let mut stream = CookieStream::open(gguf.virtual_file(), &originals)?;
             let are_skipped = stream.skips_experts();
             let file = stream.as_file();
