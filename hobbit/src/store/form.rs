@@ -126,6 +126,39 @@ impl Form {
         }
     }
 
+    /// What a read of `extent` makes of a file's bytes, as engines do it: in units that fit into a buffer. Whether all scales of
+    /// planes are sound.
+    ///
+    /// # Panics
+    /// If it does not fit into `out`, or reads past the file's end.
+    pub fn assemble(&self, file: &[u8], extent: &Extent, out: &mut [u8]) -> bool {
+        let range = extent.offset..extent.offset.saturating_add(extent.len);
+        assert!(
+            match self {
+                Self::AsIs => extent.len <= out.len() as u64,
+                Self::Planes(parts) => parts.iter().all(|part| part.is_sound(range.clone(), out.len())),
+                Self::Rows(matrices) => matrices.iter().all(|rows| rows.is_sound(range.clone(), out.len())),
+            },
+            "it fits"
+        );
+        let Some(units) = self.units(extent) else {
+            out[..extent.len as usize].copy_from_slice(&file[range.start as usize..range.end as usize]);
+            return true;
+        };
+        // SAFETY: the memory is `out`'s, for as long as this call, in which nobody else uses it.
+        let dst = unsafe { SlotPtr::new(out.as_mut_ptr()) };
+        units.iter().fold(true, |is_sound, unit| {
+            let mut buffer = vec![0; unit.buffer_bytes()];
+            for piece in &unit.pieces {
+                let (at, from) = (piece.at, piece.offset as usize);
+                let len = (piece.len as usize).min(file.len() - from);
+                buffer[at..at + len].copy_from_slice(&file[from..from + len]);
+            }
+            // SAFETY: checked above; `dst` is this call's alone.
+            is_sound & unsafe { unit.assemble(dst, &buffer) }
+        })
+    }
+
     /// Of a checked request, what is read into buffers; `None`: nothing is.
     pub(super) fn units(&self, extent: &Extent) -> Option<Vec<Unit>> {
         match self {

@@ -1,13 +1,15 @@
 //! What to load: ahead of the router, and, with a device, who copies and who computes.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::expert::{Precision, Version};
+use hobbit::expert::{Extent, Precision, Version};
 use hobbit::load::balance::{Balancer, Costs, HelperMode, Miss, split};
-use hobbit::load::prefetch::{Estimates, Holdings, Link, PrefetchOptions, Prefetcher};
+use hobbit::load::prefetch::{Estimates, Governor, GovernorOptions, Holdings, Link, PrefetchOptions, Prefetcher};
 use hobbit::predict::{Gates, Predictor};
 use hobbit::route::Thresholds;
+use hobbit::store::{Form, Order, Rearrange, Rows};
 use hobbit_guard::inputs::{self, N_USED, Token};
 
 const MIB: u64 = 1 << 20;
@@ -120,4 +122,61 @@ fn balance((misses, costs): (Vec<Vec<Miss>>, Costs)) -> (Vec<Vec<Miss>>, Costs) 
     (misses, costs)
 }
 
-library_benchmark_group!(name = load, benchmarks = [prefetch, balance]);
+const N_TOKENS: u16 = 256;
+
+// Tokens whose waits vary, and are a little shorter with prefetching: trials, rests, and a decision.
+#[library_benchmark]
+#[bench::tokens(GovernorOptions::default())]
+fn govern(options: GovernorOptions) -> Governor {
+    let mut governor = Governor::new(options);
+    for at in 0..black_box(N_TOKENS) {
+        let wait = 0.02 + f64::from(at % 7) / 1000.0;
+        governor.account(0.002, 0.001);
+        governor.end_token(if governor.is_on() { 0.8 * wait } else { wait });
+    }
+    governor
+}
+
+/// Every second byte first: the least that an order does.
+struct Halves;
+
+impl Rearrange for Halves {
+    fn rearrange(&self, rows: &[u8], out: &mut [u8]) {
+        let (first, second) = out.split_at_mut(rows.len() / 2);
+        for ((pair, a), b) in rows.chunks_exact(2).zip(first).zip(second) {
+            (*a, *b) = (pair[0], pair[1]);
+        }
+    }
+}
+
+/// An expert's matrix, as a file has it, and the form in which it is wanted.
+struct Handed {
+    file: Vec<u8>,
+    out: Vec<u8>,
+    form: Form,
+    extent: Extent,
+}
+
+fn handed(n_groups: usize) -> Handed {
+    const GROUP_BYTES: usize = 16 * 1088;
+    let bytes = n_groups * GROUP_BYTES;
+    let order = Order::Other(Arc::new(Halves));
+    let rows = Rows { offset: 1000, bytes: bytes as u64, group_bytes: GROUP_BYTES as u64, to: 0, order };
+    Handed {
+        file: vec![3; 1000 + bytes],
+        out: vec![0; bytes],
+        form: Form::Rows(vec![rows]),
+        extent: Extent { file: 0, offset: 1000, len: bytes as u64 },
+    }
+}
+
+// What whoever completes a read does before the slot is handed over.
+#[library_benchmark(setup = handed)]
+#[bench::rows(64)]
+fn hand_over(mut handed: Handed) -> Handed {
+    let Handed { file, out, form, extent } = &mut handed;
+    assert!(black_box(&*form).assemble(file, extent, out));
+    handed
+}
+
+library_benchmark_group!(name = load, benchmarks = [prefetch, balance, govern, hand_over]);

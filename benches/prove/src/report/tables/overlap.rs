@@ -40,7 +40,7 @@ pub fn routes(entries: &[Entry]) -> Table {
     };
     Table {
         title: "A real model's routes",
-        note: "Experts and weights of every token are those of a recording of Qwen3-30B-A3B, on both sides. What is predicted of later \
+        note: "Experts and weights of every token are those of a recording of the real model, on both sides. What is predicted of later \
                layers comes from it too, at a recall of 80 % where nothing else is said. \"At once\" is the time that reading \
                and multiplying would take without ever waiting for each other, as a share of what was measured.",
         n_words: 3,
