@@ -78,7 +78,7 @@ impl PresetWords {
 /// `--name=value` as people type it.
 fn spelled(word: &str) -> String {
     match word.split_once('=') {
-        Some((name, "off")) => name.replacen("--", "--no-", 1),
+        Some((name @ ("--overlap" | "--upgrade"), "off")) => name.replacen("--", "--no-", 1),
         Some((name, value)) => format!("{name} {value}"),
         None => word.to_owned(),
     }
@@ -108,6 +108,7 @@ fn flags(preset: Preset) -> Vec<Flag> {
     if !settings.overlap {
         flags.push(flag("overlap", &word(false)));
     }
+    flags.push(flag("cpu-helper", &settings.cpu_helper));
     let Some(low) = settings.low else {
         flags.push(flag("precision", &"exact"));
         return flags;
@@ -159,17 +160,17 @@ mod tests {
         assert_eq!(
             told("hobbit", &[]),
             "preset hobbit: --policy hobbit --slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on \
-             --no-overlap --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
+             --no-overlap --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
         );
         assert_eq!(
             told("edgemoe", &[]),
             "preset edgemoe: --policy edgemoe --slots even --predictor path-table --prefetch-distance 1 --prefetch on \
-             --precision exact"
+             --cpu-helper off --precision exact"
         );
         assert_eq!(
             told("fate", &[]),
             "preset fate: --policy arc --slots shallow-first:3 --predictor cross-layer --prefetch-distance 1 --prefetch on \
-             --low auto --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
+             --cpu-helper off --low auto --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
         );
         assert_eq!(told("none", &[]), "");
     }
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn what_an_exact_run_or_a_profile_leaves_no_use_for_is_not_set() {
         let exact = told("hobbit", &["--precision=exact"]);
-        assert!(exact.ends_with("--prefetch on --no-overlap"), "{exact}");
+        assert!(exact.ends_with("--no-overlap --cpu-helper off"), "{exact}");
         let fitted = told("hobbit", &["--profile=a.json"]);
         assert!(!fitted.contains("--t1") && fitted.contains("--prefill-low 0%"), "{fitted}");
     }

@@ -6,7 +6,7 @@ use crate::predict::PredictorKind;
 use crate::route::Thresholds;
 use crate::words::named;
 
-use super::Prefetch;
+use super::{CpuHelper, Prefetch};
 
 /// Whose settings are taken where nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct PresetSettings {
     pub prefetch: Prefetch,
     /// Whether a layer computes with the experts that are there while others are read.
     pub overlap: bool,
+    /// Whether the CPU computes experts that a device misses.
+    pub cpu_helper: CpuHelper,
     /// When low versions stand in; `None`: never.
     pub low: Option<LowRules>,
 }
@@ -57,7 +59,8 @@ pub struct LowRules {
 }
 
 impl Preset {
-    /// What the paper says; `None` for [`Preset::None`].
+    /// What the paper says; `None` for [`Preset::None`]. All three load what a device misses: of HOBBIT's two modes the
+    /// device-centric one is what its paper is about (section 4).
     pub const fn settings(self) -> Option<PresetSettings> {
         let Thresholds { t1, t2 } = Thresholds::MIXTRAL;
         Some(match self {
@@ -72,6 +75,7 @@ impl Preset {
                 distance: 2,
                 prefetch: Prefetch::On,
                 overlap: false,
+                cpu_helper: CpuHelper::Off,
                 low: Some(LowRules { t1, t2, low_share: 0.2, prefill_low: 0.0 }),
             },
             // III-B: widths are chosen before the run, not in it; III-C1: the table's next layer is preloaded until the router
@@ -83,6 +87,7 @@ impl Preset {
                 distance: 1,
                 prefetch: Prefetch::On,
                 overlap: true,
+                cpu_helper: CpuHelper::Off,
                 low: None,
             },
             // 4.2: the next layer's gate, everything above the 75th percentile; 4.3: computed in the order in which transfers
@@ -95,6 +100,7 @@ impl Preset {
                 distance: 1,
                 prefetch: Prefetch::On,
                 overlap: true,
+                cpu_helper: CpuHelper::Off,
                 low: Some(LowRules { t1: 1.0, t2: 1.0, low_share: 0.0, prefill_low: 0.25 }),
             },
         })
