@@ -46,5 +46,5 @@ fn what_a_preset_contradicts_is_told_with_its_name() {
         assert!(parts.iter().all(|part| stderr.contains(part)), "{words:?}: {stderr}");
     }
     let stderr = demo(&[&WHOLE[..], &["--preset", "edgemoe"]].concat()).run().expect(1).stderr;
-    assert!(stderr.contains("path table") && stderr.contains("--path-table"), "{stderr}");
+    assert!(stderr.contains("needs a table") && stderr.contains("--path-table"), "{stderr}");
 }
