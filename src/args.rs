@@ -3,6 +3,7 @@
 mod caching;
 mod device;
 mod precision;
+pub mod preset;
 mod sampling;
 
 use std::ffi::OsString;
@@ -16,7 +17,10 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser};
 pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
+pub use preset::PresetArgs;
 pub use sampling::SamplingArgs;
+
+use preset::PresetWords;
 
 use super::argv::{self, Grammar, Note};
 use super::switch::{self, Switch, Tri};
@@ -37,6 +41,8 @@ Examples:
       Decode faster: a missing expert that matters little comes from the second file, a smaller quant of the model.
   hobbit-cli -m mixtral.Q8_0.gguf --low q2_k,down=q3_k
       The same without one: it is made once, in a file beside the model.
+  hobbit-cli -m mixtral.Q8_0.gguf --preset hobbit --t1 0.5
+      As the HOBBIT paper has it, but for T1. edgemoe and fate are others.
   hobbit-cli -m qwen3-moe.gguf -dev CUDA0 --device-cache 6G --host-cache 16G
       Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
@@ -102,6 +108,8 @@ pub struct ModelArgs {
 /// Where experts are kept and how they are computed: flags of every program that runs a model.
 #[derive(Args, Debug)]
 pub struct ExpertArgs {
+    #[command(flatten)]
+    pub preset: PresetArgs,
     #[command(flatten)]
     pub memory: MemoryArgs,
     #[command(flatten)]
@@ -393,27 +401,39 @@ pub fn parse_as<A: FromArgMatches>(
     let line = argv::normalise(args, &grammar).map_err(|error| command.error(error.kind(), error))?;
     let negated = switch::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
     let name = OsString::from(command.get_name());
-    let words = [name].into_iter().chain(negated).chain(line.words);
+    let preset = PresetWords::of(&line.words, &command, |name| std::env::var_os(name));
+    let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
-    check_precision(&matches, &mut command)?;
+    check_precision(&matches, &preset, &mut command)?;
     let has_model = matches.value_source("model").is_some();
     let mut notes = line.notes;
+    notes.extend(preset.note());
     for (name, why, names_model) in unsupported::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
         // Without it another model would run.
         if names_model && !has_model {
             let message = format!("the environment variable {name} names a model: {why}, or unset it");
             return Err(command.error(ErrorKind::ArgumentConflict, message));
         }
-        notes.push(Note { flag: format!("the environment variable {name}"), why });
+        notes.push(Note::NoEffect { flag: format!("the environment variable {name}"), why });
     }
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
 }
 
 /// Refuses contradictions among the flags of dynamic precision as clap refuses wrong usage.
-fn check_precision(matches: &clap::ArgMatches, command: &mut clap::Command) -> Result<(), clap::Error> {
+fn check_precision(
+    matches: &clap::ArgMatches,
+    preset: &PresetWords,
+    command: &mut clap::Command,
+) -> Result<(), clap::Error> {
     let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
     let args = PrecisionArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
-    args.check(is_typed).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))
+    args.check(is_typed).map_err(|error| {
+        let error = match preset.share_in(&error) {
+            Some(share) => format!("{error} ({share})"),
+            None => error,
+        };
+        command.error(ErrorKind::ArgumentConflict, error)
+    })
 }
 
 /// At most as many as ggml runs (`GGML_MAX_N_THREADS`).

@@ -139,18 +139,24 @@ impl Grammar {
 pub struct Line {
     /// Words without the program's name.
     pub words: Vec<OsString>,
-    /// What the user should know about flags that were dropped.
+    /// Flags that were dropped.
     pub notes: Vec<Note>,
 }
 
-/// A llama.cpp flag that was accepted and changes nothing.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{flag} has no effect: {why}")]
-pub struct Note {
-    /// As typed.
-    pub flag: String,
-    /// Why nothing happens.
-    pub why: &'static str,
+/// What the user should know about a command line that was understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Note {
+    /// A llama.cpp flag was accepted and changes nothing.
+    #[error("{flag} has no effect: {why}")]
+    NoEffect {
+        /// As typed.
+        flag: String,
+        /// Why nothing happens.
+        why: &'static str,
+    },
+    /// What a preset has set.
+    #[error("{0}")]
+    Preset(String),
 }
 
 /// Wrong usage that clap would not see, or would explain badly.
@@ -200,7 +206,7 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
             }
             match flag.verdict {
                 Verdict::Refused(why) => return Err(UsageError::Unsupported { flag: name, why }),
-                Verdict::NoEffect(why) => line.notes.push(Note { flag: name, why }),
+                Verdict::NoEffect(why) => line.notes.push(Note::NoEffect { flag: name, why }),
                 Verdict::Implied => {}
             }
         } else if name.starts_with("--") {

@@ -151,6 +151,7 @@ impl HiArgs {
         let escape = low.prompt.escape.0;
         let chooses_ubatch = low.context.ubatch_size.0.is_none();
         let session = session(&low.context, &low.rope, until_full);
+        let experts = experts(low.experts, &model, session.clone())?;
         Ok(Self {
             model,
             is_demo,
@@ -158,7 +159,7 @@ impl HiArgs {
                 repack: low.model.repack.into(),
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
-                ..experts(low.experts, session.clone())?
+                ..experts
             },
             session_options: session,
             chooses_ubatch,
@@ -291,15 +292,18 @@ pub fn check_outputs(
     options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()))
 }
 
-/// Where experts are kept and how they are computed, for a session as `expects` says: every program's flags go this way.
-pub fn experts(args: ExpertArgs, expects: SessionOptions) -> Result<ModelOptions> {
-    let ExpertArgs { memory, device, precision, caching } = args;
+/// Where experts of a model are kept and how they are computed, for a session as `expects` says: every program's flags go this way.
+///
+/// # Errors
+/// Flags of no use together; with `--low auto`, a model that cannot be read.
+pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
+    let ExpertArgs { preset: _, memory, device, precision, caching } = args;
     Ok(ModelOptions {
         budget: memory.mem_budget,
         overcommit: memory.overcommit.0,
         expects,
         expert_cache: memory.expert_cache,
-        low: precision.source(),
+        low: precision.source(model)?,
         low_share: precision.low_share,
         precision: precision.options(),
         kernels: precision.kernels,

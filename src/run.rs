@@ -202,7 +202,10 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
 /// end, and ears for llama.cpp's log and for signals.
 pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colour: bool, log: &Log) -> Result<CtrlC> {
     for note in notes {
-        log.line(Level::Warning, format!("note: {note}"));
+        match note {
+            Note::NoEffect { .. } => log.line(Level::Warning, format!("note: {note}")),
+            Note::Preset(words) => log.line(Level::Info, format!("hobbit: {words}")),
+        }
     }
     warn_of_threads(session, log);
     if let Some(path) = json {

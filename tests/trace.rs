@@ -10,7 +10,7 @@ use hobbit::options::{DeviceChoice, Prefetch};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::predict::PredictorKind;
 use hobbit::route::Shares;
-use hobbit::sim::{Config, FitGoal, PredictedBy, Recording, fit, recall, replay, widths, widths_by_distance};
+use hobbit::sim::{Config, FitGoal, PredictedBy, Recording, Slots, fit, recall, replay, widths, widths_by_distance};
 use hobbit::trace::{LayerRecord, ReadClass, Record, TraceReader};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions, Stats};
 
@@ -99,7 +99,7 @@ fn a_fitted_profile_saves_misses_and_its_run_is_replayed_too() {
     let goal = FitGoal {
         policy: PolicyKind::Hobbit,
         budget: "50%".parse().unwrap(),
-        allocation: Allocation::Even,
+        slots: Slots::default(),
         low_percent: 0.0,
         shares: Shares::new(0.67, 0.3, 0.03).unwrap(),
         thresholds: None,
@@ -123,7 +123,8 @@ fn a_fitted_profile_saves_misses_and_its_run_is_replayed_too() {
             Allocation::ByPenalty => assert!(by_layer != [4; 6] && by_layer.iter().all(|n| *n >= 2), "{by_layer:?}"),
         }
         let config = Config::recorded(&recording).unwrap();
-        assert_eq!((config.allocation, Weights::new(fitted.weights).unwrap()), (slots, config.weights));
+        let weights = Weights::new(fitted.weights).unwrap();
+        assert_eq!((config.slots, config.weights), (Slots::Layers(slots), weights));
         let total = replay(&recording, &config, &mut |_, _, _| ()).unwrap().total();
         assert_eq!((total.hits, total.n_misses()), (hits, misses), "{slots}");
         misses_of.push(misses);

@@ -63,12 +63,12 @@ def slots(trace):
     even = misses(trace)
     lines = [["even, misses", *map(str, even)]]
     for name, options in [
-        ("shallow-first:4", ["--allocation", "shallow-first:4"]),
-        ("by-penalty, as the trace itself says (hindsight)", ["--allocation", "by-penalty"]),
-        ("one pool over all layers", ["--one-pool"]),
+        ("shallow-first:4", ["--slots", "shallow-first:4"]),
+        ("by-penalty, as the trace itself says (hindsight)", ["--slots", "by-penalty"]),
+        ("one pool over all layers", ["--slots", "global"]),
     ]:
         lines.append([name, *(f"{own / base:.3f}" for own, base in zip(misses(trace, *options), even))])
-    for name, options in [("the optimum, even", []), ("the optimum, one pool", ["--one-pool"])]:
+    for name, options in [("the optimum, even", []), ("the optimum, one pool", ["--slots", "global"])]:
         optimum = misses(trace, *options, policy="belady")
         lines.append([name, *(f"{own / base:.3f}" for own, base in zip(optimum, even))])
     table("slots, misses of foresight to even slots", BUDGETS, lines)
@@ -77,7 +77,7 @@ def slots(trace):
 def sight(trace):
     far = [1, 2, 4, 8, 16, 32]
     lines = []
-    for name, options in [("even", []), ("one pool", ["--one-pool"])]:
+    for name, options in [("even", []), ("one pool", ["--slots", "global"])]:
         for budget in BUDGETS[:3]:
             policies = "foresight," + ",".join(f"belady:{tokens}" for tokens in far)
             replays = replay(trace, *options, policy=policies, budgets=[budget])["replays"]
@@ -95,9 +95,9 @@ def halved(first, second):
     even = misses(second)
     lines = [["even, misses", *map(str, even)]]
     for name, options in [
-        ("by-penalty, fitted on the first", ["--allocation", "by-penalty", "--penalties", fitted]),
-        ("by-penalty, hindsight", ["--allocation", "by-penalty"]),
-        ("one pool over all layers", ["--one-pool"]),
+        ("by-penalty, fitted on the first", ["--slots", "by-penalty", "--penalties", fitted]),
+        ("by-penalty, hindsight", ["--slots", "by-penalty"]),
+        ("one pool over all layers", ["--slots", "global"]),
     ]:
         lines.append([name, *(f"{own / base:.3f}" for own, base in zip(misses(second, *options), even))])
     table("slots, misses of foresight to even slots", BUDGETS, lines)

@@ -45,6 +45,8 @@ fn each_expert_gets_its_own_width() {
         "4GiB",
         "--shares",
         "67/30/3",
+        "--tolerance",
+        "2%",
         "-o",
         &profile,
     ]);
@@ -65,6 +67,16 @@ fn each_expert_gets_its_own_width() {
     assert_eq!((info.t1, info.t2), (Some(fitted.t1), Some(fitted.t2)), "the pack has the profile's thresholds");
     let sized = size(["--target-size", "8MiB"]);
     assert!(sized <= 8 << 20 && sized > 7 << 20, "{sized}");
+
+    let measured = Profile::read(Path::new(&profile)).unwrap();
+    let tolerated = measured.widths.last().unwrap().tolerated.clone().unwrap();
+    assert!(tolerated.loss <= 0.02 && (1..48).contains(&tolerated.experts.len()), "{tolerated:?}");
+    let mixed = tool(&["pack", &model, "-o", &pack, "--force", "--profile", &profile, "--tolerated", "q2_k"]);
+    assert!(mixed.status.success(), "{}", words(&mixed.stderr));
+    let lowered = format!("{} experts lowered to q2_K: measured perplexity ", tolerated.experts.len());
+    assert!(words(&mixed.stderr).contains(&lowered), "{}", words(&mixed.stderr));
+    let refused = tool(&["pack", &model, "-o", &pack, "--force", "--profile", &profile, "--tolerated", "q3_k"]);
+    assert!(words(&refused.stderr).contains("--widths q3_K --tolerance"), "{}", words(&refused.stderr));
 
     let refused = tool(&["pack", &model, "-o", &pack, "--force", "--profile", &profile, "--target-size", "1MiB"]);
     assert_eq!(refused.status.code(), Some(1));

@@ -5,12 +5,14 @@ mod device;
 mod files;
 mod kernels;
 mod precision;
+mod preset;
 mod sampling;
 
 pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 pub use kernels::KernelChoice;
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
+pub use preset::{LowRules, Preset, PresetSettings};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
 use std::path::PathBuf;

@@ -43,9 +43,9 @@ pub struct CachingArgs {
     #[arg(long, value_name = "N", default_value_t = CachingOptions::DISTANCE,
           value_parser = clap::value_parser!(u8).range(1..=8), env = "HOBBIT_ARG_PREFETCH_DISTANCE")]
     pub prefetch_distance: u8,
-    /// Wait for all experts of a layer on the CPU before computing any: to measure what overlapping is worth
-    #[arg(long, env = "HOBBIT_ARG_NO_OVERLAP")]
-    pub no_overlap: bool,
+    /// Compute with the experts of a layer that are there while others are read. Off to measure what that is worth, on the CPU
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_OVERLAP")]
+    pub overlap: Switch,
     /// Fill free slots while nobody waits for a read: before the first prompt, while somebody types
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
     pub fill: Switch,
@@ -75,7 +75,7 @@ impl CachingArgs {
             predictor: self.predictor,
             prefetch: self.prefetch,
             distance: self.prefetch_distance,
-            overlap: !self.no_overlap,
+            overlap: self.overlap.0,
             fill: self.fill.0,
         }
     }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
@@ -15,10 +16,10 @@ use hobbit::options::{KernelChoice, LowShare, LowSource, PrecisionMode, Precisio
 #[command(next_help_heading = "Dynamic precision (hobbit's own)")]
 pub struct PrecisionArgs {
     /// Low-precision experts: a GGUF of the same model in a smaller quant, or types to make them of once, such as q2_k
-    /// or q2_k,down=q3_k. A pack brings its own
-    #[arg(long, value_name = "FILE.gguf|TYPES", env = "HOBBIT_ARG_LOW",
+    /// or q2_k,down=q3_k; auto makes q4_0 of floats and q2_k of others. A pack brings its own
+    #[arg(long, value_name = "FILE.gguf|TYPES|auto", env = "HOBBIT_ARG_LOW",
           value_parser = OsStringValueParser::new().try_map(|text| low_source(text, Path::is_file)))]
-    pub low: Option<LowSource>,
+    pub low: Option<Low>,
     /// Where the file that --low TYPES makes goes (default: beside the model)
     #[arg(long, value_name = "DIR", env = "HOBBIT_ARG_LOW_DIR")]
     pub low_dir: Option<PathBuf>,
@@ -55,6 +56,20 @@ pub struct PrecisionArgs {
     pub deterministic: Switch,
 }
 
+/// Where low-precision experts come from, as typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Low {
+    /// What suits the model: [`LowSource::types_below`], or a pack's own.
+    Auto,
+    /// As given.
+    Given(LowSource),
+}
+
+impl Low {
+    /// The word for [`Low::Auto`].
+    pub const AUTO: &str = "auto";
+}
+
 impl PrecisionArgs {
     /// Looks for contradictions. `is_typed` tells by its id whether a flag was on the command line: what comes from the
     /// environment is a default for many runs, and gives way without a word to a flag that leaves no use for it.
@@ -89,8 +104,8 @@ impl PrecisionArgs {
             ));
         }
         let found = match &self.low {
-            Some(LowSource::Quantise { .. }) => return Ok(()),
-            Some(LowSource::File(path)) => format!("--low names the file {}", path.display()),
+            Some(Low::Auto | Low::Given(LowSource::Quantise { .. })) => return Ok(()),
+            Some(Low::Given(LowSource::File(path))) => format!("--low names the file {}", path.display()),
             None => "there is no --low".to_owned(),
         };
         if !is_typed("low_dir") {
@@ -101,12 +116,20 @@ impl PrecisionArgs {
         ))
     }
 
-    /// Where low-precision experts come from.
-    pub fn source(&self) -> Option<LowSource> {
-        match self.low.clone()? {
-            LowSource::Quantise { types, .. } => Some(LowSource::Quantise { types, directory: self.low_dir.clone() }),
-            file => Some(file),
-        }
+    /// Where low-precision experts of this model come from.
+    ///
+    /// # Errors
+    /// With `--low auto`, a model that cannot be read.
+    pub fn source(&self, model: &Path) -> Result<Option<LowSource>> {
+        Ok(match self.low.clone() {
+            Some(Low::Auto) if self.precision == Some(PrecisionMode::Exact) => None,
+            Some(Low::Auto) => super::preset::low_of(model, self.low_dir.as_deref())?,
+            Some(Low::Given(LowSource::Quantise { types, .. })) => {
+                Some(LowSource::Quantise { types, directory: self.low_dir.clone() })
+            }
+            Some(Low::Given(file)) => Some(file),
+            None => None,
+        })
     }
 
     /// When they may stand in.
@@ -124,14 +147,17 @@ impl PrecisionArgs {
 }
 
 /// A file if there is one or the name ends like one, otherwise types, in lower case.
-fn low_source(text: OsString, is_file: impl Fn(&Path) -> bool) -> Result<LowSource, String> {
+fn low_source(text: OsString, is_file: impl Fn(&Path) -> bool) -> Result<Low, String> {
     let path = Path::new(&text);
     if is_file(path) || path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) {
-        return Ok(LowSource::File(text.into()));
+        return Ok(Low::Given(LowSource::File(text.into())));
     }
     let types = text.to_string_lossy().to_ascii_lowercase();
+    if types == Low::AUTO {
+        return Ok(Low::Auto);
+    }
     match check_types(&types) {
-        Ok(()) => Ok(LowSource::Quantise { types, directory: None }),
+        Ok(()) => Ok(Low::Given(LowSource::Quantise { types, directory: None })),
         Err(why) => {
             Err(format!("there is no such file, and these are no types such as q2_k or q2_k,down=q3_k either: {why}"))
         }
@@ -195,14 +221,15 @@ mod tests {
 
     use super::*;
 
-    fn source(text: &str) -> Result<LowSource, String> {
+    fn source(text: &str) -> Result<Low, String> {
         low_source(text.into(), |path| path == Path::new("q4_0"))
     }
 
     #[test]
     fn files_and_types() {
-        let types = |types: &str| Ok(LowSource::Quantise { types: types.to_owned(), directory: None });
-        let file = |path: &str| Ok(LowSource::File(path.into()));
+        let types = |types: &str| Ok(Low::Given(LowSource::Quantise { types: types.to_owned(), directory: None }));
+        let file = |path: &str| Ok(Low::Given(LowSource::File(path.into())));
+        assert_eq!(source("auto"), Ok(Low::Auto));
         assert_eq!(source("q2_k"), types("q2_k"));
         assert_eq!(source("Q2_K,down=Q3_K,gate_up=iq4_nl"), types("q2_k,down=q3_k,gate_up=iq4_nl"));
         assert_eq!(source("bf16"), types("bf16"));
@@ -254,7 +281,7 @@ mod tests {
             let is_typed =
                 |id: &str| typed.iter().any(|word| word.starts_with(&format!("--{}=", id.replace('_', "-"))));
             let args = PrecisionArgs::from_arg_matches(&matches).unwrap();
-            args.check(is_typed).map(|()| args.source())
+            args.check(is_typed).map(|()| args.source(Path::new("absent.gguf")).unwrap())
         };
         assert_eq!(check(&["--precision=exact"], &["--t1=0.5", "--t2=0.2"]), Ok(None));
         let exact = check(&["--precision=exact", "--t2=0.5"], &["--t1=0.5"]).unwrap_err();

@@ -23,6 +23,9 @@ Examples:
   hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 10%,25%,50%,100% --policy lru,foresight
       Every flag of hobbit-cli that says how experts are held takes a list: all combinations are run.
 
+  hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 25% --preset none,hobbit,fate
+      hobbit's own settings and those of two papers.
+
 Several values of a flag: with commas between them, or the flag again; numbers as first-last, first-last+step or
 first-last*mult too.
 Exit status: 0 success, 1 failure (of any test), 2 wrong usage, 130 interrupted.";
@@ -276,9 +279,16 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
 
 /// Settings of one case.
 pub fn expert_args(words: &[String]) -> Result<ExpertArgs, clap::Error> {
-    let command = args::with_spellings(expert_command());
-    let (parsed, _) = args::parse_as(command, words.iter().map(OsString::from))?;
-    Ok(parsed)
+    Ok(with_notes(words)?.0)
+}
+
+/// What is to be told of a case's settings.
+pub fn expert_notes(words: &[String]) -> Result<Vec<Note>, clap::Error> {
+    Ok(with_notes(words)?.1)
+}
+
+fn with_notes(words: &[String]) -> Result<(ExpertArgs, Vec<Note>), clap::Error> {
+    args::parse_as(args::with_spellings(expert_command()), words.iter().map(OsString::from))
 }
 
 /// The values that one word means.
@@ -371,7 +381,10 @@ mod tests {
         ];
         assert_eq!(typed.engine, expected);
         let args = expert_args(&["--policy=lru".into(), "--no-overlap".into()]).unwrap();
-        assert!(args.caching.no_overlap);
+        assert!(!args.caching.overlap.0);
+        let (args, notes) = with_notes(&["--preset=hobbit".into(), "--policy=lru".into()]).unwrap();
+        assert_eq!((args.caching.policy.name(), args.caching.predictor.name()), ("lru", "stacked-gate"));
+        assert!(matches!(&notes[..], [Note::Preset(words)] if words.starts_with("preset hobbit: --slots even ")));
     }
 
     #[test]

@@ -246,7 +246,7 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 impl Case {
     /// For a [`Model`](hobbit::Model).
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let options = resolve::experts(expert_args(&self.words)?, self.session_options()?)?;
+        let options = resolve::experts(expert_args(&self.words)?, &self.model, self.session_options()?)?;
         // What is measured is not recorded.
         Ok(ModelOptions { trace: None, ..options })
     }

@@ -78,6 +78,13 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
             return Ok(USAGE);
         }
     };
+    let mut told = Vec::new();
+    for note in cases.iter().flat_map(|case| args::expert_notes(&case.words).unwrap_or_default()) {
+        if !told.contains(&note) {
+            tell(format_args!("{note}"));
+            told.push(note);
+        }
+    }
     inputs::check(&cases, &source(&typed))?;
     start::end_with_signals()?;
     let output = &typed.bench.output;

@@ -103,6 +103,7 @@ impl HiArgs {
             bail!("no text: give a file with -f (or -bf), or a text with -p");
         }
         let session = resolve::session(&low.context, &low.rope, true);
+        let experts = experts(low.experts, &model, session.clone())?;
         Ok(Self {
             model,
             is_demo,
@@ -112,7 +113,7 @@ impl HiArgs {
                 repack: low.model.repack.into(),
                 check_tensors: low.model.check_tensors.0,
                 kv_overrides: low.model.override_kv,
-                ..experts(low.experts, session.clone())?
+                ..experts
             },
             // Whole batches are scored.
             session_options: SessionOptions { n_outputs_max: 0, ..session },

@@ -407,7 +407,7 @@ fn wrong_usage() {
         (&["--sampling-seq", "kz"], "--sampling-seq: unknown sampler letter 'z'"),
         (&["--mem-budget", "many"], "--mem-budget <SIZE|auto>"),
         (&["--io", "mmap"], "unknown I/O mode"),
-        (&["--low", "q9"], "--low <FILE.gguf|TYPES>"),
+        (&["--low", "q9"], "--low <FILE.gguf|TYPES|auto>"),
         (&["--low", "q9"], "there is no such file"),
         (&["--low", "q9"], "unknown type 'q9' (known: "),
         (&["--low-share", "2G"], "unknown low share '2G'"),

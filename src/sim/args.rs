@@ -1,18 +1,18 @@
 //! What was typed after `hobbit-sim`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::switch::Switch;
-use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::fitted::FittedPolicy;
 use hobbit::options::PrecisionMode;
 use hobbit::predict::PredictorKind;
 use hobbit::route::{Shares, Thresholds};
-use hobbit::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording};
+use hobbit::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
 use hobbit::units::{parse_bytes, parse_percent};
 
 const EXAMPLES: &str = "\
@@ -91,15 +91,16 @@ pub struct ReplayArgs {
     /// Traces
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Policies, separated by commas; 'all' is every one, 'belady:4' one that knows the next 4 tokens. LRU and the optimum
-    /// (belady) are always simulated beside them
+    /// Policies, separated by commas; 'all' is every one of the engine's. Of the simulator alone are 'random' ('random:7' of another
+    /// seed), 'lfu-model' (uses of the whole run, where lfu counts a sequence's) and 'belady:4' (knows the next 4 tokens). LRU and
+    /// the optimum (belady) are always simulated beside them
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
     pub policy: Names<Eviction>,
     /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)
     #[arg(long, value_name = "SIZES", default_value = "recorded", value_delimiter = ',')]
     pub budget: Vec<Budget>,
-    /// Predictors of prefetches, separated by commas: a name, 'none', 'oracle' (knows the future), 'oracle:80%' (that much of
-    /// it; for the rest it names others) or 'all'
+    /// Predictors of prefetches, separated by commas: a name (path-table with --calibration), 'none', 'oracle' (knows the future),
+    /// 'oracle:80%' (that much of it; for the rest it names others) or 'all' (but path-table)
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
     pub predictor: Names<PredictedBy>,
     /// Print everything as JSON
@@ -133,9 +134,10 @@ pub struct FitArgs {
     /// Room for experts, as in replay
     #[arg(long, value_name = "SIZE", default_value = "recorded")]
     pub budget: Budget,
-    /// How layers share it: even, shallow-first:N (the first N whole first) or by-penalty (as these traces would have it)
-    #[arg(long, value_name = "HOW", default_value = "even")]
-    pub allocation: Allocation,
+    /// How layers share it: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it) or global
+    /// (layers compete for all of them)
+    #[arg(long, value_name = "HOW", default_value_t, alias = "allocation")]
+    pub slots: Slots,
     /// Percent of the room that low versions get
     #[arg(long, value_name = "N%", default_value = "0%", value_parser = percent)]
     pub low_share: f64,
@@ -195,15 +197,16 @@ pub struct ReportArgs {
 #[derive(clap::Args, Debug, Default)]
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
 pub struct WorldArgs {
-    /// How layers share the room: even, shallow-first:N (the first N whole first) or by-penalty (as these traces would have it)
-    #[arg(long, value_name = "HOW")]
-    pub allocation: Option<Allocation>,
-    /// What misses cost each layer, from 'hobbit-sim calibrate' on other traces, for --allocation by-penalty
+    /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it), or
+    /// global: layers of equally large experts compete for all of their slots, which the engine does not have
+    #[arg(long, value_name = "HOW", alias = "allocation")]
+    pub slots: Option<Slots>,
+    /// What misses cost each layer, from 'hobbit-sim calibrate' on other traces, for --slots by-penalty
     #[arg(long, value_name = "FILE")]
     pub penalties: Option<PathBuf>,
-    /// Let layers of equally large experts compete for all of their slots, in place of dividing these
-    #[arg(long)]
-    pub one_pool: bool,
+    /// Other traces of the model, of which EdgeMoE's path table is made, for --predictor path-table
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub calibration: Vec<PathBuf>,
     /// exact or dynamic
     #[arg(long, value_name = "MODE")]
     pub precision: Option<PrecisionMode>,
@@ -258,8 +261,10 @@ impl WorldArgs {
     /// Thresholds that make no sense; a trace of another version.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
-        config.allocation = self.allocation.unwrap_or(config.allocation);
-        config.one_pool = self.one_pool;
+        config.slots = self.slots.unwrap_or(config.slots);
+        if !self.calibration.is_empty() {
+            config.path_table = Some(Arc::new(path_table(&super::others(&self.calibration, recording)?)));
+        }
         if let Some(file) = &self.penalties {
             let fitted = FittedPolicy::read(file)?;
             let model = &recording.header.model;
@@ -319,9 +324,8 @@ fn policies(text: &str) -> Result<Names<Eviction>, String> {
 }
 
 fn predictors(text: &str) -> Result<Names<PredictedBy>, String> {
-    let all =
-        || PredictorKind::ALL.iter().map(|kind| PredictedBy::Predictor(*kind)).chain([PredictedBy::Oracle]).collect();
-    names(text, all)
+    let of_engine = || PredictorKind::ALL.into_iter().filter(|kind| *kind != PredictorKind::PathTable);
+    names(text, || of_engine().map(PredictedBy::Predictor).chain([PredictedBy::Oracle]).collect())
 }
 
 fn names<T: std::str::FromStr<Err: std::fmt::Display> + PartialEq>(

@@ -21,7 +21,7 @@ pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
     let goal = FitGoal {
         policy: args.policy,
         budget: args.budget,
-        allocation: args.allocation,
+        slots: args.slots,
         low_percent: args.low_share,
         shares: args.shares,
         thresholds,

@@ -25,7 +25,7 @@ use args::{Args, Command};
 
 use super::exit;
 use hobbit::files::{self, Input, Kind, Output, OutputError};
-use hobbit::sim::Recording;
+use hobbit::sim::{Recording, SimError};
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
 /// written is written whole at the end.
@@ -66,6 +66,25 @@ fn open(path: &Path, low_bytes: Option<f64>) -> Result<Recording> {
         recording.assume_low(percent);
     }
     Ok(recording)
+}
+
+/// Other traces of a recording's model.
+///
+/// # Errors
+/// Files that cannot be read; [`SimError::OtherModel`].
+fn others(files: &[PathBuf], recording: &Recording) -> Result<Vec<Recording>> {
+    let shape = |own: &Recording| -> Vec<_> {
+        own.header.model.layers.iter().map(|layer| (layer.layer, layer.n_expert, layer.n_used)).collect()
+    };
+    let open = |file: &PathBuf| {
+        let other = open(file, None)?;
+        let first = || recording.path.clone();
+        match shape(&other) == shape(recording) {
+            true => Ok(other),
+            false => Err(SimError::OtherModel { first: first(), other: other.path }.into()),
+        }
+    };
+    files.iter().map(open).collect()
 }
 
 /// Tells of a trace that a crash cut off.

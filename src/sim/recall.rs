@@ -9,9 +9,7 @@ use serde::Serialize;
 use super::args::RecallArgs;
 use super::table::table;
 use hobbit::predict::{Gates, PathTable, PredictorKind, Recall, RecallCounts};
-use hobbit::sim::{
-    PredictedBy, Recording, SimError, Widths, path_recall, path_table, recall, widths, widths_by_distance,
-};
+use hobbit::sim::{PredictedBy, Recording, Widths, path_recall, path_table, recall, widths, widths_by_distance};
 use hobbit::trace::Layer;
 
 /// One predictor at one distance.
@@ -43,6 +41,8 @@ struct Found {
 #[derive(Serialize)]
 struct Width {
     distance: u8,
+    /// Share of tokens whose first expert has the best score.
+    top_1: Option<f64>,
     /// Fewest experts that reach the aim; `None` if all that were recorded do not.
     experts_for_aim: Option<usize>,
     layers: Vec<WidthOfLayer>,
@@ -56,14 +56,10 @@ struct WidthOfLayer {
 }
 
 pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
-    let calibration = args.calibration.iter().map(|file| super::open(file, None)).collect::<Result<Vec<_>>>()?;
-    let table = path_table(&calibration);
     let mut all = Vec::new();
     for (file, n_before) in args.files.iter().zip(0..) {
         let recording = super::open(file, None)?;
-        if let Some(other) = calibration.iter().find(|own| own.header.model.layers != recording.header.model.layers) {
-            return Err(SimError::OtherModel { first: recording.path, other: other.path.clone() }.into());
-        }
+        let table = path_table(&super::others(&args.calibration, &recording)?);
         let rows = rows(&recording, &table, args.distance);
         let widths = widths(&recording, args.distance);
         let priced = priced(&recording, &widths, args.aim / 100.0);
@@ -130,6 +126,7 @@ fn priced(recording: &Recording, widths: &BTreeMap<(u16, u8), Widths>, aim: f64)
         let found = |n| Some(Found { recall: all.recall(n)?, precision: all.precision(n)?, experts: n as f64 });
         Width {
             distance,
+            top_1: all.top_1(),
             experts_for_aim: all.fewest(aim),
             layers: recording.header.model.layers.iter().filter_map(of_layer).collect(),
             curve: (1..=all.n_max()).filter_map(found).collect(),
@@ -163,6 +160,13 @@ fn lines(recording: &Recording, rows: &[Row], widths: &[Width], aim: f64) -> Str
         );
     }
     for width in widths {
+        if let Some(top_1) = width.top_1 {
+            text += &format!(
+                "distance {}: the best score is the first expert's for {} %\n",
+                width.distance,
+                percent(top_1)
+            );
+        }
         text += &match width.experts_for_aim {
             Some(n) => {
                 let precision = percent(width.curve[n - 1].precision);

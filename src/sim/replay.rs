@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::args::ReplayArgs;
 use super::compare::{Row, compare};
@@ -16,6 +16,11 @@ use hobbit::units::{MIB, Percent};
 const RECALL_DISTANCES: [u8; 3] = [1, 2, 3];
 
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
+    let path_table = PredictedBy::Predictor(PredictorKind::PathTable);
+    ensure!(
+        !args.predictor.0.contains(&path_table) || !args.world.calibration.is_empty(),
+        "--predictor path-table: there is no table; give other traces of the model with --calibration FILES"
+    );
     let mut all = Vec::new();
     for (file, n_before) in args.files.iter().zip(0..) {
         let recording = super::open(file, args.world.low_bytes)?;

@@ -96,6 +96,33 @@ fn replay_compares_with_lru_and_the_optimum() {
 }
 
 #[test]
+fn baselines_of_the_papers() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, other) = (path(&directory, "a.trace"), path(&directory, "b.trace"));
+    trace(Path::new(&file), 60);
+    trace(Path::new(&other), 90);
+    let rows = |words: &[&str]| {
+        let words = [&["replay", &file, "--budget", "4slots", "--json"], words].concat();
+        let json: serde_json::Value = serde_json::from_str(&hobbit_sim(&words).unwrap().1).unwrap();
+        json[0]["replays"].as_array().unwrap().clone()
+    };
+    let penalty = |rows: &[serde_json::Value], policy: &str| {
+        rows.iter().find(|row| row["policy"] == policy).unwrap()["outcome"]["decode"]["penalty"].as_f64().unwrap()
+    };
+    let even = rows(&["--policy", "random,random:1,lfu,lfu-model"]);
+    assert_eq!(penalty(&even, "lfu"), penalty(&even, "lfu-model"), "one sequence is the run");
+    assert_ne!(penalty(&even, "random"), penalty(&even, "random:1"));
+    let global = rows(&["--policy", "edgemoe", "--slots", "global"]);
+    assert!(penalty(&global, "belady") <= penalty(&global, "edgemoe"));
+    assert_eq!(rows(&["--policy", "edgemoe", "--allocation", "global"]), global, "the older name");
+    let read = rows(&["--policy", "lru", "--predictor", "path-table", "--calibration", &other, "--late"]);
+    assert!(read[0]["outcome"]["prefetch"]["useful"].as_u64().unwrap() > 0, "{}", read[0]);
+    let error = hobbit_sim(&["replay", &file, "--predictor", "path-table"]).unwrap_err().to_string();
+    assert!(error.contains("--calibration FILES"), "{error}");
+    assert_eq!(hobbit_sim(&["replay", &file, "--policy", "random:x"]).unwrap().0, 2);
+}
+
+#[test]
 fn curves_rise_with_the_share_of_slots_up_to_the_optimum() {
     let directory = tempfile::tempdir().unwrap();
     let file = path(&directory, "a.trace");
@@ -182,6 +209,7 @@ fn recall_tells_what_was_foretold_and_what_more_would_cost() {
     assert_eq!(row("oracle")["layers"].as_array().unwrap().len(), 1, "nothing foretells the first layer");
     let price = &json[0]["best_of_later_routers"][0];
     assert_eq!((&price["distance"], &price["experts_for_aim"]), (&1.into(), &3.into()));
+    assert_eq!(price["top_1"], 1.0, "right about the first expert");
     assert_eq!(figures(&price["curve"][2]), [1.0, 2.0 / 3.0, 3.0]);
     assert_eq!(price["layers"], serde_json::json!([{ "layer": 2, "experts_for_aim": 3 }]));
 
@@ -192,7 +220,7 @@ fn recall_tells_what_was_foretold_and_what_more_would_cost() {
         line("stacked-gate").split_whitespace().collect::<Vec<_>>(),
         ["stacked-gate", "1", "2.00", "50.0", "50.0", "-", "50.0"]
     );
-    assert_eq!(line("distance 1"), "distance 1: 97 % takes the best 3 experts; precision 66.7 %");
+    assert_eq!(line("distance 1: 97"), "distance 1: 97 % takes the best 3 experts; precision 66.7 %");
     assert!(!text.contains("path-table"), "without a calibration there is no table: {text}");
     // What a predictor without scores expected is nothing that routers said.
     let mut header = TraceReader::open(Path::new(&file)).unwrap().header().clone();

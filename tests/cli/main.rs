@@ -1,6 +1,7 @@
 //! `hobbit-cli` as its users meet it: the real binary, in a fresh directory, with a clean environment.
 
 mod fitted;
+mod presets;
 mod prompts;
 mod reports;
 mod rig;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hobbit::gguf::{ExpertClass, ExpertMap, Gguf};
+use hobbit::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf};
 use hobbit::pack::{TypeChoice, Widths, fitting};
 use hobbit::profile::{self, Goal, Profile};
 use hobbit::store::BLOCK_BYTES;
@@ -21,6 +21,10 @@ pub struct Args {
     /// Lower the most robust experts' high precision until the pack is this small: 6GiB
     #[arg(long, value_name = "SIZE", requires = "profile", conflicts_with_all = ["high", "only_low"], value_parser = size)]
     target_size: Option<u64>,
+    /// Lower the high precision of those experts to this type that the profile's mixed model was measured to tolerate
+    /// (gguf-tools profile --tolerance)
+    #[arg(long, value_name = "TYPE", requires = "profile", conflicts_with_all = ["high", "only_low", "max_loss", "target_size"], value_parser = dtype)]
+    tolerated: Option<GgmlType>,
 }
 
 /// What a profile says about a pack.
@@ -33,7 +37,7 @@ pub struct Chosen {
 impl Args {
     /// Whether experts are to be lowered.
     pub fn lower(&self) -> bool {
-        self.max_loss.is_some() || self.target_size.is_some()
+        self.max_loss.is_some() || self.target_size.is_some() || self.tolerated.is_some()
     }
 
     /// Widths and thresholds for a pack of `source` with these low versions.
@@ -46,6 +50,16 @@ impl Args {
         let map = source.experts()?;
         profile.check_model(source, &map)?;
         let thresholds = profile.thresholds.as_ref().map(|fitted| (fitted.t1, fitted.t2));
+        if let Some(width) = self.tolerated {
+            let (lowered, tolerated) = profile.tolerated(width, &map)?;
+            tell(format_args!(
+                "{} experts lowered to {width}: measured perplexity {:+.2} (at most {})",
+                lowered.len(),
+                Percent(tolerated.loss),
+                Percent(tolerated.max_loss)
+            ));
+            return Ok(Chosen { widths: Some(lowered.into_iter().collect()), thresholds });
+        }
         let goal = match (self.max_loss, self.target_size) {
             (Some(max_loss), _) => Goal::MaxLoss(max_loss),
             (None, Some(bytes)) => Goal::TargetSize { bytes, other: other_bytes(source, &map, low) },
@@ -92,6 +106,10 @@ fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 
 fn percent(text: &str) -> Result<f64, String> {
     let percent = parse_percent(text, 1e6).ok_or("expected a percentage from 0% on, for example 2%")?;
     Ok(percent / 100.0)
+}
+
+fn dtype(text: &str) -> Result<GgmlType, String> {
+    GgmlType::from_name(text).ok_or_else(|| "expected a type of ggml such as q2_k".to_owned())
 }
 
 fn size(text: &str) -> Result<u64, String> {

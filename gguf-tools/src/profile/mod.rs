@@ -36,6 +36,7 @@ use text::{Runner, Text};
 
 Examples:
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
+  gguf-tools profile model.gguf --text some.txt --widths q2_k --tolerance 2% -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths
   gguf-tools profile model.gguf --from-trace chats.trace --path-table model.paths")]
 pub struct Args {
@@ -79,6 +80,10 @@ pub struct Args {
     /// Measure so many experts alone and say how well the predictions agree
     #[arg(long, value_name = "N|all", value_parser = check_count)]
     check: Option<usize>,
+    /// Lower the most robust experts to each width together, run the mixed model, and adjust their number until perplexity rises by
+    /// at most this: for gguf-tools pack --tolerated
+    #[arg(long, value_name = "N%", value_parser = percent, conflicts_with = "no_widths")]
+    tolerance: Option<f64>,
     /// Number of threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -103,6 +108,8 @@ pub struct Run {
     pub threads: Option<i32>,
     /// How many experts are measured alone.
     pub check: Option<usize>,
+    /// By how much perplexity may rise by lowering experts together.
+    pub tolerance: Option<f64>,
 }
 
 impl Run {
@@ -196,6 +203,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         context,
         threads: args.threads.map(i32::from),
         check: args.check,
+        tolerance: args.tolerance,
     };
     let mut batches = args.paths.path_table.as_ref().map(|_| paths::batches(model.predict_shape()));
     let (perplexity, uses) = text::observe(model, &text, context, run.threads, batches.as_mut())?;

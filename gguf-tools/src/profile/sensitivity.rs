@@ -5,7 +5,7 @@ use hobbit::Error;
 use hobbit::expert::ExpertId;
 use hobbit::gguf::{ExpertMap, GgmlType};
 use hobbit::plan::ExpertCache;
-use hobbit::profile::{Check, Checked, LayerWidth, Uses, Width, divide, spearman};
+use hobbit::profile::{Check, Checked, LayerWidth, Tolerated, Uses, Width, divide, most_lowered, spearman};
 
 use super::Run;
 use super::lower::Lowered;
@@ -62,11 +62,37 @@ pub fn width(
         scale: if sum > 0.0 { whole / sum } else { 1.0 },
         layers: layers.collect(),
         check: None,
+        tolerated: None,
     };
     if let Some(count) = run.check {
         width.check = Some(check(&mut runner, text, &width, count)?);
     }
+    if let Some(max_loss) = run.tolerance {
+        width.tolerated = Some(tolerated(&mut runner, text, &width, max_loss)?);
+    }
     Ok(width)
+}
+
+/// Lowers as many as the mixed model is measured to tolerate, most robust first (EdgeMoE, section III-B).
+fn tolerated(runner: &mut Runner, text: &Text, width: &Width, max_loss: f64) -> anyhow::Result<Tolerated> {
+    let of_layer = |layer: &LayerWidth| {
+        let layer_number = layer.layer;
+        layer.experts.iter().zip(0..).map(move |(&kl, index)| (kl, ExpertId { layer: layer_number, index })).collect()
+    };
+    let mut order: Vec<(f64, ExpertId)> = width.layers.iter().flat_map(|layer| -> Vec<_> { of_layer(layer) }).collect();
+    order.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    // Where the sum of the predictions reaches the tolerance.
+    let mut nats = 0.0;
+    let guess = order.iter().take_while(|(kl, _)| (nats += kl * width.scale, nats.exp_m1() <= max_loss).1).count();
+    let mut n_measured = 0;
+    let (n, loss) = most_lowered(order.len(), guess, max_loss, |n| -> anyhow::Result<f64> {
+        n_measured += 1;
+        let set = order[..n].iter().map(|(_, expert)| *expert).collect();
+        let losses = runner.losses(text, &[set], &format!("{n} experts at {}", width.dtype))?;
+        Ok(losses[0].log_increase().exp_m1())
+    })?;
+    let experts = order[..n].iter().map(|(_, expert)| (expert.layer, expert.index)).collect();
+    Ok(Tolerated { max_loss, loss, experts, n_measured })
 }
 
 /// Lowers single experts, spread evenly over the order of their predictions.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hobbit::profile::{Check, FittedThresholds, Profile, Width};
+use hobbit::profile::{Check, FittedThresholds, Profile, Tolerated, Width};
 use hobbit::units::{Bytes, Percent};
 
 use super::lower::describe;
@@ -79,6 +79,16 @@ fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
     let n = SHOWN.min(experts.len() / 2);
     writeln!(f, "most sensitive (layer:expert KL): {}", line(&experts[..n]))?;
     writeln!(f, "most robust: {}", line(&experts[experts.len() - n..]))?;
+    if let Some(Tolerated { max_loss, loss, experts: lowered, n_measured }) = &width.tolerated {
+        writeln!(
+            f,
+            "within {}: {} of {} experts lowered together, measured {:+.2} ({n_measured} runs)",
+            Percent(*max_loss),
+            lowered.len(),
+            experts.len(),
+            Percent(*loss)
+        )?;
+    }
     width.check.as_ref().map_or(Ok(()), |check| show_check(f, check))
 }
 

@@ -6,7 +6,7 @@ use anyhow::Context;
 use super::format::Format;
 use super::spec::{ExpertGroups, Spec};
 
-/// HOBBIT (section 4.2) counts 67 % high, 30 % low and 3 % skipped for Mixtral-8x7B at those thresholds. So does this
+/// HOBBIT (section 3.2) counts 67 % high, 30 % low and 3 % skipped for Mixtral-8x7B at those thresholds. So does this
 /// shape: 66.8, 30.0 and 3.2 %, measured on prose with 8 layers (at a spread of 2: 66, 29 and 5 %).
 const MIXTRAL_ROUTER_SPREAD: f32 = 1.6;
 

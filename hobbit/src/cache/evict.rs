@@ -9,7 +9,7 @@ impl Cache {
     /// Shields versions until [`Cache::unshield_all`], resident or not: whoever needs a slot evicts others, while there
     /// are others that may leave. Versions that the model does not have are passed over.
     ///
-    /// HOBBIT (section 4.3) masks predicted experts so. What the running layer uses is pinned and needs no shield.
+    /// HOBBIT (section 3.3) masks predicted experts so. What the running layer uses is pinned and needs no shield.
     pub fn shield(&mut self, versions: impl Iterator<Item = Version>) {
         for version in versions {
             let place = self.places.get_mut(version.expert);

@@ -7,10 +7,9 @@ use super::locality::Locality;
 use super::routes::{LayerRoutes, Random};
 use super::shape::Shape;
 use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, Rooms, USES_SIMULATED};
-use crate::cache::Allocation;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Version};
-use crate::sim::{Batch, Budget, Compute, Config, Event, Eviction, LinkModel, Recording, replay};
+use crate::sim::{Batch, Budget, Compute, Config, Event, Eviction, LinkModel, Recording, Slots, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
 
 /// The same forecast every time.
@@ -108,7 +107,7 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     let config = Config {
         eviction: Eviction::Policy(PolicyKind::Lru),
         budget: Budget::Recorded,
-        allocation: Allocation::Even,
+        slots: Slots::default(),
         link: LinkModel { bytes_per_second: disk, ..LinkModel::default() },
         compute: Compute::Given { layer_seconds: products.layer_seconds, expert_seconds: products.expert_seconds },
         ..Config::recorded(&recording).expect("the header has defaults")

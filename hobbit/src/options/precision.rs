@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use smart_default::SmartDefault;
 
+use crate::gguf::GgmlType;
 use crate::route::Thresholds;
 use crate::words::named;
 
@@ -13,7 +14,7 @@ use crate::words::named;
 pub enum PrecisionMode {
     /// Every expert at high precision: bit-identical to llama.cpp.
     Exact,
-    /// A missing expert of little weight comes in low precision, or not at all (HOBBIT, section 4.2).
+    /// A missing expert of little weight comes in low precision, or not at all (HOBBIT, section 3.2).
     Dynamic,
 }
 
@@ -79,6 +80,14 @@ pub enum LowSource {
     },
 }
 
+impl LowSource {
+    /// Types for low versions of a model whose experts have these: HOBBIT's pairs are float16 with int4 and int8 with int2
+    /// (section 5.1), Fate's is int4 with int2 (section 4.5).
+    pub fn types_below(high: impl IntoIterator<Item = GgmlType>) -> &'static str {
+        if high.into_iter().all(GgmlType::is_quantized) { "q2_k" } else { "q4_0" }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +98,14 @@ mod tests {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
         assert!("Exact".parse::<PrecisionMode>().is_err());
+    }
+
+    #[test]
+    fn low_types_are_the_papers_pairs() {
+        let below = |high: &[&str]| LowSource::types_below(high.iter().map(|name| GgmlType::from_name(name).unwrap()));
+        assert_eq!(["f32", "f16", "bf16"].map(|float| below(&[float])), ["q4_0"; 3]);
+        assert_eq!(["q8_0", "q4_K", "iq4_nl"].map(|type_| below(&[type_])), ["q2_k"; 3]);
+        assert_eq!((below(&["q8_0", "f16"]), below(&[])), ("q4_0", "q2_k"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::gguf::GgmlType;
 use crate::predict::PathTableError;
 
 /// Why a profile cannot be read, or does not belong here.
@@ -20,6 +21,12 @@ pub enum ProfileError {
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
+    /// Nothing was measured for a tolerance.
+    #[error(
+        "the profile of {profiled} has not measured how many experts at {dtype} are tolerated; make it with \
+         gguf-tools profile --widths {dtype} --tolerance 2%"
+    )]
+    NotMeasured { profiled: String, dtype: GgmlType },
     /// Measured on another model.
     #[error(
         "the profile was made of {profiled}, not of {}: {what} is {found}, expected {expected}; \

@@ -1,11 +1,13 @@
 //! The file: JSON, so that other tools can read it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
 use super::{ProfileError, SliceTypes};
+use crate::expert::ExpertId;
 use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::pack;
@@ -112,6 +114,22 @@ pub struct Width {
     pub layers: Vec<LayerWidth>,
     /// True measurements of single experts, if they were asked for.
     pub check: Option<Check>,
+    /// What a tolerance allows, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tolerated: Option<Tolerated>,
+}
+
+/// The most experts whose lowering together, measured, stays within a tolerance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tolerated {
+    /// Relative increase of perplexity that was allowed.
+    pub max_loss: f64,
+    /// What the mixed model was measured to lose.
+    pub loss: f64,
+    /// Layer and index of those that are lowered, most robust first.
+    pub experts: Vec<(u16, u16)>,
+    /// How often the mixed model was run.
+    pub n_measured: u32,
 }
 
 /// One layer's sensitivities to one width.
@@ -216,6 +234,32 @@ impl Profile {
             Some(loss) => Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on"))),
             None => Ok(profile),
         }
+    }
+
+    /// Types of the experts that were measured to be tolerated at this width, and what that was.
+    ///
+    /// # Errors
+    /// [`ProfileError::NotMeasured`]; [`ProfileError::Malformed`] for experts that the model has not.
+    pub fn tolerated(
+        &self,
+        dtype: GgmlType,
+        map: &ExpertMap,
+    ) -> Result<(BTreeMap<ExpertId, SliceTypes>, &Tolerated), ProfileError> {
+        let width = self.widths.iter().find(|width| width.dtype == dtype);
+        let measured = width.and_then(|width| Some((width, width.tolerated.as_ref()?)));
+        let (width, tolerated) =
+            measured.ok_or_else(|| ProfileError::NotMeasured { profiled: self.model.file.clone(), dtype })?;
+        let mut types = BTreeMap::new();
+        for &(layer, index) in &tolerated.experts {
+            let own = width.layers.iter().find(|own| own.layer == layer);
+            let is_there = map.layer(layer).is_some_and(|own| u32::from(index) < own.n_expert);
+            let own = own.filter(|_| is_there).ok_or_else(|| ProfileError::Malformed {
+                path: self.model.file.clone().into(),
+                reason: format!("it lowers expert {index} of layer {layer}, which the model has not"),
+            })?;
+            types.insert(ExpertId { layer, index }, own.types);
+        }
+        Ok((types, tolerated))
     }
 
     /// The file's text.

@@ -41,12 +41,13 @@ mod widths;
 pub use crate::pack::SliceTypes;
 pub use error::{ProfileError, WidthsError};
 pub use format::{
-    Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, VERSION, Width,
+    Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, Tolerated,
+    VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
 pub use paths::{read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
-pub use search::{Trial, search};
+pub use search::{Trial, most_lowered, search};
 pub use uses::Uses;
 pub use widths::{Goal, Widths, widths};

@@ -45,6 +45,32 @@ pub fn search<E>(
     Ok(best)
 }
 
+/// The most of `n` experts, most robust first, that can be lowered together within `max_loss`, and what that loses: the mixed
+/// model is measured, and more or fewer are lowered until the tolerance is met (EdgeMoE, section III-B, by bisection). `guess` is
+/// tried first; `measure` is asked for the loss of lowering so many, at most `log2(n) + 2` times. Nothing lowered loses nothing.
+///
+/// # Errors
+/// Whatever `measure` answers.
+pub fn most_lowered<E>(
+    n: usize,
+    guess: usize,
+    max_loss: f64,
+    mut measure: impl FnMut(usize) -> Result<f64, E>,
+) -> Result<(usize, f64), E> {
+    // So many are known to keep the loss; so many and one more are the most that could.
+    let (mut kept, mut most) = ((0, 0.0), n);
+    let mut next = guess.clamp(n.min(1), n);
+    while kept.0 < most {
+        let loss = measure(next)?;
+        match loss <= max_loss {
+            true => kept = (next, loss),
+            false => most = next - 1,
+        }
+        next = kept.0 + (most - kept.0).div_ceil(2);
+    }
+    Ok(kept)
+}
+
 /// The lowest that `keeps`, if those above it do too; the last, 1, is known to.
 fn lowest<E>(candidates: &[f32], mut keeps: impl FnMut(f32) -> Result<bool, E>) -> Result<f32, E> {
     let (mut low, mut high) = (0, candidates.len().saturating_sub(1));
@@ -98,6 +124,24 @@ mod tests {
     fn the_answer_keeps_the_loss_even_where_loss_is_not_even() {
         let (found, _) = run(0.01, |t| if (0.25..0.45).contains(&t.t1) { 0.02 } else { 0.005 });
         assert!(found.unwrap().loss <= 0.01);
+    }
+
+    #[test]
+    fn as_many_are_lowered_as_the_measured_loss_allows() {
+        for guess in [0, 1, 37, 100, 1000] {
+            let of = |max_loss: f64| {
+                let mut tried = Vec::new();
+                let measured = |n: usize| Ok::<_, Infallible>((tried.push(n), (n as f64 / 100.0).powi(2)).1);
+                let found = most_lowered(100, guess, max_loss, measured).unwrap();
+                assert!(tried.len() <= 8 && tried.iter().all(|n| (1..=100).contains(n)), "{tried:?}");
+                assert_eq!(tried.first(), Some(&guess.clamp(1, 100)));
+                found
+            };
+            assert_eq!([of(0.25), of(1.0), of(2.0)].map(|found| found.0), [50, 100, 100]);
+            assert_eq!([of(0.0), of(-1.0), of(f64::NAN)], [(0, 0.0); 3]);
+            assert_eq!(of(0.09), (30, 0.3f64.powi(2)));
+        }
+        assert_eq!(most_lowered(0, 5, 1.0, |_| Err("nothing to measure")), Ok((0, 0.0)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Each expert its own width (EdgeMoE, section 3.2): the most robust ones are lowered first.
+//! Each expert its own width (EdgeMoE, section III-B): the most robust ones are lowered first.
 //!
 //! An expert can be kept as it is or lowered to any width of the profile. Seen from above, its choices are a staircase of
 //! bytes saved against loss; its lower convex hull is walked step by step, each step costing more loss per byte than the

@@ -13,7 +13,7 @@ pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [D
     }
 }
 
-/// Fate's popularity rule ("popularity-aware hybrid quantization"): the least popular `share` of a batch's active
+/// Fate's popularity rule ("popularity-aware hybrid quantization", section 4.5): the least popular `share` of a batch's active
 /// experts, rounded down, get at most [`Demand::Low`].
 ///
 /// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by

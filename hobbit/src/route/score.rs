@@ -1,4 +1,4 @@
-//! How much an expert matters to a token (HOBBIT, section 4.2).
+//! How much an expert matters to a token (HOBBIT, section 3.2).
 
 /// What a token asks for when an expert is missing. Ordered: `Skip < Low < High`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use smart_default::SmartDefault;
 
@@ -13,7 +14,7 @@ use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::fitted::LayerPenalty;
 use crate::options::PrecisionMode;
-use crate::predict::PredictorKind;
+use crate::predict::{PathTable, PredictorKind};
 use crate::route::Thresholds;
 use crate::words::UnknownWord;
 
@@ -27,6 +28,59 @@ pub enum Eviction {
     Belady,
     /// One that knows what the next so many tokens use, and goes by the engine's own policy beyond.
     Near(u8),
+    /// Whoever a generator of this seed names: what papers normalise by.
+    Random(u64),
+    /// The least frequently used of the whole run: counts outlive sequences (HOBBIT's baseline "model level", section 5.5.3).
+    LfuOfModel,
+}
+
+/// How slots are shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slots {
+    /// Each layer has its own, as in the engine.
+    Layers(Allocation),
+    /// Layers of equally large experts compete for all slots that they have together.
+    Global,
+}
+
+impl Slots {
+    /// By which a number of slots is divided before anything competes.
+    pub(super) fn allocation(self) -> Allocation {
+        match self {
+            Self::Layers(allocation) => allocation,
+            Self::Global => Allocation::Even,
+        }
+    }
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self::Layers(Allocation::default())
+    }
+}
+
+impl FromStr for Slots {
+    type Err = UnknownWord;
+
+    /// As the engine's `--slots`, or `global`.
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        match word {
+            "global" => Ok(Self::Global),
+            _ => word
+                .parse()
+                .map(Self::Layers)
+                .map_err(|error: UnknownWord| UnknownWord { expected: error.expected + ", global", ..error }),
+        }
+    }
+}
+
+impl fmt::Display for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Layers(allocation) => allocation.fmt(f),
+            Self::Global => f.pad("global"),
+        }
+    }
 }
 
 /// Who guesses what later layers need.
@@ -80,11 +134,11 @@ pub struct Config {
     /// Room for experts.
     pub budget: Budget,
     /// How the layers share it.
-    pub allocation: Allocation,
+    pub slots: Slots,
     /// What misses cost each layer, for [`Allocation::ByPenalty`]; `None`: as this very recording says.
     pub penalties: Option<Vec<LayerPenalty>>,
-    /// Layers of equally large experts compete for all slots that they have together.
-    pub one_pool: bool,
+    /// What [`PredictorKind::PathTable`] looks at; without it that predicts nothing.
+    pub path_table: Option<Arc<PathTable>>,
     /// Percent of the bytes that low versions get.
     pub low_percent: f64,
     /// Whether low versions may stand in.
@@ -138,9 +192,9 @@ impl Config {
             eviction: Eviction::Policy(policy),
             weights: recorded_weights(recording).unwrap_or_default(),
             budget: Budget::Recorded,
-            allocation: recorded_allocation(recording).unwrap_or_default(),
+            slots: Slots::Layers(recorded_allocation(recording).unwrap_or_default()),
             penalties: None,
-            one_pool: false,
+            path_table: None,
             low_percent: 0.0,
             mode: settings.mode.parse().unwrap_or(PrecisionMode::Exact),
             thresholds: Thresholds { t1: settings.t1, t2: settings.t2 },
@@ -176,15 +230,19 @@ fn recorded_allocation(recording: &Recording) -> Option<Allocation> {
 impl FromStr for Eviction {
     type Err = UnknownWord;
 
-    /// A policy's name, or `belady`.
+    /// A policy's name, or one of the simulator's own.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        let near = || word.strip_prefix("belady:")?.parse().ok().map(Self::Near);
+        let random = || word.strip_prefix("random:")?.parse().ok().map(Self::Random);
         match word {
             "belady" => Ok(Self::Belady),
-            _ => match word.strip_prefix("belady:").and_then(|tokens| tokens.parse().ok()) {
-                Some(tokens) => Ok(Self::Near(tokens)),
+            "random" => Ok(Self::Random(0)),
+            "lfu-model" => Ok(Self::LfuOfModel),
+            _ => match near().or_else(random) {
+                Some(own) => Ok(own),
                 None => word.parse().map(Self::Policy).map_err(|error: UnknownWord| UnknownWord {
                     what: "policy",
-                    expected: error.expected + ", belady, belady:TOKENS",
+                    expected: error.expected + ", lfu-model, random, random:SEED, belady, belady:TOKENS",
                     ..error
                 }),
             },
@@ -197,6 +255,9 @@ impl fmt::Display for Eviction {
         match self {
             Self::Belady => f.pad("belady"),
             Self::Near(tokens) => f.pad(&format!("belady:{tokens}")),
+            Self::Random(0) => f.pad("random"),
+            Self::Random(seed) => f.pad(&format!("random:{seed}")),
+            Self::LfuOfModel => f.pad("lfu-model"),
             Self::Policy(kind) => f.pad(&kind.to_string()),
         }
     }

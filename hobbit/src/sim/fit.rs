@@ -1,11 +1,10 @@
-//! HOBBIT's weights and thresholds for a model, from traces of its own (section 4.4).
+//! HOBBIT's weights and thresholds for a model, from traces of its own (section 3.4; thresholds 3.2).
 
 use super::budget::Budget;
-use super::config::{Config, Eviction, PredictedBy};
+use super::config::{Config, Eviction, PredictedBy, Slots};
 use super::error::SimError;
 use super::recording::Recording;
 use super::replay::replay;
-use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty};
 use crate::options::PrecisionMode;
@@ -31,7 +30,7 @@ pub struct FitGoal {
     /// Room for experts.
     pub budget: Budget,
     /// How the layers share it.
-    pub allocation: Allocation,
+    pub slots: Slots,
     /// Percent of the bytes that low versions get.
     pub low_percent: f64,
     /// What the uses of experts shall ask for: thresholds are fitted to it. Penalty alone would skip everything.
@@ -70,7 +69,7 @@ pub fn fit(
     };
     let mut config = Config::recorded(first)?;
     config.eviction = Eviction::Policy(goal.policy);
-    (config.budget, config.allocation, config.low_percent) = (goal.budget, goal.allocation, goal.low_percent);
+    (config.budget, config.slots, config.low_percent) = (goal.budget, goal.slots, goal.low_percent);
     (config.foresight, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
     config.upgrade = false;
     config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
@@ -224,7 +223,7 @@ fn penalties(
         if !go_on() {
             return Ok((layers.iter().map(empty).collect(), n_replays));
         }
-        let config = Config { budget: Budget::Slots(slots), ..config.clone() };
+        let config = Config { budget: Budget::Slots(slots), slots: Slots::default(), ..config.clone() };
         let mut penalty = vec![0.0; curves.len()];
         for recording in recordings {
             let outcome = replay(recording, &config, &mut |_, _, _| {})?;

@@ -11,7 +11,7 @@
 //! every expert where nothing depended on how fast reads were, and comes near elsewhere. What it leaves out: staging
 //! slots are without limit and not for reads ahead, experts move as a whole, and tiers on devices are not seen.
 //!
-//! [`Eviction::Belady`] is the optimum; [`fit()`] fits HOBBIT's weights and thresholds, and measures
+//! [`Eviction::Belady`] is the optimum, [`Slots::Global`] a cache that layers compete for; [`fit()`] fits HOBBIT's weights and thresholds, and measures
 //! what each layer's misses cost.
 
 mod budget;
@@ -28,7 +28,7 @@ mod replay;
 mod tests;
 
 pub use budget::{Budget, BudgetError, LayerSlots, slots};
-pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch};
+pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
 pub use curves::{HitCurve, hit_curves};
 pub use error::SimError;
 pub use fit::{FitGoal, fit};

@@ -83,6 +83,8 @@ pub struct Widths {
     used: u64,
     /// Choices of a layer that were judged.
     judged: u64,
+    /// Those of them whose expert of the highest weight had the highest score.
+    first: u64,
 }
 
 impl Widths {
@@ -102,6 +104,12 @@ impl Widths {
         (predicted > 0).then(|| self.both(n) as f64 / predicted as f64)
     }
 
+    /// Share of tokens whose first expert is the one with the highest score: HOBBIT's "top-1 expert prediction accuracy"
+    /// (section 3.3).
+    pub fn top_1(&self) -> Option<f64> {
+        (self.judged > 0).then(|| self.first as f64 / self.judged as f64)
+    }
+
     /// The fewest experts that hold such a share; `None` where more would be needed than were recorded.
     pub fn fewest(&self, recall: f64) -> Option<usize> {
         (1..=self.n_max()).find(|&n| self.recall(n).is_some_and(|found| found >= recall))
@@ -116,6 +124,7 @@ impl Widths {
         self.at_rank.iter_mut().zip(&other.at_rank).for_each(|(own, other)| *own += other);
         self.used += other.used;
         self.judged += other.judged;
+        self.first += other.first;
     }
 }
 
@@ -155,6 +164,8 @@ fn widths_of(batch: &Batch, header: &Header, distance_max: u8, all: &mut BTreeMa
             let widths = all.entry((target.layer, distance)).or_default();
             widths.used += target.chosen.len() as u64;
             widths.judged += 1;
+            let best = chosen(target).first().map(|(expert, _)| *expert);
+            widths.first += u64::from(best.is_some() && best == ranked.first().map(|own| own.expert));
             widths.at_rank.resize(widths.at_rank.len().max(ranked.len()), 0);
             for (rank, prediction) in ranked.iter().enumerate() {
                 widths.at_rank[rank] += u64::from(target.chosen.contains(&prediction.expert));

@@ -1,14 +1,14 @@
 //! A recording from its beginning to its end.
 
 use super::budget::slots;
-use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch};
+use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
 use super::curves::{HitCurve, hit_curves};
 use super::error::SimError;
 use super::link::Link;
 use super::outcome::{Books, LayerOutcome, Observe, Outcome};
 use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
-use crate::cache::policy::{self, Belady, Near, Policy, PolicyKind, Shape, Upcoming};
+use crate::cache::policy::{self, Belady, Hobbit, Near, Policy, PolicyKind, Random, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
@@ -64,7 +64,7 @@ impl<'a> Replay<'a> {
         }
         let low_cost = if low > 0 { low as f64 / high as f64 } else { 1.0 };
         let curves = match &config.penalties {
-            _ if config.allocation != Allocation::ByPenalty => Vec::new(),
+            _ if config.slots != Slots::Layers(Allocation::ByPenalty) => Vec::new(),
             Some(penalties) => penalties.iter().map(HitCurve::fitted).collect(),
             None => hit_curves(recording),
         };
@@ -75,6 +75,8 @@ impl<'a> Replay<'a> {
         let policy: Box<dyn Policy> = match config.eviction {
             Eviction::Policy(kind) => build(kind),
             Eviction::Belady => Box::new(belady()),
+            Eviction::Random(seed) => Box::new(Random::new(seed)),
+            Eviction::LfuOfModel => Box::new(Hobbit::lfu_of_model(n_layers)),
             // A token's layers are as many moments.
             Eviction::Near(tokens) => {
                 Box::new(Near::new(belady(), build(PolicyKind::default()), u64::from(tokens) * layers.len() as u64))
@@ -251,7 +253,7 @@ fn read_record(
 fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> residency::Lookahead {
     let shape = predict_shape(&recording.header);
     let predictor: Box<dyn Predictor> = match config.foresight {
-        PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), None),
+        PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), config.path_table.clone()),
         PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
         PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
@@ -328,7 +330,7 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
 /// layers, one for each of their sizes.
 fn pools(header: &Header, config: &Config, curves: &[HitCurve]) -> Vec<PoolLayout> {
     let low_percent = if config.mode == PrecisionMode::Dynamic { config.low_percent } else { 0.0 };
-    let slots = slots(header, config.budget, config.allocation, low_percent, curves);
+    let slots = slots(header, config.budget, config.slots.allocation(), low_percent, curves);
     let kinds = SliceKinds::from_iter([WHOLE]);
     let mut pools = Vec::new();
     for (layer, slots) in header.model.layers.iter().zip(slots) {
@@ -337,7 +339,7 @@ fn pools(header: &Header, config: &Config, curves: &[HitCurve]) -> Vec<PoolLayou
             let members: Vec<Version> = (0..layer.n_expert).map(of).collect();
             let n_slots = n_slots.min(layer.n_expert.into());
             let layout = LayerLayout { layer: layer.layer, members, kinds };
-            let is_common = config.one_pool && precision == Precision::High;
+            let is_common = config.slots == Slots::Global && precision == Precision::High;
             let bytes = is_common.then_some(layer.bytes_high);
             let common = pools.iter_mut().find(|(of, _): &&mut (Option<u64>, PoolLayout)| is_common && *of == bytes);
             match common {

@@ -372,11 +372,14 @@ fn layers_of_one_pool_compete_and_slots_follow_penalties() {
     let config = Config { budget: Budget::Bytes(5 * 4000), ..Config::recorded(&recording).unwrap() };
     let misses = |config: &Config| replayed(&recording, config).1.decode.misses.high;
     assert!(misses(&config) > 15, "two or three slots for four");
-    assert_eq!(misses(&Config { one_pool: true, ..config.clone() }), 5, "each for the first time");
+    assert_eq!(misses(&Config { slots: Slots::Global, ..config.clone() }), 5, "each for the first time");
     let curve =
         |layer, penalty: [f64; 3]| LayerPenalty { layer, n_expert: 8, slots: vec![0, 1, 8], penalty: penalty.into() };
-    let by_penalty =
-        |penalties| Config { allocation: Allocation::ByPenalty, penalties: Some(penalties), ..config.clone() };
+    let by_penalty = |penalties| Config {
+        slots: Slots::Layers(Allocation::ByPenalty),
+        penalties: Some(penalties),
+        ..config.clone()
+    };
     assert_eq!(misses(&by_penalty(vec![curve(0, [1.0, 0.0, 0.0]), curve(1, [1.0, 0.9, 0.0])])), 5);
     assert_eq!(
         misses(&by_penalty(vec![curve(0, [1.0, 0.9, 0.0]), curve(1, [1.0, 0.0, 0.0])])),
@@ -409,7 +412,7 @@ fn weights_are_fitted_to_what_the_trace_rewards() {
     let goal = FitGoal {
         policy,
         budget: Budget::Recorded,
-        allocation: Allocation::Even,
+        slots: Slots::default(),
         low_percent: 0.0,
         shares: crate::route::Shares::new(0.67, 0.30, 0.03).unwrap(),
         thresholds: None,

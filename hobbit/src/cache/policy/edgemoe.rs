@@ -5,11 +5,13 @@ use crate::cache::by_expert::ByExpert;
 use crate::cache::bytes::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
 
-/// Evicts the highest `-f / ((S - i + I) mod S)`: `f` is the number of uses of an expert of layer `i` in the whole
-/// run, `I` the running layer, `S` the number of layers; a distance of 0 counts as a whole round, `S`. Of equal scores
-/// the least recently used goes.
+/// Evicts the highest `-f / ((i - I) mod S)`: `f` is the number of uses of an expert of layer `i` in the whole run, `I` the
+/// running layer, `S` the number of layers. The distance is how many layers run until `i` does; the running layer's own is a
+/// whole round, `S`. Of equal scores the least recently used goes.
 ///
-/// As printed, the distance is how long ago layer `i` ran. Inside a share it is one and the same for all candidates.
+/// The paper prints `(S - i + I) mod S`, how long ago layer `i` ran. That evicts what runs next, while its prose gives "priority
+/// to the eviction of experts ... whose layers are farther away from the current block": the prose is followed. Inside a share
+/// of one layer the distance is one and the same for all candidates.
 #[derive(Clone, Debug)]
 pub struct EdgeMoe {
     n_layers: u16,
@@ -25,7 +27,7 @@ impl EdgeMoe {
     /// `f / distance`: the score without its sign.
     fn worth(&self, expert: ExpertId, running: u16) -> f64 {
         let n_layers = i32::from(self.n_layers);
-        let distance = match (i32::from(running) - i32::from(expert.layer)).rem_euclid(n_layers) {
+        let distance = match (i32::from(expert.layer) - i32::from(running)).rem_euclid(n_layers) {
             0 => n_layers,
             distance => distance,
         };
@@ -88,11 +90,13 @@ mod tests {
     fn frequency_is_divided_by_distance() {
         let mut edgemoe = aged(EdgeMoe::new(8));
         let of_layer = |layer| ExpertId { layer, index: 0 };
-        for layer in [1, 1, 3, 3, 3, 3] {
+        for layer in [1, 1, 1, 3, 3, 3, 3, 4] {
             edgemoe.on_use(of_layer(layer), used(Precision::High), at(0));
         }
-        // Layer 3 runs: layer 1 is 2 behind, layer 3 a whole round.
-        assert_eq!([1, 3, 2].map(|layer| edgemoe.worth(of_layer(layer), 3)), [1.0, 0.5, 0.0]);
-        assert_eq!(edgemoe.victim(high(9), &[1, 3].map(|layer| Version::high(of_layer(layer))), at(0)), 1);
+        // Layer 3 runs: layer 4 is next, layer 1 comes in six layers, layer 3 in a whole round.
+        assert_eq!([4, 1, 3, 2].map(|layer| edgemoe.worth(of_layer(layer), 3)), [1.0, 0.5, 0.5, 0.0]);
+        let mut victim = |layers: [u16; 2]| edgemoe.victim(high(9), &layers.map(|l| Version::high(of_layer(l))), at(0));
+        assert_eq!([victim([4, 1]), victim([1, 4])], [1, 0], "what runs next stays, though it was used less");
+        assert_eq!(victim([3, 4]), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! HOBBIT's weighted sum (section 4.4, equation 3), and its parts as policies of their own.
+//! HOBBIT's weighted sum (section 3.4, equation 3), and its parts as policies of their own.
 
 use super::{Candidate, Now, Policy, Use, Weights, lowest};
 use crate::cache::by_expert::ByExpert;
@@ -19,6 +19,8 @@ use crate::expert::{ExpertId, Precision, Version};
 pub struct Hobbit {
     weights: Weights,
     n_layers: u16,
+    /// Whether counts start over with each sequence.
+    forgets: bool,
     records: ByExpert<Record>,
 }
 
@@ -36,7 +38,13 @@ struct Record {
 impl Hobbit {
     /// For a model of so many layers.
     pub fn new(weights: Weights, n_layers: u16) -> Self {
-        Self { weights, n_layers, records: ByExpert::default() }
+        Self { weights, n_layers, forgets: true, records: ByExpert::default() }
+    }
+
+    /// LFU of the whole run, the paper's "model level" (section 5.5.3): counts are never reset. For the simulator.
+    pub fn lfu_of_model(n_layers: u16) -> Self {
+        let weights = Weights { lru: 0.0, lfu: 1.0, lhu: 0.0, fld: 0.0 };
+        Self { forgets: false, ..Self::new(weights, n_layers) }
     }
 
     fn priority(&self, expert: ExpertId, now: Now) -> f64 {
@@ -67,7 +75,9 @@ impl Policy for Hobbit {
     }
 
     fn begin_sequence(&mut self) {
-        self.records.clear();
+        if self.forgets {
+            self.records.clear();
+        }
     }
 
     fn victim(&mut self, _incoming: Version, candidates: &[Candidate], now: Now) -> usize {
@@ -135,6 +145,16 @@ mod tests {
         lfu.begin_sequence();
         token(&mut lfu, 0, &[1]);
         assert_eq!(victim_of(&mut lfu, &[0, 1, 2]), 0, "counts start over, ages do not");
+    }
+
+    #[test]
+    fn of_the_model_it_forgets_nothing() {
+        let mut lfu = aged(Hobbit::lfu_of_model(4));
+        insert(&mut lfu, &[0, 1]);
+        (0..3).for_each(|time| token(&mut lfu, time, &[0]));
+        lfu.begin_sequence();
+        (0..2).for_each(|time| token(&mut lfu, time, &[1]));
+        assert_eq!(victim_of(&mut lfu, &[0, 1]), 1, "three uses of the run, two of the sequence");
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod kind;
 mod lru;
 mod near;
 mod queues;
+mod random;
 #[cfg(test)]
 mod replay;
 mod s3fifo;
@@ -31,6 +32,7 @@ pub use hobbit::Hobbit;
 pub use kind::{PolicyKind, Shape, build, table_bytes};
 pub use lru::Lru;
 pub use near::Near;
+pub use random::Random;
 pub use s3fifo::S3Fifo;
 pub use sieve::Sieve;
 pub use smoe::Smoe;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How much each part of HOBBIT's priority counts (section 4.4, equation 3): not negative, together 1.
+/// How much each part of HOBBIT's priority counts (section 3.4, equation 3): not negative, together 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     /// Of recency.

@@ -1,4 +1,4 @@
-//! EdgeMoE's statistical predictor (section III-C): paths through the layers are skewed, so the experts of the two layers
+//! EdgeMoE's statistical predictor (section III-C1): paths through the layers are skewed, so the experts of the two layers
 //! before say which come next.
 //!
 //! The paper's dictionary has the experts of two layers as its key. Where a token uses many of many experts, hardly any

@@ -29,8 +29,17 @@ fn profile() -> Profile {
     let types = SliceTypes::lowered(&map().layers[0], q2());
     let layers = vec![LayerWidth { layer: 3, types, kl: 0.004, experts }];
     let checked = Checked { layer: 3, expert: 1, predicted: 0.003, measured: 0.004 };
+    let tolerated = Tolerated { max_loss: 0.02, loss: 0.015, experts: vec![(3, 0)], n_measured: 2 };
     let check = Some(Check { spearman: None, ratio: 0.75, experts: vec![checked] });
-    let width = Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, scale: 2.0, layers, check };
+    let width = Width {
+        dtype: q2(),
+        kl: 0.003,
+        perplexity_increase: 0.002,
+        scale: 2.0,
+        layers,
+        check,
+        tolerated: Some(tolerated),
+    };
     Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
@@ -71,6 +80,23 @@ fn a_profile_survives_writing_and_reading() {
     for part in ["\"type\": \"q2_K\"", "\"ffn_up_exps\": \"q2_K\"", "\"ffn_down_exps\": \"iq4_nl\"", "\"t1\": 0.625"] {
         assert!(json.contains(part), "{json}");
     }
+}
+
+#[test]
+fn what_was_measured_to_be_tolerated_is_lowered() {
+    let mut profile = profile();
+    let (types, measured) = profile.tolerated(q2(), &map()).unwrap();
+    let lowered = SliceTypes::lowered(&map().layers[0], q2());
+    assert_eq!(types.into_iter().collect::<Vec<_>>(), [(ExpertId { layer: 3, index: 0 }, lowered)]);
+    assert_eq!((measured.loss, measured.n_measured), (0.015, 2));
+    let message = |profile: &Profile| profile.tolerated(q2(), &map()).unwrap_err().to_string();
+    for (layer, index) in [(3, 2), (4, 0)] {
+        profile.widths[0].tolerated.as_mut().unwrap().experts = vec![(layer, index)];
+        assert!(message(&profile).contains(&format!("expert {index} of layer {layer}, which the model has not")));
+    }
+    profile.widths[0].tolerated = None;
+    assert!(!profile.to_json().contains("tolerated") && parse(&profile.to_json()).unwrap() == profile);
+    assert!(message(&profile).contains("--widths q2_K --tolerance 2%"), "{}", message(&profile));
 }
 
 #[test]

@@ -1,0 +1,217 @@
+//! `--preset`: a paper's settings as the flags that give them, which any flag that is given overrides.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::precision::Low;
+use crate::argv::Note;
+use hobbit::gguf::Gguf;
+use hobbit::options::{LowSource, Preset};
+use hobbit::pack::Pack;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Papers as published (hobbit's own)")]
+pub struct PresetArgs {
+    /// Settings of a paper's system, where no flag says otherwise: hobbit (low versions by T1 and T2, stacked gate, weighted
+    /// sum), edgemoe (path table, frequency over distance; give it a pack with expert-wise widths) or fate (cross-layer gate,
+    /// ARC, shallow layers first, a quarter of a prompt's experts low). A line at the start says which flags these are
+    #[arg(long, value_name = "none|hobbit|edgemoe|fate", default_value_t, env = "HOBBIT_ARG_PRESET")]
+    pub preset: Preset,
+}
+
+/// The preset's words, ready to stand before those that were typed.
+#[derive(Debug, Default)]
+pub struct PresetWords {
+    preset: Preset,
+    /// In clap's spelling, `--name=value`.
+    pub words: Vec<OsString>,
+}
+
+impl PresetWords {
+    /// Those of the flags that are not given. `typed` are words as clap takes them; `is_set` tells of an environment variable
+    /// whether there is one. A preset that is typed wins over variables; one from the environment gives way to them.
+    pub fn of<'a>(typed: &'a [OsString], command: &clap::Command, variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let of_word =
+            |long: &str, word: &'a OsString| word.to_str()?.strip_prefix("--")?.strip_prefix(long)?.strip_prefix('=');
+        let value_of = |long: &str| typed.iter().rev().find_map(|word| of_word(long, word));
+        let arg = |long: &str| command.get_arguments().find(|arg| arg.get_long() == Some(long));
+        let from_environment = |long: &str| variable(arg(long)?.get_env()?.to_str()?);
+        let is_typed = value_of("preset").is_some();
+        let word = value_of("preset").map(OsString::from).or_else(|| from_environment("preset"));
+        // What is no preset is clap's to refuse.
+        let Some(preset) = word.and_then(|word| word.to_str()?.parse::<Preset>().ok()) else {
+            return Self::default();
+        };
+        let is_given = |long: &str| value_of(long).is_some() || !is_typed && from_environment(long).is_some();
+        let is_exact = value_of("precision") == Some("exact");
+        let has_profile = is_given("profile");
+        let words = flags(preset).into_iter().filter(|flag| arg(flag.long).is_some() && !is_given(flag.long));
+        // Thresholds mean nothing in exact precision, and a profile has the model's own.
+        let words = words.filter(|flag| !(flag.is_low && is_exact || flag.is_fitted && has_profile));
+        Self { preset, words: words.map(|flag| format!("--{}={}", flag.long, flag.value).into()).collect() }
+    }
+
+    /// What is told at the start; nothing without a preset.
+    pub fn note(&self) -> Option<Note> {
+        if self.preset == Preset::None {
+            return None;
+        }
+        let set = if self.words.is_empty() { "nothing that is not given".to_owned() } else { self.shown() };
+        Some(Note::Preset(format!("preset {}: {set}", self.preset)))
+    }
+
+    /// What makes a contradiction understood that one of these flags is part of; nothing where none is.
+    pub fn share_in(&self, error: &str) -> Option<String> {
+        let named = self.words.iter().filter_map(|word| word.to_str()).map(spelled);
+        let named: Vec<String> = named.filter(|flag| error.contains(&format!("'{flag}'"))).collect();
+        (!named.is_empty()).then(|| format!("'{}' is of '--preset {}'", named.join("' and '"), self.preset))
+    }
+
+    fn shown(&self) -> String {
+        self.words.iter().filter_map(|word| word.to_str()).map(spelled).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// `--name=value` as people type it.
+fn spelled(word: &str) -> String {
+    match word.split_once('=') {
+        Some((name @ ("--overlap" | "--upgrade"), "off")) => name.replacen("--", "--no-", 1),
+        Some((name, value)) => format!("{name} {value}"),
+        None => word.to_owned(),
+    }
+}
+
+/// One flag of a preset.
+struct Flag {
+    long: &'static str,
+    value: String,
+    /// Of no use in exact precision.
+    is_low: bool,
+    /// What `hobbit-sim calibrate` fits to a model.
+    is_fitted: bool,
+}
+
+fn flags(preset: Preset) -> Vec<Flag> {
+    let Some(settings) = preset.settings() else { return Vec::new() };
+    let flag = |long, value: &dyn ToString| Flag { long, value: value.to_string(), is_low: false, is_fitted: false };
+    let word = |on: bool| if on { "on" } else { "off" };
+    let mut flags = vec![
+        flag("policy", &settings.policy),
+        flag("slots", &settings.slots),
+        flag("predictor", &settings.predictor),
+        flag("prefetch-distance", &settings.distance),
+        flag("prefetch", &settings.prefetch),
+    ];
+    if !settings.overlap {
+        flags.push(flag("overlap", &word(false)));
+    }
+    flags.push(flag("cpu-helper", &settings.cpu_helper));
+    let Some(low) = settings.low else {
+        flags.push(flag("precision", &"exact"));
+        return flags;
+    };
+    let low_flag = |long, value: &dyn ToString| Flag { is_low: true, ..flag(long, value) };
+    flags.extend([
+        low_flag("low", &Low::AUTO),
+        low_flag("low-share", &format!("{}%", low.low_share * 100.0)),
+        Flag { is_fitted: true, ..low_flag("t1", &low.t1) },
+        Flag { is_fitted: true, ..low_flag("t2", &low.t2) },
+        low_flag("prefill-low", &format!("{}%", low.prefill_low * 100.0)),
+        low_flag("upgrade", &word(false)),
+    ]);
+    flags
+}
+
+/// Where low versions come from if `--low auto` is asked for: nothing where a pack has its own.
+///
+/// # Errors
+/// A model that is none.
+pub fn low_of(model: &Path, directory: Option<&Path>) -> Result<Option<LowSource>> {
+    let gguf = Gguf::open(model)?;
+    if Pack::is_pack(&gguf) && Pack::open(model)?.catalog.has_low() {
+        return Ok(None);
+    }
+    let experts = gguf.experts()?;
+    let tensors = experts.layers.iter().flat_map(|layer| &layer.tensors);
+    let types = LowSource::types_below(tensors.map(|tensor| tensor.dtype));
+    Ok(Some(LowSource::Quantise { types: types.to_owned(), directory: directory.map(Path::to_owned) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(preset: &str, typed: &[&str], variables: &[&str]) -> PresetWords {
+        let typed: Vec<OsString> =
+            typed.iter().copied().chain([format!("--preset={preset}").as_str()]).map(OsString::from).collect();
+        let variable = |name: &str| variables.contains(&name).then(|| "x".into());
+        PresetWords::of(&typed, &super::super::command(), variable)
+    }
+
+    fn told(preset: &str, typed: &[&str]) -> String {
+        words(preset, typed, &[]).note().map_or(String::new(), |note| note.to_string())
+    }
+
+    #[test]
+    fn each_names_what_it_sets() {
+        assert_eq!(
+            told("hobbit", &[]),
+            "preset hobbit: --policy hobbit --slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on \
+             --no-overlap --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
+        );
+        assert_eq!(
+            told("edgemoe", &[]),
+            "preset edgemoe: --policy edgemoe --slots even --predictor path-table --prefetch-distance 1 --prefetch on \
+             --cpu-helper off --precision exact"
+        );
+        assert_eq!(
+            told("fate", &[]),
+            "preset fate: --policy arc --slots shallow-first:3 --predictor cross-layer --prefetch-distance 1 --prefetch on \
+             --cpu-helper off --low auto --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
+        );
+        assert_eq!(told("none", &[]), "");
+    }
+
+    #[test]
+    fn every_word_is_a_flag_of_the_program() {
+        for preset in Preset::ALL {
+            let words = words(preset.name(), &[], &[]).words;
+            super::super::command().try_get_matches_from([&["hobbit-cli".into()], &words[..]].concat()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_typed_is_not_set() {
+        let told = told("hobbit", &["--policy=lru", "--low=q3_k", "--overlap=on"]);
+        assert!(
+            told.starts_with("preset hobbit: --slots even")
+                && !told.contains("--low auto")
+                && told.contains("--t1 0.6")
+        );
+        assert!(!told.contains("overlap"), "{told}");
+    }
+
+    #[test]
+    fn what_an_exact_run_or_a_profile_leaves_no_use_for_is_not_set() {
+        let exact = told("hobbit", &["--precision=exact"]);
+        assert!(exact.ends_with("--no-overlap --cpu-helper off"), "{exact}");
+        let fitted = told("hobbit", &["--profile=a.json"]);
+        assert!(!fitted.contains("--t1") && fitted.contains("--prefill-low 0%"), "{fitted}");
+    }
+
+    #[test]
+    fn variables_give_way_to_what_is_typed_and_win_over_a_preset_that_is_one() {
+        let typed = words("fate", &[], &["HOBBIT_ARG_POLICY"]);
+        assert!(typed.words.contains(&"--policy=arc".into()));
+        let variable = |name: &str| match name {
+            "HOBBIT_ARG_PRESET" => Some("fate".into()),
+            "HOBBIT_ARG_POLICY" => Some("lru".into()),
+            _ => None,
+        };
+        let words = PresetWords::of(&[], &super::super::command(), variable).words;
+        assert!(!words.contains(&"--policy=arc".into()) && words.contains(&"--predictor=cross-layer".into()));
+    }
+}
