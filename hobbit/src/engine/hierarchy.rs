@@ -169,11 +169,17 @@ impl Hierarchy {
         }
     }
 
+    /// A batch of so many tokens begins.
+    pub(super) fn begin_batch(&mut self, n_tokens: u32) {
+        self.host.begin_batch(n_tokens);
+        self.tiers.iter_mut().for_each(|tier| tier.cache.begin_batch(n_tokens));
+    }
+
     /// A batch was evaluated in so many seconds.
     pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
         let measured = self.host.reads().stats();
         self.host.observer_mut().end_batch(n_tokens, seconds, &measured);
-        self.tiers.iter_mut().for_each(Tier::next_token);
+        self.tiers.iter_mut().for_each(|tier| tier.end_batch(n_tokens));
         self.host.end_batch(n_tokens, seconds);
     }
 

@@ -47,6 +47,8 @@ pub struct Chosen {
     choices: Vec<Option<Precision>>,
     /// The split is not the first one of its layer.
     is_again: bool,
+    /// Its layer's tokens have been counted.
+    has_entered: bool,
     /// The split's own part of [`Chosen::kinds`] begins here.
     first_kind: usize,
     /// Experts of the layer.
@@ -62,6 +64,7 @@ impl Chosen {
         self.routing.set(ids, split.n_used, split.n_expert)?;
         self.n_expert = split.n_expert;
         let key = Some((split.layer, split.key));
+        self.has_entered = false;
         self.is_again = self.decided == key && split.kinds.iter().all(|kind| !self.kinds.contains(kind));
         if !self.is_again {
             (self.decided, self.choices) = (key, Vec::new());
@@ -124,6 +127,14 @@ impl Chosen {
         self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()
     }
 
+    /// The layer's tokens are counted, once: before anything is told of them. [`Chosen::begin`] does so where nobody has.
+    pub fn enter<R: Reads, O: Observer>(&mut self, residency: &mut Residency<R, O>) {
+        if !self.is_again && !self.has_entered {
+            self.has_entered = true;
+            residency.enter(self.layer(), self.routing.n_tokens);
+        }
+    }
+
     /// Begins the split: versions are chosen, slots given, reads submitted. `scores`: what the router says of all
     /// experts for a single token, `[n_expert]`, if somebody wants to know.
     pub fn begin<R: Reads, O: Observer>(
@@ -133,6 +144,7 @@ impl Chosen {
         elsewhere: &Elsewhere,
     ) -> LayerStep {
         let layer = self.layer();
+        self.enter(residency);
         if !self.is_again {
             if let Some(scores) = scores {
                 residency.tell_scores(layer, scores);

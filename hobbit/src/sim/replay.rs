@@ -132,9 +132,11 @@ impl<'a> Replay<'a> {
         };
         self.pass(layer_seconds);
         self.residency.catch_up();
-        self.show_scores(record);
         let Self { chosen, residency, recording, config, .. } = self;
         read_record(chosen, &mut residency.precisions, recording, config, record);
+        chosen.enter(residency);
+        self.show_scores(record);
+        let Self { chosen, residency, .. } = self;
         let step = chosen.begin(residency, None, &Elsewhere::NOTHING);
         self.foresee(record, layer_seconds, &step);
         self.multiply(record, &step);

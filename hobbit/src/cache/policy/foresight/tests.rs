@@ -85,7 +85,7 @@ fn a_loss_costs_what_the_uses_ask_for() {
     for time in 0..20 {
         foresight.on_use(high(0).expert, used(Precision::High), at(time));
         foresight.on_use(high(1).expert, used(Precision::Low), at(time));
-        foresight.on_use(high(2).expert, Use { hit: false, precision: None, weight: 0.1 }, at(time));
+        foresight.on_use(high(2).expert, Use::by_one(false, None, 0.1), at(time));
     }
     let cost = |foresight: &Foresight, version: Version| {
         foresight.layers[3].cost(version.expert.index, version.precision, foresight.low_cost)
