@@ -154,7 +154,7 @@ mod tests {
             let since = (n_tokens - 1 - users[users.len() - 1]) as u32;
             at_once.add(EXPERT, n_tokens - 1, Uses { n: users.len() as u32, since, of: n_tokens as u32 });
             let [expected, found] = [one_by_one, at_once].map(|recent| recent.get(EXPERT, n_tokens - 1));
-            assert!((found / expected - 1.0).abs() < 0.05, "{n_tokens} {every}: {found}, {expected} one by one");
+            assert!((found / expected - 1.0).abs() < 0.1, "{n_tokens} {every}: {found}, {expected} one by one");
         }
         assert_eq!(ONE.count(), 1.0);
         assert!(Uses { n: 9, since: 3, of: 2 }.count().is_finite(), "more than there are");
