@@ -162,8 +162,8 @@ impl Gate {
     }
 }
 
-/// Sums of sixteen lanes: the compiler makes vector code of it, which takes floats as fast as caches give them (30 GB/s from
-/// memory to 100, a core of an AMD EPYC): two, four or eight rows at once were no faster.
+/// Sums of sixteen lanes: the compiler makes vector code of it that takes a matrix as fast as memory and caches give it (30 to
+/// 100 GB/s, a core of an AMD EPYC). Of two or four rows at once it makes slower code.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0f32; LANES];
