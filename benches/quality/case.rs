@@ -111,7 +111,7 @@ impl Case {
             t1: Some(self.t1),
             t2: Some(self.t2),
             renormalise: self.renormalise,
-            prefill_low: self.prefill_low.unwrap_or(0.0),
+            prefill_low: Some(self.prefill_low.unwrap_or(0.0)),
             upgrade: true,
             deterministic: true,
         }

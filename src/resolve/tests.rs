@@ -271,7 +271,7 @@ fn dynamic_precision() {
         t1: Some(0.5),
         t2: Some(0.5),
         renormalise: true,
-        prefill_low: 0.5,
+        prefill_low: Some(0.5),
         upgrade: false,
         deterministic: true,
     };

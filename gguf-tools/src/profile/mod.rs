@@ -114,7 +114,7 @@ pub struct Run {
 
 impl Run {
     /// The model with these low-precision experts; every use asks for high precision, and nothing depends on how fast reads are.
-    fn open(&self, low: &Path, expert_cache: ExpertCache, prefill_low: f32) -> anyhow::Result<Runner> {
+    fn open(&self, low: &Path, expert_cache: ExpertCache, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
         let precision = PrecisionOptions {
             mode: Some(PrecisionMode::Dynamic),
             t1: Some(1.0),

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::Context;
-use hobbit::PrecisionOptions;
 use hobbit::profile::{FittedThresholds, MeasuredThresholds, Trial, Uses, nll, search};
 use hobbit::route::{Shares, Thresholds, fit};
 
@@ -42,7 +41,7 @@ pub fn for_loss(
     low_name: String,
     max_loss: f64,
 ) -> anyhow::Result<FittedThresholds> {
-    let mut runner = run.open(low, run.expert_cache, PrecisionOptions::default().prefill_low)?;
+    let mut runner = run.open(low, run.expert_cache, None)?;
     anyhow::ensure!(
         runner.session.precision().is_dynamic(),
         "--expert-cache {}: every expert fits, nothing is missed and thresholds change nothing; give a smaller one",

@@ -33,6 +33,7 @@
 mod allocate;
 mod by_expert;
 mod bytes;
+mod clock;
 mod evict;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -58,9 +59,10 @@ use std::ops::Range;
 
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use by_expert::ByExpert;
+use clock::TokenClock;
 use pools::Share;
 use slots::Slot;
-use upgrade::RecentUses;
+use upgrade::{RecentUses, Uses};
 
 /// What [`Cache::acquire`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +93,7 @@ pub struct Cache {
     policy: Box<dyn Policy>,
     recent: RecentUses,
     now: Now,
+    clock: TokenClock,
     /// More than one token is evaluated.
     is_batch: bool,
     shielded: Vec<Version>,
@@ -137,9 +140,19 @@ impl Cache {
             slots.push(pool_slots);
         }
         let now = Now { token: 0, layer: 0 };
-        let recent = RecentUses::default();
-        let (shielded, candidates) = (Vec::new(), Vec::new());
-        Self { pools: slots, shares, places, policy, recent, now, is_batch: false, shielded, events: 0, candidates }
+        Self {
+            pools: slots,
+            shares,
+            places,
+            policy,
+            recent: RecentUses::default(),
+            now,
+            clock: TokenClock::default(),
+            is_batch: false,
+            shielded: Vec::new(),
+            events: 0,
+            candidates: Vec::new(),
+        }
     }
 
     /// The slot of a resident version, ready or not. `None` also for versions the model does not have.
@@ -239,8 +252,9 @@ impl Cache {
         self.slot_mut(slot).unpin();
     }
 
-    /// The router chose `expert`: tells the policy, once per token and expert, before the `acquire` a miss leads to.
-    /// The layer of the expert is from now on the layer that runs. What is not skipped counts as a recent use.
+    /// The router chose `expert`: tells the policy, once per ubatch and expert, before the `acquire` a miss leads to.
+    /// The layer of the expert is from now on the layer that runs. What is not skipped counts as recent uses, one for each
+    /// token that chose the expert.
     ///
     /// # Panics
     /// If the use is called a hit and the expert is not resident in that precision.
@@ -250,7 +264,8 @@ impl Cache {
         assert!(!usage.hit || is_resident, "{expert}, used as {:?}, is not resident: not a hit", usage.precision);
         self.now.layer = expert.layer;
         if let Some(version) = used {
-            self.recent.add(expert, self.now.token);
+            let Use { n_tokens, since, .. } = usage;
+            self.recent.add(expert, self.now.token, Uses { n: n_tokens, since, of: self.clock.n_tokens() });
             self.mark(version);
         }
         self.policy.on_use(expert, usage, self.now);
@@ -267,15 +282,32 @@ impl Cache {
     /// common share take no more from others.
     pub fn begin_batch(&mut self, n_tokens: u32) {
         self.is_batch = n_tokens > 1;
+        self.clock.begin_batch();
+        self.now.token = self.clock.token();
     }
 
-    /// The next token begins.
+    /// The router of `layer` has chosen for so many tokens, which are evaluated together: for all of a batch, or for one of
+    /// the parts (ubatches) in which it comes. To be called once for each layer and part, before scores and uses. The layer
+    /// is from now on the layer that runs.
+    pub fn begin_layer(&mut self, layer: u16, n_tokens: u32) {
+        self.clock.begin_layer(layer, n_tokens);
+        self.now = Now { token: self.clock.token(), layer };
+    }
+
+    /// A batch of so many tokens was evaluated: the sequence is longer by these.
+    pub fn end_batch(&mut self, n_tokens: u32) {
+        self.clock.end_batch(n_tokens);
+        self.now.token = self.clock.token();
+    }
+
+    /// A single token was evaluated: the next one begins.
     pub fn next_token(&mut self) {
-        self.now.token += 1;
+        self.end_batch(1);
     }
 
     /// A new sequence begins: tokens count from 0 again, recent uses are forgotten. Residents stay.
     pub fn begin_sequence(&mut self) {
+        self.clock = TokenClock::default();
         self.now.token = 0;
         self.recent.clear();
         self.policy.begin_sequence();

@@ -23,7 +23,7 @@ fn low(layer: u16, index: u16) -> Version {
 
 /// A use of the high version.
 fn use_high(hit: bool) -> Use {
-    Use { hit, precision: Some(Precision::High), weight: 0.5 }
+    Use::by_one(hit, Some(Precision::High), 0.5)
 }
 
 /// A pool of the given versions of experts `0..n_expert` of each layer.
@@ -279,7 +279,7 @@ fn a_policy_hears_tokens_layers_prefetches_and_removals() {
     cache.next_token();
     cache.touch(expert(0, 3), use_high(true));
     cache.scores(1, &[0.25, 0.75]);
-    cache.touch(expert(1, 2), Use { hit: false, precision: None, weight: 0.5 });
+    cache.touch(expert(1, 2), Use::by_one(false, None, 0.5));
     cache.acquire(high(1, 2)).unwrap();
     assert_eq!(cache.acquire(high(1, 1)).unwrap().evicted, Some(high(1, 2)), "the policy's choice");
     assert_eq!(cache.acquire_upgrade(high(1, 3)).unwrap().evicted, Some(high(1, 0)), "not the policy's choice");

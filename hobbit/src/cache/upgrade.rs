@@ -70,6 +70,35 @@ impl Cache {
 /// Tokens after which a use counts half.
 const HALF_LIFE_TOKENS: f32 = 32.0;
 
+/// What a use of so many tokens ago counts.
+fn faded(tokens: f32) -> f32 {
+    (-tokens / HALF_LIFE_TOKENS).exp2()
+}
+
+/// Uses of an expert by tokens that are evaluated at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Uses {
+    /// Tokens that chose it.
+    pub(super) n: u32,
+    /// Tokens after the last of them.
+    pub(super) since: u32,
+    /// Tokens that are evaluated at once.
+    pub(super) of: u32,
+}
+
+impl Uses {
+    /// What they count at the last token: as if they came at equal distances up to the last one of them.
+    fn count(self) -> f32 {
+        let Self { n, since, of } = self;
+        let last = faded(since as f32);
+        if n <= 1 {
+            return last;
+        }
+        let distance = (of.saturating_sub(since).max(n)) as f32 / n as f32;
+        last * (1.0 - faded(distance * n as f32)) / (1.0 - faded(distance))
+    }
+}
+
 /// Uses per expert, each worth `2^(-age / half-life)`: at most about 46.7 for an expert that every token uses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecentUses {
@@ -86,15 +115,15 @@ struct Count {
 impl Count {
     fn at(self, token: u64) -> f32 {
         let age = token.saturating_sub(self.token) as f32;
-        self.uses * (-age / HALF_LIFE_TOKENS).exp2()
+        self.uses * faded(age)
     }
 }
 
 impl RecentUses {
-    /// Token `token` uses `expert`. Tokens never go back without [`RecentUses::clear`].
-    pub(super) fn add(&mut self, expert: ExpertId, token: u64) {
+    /// Tokens up to `token` use `expert`. Tokens never go back without [`RecentUses::clear`].
+    pub(super) fn add(&mut self, expert: ExpertId, token: u64, uses: Uses) {
         let count = self.counts.entry(expert);
-        *count = Count { uses: count.at(token) + 1.0, token };
+        *count = Count { uses: count.at(token) + uses.count(), token };
     }
 
     /// The expert's uses as they count at `token`.
@@ -113,14 +142,31 @@ mod tests {
     use super::*;
 
     const EXPERT: ExpertId = ExpertId { layer: 1, index: 2 };
+    const ONE: Uses = Uses { n: 1, since: 0, of: 1 };
+
+    #[test]
+    fn a_batch_counts_about_as_its_tokens_do_one_by_one() {
+        for (n_tokens, every) in [(512, 1), (512, 2), (64, 8), (7, 3), (2, 1)] {
+            let mut one_by_one = RecentUses::default();
+            let users: Vec<u64> = (0..n_tokens).filter(|token| token % every == 0).collect();
+            users.iter().for_each(|token| one_by_one.add(EXPERT, *token, ONE));
+            let mut at_once = RecentUses::default();
+            let since = (n_tokens - 1 - users[users.len() - 1]) as u32;
+            at_once.add(EXPERT, n_tokens - 1, Uses { n: users.len() as u32, since, of: n_tokens as u32 });
+            let [expected, found] = [one_by_one, at_once].map(|recent| recent.get(EXPERT, n_tokens - 1));
+            assert!((found / expected - 1.0).abs() < 0.1, "{n_tokens} {every}: {found}, {expected} one by one");
+        }
+        assert_eq!(ONE.count(), 1.0);
+        assert!(Uses { n: 9, since: 3, of: 2 }.count().is_finite(), "more than there are");
+    }
 
     #[test]
     fn a_use_counts_half_after_a_half_life() {
         let mut recent = RecentUses::default();
         assert_eq!(recent.get(EXPERT, 5), 0.0);
-        recent.add(EXPERT, 5);
+        recent.add(EXPERT, 5, ONE);
         assert_eq!([5, 37, 69].map(|token| recent.get(EXPERT, token)), [1.0, 0.5, 0.25]);
-        recent.add(EXPERT, 37);
+        recent.add(EXPERT, 37, ONE);
         assert_eq!(recent.get(EXPERT, 37), 1.5);
         assert_eq!(recent.get(ExpertId { index: 1, ..EXPERT }, 37), 0.0);
         assert_eq!(recent.get(EXPERT, u64::MAX), 0.0, "fades to nothing, not below");
@@ -131,7 +177,7 @@ mod tests {
     #[test]
     fn constant_use_has_a_limit() {
         let mut recent = RecentUses::default();
-        (0..5000).for_each(|token| recent.add(EXPERT, token));
+        (0..5000).for_each(|token| recent.add(EXPERT, token, ONE));
         let limit = 1.0 / (1.0 - (-1.0 / HALF_LIFE_TOKENS).exp2());
         assert!((recent.get(EXPERT, 4999) - limit).abs() < 0.01, "{limit}");
     }

@@ -33,7 +33,7 @@ fn load(cache: &mut Cache, version: Version) {
 }
 
 fn use_at(cache: &mut Cache, precision: Precision, index: u16, n: usize) {
-    (0..n).for_each(|_| cache.touch(expert(index), Use { hit: true, precision: Some(precision), weight: 0.5 }));
+    (0..n).for_each(|_| cache.touch(expert(index), Use::by_one(true, Some(precision), 0.5)));
 }
 
 /// One use per listed expert and token.
@@ -63,7 +63,7 @@ fn equals_go_by_index_and_skips_do_not_count() {
     let mut cache = all_low(2);
     use_low(&mut cache, &[&[5, 1], &[1, 5]]);
     for _ in 0..9 {
-        cache.touch(expert(0), Use { hit: false, precision: None, weight: 0.5 });
+        cache.touch(expert(0), Use::by_one(false, None, 0.5));
     }
     assert_eq!(cache.upgrade(0), Some(expert(1)));
 }

@@ -165,9 +165,17 @@ impl ExpertBackend {
             true => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) },
             false => None,
         };
+        if self.chosen.is_dense() && !self.chosen.is_again() {
+            // SAFETY: as above.
+            unsafe {
+                let input = router_input_tensor(nodes[0]);
+                let ids = (*nodes[0]).src[2];
+                routers.popularity(host, tag.layer, ids, input, n_expert, &mut self.chosen.expected);
+            }
+        }
         let elsewhere = Elsewhere { reads: &|slice| devices.read(slice), ..Elsewhere::NOTHING };
         let step = self.chosen.begin(host, scores.as_deref(), &elsewhere);
-        let mut later = |layer: u16| routers.of_later(layer, input);
+        let mut later = |layers: &[u16]| routers.of_later(layers, input);
         self.chosen.foresee(host, &step, &mut later, &|version| devices.have(version));
         if let Some(weights) = weights.filter(|_| self.chosen.leaves_out(&step)) {
             self.chosen.leave_out(&step, &host.precisions, |token, rank, weight| {

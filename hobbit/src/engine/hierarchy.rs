@@ -16,7 +16,7 @@ use crate::cache::policy::PolicyKind;
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::gguf::SliceShape;
 use crate::plan::MemoryPlan;
-use crate::predict::GateStack;
+use crate::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
 use crate::residency::Residency;
 use crate::residency::{Observer, Place, Reads, Used};
@@ -124,17 +124,49 @@ impl Routers {
         {
             return None;
         }
-        let mut scores = self.of_later(layer, x)?;
+        let (_, mut scores) = self.of_later(&[layer], x).pop()?;
         as_recorded(&mut scores);
         Some(scores)
     }
 
-    /// The same of a layer that has not run, if its router is known.
-    pub(super) fn of_later(&mut self, layer: u16, x: Option<&[f32]>) -> Option<Vec<f32>> {
+    /// The same of layers (ascending) that have not run, of those whose router is known.
+    pub(super) fn of_later(&mut self, layers: &[u16], x: Option<&[f32]>) -> Vec<(u16, Vec<f32>)> {
         if let Some(walk) = &self.walk {
-            return walk.foretold(layer);
+            return layers.iter().filter_map(|&layer| Some((layer, walk.foretold(layer)?))).collect();
         }
-        self.gates.scores(x?, &[layer]).pop().map(|(_, scores)| scores)
+        x.map_or_else(Vec::new, |x| self.gates.scores(x, layers))
+    }
+
+    /// What a prompt's tokens are expected to use of the layer after `layer`: `input` are their inputs of the router of
+    /// `layer`, `[n_embd, 1, n_tokens]`. Nothing where nobody looks ahead by routers, or the next one is not known yet (in a
+    /// model's first ubatch).
+    ///
+    /// # Safety
+    /// `ids` is a live node that was computed: the router's choice. `input` is live, and was computed in host memory.
+    pub(super) unsafe fn popularity(
+        &mut self,
+        host: &Host,
+        layer: u16,
+        ids: *mut ggml_tensor,
+        input: Option<&ggml_tensor>,
+        n_expert: usize,
+        out: &mut Popularity,
+    ) {
+        let Some(input) = input.filter(|_| self.walk.is_none() && host.asks_routers()) else { return };
+        // SAFETY: by the caller.
+        let (n_used, is_known) = unsafe {
+            let is_known = self.gates.knows(layer) || gates::learn(&mut self.gates, layer, ids, n_expert);
+            ((*ids).ne[0] as usize, is_known)
+        };
+        let next = (layer + 1..host.layout().n_blocks()).find(|&next| host.layout().has(next));
+        if let Some(next) = next.filter(|_| is_known) {
+            let (width, stride) = (input.ne[0] as usize, input.nb[2]);
+            // SAFETY: a token of the input; its floats are contiguous.
+            let row = |token: usize| unsafe {
+                std::slice::from_raw_parts(input.data.cast::<u8>().add(token * stride).cast::<f32>(), width)
+            };
+            self.gates.popularity(sample(input.ne[2] as usize).map(row), next, n_used, out);
+        }
     }
 }
 
@@ -169,11 +201,17 @@ impl Hierarchy {
         }
     }
 
+    /// A batch of so many tokens begins.
+    pub(super) fn begin_batch(&mut self, n_tokens: u32) {
+        self.host.begin_batch(n_tokens);
+        self.tiers.iter_mut().for_each(|tier| tier.cache.begin_batch(n_tokens));
+    }
+
     /// A batch was evaluated in so many seconds.
     pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
         let measured = self.host.reads().stats();
         self.host.observer_mut().end_batch(n_tokens, seconds, &measured);
-        self.tiers.iter_mut().for_each(Tier::next_token);
+        self.tiers.iter_mut().for_each(|tier| tier.end_batch(n_tokens));
         self.host.end_batch(n_tokens, seconds);
     }
 

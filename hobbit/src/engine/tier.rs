@@ -39,7 +39,7 @@ use crate::engine::pinned::HostMemory;
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::gguf::SliceShape;
 use crate::load::balance::Balancer;
-use crate::residency::{LayerStep, Used};
+use crate::residency::{Chosen, LayerStep, Used};
 use crate::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use crate::store::StoreError;
 
@@ -300,8 +300,10 @@ impl Tier {
     }
 
     /// Counts a use, for the policy.
-    pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, weight: f32) {
-        self.cache.touch(expert, Use { hit, precision: Some(precision), weight });
+    pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, chosen: &Chosen) {
+        let (n_tokens, since) = chosen.routing.uses_of(expert.index);
+        let weight = chosen.share(expert.index);
+        self.cache.touch(expert, Use { hit, precision: Some(precision), weight, n_tokens, since });
         match hit {
             true => self.counters.hits += 1,
             false => self.counters.misses += 1,
@@ -355,10 +357,10 @@ impl Tier {
         self.staging.iter_mut().for_each(|state| *state = StagingState::Free(0, None));
     }
 
-    /// The next token begins, for the policy.
-    pub(super) fn next_token(&mut self) {
+    /// A batch of so many tokens was evaluated.
+    pub(super) fn end_batch(&mut self, n_tokens: u32) {
         self.end_ahead();
-        self.cache.next_token();
+        self.cache.end_batch(n_tokens);
     }
 }
 

@@ -32,9 +32,9 @@ pub struct PrecisionOptions {
     pub t2: Option<f32>,
     /// Scale a token's remaining router weights up when an expert is skipped.
     pub renormalise: bool,
-    /// Share of a layer's active experts that may come in low precision in a batch, least popular first, `0.0..=1.0`.
-    #[default(0.25)]
-    pub prefill_low: f32,
+    /// Share of a layer's active experts that come in low precision in batches of a prompt, least popular first, and none
+    /// that is a token's first; `0.0..=1.0`. `None`: [`PrecisionOptions::PREFILL_LOW`], but none where T1 is 1.
+    pub prefill_low: Option<f32>,
     /// Replace often used low versions by high ones while nothing else is read.
     #[default(true)]
     pub upgrade: bool,
@@ -47,6 +47,13 @@ impl PrecisionOptions {
     pub const T1: f32 = Thresholds::MIXTRAL.t1;
     /// HOBBIT's T2 for Mixtral-8x7B.
     pub const T2: f32 = Thresholds::MIXTRAL.t2;
+    /// Fate's share of a prompt's experts.
+    pub const PREFILL_LOW: f32 = 0.25;
+
+    /// [`PrecisionOptions::prefill_low`] as it applies where T1 is `t1`.
+    pub fn prefill_low_at(&self, t1: f32) -> f32 {
+        self.prefill_low.unwrap_or(if t1 < 1.0 { Self::PREFILL_LOW } else { 0.0 })
+    }
 
     /// Whether results must not depend on this machine's speed, or must be llama.cpp's bit by bit.
     pub fn demands_exactness(&self) -> bool {
@@ -106,6 +113,13 @@ mod tests {
         assert_eq!(["f32", "f16", "bf16"].map(|float| below(&[float])), ["q4_0"; 3]);
         assert_eq!(["q8_0", "q4_K", "iq4_nl"].map(|type_| below(&[type_])), ["q2_k"; 3]);
         assert_eq!((below(&["q8_0", "f16"]), below(&[])), ("q4_0", "q2_k"));
+    }
+
+    #[test]
+    fn prompts_have_a_share_of_their_own() {
+        let at = |prefill_low, t1| PrecisionOptions { prefill_low, ..Default::default() }.prefill_low_at(t1);
+        assert_eq!([at(None, 0.6), at(None, 1.0)], [0.25, 0.0], "T1 = 1 alone takes everything in high precision");
+        assert_eq!([at(Some(0.4), 0.6), at(Some(0.4), 1.0), at(Some(0.0), 0.6)], [0.4, 0.4, 0.0]);
     }
 
     #[test]

@@ -13,6 +13,8 @@
 //! | [`Previous`] | | the same layer at the token before | any |
 //! | [`Oracle`] | | the future (simulator only) | any |
 //!
+//! Of a prompt's tokens, of which no single one is shown to a predictor, [`Popularity`] says what many of them will use.
+//!
 //! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Nobody looks beyond the
 //! last layer of a token.
 
@@ -21,6 +23,7 @@ mod gate_stack;
 mod gates;
 mod kind;
 mod path_table;
+mod popularity;
 mod recall;
 mod scores;
 mod shape;
@@ -34,6 +37,7 @@ pub use gate_stack::{Gate, GateRows, GateStack, Gating};
 pub use gates::Gates;
 pub use kind::{PredictorKind, build};
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
+pub use popularity::{Popularity, sample};
 pub use recall::{Recall, RecallCounts};
 pub use scores::{softmax, top_k};
 pub use shape::PredictShape;

@@ -48,8 +48,9 @@ pub struct TokenChoice<'a> {
     pub chosen: &'a [(u16, f32)],
     /// What the layer takes beside waits for reads, where that is known; otherwise it is measured.
     pub layer_seconds: Option<f64>,
-    /// What the router at a distance, of a layer, says about this layer's input, `[n_expert]`, if that is known.
-    pub scores: &'a mut dyn FnMut(u8, u16) -> Option<Vec<f32>>,
+    /// What later routers, each named by distance and layer, say about this layer's input: the distance and `[n_expert]` of
+    /// those that are known. Asked once, for all of them.
+    pub scores: &'a mut dyn FnMut(&[(u8, u16)]) -> Vec<(u8, Vec<f32>)>,
 }
 
 /// What is in slots, for whoever copies it elsewhere.
@@ -95,12 +96,12 @@ impl Lookahead {
             if self.governor.has_given_up() && !observer.is_watching() {
                 return;
             }
-            for distance in 1..=self.options.distance_max {
-                let Some((target, _, n_used)) = self.options.shape.target(layer, distance) else { break };
-                if let Some(scores) = (token.scores)(distance, target) {
-                    observer.foretold(distance, &scores, usize::from(n_used));
-                    self.predictor.scores(layer, distance, &scores);
-                }
+            let target = |distance| self.options.shape.target(layer, distance).map(|(target, ..)| (distance, target));
+            let targets: Vec<(u8, u16)> = (1..=self.options.distance_max).map_while(target).collect();
+            for (distance, scores) in (token.scores)(&targets) {
+                let n_used = self.options.shape.target(layer, distance).map_or(0, |(.., n_used)| n_used);
+                observer.foretold(distance, &scores, usize::from(n_used));
+                self.predictor.scores(layer, distance, &scores);
             }
         } else if observer.is_watching() {
             // Of every layer in reach, not only of those that are looked at.

@@ -58,7 +58,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
         self.counters.layer = 0;
         self.lookahead_end_batch(n_tokens, seconds);
-        self.cache.next_token();
+        self.cache.end_batch(n_tokens);
         self.upgrades.may_start = true;
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
@@ -79,6 +79,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy.
     pub fn tell_scores(&mut self, layer: u16, scores: &[f32]) {
         self.cache.scores(layer, scores);
+    }
+
+    /// The router of a layer has chosen for so many tokens: they are counted.
+    pub(super) fn enter(&mut self, layer: u16, n_tokens: usize) {
+        self.cache.begin_layer(layer, u32::try_from(n_tokens).unwrap_or(u32::MAX));
     }
 
     /// Notes which layer is computed, and tells who looks on.
@@ -115,7 +120,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         // What is elsewhere is not used here: it may age.
         if !is_elsewhere {
             let weight = asked.shares.get(usize::from(expert.index)).copied().unwrap_or(0.0);
-            self.cache.touch(expert, Use { hit, precision, weight });
+            let (n_tokens, since) = asked.routing.uses_of(expert.index);
+            self.cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
         }
         self.counters.used.count(precision, asked.routing.pairs_of(expert.index).len() as u64);
         if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {

@@ -3,6 +3,7 @@
 use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
 use super::{Observer, Precisions, Reads, Residency, TokenChoice};
 use crate::expert::{Precision, SliceKind, Version};
+use crate::predict::Popularity;
 use crate::route::{Demand, Routing};
 
 /// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
@@ -37,6 +38,8 @@ pub struct Chosen {
     known: Vec<f32>,
     /// Each expert's share of the weights, by expert index: a token's sum to 1.
     pub(super) shares: Vec<f32>,
+    /// Of a prompt: how many tokens are expected to use which expert of the next layer, if that is known.
+    pub expected: Popularity,
     /// What is asked of each expert, by expert index.
     pub demands: Vec<Demand>,
     /// Layer and key of the choice that was decided last.
@@ -47,6 +50,8 @@ pub struct Chosen {
     choices: Vec<Option<Precision>>,
     /// The split is not the first one of its layer.
     is_again: bool,
+    /// Its layer's tokens have been counted.
+    has_entered: bool,
     /// The split's own part of [`Chosen::kinds`] begins here.
     first_kind: usize,
     /// Experts of the layer.
@@ -62,6 +67,7 @@ impl Chosen {
         self.routing.set(ids, split.n_used, split.n_expert)?;
         self.n_expert = split.n_expert;
         let key = Some((split.layer, split.key));
+        self.has_entered = false;
         self.is_again = self.decided == key && split.kinds.iter().all(|kind| !self.kinds.contains(kind));
         if !self.is_again {
             (self.decided, self.choices) = (key, Vec::new());
@@ -70,6 +76,7 @@ impl Chosen {
         }
         self.known.clear();
         self.shares.clear();
+        self.expected.clear();
         self.first_kind = self.kinds.len();
         self.kinds.extend_from_slice(split.kinds);
         Ok(())
@@ -124,6 +131,14 @@ impl Chosen {
         self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()
     }
 
+    /// The layer's tokens are counted, once: before anything is told of them. [`Chosen::begin`] does so where nobody has.
+    pub fn enter<R: Reads, O: Observer>(&mut self, residency: &mut Residency<R, O>) {
+        if !self.is_again && !self.has_entered {
+            self.has_entered = true;
+            residency.enter(self.layer(), self.routing.n_tokens);
+        }
+    }
+
     /// Begins the split: versions are chosen, slots given, reads submitted. `scores`: what the router says of all
     /// experts for a single token, `[n_expert]`, if somebody wants to know.
     pub fn begin<R: Reads, O: Observer>(
@@ -133,6 +148,7 @@ impl Chosen {
         elsewhere: &Elsewhere,
     ) -> LayerStep {
         let layer = self.layer();
+        self.enter(residency);
         if !self.is_again {
             if let Some(scores) = scores {
                 residency.tell_scores(layer, scores);
@@ -147,6 +163,7 @@ impl Chosen {
             experts: &self.routing.needed,
             kinds: &self.kinds[self.first_kind..],
             is_dense: self.is_dense(),
+            expected: &self.expected,
             choices: if self.is_again { Choices::Made(&self.choices) } else { Choices::Of(asked) },
         };
         let mut step = residency.begin(&need, elsewhere);
@@ -164,23 +181,28 @@ impl Chosen {
         }
     }
 
-    fn is_dense(&self) -> bool {
+    /// Whether the next layer will need nearly all of its experts, too: they are read ahead.
+    pub fn is_dense(&self) -> bool {
         !self.is_single() && self.routing.needed.len() * 10 >= self.n_expert * DENSE_TENTHS
     }
 
-    /// Of a single token's layer, once: looks ahead, and reads what is worth it. `scores`: what the router of a later
-    /// layer says about this layer's input, `[n_expert]`, if that is known. `is_elsewhere`: whether a version is on a
+    /// Of a single token's layer, once: looks ahead, and reads what is worth it. `scores`: what the routers of later
+    /// layers say about this layer's input: the layer and `[n_expert]` of those that are known. `is_elsewhere`: whether a version is on a
     /// device.
     pub fn foresee<R: Reads, O: Observer>(
         &self,
         residency: &mut Residency<R, O>,
         step: &LayerStep,
-        scores: &mut dyn FnMut(u16) -> Option<Vec<f32>>,
+        scores: &mut dyn FnMut(&[u16]) -> Vec<(u16, Vec<f32>)>,
         is_elsewhere: &dyn Fn(Version) -> bool,
     ) {
         if self.is_single() && !self.is_again && residency.looks_ahead() {
             let chosen = &self.of_token();
-            let scores = &mut |_, layer| scores(layer);
+            let scores = &mut |targets: &[(u8, u16)]| {
+                let layers: Vec<u16> = targets.iter().map(|(_, layer)| *layer).collect();
+                let distance = |layer| targets.iter().find(|(_, own)| *own == layer).map(|(distance, _)| *distance);
+                scores(&layers).into_iter().filter_map(|(layer, scores)| Some((distance(layer)?, scores))).collect()
+            };
             residency.foresee(step, TokenChoice { chosen, layer_seconds: None, scores }, is_elsewhere);
         }
     }

@@ -172,7 +172,7 @@ impl Model {
             *self.pins.entry((version, slot)).or_default() += 1;
         }
         self.check();
-        chosen.foresee(&mut self.residency, &step, &mut |_| None, &is_elsewhere);
+        chosen.foresee(&mut self.residency, &step, &mut |_| Vec::new(), &is_elsewhere);
         self.check();
         let most = if let How::GivenUp(n) = how { n } else { usize::MAX };
         let is_whole = self.products(&step, kinds, most);

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use crate::expert::ExpertId;
 use crate::options::{PrecisionMode, PrecisionOptions};
-use crate::route::{Demand, Routing, Thresholds, lower_least_popular, merge, renormalise};
+use crate::route::{
+    DECODE_TOKENS_MAX, Demand, Routing, Thresholds, lower_least_popular, merge, renormalise, unimportance,
+};
 
 /// Decides demands. One per model; sessions share it.
 #[derive(Clone, Debug)]
@@ -17,13 +19,16 @@ pub struct Precisions {
     pub options: PrecisionOptions,
     /// Experts that are used in low precision whatever else holds, for measuring their sensitivity.
     pub forced_low: HashSet<ExpertId>,
-    of_token: Vec<Demand>,
+    /// Reused: of one token's experts.
+    of_token: Vec<f32>,
+    /// Reused: whether an expert is some token's most important one, by expert index.
+    is_first: Vec<bool>,
 }
 
 impl Precisions {
     /// Of a model whose low versions may stand in by these thresholds.
     pub fn new(mode: PrecisionMode, thresholds: Thresholds, options: PrecisionOptions) -> Self {
-        Self { mode, thresholds, options, forced_low: HashSet::new(), of_token: Vec::new() }
+        Self { mode, thresholds, options, forced_low: HashSet::new(), of_token: Vec::new(), is_first: Vec::new() }
     }
 
     /// Every expert in high precision.
@@ -37,7 +42,8 @@ impl Precisions {
     }
 
     /// Demands of one layer's experts, by expert index; `weights` are the router's, `[n_tokens][n_used]`, with their
-    /// sign.
+    /// sign. Of a few tokens (up to [`DECODE_TOKENS_MAX`]) an expert is wanted as that one wants it that wants the most; of
+    /// more, the least popular ones are lowered besides.
     pub fn demands(&mut self, routing: &Routing, weights: &[f32], n_expert: usize, out: &mut Vec<Demand>) {
         out.clear();
         if self.is_exact() {
@@ -46,21 +52,22 @@ impl Precisions {
         }
         out.resize(n_expert, Demand::Skip);
         let n_used = routing.n_used.max(1);
+        let is_prompt = routing.n_tokens > DECODE_TOKENS_MAX;
+        self.is_first.clear();
+        self.is_first.resize(n_expert, false);
         for (ids, weights) in routing.ids.chunks(n_used).zip(weights.chunks(n_used)) {
-            self.thresholds.demands(weights, &mut self.of_token);
-            merge(ids.iter().copied().zip(self.of_token.iter().copied()), out);
+            unimportance(weights, &mut self.of_token);
+            let demands = self.of_token.iter().map(|&unimportance| self.thresholds.demand(unimportance));
+            merge(ids.iter().copied().zip(demands), out);
+            if is_prompt {
+                let firsts = ids.iter().zip(&self.of_token).filter(|(_, unimportance)| **unimportance == 0.0);
+                firsts.for_each(|(&index, _)| self.is_first[usize::from(index)] = true);
+            }
         }
-        if routing.n_tokens > 1 && self.thresholds.t1 < 1.0 {
-            lower_least_popular(&routing.needed, self.options.prefill_low, out);
+        if is_prompt {
+            let share = self.options.prefill_low_at(self.thresholds.t1);
+            lower_least_popular(&routing.needed, share, |index| self.is_first[usize::from(index)], out);
         }
-    }
-
-    /// How many of a layer's `n_expert` experts a prompt will want in high precision, at the most.
-    pub fn at_most_high(&self, n_expert: usize) -> usize {
-        if self.is_exact() || self.thresholds.t1 >= 1.0 {
-            return n_expert;
-        }
-        ((1.0 - self.options.prefill_low) * n_expert as f32).ceil() as usize
     }
 
     /// Whether an expert is to be used in low precision even where its high version is resident.
@@ -75,5 +82,67 @@ impl Precisions {
         } else {
             weights.iter_mut().zip(skipped).filter(|(_, skipped)| **skipped).for_each(|(weight, _)| *weight = 0.0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Demand::{High, Low, Skip};
+    use super::*;
+
+    /// What tokens with these experts and weights are asked for, of eight experts.
+    fn demands(precisions: &mut Precisions, tokens: &[[(u16, f32); 2]]) -> Vec<Demand> {
+        let mut routing = Routing::default();
+        let all = || tokens.iter().flatten();
+        routing.set(all().map(|(index, _)| (*index).into()), 2, 8).unwrap();
+        let mut out = Vec::new();
+        precisions.demands(&routing, &all().map(|(_, weight)| *weight).collect::<Vec<_>>(), 8, &mut out);
+        out
+    }
+
+    fn dynamic(t1: f32, t2: f32, prefill_low: Option<f32>) -> Precisions {
+        let options = PrecisionOptions { prefill_low, ..PrecisionOptions::default() };
+        Precisions::new(PrecisionMode::Dynamic, Thresholds { t1, t2 }, options)
+    }
+
+    #[test]
+    fn few_tokens_at_once_are_asked_what_each_would_be() {
+        let tokens = [[(0, 0.7), (1, 0.3)], [(2, 0.95), (3, 0.05)], [(4, 0.8), (1, 0.2)], [(1, 0.9), (5, 0.1)]];
+        let all_low = &mut dynamic(0.6, 0.9, Some(1.0));
+        assert_eq!(demands(all_low, &tokens[..2]), [High, Low, High, Skip, Skip, Skip, Skip, Skip]);
+        assert_eq!(demands(all_low, &tokens), [High, High, High, Skip, High, Low, Skip, Skip], "1 is somebody's first");
+        let eight = [tokens, tokens].concat();
+        assert_eq!(demands(all_low, &eight), demands(all_low, &tokens));
+    }
+
+    /// Nine tokens: expert 0 is the first of five of them, 4 of two, 1 and 2 of one each; 3 is nobody's.
+    fn prompt() -> [[(u16, f32); 2]; 9] {
+        let mut tokens = [[(0, 0.5), (1, 0.49)]; 9];
+        (tokens[5], tokens[6]) = ([(4, 0.6), (3, 0.4)], [(4, 0.6), (5, 0.4)]);
+        (tokens[7], tokens[8]) = ([(1, 0.6), (5, 0.4)], [(2, 0.6), (0, 0.4)]);
+        tokens
+    }
+
+    #[test]
+    fn a_prompt_lowers_the_least_popular_but_nobodys_first() {
+        // By popularity: 0 and 1 (6), 4 and 5 (2), 2 and 3 (1). A half of six are three.
+        let lowered = demands(&mut dynamic(0.6, 0.9, Some(0.5)), &prompt());
+        assert_eq!(lowered, [High, High, High, Low, High, Low, Skip, Skip]);
+        let one = demands(&mut dynamic(0.6, 0.9, Some(0.25)), &prompt());
+        assert_eq!(one, [High, High, High, Low, High, High, Skip, Skip]);
+        let none = demands(&mut dynamic(0.6, 0.9, Some(0.0)), &prompt());
+        assert_eq!(none, [High, High, High, High, High, High, Skip, Skip]);
+        // Nothing in high precision, not even first ones.
+        assert_eq!(demands(&mut dynamic(0.0, 1.0, None), &prompt())[..6], [Low; 6]);
+    }
+
+    #[test]
+    fn fates_prompts_are_lowered_while_it_decodes_all_in_high_precision() {
+        let fate = &mut dynamic(1.0, 1.0, Some(0.25));
+        assert_eq!(demands(fate, &prompt()), [High, High, High, Low, High, High, Skip, Skip]);
+        assert_eq!(demands(fate, &prompt()[..1])[..2], [High; 2]);
+        assert_eq!(demands(fate, &prompt()[..8])[..6], [High, High, Skip, High, High, High]);
+        // T1 = 1 alone takes everything in high precision.
+        assert_eq!(demands(&mut dynamic(1.0, 1.0, None), &prompt())[..6], [High; 6]);
     }
 }

@@ -9,6 +9,7 @@ use super::{Landed, Observer, Read, Reads, Residency, Target};
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
+use crate::predict::Popularity;
 
 /// Records up to this many bytes are read at once: measured, a read of 1.5 MiB wins over three of 0.5. Of larger ones
 /// the first product need not wait for the last slice: at 5 MiB one read is 10 % slower than three.
@@ -72,8 +73,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         asked
     }
 
-    /// Fills what is free of the next layer's high share, and lines the rest up for staging.
-    pub(super) fn look_ahead(&mut self, layer: u16, is_elsewhere: &dyn Fn(Version) -> bool) {
+    /// Fills what is free of the next layer's high share, and lines the rest up for staging: first who most tokens are
+    /// expected to use. `n_high`: so many the running layer uses in high precision.
+    pub(super) fn look_ahead(
+        &mut self,
+        layer: u16,
+        n_high: usize,
+        expected: &Popularity,
+        is_elsewhere: &dyn Fn(Version) -> bool,
+    ) {
         let Some(next) = (layer + 1..self.layout.n_blocks()).find(|&layer| self.layout.has(layer)) else { return };
         let is_exact = self.precisions.is_exact();
         // How far a read ahead has come decides what may be evicted for the next: a matter of speed.
@@ -82,12 +90,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         let order = self.layout.load_order(next, &[]);
         let n_expert = self.layout.n_expert(next);
-        let missing: Vec<Version> = (0..n_expert)
+        let mut missing: Vec<Version> = (0..n_expert)
             .map(|index| Version::high(ExpertId { layer: next, index }))
             .filter(|&version| self.cache.lookup(version).is_none() && !is_elsewhere(version))
             .filter(|&version| is_exact || self.cache.lookup(Version::low(version.expert)).is_none())
-            .take(self.precisions.at_most_high(usize::from(n_expert)))
             .collect();
+        expected.sort(&mut missing, |version| version.expert.index);
+        // About as many as here are wanted in high precision.
+        missing.truncate(if is_exact { usize::from(n_expert) } else { n_high });
         let mut filled = Vec::new();
         let mut rest = Vec::new();
         for version in missing {

@@ -4,6 +4,7 @@ use super::{Observer, Reads, Residency, Target};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
+use crate::predict::Popularity;
 use crate::route::{Demand, Routing};
 
 /// What other memories hold, as far as it concerns a layer.
@@ -72,6 +73,8 @@ pub(super) struct Need<'a> {
     pub(super) kinds: &'a [SliceKind],
     /// The next layer will need nearly all of its experts too.
     pub(super) is_dense: bool,
+    /// How many of the tokens are expected to use which of these.
+    pub(super) expected: &'a Popularity,
     pub(super) choices: Choices<'a>,
 }
 
@@ -111,7 +114,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let kinds = self.layout.kinds(layer).to_vec();
         let choices = vec![Some(precision); usize::from(self.layout.n_expert(layer))];
         let choices = Choices::Made(&choices);
-        let need = Need { layer, experts: &experts, kinds: &kinds, is_dense: false, choices };
+        let expected = &Popularity::default();
+        let need = Need { layer, experts: &experts, kinds: &kinds, is_dense: false, expected, choices };
         Some(self.begin(&need, &Elsewhere::NOTHING))
     }
 
@@ -143,7 +147,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.read_slots(LoadClass::on_demand(precision), &wanted, &order);
         }
         if need.is_dense {
-            self.look_ahead(layer, elsewhere.has);
+            let n_high = step.used.iter().filter(|used| used.precision == Precision::High).count();
+            self.look_ahead(layer, n_high, need.expected, elsewhere.has);
         }
         self.pump();
         step

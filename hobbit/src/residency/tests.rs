@@ -2,6 +2,7 @@
 
 use super::by_hand::{ByHand, KINDS, Small, split};
 use super::*;
+use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceKind};
 use crate::load::LoadClass;
 use crate::route::Thresholds;
@@ -157,6 +158,47 @@ fn nine_tenths_of_a_layer_are_dense_and_fill_the_next_one() {
         assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::OnDemandHigh), "{tokens:?}");
         finish(&mut toy, &chosen, step);
     }
+}
+
+#[test]
+fn what_most_tokens_are_expected_to_use_is_read_ahead_first() {
+    let small = Small { n_expert: 10, slots: (3, None), n_staging: 99, ..Small::default() };
+    let order = |expected: &[[u16; 2]]| {
+        let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+        chosen.set(&split(&small, 0, 3), 0..9).unwrap();
+        chosen.ask(&mut toy.precisions, []);
+        expected.iter().for_each(|token| chosen.expected.add(*token));
+        let step = chosen.begin(&mut toy, None, &Elsewhere::NOTHING);
+        let gates = waiting(&toy)
+            .into_iter()
+            .filter(|(class, _, kind, _)| *class == LoadClass::ReadAhead && *kind == Some(Gate));
+        let order: Vec<u16> = gates.map(|(_, index, ..)| index).collect();
+        finish(&mut toy, &chosen, step);
+        // Another layer's choice knows nothing of it.
+        chosen.set(&split(&small, 1, 3), 0..9).unwrap();
+        assert_eq!(chosen.expected.of(7), 0);
+        order
+    };
+    assert_eq!(order(&[]), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(order(&[[7, 2], [7, 4], [2, 7]]), [7, 2, 4, 0, 1, 3, 5, 6, 8, 9], "three into slots, the others staged");
+}
+
+#[test]
+fn a_prompts_uses_are_its_tokens() {
+    let small = Small { n_layers: 1, policy: PolicyKind::Lfu, ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    // Two ubatches: expert 0 is used by three tokens, expert 1 by one and by one more later.
+    toy.begin_batch(4);
+    run(&mut toy, &small, &mut chosen, 0, &[&[0], &[0], &[1]]);
+    run(&mut toy, &small, &mut chosen, 0, &[&[0]]);
+    toy.end_batch(4, 0.1);
+    for expert in [1, 2] {
+        toy.begin_batch(1);
+        run(&mut toy, &small, &mut chosen, 0, &[&[expert]]);
+        toy.end_batch(1, 0.1);
+    }
+    let is_resident = [0, 1, 2].map(|index| toy.cache().is_complete(high(0, index)));
+    assert_eq!(is_resident, [true, false, true], "three uses of five tokens are more than two");
 }
 
 #[test]

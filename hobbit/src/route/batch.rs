@@ -2,6 +2,10 @@
 
 use super::Demand;
 
+/// So many tokens at once are asked for what each of them would be asked for alone: they are several sequences', or guesses
+/// of one's next tokens. More are a prompt.
+pub const DECODE_TOKENS_MAX: usize = 8;
+
 /// Adds what tokens ask of experts to what each expert of a layer is asked for: the highest demand of all that chose it.
 /// `chosen` are the experts' indices with the tokens' demands; `by_expert` `[n_expert]` begins as [`Demand::Skip`]. An
 /// index beyond it is no expert and counts for nothing.
@@ -14,16 +18,23 @@ pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [D
 }
 
 /// Fate's popularity rule ("popularity-aware hybrid quantization", section 4.5): the least popular `share` of a batch's active
-/// experts, rounded down, get at most [`Demand::Low`].
+/// experts, rounded down, get at most [`Demand::Low`]; of those that are no token's most important one (`is_first`, of
+/// HOBBIT's, which always come as they are asked for), so that there may be fewer.
 ///
 /// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by
-/// expert index. For batches of more than one token: a single token's experts are all equally popular.
-pub fn lower_least_popular(needed_by_popularity: &[u16], share: f32, demands: &mut [Demand]) {
+/// expert index. For batches of more than [`DECODE_TOKENS_MAX`] tokens.
+pub fn lower_least_popular(
+    needed_by_popularity: &[u16],
+    share: f32,
+    is_first: impl Fn(u16) -> bool,
+    demands: &mut [Demand],
+) {
     let n_active = needed_by_popularity.len();
     // 0.7 is less than seven tenths as f32; a last bit must not take an expert away.
     let n_lowered = f64::from(share) * n_active as f64 * (1.0 + f64::from(f32::EPSILON));
     let n_lowered = (n_lowered as usize).min(n_active);
-    for &index in &needed_by_popularity[n_active - n_lowered..] {
+    let lowered = needed_by_popularity.iter().rev().filter(|index| !is_first(**index)).take(n_lowered);
+    for &index in lowered {
         if let Some(demand) = demands.get_mut(usize::from(index)) {
             *demand = Demand::Low.min(*demand);
         }
@@ -44,8 +55,21 @@ mod tests {
     }
 
     fn lowered(share: f32, needed: &[u16], mut demands: [Demand; 6]) -> [Demand; 6] {
-        lower_least_popular(needed, share, &mut demands);
+        lower_least_popular(needed, share, |_| false, &mut demands);
         demands
+    }
+
+    #[test]
+    fn nobodys_first_expert_is_lowered() {
+        let of = |share, firsts: &[u16]| {
+            let mut demands = [High; 6];
+            lower_least_popular(&[5, 3, 0, 1], share, |index| firsts.contains(&index), &mut demands);
+            demands
+        };
+        assert_eq!(of(0.25, &[1]), [Low, High, High, High, High, High], "the next one in its place");
+        assert_eq!(of(0.5, &[1, 0]), [High, High, High, Low, High, Low]);
+        assert_eq!(of(0.5, &[1, 0, 3]), [High, High, High, High, High, Low], "fewer than the share");
+        assert_eq!(of(1.0, &[0, 1, 3, 5]), [High; 6]);
     }
 
     #[test]
@@ -66,7 +90,7 @@ mod tests {
         let needed: Vec<u16> = (0..10).collect();
         for tenths in 0..=10u8 {
             let mut demands = [High; 10];
-            lower_least_popular(&needed, f32::from(tenths) / 10.0, &mut demands);
+            lower_least_popular(&needed, f32::from(tenths) / 10.0, |_| false, &mut demands);
             assert_eq!(demands.iter().filter(|demand| **demand == Low).count(), usize::from(tenths));
         }
         assert_eq!(lowered(7.0, &[1, 77], [High; 6]), [High, Low, High, High, High, High]);

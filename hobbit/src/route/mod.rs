@@ -1,5 +1,5 @@
 //! Who is routed where, and in what precision an expert is used: HOBBIT's scorer, what is resident, and Fate's rule for
-//! batches. Pure.
+//! prompts. Pure.
 //!
 //! ```text
 //! router weights -> score (what a token asks for) -> batch (what an expert is asked for) -> resolve (what it gets)
@@ -16,7 +16,7 @@ mod resolve;
 mod routing;
 mod score;
 
-pub use batch::{lower_least_popular, merge};
+pub use batch::{DECODE_TOKENS_MAX, lower_least_popular, merge};
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
 pub use renormalise::renormalise;
 pub use resolve::resolve;

@@ -80,6 +80,17 @@ impl Routing {
         Ok(())
     }
 
+    /// How many tokens chose an expert, and how many come after the last of them. At least one token, as where it is said
+    /// that the expert is needed without any (a hostile trace).
+    ///
+    /// # Panics
+    /// If the layer has no such expert.
+    pub fn uses_of(&self, expert: u16) -> (u32, u32) {
+        let pairs = self.pairs_of(expert);
+        let since = pairs.last().map_or(0, |last| (self.n_tokens as u32).saturating_sub(last.token + 1));
+        ((pairs.len() as u32).max(1), since)
+    }
+
     /// The expert's share of the router's weight, summed over tokens, of each of which all shares sum to 1. `weights` is
     /// `[n_tokens][n_used]`; where it is empty, all weigh alike.
     pub fn share(&self, expert: u16, weights: &[f32]) -> f32 {
@@ -158,6 +169,7 @@ mod tests {
         assert_eq!(routing.needed, [1, 3, 0]);
         assert_eq!(routing.pairs_of(3), [Pair { token: 0, rank: 0 }, Pair { token: 2, rank: 1 }]);
         assert_eq!(routing.pairs_of(2), []);
+        assert_eq!([0, 1, 2, 3].map(|expert| routing.uses_of(expert)), [(1, 1), (3, 0), (1, 0), (2, 0)]);
     }
 
     #[test]

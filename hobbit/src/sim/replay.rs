@@ -134,9 +134,11 @@ impl<'a> Replay<'a> {
         };
         self.pass(layer_seconds);
         self.residency.catch_up();
-        self.show_scores(record);
         let Self { chosen, residency, recording, config, .. } = self;
         read_record(chosen, &mut residency.precisions, recording, config, record);
+        chosen.enter(residency);
+        self.show_scores(record);
+        let Self { chosen, residency, .. } = self;
         let step = chosen.begin(residency, None, &Elsewhere::NOTHING);
         self.foresee(record, layer_seconds, &step);
         self.multiply(record, &step);
@@ -166,7 +168,10 @@ impl<'a> Replay<'a> {
         let token = TokenChoice {
             chosen: &chosen(record),
             layer_seconds: Some(layer_seconds + experts),
-            scores: &mut |distance, _| scores_at(record, distance, header),
+            scores: &mut |targets| {
+                let scores = |&(distance, _): &(u8, u16)| Some((distance, scores_at(record, distance, header)?));
+                targets.iter().filter_map(scores).collect()
+            },
         };
         self.residency.foresee(step, token, &|_| false);
     }
@@ -269,6 +274,7 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
 /// In which precision experts are wanted.
 fn precisions(config: &Config) -> Precisions {
     let &Config { mode, thresholds, prefill_low, upgrade, deterministic, .. } = config;
+    let prefill_low = Some(prefill_low);
     let options = PrecisionOptions { prefill_low, upgrade, deterministic, ..PrecisionOptions::default() };
     Precisions::new(mode, thresholds, options)
 }

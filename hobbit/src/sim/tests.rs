@@ -77,11 +77,13 @@ impl Toy {
             cache.begin_sequence();
             writer.sequence().unwrap();
             for batch in sequence {
+                cache.begin_batch(batch[0].len() as u32);
                 for (tokens, layer) in batch.iter().zip(0..) {
+                    cache.begin_layer(layer, tokens.len() as u32);
                     let record = self.step(&mut cache, layer, tokens);
                     writer.layer(&record).unwrap();
                 }
-                cache.next_token();
+                cache.end_batch(batch[0].len() as u32);
                 let phase = if batch[0].len() == 1 { Phase::Decode } else { Phase::Prefill };
                 writer.batch(phase, batch[0].len() as u32, 0.01).unwrap();
             }
@@ -114,7 +116,10 @@ impl Toy {
             let used = resolve(demand, is_resident, self.thresholds.is_some());
             let slot = used.and_then(|precision| cache.lookup(Version { expert, precision }));
             let hit = slot.is_some_and(|slot| cache.is_ready(slot));
-            cache.touch(expert, Use { hit, precision: used, weight: weight_of[usize::from(index)] });
+            let users: Vec<usize> = (0..tokens.len()).filter(|token| tokens[*token].contains(&index)).collect();
+            let since = (tokens.len() - 1 - users[users.len() - 1]) as u32;
+            let (weight, n_tokens) = (weight_of[usize::from(index)], users.len() as u32);
+            cache.touch(expert, Use { hit, precision: used, weight, n_tokens, since });
             record.needed.push(Needed { expert: index, demand, used, hit, class: None, bytes: 0 });
             match (slot, used) {
                 (Some(slot), _) => {

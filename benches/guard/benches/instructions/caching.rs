@@ -29,6 +29,7 @@ impl Warm {
     fn layer(&mut self, at: usize) {
         let choice = &self.token[at];
         let cache = &mut self.cache;
+        cache.begin_layer(choice.layer, 1);
         if self.shows_scores {
             cache.scores(choice.layer, &choice.scores);
         }
@@ -42,7 +43,7 @@ impl Warm {
             let version = precision.map(|precision| Version { expert, precision });
             let slot = version.and_then(|version| cache.lookup(version));
             let hit = slot.is_some_and(|slot| cache.is_ready(slot));
-            cache.touch(expert, Use { hit, precision, weight });
+            cache.touch(expert, Use::by_one(hit, precision, weight));
             match (slot, version) {
                 (Some(slot), _) => {
                     cache.pin(slot);
@@ -161,7 +162,7 @@ const WEIGHT: f32 = 0.125;
 fn hit((mut cache, versions): (Cache, Vec<Version>)) -> (Cache, Vec<Version>) {
     for &version in black_box(&versions) {
         let Some(slot) = cache.lookup(version) else { continue };
-        cache.touch(version.expert, Use { hit: true, precision: Some(version.precision), weight: WEIGHT });
+        cache.touch(version.expert, Use::by_one(true, Some(version.precision), WEIGHT));
         cache.pin(slot);
         cache.unpin(slot);
     }
@@ -173,7 +174,7 @@ fn hit((mut cache, versions): (Cache, Vec<Version>)) -> (Cache, Vec<Version>) {
 #[bench::lru(false)]
 fn miss((mut cache, versions): (Cache, Vec<Version>)) -> (Cache, Vec<Version>) {
     for &version in black_box(&versions) {
-        cache.touch(version.expert, Use { hit: false, precision: Some(version.precision), weight: WEIGHT });
+        cache.touch(version.expert, Use::by_one(false, Some(version.precision), WEIGHT));
         let Some(acquired) = cache.acquire(version) else { continue };
         KINDS.into_iter().for_each(|kind| cache.set_loading(acquired.slot, kind));
         cache.pin(acquired.slot);

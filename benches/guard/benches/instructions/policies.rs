@@ -55,7 +55,7 @@ impl Decisions {
         for (choice, slots) in token.iter().zip(slots) {
             let is_resident = |expert: &ExpertId| slots.iter().any(|slot| slot.version.expert == *expert);
             let uses = choice.experts().zip(&choice.chosen).map(|(expert, &(_, weight))| {
-                (expert, Use { hit: is_resident(&expert), precision: Some(Precision::High), weight })
+                (expert, Use::by_one(is_resident(&expert), Some(Precision::High), weight))
             });
             self.layers.push(Layer {
                 layer: choice.layer,
@@ -169,7 +169,7 @@ fn learn((mut decisions, tokens): (Decisions, Vec<Token>)) -> (Decisions, Vec<To
                 policy.on_scores(choice.layer, &choice.scores, now);
             }
             for &(index, weight) in &choice.chosen {
-                let usage = Use { hit: true, precision: Some(Precision::High), weight };
+                let usage = Use::by_one(true, Some(Precision::High), weight);
                 policy.on_use(ExpertId { layer: choice.layer, index }, usage, now);
             }
         }

@@ -5,7 +5,9 @@ use std::hint::black_box;
 use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::expert::Precision;
 use hobbit::route::Routing;
-use hobbit::route::{Demand, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance};
+use hobbit::route::{
+    DECODE_TOKENS_MAX, Demand, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance,
+};
 use hobbit_guard::inputs::{self, N_EXPERT, N_PROMPT, N_USED};
 
 /// Batches of a layer, with what is computed of them.
@@ -18,8 +20,9 @@ struct Batches {
     rows: Vec<(u16, i32)>,
     by_expert: Vec<i32>,
     slot_ids: Vec<i32>,
-    of_token: Vec<Demand>,
+    of_token: Vec<f32>,
     asked: Vec<(u16, Demand)>,
+    is_first: Vec<bool>,
     demands: Vec<Demand>,
     floats: Vec<f32>,
     choices: Vec<Option<Precision>>,
@@ -40,6 +43,7 @@ fn batches(is_prompt: bool) -> Batches {
         slot_ids: Vec::new(),
         of_token: Vec::new(),
         asked: Vec::new(),
+        is_first: vec![false; N_EXPERT.into()],
         demands: vec![Demand::Skip; N_EXPERT.into()],
         floats: Vec::new(),
         choices: Vec::new(),
@@ -68,17 +72,20 @@ fn remap_all(batches: &mut Batches) {
 /// HOBBIT's scorer, Fate's rule, and what experts get of which one in two is resident.
 fn classify_all(batches: &mut Batches) {
     let thresholds = Thresholds::default();
-    let Batches { ids, weights, routing, of_token, asked, demands, choices, .. } = batches;
+    let Batches { ids, weights, routing, of_token, asked, is_first, demands, choices, .. } = batches;
     for ((ids, weights), routing) in ids.iter().zip(weights).zip(routing) {
         asked.clear();
+        is_first.fill(false);
         for (ids, weights) in ids.chunks(N_USED.into()).zip(weights.chunks(N_USED.into())) {
-            thresholds.demands(weights, of_token);
-            asked.extend(ids.iter().map(|&id| id as u16).zip(of_token.iter().copied()));
+            unimportance(weights, of_token);
+            asked.extend(ids.iter().map(|&id| id as u16).zip(of_token.iter().map(|&s| thresholds.demand(s))));
+            let firsts = ids.iter().zip(&*of_token).filter(|(_, unimportance)| **unimportance == 0.0);
+            firsts.for_each(|(&id, _)| is_first[id as usize] = true);
         }
         demands.fill(Demand::Skip);
         merge(asked.iter().copied(), demands);
-        if routing.n_tokens > 1 {
-            lower_least_popular(&routing.needed, 0.25, demands);
+        if routing.n_tokens > DECODE_TOKENS_MAX {
+            lower_least_popular(&routing.needed, 0.25, |index| is_first[usize::from(index)], demands);
         }
         choices.clear();
         choices.extend(

@@ -315,7 +315,7 @@ impl Model {
     fn touch(&mut self, expert: ExpertId, precision: Option<Precision>, weight: f32) {
         let used = precision.map(|precision| Version { expert, precision });
         let hit = used.is_some_and(|version| self.residents.get(&version).is_some_and(Resident::is_ready));
-        self.cache.touch(expert, Use { hit, precision, weight });
+        self.cache.touch(expert, Use::by_one(hit, precision, weight));
         let Some(version) = used else { return };
         *self.uses.entry(expert).or_default() += 1.0;
         if self.residents.contains_key(&version) {

@@ -153,7 +153,7 @@ mod tests {
         let expert = high(0).expert;
         let future = [(1, None), (2, Some(Precision::High))].map(|(time, demand)| Upcoming { time, expert, demand });
         let mut belady = aged(Belady::new(future, 1.0));
-        belady.on_use(expert, Use { hit: false, precision: None, weight: 0.1 }, at(0));
+        belady.on_use(expert, Use::by_one(false, None, 0.1), at(0));
         assert_eq!((belady.clock, belady.urgency(expert, Precision::High)), (1, 1.0));
         token(&mut belady, 1, &[0]);
         assert_eq!(belady.urgency(expert, Precision::High), 0.0);

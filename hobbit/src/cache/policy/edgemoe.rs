@@ -38,7 +38,7 @@ impl EdgeMoe {
 impl Policy for EdgeMoe {
     fn on_use(&mut self, expert: ExpertId, usage: Use, _now: Now) {
         if usage.precision.is_some() {
-            *self.uses.entry(expert) += 1;
+            *self.uses.entry(expert) += u64::from(usage.n_tokens);
         }
     }
 

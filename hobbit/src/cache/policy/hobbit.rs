@@ -7,7 +7,7 @@ use crate::expert::{ExpertId, Precision, Version};
 /// Evicts the lowest `w_lru*R/T + w_lfu*F/T + w_lhu*H/T + w_fld*(1 - ((l_t - l_i + L) mod L)/L)`.
 ///
 /// `T` are the tokens of the sequence so far, `R` the one that used the expert last, `F` how many used it and `H` how
-/// many of them in high precision: all of this sequence. `l_t` is the expert's layer, `l_i` the running one. Of equal
+/// many of them in high precision: all of this sequence, and counted by tokens, however many are evaluated at once. `l_t` is the expert's layer, `l_i` the running one. Of equal
 /// sums the least recently used goes.
 ///
 /// With all of the weight on one part it is
@@ -69,9 +69,10 @@ impl Policy for Hobbit {
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
         let Some(precision) = usage.precision else { return };
         let record = self.records.entry(expert);
-        record.last_token = now.token + 1;
-        record.uses += 1;
-        record.high_uses += u64::from(precision == Precision::High);
+        let n_tokens = u64::from(usage.n_tokens);
+        record.last_token = (now.token + 1).saturating_sub(usage.since.into());
+        record.uses += n_tokens;
+        record.high_uses += if precision == Precision::High { n_tokens } else { 0 };
     }
 
     fn begin_sequence(&mut self) {
@@ -102,6 +103,26 @@ mod tests {
         // T = 4, R = 3, F = 2, H = 1, and layer 3 comes one layer after layer 2.
         let expected = 0.5 * 0.75 + 0.25 * 0.5 + 0.125 * 0.25 + 0.125 * 0.75;
         assert_eq!(hobbit.priority(high(0).expert, Now { token: 3, layer: 2 }), expected);
+    }
+
+    #[test]
+    fn a_batch_counts_as_its_tokens_do_one_by_one() {
+        let (n, chosen) = (6, [[0, 1], [0, 2], [0, 1], [3, 0], [1, 2], [0, 2]]);
+        let mut one_by_one = hobbit("0.25,0.25,0.25,0.25");
+        (0..n).for_each(|at| token(&mut one_by_one, at, &chosen[at as usize]));
+        let mut at_once = hobbit("0.25,0.25,0.25,0.25");
+        for index in 0..4 {
+            let users: Vec<u64> = (0..n).filter(|at| chosen[*at as usize].contains(&index)).collect();
+            let since = (n - 1 - users[users.len() - 1]) as u32;
+            let usage = Use { n_tokens: users.len() as u32, since, ..used(Precision::High) };
+            at_once.on_use(high(index).expert, usage, at(n - 1));
+        }
+        for index in 0..4 {
+            let priority = |own: &Aged<Hobbit>| own.priority(high(index).expert, at(n));
+            assert_eq!(priority(&at_once), priority(&one_by_one), "{index}");
+            let Record { uses, .. } = *at_once.records.get(high(index).expert).unwrap();
+            assert!(uses as f64 / n as f64 <= 1.0);
+        }
     }
 
     #[test]

@@ -50,7 +50,7 @@ mod tests {
         lru.begin_sequence();
         assert_eq!(lru.victim(high(2), &[high(0), high(1)], NOW), 1);
         assert_eq!(lru.victim(high(2), &[high(0), high(1), low(0)], NOW), 2);
-        lru.on_use(expert, Use { hit: false, precision: None, weight: 0.5 }, NOW);
+        lru.on_use(expert, Use::by_one(false, None, 0.5), NOW);
         assert_eq!(lru.victim(high(2), &[high(0), low(0)], NOW), 1, "skipped is not used");
         lru.on_use(expert, used(Precision::Low), NOW);
         assert_eq!(lru.victim(high(2), &[high(0), high(1), low(0)], NOW), 1);

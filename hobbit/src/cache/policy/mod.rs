@@ -44,13 +44,13 @@ use crate::expert::{ExpertId, Precision, Version};
 /// When something happens, as far as policies may know. There is no clock but the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Tokens of the sequence before this one.
+    /// Tokens of the sequence before this one; of several that are evaluated at once, before the last one.
     pub token: u64,
     /// The layer now running. A prefetch inserts into a later one.
     pub layer: u16,
 }
 
-/// What becomes of an expert that the router chose for a token.
+/// What becomes of an expert that the router chose for a token, or for several that are evaluated at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Use {
     /// Whether every slice of the version used was ready when the router chose the expert. Never for a skipped one.
@@ -60,6 +60,17 @@ pub struct Use {
     /// The expert's share of the router's weight among those the token chose, which sum to 1; 1/k where the weights of
     /// k chosen experts are not known. For a batch the sum over its tokens.
     pub weight: f32,
+    /// Tokens that chose the expert, of those that are evaluated at once: 1 for a single token.
+    pub n_tokens: u32,
+    /// How many of them come after the last one that chose it: 0 for a single token.
+    pub since: u32,
+}
+
+impl Use {
+    /// By a single token.
+    pub fn by_one(hit: bool, precision: Option<Precision>, weight: f32) -> Self {
+        Self { hit, precision, weight, n_tokens: 1, since: 0 }
+    }
 }
 
 /// Who may leave.
@@ -102,7 +113,7 @@ pub trait Policy: Send {
         let _ = (version, now);
     }
 
-    /// The router chose `expert`.
+    /// The router chose `expert`: once for all tokens that are evaluated at once.
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now);
 
     /// The router's probabilities of all experts of `layer` for one token, `[n_expert]`, selected or not. Where they are

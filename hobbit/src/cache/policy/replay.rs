@@ -67,7 +67,7 @@ fn run_layer(cache: &mut Cache, choice: &Choice, with_scores: bool) -> usize {
         let slot = cache.lookup(version(index));
         slot.into_iter().for_each(|slot| cache.pin(slot));
         pinned.extend(slot);
-        let usage = Use { hit: slot.is_some(), precision: Some(Precision::High), weight };
+        let usage = Use::by_one(slot.is_some(), Some(Precision::High), weight);
         cache.touch(version(index).expert, usage);
     }
     let mut n_misses = 0;

@@ -56,7 +56,7 @@ pub(super) fn low(index: u16) -> Version {
 }
 
 pub(super) fn used(precision: Precision) -> Use {
-    Use { hit: true, precision: Some(precision), weight: 0.5 }
+    Use::by_one(true, Some(precision), 0.5)
 }
 
 pub(super) fn at(token: u64) -> Now {

@@ -4,7 +4,8 @@ use super::{Candidate, Now, Policy, Use, lowest};
 use crate::expert::{ExpertId, Version};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Evicts the lowest mean router score over the last `n` tokens, those included that did not select the expert. The
+/// Evicts the lowest mean router score over the last `n` tokens, those included that did not select the expert; of tokens
+/// that were evaluated at once only their mean is known, which counts for as many of them as are among the last `n`. The
 /// paper's shield, that what the running layer needs stays, is the cache's: it is pinned.
 ///
 /// Where a token's scores are not known, the weights of the experts it chose are its scores, and 0 is the others'.
@@ -32,6 +33,14 @@ struct Row {
     total: f32,
 }
 
+impl Row {
+    /// Tokens whose mean it is.
+    fn n_tokens(&self) -> usize {
+        // Weights that a trace has rounded sum to about that.
+        self.total.round().max(1.0) as usize
+    }
+}
+
 impl Smoe {
     /// The paper does not give its `n`; it shows that scores tell the next three tokens.
     pub const N_TOKENS: usize = 8;
@@ -44,8 +53,19 @@ impl Smoe {
     fn mean(&self, expert: ExpertId) -> f64 {
         let Some(window) = self.layers.get(&expert.layer) else { return 0.0 };
         let score = |row: &Row| row.scores.get(usize::from(expert.index)).map_or(0.0, |score| score / row.total);
-        let sum: f64 = window.rows.iter().map(score).map(f64::from).filter(|score| score.is_finite()).sum();
-        sum / window.rows.len().max(1) as f64
+        let mut too_old = window.n_tokens().saturating_sub(self.n_tokens);
+        let (mut sum, mut n_tokens) = (0.0, 0);
+        for row in &window.rows {
+            let n_left_out = row.n_tokens().min(too_old);
+            too_old -= n_left_out;
+            let n = row.n_tokens() - n_left_out;
+            n_tokens += n;
+            let score = f64::from(score(row));
+            if score.is_finite() {
+                sum += score * n as f64;
+            }
+        }
+        sum / n_tokens.max(1) as f64
     }
 }
 
@@ -56,9 +76,19 @@ impl Default for Smoe {
 }
 
 impl Window {
-    /// The row of a token that was not there yet, its memory that of the row that falls out.
+    fn n_tokens(&self) -> usize {
+        self.rows.iter().map(Row::n_tokens).sum()
+    }
+
+    /// The row of a token that was not there yet, its memory that of a row that falls out: with the new one, of a token at
+    /// least, the others are of `n_tokens`.
     fn next_row(&mut self, n_tokens: usize) -> &mut Row {
-        let mut row = if self.rows.len() < n_tokens { None } else { self.rows.pop_front() }.unwrap_or_default();
+        let mut row = Row::default();
+        let mut n = self.n_tokens() + 1;
+        while let Some(oldest) = self.rows.front().filter(|oldest| n - oldest.n_tokens() >= n_tokens) {
+            n -= oldest.n_tokens();
+            row = self.rows.pop_front().unwrap_or_default();
+        }
         row.scores.clear();
         row.total = 0.0;
         self.rows.push_back(row);
@@ -133,13 +163,13 @@ mod tests {
         for (index, weight) in [(0, 0.3), (1, 0.7)] {
             weigh(&mut smoe, index, weight, 0);
         }
-        // A batch of eight tokens is one row.
+        // A batch of eight tokens fills the last three.
         for (index, weight) in [(0, 4.0), (1, 1.0), (2, 3.0)] {
             weigh(&mut smoe, index, weight, 1);
         }
         let means = [0, 1, 2].map(|index| (smoe.mean(high(index).expert) * 1000.0).round());
-        assert_eq!(means, [400.0, 412.0, 188.0]);
-        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 2);
+        assert_eq!(means, [500.0, 125.0, 375.0]);
+        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 1);
         // Token 2 has scores: its weights are not counted again.
         smoe.on_scores(3, &[0.0, 0.0, 1.0], at(2));
         weigh(&mut smoe, 0, 1.0, 2);

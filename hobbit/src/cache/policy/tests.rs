@@ -50,7 +50,7 @@ fn nonsense_is_harmless() {
                 policy.on_scores(0, scores, now);
             }
             for weight in [f32::NAN, f32::INFINITY, -3.0, 0.0] {
-                policy.on_use(version(1).expert, Use { hit: true, precision: Some(Precision::High), weight }, now);
+                policy.on_use(version(1).expert, Use::by_one(true, Some(Precision::High), weight), now);
             }
             let position = policy.victim(version(9), &candidates, now);
             assert!(position < candidates.len(), "{kind}");

@@ -52,7 +52,7 @@ fn run(cache: &mut Cache, tokens: &[Token]) -> Vec<bool> {
                 let hit = cache.lookup(high(layer, index)).is_some();
                 hits.push(hit);
                 let precision = Some(Precision::High);
-                cache.touch(high(layer, index).expert, Use { hit, precision, weight: 1.0 / used.len() as f32 });
+                cache.touch(high(layer, index).expert, Use::by_one(hit, precision, 1.0 / used.len() as f32));
                 if !hit {
                     let slot = cache.acquire(high(layer, index)).unwrap().slot;
                     land(cache, slot);

@@ -74,13 +74,13 @@ fn a_hit_on_a_stranger() {
 #[test]
 #[should_panic(expected = "not a hit")]
 fn a_hit_in_another_precision() {
-    resident().0.touch(expert(0, 0), Use { hit: true, precision: Some(Precision::Low), weight: 0.5 });
+    resident().0.touch(expert(0, 0), Use::by_one(true, Some(Precision::Low), 0.5));
 }
 
 #[test]
 #[should_panic(expected = "not a hit")]
 fn a_hit_that_is_skipped() {
-    resident().0.touch(expert(0, 0), Use { hit: true, precision: None, weight: 0.5 });
+    resident().0.touch(expert(0, 0), Use::by_one(true, None, 0.5));
 }
 
 #[test]

@@ -258,6 +258,7 @@ impl Offload {
         split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(&host_ids, 0).read() })?;
         let mut scores = None;
         if !self.chosen.is_again() {
+            tier.cache.begin_layer(tag.layer, self.chosen.routing.n_tokens as u32);
             let bytes = &mut self.weight_bytes;
             if let Some(walk) = &mut routers.walk {
                 // SAFETY: read back just now; the tensors have as many bytes, which are kept until the stream is waited for.

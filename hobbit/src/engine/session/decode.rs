@@ -91,7 +91,7 @@ impl Session {
         experts.take_failure();
         failure::take();
         if let Some(memories) = experts.memories().as_mut() {
-            memories.host.begin_batch(batch.n_tokens.unsigned_abs());
+            memories.begin_batch(batch.n_tokens.unsigned_abs());
         }
         let (before, busy_before) = self.counters();
         self.is_current = false;

@@ -245,8 +245,7 @@ impl Layer {
         self.sequence_tokens += more_tokens;
         self.run_tokens += more_tokens;
         self.n_used += 1;
-        // A batch tells weights only, not how many of its tokens chose the expert.
-        let n_tokens = if weight > 1.0 { weight * self.n_chosen.max(1) as f32 } else { 1.0 };
+        let n_tokens = usage.n_tokens as f32;
         let step = self.step;
         let expert = self.expert(index);
         let is_first_use = usage.precision.is_some() && expert.last_step != step;

@@ -85,7 +85,7 @@ fn a_loss_costs_what_the_uses_ask_for() {
     for time in 0..20 {
         foresight.on_use(high(0).expert, used(Precision::High), at(time));
         foresight.on_use(high(1).expert, used(Precision::Low), at(time));
-        foresight.on_use(high(2).expert, Use { hit: false, precision: None, weight: 0.1 }, at(time));
+        foresight.on_use(high(2).expert, Use::by_one(false, None, 0.1), at(time));
     }
     let cost = |foresight: &Foresight, version: Version| {
         foresight.layers[3].cost(version.expert.index, version.precision, foresight.low_cost)
@@ -103,11 +103,12 @@ fn a_loss_costs_what_the_uses_ask_for() {
 }
 
 #[test]
-fn a_batch_counts_by_weight_and_teaches_nothing() {
+fn a_batch_counts_by_its_tokens_and_teaches_nothing() {
     let mut foresight = foresight();
     insert(&mut foresight, &[0, 1]);
-    let weigh = |foresight: &mut Aged<Foresight>, index: u16, weight, time| {
-        foresight.on_use(high(index).expert, Use { weight, ..used(Precision::High) }, at(time));
+    let weigh = |foresight: &mut Aged<Foresight>, index: u16, weight: f32, time| {
+        let n_tokens = weight as u32;
+        foresight.on_use(high(index).expert, Use { weight, n_tokens, ..used(Precision::High) }, at(time));
     };
     for (index, weight) in [(0, 60.0), (1, 4.0)] {
         weigh(&mut foresight, index, weight, 0);

@@ -33,7 +33,7 @@ impl Offload {
     pub(super) fn look_ahead(&self, tier: &mut Tier, beside: &mut Beside, step: &LayerStep) {
         let Beside { host, routers, others, .. } = beside;
         let input = (!self.input.is_empty()).then_some(&self.input[..]);
-        let mut later = |layer: u16| routers.of_later(layer, input);
+        let mut later = |layers: &[u16]| routers.of_later(layers, input);
         let is_on_device = |version| tier.is_resident(version) || others.have(version);
         self.chosen.foresee(host, step, &mut later, &is_on_device);
         tier.upload_ahead(host, step, &self.chosen);

@@ -13,7 +13,7 @@ pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind]
         // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
         let hit = tier.pin(version) && tier.has(version, kinds);
         if !chosen.is_again() {
-            tier.touch(version, hit, chosen.share(used.index));
+            tier.touch(version, hit, chosen);
         }
         if !hit {
             missing.push(used);
