@@ -45,6 +45,8 @@ pub struct Row {
     /// Milliseconds of a token: median and 99th percentile. `None` where rows ran side by side.
     pub token_ms: Option<TokenTime>,
     pub stats: PhaseStats,
+    /// What the judge says.
+    pub loss: Loss,
     /// For an arm that is no control: what a smaller quant of all experts would reach at equal bytes.
     pub control: Option<Control>,
 }
@@ -92,7 +94,7 @@ impl Row {
         let Measured { nll, difference, kl, same_top, answers, mut token_ms, stats } = measured;
         let ratio = mean(difference).exp();
         token_ms.sort_by(f32::total_cmp);
-        Self {
+        let mut row = Self {
             text: text.to_owned(),
             cache_percent,
             arm: ready.arm.name.clone(),
@@ -111,8 +113,11 @@ impl Row {
             token_ms: (!token_ms.is_empty())
                 .then(|| TokenTime { p50: percentile(&token_ms, 0.5), p99: percentile(&token_ms, 0.99) }),
             stats,
+            loss: Loss::None,
             control: None,
-        }
+        };
+        row.loss = row.judged();
+        row
     }
 
     /// The same text, the same cache.
@@ -120,8 +125,7 @@ impl Row {
         self.text == other.text && self.cache_percent == other.cache_percent
     }
 
-    /// What the judge says.
-    pub fn loss(&self) -> Loss {
+    fn judged(&self) -> Loss {
         // Predictions that are no numbers are no predictions.
         if !self.cost.value.is_finite() || !self.kl.value.is_finite() {
             return Loss::Beyond;

@@ -159,7 +159,9 @@ fn answers(model: &Model, text: &Text, manner: Manner) -> Result<Vec<bool>> {
         ..SessionOptions::default()
     };
     let mut session = model.session(&options)?;
-    let answer = |Continuation { texts, gold }: &Continuation| Ok(best(&log_probs(&mut session, texts)?) == *gold);
+    let answer = |Continuation { texts, gold }: &Continuation| -> Result<bool> {
+        Ok(best(&log_probs(&mut session, texts)?) == *gold)
+    };
     text.questions.iter().map(answer).collect()
 }
 

@@ -116,7 +116,7 @@ fn line(row: &Row) -> String {
         .task
         .as_ref()
         .map_or_else(none, |task| format!("{:.1} ({})", 100.0 * task.score.value, signed(task.change)));
-    let loss = match row.loss() {
+    let loss = match row.loss {
         Loss::None => "none",
         Loss::Within => "within error",
         Loss::Beyond => "**loss**",

@@ -94,7 +94,7 @@ impl Workshop<'_> {
     /// # Errors
     /// Types that cannot be made of the model, a full disk.
     pub fn ready(&self, arm: &Arm) -> Result<Ready> {
-        let make = || {
+        let make = || -> Result<Ready> {
             let path = self.file(&arm.file)?;
             let mut options = ModelOptions { stand_aside: false, ..arm.options.clone() };
             if let Some(LowSource::Quantise { types, .. }) = &options.low {

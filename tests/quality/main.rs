@@ -59,13 +59,13 @@ fn the_judge_says_no() {
 
     // Equal arms: not one bit is another, however few experts are in memory.
     let equal = row(&ready("exact:"), 25.0);
-    assert_eq!((equal.loss(), equal.kl.value, equal.kl_999.value, equal.cost.value), (Loss::None, 0.0, 0.0, 0.0));
+    assert_eq!((equal.loss, equal.kl.value, equal.kl_999.value, equal.cost.value), (Loss::None, 0.0, 0.0, 0.0));
     let task = equal.task.as_ref().expect("questions were asked");
     assert_eq!((task.questions, task.change.value, task.change.uncertainty), (24, 0.0, 0.0));
     assert!(equal.bytes_per_token > 0.0 && equal.hit_rate.is_some_and(|rate| rate < 1.0) && equal.token_ms.is_some());
     // Nearly lossless: others, but no loss that could be told from chance.
     let smaller = row(&ready("uniform q6_k: --experts q6_k"), 25.0);
-    assert!(smaller.loss() == Loss::Within && smaller.kl.value > 0.0, "{smaller:?}");
+    assert!(smaller.loss == Loss::Within && smaller.kl.value > 0.0, "{smaller:?}");
 
     let bad = [
         ("two experts swapped", row(&of_file("swapped.gguf", &|to| damage::swap(&subject.path, to, 2, [0, 1])), 25.0)),
@@ -85,7 +85,7 @@ fn the_judge_says_no() {
         );
     }
     for (what, row) in &bad {
-        assert_eq!(row.loss(), Loss::Beyond, "{what}: {row:?}");
+        assert_eq!(row.loss, Loss::Beyond, "{what}: {row:?}");
         assert!(row.same_top.value < 1.0 - ERRORS_MAX * row.same_top.uncertainty, "{what}: {:?}", row.same_top);
     }
 }
