@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub arms: Option<PathBuf>,
     /// An arm more, or without --arms in place of the built-in ones; may be repeated
-    #[arg(long = "arm", value_name = "NAME: FLAGS")]
+    #[arg(long = "arm", value_name = "NAME: FLAGS", allow_hyphen_values = true)]
     pub more_arms: Vec<String>,
     /// Windows of 512 tokens of each text, for a quick look [default: all]
     #[arg(long, value_name = "N", value_parser = at_least_one)]

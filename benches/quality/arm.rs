@@ -24,6 +24,8 @@ pub struct Arm {
     pub flags: String,
     pub file: FileArgs,
     pub options: ModelOptions,
+    /// No flag of hobbit's was given.
+    is_usual: bool,
 }
 
 /// What is made of the model's file before it is run: the bench's own flags, which stand among hobbit's.
@@ -77,8 +79,8 @@ impl Arm {
         if let Some((flag, _)) = taken.into_iter().find(|(_, is_given)| *is_given) {
             bail!("{flag} is not an arm's to choose: all get the cache that --cache says, on the CPU; leave it away");
         }
-        let (name, flags) = (name.to_owned(), flags.to_owned());
-        Ok(Self { name, flags, file, options })
+        let is_usual = options == usual;
+        Ok(Self { name: name.to_owned(), flags: flags.to_owned(), file, options, is_usual })
     }
 
     /// All experts, as in the model.
@@ -88,8 +90,7 @@ impl Arm {
 
     /// The exact model, or one of which only the experts' type differs.
     pub fn is_control(&self) -> bool {
-        let is_plain = self.file == FileArgs { experts: self.file.experts, ..FileArgs::default() };
-        is_plain && self.flags.split_whitespace().count() == 2 * usize::from(self.file.experts.is_some())
+        self.is_usual && self.file == FileArgs { experts: self.file.experts, ..FileArgs::default() }
     }
 
     /// Low-precision versions beside the model's own, at default thresholds: what the documentation promises a bound for.

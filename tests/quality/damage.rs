@@ -49,15 +49,16 @@ pub fn without_scales(model: &Path, to: &Path, layer: u16, expert: u16) {
     });
 }
 
-/// An expert that was requantised to q2_K wrongly: every super-block has its neighbour's scales.
+/// An expert that was requantised to q2_K wrongly: the minima of its blocks were lost.
 pub fn broken_quant(model: &Path, to: &Path, layer: u16, expert: u16) {
     let small = GgmlType::from_name("q2_k").expect("a type of ggml's");
     changed(model, to, layer, |tensor, file| {
         let own = slice(tensor, file, expert);
         let (mut bytes, mut back) = (Vec::new(), Vec::new());
         Ggml.recode(tensor.dtype, small, tensor.ne0, &own, None, &mut bytes).unwrap();
-        // 16 bytes of scales and minima go before the quants (block_q2_K).
-        bytes.rotate_right(16);
+        // A super-block (block_q2_K) begins with 16 bytes of a scale and a minimum each, 4 bits both.
+        let blocks = bytes.chunks_exact_mut(small.type_size() as usize);
+        blocks.for_each(|block| block[..16].iter_mut().for_each(|pair| *pair &= 0x0f));
         Ggml.recode(small, tensor.dtype, tensor.ne0, &bytes, None, &mut back).unwrap();
         replace(tensor, file, expert, &back);
     });
