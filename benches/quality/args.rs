@@ -19,12 +19,14 @@ Examples:
 
 /// What dynamic precision, packs and smaller quants cost in quality, at equal memory.
 ///
-/// Raw numbers, tables and the figure (loss against bytes per token) go to benches/results/<machine>/quality-<model>*; of a part
-/// (--windows) to target/quality/. The exit code is 0 whatever was found, 1 where something could not be measured.
+/// Raw numbers, tables and the figure (loss against bytes per token) go to benches/results/<machine>/quality-<model>*;
+/// of a part (--windows) to target/quality/. The exit code is 0 whatever was found, 1 where something could not be
+/// measured.
 #[derive(Debug, Parser)]
 #[command(name = "quality", override_usage = "cargo bench --bench quality -- [OPTIONS]", max_term_width = 110, after_help = EXAMPLES)]
 pub struct Args {
-    /// Model whose experts are the exact ones; may be repeated [default: models/demo.gguf and, if it is there, models/fine.gguf]
+    /// Model whose experts are the exact ones; may be repeated [default: models/demo.gguf and, if it is there,
+    /// models/fine.gguf]
     #[arg(long = "model", value_name = "FILE")]
     pub models: Vec<PathBuf>,
     /// Text to read; may be repeated [default: <model>-heldout-*.txt beside the model]
@@ -33,7 +35,8 @@ pub struct Args {
     /// Expert cache, percent of the exact model's expert bytes
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "25,50")]
     pub cache: Vec<f64>,
-    /// Arms to compare, one a line: NAME: FLAGS, as hobbit-cli takes them [default: the built-in ones, benches/quality/arms/default.txt]
+    /// Arms to compare, one a line: NAME: FLAGS, as hobbit-cli takes them [default: the built-in ones,
+    /// benches/quality/arms/default.txt]
     #[arg(long, value_name = "FILE")]
     pub arms: Option<PathBuf>,
     /// An arm more, or without --arms in place of the built-in ones; may be repeated

@@ -37,8 +37,8 @@ pub struct FileArgs {
     /// A nested pack: low versions are the high ones' own upper bits
     #[arg(long, conflicts_with_all = ["expert_wise", "low"])]
     pub nested: bool,
-    /// A pack whose experts have each their own width, so that predicted perplexity rises by so much: gguf-tools profile on
-    /// the first text, then gguf-tools pack --max-loss
+    /// A pack whose experts have each their own width, so that predicted perplexity rises by so much: gguf-tools
+    /// profile on the first text, then gguf-tools pack --max-loss
     #[arg(long, value_name = "N%", value_parser = percent, conflicts_with = "low")]
     pub expert_wise: Option<f64>,
 }
@@ -93,7 +93,8 @@ impl Arm {
         self.is_usual && self.file == FileArgs { experts: self.file.experts, ..FileArgs::default() }
     }
 
-    /// Low-precision versions beside the model's own, at default thresholds: what the documentation promises a bound for.
+    /// Low-precision versions beside the model's own, at default thresholds: what the documentation promises a bound
+    /// for.
     pub fn is_promised(&self) -> bool {
         let PrecisionOptions { mode, t1, t2, .. } = self.options.precision;
         let has_low = self.options.low.is_some() || self.file.nested;
@@ -130,8 +131,8 @@ pub fn read_file(path: &Path) -> Result<Vec<Arm>> {
     read_all(&text, &path_shown)
 }
 
-/// What is measured: `given`, and before them, unless they are among them, the exact model and every control whose experts
-/// are smaller than `own`, the type of the model's.
+/// What is measured: `given`, and before them, unless they are among them, the exact model and every control whose
+/// experts are smaller than `own`, the type of the model's.
 ///
 /// # Errors
 /// Two arms of one name.

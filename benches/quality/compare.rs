@@ -159,8 +159,8 @@ fn mean(values: impl IntoIterator<Item = f64>) -> Estimate {
     sums.estimate()
 }
 
-/// The divergence that one token in a thousand is beyond. How many are beyond it varies as a binomial does: the error is half
-/// of the distance between the values at one standard deviation more and fewer.
+/// The divergence that one token in a thousand is beyond. How many are beyond it varies as a binomial does: the error
+/// is half of the distance between the values at one standard deviation more and fewer.
 fn worst(mut kls: Vec<f32>) -> Estimate {
     kls.sort_by(f32::total_cmp);
     let deviation = (WORST * (1.0 - WORST) / kls.len().max(1) as f32).sqrt();
@@ -179,8 +179,8 @@ pub fn compare(rows: &mut [Row]) {
     }
 }
 
-/// The controls that are worth their bytes, ascending. One that is no better than another of fewer bytes (once everything is
-/// resident, smaller ones gain nothing) is not.
+/// The controls that are worth their bytes, ascending. One that is no better than another of fewer bytes (once
+/// everything is resident, smaller ones gain nothing) is not.
 pub fn frontier<'a>(mut controls: Vec<&'a Row>) -> Vec<&'a Row> {
     controls.sort_by(|a, b| a.bytes_per_token.total_cmp(&b.bytes_per_token).then(a.kl.value.total_cmp(&b.kl.value)));
     let mut frontier: Vec<&Row> = Vec::new();

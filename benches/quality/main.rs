@@ -1,21 +1,21 @@
 //! What dynamic precision, packs and smaller quants cost in quality: model x text x share of cache x arm.
 //!
-//! An arm is a name and a line of flags as hobbit-cli takes them ([`arm`]; those by default: `arms/default.txt`). Each is
-//! compared with the exact model, and always with the hardest control: the same model as a smaller quant that moves as
-//! many bytes per token.
+//! An arm is a name and a line of flags as hobbit-cli takes them ([`arm`]; those by default: `arms/default.txt`). Each
+//! is compared with the exact model, and always with the hardest control: the same model as a smaller quant that moves
+//! as many bytes per token.
 //!
-//! Text in windows of 512 tokens, of which the second half is scored (as llama-perplexity does), token by token: that is
-//! how tokens are generated, and only then each token's own wishes count; wide batches flatter. Then questions about the
-//! same text: which of four continuations is its own, token by token, too. Every arm gets the same bytes of expert cache, nothing
-//! depends on time (`--deterministic`), and tokens are compared one by one with the exact model's. Only experts differ
-//! between the files of the arms. `--whole-windows` reads windows in one batch, for `--prefill-low`.
+//! Text in windows of 512 tokens, of which the second half is scored (as llama-perplexity does), token by token: that
+//! is how tokens are generated, and only then each token's own wishes count; wide batches flatter. Then questions about
+//! the same text: which of four continuations is its own, token by token, too. Every arm gets the same bytes of expert
+//! cache, nothing depends on time (`--deterministic`), and tokens are compared one by one with the exact model's. Only
+//! experts differ between the files of the arms. `--whole-windows` reads windows in one batch, for `--prefill-low`.
 //!
 //! Quants come in steps, so the control of equal bytes is interpolated: linearly in bytes per token, between the two
-//! uniform quants next to the arm; the exact model is the largest of them. Beyond the smallest or the largest, that one itself
-//! is taken.
+//! uniform quants next to the arm; the exact model is the largest of them. Beyond the smallest or the largest, that one
+//! itself is taken.
 //!
-//! [`setup`] looks at everything that was given before anything is measured, [`variant`] makes files, [`measure`] runs an arm,
-//! [`compare`] makes rows with their errors, [`report`] and [`figure`] show them.
+//! [`setup`] looks at everything that was given before anything is measured, [`variant`] makes files, [`measure`] runs
+//! an arm, [`compare`] makes rows with their errors, [`report`] and [`figure`] show them.
 //!
 //! A bench reports: a missed target is printed, the exit code stays 0. That its judge can say no is tested
 //! (`tests/quality`).
@@ -33,12 +33,14 @@ mod variant;
 #[path = "../shared/verdict.rs"]
 mod verdict;
 
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
 use anyhow::Result;
 use clap::Parser;
+use hobbit_programs::exit;
 
 use args::Args;
 use compare::Row;
@@ -50,15 +52,18 @@ use variant::{Ready, Workshop};
 /// Tokens of the first text that experts' widths are measured on.
 const PROFILED: usize = 4096;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     if std::env::args_os().len() == 1 {
         println!("quality: nothing to do for cargo test; run it with cargo bench");
-        return Ok(());
+        return ExitCode::SUCCESS;
     }
-    let args = Args::parse();
+    exit::code(run(&Args::parse()).map(|()| 0))
+}
+
+fn run(args: &Args) -> Result<()> {
     hobbit::set_log(|_, _| {});
-    let studies = setup::studies(&args)?;
-    studies.iter().try_for_each(|study| measured(&args, study))
+    let studies = setup::studies(args)?;
+    studies.iter().try_for_each(|study| measured(args, study))
 }
 
 /// Measures a model, and reports.

@@ -36,7 +36,8 @@ pub struct Reference {
 pub struct Measured {
     /// Negative log-likelihoods.
     pub nll: Vec<f64>,
-    /// How much larger they are than the reference's: tokens are compared one by one, as both models read the same text.
+    /// How much larger they are than the reference's: tokens are compared one by one, as both models read the same
+    /// text.
     pub difference: Vec<f64>,
     /// Kullback-Leibler divergences from the reference, over the whole vocabulary.
     pub kl: Vec<f64>,

@@ -17,8 +17,8 @@ use hobbit::pack::fitting;
 /// Alignment of tensor data in bytes; GGUF's default.
 const ALIGNMENT: u64 = 32;
 
-/// Writes the model of `source` to `out` with its experts as `to`, or what llama-quantize takes where rows are no whole blocks of it; everything else is copied. `threads` experts are
-/// recoded at a time and held in memory.
+/// Writes the model of `source` to `out` with its experts as `to`, or what llama-quantize takes where rows are no whole
+/// blocks of it; everything else is copied. `threads` experts are recoded at a time and held in memory.
 pub fn requantise_experts(source: &Path, to: GgmlType, out: &Path, threads: usize) -> Result<()> {
     let model = Gguf::open(source)?;
     let experts = model.experts()?;

@@ -126,8 +126,8 @@ impl Workshop<'_> {
         Ok(path)
     }
 
-    /// As `--low TYPES` makes it beside a model, but here. Of a requantised model the low versions are made of the original, as
-    /// quants that are published are.
+    /// As `--low TYPES` makes it beside a model, but here. Of a requantised model the low versions are made of the
+    /// original, as quants that are published are.
     fn low(&self, types: &str, high: &Path) -> Result<PathBuf> {
         if high != self.subject.path {
             let dtype = GgmlType::from_name(types);

@@ -1,5 +1,5 @@
-//! The quality bench's judge can say no: whoever damages a model, or leaves out far too much of it, is found out, and who changes
-//! nothing is not accused. What cannot be measured is refused before anything is.
+//! The quality bench's judge can say no: whoever damages a model, or leaves out far too much of it, is found out, and
+//! who changes nothing is not accused. What cannot be measured is refused before anything is.
 
 #![allow(dead_code)] // The bench uses what is left.
 

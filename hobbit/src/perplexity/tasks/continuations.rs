@@ -22,9 +22,9 @@ pub struct Continuation {
     pub gold: usize,
 }
 
-/// At most `n` questions about a text, in its order: fewer where the text is too short for as many whose continuations are no
-/// one else's. `start` takes the place of each context's first token, for models that begin a text with one. The same text,
-/// number and `seed` give the same questions.
+/// At most `n` questions about a text, in its order: fewer where the text is too short for as many whose continuations
+/// are no one else's. `start` takes the place of each context's first token, for models that begin a text with one. The
+/// same text, number and `seed` give the same questions.
 ///
 /// The text is cut into continuations; of each that is asked about, what goes before it is the context. The other three
 /// are drawn from those that neither are, nor overlap with, the context.
