@@ -9,7 +9,8 @@
 //! both let `stream` print a generation on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
 //! `ctrl_c` stops it, `memory_signals` resize its caches. [`report`] puts measurements into words.
 //!
-//! **The others.** [`perplexity`], [`sim`], `rpc`, and [`mod@bench`] with the tools of [`measure`]; [`plot`] draws for pages.
+//! **The others.** [`perplexity`], [`sim`], `rpc`, and [`mod@bench`] with the tools of [`measure`]; [`plot`] draws for pages,
+//! [`flags`] reads lines of flags for the benches.
 //!
 //! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
 //! has the rule about a reader that goes away; `log` and `devices` tell people what is going on.
@@ -28,6 +29,7 @@ mod commands;
 mod demo;
 mod escape;
 pub mod exit;
+pub mod flags;
 pub mod measure;
 pub mod output;
 mod perplexity;

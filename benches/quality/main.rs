@@ -1,144 +1,133 @@
-//! What dynamic precision costs in quality, at equal memory: against the exact model, against leaving the same experts
-//! out, and against a uniformly smaller quant that moves as many bytes per token.
+//! What dynamic precision, packs and smaller quants cost in quality: model x text x share of cache x arm.
 //!
-//! Text in windows of 512 tokens, of which the second half is scored (as llama-perplexity does), token by token: that is
-//! how tokens are generated, and only then each token's own wishes count. A second table reads windows in one batch, for
-//! `--prefill-low`. Every row gets the same bytes of expert cache, nothing depends on time (`--deterministic`), and
-//! tokens are compared one by one with the exact model. Only experts differ between the files of the rows.
+//! An arm is a name and a line of flags as hobbit-cli takes them ([`arm`]; those by default: `arms/default.txt`). Each
+//! is compared with the exact model, and always with the hardest control: the same model as a smaller quant that moves
+//! as many bytes per token.
 //!
-//! Quants come in steps, so the uniform quant of equal bytes is interpolated: linearly in bytes per token, between the
-//! two uniform rows next to the dynamic one; the exact model is the largest of them. Beyond the smallest or the largest,
-//! that one itself is taken.
+//! Text in windows of 512 tokens, of which the second half is scored (as llama-perplexity does), token by token: that
+//! is how tokens are generated, and only then each token's own wishes count; wide batches flatter. Then questions about
+//! the same text: which of four continuations is its own, token by token, too. Every arm gets the same bytes of expert
+//! cache, nothing depends on time (`--deterministic`), and tokens are compared one by one with the exact model's. Only
+//! experts differ between the files of the arms. `--whole-windows` reads windows in one batch, for `--prefill-low`.
 //!
-//! ```text
-//! cargo bench --bench quality                                # the demo model, both texts
-//! cargo bench --bench quality -- --windows 4 --cache 25      # a quick look
-//! cargo bench --bench quality -- --sweep thresholds          # or low-share, renormalise
-//! ```
+//! Quants come in steps, so the control of equal bytes is interpolated: linearly in bytes per token, between the two
+//! uniform quants next to the arm; the exact model is the largest of them. Beyond the smallest or the largest, that one
+//! itself is taken.
 //!
-//! Tables (markdown) go to stdout, raw numbers to `benches/results/<machine>/`. A bench reports: a missed target is
-//! printed, the exit code stays 0.
+//! [`setup`] looks at everything that was given before anything is measured, [`variant`] makes files, [`measure`] runs
+//! an arm, [`compare`] makes rows with their errors, [`report`] and [`figure`] show them.
+//!
+//! A bench reports: a missed target is printed, the exit code stays 0. That its judge can say no is tested
+//! (`tests/quality`).
 
-mod case;
+mod args;
+mod arm;
 mod compare;
+mod figure;
 mod measure;
 mod report;
 mod requantise;
+mod setup;
+mod text;
+mod variant;
 #[path = "../shared/verdict.rs"]
 mod verdict;
 
-use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Parser;
-use hobbit::gguf::Gguf;
-use hobbit::{Model, ModelOptions};
+use hobbit_programs::exit;
 
-use case::{Case, Pair};
+use args::Args;
 use compare::Row;
-use measure::{Files, Reference, Text};
+use measure::{Manner, Reference};
+use setup::Study;
+use text::Text;
+use variant::{Ready, Workshop};
 
-const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models");
-const SWEEPS: [&str; 3] = ["low-share", "thresholds", "renormalise"];
+/// Tokens of the first text that experts' widths are measured on.
+const PROFILED: usize = 4096;
 
-/// What dynamic precision costs in quality
-#[derive(Debug, Parser)]
-struct Args {
-    /// Model whose experts are the exact ones [default: models/demo.gguf]
-    #[arg(long, value_name = "FILE")]
-    model: Option<PathBuf>,
-    /// Text to read; may be repeated [default: the demo model's held-out prose and code]
-    #[arg(long = "text", value_name = "FILE")]
-    texts: Vec<PathBuf>,
-    /// Expert cache, percent of the exact model's expert bytes
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "25,50")]
-    cache: Vec<f64>,
-    /// Types of the high and low versions (q8_0+nested: a nested pack); a sweep takes the first
-    #[arg(
-        long,
-        value_name = "HIGH+LOW,...",
-        value_delimiter = ',',
-        value_parser = case::pair,
-        default_value = "q8_0+q2_k,q8_0+q3_k,q8_0+q4_k,q8_0+q4_0,q8_0+nested,q4_k+q2_k"
-    )]
-    pairs: Vec<Pair>,
-    /// Vary one setting instead
-    #[arg(long, value_name = "WHAT", value_parser = SWEEPS)]
-    sweep: Option<String>,
-    /// Windows of 512 tokens of each text [default: all]
-    #[arg(long, value_name = "N")]
-    windows: Option<usize>,
-    /// Rows measured side by side, one thread each [default: cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
-    jobs: Option<u16>,
-    /// Where raw numbers go [default: benches/results/<machine>/quality-<model>[-<sweep>].json]
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Passed by cargo bench
-    #[arg(long, hide = true)]
-    bench: bool,
-}
-
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     if std::env::args_os().len() == 1 {
         println!("quality: nothing to do for cargo test; run it with cargo bench");
-        return Ok(());
+        return ExitCode::SUCCESS;
     }
-    let args = Args::parse();
-    let started = Instant::now();
+    exit::code(run(&Args::parse()).map(|()| 0))
+}
+
+fn run(args: &Args) -> Result<()> {
     hobbit::set_log(|_, _| {});
-    let path = args.model.clone().unwrap_or_else(|| Path::new(MODELS).join("demo.gguf"));
+    let studies = setup::studies(args)?;
+    studies.iter().try_for_each(|study| measured(args, study))
+}
+
+/// Measures a model, and reports.
+fn measured(args: &Args, study: &Study) -> Result<()> {
+    let started = Instant::now();
     let jobs = args.jobs.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from));
     let jobs = jobs.unwrap_or(1);
-    if let Some(wrong) = args.cache.iter().find(|percent| !(0.0..=100.0).contains(*percent)) {
-        bail!("--cache {wrong}: expected percent, 0 to 100");
-    }
-    let own = measure::own_type(&Gguf::open(&path)?)?;
-    let of_cache = |&percent: &f64| case::cases(args.sweep.as_deref(), &args.pairs, own, percent);
-    let cases: Vec<Case> = args.cache.iter().flat_map(of_cache).collect();
     let dir = tempfile::tempdir()?;
-    let files = Files::new(&path, &cases, dir.path(), jobs)?;
-    let texts = texts(&args, &path)?;
+    let read = study.texts[0].windows.len() * text::WINDOW;
+    let profiled = (study.first_text.as_path(), read.min(PROFILED));
+    let workshop = Workshop { subject: &study.subject, dir: dir.path(), threads: jobs, profiled };
+    let name = &study.subject.name;
+    let ready: Vec<Ready> = study
+        .arms
+        .iter()
+        .inspect(|arm| eprintln!("{name}: preparing {}", arm.name))
+        .map(|arm| workshop.ready(arm))
+        .collect::<Result<_>>()?;
+    let rows: Vec<(f64, &Ready)> =
+        args.cache.iter().flat_map(|&percent| ready.iter().map(move |ready| (percent, ready))).collect();
+    let manner = Manner { whole_windows: args.whole_windows, threads: args.threads, alone: jobs == 1 };
     // One text after the other: a reference is large (tokens x vocabulary).
-    let mut rows = Vec::new();
-    for text in &texts {
-        eprintln!("{}: {} tokens are scored in each of {} rows", text.name, text.n_scored(), cases.len());
-        let reference = measure::reference(&files, text)?;
-        rows.extend(side_by_side(&files, text, &cases, &reference, jobs)?);
+    let mut found = Vec::new();
+    for text in &study.texts {
+        eprintln!(
+            "{name}, {}: {} tokens and {} questions, {} rows, {jobs} at a time",
+            text.name,
+            text.n_scored(),
+            text.questions.len(),
+            rows.len()
+        );
+        let exact = workshop.ready(&arm::Arm::exact())?;
+        let reference = measure::reference(&study.subject, &exact, text, manner)?;
+        found.extend(side_by_side(study, text, &rows, &reference, manner, jobs)?);
     }
-    compare::compare(&mut rows);
-    report::finish(&args, &path, started.elapsed().as_secs_f64(), &rows)
+    compare::compare(&mut found);
+    report::finish(args, study, started.elapsed().as_secs_f64(), &found)
 }
 
-fn texts(args: &Args, path: &Path) -> Result<Vec<Text>> {
-    let model = Model::open(path, &ModelOptions { stand_aside: false, ..ModelOptions::default() }, |_| true)?;
-    let held_out = || ["prose", "code"].map(|name| Path::new(MODELS).join(format!("demo-heldout-{name}.txt"))).to_vec();
-    let paths = if args.texts.is_empty() { held_out() } else { args.texts.clone() };
-    paths.iter().map(|path| Text::new(path, &model, args.windows.unwrap_or(usize::MAX))).collect()
-}
-
-/// Measures every case, `jobs` at a time; answers in the order of the cases.
-fn side_by_side(files: &Files, text: &Text, cases: &[Case], reference: &Reference, jobs: usize) -> Result<Vec<Row>> {
-    let queue = Mutex::new(cases.iter().enumerate());
+/// Measures every row, `jobs` at a time; answers in their order.
+fn side_by_side(
+    study: &Study,
+    text: &Text,
+    rows: &[(f64, &Ready)],
+    reference: &Reference,
+    manner: Manner,
+    jobs: usize,
+) -> Result<Vec<Row>> {
+    let queue = Mutex::new(rows.iter().enumerate());
     let next = || queue.lock().expect("no thread panics with the lock").next();
+    let subject = &study.subject;
     let work = || {
-        let one = |(i, case): (usize, &Case)| {
-            let row = measure::measure(files, text, case, reference)
-                .map(|measured| Row::new(&text.name, case.clone(), &measured))
-                .inspect(|row| {
-                    eprintln!("{}, cache {}%, {}: {:.3}", text.name, case.cache_percent, case.label, row.perplexity)
-                });
+        let one = |(i, &(percent, ready)): (usize, &(f64, &Ready))| {
+            let row = measure::measure(subject, ready, percent, text, reference, manner)
+                .map(|measured| Row::new(&text.name, percent, subject.cache_bytes(percent), ready, measured))
+                .inspect(|row| eprintln!("{}, cache {percent}%, {}: {:.3}", text.name, row.arm, row.perplexity));
             (i, row)
         };
         std::iter::from_fn(next).map(one).collect::<Vec<_>>()
     };
-    let mut rows = thread::scope(|scope| {
-        let threads: Vec<_> = (0..jobs.min(cases.len())).map(|_| scope.spawn(work)).collect();
+    let mut found = thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs.min(rows.len())).map(|_| scope.spawn(work)).collect();
         threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect::<Vec<_>>()
     });
-    rows.sort_by_key(|(i, _)| *i);
-    rows.into_iter().map(|(_, row)| row).collect()
+    found.sort_by_key(|(i, _)| *i);
+    found.into_iter().map(|(_, row)| row).collect()
 }

@@ -1,178 +1,136 @@
-//! One run: a text, window by window, and how far it is from the exact model.
+//! One run: a text, window by window, the questions about it, and how far it all is from the exact model.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use hobbit::engine::Ggml;
-use hobbit::gguf::{GgmlType, Gguf};
-use hobbit::options::LowSource;
-use hobbit::pack::{self, PackKind, PackSpec};
-use hobbit::perplexity::{estimate::Sums, softmax::Normaliser};
-use hobbit::plan::{Budget, ExpertCache};
+use anyhow::{Context, Result};
+use hobbit::perplexity::softmax::{Normaliser, log_prob_f32};
+use hobbit::perplexity::tasks::{Alternatives, Continuation, best};
+use hobbit::plan::ExpertCache;
 use hobbit::stats::PhaseStats;
 use hobbit::{BatchToken, Model, ModelOptions, Session, SessionOptions, Token};
 
-use super::case::{Case, Quant};
-use crate::requantise::requantise_experts;
+use super::text::{Text, WINDOW, is_scored};
+use super::variant::{Ready, Subject};
 
-/// Tokens of a window. The second half is scored, as llama-perplexity does: every scored token has context.
-pub const WINDOW: usize = 512;
-/// First position whose successor is scored.
-const SCORED: usize = WINDOW / 2;
-/// Budget beyond the model's size, in bytes: the cache is what is limited here.
-const ROOM: u64 = 16 << 30;
-
-/// The model, and the same with other experts.
-pub struct Files {
-    paths: HashMap<Quant, PathBuf>,
-    /// By high type.
-    nested: HashMap<Quant, PathBuf>,
-    expert_bytes: u64,
-    file_bytes: u64,
+/// How rows are measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// A window is one batch, as a prompt is; otherwise every token is.
+    pub whole_windows: bool,
+    /// Threads of each row.
+    pub threads: i32,
+    /// Nothing else runs meanwhile: times mean something.
+    pub alone: bool,
 }
 
-impl Files {
-    /// Requantises into `dir` what `cases` need.
-    pub fn new(model: &Path, cases: &[Case], dir: &Path, threads: usize) -> Result<Self> {
-        let gguf = Gguf::open(model)?;
-        let experts = gguf.experts()?;
-        ensure!(!experts.is_empty(), "{}: expected a model with experts", model.display());
-        let mut paths = HashMap::from([(None, model.to_owned())]);
-        for dtype in cases.iter().flat_map(|case| [case.high, case.low]).flatten() {
-            if let Entry::Vacant(entry) = paths.entry(Some(dtype)) {
-                let path = entry.insert(dir.join(format!("{dtype}.gguf")));
-                requantise_experts(model, dtype, path, threads)?;
-            }
-        }
-        let mut nested = HashMap::new();
-        for high in cases.iter().filter(|case| case.nested).map(|case| case.high) {
-            if let Entry::Vacant(entry) = nested.entry(high) {
-                let path = entry.insert(dir.join("nested.gguf"));
-                let source = Gguf::open(&paths[&high])?;
-                let spec = PackSpec { nested: true, threads, ..PackSpec::new(PackKind::Full) };
-                pack::write(&source, path, &spec, &Ggml, &mut |_| ControlFlow::Continue(()))?;
-            }
-        }
-        Ok(Self { paths, nested, expert_bytes: experts.bytes(), file_bytes: gguf.file_bytes() })
-    }
+/// What the exact model says, with everything resident.
+pub struct Reference {
+    /// Log-probabilities after each scored position, `[n_vocab]` each.
+    log_probs: Vec<Vec<f32>>,
+    /// Whether each question was answered rightly.
+    answers: Vec<bool>,
 }
 
-/// Type of the first expert tensor.
-pub fn own_type(model: &Gguf) -> Result<GgmlType> {
-    let experts = model.experts()?;
-    let tensor = experts.layers.first().and_then(|layer| layer.tensors.first());
-    Ok(tensor.with_context(|| format!("{}: no experts", model.files[0].path.display()))?.dtype)
-}
-
-/// A text as windows of tokens, each beginning with the start token where the model has one.
-pub struct Text {
-    pub name: String,
-    windows: Vec<Vec<Token>>,
-}
-
-impl Text {
-    pub fn new(path: &Path, model: &Model, windows_max: usize) -> Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let tokens = model.tokenize(&text, true, false)?;
-        let start = if model.adds_bos() { model.tokenize("", true, false)?.first().copied() } else { None };
-        let mut windows: Vec<Vec<Token>> =
-            tokens.chunks_exact(WINDOW).take(windows_max).map(<[Token]>::to_vec).collect();
-        ensure!(!windows.is_empty(), "{}: {} tokens, expected at least {WINDOW}", path.display(), tokens.len());
-        for window in &mut windows {
-            window[0] = start.unwrap_or(window[0]);
-        }
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        Ok(Self { name: name.trim_start_matches("demo-heldout-").to_owned(), windows })
-    }
-
-    /// Tokens that are scored.
-    pub fn n_scored(&self) -> usize {
-        self.windows.len() * (WINDOW - 1 - SCORED)
-    }
-}
-
-/// What a run found, in nats a scored token.
+/// What was found, a value for each scored token, question, or token evaluated; in nats.
 #[derive(Default)]
 pub struct Measured {
     /// Negative log-likelihoods.
-    pub nll: Sums,
-    /// How much larger they are than the reference's: tokens are compared one by one, as both models read the same text.
-    pub difference: Sums,
-    /// Kullback-Leibler divergences from the reference.
-    pub kl: Sums,
+    pub nll: Vec<f64>,
+    /// How much larger they are than the reference's: tokens are compared one by one, as both models read the same
+    /// text.
+    pub difference: Vec<f64>,
+    /// Kullback-Leibler divergences from the reference, over the whole vocabulary.
+    pub kl: Vec<f64>,
+    /// Whether both think the same token most probable.
+    pub same_top: Vec<bool>,
+    /// Whether a question was answered rightly, and whether the reference did.
+    pub answers: Vec<(bool, bool)>,
+    /// Milliseconds of each token of the windows; empty where they were not measured alone and one by one.
+    pub token_ms: Vec<f32>,
+    /// Of the windows, without the questions.
     pub stats: PhaseStats,
 }
 
-/// Log-probabilities of the exact model after each scored position, `[n_vocab]` each.
-pub type Reference = Vec<Vec<f32>>;
-
 /// Runs the exact model with everything resident.
-pub fn reference(files: &Files, text: &Text) -> Result<Reference> {
-    let mut rows = Vec::with_capacity(text.n_scored());
-    run(&mut open(files, &Case::exact(100.0))?, text, false, |log_probs, _| rows.push(log_probs.to_vec()))?;
-    Ok(rows)
+///
+/// # Errors
+/// A model that cannot be opened or read.
+pub fn reference(subject: &Subject, exact: &Ready, text: &Text, manner: Manner) -> Result<Reference> {
+    let model = open(subject, exact, 100.0)?;
+    let mut log_probs = Vec::with_capacity(text.n_scored());
+    let mut session = windows_session(&model, manner)?;
+    run(&mut session, text, manner, |row, _| log_probs.push(row.to_vec()))?;
+    drop(session);
+    Ok(Reference { log_probs, answers: answers(&model, text, manner)? })
 }
 
-/// Runs the case and compares with the reference.
-pub fn measure(files: &Files, text: &Text, case: &Case, reference: &Reference) -> Result<Measured> {
-    let mut session = open(files, case).with_context(|| case.label.clone())?;
+/// Runs an arm and compares it with the reference.
+///
+/// # Errors
+/// A model that cannot be opened or read.
+pub fn measure(
+    subject: &Subject,
+    ready: &Ready,
+    percent: f64,
+    text: &Text,
+    reference: &Reference,
+    manner: Manner,
+) -> Result<Measured> {
+    let model = open(subject, ready, percent)?;
+    let mut session = windows_session(&model, manner)?;
     let mut measured = Measured::default();
-    let mut exact = reference.iter();
-    run(&mut session, text, case.prefill_low.is_some(), |log_probs, next| {
+    let mut exact = reference.log_probs.iter();
+    let token_ms = run(&mut session, text, manner, |log_probs, next| {
         let exact = exact.next().expect("the reference saw the same windows");
         let nll = |log_probs: &[f32]| -f64::from(log_probs[next as usize]);
-        measured.nll.add(nll(log_probs));
-        measured.difference.add(nll(log_probs) - nll(exact));
+        measured.nll.push(nll(log_probs));
+        measured.difference.push(nll(log_probs) - nll(exact));
         let divergence: f64 = exact.iter().zip(log_probs).map(|(p, q)| f64::from(p.exp()) * f64::from(p - q)).sum();
-        measured.kl.add(divergence.max(0.0)); // rounding
+        measured.kl.push(if divergence < 0.0 { 0.0 } else { divergence }); // rounding; what is no number stays none
+        measured.same_top.push(best(log_probs) == best(exact));
     })?;
-    Ok(Measured { stats: session.stats().total(), ..measured })
+    let stats = session.stats().total();
+    drop(session);
+    let answers = answers(&model, text, manner)?.into_iter().zip(reference.answers.iter().copied()).collect();
+    let token_ms = if manner.alone && !manner.whole_windows { token_ms } else { Vec::new() };
+    Ok(Measured { stats, answers, token_ms, ..measured })
 }
 
-fn open(files: &Files, case: &Case) -> Result<Session> {
-    let bytes = (files.expert_bytes as f64 * case.cache_percent / 100.0) as u64;
-    let options = ModelOptions {
-        budget: Budget::Bytes(ROOM + 2 * files.file_bytes),
-        expert_cache: ExpertCache::Bytes(bytes),
-        low: case.low.map(|_| LowSource::File(files.paths[&case.low].clone())),
-        low_share: case.low_share,
-        precision: case.precision(),
+/// Every arm gets the same bytes of cache, and nothing depends on time.
+fn open(subject: &Subject, ready: &Ready, percent: f64) -> Result<Model> {
+    let mut options = ModelOptions {
+        budget: subject.ample_budget(),
+        expert_cache: ExpertCache::Bytes(subject.cache_bytes(percent)),
         n_gpu_layers: 0,
-        ..ModelOptions::default()
+        ..ready.options.clone()
     };
-    let paths = if case.nested { &files.nested } else { &files.paths };
-    let model = Model::open(&paths[&case.high], &options, |_| true)?;
-    let n = WINDOW as u32;
-    // One thread: the rows are evaluated side by side instead.
-    let settings = SessionOptions {
-        n_ctx: n,
-        n_batch: n,
-        n_ubatch: n,
-        threads: Some(1),
-        warmup: false,
-        ..SessionOptions::default()
-    };
-    Ok(model.session(&settings)?)
+    options.precision.deterministic = true;
+    Model::open(&ready.path, &options, |_| true).with_context(|| format!("arm '{}'", ready.arm.name))
 }
 
-/// Shows `score` the log-probabilities after each scored position, and the token that came.
-fn run(session: &mut Session, text: &Text, in_batches: bool, mut score: impl FnMut(&[f32], Token)) -> Result<()> {
-    let scored = SCORED..WINDOW - 1;
-    let positions: Vec<usize> = if in_batches { (0..WINDOW).collect() } else { (0..scored.end).collect() };
+fn windows_session(model: &Model, manner: Manner) -> Result<Session> {
+    let n = WINDOW as u32;
+    let threads = Some(manner.threads);
+    let options =
+        SessionOptions { n_ctx: n, n_batch: n, n_ubatch: n, threads, warmup: false, ..SessionOptions::default() };
+    Ok(model.session(&options)?)
+}
+
+/// Shows `score` the log-probabilities after each scored position, and the token that came. Milliseconds of each batch.
+fn run(session: &mut Session, text: &Text, manner: Manner, mut score: impl FnMut(&[f32], Token)) -> Result<Vec<f32>> {
+    // After the last token nothing is scored.
+    let positions: Vec<usize> = (0..WINDOW - usize::from(!manner.whole_windows)).collect();
+    let mut times = Vec::new();
     for window in &text.windows {
         session.reset();
-        for batch in positions.chunks(if in_batches { WINDOW } else { 1 }) {
-            let entry = |&at: &usize| BatchToken {
-                token: window[at],
-                position: at as i32,
-                sequence: 0,
-                logits: scored.contains(&at),
-            };
-            session.evaluate(&batch.iter().map(entry).collect::<Vec<_>>())?;
-            for (index, at) in batch.iter().enumerate().filter(|(_, at)| scored.contains(at)) {
+        for batch in positions.chunks(if manner.whole_windows { WINDOW } else { 1 }) {
+            let entry =
+                |&at: &usize| BatchToken { token: window[at], position: at as i32, sequence: 0, logits: is_scored(at) };
+            let batch_tokens: Vec<BatchToken> = batch.iter().map(entry).collect();
+            let started = Instant::now();
+            session.evaluate(&batch_tokens)?;
+            times.push(1e3 * started.elapsed().as_secs_f32());
+            for (index, at) in batch.iter().enumerate().filter(|(_, at)| is_scored(**at)) {
                 let logits = session.logits(index).context("logits were asked for")?;
                 let row = Normaliser::of(logits);
                 let shift = row.max + row.sum_exp.ln() as f32;
@@ -180,5 +138,58 @@ fn run(session: &mut Session, text: &Text, in_batches: bool, mut score: impl FnM
             }
         }
     }
-    Ok(())
+    Ok(times)
+}
+
+/// Whether each question is answered rightly: the text's own continuation has the largest log-probability.
+fn answers(model: &Model, text: &Text, manner: Manner) -> Result<Vec<bool>> {
+    if manner.whole_windows || text.questions.is_empty() {
+        return Ok(Vec::new());
+    }
+    let texts = || text.questions.iter().map(|question| &question.texts);
+    let (longest, n_seq) =
+        texts().fold((0, 0), |(tokens, n), texts| (texts.longest().max(tokens), texts.sequences.len().max(n)));
+    let options = SessionOptions {
+        // Sequences share no cells.
+        n_ctx: (longest * n_seq) as u32,
+        n_batch: 32,
+        n_ubatch: 32,
+        n_seq_max: n_seq as u32,
+        threads: Some(manner.threads),
+        warmup: false,
+        ..SessionOptions::default()
+    };
+    let mut session = model.session(&options)?;
+    let answer = |Continuation { texts, gold }: &Continuation| -> Result<bool> {
+        Ok(best(&log_probs(&mut session, texts)?) == *gold)
+    };
+    text.questions.iter().map(answer).collect()
+}
+
+/// Summed log-probability of each ending, token by token: the common beginning once, then each ending after it.
+fn log_probs(session: &mut Session, texts: &Alternatives) -> Result<Vec<f64>> {
+    let Alternatives { sequences, common_prefix } = texts;
+    let log_prob = |session: &Session, next: Token| -> Result<f64> {
+        Ok(log_prob_f32(session.logits(0).context("logits were asked for")?, next).into())
+    };
+    let evaluate = |session: &mut Session, sequence: usize, at: usize, logits: bool| {
+        let token = sequences[sequence][at];
+        session.evaluate(&[BatchToken { token, position: at as i32, sequence: sequence as i32, logits }])
+    };
+    session.reset();
+    for at in 0..*common_prefix {
+        evaluate(session, 0, at, at + 1 == *common_prefix)?;
+    }
+    let first = |text: &Vec<Token>| log_prob(session, text[*common_prefix]);
+    let mut sums: Vec<f64> = sequences.iter().map(first).collect::<Result<_>>()?;
+    for other in 1..sequences.len() {
+        session.copy_sequence(0, other as i32)?;
+    }
+    for (sequence, text) in sequences.iter().enumerate() {
+        for at in *common_prefix..text.len() - 1 {
+            evaluate(session, sequence, at, true)?;
+            sums[sequence] += log_prob(session, text[at + 1])?;
+        }
+    }
+    Ok(sums)
 }

@@ -12,12 +12,13 @@ use anyhow::{Context, Result};
 use hobbit::engine::Ggml;
 use hobbit::gguf::Recode;
 use hobbit::gguf::{ExpertTensor, GgmlType, Gguf, HeaderBuilder, TensorInfo};
+use hobbit::pack::fitting;
 
 /// Alignment of tensor data in bytes; GGUF's default.
 const ALIGNMENT: u64 = 32;
 
-/// Writes the model of `source` to `out` with its experts as `to`; everything else is copied. `threads` experts are
-/// recoded at a time and held in memory.
+/// Writes the model of `source` to `out` with its experts as `to`, or what llama-quantize takes where rows are no whole
+/// blocks of it; everything else is copied. `threads` experts are recoded at a time and held in memory.
 pub fn requantise_experts(source: &Path, to: GgmlType, out: &Path, threads: usize) -> Result<()> {
     let model = Gguf::open(source)?;
     let experts = model.experts()?;
@@ -27,7 +28,7 @@ pub fn requantise_experts(source: &Path, to: GgmlType, out: &Path, threads: usiz
     let mut header = HeaderBuilder::new(ALIGNMENT)?;
     model.copy_keys(&mut header, |key| !key.starts_with("split."))?;
     for tensor in &model.tensors {
-        let dtype = if expert(&tensor.name).is_some() { to } else { tensor.dtype };
+        let dtype = if expert(&tensor.name).is_some() { fitting(to, tensor.dims[0]) } else { tensor.dtype };
         header.tensor(&tensor.name, dtype, &tensor.dims)?;
     }
     let files: Vec<File> = model
@@ -43,7 +44,10 @@ pub fn requantise_experts(source: &Path, to: GgmlType, out: &Path, threads: usiz
         .write(&mut written, |_, into| {
             let tensor = tensors.next().expect("the header has this model's tensors, in order");
             match expert(&tensor.name) {
-                Some(experts) => recode(experts, &files[experts.file as usize], to, threads.max(1), into),
+                Some(experts) => {
+                    let to = fitting(to, experts.ne0);
+                    recode(experts, &files[experts.file as usize], to, threads.max(1), into)
+                }
                 None => copy(tensor, &files[tensor.extent.file as usize], into),
             }
         })

@@ -27,8 +27,8 @@ pub fn drawn_by_scaling(n_tasks: usize, n: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Lemire's method, as libstdc++ has it since GCC 11.
-fn below(random: &mut Mt, n: usize) -> usize {
+/// A number below `n`, each as probable: Lemire's method, as libstdc++ has it since GCC 11.
+pub(super) fn below(random: &mut Mt, n: usize) -> usize {
     let n = u32::try_from(n).unwrap_or(u32::MAX);
     let mut product = u64::from(random.next_u32()) * u64::from(n);
     if (product as u32) < n {

@@ -1,15 +1,17 @@
-//! Benchmarks that ask which of several texts is the most probable one: HellaSwag, Winogrande, and multiple choice in
-//! general.
+//! Benchmarks that ask which of several texts is the most probable one: HellaSwag, Winogrande, multiple choice in general,
+//! and continuations of any text.
 //!
 //! A task's texts begin alike. The common beginning is evaluated once, each ending after it; then [`Question`]s ask for
 //! the log-probabilities that the task's score is made of.
 
 mod alternatives;
+mod continuations;
 mod hellaswag;
 mod multiple_choice;
 mod winogrande;
 
 pub use alternatives::{Alternatives, Question, RowAt, groups};
+pub use continuations::{CONTEXT_TOKENS, CONTINUATION_TOKENS, Continuation, N_CONTINUATIONS, continuations};
 pub use hellaswag::{HellaSwag, Interval, parse_hellaswag, wilson_interval};
 pub use multiple_choice::{MultipleChoice, MultipleChoiceFile};
 pub use winogrande::{WinoBases, Winogrande, parse_winogrande};
