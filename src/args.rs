@@ -425,8 +425,11 @@ pub fn parse_alone<A: FromArgMatches>(
     words: impl IntoIterator<Item = OsString>,
 ) -> Result<A, clap::Error> {
     let name = OsString::from(command.get_name());
-    let mut matches = command.try_get_matches_from_mut([name].into_iter().chain(words))?;
-    check_precision(&matches, &mut command)?;
+    let words: Vec<OsString> = words.into_iter().collect();
+    let preset = PresetWords::of(&words, &command, |_| None);
+    let words = [name].into_iter().chain(preset.words.iter().cloned()).chain(words);
+    let mut matches = command.try_get_matches_from_mut(words)?;
+    check_precision(&matches, &preset, &mut command)?;
     A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 

@@ -2,6 +2,7 @@
 //! (`benches/quality`). What a line says is what that program would do.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use clap::{Args, Command};
@@ -27,12 +28,12 @@ pub fn parse<A: Args>(words: impl IntoIterator<Item = String>) -> Result<A> {
     args::parse_alone(command, line.words).map_err(|error| anyhow::Error::msg(in_a_line(&error.to_string())))
 }
 
-/// What experts' flags mean, for a session as `expects` says.
+/// What experts' flags mean for the model in this file, and for a session as `expects` says.
 ///
 /// # Errors
-/// Flags that lack another one.
-pub fn model_options(experts: ExpertArgs, expects: SessionOptions) -> Result<ModelOptions> {
-    resolve::experts(experts, expects)
+/// Flags that lack another one; with `--low auto`, a model that cannot be read.
+pub fn model_options(experts: ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
+    resolve::experts(experts, model, expects)
 }
 
 /// The words of a line, quoted as for a shell.
@@ -69,7 +70,7 @@ mod tests {
 
     fn line(text: &str) -> Result<(bool, ModelOptions)> {
         let line: Line = parse(words(text)?)?;
-        Ok((line.own, model_options(line.experts, SessionOptions::default())?))
+        Ok((line.own, model_options(line.experts, Path::new("none.gguf"), SessionOptions::default())?))
     }
 
     #[test]
@@ -80,6 +81,8 @@ mod tests {
         assert_eq!((options.low, options.low_share), (Some(low), LowShare::Percent(15.0)));
         assert_eq!((options.precision.t1, options.precision.t2), (Some(0.5), None));
         assert_eq!((options.caching.policy, options.n_gpu_layers), (PolicyKind::Lru, 0));
+        let preset = line("--preset hobbit --low q2_k --policy lru").unwrap().1;
+        assert_eq!((preset.precision.mode, preset.caching.policy), (Some(PrecisionMode::Dynamic), PolicyKind::Lru));
         let (own, options) = line("").unwrap();
         assert_eq!((own, options.precision.mode), (false, None));
         assert_eq!(line("--precision 'dynamic'").unwrap().1.precision.mode, Some(PrecisionMode::Dynamic));

@@ -66,8 +66,10 @@ impl Arm {
     }
 
     fn read(name: &str, flags: &str) -> Result<Self> {
-        let (file, options) = meaning(flags)?;
-        let (_, usual) = meaning("")?;
+        // What flags leave to the model, the bundled one decides until there is another.
+        let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo.gguf"));
+        let (file, options) = meaning(flags, model)?;
+        let (_, usual) = meaning("", model)?;
         let taken = [
             ("--mem-budget", options.budget != Budget::default()),
             ("--expert-cache", options.expert_cache != ExpertCache::default()),
@@ -88,6 +90,14 @@ impl Arm {
         Self::new("exact:").expect("no flag is wrong")
     }
 
+    /// What its flags say to the engine of this model.
+    ///
+    /// # Errors
+    /// A model that cannot be read, where flags leave something to it.
+    pub fn options_for(&self, model: &Path) -> Result<ModelOptions> {
+        Ok(meaning(&self.flags, model)?.1)
+    }
+
     /// The exact model, or one of which only the experts' type differs.
     pub fn is_control(&self) -> bool {
         self.is_usual && self.file == FileArgs { experts: self.file.experts, ..FileArgs::default() }
@@ -103,10 +113,10 @@ impl Arm {
     }
 }
 
-/// What a line of flags says of the model's file, and to the engine.
-fn meaning(flags: &str) -> Result<(FileArgs, ModelOptions)> {
+/// What a line of flags says of a model's file, and to the engine.
+fn meaning(flags: &str, model: &Path) -> Result<(FileArgs, ModelOptions)> {
     let Line { file, experts } = flags::parse(flags::words(flags)?)?;
-    Ok((file, flags::model_options(experts, SessionOptions::default())?))
+    Ok((file, flags::model_options(experts, model, SessionOptions::default())?))
 }
 
 /// Reads a file of arms, one a line; `#` begins a comment line. `origin` names it in errors.

@@ -96,7 +96,7 @@ impl Workshop<'_> {
     pub fn ready(&self, arm: &Arm) -> Result<Ready> {
         let make = || -> Result<Ready> {
             let path = self.file(&arm.file)?;
-            let mut options = ModelOptions { stand_aside: false, ..arm.options.clone() };
+            let mut options = ModelOptions { stand_aside: false, ..arm.options_for(&path)? };
             if let Some(LowSource::Quantise { types, .. }) = &options.low {
                 options.low = Some(LowSource::File(self.low(types, &path)?));
             }
