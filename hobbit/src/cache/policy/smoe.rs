@@ -173,7 +173,8 @@ mod tests {
         // Token 2 has scores: its weights are not counted again.
         smoe.on_scores(3, &[0.0, 0.0, 1.0], at(2));
         weigh(&mut smoe, 0, 1.0, 2);
-        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 0);
+        assert_eq!(smoe.mean(high(0).expert), 1.0 / 3.0, "two tokens of the batch are among the last three");
+        assert_eq!(victim_of(&mut smoe, &[0, 1, 2]), 1);
         // Token 0 of another sequence is not the one that was known.
         smoe.on_scores(3, &[0.0, 1.0, 0.0], at(0));
         smoe.begin_sequence();
