@@ -42,15 +42,18 @@ pub struct Lookahead {
     before: (f64, u64, f64),
 }
 
+/// Asks later routers, each named by distance and layer, what they say about a layer's input: the distance and `[n_expert]` of
+/// those that are known.
+pub type AskRouters<'a> = dyn FnMut(&[(u8, u16)]) -> Vec<(u8, Vec<f32>)> + 'a;
+
 /// A layer's choice for a single token.
 pub struct TokenChoice<'a> {
     /// Experts and their weights, which sum to 1.
     pub chosen: &'a [(u16, f32)],
     /// What the layer takes beside waits for reads, where that is known; otherwise it is measured.
     pub layer_seconds: Option<f64>,
-    /// What later routers, each named by distance and layer, say about this layer's input: the distance and `[n_expert]` of
-    /// those that are known. Asked once, for all of them.
-    pub scores: &'a mut dyn FnMut(&[(u8, u16)]) -> Vec<(u8, Vec<f32>)>,
+    /// Called once, for all later routers.
+    pub scores: &'a mut AskRouters<'a>,
 }
 
 /// What is in slots, for whoever copies it elsewhere.
