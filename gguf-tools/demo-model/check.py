@@ -67,6 +67,7 @@ class Gguf:
         self.w = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
                   for t in r.tensors}
         self.counts = np.zeros((self.layers, self.experts), np.int64)
+        self.weighed = None  # by layer: pairs of a chosen expert's weight and the length of what it adds
 
     def norm(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
@@ -115,7 +116,10 @@ class Gguf:
             for e in range(self.experts):
                 t, slot = np.nonzero(top == e)
                 self.counts[l, e] += len(t)
-                y[t] += self.ffn(h[t], p, "exps", e) * rw[t, slot][:, None]
+                added = self.ffn(h[t], p, "exps", e) * rw[t, slot][:, None]
+                y[t] += added
+                if self.weighed is not None:
+                    self.weighed[l].append(np.stack([rw[t, slot], np.sqrt((added * added).sum(-1))]))
             x = x + y
         return self.norm(x, "output_norm.weight") @ w["token_embd.weight"].T
 
@@ -151,6 +155,8 @@ def main():
     ap.add_argument("texts", nargs="*", help="held-out texts")
     ap.add_argument("--ctx", type=int, default=512)
     ap.add_argument("--swap", action="store_true", help="swap two experts, layer by layer")
+    ap.add_argument("--magnitudes", action="store_true",
+                    help="how a chosen expert's weight goes with the length of what it adds (HOBBIT, section 3.2)")
     ap.add_argument("-p", action="append", default=[], help="complete this prompt, greedily")
     ap.add_argument("-n", type=int, default=48)
     a = ap.parse_args()
@@ -161,13 +167,20 @@ def main():
         text = open(path, newline="").read()
         ids, nbytes, words = m.tok.encode(text), len(text.encode()), len(text.split())
         m.counts[:] = 0
+        m.weighed = [[] for _ in range(m.layers)] if a.magnitudes else None
         total = m.nll(ids, a.ctx)
+        weighed, m.weighed = m.weighed, None
         print(f"{path}: {len(ids)} tokens, {nbytes} bytes, {words} words; perplexity a token "
               f"{np.exp(total / len(ids)):.4f}, a word {np.exp(total / words):.2f}, "
               f"bits a byte {total / np.log(2) / nbytes:.4f}")
         share = m.counts / m.counts.sum(1, keepdims=True)
         for l, row in enumerate(share):
             print(f"  layer {l}: share in % " + " ".join(f"{100 * s:5.1f}" for s in row))
+        if a.magnitudes:
+            of_layers = [np.concatenate(pairs, -1).astype(np.float64) for pairs in weighed]
+            by_layer = " ".join(f"{np.corrcoef(pairs)[0, 1]:.3f}" for pairs in of_layers)
+            every = np.corrcoef(np.concatenate(of_layers, -1))[0, 1]
+            print(f"  correlation of |G| with |G E|: {every:.3f}; by layer {by_layer}")
         if a.swap:
             for l in range(m.layers):
                 b, c = map(int, np.argsort(-share[l])[:2])  # the two busiest
