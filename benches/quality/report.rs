@@ -118,7 +118,7 @@ fn line(row: &Row) -> String {
         .map_or_else(none, |task| format!("{:.1} ({})", 100.0 * task.score.value, signed(task.change)));
     let loss = match row.loss {
         Loss::None => "none",
-        Loss::Within => "within error",
+        Loss::Within => "below 5 errors",
         Loss::Beyond => "**loss**",
     };
     let hits = row.hit_rate.map_or_else(none, |rate| format!("{:.1}%", 100.0 * rate));
