@@ -42,6 +42,12 @@ pub struct Lookahead {
     before: (f64, u64, f64),
 }
 
+/// What routers say about one input: each one's name, and the probabilities of its experts, `[n_expert]`.
+pub type ScoresBy<K> = Vec<(K, Vec<f32>)>;
+
+/// A layer that has not run: layers with experts until it, and its block number.
+pub type Later = (u8, u16);
+
 /// A layer's choice for a single token.
 pub struct TokenChoice<'a> {
     /// Experts and their weights, which sum to 1.
@@ -50,7 +56,7 @@ pub struct TokenChoice<'a> {
     pub layer_seconds: Option<f64>,
     /// What later routers, each named by distance and layer, say about this layer's input: the distance and `[n_expert]` of
     /// those that are known. Asked once, for all of them.
-    pub scores: &'a mut dyn FnMut(&[(u8, u16)]) -> Vec<(u8, Vec<f32>)>,
+    pub scores: &'a mut dyn FnMut(&[Later]) -> ScoresBy<u8>,
 }
 
 /// What is in slots, for whoever copies it elsewhere.

@@ -1,7 +1,7 @@
 //! What a layer's router chose, and what is decided of it: the way of every layer, whoever multiplies.
 
 use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
-use super::{Observer, Precisions, Reads, Residency, TokenChoice};
+use super::{Observer, Precisions, Reads, Residency, ScoresBy, TokenChoice};
 use crate::expert::{Precision, SliceKind, Version};
 use crate::predict::Popularity;
 use crate::route::{Demand, Routing};
@@ -193,7 +193,7 @@ impl Chosen {
         &self,
         residency: &mut Residency<R, O>,
         step: &LayerStep,
-        scores: &mut dyn FnMut(&[u16]) -> Vec<(u16, Vec<f32>)>,
+        scores: &mut dyn FnMut(&[u16]) -> ScoresBy<u16>,
         is_elsewhere: &dyn Fn(Version) -> bool,
     ) {
         if self.is_single() && !self.is_again && residency.looks_ahead() {
