@@ -42,9 +42,11 @@ pub struct Lookahead {
     before: (f64, u64, f64),
 }
 
-/// Asks later routers, each named by distance and layer, what they say about a layer's input: the distance and `[n_expert]` of
-/// those that are known.
-pub type AskRouters<'a> = dyn FnMut(&[(u8, u16)]) -> Vec<(u8, Vec<f32>)> + 'a;
+/// What routers say about one input: each one's name, and the probabilities of its experts, `[n_expert]`.
+pub type ScoresBy<K> = Vec<(K, Vec<f32>)>;
+
+/// A layer that has not run: layers with experts until it, and its block number.
+pub type Later = (u8, u16);
 
 /// A layer's choice for a single token.
 pub struct TokenChoice<'a> {
@@ -52,8 +54,9 @@ pub struct TokenChoice<'a> {
     pub chosen: &'a [(u16, f32)],
     /// What the layer takes beside waits for reads, where that is known; otherwise it is measured.
     pub layer_seconds: Option<f64>,
-    /// Called once, for all later routers.
-    pub scores: &'a mut AskRouters<'a>,
+    /// What later routers, each named by distance and layer, say about this layer's input: the distance and `[n_expert]` of
+    /// those that are known. Asked once, for all of them.
+    pub scores: &'a mut dyn FnMut(&[Later]) -> ScoresBy<u8>,
 }
 
 /// What is in slots, for whoever copies it elsewhere.

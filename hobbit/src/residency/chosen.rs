@@ -1,13 +1,10 @@
 //! What a layer's router chose, and what is decided of it: the way of every layer, whoever multiplies.
 
 use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
-use super::{Observer, Precisions, Reads, Residency, TokenChoice};
+use super::{Observer, Precisions, Reads, Residency, ScoresBy, TokenChoice};
 use crate::expert::{Precision, SliceKind, Version};
 use crate::predict::Popularity;
 use crate::route::{Demand, Routing};
-
-/// Asks the routers of later layers what they say about a layer's input: the layer and `[n_expert]` of those that are known.
-pub type AskLayers<'a> = dyn FnMut(&[u16]) -> Vec<(u16, Vec<f32>)> + 'a;
 
 /// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -189,13 +186,14 @@ impl Chosen {
         !self.is_single() && self.routing.needed.len() * 10 >= self.n_expert * DENSE_TENTHS
     }
 
-    /// Of a single token's layer, once: looks ahead, and reads what is worth it. `is_elsewhere`: whether a version is on a
+    /// Of a single token's layer, once: looks ahead, and reads what is worth it. `scores`: what the routers of later
+    /// layers say about this layer's input: the layer and `[n_expert]` of those that are known. `is_elsewhere`: whether a version is on a
     /// device.
     pub fn foresee<R: Reads, O: Observer>(
         &self,
         residency: &mut Residency<R, O>,
         step: &LayerStep,
-        scores: &mut AskLayers<'_>,
+        scores: &mut dyn FnMut(&[u16]) -> ScoresBy<u16>,
         is_elsewhere: &dyn Fn(Version) -> bool,
     ) {
         if self.is_single() && !self.is_again && residency.looks_ahead() {

@@ -46,7 +46,7 @@ mod tickets;
 mod upgrades;
 mod waiting;
 
-pub use ahead::{Lookahead, LookaheadOptions, Slots, TokenChoice};
+pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoice};
 pub use books::Counters;
 pub use chosen::{Chosen, Split};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
