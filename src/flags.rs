@@ -82,7 +82,7 @@ mod tests {
         assert_eq!((options.precision.t1, options.precision.t2), (Some(0.5), None));
         assert_eq!((options.caching.policy, options.n_gpu_layers), (PolicyKind::Lru, 0));
         let preset = line("--preset hobbit --low q2_k --policy lru").unwrap().1;
-        assert_eq!((preset.precision.mode, preset.caching.policy), (Some(PrecisionMode::Dynamic), PolicyKind::Lru));
+        assert_eq!((preset.precision.t1, preset.caching.policy), (Some(0.6), PolicyKind::Lru), "typed flags win");
         let (own, options) = line("").unwrap();
         assert_eq!((own, options.precision.mode), (false, None));
         assert_eq!(line("--precision 'dynamic'").unwrap().1.precision.mode, Some(PrecisionMode::Dynamic));
