@@ -179,8 +179,12 @@ pub fn two_sequences() -> Vec<Case> {
 }
 
 pub fn bundled() -> Vec<Case> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-    vec![Case { name: "demo.gguf".to_owned(), model: Source::File(path), options: options(), script: Script::Single }]
+    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models");
+    let case = |name: &str| {
+        let model = Source::File(models.join(name));
+        Case { name: name.to_owned(), model, options: options(), script: Script::Single }
+    };
+    vec![case("demo.gguf"), case("fine.gguf")]
 }
 
 /// Few tokens: on a busy machine the threads wait for each other at every node of the graph.

@@ -185,7 +185,7 @@ fn several_sequences_in_one_batch() {
 }
 
 #[test]
-fn the_bundled_model() {
+fn the_bundled_models() {
     check_all(cases::bundled(), &Variant::SIZES);
 }
 
