@@ -43,7 +43,7 @@ impl Precisions {
 
     /// Demands of one layer's experts, by expert index; `weights` are the router's, `[n_tokens][n_used]`, with their
     /// sign. Of a few tokens (up to [`DECODE_TOKENS_MAX`]) an expert is wanted as that one wants it that wants the most; of
-    /// more, the least popular ones are lowered besides.
+    /// more, the least popular ones are lowered besides; where HOBBIT's scorer is on, none that a token ranks first.
     pub fn demands(&mut self, routing: &Routing, weights: &[f32], n_expert: usize, out: &mut Vec<Demand>) {
         out.clear();
         if self.is_exact() {
@@ -53,13 +53,15 @@ impl Precisions {
         out.resize(n_expert, Demand::Skip);
         let n_used = routing.n_used.max(1);
         let is_prompt = routing.n_tokens > DECODE_TOKENS_MAX;
+        // With T1 = 1 it is off, and popularity alone decides: Fate as it was published.
+        let is_scored = self.thresholds.t1 < 1.0;
         self.is_first.clear();
         self.is_first.resize(n_expert, false);
         for (ids, weights) in routing.ids.chunks(n_used).zip(weights.chunks(n_used)) {
             unimportance(weights, &mut self.of_token);
             let demands = self.of_token.iter().map(|&unimportance| self.thresholds.demand(unimportance));
             merge(ids.iter().copied().zip(demands), out);
-            if is_prompt {
+            if is_prompt && is_scored {
                 let firsts = ids.iter().zip(&self.of_token).filter(|(_, unimportance)| **unimportance == 0.0);
                 firsts.for_each(|(&index, _)| self.is_first[usize::from(index)] = true);
             }
@@ -140,6 +142,8 @@ mod tests {
     fn fates_prompts_are_lowered_while_it_decodes_all_in_high_precision() {
         let fate = &mut dynamic(1.0, 1.0, Some(0.25));
         assert_eq!(demands(fate, &prompt()), [High, High, High, Low, High, High, Skip, Skip]);
+        let half = demands(&mut dynamic(1.0, 1.0, Some(0.5)), &prompt());
+        assert_eq!(half[..6], [High, High, Low, Low, High, Low], "2 is somebody's first, and as unpopular as 3");
         assert_eq!(demands(fate, &prompt()[..1])[..2], [High; 2]);
         assert_eq!(demands(fate, &prompt()[..8])[..6], [High, High, Skip, High, High, High]);
         // T1 = 1 alone takes everything in high precision.

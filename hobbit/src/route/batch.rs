@@ -18,8 +18,8 @@ pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [D
 }
 
 /// Fate's popularity rule ("popularity-aware hybrid quantization", section 4.5): the least popular `share` of a batch's active
-/// experts, rounded down, get at most [`Demand::Low`]; of those that are no token's most important one (`is_first`, of
-/// HOBBIT's, which always come as they are asked for), so that there may be fewer.
+/// experts, rounded down, get at most [`Demand::Low`]; of those that need not come as they are asked for, as HOBBIT has it of
+/// each token's most important one (`is_first`), so that there may be fewer.
 ///
 /// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by
 /// expert index. For batches of more than [`DECODE_TOKENS_MAX`] tokens.
