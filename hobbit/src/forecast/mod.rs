@@ -181,8 +181,8 @@ pub struct LowEvidence {
 /// The demo model (11.7 M parameters), prose, 25 % of its experts' bytes in memory, T1 0.6, T2 0.9: the dearer of two
 /// texts. `benches/results/*/quality-demo.json`, and docs/PRECISION.md; no larger model was judged.
 pub const LOW_EVIDENCE: [LowEvidence; 2] = [
-    LowEvidence { types: "q8_0+q2_K", bytes_left: 0.70, loss: 0.0058 },
-    LowEvidence { types: "q4_K+q2_K", bytes_left: 0.76, loss: 0.0013 },
+    LowEvidence { types: "q8_0+q2_K", bytes_left: 0.68, loss: 0.0026 },
+    LowEvidence { types: "q4_K+q2_K", bytes_left: 0.76, loss: 0.0011 },
 ];
 
 /// What was seen that speaks for experts of these types; `None` where nothing does.

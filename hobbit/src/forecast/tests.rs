@@ -239,11 +239,12 @@ fn curves_of_the_demo_model_are_the_recorded_ones() {
 fn evidence_for_low_precision_is_what_was_measured() {
     let rows = results_of("quality-demo.json");
     let row = |label: &str| {
+        let arm = label.to_lowercase();
         let is_it = |row: &&serde_json::Value| {
-            row["text"] == "prose" && row["case"]["cache_percent"] == 25.0 && row["case"]["label"] == label
+            row["text"] == "prose" && row["cache_percent"] == 25.0 && row["arm"] == arm.as_str()
         };
         let row = rows["rows"].as_array().unwrap().iter().find(is_it).unwrap();
-        (row["bytes_per_token"].as_f64().unwrap(), row["cost"].as_f64().unwrap())
+        (row["bytes_per_token"].as_f64().unwrap(), row["cost"]["value"].as_f64().unwrap())
     };
     for (evidence, exact) in LOW_EVIDENCE.iter().zip(["exact", "uniform q4_K"]) {
         let ((bytes, cost), (all, before)) = (row(evidence.types), row(exact));
