@@ -6,7 +6,7 @@ use hobbit::options::Repack;
 use hobbit::pack::{PackKind, PackSpec};
 use hobbit::plan::ExpertCache;
 use hobbit::store::IoMode;
-use hobbit::{Model, ModelOptions};
+use hobbit::{Model, ModelOptions, PrecisionOptions};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};
@@ -51,11 +51,12 @@ pub fn check_auto(case: &Case) -> Vec<String> {
     let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };
     let path = fixture::write(dir.path(), spec);
     let n_batch = case.options.n_batch as usize;
-    let check = |percent: f64, repacks: bool| {
+    let check = |percent: f64, deterministic: bool, repacks: bool| {
         let open = if repacks { Stock::open_repacked } else { Stock::open };
         let expected = case.script.run(&mut open(&path, &case.options)?, n_batch)?;
         let expert_cache = ExpertCache::Percent(percent);
-        let options = ModelOptions { budget: BUDGET, expert_cache, ..ModelOptions::default() };
+        let precision = PrecisionOptions { deterministic, ..PrecisionOptions::default() };
+        let options = ModelOptions { budget: BUDGET, expert_cache, precision, ..ModelOptions::default() };
         let model = Model::open(&path, &options, |_| true).map_err(|error| error.to_string())?;
         let session = model.session(&case.options).map_err(|error| error.to_string())?;
         let is_told = session.io_choice().contains("rearranged");
@@ -64,9 +65,11 @@ pub fn check_auto(case: &Case) -> Vec<String> {
         }
         same(&expected, &case.script.run(&mut Hobbit::new(session), n_batch)?)
     };
-    let sizes = [(50.0, true), (49.0, false)];
-    let failed = |(percent, repacks): (f64, bool)| {
-        Some(format!("{}, {percent} %: {}", case.name, check(percent, repacks).err()?))
+    // Slots, whether a run is to be repeatable, and whether they are.
+    let sizes = [(50.0, false, true), (49.0, false, false), (100.0, true, false)];
+    let failed = |(percent, deterministic, repacks)| {
+        let error = check(percent, deterministic, repacks).err()?;
+        Some(format!("{}, {percent} %, deterministic {deterministic}: {error}", case.name))
     };
     sizes.into_iter().filter_map(failed).collect()
 }

@@ -71,7 +71,8 @@ pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions,
     match options.repack {
         Repack::On => return true,
         Repack::Off => return false,
-        Repack::Auto if catalog.has_planes() || has_low() => return false,
+        // What memory is available differs from run to run, and repeatable texts must not.
+        Repack::Auto if options.precision.deterministic || catalog.has_planes() || has_low() => return false,
         Repack::Auto => {}
     }
     let Some(room) = room(options, &MemoryLimits::read()) else { return false };
