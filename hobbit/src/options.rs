@@ -6,6 +6,7 @@ mod files;
 mod kernels;
 mod precision;
 mod preset;
+mod routing;
 mod sampling;
 
 pub use caching::{CachingOptions, Prefetch};
@@ -13,6 +14,7 @@ pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverri
 pub use kernels::KernelChoice;
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use preset::{LowRules, Preset, PresetSettings};
+pub use routing::{RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
 use std::path::PathBuf;
@@ -76,6 +78,8 @@ pub struct ModelOptions {
     pub low_share: LowShare,
     /// When a low-precision version may stand in.
     pub precision: PrecisionOptions,
+    /// Where tokens may go in place of experts that are not in memory.
+    pub routing: RoutingOptions,
     /// Which kernels multiply the experts' rows in batches. [`KernelChoice::Fastest`] counts as [`KernelChoice::Identical`] where
     /// [`ModelOptions::precision`] asks for [`PrecisionMode::Exact`] or for deterministic results.
     pub kernels: KernelChoice,

@@ -9,7 +9,7 @@ use ggml_sys::llama::{self, ggml_tensor};
 
 use super::quantise::Ggml;
 use crate::gguf::{GgmlType, Gguf, Recode};
-use crate::predict::{Gate, GateRows, GateStack, Gating};
+use crate::predict::{Gate, GateRows, GateStack, Gating, Groups};
 
 /// How many nodes lie at most between the router's logits and its choice.
 const DEPTH_MAX: usize = 24;
@@ -21,6 +21,7 @@ struct Router {
     bias: Option<*mut ggml_tensor>,
     choice_bias: Option<*mut ggml_tensor>,
     gating: Gating,
+    groups: Option<Groups>,
 }
 
 /// Learns the router that made the choice `ids`. `false` where there is none that this module understands: then nothing is
@@ -46,7 +47,8 @@ pub(super) unsafe fn learn(gates: &mut GateStack, layer: u16, ids: *mut ggml_ten
         let (Some(bias), Some(choice_bias)) = (vector(router.bias), vector(router.choice_bias)) else {
             return false;
         };
-        gates.add(layer, width, Gate { rows, bias, choice_bias, gating: router.gating })
+        let Router { gating, groups, .. } = router;
+        gates.add(layer, width, Gate { rows, bias, choice_bias, gating, groups })
     }
 }
 
@@ -55,7 +57,8 @@ pub(super) unsafe fn learn(gates: &mut GateStack, layer: u16, ids: *mut ggml_ten
 /// # Safety
 /// A live node.
 unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
-    let mut router = Router { product: std::ptr::null_mut(), bias: None, choice_bias: None, gating: Gating::Softmax };
+    let mut router =
+        Router { product: std::ptr::null_mut(), bias: None, choice_bias: None, gating: Gating::Softmax, groups: None };
     let mut level = vec![ids];
     for _ in 0..DEPTH_MAX {
         let mut above: Vec<*mut ggml_tensor> = Vec::new();
@@ -63,7 +66,12 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
             // SAFETY: by the caller; sources of a live node are live.
             unsafe {
                 let op = (*node).op;
-                let is_logits = CStr::from_ptr((*node).name.as_ptr()).to_bytes().starts_with(b"ffn_moe_logits");
+                let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
+                let is_logits = name.starts_with(b"ffn_moe_logits");
+                if name.starts_with(b"ffn_moe_group_topk") && !(*node).view_src.is_null() {
+                    let n = (*(*node).view_src).ne[0] as usize;
+                    router.groups = Some(Groups { n, n_used: (*node).ne[0] as usize });
+                }
                 if op == llama::GGML_OP_MUL_MAT {
                     if is_logits {
                         router.product = node;
@@ -71,8 +79,12 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
                     }
                     continue;
                 }
-                if op == llama::GGML_OP_UNARY && llama::ggml_get_unary_op(node) == llama::GGML_UNARY_OP_SIGMOID {
-                    router.gating = Gating::Sigmoid;
+                if op == llama::GGML_OP_UNARY {
+                    match llama::ggml_get_unary_op(node) {
+                        llama::GGML_UNARY_OP_SIGMOID => router.gating = Gating::Sigmoid,
+                        llama::GGML_UNARY_OP_SOFTPLUS => router.gating = Gating::SqrtSoftplus,
+                        _ => {}
+                    }
                 }
                 if op == llama::GGML_OP_ADD && is_vector((*node).src[1]) {
                     // Above the activation it is the router's own bias, below it concerns the choice only.
@@ -93,6 +105,42 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
         level = above;
     }
     None
+}
+
+/// Whether the weights of a choice are scaled so that their sum does not depend on who was chosen (to 1, then by a constant), in
+/// a graph that looks the weights of exactly these `ids` up. `None` where it is made otherwise: experts that stand for
+/// groups of others, weights that are no router's.
+///
+/// # Safety
+/// Live nodes of a graph.
+pub(super) unsafe fn normalises(weights: *mut ggml_tensor, ids: *mut ggml_tensor) -> Option<bool> {
+    let (mut node, mut normalises) = (weights, false);
+    for _ in 0..DEPTH_MAX {
+        // SAFETY: by the caller; sources of a live node are live.
+        unsafe {
+            match (*node).op {
+                llama::GGML_OP_GET_ROWS => return same((*node).src[1], ids).then_some(normalises),
+                llama::GGML_OP_DIV | llama::GGML_OP_SOFT_MAX => normalises = true,
+                llama::GGML_OP_SCALE | llama::GGML_OP_RESHAPE | llama::GGML_OP_VIEW | llama::GGML_OP_CONT => {}
+                // A device's copy of what another computed has a name and no sources.
+                _ => return None,
+            }
+            node = (*node).src[0];
+            if node.is_null() {
+                return None;
+            }
+        }
+    }
+    None
+}
+
+/// Whether two tensors are one, or views of the same.
+///
+/// # Safety
+/// Live tensors.
+unsafe fn same(a: *mut ggml_tensor, b: *mut ggml_tensor) -> bool {
+    // SAFETY: by the caller.
+    unsafe { a == b || !(*a).view_src.is_null() && (*a).view_src == (*b).view_src }
 }
 
 /// Whether a tensor is a weight of one row.

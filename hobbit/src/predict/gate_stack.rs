@@ -28,10 +28,30 @@ impl GateRows for Vec<f32> {
 /// What turns logits into probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gating {
-    /// The exponentials' shares of their sum.
+    /// The exponentials' shares of their sum; of all experts, or, which gives the same ratios, of those that were chosen.
     Softmax,
     /// One by one.
     Sigmoid,
+    /// One by one, the square root of softplus.
+    SqrtSoftplus,
+}
+
+/// Experts in groups, of which a token takes the best: by the sum of each one's two best experts (DeepSeek-V3, section 2.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Groups of equally many neighbours.
+    pub n: usize,
+    /// Of these a token takes so many.
+    pub n_used: usize,
+}
+
+/// What a router says of all experts about one token, `[n_expert]` each.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouterScores {
+    /// By these experts are chosen: with the bias of the choice; negative infinity in groups that are not taken.
+    pub selection: Vec<f32>,
+    /// Of these the weights of the chosen ones are made: without that bias.
+    pub weights: Vec<f32>,
 }
 
 /// One layer's router.
@@ -45,6 +65,8 @@ pub struct Gate {
     pub choice_bias: Option<Vec<f32>>,
     /// What turns logits into probabilities.
     pub gating: Gating,
+    /// `None`: a token may take any experts.
+    pub groups: Option<Groups>,
 }
 
 /// Routers by layer. Filled as layers run for the first time.
@@ -110,6 +132,15 @@ impl GateStack {
         stack.into_iter().map(of_gate).collect()
     }
 
+    /// What the router of `layer` says about the input `x` of `width` floats. `false`, and `out` is as it was, where it is not known.
+    pub fn judge(&mut self, x: &[f32], layer: u16, out: &mut RouterScores) -> bool {
+        let Self { gates, logits, width, .. } = self;
+        let Some(gate) = gates.get(&layer).filter(|_| x.len() == *width) else { return false };
+        product([gate.rows.rows()], x, logits);
+        gate.judge(logits, out);
+        true
+    }
+
     /// What the router of `layer` would choose for each of several inputs of `width` floats, `n_used` experts a token.
     /// Nothing where the router is not known.
     pub fn popularity<'x>(
@@ -139,26 +170,75 @@ fn product<'a>(matrices: impl IntoIterator<Item = &'a [f32]>, x: &[f32], out: &m
 }
 
 impl Gate {
-    fn probabilities(&self, logits: &[f32]) -> Vec<f32> {
-        let mut scores: Vec<f32> = match &self.bias {
-            Some(bias) => logits.iter().zip(bias).map(|(logit, bias)| logit + bias).collect(),
-            None => logits.to_vec(),
-        };
+    fn judge(&self, logits: &[f32], out: &mut RouterScores) {
+        let RouterScores { selection, weights } = out;
+        weights.clear();
+        match &self.bias {
+            Some(bias) => weights.extend(logits.iter().zip(bias).map(|(logit, bias)| logit + bias)),
+            None => weights.extend_from_slice(logits),
+        }
         match self.gating {
             Gating::Softmax => {
-                let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                scores.iter_mut().for_each(|score| *score = (*score - max).exp());
+                let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                weights.iter_mut().for_each(|weight| *weight = (*weight - max).exp());
+                let sum: f32 = weights.iter().sum();
+                weights.iter_mut().for_each(|weight| *weight /= sum);
             }
-            Gating::Sigmoid => scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp())),
+            Gating::Sigmoid => weights.iter_mut().for_each(|weight| *weight = 1.0 / (1.0 + (-*weight).exp())),
+            // As ggml has it: of large values softplus is the value.
+            Gating::SqrtSoftplus => weights.iter_mut().for_each(|weight| {
+                let softplus = if *weight > 20.0 { *weight } else { weight.exp().ln_1p() };
+                *weight = softplus.sqrt();
+            }),
         }
-        if let Some(bias) = &self.choice_bias {
-            scores.iter_mut().zip(bias).for_each(|(score, bias)| *score = (*score + bias).max(0.0));
+        selection.clear();
+        match &self.choice_bias {
+            Some(bias) => selection.extend(weights.iter().zip(bias).map(|(weight, bias)| weight + bias)),
+            None => selection.extend_from_slice(weights),
         }
-        let sum: f32 = scores.iter().sum();
+        if let Some(groups) = self.groups {
+            groups.mask(selection);
+        }
+    }
+
+    /// How likely each expert is chosen, as far as one number says it: shares of the sum.
+    fn probabilities(&self, logits: &[f32]) -> Vec<f32> {
+        let mut scores = RouterScores::default();
+        self.judge(logits, &mut scores);
+        let mut shares = scores.selection;
+        shares.iter_mut().for_each(|share| *share = share.max(0.0));
+        let sum: f32 = shares.iter().sum();
         if sum > 0.0 {
-            scores.iter_mut().for_each(|score| *score /= sum);
+            shares.iter_mut().for_each(|share| *share /= sum);
         }
-        scores
+        shares
+    }
+}
+
+impl Groups {
+    /// Sets the scores of experts whose group is not taken to negative infinity.
+    fn mask(self, selection: &mut [f32]) {
+        let size = selection.len() / self.n.max(1);
+        if self.n < 2 || size == 0 || selection.len() != size * self.n {
+            return;
+        }
+        let best_two = |group: &[f32]| {
+            let by_size = |best: [f32; 2], &score: &f32| match score {
+                _ if score > best[0] => [score, best[0]],
+                _ if score > best[1] => [best[0], score],
+                _ => best,
+            };
+            let [first, second] = group.iter().fold([f32::NEG_INFINITY; 2], by_size);
+            if size > 1 { first + second } else { first }
+        };
+        let of_groups: Vec<f32> = selection.chunks(size).map(best_two).collect();
+        let mut taken = Vec::new();
+        top_k(&of_groups, self.n_used, &mut taken);
+        for (group, scores) in selection.chunks_mut(size).enumerate() {
+            if !taken.contains(&(group as u16)) {
+                scores.fill(f32::NEG_INFINITY);
+            }
+        }
     }
 }
 
@@ -185,7 +265,7 @@ mod tests {
         let mut gates = GateStack::default();
         let mut add = |layer, scale: f32, bias| {
             let rows = vec![scale, 0.0, 0.0, scale];
-            assert!(gates.add(layer, 2, Gate { rows: Arc::new(rows), bias, choice_bias: None, gating }));
+            assert!(gates.add(layer, 2, Gate { rows: Arc::new(rows), bias, choice_bias: None, gating, groups: None }));
         };
         add(3, 1.0, None);
         add(5, 2.0, Some(vec![0.0, 4.0]));
@@ -210,7 +290,8 @@ mod tests {
         for (layer, n_expert) in [(0, 3), (2, 5), (3, 8)] {
             let rows: Vec<f32> =
                 (0..n_expert * 37).map(|i| ((i * 7919 + usize::from(layer)) % 83) as f32 / 83.0).collect();
-            let gate = Gate { rows: Arc::new(rows), bias: None, choice_bias: None, gating: Gating::Softmax };
+            let gate =
+                Gate { rows: Arc::new(rows), bias: None, choice_bias: None, gating: Gating::Softmax, groups: None };
             assert!(stack.add(layer, 37, gate));
         }
         let x: Vec<f32> = (0..37).map(|i| (i % 5) as f32 - 2.0).collect();
@@ -239,6 +320,61 @@ mod tests {
         assert_eq!(scores, [(3, vec![0.5, 0.5])]);
     }
 
+    fn judged(gate: Gate, logits: &[f32]) -> RouterScores {
+        let mut scores = RouterScores::default();
+        gate.judge(logits, &mut scores);
+        scores
+    }
+
+    #[test]
+    fn the_bias_of_a_choice_is_not_in_the_weights() {
+        let gate = Gate {
+            rows: Arc::new(Vec::new()),
+            bias: None,
+            choice_bias: Some(vec![0.25, 0.0, -1.0]),
+            gating: Gating::Sigmoid,
+            groups: None,
+        };
+        let scores = judged(gate.clone(), &[0.0; 3]);
+        assert_eq!(scores.weights, [0.5; 3]);
+        assert_eq!(scores.selection, [0.75, 0.5, -0.5]);
+        assert_eq!(gate.probabilities(&[0.0; 3]), [0.6, 0.4, 0.0]);
+    }
+
+    #[test]
+    fn softplus_is_ggmls() {
+        let gate = Gate {
+            rows: Arc::new(Vec::new()),
+            bias: None,
+            choice_bias: None,
+            gating: Gating::SqrtSoftplus,
+            groups: None,
+        };
+        let scores = judged(gate, &[0.0, 25.0, -100.0]);
+        assert!((scores.weights[0] - 2.0f32.ln().sqrt()).abs() < 1e-6);
+        assert_eq!(scores.weights[1..], [5.0, 0.0]);
+        assert_eq!(scores.selection, scores.weights);
+    }
+
+    #[test]
+    fn experts_of_groups_that_are_not_taken_are_out() {
+        let gate = |n_used| Gate {
+            rows: Arc::new(Vec::new()),
+            bias: None,
+            choice_bias: None,
+            gating: Gating::Sigmoid,
+            groups: Some(Groups { n: 3, n_used }),
+        };
+        // By their two best: the third group, then the first, whose one good expert is the best of all.
+        let logits = [4.0, -3.0, -9.0, 0.1, 0.2, 0.0, 1.0, 1.0, -9.0];
+        let taken = |n_used| {
+            let selection = judged(gate(n_used), &logits).selection;
+            (0..9).filter(|&expert| selection[expert] > f32::NEG_INFINITY).collect::<Vec<_>>()
+        };
+        assert_eq!([taken(1), taken(2)], [vec![6, 7, 8], vec![3, 4, 5, 6, 7, 8]]);
+        assert_eq!(gate(1).probabilities(&logits)[0], 0.0);
+    }
+
     #[test]
     fn gates_that_do_not_fit_are_refused() {
         let mut gates = gates(Gating::Softmax);
@@ -247,6 +383,7 @@ mod tests {
             bias: bias.map(|n| vec![0.0; n]),
             choice_bias: None,
             gating: Gating::Softmax,
+            groups: None,
         };
         assert!(!gates.add(7, 3, gate(6, None)), "another width");
         assert!(!gates.add(7, 2, gate(5, None)), "half a row");

@@ -33,7 +33,7 @@ mod tokens;
 mod tests;
 
 pub use ahead::{Ahead, ahead};
-pub use gate_stack::{Gate, GateRows, GateStack, Gating};
+pub use gate_stack::{Gate, GateRows, GateStack, Gating, Groups, RouterScores};
 pub use gates::Gates;
 pub use kind::{PredictorKind, build};
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};

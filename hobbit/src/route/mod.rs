@@ -7,11 +7,12 @@
 //!
 //! [`Routing`] regroups the router's ids by expert. [`Thresholds`] says of each expert of a token whether it is worth high precision, low precision or nothing.
 //! [`merge`] and [`lower_least_popular`] turn the tokens of a batch into one [`Demand`] per expert, and [`resolve()`]
-//! answers it with what is in memory. [`renormalise()`] makes up for what was skipped; [`fit()`] chooses the thresholds.
+//! answers it with what is in memory. Before all of that, [`reroute()`] may send a token to experts that are in memory. [`renormalise()`] makes up for what was skipped; [`fit()`] chooses the thresholds.
 
 mod batch;
 mod fit;
 mod renormalise;
+mod reroute;
 mod resolve;
 mod routing;
 mod score;
@@ -19,6 +20,7 @@ mod score;
 pub use batch::{DECODE_TOKENS_MAX, lower_least_popular, merge};
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
 pub use renormalise::renormalise;
+pub use reroute::{Choice, Rerouted, Rerouting, TokenScores, Weighing, reroute};
 pub use resolve::resolve;
 pub use routing::{Pair, Routing, rounded};
 pub use score::{Demand, ThresholdError, Thresholds, unimportance};
