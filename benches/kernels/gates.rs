@@ -19,6 +19,8 @@ use super::measure::{Settings, difference, floats, median};
 const GATES: [(usize, usize); 4] = [(4096, 8), (2048, 128), (2880, 128), (7168, 256)];
 /// Layers ahead: HOBBIT's p.
 const LAYERS: [u16; 4] = [1, 2, 3, 4];
+/// Floats of a cache line.
+const LINE: usize = 16;
 /// A MiB: stacks of at most so much stay in a core's cache when they are used again and again.
 const CACHED_BYTES: usize = 1 << 20;
 
@@ -84,13 +86,16 @@ fn stacked(
     let matrices = Matrices::new(shape, n, cpu.plain())?;
     let stacked_bytes: Vec<u8> = rows.iter().flatten().flat_map(|value| value.to_ne_bytes()).collect();
     (0..n).try_for_each(|index| matrices.set(index, &stacked_bytes))?;
-    // In one piece, as ggml's are: large pages serve both or none.
-    let all = Arc::new(rows.concat().repeat(n));
-    let n_floats = n_expert * width;
+    // In one piece and on cache lines, as ggml's are.
+    let (n_floats, mut all) = (n_expert * width, Vec::<f32>::with_capacity(n * n_rows * width + LINE));
+    let start = all.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+    all.resize(start, 0.0);
+    (0..n).for_each(|_| rows.iter().for_each(|rows| all.extend_from_slice(rows)));
+    let all = Arc::new(all);
     let stack = |index: usize| {
         let mut stack = GateStack::default();
         for (at, &layer) in layers.iter().enumerate() {
-            let first = (index * layers.len() + at) * n_floats;
+            let first = start + (index * layers.len() + at) * n_floats;
             let rows = Arc::new(Part { all: all.clone(), floats: first..first + n_floats });
             let gate = Gate { rows, bias: None, choice_bias: None, gating: Gating::Softmax };
             ensure!(stack.add(layer, width, gate), "a gate of {n_expert} x {width} is refused");
