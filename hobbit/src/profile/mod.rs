@@ -41,8 +41,8 @@ mod widths;
 pub use crate::pack::SliceTypes;
 pub use error::{ProfileError, WidthsError};
 pub use format::{
-    Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, Tolerated,
-    VERSION, Width,
+    Check, Checked, FORMAT, FittedPrefill, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId,
+    Tolerated, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
 pub use paths::{read_path_table, write_path_table};
