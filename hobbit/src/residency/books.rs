@@ -47,7 +47,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// A batch begins.
     pub fn begin_batch(&mut self, n_tokens: u32) {
-        self.pause_filling(n_tokens);
+        if !self.begin_virtual_batch(n_tokens) {
+            self.pause_filling(n_tokens);
+        }
         self.cache.begin_batch(n_tokens);
         if let Some(lookahead) = &mut self.lookahead {
             lookahead.predictor.begin_token();
@@ -63,6 +65,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
         }
+        self.end_virtual_batch(n_tokens, seconds);
         if n_tokens == 1 {
             self.fill_between_tokens();
         }

@@ -38,6 +38,8 @@ pub struct Chosen {
     known: Vec<f32>,
     /// Each expert's share of the weights, by expert index: a token's sum to 1.
     pub(super) shares: Vec<f32>,
+    /// The norm of each token's input, `[n_tokens]`, or nothing where it is not known.
+    pub input_norms: Vec<f32>,
     /// Of a prompt: how many tokens are expected to use which expert of the next layer, if that is known.
     pub expected: Popularity,
     /// What is asked of each expert, by expert index.
@@ -77,6 +79,7 @@ impl Chosen {
         self.known.clear();
         self.shares.clear();
         self.expected.clear();
+        self.input_norms.clear();
         self.first_kind = self.kinds.len();
         self.kinds.extend_from_slice(split.kinds);
         Ok(())
@@ -154,6 +157,8 @@ impl Chosen {
                 residency.tell_scores(layer, scores);
                 self.known.extend(self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
             }
+            let Routing { ids, n_used, .. } = &self.routing;
+            residency.wanted(layer, ids, self.known_weights(), &self.input_norms, *n_used);
             residency.begin_record(layer, &self.routing, self.known_weights(), scores);
             self.share_weights();
         }
