@@ -4,6 +4,7 @@ mod caching;
 mod device;
 mod precision;
 pub mod preset;
+mod routing;
 mod sampling;
 
 use std::ffi::OsString;
@@ -18,6 +19,7 @@ pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
+pub use routing::RoutingArgs;
 pub use sampling::SamplingArgs;
 
 use preset::PresetWords;
@@ -116,6 +118,8 @@ pub struct ExpertArgs {
     pub device: DeviceArgs,
     #[command(flatten)]
     pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub routing: RoutingArgs,
     #[command(flatten)]
     pub caching: CachingArgs,
 }
@@ -441,7 +445,8 @@ fn check_precision(
 ) -> Result<(), clap::Error> {
     let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
     let args = PrecisionArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
-    args.check(is_typed).map_err(|error| {
+    let routing = RoutingArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
+    args.check(is_typed).and_then(|()| routing.check(args.precision)).map_err(|error| {
         let error = match preset.share_in(&error) {
             Some(share) => format!("{error} ({share})"),
             None => error,

@@ -297,7 +297,7 @@ pub fn check_outputs(
 /// # Errors
 /// Flags of no use together; with `--low auto`, a model that cannot be read.
 pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
-    let ExpertArgs { preset: _, memory, device, precision, caching } = args;
+    let ExpertArgs { preset: _, memory, device, precision, routing, caching } = args;
     Ok(ModelOptions {
         budget: memory.mem_budget,
         overcommit: memory.overcommit.0,
@@ -306,6 +306,7 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         low: precision.source(model)?,
         low_share: precision.low_share,
         precision: precision.options(),
+        routing: routing.options(),
         kernels: precision.kernels,
         caching: caching.options(),
         path_table: caching.path_table()?,

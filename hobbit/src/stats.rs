@@ -19,6 +19,7 @@ mod device;
 mod kernels;
 mod precision;
 mod prefetch;
+mod routing;
 mod virtual_experts;
 
 use serde::Serialize;
@@ -30,6 +31,7 @@ pub use device::{DeviceCounters, DeviceReport};
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
+pub use routing::RerouteCounts;
 pub use virtual_experts::VirtualExpertsReport;
 
 #[doc(inline)]
@@ -51,6 +53,8 @@ pub struct PhaseStats {
     /// Chosen experts that were not resident in high precision, counted as [`PhaseStats::hits`], by what was done: loaded
     /// in high precision, computed in low precision (loaded or resident), or skipped.
     pub missed: PrecisionCounts,
+    /// Uses that went elsewhere than the router said.
+    pub rerouted: RerouteCounts,
     /// Low-precision versions that a high-precision one replaced in the background.
     pub upgrades: u64,
     /// Slices read.
@@ -111,7 +115,7 @@ pub fn efficiency(seconds: f64, waited_seconds: f64, bytes: u64, bandwidth: f64)
 }
 
 field_by_field!(PhaseStats: Add::add {
-    tokens, seconds, hits, misses, used, missed, upgrades, slices_loaded, bytes_read, io_busy_seconds, io_wait_seconds
+    tokens, seconds, hits, misses, used, missed, rerouted, upgrades, slices_loaded, bytes_read, io_busy_seconds, io_wait_seconds
 });
 
 /// Traffic of one layer, both phases together.
@@ -125,6 +129,12 @@ pub struct LayerStats {
     pub hits: u64,
     /// As in [`PhaseStats::misses`].
     pub misses: u64,
+    /// As in [`PhaseStats::used`].
+    pub used: PrecisionCounts,
+    /// As in [`RerouteCounts::uses`].
+    pub rerouted: u64,
+    /// As in [`RerouteCounts::refused`].
+    pub refused: u64,
 }
 
 /// Everything a session counted.
@@ -230,6 +240,7 @@ mod tests {
             misses: 1,
             used: PrecisionCounts { high: 6, low: 1, skipped: 1 },
             missed: PrecisionCounts { high: 1, low: 2, skipped: 3 },
+            rerouted: RerouteCounts { uses: 2, refused: 1, given_up: 0.25 },
             upgrades: 4,
             slices_loaded: 3,
             bytes_read: 2_000_000_000,
@@ -250,6 +261,7 @@ mod tests {
         assert_eq!(stats.total().used, PrecisionCounts { high: 12, low: 2, skipped: 2 });
         assert_eq!(stats.total().missed, PrecisionCounts { high: 2, low: 4, skipped: 6 });
         assert_eq!(stats.total().upgrades, 8);
+        assert_eq!(stats.total().rerouted.mean_given_up(), Some(0.125));
     }
 
     #[test]

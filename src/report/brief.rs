@@ -78,6 +78,9 @@ pub fn memory_line(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) 
 /// The third line: devices, and whatever is not bit for bit llama.cpp's. `None` where there is neither.
 pub fn third_line(devices: &[DeviceReport], precision: &PrecisionReport) -> Option<String> {
     let mut parts: Vec<String> = devices.iter().map(device).collect();
+    if let Some(words) = &precision.routing {
+        parts.push(format!("routing: {words}; results are approximate"));
+    }
     let is_fastest = precision.kernels == KernelChoice::Fastest;
     if precision.is_dynamic() {
         let low = precision
@@ -150,12 +153,25 @@ fn experts_line(name: &str, phase: &PhaseStats, run: &Closing) -> String {
     if let Some(shares) = phase.used.shares().filter(|_| run.precision.is_dynamic()) {
         let _ = write!(line, "; computed {shares}");
     }
+    if let (Some(share), true) = (rerouted_share(phase), run.precision.routing.is_some()) {
+        let _ = write!(line, "; {} of uses went to experts in memory", Percent(share));
+        let refused = phase.rerouted.refused;
+        if refused > 0 {
+            let _ = write!(line, " ({refused} choices were not understood and left alone)");
+        }
+    }
     for (device, counters) in run.devices.iter().zip(&run.stats.devices) {
         if let Some(rate) = counters.hit_rate() {
             let _ = write!(line, "; {}: hit rate {}", device.name, Percent(rate));
         }
     }
     line
+}
+
+/// Of all uses, those that went elsewhere than the router said.
+fn rerouted_share(phase: &PhaseStats) -> Option<f64> {
+    let all = phase.used.total();
+    (all > 0).then(|| phase.rerouted.uses as f64 / all as f64)
 }
 
 #[cfg(test)]
@@ -200,6 +216,7 @@ mod tests {
             cpu_helper: false,
             divided: false,
             kernels: Default::default(),
+            routing: None,
             upgrade: true,
             high: Default::default(),
             low: None,

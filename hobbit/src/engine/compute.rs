@@ -21,13 +21,14 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::tag_of;
+use super::device::decodes;
 use super::experts::{ExpertTag, Experts, RouterValues};
-use super::hierarchy::{Beside, Tiers};
+use super::hierarchy::{Beside, Routers, Tiers};
 use super::host_reads::Host;
 use super::host_reads::ShareView;
 use super::inner::Inner;
 use super::registration::Computes;
-use super::split::{self, Abort, Failed};
+use super::split::{self, Abort, Failed, Router};
 use crate::expert::{SliceId, SliceKind};
 use crate::options::KernelChoice;
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
@@ -38,7 +39,7 @@ use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
 use self::scratch::GATHER_BYTES_MAX;
 use self::tensors::{blank, plain_tensor, router_input, row_of, view_tensor};
-pub(super) use self::tensors::{is_view, router_input_tensor, weights_tensor};
+pub(super) use self::tensors::{is_dense_rows, is_view, router_input_tensor, weights_tensor};
 
 /// One context's expert backend.
 pub(super) struct ExpertBackend {
@@ -146,7 +147,7 @@ impl ExpertBackend {
             return Ok(());
         }
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
-        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
+        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, decodes: decodes() };
         // SAFETY: the ids were computed by an earlier split into host memory.
         split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(ids, 0).read() })?;
         if let Some(walk) = routers.walk.as_mut().filter(|_| !self.chosen.is_again()) {
@@ -155,6 +156,11 @@ impl ExpertBackend {
                 let weights = weights_of_layer(experts, tag.layer, nodes);
                 split::follow(&mut self.chosen, experts, walk, RouterValues::of(ids, 0), weights)?;
             }
+        }
+        let elsewhere = Elsewhere { reads: &|slice| devices.read(slice), ..Elsewhere::NOTHING };
+        if self.chosen.may_reroute(host) {
+            // SAFETY: nodes of a live graph; all of these were computed by earlier splits into host memory.
+            unsafe { self.reroute(experts, host, routers, &elsewhere, nodes)? };
         }
         // SAFETY: by the caller.
         let weights = if self.chosen.is_again() { None } else { unsafe { self.ask(experts, host, nodes)? } };
@@ -189,6 +195,34 @@ impl ExpertBackend {
         let result = unsafe { self.products(experts, host, &mut devices, &step, &kinds, nodes) };
         self.chosen.end(host, step);
         result
+    }
+
+    /// As [`split::reroute`].
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::layer`].
+    unsafe fn reroute(
+        &mut self,
+        experts: &Experts,
+        host: &mut Host,
+        routers: &mut Routers,
+        elsewhere: &Elsewhere,
+        nodes: &[*mut ggml_tensor],
+    ) -> Result<(), Failed> {
+        // SAFETY: by the caller: sources of live nodes are live.
+        unsafe {
+            let ids = (*nodes[0]).src[2];
+            let weights = nodes.iter().find_map(|&node| weights_tensor(node));
+            let Some(weights) = weights else { return split::no_weights(experts, self.chosen.layer(), "") };
+            let input = router_input_tensor(nodes[0]).filter(|input| is_dense_rows(input));
+            let floats = |input: &ggml_tensor| {
+                slice::from_raw_parts(input.data.cast::<f32>(), (input.ne[0] * input.ne[2]) as usize)
+            };
+            let values = [RouterValues::of(&*ids, 0), RouterValues::of(&*weights, 1)];
+            let router = Router { ids, weights, values, input: input.map(floats) };
+            split::reroute(&mut self.chosen, host, routers, elsewhere, &router);
+        }
+        Ok(())
     }
 
     /// As [`split::ask`].

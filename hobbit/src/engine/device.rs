@@ -126,6 +126,8 @@ pub(super) struct Purpose {
     pub(super) kernels: KernelChoice,
     /// llama.cpp runs the model by itself: products of batches are taken from it.
     pub(super) takes_batches: bool,
+    /// What is evaluated are tokens that are generated, or judged one by one, and no prompt.
+    pub(super) decodes: bool,
 }
 
 thread_local! {
@@ -142,12 +144,17 @@ impl Purpose {
     }
 }
 
+/// As [`Purpose::decodes`], of what this thread evaluates.
+pub(super) fn decodes() -> bool {
+    PURPOSE.get().is_some_and(|purpose| purpose.decodes)
+}
+
 /// Whether a node is a product of llama.cpp's own expert tensor with so many rows that plain kernels may be faster.
 ///
 /// # Safety
 /// A node of a live graph.
 unsafe fn is_batch(node: &llama::ggml_tensor) -> bool {
-    let Some(Purpose { kernels, takes_batches: true }) = PURPOSE.get() else { return false };
+    let Some(Purpose { kernels, takes_batches: true, .. }) = PURPOSE.get() else { return false };
     // SAFETY: sources of a live node are live, and so are their buffers.
     unsafe {
         let [Some(weights), Some(input), Some(ids)] = [node.src[0], node.src[1], node.src[2]].map(|src| src.as_ref())

@@ -148,7 +148,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let layout = layout_of(&catalog, &cache);
     let n_staging = staging_memory.len() / staging_stride;
     let loader = Loader::new(store, LoaderOptions::default());
-    let host = Residency::new(residency::Parts {
+    let mut host = Residency::new(residency::Parts {
         reads: HostReads::new(&layout, (catalog, interleavings), arenas, (staging_memory, staging_stride), loader),
         observer: recorder,
         cache,
@@ -158,6 +158,9 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         precisions,
         lookahead,
     });
+    let routing = &shared.options.routing;
+    (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
+        (routing.rerouting(), routing.prompts, routing.drop);
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
     let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));

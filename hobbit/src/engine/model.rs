@@ -227,7 +227,8 @@ impl Model {
     /// The experts, if their backend must be told the router's weights: a layer with scales comes in several splits.
     pub(super) fn wants_router_weights(&self) -> Option<Arc<Experts>> {
         let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
-        let wanted = !self.shared.precisions.is_exact() || self.shared.routes.is_some();
+        let wanted =
+            !self.shared.precisions.is_exact() || self.shared.routes.is_some() || !self.shared.options.routing.is_off();
         (wanted && scaled()).then(|| Arc::clone(&self.shared.experts))
     }
 

@@ -125,7 +125,7 @@ impl Session {
         log::clear_errors();
         let n_backends = device::n_backends_made();
         let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.regime.stands_aside());
-        let purpose = Purpose { kernels, takes_batches };
+        let purpose = Purpose { kernels, takes_batches, decodes: false };
         // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
         let init = || purpose.during(|| unsafe { RawContext::new(&model.shared.raw, params) });
         let mut context = init();

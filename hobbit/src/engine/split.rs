@@ -6,10 +6,12 @@ use std::slice;
 use ggml_sys::llama::{self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_status, ggml_tensor};
 
 use super::experts::{ExpertTag, Experts, RouterValues};
-use super::hierarchy::Unseen;
+use super::hierarchy::{Routers, Unseen};
 use super::host_reads::Host;
 use crate::expert::SliceKind;
-use crate::residency::{Chosen, Split};
+use crate::predict::{Gating, RouterScores};
+use crate::residency::{Chosen, Elsewhere, RouterSays, Split};
+use crate::route::{TokenScores, Weighing};
 use crate::trace::Walk;
 
 /// A step that did not succeed: ggml's status for it.
@@ -67,7 +69,7 @@ pub(super) unsafe fn ask(
     weights: impl FnOnce() -> Option<RouterValues>,
     scope: &str,
 ) -> Result<Option<RouterValues>, Failed> {
-    if host.precisions.is_exact() {
+    if !host.precisions.asks_weights(chosen.decodes()) {
         chosen.ask(&mut host.precisions, []);
         return Ok(None);
     }
@@ -75,7 +77,7 @@ pub(super) unsafe fn ask(
     let Some(weights) = weights().filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
         experts.fail(format!(
             "layer {layer}: this architecture's router weights were not found{scope}, which dynamic precision needs; \
-             use --precision exact"
+             use --precision exact, and no --drop"
         ));
         return Err(GGML_STATUS_FAILED);
     };
@@ -117,6 +119,89 @@ pub(super) unsafe fn follow(
     // SAFETY: by the caller.
     let followed = chosen.routing.set(unsafe { ids.read() }, ids.n_used, chosen.n_expert);
     followed.map_err(|_| GGML_STATUS_FAILED)
+}
+
+/// Tells that a layer's router weights were not found; `scope`: where.
+///
+/// # Errors
+/// Always.
+pub(super) fn no_weights<T>(experts: &Experts, layer: u16, scope: &str) -> Result<T, Failed> {
+    experts.fail(format!(
+        "layer {layer}: this architecture's router weights were not found{scope}; tokens cannot be sent to other experts: \
+         leave out --cache-bias, --substitute and --virtual-experts"
+    ));
+    Err(GGML_STATUS_FAILED)
+}
+
+/// A layer's router, as far as sending tokens elsewhere takes it.
+pub(super) struct Router<'a> {
+    /// The node that chose.
+    pub(super) ids: *mut ggml_tensor,
+    /// The node of its weights.
+    pub(super) weights: *mut ggml_tensor,
+    /// Both in host memory.
+    pub(super) values: [RouterValues; 2],
+    /// What the router saw, `[n_tokens][width]`; `None` where that is not known.
+    pub(super) input: Option<&'a [f32]>,
+}
+
+/// Sends the layer's tokens to experts that are in memory, as far as the user allows: `ids` and `weights` are written over
+/// the router's, because biases and scales of experts read them too. Whether anything was written.
+///
+/// # Safety
+/// The nodes are live and computed; their values can be read and written.
+pub(super) unsafe fn reroute(
+    chosen: &mut Chosen,
+    host: &mut Host,
+    routers: &mut Routers,
+    elsewhere: &Elsewhere,
+    router: &Router,
+) -> bool {
+    let (layer, n_expert, n_tokens) = (chosen.layer(), chosen.n_expert, chosen.routing.n_tokens);
+    let [ids, values] = router.values;
+    // SAFETY: by the caller.
+    let normalises = unsafe { super::gates::normalises(router.weights, router.ids) };
+    // SAFETY: by the caller.
+    let is_known =
+        routers.gates.knows(layer) || unsafe { super::gates::learn(&mut routers.gates, layer, router.ids, n_expert) };
+    let weighing = match (normalises, routers.gates.gating(layer)) {
+        (Some(true), _) => Weighing::Normalised,
+        (_, Some(Gating::Softmax)) => Weighing::OfAll,
+        _ => Weighing::Each,
+    };
+    // SAFETY: by the caller.
+    let before: Vec<f32> = unsafe { values.read() }.collect();
+    if host.has_virtual_experts() {
+        chosen.heard(&before, router.input);
+    }
+    if !chosen.wants_scores(host, elsewhere, weighing) {
+        return false;
+    }
+    let mut judged = vec![RouterScores::default(); n_tokens];
+    let input = router.input.filter(|input| is_known && normalises.is_some() && !input.is_empty());
+    let width = input.map_or(1, |input| input.len() / n_tokens);
+    let rows = input.unwrap_or_default().chunks_exact(width.max(1));
+    let judged_rows = rows.zip(&mut judged).map(|(x, scores)| routers.gates.judge(x, layer, scores));
+    let is_judged = judged_rows.filter(|is_judged| *is_judged).count() == n_tokens;
+    let scores: Vec<TokenScores> = match is_judged {
+        true => judged.iter().map(|RouterScores { selection, weights }| TokenScores { selection, weights }).collect(),
+        false => Vec::new(),
+    };
+    let mut after = Vec::new();
+    let says = RouterSays { weights: &before, scores: &scores, weighing };
+    if !chosen.reroute(host, elsewhere, &says, &mut after) {
+        return false;
+    }
+    let n_used = chosen.routing.n_used;
+    for (position, (id, weight)) in chosen.routing.ids.iter().zip(after).enumerate() {
+        let (token, rank) = (position / n_used, position % n_used);
+        // SAFETY: by the caller: as many as were read.
+        unsafe {
+            ids.at::<i32>(token, rank).write_unaligned((*id).into());
+            values.at::<f32>(token, rank).write_unaligned(weight);
+        }
+    }
+    true
 }
 
 /// Takes in what has landed.

@@ -63,6 +63,34 @@ impl RoutingOptions {
         self.rerouting().is_off() && self.drop <= 0.0
     }
 
+    /// What is given up, in words; `None` for nothing.
+    pub fn words(&self) -> Option<String> {
+        let Self { cache_bias, keep_top, substitute, substitute_max, drop, virtual_experts, prompts, .. } = self;
+        let mut parts = Vec::new();
+        match virtual_experts {
+            VirtualExperts::Off => {}
+            VirtualExperts::Auto => parts.push("only experts in memory".to_owned()),
+            VirtualExperts::Plan(path) => parts.push(format!("only experts in memory, by {}", path.display())),
+        }
+        if *cache_bias > 0.0 {
+            parts.push(format!("cache bias {cache_bias}"));
+        }
+        if *substitute > 0.0 {
+            let most = substitute_max.map_or_else(String::new, |max| format!(" (at most {max})"));
+            parts.push(format!("substitutes within {substitute}{most}"));
+        }
+        if (*cache_bias > 0.0 || *substitute > 0.0) && *keep_top > 0 {
+            parts.push(format!("the best {keep_top} kept"));
+        }
+        if *drop > 0.0 {
+            parts.push(format!("missing below {drop} left out"));
+        }
+        if *prompts && !parts.is_empty() {
+            parts.push("prompts too".to_owned());
+        }
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
     /// The rules for a token's choice.
     pub fn rerouting(&self) -> Rerouting {
         Rerouting {
@@ -115,6 +143,23 @@ mod tests {
         assert!(["0", "-1", "", "1.5", "Auto"].iter().all(|bad| parse(bad).is_err()));
         assert_eq!("plan.json".parse(), Ok(VirtualExperts::Plan("plan.json".into())));
         assert_eq!(["off", "auto"].map(|word| word.parse()), [Ok(VirtualExperts::Off), Ok(VirtualExperts::Auto)]);
+    }
+
+    #[test]
+    fn what_is_given_up_is_said() {
+        assert_eq!(RoutingOptions::default().words(), None);
+        let all = RoutingOptions {
+            cache_bias: 0.2,
+            substitute: 0.3,
+            substitute_max: Some(2),
+            drop: 0.5,
+            prompts: true,
+            ..Default::default()
+        };
+        let words = "cache bias 0.2, substitutes within 0.3 (at most 2), the best 1 kept, missing below 0.5 left out, prompts too";
+        assert_eq!(all.words().as_deref(), Some(words));
+        let virtual_experts = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..Default::default() };
+        assert_eq!(virtual_experts.words().as_deref(), Some("only experts in memory"));
     }
 
     #[test]

@@ -87,6 +87,11 @@ impl GateStack {
         self.gates.contains_key(&layer)
     }
 
+    /// What turns its logits into probabilities; `None` where it is not known.
+    pub fn gating(&self, layer: u16) -> Option<Gating> {
+        self.gates.get(&layer).map(|gate| gate.gating)
+    }
+
     /// Whether there is room for a gate `[n_expert][width]` beside the others, which are all of one width.
     pub fn takes(&self, width: usize, n_expert: usize) -> bool {
         let is_usual = width > 0 && (self.width == 0 || width == self.width);

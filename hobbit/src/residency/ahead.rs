@@ -5,12 +5,13 @@
 //! sees the choice (and what the next layers' routers say about this layer's input), the experts that it names are
 //! shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
+use super::books::present;
 use super::layout::Layout;
 use super::staging::{Staged, Staging};
 use super::step::{LayerStep, Used};
 use super::{Observer, Reads, Residency, Target};
 use crate::cache::{Acquired, Cache, SlotId};
-use crate::expert::{SliceId, SliceKind, Version};
+use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::load::prefetch::{Governor, Holdings, Link, Load, Prefetcher};
 use crate::predict::{Ahead, PredictShape, Predictor, Recall};
@@ -50,8 +51,10 @@ pub type Later = (u8, u16);
 
 /// A layer's choice for a single token.
 pub struct TokenChoice<'a> {
-    /// Experts and their weights, which sum to 1.
+    /// Experts that it uses, and their weights, which sum to 1.
     pub chosen: &'a [(u16, f32)],
+    /// Those that its router chose: the same unless it went elsewhere.
+    pub wanted: &'a [(u16, f32)],
     /// What the layer takes beside waits for reads, where that is known; otherwise it is measured.
     pub layer_seconds: Option<f64>,
     /// What later routers, each named by distance and layer, say about this layer's input: the distance and `[n_expert]` of
@@ -94,9 +97,16 @@ impl Lookahead {
     }
 
     /// Shows the predictor what a layer chose, and what later routers say.
-    fn show(&mut self, layer: u16, token: &mut TokenChoice, observer: &mut impl Observer) {
+    /// `lower`: what a later layer's router says of experts that are not there is lowered, as tokens will go elsewhere.
+    fn show(
+        &mut self,
+        layer: u16,
+        token: &mut TokenChoice,
+        observer: &mut impl Observer,
+        lower: &dyn Fn(u16, &mut [f32], usize),
+    ) {
         self.recall.observe(layer, token.chosen);
-        self.predictor.observe(layer, token.chosen);
+        self.predictor.observe(layer, token.wanted);
         if self.predictor.needs_scores() {
             // Routers' products take time, which is saved while nobody asks for them.
             if self.governor.has_given_up() && !observer.is_watching() {
@@ -104,9 +114,10 @@ impl Lookahead {
             }
             let target = |distance| self.options.shape.target(layer, distance).map(|(target, ..)| (distance, target));
             let targets: Vec<(u8, u16)> = (1..=self.options.distance_max).map_while(target).collect();
-            for (distance, scores) in (token.scores)(&targets) {
-                let n_used = self.options.shape.target(layer, distance).map_or(0, |(.., n_used)| n_used);
+            for (distance, mut scores) in (token.scores)(&targets) {
+                let Some((target, _, n_used)) = self.options.shape.target(layer, distance) else { continue };
                 observer.foretold(distance, &scores, usize::from(n_used));
+                lower(target, &mut scores, usize::from(n_used));
                 self.predictor.scores(layer, distance, &scores);
             }
         } else if observer.is_watching() {
@@ -158,9 +169,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let Self { lookahead: Some(lookahead), cache, staging, layout, observer, reads, counters, .. } = self else {
             return;
         };
+        let (rerouting, upgrades) = (&self.rerouting, &self.upgrades);
         let layer = step.layer;
         lookahead.time(layer, reads.seconds(), counters.wait_seconds, token.layer_seconds);
-        lookahead.show(layer, &mut token, observer);
+        let lower = |target: u16, scores: &mut [f32], n_used: usize| {
+            let is_present = |index| present(cache, upgrades, rerouting, ExpertId { layer: target, index }, elsewhere);
+            rerouting.foretell(scores, n_used, &is_present);
+        };
+        lookahead.show(layer, &mut token, observer, &lower);
         let used: Vec<Version> = step.versions().collect();
         lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
         let settled = lookahead.prefetcher.settle(layer, token.chosen, &used, waited > 0);

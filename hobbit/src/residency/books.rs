@@ -1,11 +1,13 @@
 //! What is chosen of an expert, and the books on it.
 
+use super::chosen::Wanted;
 use super::step::Asked;
+use super::upgrades::Upgrades;
 use super::{NeededExpert, Observer, Reads, Residency};
-use crate::cache::Use;
+use crate::cache::{Cache, Use};
 use crate::expert::{ExpertId, Precision, SliceId, Version};
-use crate::route::{Routing, resolve};
-use crate::stats::{LayerStats, PrecisionCounts};
+use crate::route::{Rerouted, Rerouting, Routing, resolve};
+use crate::stats::{LayerStats, PrecisionCounts, RerouteCounts};
 
 /// Counted since a residency was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -24,10 +26,34 @@ pub struct Counters {
     pub used: PrecisionCounts,
     /// Needed experts whose high version was not there, by what was done.
     pub missed: PrecisionCounts,
+    /// Uses that went elsewhere than their router said.
+    pub rerouted: RerouteCounts,
     /// Low versions that a high one replaced in the background.
     pub upgrades: u64,
     /// The layer that is computed, or was last; 0 between two batches.
     pub layer: u16,
+}
+
+/// Counts of one layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct LayerCounts {
+    hits: u64,
+    misses: u64,
+    used: PrecisionCounts,
+    rerouted: RerouteCounts,
+}
+
+/// As [`Residency::is_present`].
+pub(super) fn present(
+    cache: &Cache,
+    upgrades: &Upgrades,
+    rerouting: &Rerouting,
+    expert: ExpertId,
+    is_elsewhere: &dyn Fn(Version) -> bool,
+) -> bool {
+    let high = Version::high(expert);
+    let slot = cache.lookup(high).filter(|_| !upgrades.is_underway(high));
+    is_elsewhere(high) || slot.is_some_and(|slot| !rerouting.only_present || cache.is_ready(slot))
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
@@ -39,8 +65,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Counts of each layer with experts, ascending.
     pub fn layer_stats(&self) -> Vec<LayerStats> {
         let stats = |layer: u16| {
-            let (hits, misses) = self.by_layer[usize::from(layer)];
-            LayerStats { layer, slots: self.cache.capacity_of_layer(layer, Precision::High), hits, misses }
+            let LayerCounts { hits, misses, used, rerouted } = self.by_layer[usize::from(layer)];
+            let slots = self.cache.capacity_of_layer(layer, Precision::High);
+            LayerStats { layer, slots, hits, misses, used, rerouted: rerouted.uses, refused: rerouted.refused }
         };
         self.layout.layers().map(stats).collect()
     }
@@ -122,11 +149,18 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let hit = is_elsewhere || slot.is_some_and(|slot| self.cache.is_ready(slot));
         // What is elsewhere is not used here: it may age.
         if !is_elsewhere {
-            let weight = asked.shares.get(usize::from(expert.index)).copied().unwrap_or(0.0);
-            let (n_tokens, since) = asked.routing.uses_of(expert.index);
-            self.cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
+            match asked.wanted {
+                None => self.touch(expert, asked.routing, asked.shares, hit, precision),
+                // Who stands in for another is used, and not wanted: what policies learn is what routers say.
+                Some(wanted) if wanted.has(expert.index) => {
+                    self.touch(expert, &wanted.routing, &wanted.shares, hit, precision);
+                }
+                Some(_) => {}
+            }
         }
-        self.counters.used.count(precision, asked.routing.pairs_of(expert.index).len() as u64);
+        let n_uses = asked.routing.pairs_of(expert.index).len() as u64;
+        self.counters.used.count(precision, n_uses);
+        self.by_layer[usize::from(expert.layer)].used.count(precision, n_uses);
         if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
             self.counters.missed.count(precision, 1);
         }
@@ -139,6 +173,33 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         (precision, hit)
     }
 
+    fn touch(&mut self, expert: ExpertId, routing: &Routing, shares: &[f32], hit: bool, precision: Option<Precision>) {
+        let weight = shares.get(usize::from(expert.index)).copied().unwrap_or(0.0);
+        let (n_tokens, since) = routing.uses_of(expert.index);
+        self.cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
+    }
+
+    /// Tells the policy of experts that the router wanted and nobody uses: they are missing.
+    pub(super) fn touch_unused(&mut self, layer: u16, wanted: &Wanted, used: &Routing) {
+        for &index in wanted.routing.needed.iter().filter(|&&index| used.pairs_of(index).is_empty()) {
+            self.touch(ExpertId { layer, index }, &wanted.routing, &wanted.shares, false, Some(Precision::High));
+        }
+    }
+
+    /// Whether an expert can be used now in high precision without another read; one that is on its way can, unless tokens
+    /// wait for nothing. `is_elsewhere`: whether a version is where the products run.
+    pub fn is_present(&self, expert: ExpertId, is_elsewhere: &dyn Fn(Version) -> bool) -> bool {
+        let is_arriving = self.is_arriving(Version::high(expert)) && !is_elsewhere(Version::high(expert));
+        !is_arriving && present(&self.cache, &self.upgrades, &self.rerouting, expert, is_elsewhere)
+    }
+
+    /// A layer's tokens have been sent elsewhere.
+    pub(super) fn count_rerouted(&mut self, layer: u16, outcome: Rerouted) {
+        let of_layer = &mut self.by_layer[usize::from(layer)].rerouted;
+        *of_layer = *of_layer + outcome.into();
+        self.counters.rerouted = self.counters.rerouted + outcome.into();
+    }
+
     /// Whether some of a version without a slot has been read into staging, or is on its way there.
     fn is_staged(&self, version: Version) -> bool {
         let kinds = self.layout.kinds(version.expert.layer);
@@ -146,7 +207,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     fn count(&mut self, layer: u16, hit: bool) {
-        let (hits, misses) = &mut self.by_layer[usize::from(layer)];
+        let LayerCounts { hits, misses, .. } = &mut self.by_layer[usize::from(layer)];
         *(if hit { hits } else { misses }) += 1;
         *(if hit { &mut self.counters.hits } else { &mut self.counters.misses }) += 1;
     }

@@ -233,5 +233,5 @@ impl Small {
 
 /// A step's split of all matrices.
 pub(super) fn split(small: &Small, layer: u16, n_used: usize) -> Split<'static> {
-    Split { layer, n_expert: small.n_expert.into(), n_used, kinds: &KINDS, key: usize::from(layer) }
+    Split { layer, n_expert: small.n_expert.into(), n_used, kinds: &KINDS, key: usize::from(layer), decodes: true }
 }

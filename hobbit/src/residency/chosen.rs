@@ -2,9 +2,9 @@
 
 use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
 use super::{Observer, Precisions, Reads, Residency, ScoresBy, TokenChoice};
-use crate::expert::{Precision, SliceKind, Version};
+use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::Popularity;
-use crate::route::{Demand, Routing};
+use crate::route::{Choice, Demand, Rerouted, Routing, TokenScores, Weighing, reroute};
 
 /// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -22,6 +22,35 @@ pub struct Split<'a> {
     pub kinds: &'a [SliceKind],
     /// Tells one choice of the layer from another: a layer that comes in several splits has the same in each.
     pub key: usize,
+    /// These are tokens that are generated, or judged one by one, and no prompt.
+    pub decodes: bool,
+}
+
+/// What is known of the router of a layer that has chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterSays<'a> {
+    /// Its weights of the chosen experts, `[n_tokens][n_used]`.
+    pub weights: &'a [f32],
+    /// What it says of all experts, by token; empty where it is not understood.
+    pub scores: &'a [TokenScores<'a>],
+    /// How weights are made of that.
+    pub weighing: Weighing,
+}
+
+/// What a router chose for tokens that went elsewhere.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) routing: Routing,
+    /// `[n_tokens][n_used]`.
+    weights: Vec<f32>,
+    /// As [`Chosen::shares`].
+    pub(super) shares: Vec<f32>,
+}
+
+impl Wanted {
+    pub(super) fn has(&self, index: u16) -> bool {
+        !self.routing.pairs_of(index).is_empty()
+    }
 }
 
 /// A layer's choice. One per context, which shows it layer after layer.
@@ -38,10 +67,15 @@ pub struct Chosen {
     known: Vec<f32>,
     /// Each expert's share of the weights, by expert index: a token's sum to 1.
     pub(super) shares: Vec<f32>,
-    /// The norm of each token's input, `[n_tokens]`, or nothing where it is not known.
-    pub input_norms: Vec<f32>,
+    /// What [`Chosen::heard`] was told.
+    said: Vec<f32>,
+    input_norms: Vec<f32>,
     /// Of a prompt: how many tokens are expected to use which expert of the next layer, if that is known.
     pub expected: Popularity,
+    /// What the router chose, if tokens have been sent elsewhere.
+    wanted: Option<Wanted>,
+    /// As [`Split::decodes`].
+    decodes: bool,
     /// What is asked of each expert, by expert index.
     pub demands: Vec<Demand>,
     /// Layer and key of the choice that was decided last.
@@ -75,11 +109,14 @@ impl Chosen {
             (self.decided, self.choices) = (key, Vec::new());
             self.kinds.clear();
             self.weights.clear();
+            self.wanted = None;
         }
+        self.decodes = split.decodes;
         self.known.clear();
         self.shares.clear();
         self.expected.clear();
         self.input_norms.clear();
+        self.said.clear();
         self.first_kind = self.kinds.len();
         self.kinds.extend_from_slice(split.kinds);
         Ok(())
@@ -100,12 +137,93 @@ impl Chosen {
         self.routing.n_tokens == 1
     }
 
+    /// As [`Split::decodes`].
+    pub fn decodes(&self) -> bool {
+        self.decodes
+    }
+
+    /// Whether experts that are missing may be replaced here by others.
+    pub fn may_reroute<R: Reads, O: Observer>(&self, residency: &Residency<R, O>) -> bool {
+        !self.is_again && !residency.rerouting.is_off() && (self.decodes || residency.reroutes_prompts)
+    }
+
+    /// The router's `weights` of its own choice, `[n_tokens][n_used]`, and its `input`, `[n_tokens][width]`, where that is known: for
+    /// who counts what is wanted.
+    pub fn heard(&mut self, weights: &[f32], input: Option<&[f32]>) {
+        let width = input.map_or(0, |input| input.len() / self.routing.n_tokens.max(1)).max(1);
+        let norm = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
+        self.said.clear();
+        self.said.extend_from_slice(weights);
+        self.input_norms.clear();
+        self.input_norms.extend(input.unwrap_or_default().chunks_exact(width).map(norm));
+    }
+
+    /// Whether [`Chosen::reroute`] may change anything: an expert is missing, or what is missing changes all weights.
+    pub fn wants_scores<R: Reads, O: Observer>(
+        &self,
+        residency: &Residency<R, O>,
+        elsewhere: &Elsewhere,
+        weighing: Weighing,
+    ) -> bool {
+        let layer = self.layer();
+        let is_present = |&index: &u16| residency.is_present(ExpertId { layer, index }, elsewhere.has);
+        residency.rerouting.only_present && weighing == Weighing::OfAll || !self.routing.needed.iter().all(is_present)
+    }
+
+    /// Sends tokens to experts that are in memory, as [`Residency::rerouting`] says: before anything is asked for.
+    /// Whether ids or weights have changed: they are [`Chosen::routing`]'s and `weights` from then on, for everything that
+    /// computes; policies and whoever looks on see what the router chose.
+    pub fn reroute<R: Reads, O: Observer>(
+        &mut self,
+        residency: &mut Residency<R, O>,
+        elsewhere: &Elsewhere,
+        router: &RouterSays,
+        weights: &mut Vec<f32>,
+    ) -> bool {
+        let (layer, n_used) = (self.layer(), self.routing.n_used);
+        let mut ids = self.routing.ids.clone();
+        weights.clear();
+        weights.extend_from_slice(router.weights);
+        if router.scores.len() != self.routing.n_tokens || weights.len() != ids.len() {
+            let refused = self.routing.n_tokens as u64;
+            residency.count_rerouted(layer, Rerouted { refused, ..Rerouted::default() });
+            return false;
+        }
+        let choice = Choice { ids: &mut ids, weights, n_used, weighing: router.weighing };
+        let is_present = |index| residency.is_present(ExpertId { layer, index }, elsewhere.has);
+        let outcome = reroute(&residency.rerouting, choice, router.scores, &is_present);
+        residency.count_rerouted(layer, outcome);
+        let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+        if ids == self.routing.ids && weights.iter().zip(router.weights).all(is_same) {
+            return false;
+        }
+        let mut routing = Routing::default();
+        let known = ids.into_iter().map(i32::from);
+        routing.set(known, n_used, self.n_expert).expect("they are experts of the layer");
+        let wanted = std::mem::replace(&mut self.routing, routing);
+        let mut shares = vec![0.0; self.n_expert];
+        for &expert in &wanted.needed {
+            shares[usize::from(expert)] = wanted.share(expert, router.weights);
+        }
+        self.wanted = Some(Wanted { routing: wanted, weights: router.weights.to_vec(), shares });
+        self.known.extend_from_slice(weights);
+        true
+    }
+
+    /// The router's choice, and its weights as far as they are known, `[n_tokens][n_used]`: wherever tokens went.
+    fn wanted(&self) -> (&Routing, &[f32]) {
+        match &self.wanted {
+            Some(wanted) => (&wanted.routing, &wanted.weights),
+            None => (&self.routing, self.known_weights()),
+        }
+    }
+
     /// Asks for a precision for each expert, by the router's `weights`, `[n_tokens][n_used]`; none are wanted in exact
     /// mode.
     pub fn ask(&mut self, precisions: &mut Precisions, weights: impl IntoIterator<Item = f32>) {
         self.weights.clear();
         self.weights.extend(weights);
-        precisions.demands(&self.routing, &self.weights, self.n_expert, &mut self.demands);
+        precisions.demands(&self.routing, &self.weights, self.n_expert, self.decodes, &mut self.demands);
     }
 
     /// As it was recorded: the experts in the order of need, each once, and each one's share of the weights, by expert
@@ -134,6 +252,15 @@ impl Chosen {
         self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()
     }
 
+    /// The same of the experts that its router chose, wherever it went.
+    fn wanted_of_token(&self) -> Vec<(u16, f32)> {
+        let share = |wanted: &Wanted, index: u16| (index, wanted.shares[usize::from(index)]);
+        match &self.wanted {
+            Some(wanted) => wanted.routing.needed.iter().map(|&index| share(wanted, index)).collect(),
+            None => self.of_token(),
+        }
+    }
+
     /// The layer's tokens are counted, once: before anything is told of them. [`Chosen::begin`] does so where nobody has.
     pub fn enter<R: Reads, O: Observer>(&mut self, residency: &mut Residency<R, O>) {
         if !self.is_again && !self.has_entered {
@@ -155,14 +282,22 @@ impl Chosen {
         if !self.is_again {
             if let Some(scores) = scores {
                 residency.tell_scores(layer, scores);
-                self.known.extend(self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
+                if self.wanted.is_none() {
+                    self.known.extend(self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
+                }
             }
-            let Routing { ids, n_used, .. } = &self.routing;
-            residency.wanted(layer, ids, self.known_weights(), &self.input_norms, *n_used);
-            residency.begin_record(layer, &self.routing, self.known_weights(), scores);
+            let (routing, weights) = self.wanted();
+            let said = if self.said.is_empty() { weights } else { &self.said };
+            residency.count_wanted(layer, routing, said, &self.input_norms);
+            residency.begin_record(layer, routing, weights, scores);
             self.share_weights();
         }
-        let asked = Asked { routing: &self.routing, demands: &self.demands, shares: &self.shares };
+        let asked = Asked {
+            routing: &self.routing,
+            demands: &self.demands,
+            shares: &self.shares,
+            wanted: self.wanted.as_ref(),
+        };
         let need = Need {
             layer,
             experts: &self.routing.needed,
@@ -208,7 +343,8 @@ impl Chosen {
                 let distance = |layer| targets.iter().find(|(_, own)| *own == layer).map(|(distance, _)| *distance);
                 scores(&layers).into_iter().filter_map(|(layer, scores)| Some((distance(layer)?, scores))).collect()
             };
-            residency.foresee(step, TokenChoice { chosen, layer_seconds: None, scores }, is_elsewhere);
+            let wanted = &self.wanted_of_token();
+            residency.foresee(step, TokenChoice { chosen, wanted, layer_seconds: None, scores }, is_elsewhere);
         }
     }
 

@@ -12,7 +12,7 @@
 //!                      └─► Observer (a trace, or a simulation's books)
 //! ```
 //!
-//! A layer goes through [`Chosen::set`] (who is routed where), [`Chosen::ask`] (in which precision each expert is
+//! A layer goes through [`Chosen::set`] (who is routed where), [`Chosen::reroute`] (or elsewhere), [`Chosen::ask`] (in which precision each expert is
 //! wanted), [`Chosen::begin`] (what is resident is pinned, a read is submitted for everything else), then, product by
 //! product, [`Residency::locate`] and [`Residency::wait`], and [`Chosen::end`]. The engine does so on the CPU and on
 //! devices, the simulator with recorded choices.
@@ -50,7 +50,7 @@ mod waiting;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoice};
 pub use books::Counters;
-pub use chosen::{Chosen, Split};
+pub use chosen::{Chosen, RouterSays, Split};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
@@ -68,6 +68,7 @@ use self::upgrades::Upgrades;
 use self::virtual_experts::VirtualExperts;
 use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{SliceId, Version};
+use crate::route::Rerouting;
 
 /// What a [`Residency`] is made of.
 pub struct Parts<R, O> {
@@ -125,10 +126,14 @@ pub struct Residency<R: Reads, O> {
     /// The first wanted read that failed.
     failure: Option<R::Error>,
     counters: Counters,
-    /// Hits and misses by block.
-    by_layer: Vec<(u64, u64)>,
+    /// By block.
+    by_layer: Vec<books::LayerCounts>,
     /// In which precision experts are wanted.
     pub precisions: Precisions,
+    /// Where tokens may go in place of experts that are missing.
+    pub rerouting: Rerouting,
+    /// In prompts too.
+    pub reroutes_prompts: bool,
     lookahead: Option<Lookahead>,
 }
 
@@ -140,7 +145,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             reads,
             observer,
             cache,
-            by_layer: vec![(0, 0); usize::from(layout.n_blocks())],
+            by_layer: vec![books::LayerCounts::default(); usize::from(layout.n_blocks())],
             layout,
             staging: Staging::new(staging.n_slots),
             stages_ahead: staging.ahead,
@@ -157,6 +162,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             failure: None,
             counters: Counters::default(),
             precisions,
+            rerouting: Rerouting::default(),
+            reroutes_prompts: false,
             lookahead,
         }
     }

@@ -17,6 +17,9 @@ pub struct Precisions {
     pub thresholds: Thresholds,
     /// What else was asked for.
     pub options: PrecisionOptions,
+    /// While it decodes, what has less than so many times the uniform share of each of its tokens' weight is left out where it is
+    /// missing; 0: nothing is.
+    pub drop: f32,
     /// Experts that are used in low precision whatever else holds, for measuring their sensitivity.
     pub forced_low: HashSet<ExpertId>,
     /// Reused: of one token's experts.
@@ -28,7 +31,8 @@ pub struct Precisions {
 impl Precisions {
     /// Of a model whose low versions may stand in by these thresholds.
     pub fn new(mode: PrecisionMode, thresholds: Thresholds, options: PrecisionOptions) -> Self {
-        Self { mode, thresholds, options, forced_low: HashSet::new(), of_token: Vec::new(), is_first: Vec::new() }
+        let (forced_low, of_token, is_first) = Default::default();
+        Self { mode, thresholds, options, drop: 0.0, forced_low, of_token, is_first }
     }
 
     /// Every expert in high precision.
@@ -36,20 +40,33 @@ impl Precisions {
         self.mode == PrecisionMode::Exact
     }
 
+    /// Whether the router's weights decide anything. `decodes`: as [`super::Split::decodes`].
+    pub fn asks_weights(&self, decodes: bool) -> bool {
+        !self.is_exact() || self.drop > 0.0 && decodes
+    }
+
     /// T1 = 0 loads nothing in high precision.
     pub fn loads_high(&self) -> bool {
         self.is_exact() || self.thresholds.t1 > 0.0
     }
 
-    /// Demands of one layer's experts, by expert index; `weights` are the router's, `[n_tokens][n_used]`, with their
+    /// Demands of one layer's experts, by expert index; `decodes`: as [`super::Split::decodes`]; `weights` are the router's, `[n_tokens][n_used]`, with their
     /// sign. Of a few tokens (up to [`DECODE_TOKENS_MAX`]) an expert is wanted as that one wants it that wants the most; of
     /// more, the least popular ones are lowered besides; where HOBBIT's scorer is on, none that a token ranks first.
-    pub fn demands(&mut self, routing: &Routing, weights: &[f32], n_expert: usize, out: &mut Vec<Demand>) {
+    pub fn demands(
+        &mut self,
+        routing: &Routing,
+        weights: &[f32],
+        n_expert: usize,
+        decodes: bool,
+        out: &mut Vec<Demand>,
+    ) {
         out.clear();
-        if self.is_exact() {
+        if !self.asks_weights(decodes) {
             out.resize(n_expert, Demand::High);
             return;
         }
+        let (is_exact, drop) = (self.is_exact(), if decodes { self.drop } else { 0.0 });
         out.resize(n_expert, Demand::Skip);
         let n_used = routing.n_used.max(1);
         let is_prompt = routing.n_tokens > DECODE_TOKENS_MAX;
@@ -59,14 +76,20 @@ impl Precisions {
         self.is_first.resize(n_expert, false);
         for (ids, weights) in routing.ids.chunks(n_used).zip(weights.chunks(n_used)) {
             unimportance(weights, &mut self.of_token);
-            let demands = self.of_token.iter().map(|&unimportance| self.thresholds.demand(unimportance));
+            let sum: f32 = weights.iter().map(|weight| weight.abs()).sum();
+            let is_slight = |weight: &f32| weight.abs() * (n_used as f32) < drop * sum;
+            let demands = self.of_token.iter().zip(weights).map(|(&unimportance, weight)| match weight {
+                weight if is_slight(weight) => Demand::Skip,
+                _ if is_exact => Demand::High,
+                _ => self.thresholds.demand(unimportance),
+            });
             merge(ids.iter().copied().zip(demands), out);
             if is_prompt && is_scored {
                 let firsts = ids.iter().zip(&self.of_token).filter(|(_, unimportance)| **unimportance == 0.0);
                 firsts.for_each(|(&index, _)| self.is_first[usize::from(index)] = true);
             }
         }
-        if is_prompt {
+        if is_prompt && !is_exact {
             let share = self.options.prefill_low_at(self.thresholds.t1);
             lower_least_popular(&routing.needed, share, |index| self.is_first[usize::from(index)], out);
         }
@@ -98,7 +121,7 @@ mod tests {
         let all = || tokens.iter().flatten();
         routing.set(all().map(|(index, _)| (*index).into()), 2, 8).unwrap();
         let mut out = Vec::new();
-        precisions.demands(&routing, &all().map(|(_, weight)| *weight).collect::<Vec<_>>(), 8, &mut out);
+        precisions.demands(&routing, &all().map(|(_, weight)| *weight).collect::<Vec<_>>(), 8, true, &mut out);
         out
     }
 
@@ -136,6 +159,27 @@ mod tests {
         assert_eq!(none, [High, High, High, High, High, High, Skip, Skip]);
         // Nothing in high precision, not even first ones.
         assert_eq!(demands(&mut dynamic(0.0, 1.0, None), &prompt())[..6], [Low; 6]);
+    }
+
+    #[test]
+    fn what_weighs_little_is_dropped_where_it_is_missing() {
+        let tokens = [[(0, 0.7), (1, 0.3)], [(1, 0.95), (3, 0.05)]];
+        let mut exact = Precisions::new(PrecisionMode::Exact, Thresholds { t1: 0.6, t2: 0.9 }, Default::default());
+        assert_eq!(demands(&mut exact, &tokens), [High; 8]);
+        exact.drop = 0.7;
+        // Half is the uniform share: 0.3 and 0.05 are below 0.35, but 1 is somebody's first.
+        assert_eq!(demands(&mut exact, &tokens[..1])[..2], [High, Skip]);
+        assert_eq!(demands(&mut exact, &tokens)[..4], [High, High, Skip, Skip]);
+        let mut routing = Routing::default();
+        routing.set([0, 1].into_iter(), 2, 2).unwrap();
+        let mut out = Vec::new();
+        exact.demands(&routing, &[0.7, 0.3], 2, false, &mut out);
+        assert_eq!(out, [High; 2], "a prompt");
+        let with_low = &mut dynamic(0.6, 1.0, None);
+        with_low.drop = 0.7;
+        assert_eq!(demands(with_low, &tokens[..1])[..2], [High, Skip]);
+        with_low.drop = 0.5;
+        assert_eq!(demands(with_low, &tokens[..1])[..2], [High, Low]);
     }
 
     #[test]

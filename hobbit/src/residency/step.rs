@@ -1,5 +1,6 @@
 //! A layer in progress: which versions it uses, what of them is there, and what has to be read.
 
+use super::chosen::Wanted;
 use super::{Observer, Reads, Residency, Target};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
@@ -87,6 +88,8 @@ pub(super) struct Asked<'a> {
     pub(super) demands: &'a [Demand],
     /// Each expert's share of the router's weights, by expert index.
     pub(super) shares: &'a [f32],
+    /// What it had chosen, where tokens have been sent elsewhere.
+    pub(super) wanted: Option<&'a Wanted>,
 }
 
 /// In which precision the experts are used.
@@ -170,6 +173,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             pinned: Vec::new(),
         };
         let mut missing = Vec::new();
+        if let Choices::Of(Asked { routing, wanted: Some(wanted), .. }) = need.choices {
+            self.touch_unused(layer, wanted, routing);
+        }
         for &index in need.experts {
             let expert = ExpertId { layer, index };
             if let Choices::Of(asked) = need.choices {

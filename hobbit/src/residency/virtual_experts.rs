@@ -19,7 +19,7 @@ use crate::cache::{ShareId, SliceState};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::options::VirtualUpdate;
-use crate::route::DECODE_TOKENS_MAX;
+use crate::route::{DECODE_TOKENS_MAX, Routing};
 use crate::stats::VirtualExpertsReport;
 
 use self::importance::Importance;
@@ -109,12 +109,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             Some(VirtualExperts { n_used, importance, pace, lanes, underway, token, replacements, failed });
     }
 
-    /// Whether a token may use a version without waiting: it is complete, and what arrives in the background has been taken in.
-    pub fn is_present(&self, version: Version) -> bool {
-        let is_arriving = |own: &VirtualExperts| own.is_underway(version);
-        self.cache.is_complete(version)
-            && !self.upgrades.is_underway(version)
-            && !self.virtual_experts.as_ref().is_some_and(is_arriving)
+    /// Whether tokens use only what is present.
+    pub fn has_virtual_experts(&self) -> bool {
+        self.virtual_experts.is_some()
+    }
+
+    /// Whether a version arrives in the background, or has since the last token: it is not present yet.
+    pub(super) fn is_arriving(&self, version: Version) -> bool {
+        self.virtual_experts.as_ref().is_some_and(|own| own.is_underway(version))
     }
 
     /// What changed so far; `None` where experts are not virtual.
@@ -124,11 +126,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         Some(VirtualExpertsReport { replacements, failed, period_tokens: own.pace.period() })
     }
 
-    /// The router of a layer would have these tokens use these experts: `ids` `[n_tokens][n_used]`; `weights` alike, or empty
-    /// where they are not known; `inputs`: the norm of each token's input, or nothing. To be told before anything is exchanged.
-    pub(super) fn wanted(&mut self, layer: u16, ids: &[u16], weights: &[f32], inputs: &[f32], n_used: usize) {
+    /// The router of a layer chose for these tokens, wherever they go: `weights` `[n_tokens][n_used]`, or empty where they are not
+    /// known; `inputs`: the norm of each token's input, or nothing.
+    pub(super) fn count_wanted(&mut self, layer: u16, routing: &Routing, weights: &[f32], inputs: &[f32]) {
         if let Some(own) = &mut self.virtual_experts {
-            own.importance.observe(layer, ids, weights, inputs, n_used);
+            own.importance.observe(layer, &routing.ids, weights, inputs, routing.n_used);
         }
     }
 
@@ -261,7 +263,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     fn most_missed(&self, own: &VirtualExperts, lane: &Lane) -> Option<(Version, f64)> {
         let version = |&index: &u16| Version::high(ExpertId { layer: lane.layer, index });
         let missing = lane.members.iter().map(version).filter(|&version| self.cache.lookup(version).is_none());
-        let missed = missing.map(|version| (version, own.importance.of(version.expert))).filter(|(_, wanted)| *wanted > 0.0);
+        let missed =
+            missing.map(|version| (version, own.importance.of(version.expert))).filter(|(_, wanted)| *wanted > 0.0);
         missed.reduce(|most, next| if next.1 > most.1 { next } else { most })
     }
 

@@ -18,7 +18,7 @@ use crate::residency::{
     self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
     Residency, RestBytes, Split, StagingOptions, TokenChoice, Used, VersionBytes,
 };
-use crate::route::{Demand, Thresholds};
+use crate::route::{DECODE_TOKENS_MAX, Demand, Thresholds};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
 
 /// Experts move as a whole: one slice stands for all.
@@ -167,6 +167,7 @@ impl<'a> Replay<'a> {
         let header = &self.recording.header;
         let token = TokenChoice {
             chosen: &chosen(record),
+            wanted: &chosen(record),
             layer_seconds: Some(layer_seconds + experts),
             scores: &mut |targets| {
                 let scores = |&(distance, _): &(u8, u16)| Some((distance, scores_at(record, distance, header)?));
@@ -236,7 +237,9 @@ fn read_record(
 ) {
     let n_expert = recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
     // Records are whole layers: the next one is never a later split of the same.
-    let split = Split { layer: record.layer, n_expert, n_used: record.n_used.into(), kinds: &[WHOLE], key: 0 };
+    let decodes = record.n_tokens as usize <= DECODE_TOKENS_MAX;
+    let n_used = record.n_used.into();
+    let split = Split { layer: record.layer, n_expert, n_used, kinds: &[WHOLE], key: 0, decodes };
     let ids = record.chosen.iter().map(|&index| i32::from(index));
     chosen.set(&split, ids).expect("a trace's reader refuses other experts");
     let mut order = Vec::new();

@@ -94,6 +94,8 @@ pub struct PrecisionReport {
     pub divided: bool,
     /// Which kernels multiply in batches: the fastest may round otherwise than llama.cpp's.
     pub kernels: KernelChoice,
+    /// What routing gives up for fewer reads, in words; `None` where every token is computed with what its routers chose.
+    pub routing: Option<String>,
     /// The high-precision versions.
     pub high: VersionsReport,
     /// The low-precision versions, if there are any.
@@ -139,6 +141,12 @@ impl PrecisionReport {
 
 impl fmt::Display for PrecisionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(words) = &self.routing {
+            write!(f, "routing: {words}; results are approximate; ")?;
+        }
+        if !self.is_dynamic() && self.routing.is_some() {
+            return f.write_str("precision: as in the model");
+        }
         if !self.is_dynamic() {
             f.write_str("precision: exact (bit-identical to llama.cpp")?;
             f.write_str(match (self.divided, self.cpu_helper) {
@@ -199,6 +207,7 @@ mod tests {
             cpu_helper: false,
             divided: false,
             kernels: KernelChoice::Identical,
+            routing: None,
             upgrade: true,
             high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
             low: Some(LowReport {
@@ -235,6 +244,15 @@ mod tests {
         );
         let plain = PrecisionReport { low: None, ..unused };
         assert_eq!(plain.to_string(), "precision: exact (bit-identical to llama.cpp)");
+    }
+
+    #[test]
+    fn what_routing_gives_up_comes_first() {
+        let routed = PrecisionReport { routing: Some("cache bias 0.2".into()), ..dynamic() };
+        assert!(routed.to_string().starts_with("routing: cache bias 0.2; results are approximate; precision: dynamic"));
+        let exact = PrecisionReport { mode: PrecisionMode::Exact, low: None, ..routed };
+        let expected = "routing: cache bias 0.2; results are approximate; precision: as in the model";
+        assert_eq!(exact.to_string(), expected, "no promise of llama.cpp's bits");
     }
 
     #[test]

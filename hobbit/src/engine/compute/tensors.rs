@@ -13,6 +13,11 @@ pub(in super::super) unsafe fn router_input_tensor<'a>(product: *mut ggml_tensor
     (input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(input)
 }
 
+/// Whether the tokens of a router's input follow one another without gaps.
+pub(in super::super) fn is_dense_rows(input: &ggml_tensor) -> bool {
+    input.ne[2] == 1 || input.nb[2] == input.ne[0] as usize * size_of::<f32>()
+}
+
 /// The same of a single token, `[n_embd]`.
 ///
 /// # Safety

@@ -45,6 +45,7 @@ pub(super) fn precision(
         cpu_helper: tiers.iter().any(Tier::has_helper),
         divided: tiers.iter().any(Tier::is_divided),
         kernels: shared.options.kernels_taken(),
+        routing: shared.options.routing.words().filter(|_| !plan.is_fully_resident()),
         high: VersionsReport {
             types: types_of(catalog, Precision::High),
             bytes: catalog.bytes(Precision::High),

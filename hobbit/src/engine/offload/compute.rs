@@ -24,7 +24,8 @@ use super::helper::{Helper, Node};
 use super::launch::{Launch, Product};
 use super::wrapper::Wrapper;
 use crate::engine::buffer::tag_of;
-use crate::engine::compute::{router_input_tensor, weights_tensor};
+use crate::engine::compute::{is_dense_rows, router_input_tensor, weights_tensor};
+use crate::engine::device::decodes;
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::ggml::Stream;
 use crate::engine::hierarchy::Beside;
@@ -238,10 +239,17 @@ impl Offload {
         let exact = host.precisions.is_exact();
         // SAFETY: nodes of a live graph.
         let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
-        let weights = weights.filter(|_| !exact || routers.walk.is_some());
+        let decodes = decodes();
+        // What a layer that comes in several splits went by is decided in the first.
+        let reroutes = !host.rerouting.is_off() && (decodes || host.reroutes_prompts);
+        let asks = host.precisions.asks_weights(decodes) || reroutes;
+        let weights = weights.filter(|_| !exact || asks || routers.walk.is_some());
         let single = ids.ne[1] == 1;
         // SAFETY: nodes of a live graph.
-        let input = if single && routers.want_input(host) { unsafe { router_input_tensor(nodes[0]) } } else { None };
+        let input = match single && routers.want_input(host) || reroutes {
+            true => unsafe { router_input_tensor(nodes[0]) }.filter(|input| is_dense_rows(input)),
+            false => None,
+        };
         // SAFETY: by the caller: all are allocated on the device.
         unsafe { self.read_back(ids, weights, input) };
         tier.enter(&self.launch.stream, Some(tag.layer));
@@ -253,7 +261,7 @@ impl Offload {
         let mut host_ids = *ids;
         host_ids.data = self.ids.as_mut_ptr().cast();
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
-        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key };
+        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, decodes };
         // SAFETY: read back just now, with the device's strides.
         split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(&host_ids, 0).read() })?;
         let mut scores = None;
@@ -269,6 +277,14 @@ impl Offload {
                     weights.iter().for_each(|&tensor| self.launch.set(tensor, bytes.clone(), 0));
                 }
             }
+            if self.chosen.may_reroute(host) {
+                let elsewhere =
+                    Elsewhere { has: &|version| tier.has(version, &kinds), reads: &|slice| others.read(slice) };
+                let nodes = (std::ptr::from_ref(ids).cast_mut(), weights);
+                // SAFETY: read back just now; the tensors have as many bytes.
+                unsafe { self.reroute(experts, host, routers, &elsewhere, nodes)? };
+            }
+            let bytes = &mut self.weight_bytes;
             // SAFETY: read back just now.
             let on_host = || weights.map(|tensor| unsafe { host_weights(tensor, bytes) });
             // SAFETY: inside what was read back.

@@ -8,11 +8,13 @@ use ggml_sys::{llama, shim};
 
 use super::{BatchToken, Session};
 use crate::engine::contention;
+use crate::engine::device::Purpose;
 use crate::engine::error::Error;
 use crate::engine::log;
 use crate::engine::offload::failure;
 use crate::engine::raw::{MESSAGE_BYTES, text_of, with_batch};
 use crate::residency::Counters;
+use crate::route::DECODE_TOKENS_MAX;
 use crate::stats::{PhaseStats, Stats};
 
 impl Session {
@@ -99,7 +101,9 @@ impl Session {
         let mut message = [0u8; MESSAGE_BYTES];
         let running = contention::running(self.n_threads);
         // SAFETY: the context is live and the batch's arrays outlive the call.
-        let code = self.purpose.during(|| unsafe {
+        let purpose = Purpose { decodes: unsafe { decodes(&batch) }, ..self.purpose };
+        // SAFETY: as above.
+        let code = purpose.during(|| unsafe {
             let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
             let code = shim::hobbit_decode(self.context.as_ptr(), batch, self.tells, text, capacity);
             llama::llama_synchronize(self.context.as_ptr());
@@ -162,6 +166,7 @@ impl Session {
                 io_wait_seconds: after.wait_seconds - before.wait_seconds,
                 used: after.used - before.used,
                 missed: after.missed - before.missed,
+                rerouted: after.rerouted - before.rerouted,
                 upgrades: after.upgrades - before.upgrades,
             };
         if let Some(memories) = experts.memories().as_ref().filter(|_| !self.checked) {
@@ -185,4 +190,16 @@ impl Session {
         let counters = memories.as_ref().map(|own| (own.host.counters(), own.host.reads().busy_seconds()));
         counters.unwrap_or_default()
     }
+}
+
+/// Whether a batch is no part of a prompt: a single token, or a few of each of which logits are wanted.
+///
+/// # Safety
+/// The batch's arrays have its entries.
+unsafe fn decodes(batch: &llama::llama_batch) -> bool {
+    let n_tokens = batch.n_tokens.unsigned_abs() as usize;
+    // SAFETY: by the caller.
+    let wanted = || unsafe { std::slice::from_raw_parts(batch.logits, n_tokens) };
+    let is_few = n_tokens <= DECODE_TOKENS_MAX && !batch.logits.is_null();
+    n_tokens == 1 || is_few && wanted().iter().all(|wanted| *wanted != 0)
 }

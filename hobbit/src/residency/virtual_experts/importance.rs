@@ -26,11 +26,13 @@ struct Layer {
     /// By expert, in units that grow from token to token in place of all of these becoming less.
     wanted: Vec<f64>,
     unit: f64,
+    /// The norm of the first input: others are told as shares of it, so that inputs that are not known count as one.
+    first_input: Option<f64>,
 }
 
 impl Default for Layer {
     fn default() -> Self {
-        Self { norms: Vec::new(), wanted: Vec::new(), unit: 1.0 }
+        Self { norms: Vec::new(), wanted: Vec::new(), unit: 1.0, first_input: None }
     }
 }
 
@@ -42,7 +44,8 @@ impl Importance {
     }
 
     /// Tokens of a layer want these experts: `ids` `[n_tokens][n_used]`; `weights` alike, or empty where they are not known: then
-    /// all are equal; `inputs` `[n_tokens]`, or empty where they are not known: then 1.
+    /// all are equal; `inputs` `[n_tokens]`, or empty where they are not known: then
+    /// as the layer's first one that was.
     pub(super) fn observe(&mut self, layer: u16, ids: &[u16], weights: &[f32], inputs: &[f32], n_used: usize) {
         let n_used = n_used.max(1);
         let layer = self.layers.entry(layer).or_default();
@@ -53,7 +56,8 @@ impl Importance {
                 layer.wanted.iter_mut().for_each(|wanted| *wanted /= layer.unit);
                 layer.unit = 1.0;
             }
-            let input = number(inputs.get(token).copied(), 1.0);
+            let input = number(inputs.get(token).copied().filter(|norm| *norm > 0.0), 0.0);
+            let input = if input > 0.0 { input / *layer.first_input.get_or_insert(input) } else { 1.0 };
             for (rank, &id) in ids.iter().enumerate() {
                 let index = usize::from(id);
                 if layer.wanted.len() <= index {
@@ -97,7 +101,8 @@ mod tests {
     #[test]
     fn uses_count_by_input_weight_and_norm() {
         let mut importance = Importance::new(vec![(3, vec![1.0, 4.0, f32::NAN, 0.0])]);
-        importance.observe(3, &[0, 1, 2, 3], &[0.5, -0.25, 1.0, 1.0], &[2.0], 4);
+        importance.observe(3, &[5; 4], &[0.0; 4], &[3.0], 4);
+        importance.observe(3, &[0, 1, 2, 3], &[0.5, -0.25, 1.0, 1.0], &[6.0], 4);
         let found: Vec<f64> = (0..6).map(|index| of(&importance, index)).collect();
         assert_eq!(found, [1.0, 2.0, 2.0, 2.0, 0.0, 0.0], "what is no norm counts as 1");
         assert_eq!(importance.of(ExpertId { layer: 4, index: 0 }), 0.0);
@@ -129,6 +134,9 @@ mod tests {
         at_once.observe(3, &[1, 2, 1, 4], &[0.5, 0.5, 0.75, 0.25], &[], 2);
         one_by_one.observe(3, &[1, 2], &[0.5, 0.5], &[], 2);
         one_by_one.observe(3, &[1, 4], &[0.75, 0.25], &[], 2);
-        assert_eq!((0..5).map(|i| of(&at_once, i)).collect::<Vec<_>>(), (0..5).map(|i| of(&one_by_one, i)).collect::<Vec<_>>());
+        assert_eq!(
+            (0..5).map(|i| of(&at_once, i)).collect::<Vec<_>>(),
+            (0..5).map(|i| of(&one_by_one, i)).collect::<Vec<_>>()
+        );
     }
 }

@@ -1,6 +1,8 @@
 //! What a layer's router chose: read back from the device, told to policies and to whoever looks ahead.
 
 use super::*;
+use crate::engine::hierarchy::Routers;
+use crate::engine::split::Router;
 
 impl Offload {
     /// Reads the router's choice, its weights and what it saw of a single token, and waits for all that was submitted.
@@ -13,7 +15,7 @@ impl Offload {
         weights: Option<*mut ggml_tensor>,
         input: Option<&ggml_tensor>,
     ) {
-        self.input.resize(input.map_or(0, |input| input.ne[0] as usize), 0.0);
+        self.input.resize(input.map_or(0, |input| (input.ne[0] * input.ne[2]) as usize), 0.0);
         // SAFETY: by the caller; the buffers are not touched before the stream has been waited for.
         unsafe {
             self.ids.resize(llama::ggml_nbytes(ids), 0);
@@ -27,6 +29,36 @@ impl Offload {
             }
         }
         self.launch.synchronize();
+    }
+
+    /// As [`split::reroute`]: of a choice and weights that have been read back. What changes is written on the device.
+    ///
+    /// # Safety
+    /// The nodes are live and allocated on the device, and were read back last.
+    pub(super) unsafe fn reroute(
+        &mut self,
+        experts: &Experts,
+        host: &mut Host,
+        routers: &mut Routers,
+        elsewhere: &Elsewhere,
+        (ids, weights): (*mut ggml_tensor, Option<*mut ggml_tensor>),
+    ) -> Result<(), Failed> {
+        let Some(weights) = weights else {
+            return split::no_weights(experts, self.chosen.layer(), " on the device");
+        };
+        // SAFETY: by the caller; the bytes are kept until the stream is waited for.
+        unsafe {
+            let mut host_ids = *ids;
+            host_ids.data = self.ids.as_mut_ptr().cast();
+            let values = [RouterValues::of(&host_ids, 0), host_weights(weights, &mut self.weight_bytes)];
+            let input = (!self.input.is_empty()).then_some(&self.input[..]);
+            let router = Router { ids, weights, values, input };
+            if split::reroute(&mut self.chosen, host, routers, elsewhere, &router) {
+                self.launch.set(ids, self.ids.clone(), 0);
+                self.launch.set(weights, self.weight_bytes.clone(), 0);
+            }
+        }
+        Ok(())
     }
 
     /// A single token's layer has been submitted: reads and copies for the next ones.

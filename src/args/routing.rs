@@ -1,0 +1,118 @@
+//! Flags of routing that knows what is in memory.
+
+use clap::Args;
+
+use crate::switch::Switch;
+use hobbit::options::{PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Routing that knows what is in memory (hobbit's own; results are approximate)")]
+pub struct RoutingArgs {
+    /// While it decodes, an expert in memory is ahead of one that is not by N times the range of the token's router scores: 0.1 to 0.3
+    /// reads far less at little cost, 0 is off
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_CACHE_BIAS")]
+    pub cache_bias: f32,
+    /// Take a --cache-bias above 0.3, where text stays fluent and becomes wrong
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_CACHE_BIAS_ANY")]
+    pub cache_bias_any: Switch,
+    /// A token's best N experts are used whatever is in memory
+    #[arg(long, value_name = "N", default_value_t = RoutingOptions::KEEP_TOP, value_parser = clap::value_parser!(u32).range(..=1024), env = "HOBBIT_ARG_KEEP_TOP")]
+    pub keep_top: u32,
+    /// A missing expert whose score is less than N above the best that was not chosen gives way to one in memory whose score is
+    /// less than N below it, both as shares of that score (SMoE's alpha; the paper has 0.25 to 0.35); 0 is off
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_SUBSTITUTE")]
+    pub substitute: f32,
+    /// At most N experts of a token are substituted (default: any number)
+    #[arg(long, value_name = "N", env = "HOBBIT_ARG_SUBSTITUTE_MAX")]
+    pub substitute_max: Option<u32>,
+    /// While it decodes, leave out a missing expert that has less than N times the uniform share of the token's weight; 0 is off
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_DROP")]
+    pub drop: f32,
+    /// While it decodes, use experts in memory only, and bring others in the background (SwapMoE): auto, or a plan of
+    /// gguf-tools plan
+    #[arg(long, value_name = "off|auto|PLAN.json", default_value = "off", env = "HOBBIT_ARG_VIRTUAL_EXPERTS")]
+    pub virtual_experts: VirtualWord,
+    /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens by more than 2 %
+    #[arg(long, value_name = "auto|N", default_value = "auto", env = "HOBBIT_ARG_VIRTUAL_UPDATE")]
+    pub virtual_update: VirtualUpdate,
+    /// Send the tokens of prompts elsewhere too; what that leaves in the context stays there
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_ROUTE_PROMPTS")]
+    pub route_prompts: Switch,
+}
+
+/// [`VirtualExperts`] as typed.
+#[derive(Clone, Debug)]
+pub struct VirtualWord(VirtualExperts);
+
+impl std::str::FromStr for VirtualWord {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("expected off, auto or the name of a plan".to_owned()),
+            text => Ok(Self(text.parse().unwrap_or_default())),
+        }
+    }
+}
+
+impl RoutingArgs {
+    /// Looks for contradictions; `precision` is what was asked for by name.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn check(&self, precision: Option<PrecisionMode>) -> Result<(), String> {
+        let options = self.options();
+        let most = RoutingOptions::CACHE_BIAS_MAX;
+        if self.cache_bias > most && !self.cache_bias_any.0 {
+            return Err(format!(
+                "'--cache-bias {}' is above {most}, beyond which text stays fluent and becomes wrong; give at most {most}, or \
+                 --cache-bias-any too",
+                self.cache_bias
+            ));
+        }
+        if precision == Some(PrecisionMode::Exact) && !options.is_off() {
+            return Err(format!(
+                "'{}' contradicts '--precision exact', which promises llama.cpp's results; drop one of them",
+                self.spelled()
+            ));
+        }
+        if options.prompts && options.rerouting().is_off() {
+            return Err(
+                "'--route-prompts' is of no use without --cache-bias, --substitute or --virtual-experts".to_owned()
+            );
+        }
+        Ok(())
+    }
+
+    /// The first flag that gives something up, as typed.
+    fn spelled(&self) -> String {
+        match () {
+            () if self.cache_bias > 0.0 => format!("--cache-bias {}", self.cache_bias),
+            () if self.substitute > 0.0 => format!("--substitute {}", self.substitute),
+            () if self.drop > 0.0 => format!("--drop {}", self.drop),
+            () => "--virtual-experts".to_owned(),
+        }
+    }
+
+    /// What may be given up.
+    pub fn options(&self) -> RoutingOptions {
+        RoutingOptions {
+            cache_bias: self.cache_bias,
+            keep_top: self.keep_top,
+            substitute: self.substitute,
+            substitute_max: self.substitute_max,
+            drop: self.drop,
+            virtual_experts: self.virtual_experts.0.clone(),
+            virtual_update: self.virtual_update,
+            prompts: self.route_prompts.0,
+        }
+    }
+}
+
+/// A strength: 0 or more.
+fn strength(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(strength) if (0.0..=100.0).contains(&strength) => Ok(strength),
+        _ => Err("expected a number from 0, such as 0.2".to_owned()),
+    }
+}
