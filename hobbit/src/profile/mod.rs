@@ -36,6 +36,7 @@ mod proxy;
 mod rank;
 mod search;
 mod uses;
+mod virtual_plan;
 mod widths;
 
 pub use crate::pack::SliceTypes;
@@ -50,4 +51,7 @@ pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, most_lowered, search};
 pub use uses::Uses;
+pub use virtual_plan::{
+    PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
+};
 pub use widths::{Goal, Widths, widths};

@@ -189,6 +189,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Whether an expert can be used now in high precision without another read; one that is on its way can, unless tokens
     /// wait for nothing. `is_elsewhere`: whether a version is where the products run.
     pub fn is_present(&self, expert: ExpertId, is_elsewhere: &dyn Fn(Version) -> bool) -> bool {
+        if let Some(masked) = &self.masked {
+            return !masked.contains(&expert);
+        }
         let is_arriving = self.is_arriving(Version::high(expert)) && !is_elsewhere(Version::high(expert));
         !is_arriving && present(&self.cache, &self.upgrades, &self.rerouting, expert, is_elsewhere)
     }

@@ -59,7 +59,7 @@ pub use step::{Elsewhere, LayerStep, Used};
 pub use virtual_experts::VirtualExpertsOptions;
 pub use waiting::Place;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use self::fill::Fill;
 use self::staging::Staging;
@@ -67,7 +67,7 @@ use self::tickets::Tickets;
 use self::upgrades::Upgrades;
 use self::virtual_experts::VirtualExperts;
 use crate::cache::{Cache, ShareId, SlotId};
-use crate::expert::{SliceId, Version};
+use crate::expert::{ExpertId, SliceId, Version};
 use crate::route::Rerouting;
 
 /// What a [`Residency`] is made of.
@@ -134,6 +134,8 @@ pub struct Residency<R: Reads, O> {
     pub rerouting: Rerouting,
     /// In prompts too.
     pub reroutes_prompts: bool,
+    /// These alone count as missing, wherever experts are; `None` goes by what is in memory.
+    pub masked: Option<HashSet<ExpertId>>,
     lookahead: Option<Lookahead>,
 }
 
@@ -164,6 +166,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             precisions,
             rerouting: Rerouting::default(),
             reroutes_prompts: false,
+            masked: None,
             lookahead,
         }
     }
