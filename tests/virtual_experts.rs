@@ -4,6 +4,7 @@
 mod fixture;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gguf_tools::synth::Spec;
@@ -82,6 +83,26 @@ impl Store for Gate {
     }
 }
 
+/// A store that fails while somebody says so.
+struct Breaking {
+    inner: Arc<dyn Store>,
+    broken: FaultyStore,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl Store for Breaking {
+    fn name(&self) -> &'static str {
+        "breaking"
+    }
+
+    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
+        match self.is_broken.load(Ordering::Relaxed) {
+            true => self.broken.submit(requests, sink),
+            false => self.inner.submit(requests, sink),
+        }
+    }
+}
+
 fn session(model: Result<Model, Error>) -> Session {
     let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     model.and_then(|model| model.session(&session)).expect("the model opens")
@@ -138,22 +159,26 @@ fn no_token_waits_however_slow_the_disk_is() {
 #[test]
 fn failed_reads_keep_the_old_experts() {
     let (_dir, path) = model();
-    let reads = {
-        let mut exact = session(Model::open_with_store(&path, &options(VirtualExperts::Auto, 50.0), |inner| inner));
-        prompt(&mut exact);
-        exact.stats().prompt.slices_loaded
-    };
-    let faults = Faults { io_error: (reads..reads + 10_000).collect(), ..Faults::default() };
     let mut options = options(VirtualExperts::Auto, 50.0);
     // Reads end between tokens.
     options.precision = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
-    let wrap = move |inner| Arc::new(FaultyStore::new(inner, faults.clone())) as Arc<dyn Store>;
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&is_broken);
+    let wrap = move |inner: Arc<dyn Store>| {
+        let broken =
+            FaultyStore::new(Arc::clone(&inner), Faults { io_error: (0..10_000).collect(), ..Faults::default() });
+        Arc::new(Breaking { inner, broken, is_broken: Arc::clone(&flag) }) as Arc<dyn Store>
+    };
     let mut session = session(Model::open_with_store(&path, &options, wrap));
     prompt(&mut session);
+    is_broken.store(true, Ordering::Relaxed);
     let rows = decode(&mut session, 40..140).expect("nobody waits for what fails");
     assert!(rows.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()));
     let VirtualExpertsReport { replacements, failed, .. } = report(&session);
     assert!(replacements == 0 && failed > 0, "{replacements} {failed}");
+    is_broken.store(false, Ordering::Relaxed);
+    decode(&mut session, 140..240).expect("nothing fails");
+    assert!(report(&session).replacements > 0, "what failed is tried again");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod lower;
 mod paths;
 mod sensitivity;
 mod table;
-mod text;
+pub mod text;
 mod thresholds;
 
 use std::io::{self, Write as _};

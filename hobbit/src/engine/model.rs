@@ -144,6 +144,12 @@ impl Model {
         }
     }
 
+    /// Blocks with experts, and how many each has, ascending.
+    #[doc(hidden)]
+    pub fn layers_with_experts(&self) -> Vec<(u16, u16)> {
+        self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect()
+    }
+
     /// Bytes of host memory that the cache may fill now; 0 before the first session.
     pub fn host_cache_bytes(&self) -> u64 {
         self.shared.experts.memories().as_ref().map_or(0, |memories| memories.host_cache_bytes())

@@ -32,6 +32,7 @@ mod error;
 mod format;
 mod loss;
 mod paths;
+pub mod planner;
 mod proxy;
 mod rank;
 mod search;

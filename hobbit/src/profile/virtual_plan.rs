@@ -65,8 +65,11 @@ pub struct PlanOutcome {
     pub kl: f64,
     /// Bytes of the slots.
     pub slot_bytes: u64,
-    /// Seconds of a token.
+    /// Seconds of a token that is decoded.
     pub token_seconds: f64,
+    /// Relative increase of perplexity, where that was measured; 0.01 is one percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity_increase: Option<f64>,
 }
 
 /// Why a plan cannot be used. All messages name the file.

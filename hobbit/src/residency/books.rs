@@ -192,6 +192,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if let Some(masked) = &self.masked {
             return !masked.contains(&expert);
         }
+        if self.is_whole(expert.layer) {
+            return true;
+        }
         let is_arriving = self.is_arriving(Version::high(expert)) && !is_elsewhere(Version::high(expert));
         !is_arriving && present(&self.cache, &self.upgrades, &self.rerouting, expert, is_elsewhere)
     }

@@ -9,7 +9,7 @@
 //!
 //! Each layer keeps one slot to spare, so that whoever is present serves until the newcomer is complete. A prompt may use that
 //! slot, too: then the least important expert gives it back when the first replacement begins. Slots that are empty besides are
-//! filled without taking turns. Reads are of the class that nobody waits for; what fails or is withdrawn changes nothing.
+//! filled without taking turns. Where every expert has a slot none is masked: what is not there yet is read. Reads are of the class that nobody waits for; what fails or is withdrawn changes nothing.
 
 mod importance;
 mod pace;
@@ -43,6 +43,8 @@ pub(super) struct VirtualExperts {
     importance: Importance,
     pace: Pace,
     lanes: Vec<Lane>,
+    /// By block: every expert has a slot, so that all are used, and read where they are not there yet.
+    whole: Vec<bool>,
     /// Versions that are read, or have been since the last token: not present yet.
     underway: Vec<Version>,
     /// Tokens decoded so far.
@@ -104,14 +106,21 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lanes.iter_mut().zip(0..).for_each(|(lane, at)| lane.next = at * u64::from(pace.period()) / n_lanes);
         let importance = Importance::new(options.norms);
         let n_used = options.n_used;
+        let whole = vec![false; usize::from(self.layout.n_blocks())];
         let (underway, token, replacements, failed) = (Vec::new(), 0, 0, 0);
         self.virtual_experts =
-            Some(VirtualExperts { n_used, importance, pace, lanes, underway, token, replacements, failed });
+            Some(VirtualExperts { n_used, importance, pace, lanes, whole, underway, token, replacements, failed });
     }
 
     /// Whether tokens use only what is present.
     pub fn has_virtual_experts(&self) -> bool {
         self.virtual_experts.is_some()
+    }
+
+    /// Whether every expert of a layer has a slot: then nobody gives way.
+    pub(super) fn is_whole(&self, layer: u16) -> bool {
+        let own = self.virtual_experts.as_ref();
+        own.is_some_and(|own| own.whole.get(usize::from(layer)).copied().unwrap_or(false))
     }
 
     /// Whether a version arrives in the background, or has since the last token: it is not present yet.
@@ -137,6 +146,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// A batch begins. Whether it is of tokens that use what is present: nothing is withdrawn for them.
     pub(super) fn begin_virtual_batch(&mut self, n_tokens: u32) -> bool {
         let Some(own) = &mut self.virtual_experts else { return false };
+        own.whole.fill(true);
+        for lane in &own.lanes {
+            let is_whole = self.cache.slots_of_share(lane.share).len() >= lane.members.len();
+            own.whole[usize::from(lane.layer)] &= is_whole;
+        }
         if n_tokens as usize <= DECODE_TOKENS_MAX {
             return true;
         }
