@@ -1,6 +1,7 @@
 //! `gguf-tools plan`: how many virtual experts each layer keeps (SwapMoE), within a budget.
 
 mod measure;
+mod norms;
 mod table;
 
 use std::collections::HashSet;
@@ -23,6 +24,7 @@ use hobbit::{CachingOptions, Model, ModelOptions};
 use hobbit_programs::output::tell;
 
 use crate::profile::text::{self, Runner, Text};
+use crate::threads as threads_of;
 use measure::{Exact, tokens_alone};
 
 /// Arguments of `plan`.
@@ -106,7 +108,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     });
     check_output(&args)?;
     let budget: ExpertCache = args.budget.parse().context("--budget")?;
-    let (gguf, map, catalog) = open(&args.file)?;
+    let Opened { gguf, map, catalog, is_pack } = Opened::of(&args.file)?;
     let model = Model::open(&args.file, &options(&args, RoutingOptions::default()), |_| true)?;
     let n_used = u16::try_from(model.info().n_expert_used).unwrap_or(u16::MAX);
     let context = (args.context as usize).min((model.info().n_ctx_train as usize).max(2 * text::WARM_UP));
@@ -150,6 +152,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }),
         planner: Some(if args.planner == Planner::Hull { "hull" } else { "genetic" }.to_owned()),
         layers: layers.map(layer).collect(),
+        // A pack's experts lie elsewhere than in the model that it was made of.
+        norms: if is_pack { Vec::new() } else { norms::of(&gguf, &map, threads_of(args.threads))? },
         predicted: Some(PlanOutcome { kl: predicted, slot_bytes, token_seconds, perplexity_increase: None }),
         measured: None,
     };
@@ -174,24 +178,36 @@ fn check_output(args: &Args) -> anyhow::Result<()> {
     Ok(files::check(output.as_slice(), &inputs)?)
 }
 
-/// The header as of a plain model, and where its experts lie.
-fn open(path: &Path) -> anyhow::Result<(Gguf, ExpertMap, Catalog)> {
-    let gguf = Gguf::open(path)?;
-    let (gguf, map, mut catalog) = match Pack::is_pack(&gguf) {
-        true => {
-            let pack = Pack::open(path)?;
-            pack.require_full()?;
-            (pack.plain, pack.experts, pack.catalog)
-        }
-        false => {
-            let map = gguf.experts()?;
-            let catalog = Catalog::plain(&map);
-            (gguf, map, catalog)
-        }
-    };
-    ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to plan", path.display());
-    catalog.drop_low();
-    Ok((gguf, map, catalog))
+/// What the files say.
+struct Opened {
+    /// As of a plain model.
+    gguf: Gguf,
+    map: ExpertMap,
+    /// High versions, and where they lie.
+    catalog: Catalog,
+    is_pack: bool,
+}
+
+impl Opened {
+    fn of(path: &Path) -> anyhow::Result<Self> {
+        let gguf = Gguf::open(path)?;
+        let is_pack = Pack::is_pack(&gguf);
+        let (gguf, map, mut catalog) = match is_pack {
+            true => {
+                let pack = Pack::open(path)?;
+                pack.require_full()?;
+                (pack.plain, pack.experts, pack.catalog)
+            }
+            false => {
+                let map = gguf.experts()?;
+                let catalog = Catalog::plain(&map);
+                (gguf, map, catalog)
+            }
+        };
+        ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to plan", path.display());
+        catalog.drop_low();
+        Ok(Self { gguf, map, catalog, is_pack })
+    }
 }
 
 /// Bytes of a layer's slots: of its largest expert.

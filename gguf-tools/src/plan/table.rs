@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hobbit::profile::PlanOutcome;
-use hobbit::units::{Bytes, Percent, Seconds};
+use hobbit::units::{Bytes, Percent};
 
 use super::Report;
 
@@ -23,8 +23,8 @@ impl fmt::Display for Report<'_> {
         for (name, outcome) in [("predicted", &plan.predicted), ("measured", &plan.measured)] {
             let Some(PlanOutcome { kl, slot_bytes, token_seconds, perplexity_increase }) = outcome else { continue };
             let perplexity = perplexity_increase.map_or_else(String::new, |by| format!("{:+.2}", Percent(by)));
-            let (bytes, seconds) = (Bytes(*slot_bytes).to_string(), Seconds(*token_seconds).to_string());
-            writeln!(f, "{name:<10} {kl:>10.2e} {perplexity:>12} {bytes:>12} {seconds:>12}")?;
+            let (bytes, token) = (Bytes(*slot_bytes).to_string(), format!("{:.2} ms", 1e3 * token_seconds));
+            writeln!(f, "{name:<10} {kl:>10.2e} {perplexity:>12} {bytes:>12} {token:>12}")?;
         }
         writeln!(
             f,

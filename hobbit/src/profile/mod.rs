@@ -53,6 +53,6 @@ pub use rank::spearman;
 pub use search::{Trial, most_lowered, search};
 pub use uses::Uses;
 pub use virtual_plan::{
-    PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
+    LayerNorms, PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
 };
 pub use widths::{Goal, Widths, widths};

@@ -32,6 +32,9 @@ pub struct VirtualPlan {
     pub planner: Option<String>,
     /// Every layer with experts, ascending.
     pub layers: Vec<PlannedLayer>,
+    /// ‖W‖ of every expert, by which the uses of virtual experts are weighed; empty where it is not known, which counts all alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub norms: Vec<LayerNorms>,
     /// What was expected of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<PlanOutcome>,
@@ -56,6 +59,15 @@ impl PlannedLayer {
     pub fn slots(&self) -> u32 {
         u32::from(self.experts) + u32::from(self.experts < self.of)
     }
+}
+
+/// Norms of one layer's experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerNorms {
+    /// Block number.
+    pub layer: u16,
+    /// By expert: the Frobenius norm of all of its matrices together.
+    pub norms: Vec<f32>,
 }
 
 /// What a plan costs.

@@ -143,7 +143,7 @@ mod tests {
         assert!(found[1].abs_diff(found[4]) <= 1 && found[1] >= 8, "{found:?}");
         assert!(loss(&found) < loss(&hull(&curves, budget).unwrap()));
         assert!(genetic(&curves, 10, &options, loss).is_err());
-        assert_eq!(genetic(&[], 0, &options, loss), Ok(vec![]));
+        assert_eq!(genetic(&[], 0, &options, |_| 0.0), Ok(vec![]));
     }
 
     #[test]
