@@ -25,9 +25,8 @@ fn plan(model: &Path, text: &Path, args: &[&str]) -> VirtualPlan {
     let file = dir.path().join("plan.json");
     let out = tool(model, text, &[args, &["--json", "-o", file.to_str().unwrap()]].concat());
     assert!(out.status.success(), "{}", words(&out.stderr));
-    let plan = VirtualPlan::read(&file).unwrap();
-    assert_eq!(plan.to_json(), words(&out.stdout));
-    plan
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), words(&out.stdout));
+    VirtualPlan::read(&file).unwrap()
 }
 
 /// A small model with random weights, 16 experts of which 2 are used, and a text for it.
@@ -73,7 +72,7 @@ fn what_cannot_be_planned_is_refused() {
     };
     let short = ["--tokens", "64", "--context", "64", "--points", "1"];
     let (code, said) = refused(&[&short[..], &["--budget", "1%"]].concat());
-    assert!(code == Some(1) && said.contains("--budget 1%: too small") && said.contains("MiB"), "{said}");
+    assert!(code == Some(1) && said.contains("--budget 1%: too small") && said.contains("slots"), "{said}");
     let (code, said) = refused(&[&short[..], &["--budget", "auto"]].concat());
     assert!(code == Some(1) && said.contains("give a size"), "{said}");
     let (code, said) = refused(&[&short[..], &["--budget", "50%", "-o", text.to_str().unwrap()]].concat());

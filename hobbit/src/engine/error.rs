@@ -217,6 +217,12 @@ pub enum Error {
     /// Sampling settings that cannot work, or logits from which nothing can be chosen.
     #[error("cannot sample: {0}")]
     Sampling(String),
+    /// Tokens of this model or run cannot be sent to other experts than their routers chose.
+    #[error(
+        "tokens cannot be sent to experts in memory: {0}; leave out --cache-bias, --substitute and --virtual-experts (--low \
+         and --drop work)"
+    )]
+    Routing(String),
     /// Loading was cancelled by the progress callback.
     #[error("loading was cancelled")]
     Cancelled,

@@ -5,6 +5,8 @@
 //! configuration's loss as a whole (SwapMoE, section 3.5.2), for which [`Regressor`] learns from configurations that were
 //! measured.
 
+use crate::units::ShortBytes;
+
 mod genetic;
 mod regressor;
 
@@ -29,7 +31,8 @@ pub struct LayerCurve {
 /// Not even what a token uses has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the least that this model's virtual experts take is {least} bytes, as many in each layer as a token uses and one to spare"
+    "the least that this model's virtual experts take is {} of slots, as many in each layer as a token uses and one to spare",
+    ShortBytes(*least)
 )]
 pub struct NoRoom {
     /// Bytes.

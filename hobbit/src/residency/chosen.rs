@@ -158,7 +158,8 @@ impl Chosen {
         self.input_norms.extend(input.unwrap_or_default().chunks_exact(width).map(norm));
     }
 
-    /// Whether [`Chosen::reroute`] may change anything: an expert is missing, or what is missing changes all weights.
+    /// Whether [`Chosen::reroute`] may change anything: an expert is missing and would take another's slot (what finds a free one
+    /// is read once and stays), or what is missing changes all weights.
     pub fn wants_scores<R: Reads, O: Observer>(
         &self,
         residency: &Residency<R, O>,
@@ -166,8 +167,14 @@ impl Chosen {
         weighing: Weighing,
     ) -> bool {
         let layer = self.layer();
-        let is_present = |&index: &u16| residency.is_present(ExpertId { layer, index }, elsewhere.has);
-        residency.rerouting.only_present && weighing == Weighing::OfAll || !self.routing.needed.iter().all(is_present)
+        let only_present = residency.rerouting.only_present;
+        let is_there = |&&index: &&u16| residency.is_present(ExpertId { layer, index }, elsewhere.has);
+        let mut missing = self.routing.needed.iter().filter(|index| !is_there(index)).peekable();
+        if missing.peek().is_none() {
+            return only_present && weighing == Weighing::OfAll;
+        }
+        let has_room = |&index: &u16| residency.cache().has_empty_slot(Version::high(ExpertId { layer, index }));
+        only_present || !missing.any(has_room)
     }
 
     /// Sends tokens to experts that are in memory, as [`Residency::rerouting`] says: before anything is asked for.

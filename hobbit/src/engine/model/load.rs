@@ -153,6 +153,7 @@ impl Model {
             expert_bytes_read_at_load,
         };
         shared.check_loaded()?;
+        shared.check_routing()?;
         shared.routes = shared.followed_routes()?;
         shared.virtual_plan = shared.read_virtual_plan()?;
         let model = Model { shared: Arc::new(shared) };
@@ -168,6 +169,12 @@ impl Model {
 /// Architectures that use the router's choice before the products that we compute: written over there, it comes too late.
 const ROUTED_EARLIER: [(&str, &str); 2] =
     [("llama4", "weighs what its experts are given"), ("grovemoe", "chooses further experts by the router's choice")];
+
+/// Architectures whose routers see something else than their experts: what they say of other experts is not known.
+const ASKED_ELSEWHERE: [(&str, &str); 2] = [
+    ("gemma4", "asks its routers about another input than its experts get"),
+    ("smallthinker", "asks its routers before attention"),
+];
 
 impl Shared {
     /// That what was loaded is what the headers were read of. By itself llama.cpp opens models by their names.
@@ -188,6 +195,24 @@ impl Shared {
         let checked = plan.check(&self.info.architecture, &layers, self.info.n_expert_used);
         checked.map_err(|fault| VirtualPlanError { file: path.display().to_string(), fault })?;
         Ok(Some(plan))
+    }
+
+    /// That tokens can be sent elsewhere, if they are to be.
+    fn check_routing(&self) -> Result<(), Error> {
+        let routing = &self.options.routing;
+        if routing.rerouting().is_off() {
+            return Ok(());
+        }
+        if self.options.routes.is_some() {
+            return Err(Error::Routing(
+                "recorded routes (--routes) do not tell what routers say of other experts".into(),
+            ));
+        }
+        let architecture = &self.info.architecture;
+        match ROUTED_EARLIER.iter().chain(&ASKED_ELSEWHERE).find(|(name, _)| name == architecture) {
+            Some((_, reason)) => Err(Error::Routing(format!("{architecture} {reason}"))),
+            None => Ok(()),
+        }
     }
 
     fn followed_routes(&self) -> Result<Option<(Arc<Routes>, f64)>, Error> {
