@@ -20,6 +20,7 @@ mod kernels;
 mod precision;
 mod prefetch;
 mod routing;
+mod virtual_experts;
 
 use serde::Serialize;
 
@@ -31,6 +32,7 @@ pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
 pub use routing::RerouteCounts;
+pub use virtual_experts::VirtualExpertsReport;
 
 #[doc(inline)]
 pub use crate::plan::MemoryPlan;
@@ -148,6 +150,8 @@ pub struct Stats {
     pub devices: Vec<DeviceCounters>,
     /// What reading ahead did; `None` where nobody looks ahead.
     pub prefetch: Option<PrefetchReport>,
+    /// How virtual experts changed; `None` where tokens wait for what they choose.
+    pub virtual_experts: Option<VirtualExpertsReport>,
     /// Which kernels multiply in batches.
     pub kernels: KernelReport,
     /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.

@@ -6,7 +6,7 @@ mod paths;
 mod prompts;
 mod sensitivity;
 mod table;
-mod text;
+pub mod text;
 mod thresholds;
 
 use std::io::{self, Write as _};

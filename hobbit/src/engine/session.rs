@@ -266,8 +266,17 @@ impl Session {
             *now = *now - *before;
         }
         let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
+        let virtual_experts = memories.as_ref().and_then(|own| own.host.virtual_experts_report());
         let kernels = KernelReport { choice: self.purpose.kernels, trials: compute::trials() };
-        Stats { layers, devices, prefetch, kernels, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
+        Stats {
+            layers,
+            devices,
+            prefetch,
+            virtual_experts,
+            kernels,
+            peak_rss_bytes: peak_rss_bytes(),
+            ..self.stats.clone()
+        }
     }
 
     /// Times so far, in llama.cpp's categories.

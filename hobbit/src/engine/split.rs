@@ -171,6 +171,11 @@ pub(super) unsafe fn reroute(
         (_, Some(Gating::Softmax)) => Weighing::OfAll,
         _ => Weighing::Each,
     };
+    // SAFETY: by the caller.
+    let before: Vec<f32> = unsafe { values.read() }.collect();
+    if host.has_virtual_experts() {
+        chosen.heard(&before, router.input);
+    }
     if !chosen.wants_scores(host, elsewhere, weighing) {
         return false;
     }
@@ -186,8 +191,6 @@ pub(super) unsafe fn reroute(
         true => judged.iter().map(|RouterScores { selection, weights }| TokenScores { selection, weights }).collect(),
         false => Vec::new(),
     };
-    // SAFETY: by the caller.
-    let before: Vec<f32> = unsafe { values.read() }.collect();
     let mut after = Vec::new();
     let says = RouterSays { weights: &before, scores: &scores, weighing };
     if !chosen.reroute(host, elsewhere, &says, &mut after) {

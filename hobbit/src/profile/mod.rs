@@ -32,10 +32,12 @@ mod error;
 mod format;
 mod loss;
 mod paths;
+pub mod planner;
 mod proxy;
 mod rank;
 mod search;
 mod uses;
+mod virtual_plan;
 mod widths;
 
 pub use crate::pack::SliceTypes;
@@ -50,4 +52,7 @@ pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, most_lowered, search};
 pub use uses::Uses;
+pub use virtual_plan::{
+    LayerNorms, PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
+};
 pub use widths::{Goal, Widths, widths};

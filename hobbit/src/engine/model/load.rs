@@ -24,9 +24,9 @@ use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
 use crate::gguf::Gguf;
-use crate::options::{KvValue, ModelOptions, Repack};
+use crate::options::{KvValue, ModelOptions, Repack, VirtualExperts};
 use crate::plan::Regime;
-use crate::profile::ProfileError;
+use crate::profile::{ProfileError, VirtualPlan, VirtualPlanError};
 use crate::store::{Original, Store};
 use crate::trace::{Routes, TraceError};
 
@@ -142,6 +142,7 @@ impl Model {
             regime,
             n_ctx,
             fitted,
+            virtual_plan: None,
             options: options.clone(),
             path_table: path_table.map(Arc::new),
             routes: None,
@@ -154,6 +155,7 @@ impl Model {
         shared.check_loaded()?;
         shared.check_routing()?;
         shared.routes = shared.followed_routes()?;
+        shared.virtual_plan = shared.read_virtual_plan()?;
         let model = Model { shared: Arc::new(shared) };
         if let (Some(path), Some(table)) = (table_path, &model.shared.path_table) {
             let checked = table.check_shape(&model.predict_shape());
@@ -184,6 +186,15 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    fn read_virtual_plan(&self) -> Result<Option<VirtualPlan>, Error> {
+        let VirtualExperts::Plan(path) = &self.options.routing.virtual_experts else { return Ok(None) };
+        let plan = VirtualPlan::read(path)?;
+        let layers: Vec<(u16, u16)> = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
+        let checked = plan.check(&self.info.architecture, &layers, self.info.n_expert_used);
+        checked.map_err(|fault| VirtualPlanError { file: path.display().to_string(), fault })?;
+        Ok(Some(plan))
     }
 
     /// That tokens can be sent elsewhere, if they are to be.
