@@ -17,6 +17,7 @@ pub(crate) use field_by_field;
 mod caching;
 mod device;
 mod kernels;
+mod latency;
 mod precision;
 mod prefetch;
 mod routing;
@@ -28,6 +29,7 @@ use crate::plan::kib_field;
 pub use caching::{CacheSlots, CachingReport, FittedReport};
 pub use device::{DeviceCounters, DeviceReport};
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
+pub use latency::{LatencyReport, LatencyStep};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
 pub use routing::RerouteCounts;
@@ -148,6 +150,8 @@ pub struct Stats {
     pub devices: Vec<DeviceCounters>,
     /// What reading ahead did; `None` where nobody looks ahead.
     pub prefetch: Option<PrefetchReport>,
+    /// How tokens are kept to [`RoutingOptions::target_latency`](crate::options::RoutingOptions::target_latency); `None` without.
+    pub latency: Option<LatencyReport>,
     /// Which kernels multiply in batches.
     pub kernels: KernelReport,
     /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.

@@ -26,7 +26,9 @@ use crate::load::{Loader, LoaderOptions};
 use crate::options::{PrecisionMode, Prefetch, Repack, SessionOptions};
 use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
 use crate::predict::{self, PredictorKind};
-use crate::residency::{self, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions};
+use crate::residency::{
+    self, Latency, LatencyOptions, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions,
+};
 use crate::route::Thresholds;
 use crate::stats::CacheSlots;
 use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
@@ -161,6 +163,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let routing = &shared.options.routing;
     (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
         (routing.rerouting(), routing.prompts, routing.drop);
+    host.latency = routing.target_latency.map(|target| Latency::new(target.as_secs_f64(), LatencyOptions::default()));
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
     let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));

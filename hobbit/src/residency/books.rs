@@ -91,6 +91,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.upgrade_in_step();
         }
         if n_tokens == 1 {
+            if let Some(latency) = &mut self.latency {
+                latency.end_token(seconds);
+                self.rerouting.bias = latency.bias();
+            }
             self.fill_between_tokens();
         }
     }

@@ -30,6 +30,7 @@ mod books;
 mod by_hand;
 mod chosen;
 mod fill;
+mod latency;
 mod layout;
 #[cfg(test)]
 mod model_test;
@@ -49,6 +50,7 @@ mod waiting;
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoice};
 pub use books::Counters;
 pub use chosen::{Chosen, RouterSays, Split};
+pub use latency::{Latency, LatencyOptions};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
@@ -128,6 +130,8 @@ pub struct Residency<R: Reads, O> {
     pub rerouting: Rerouting,
     /// In prompts too.
     pub reroutes_prompts: bool,
+    /// Who chooses [`Rerouting::bias`] by what tokens take; `None`: nobody.
+    pub latency: Option<Latency>,
     lookahead: Option<Lookahead>,
 }
 
@@ -157,6 +161,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             precisions,
             rerouting: Rerouting::default(),
             reroutes_prompts: false,
+            latency: None,
             lookahead,
         }
     }
