@@ -2,6 +2,7 @@
 //! follow which.
 
 mod lower;
+pub mod norms;
 mod paths;
 mod sensitivity;
 mod table;
@@ -228,6 +229,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         },
         thresholds: None,
         widths: Vec::new(),
+        norms: norms::of(&gguf, &map, threads(args.threads))?,
     };
     profile.thresholds = match (args.shares, args.max_loss) {
         (Some(target), _) => Some(thresholds::for_shares(&uses, target)?),

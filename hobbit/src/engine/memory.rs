@@ -170,7 +170,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let routing = &shared.options.routing;
     if routing.virtual_experts != VirtualExperts::Off {
         let n_used = model.info().n_expert_used as usize;
-        let planned = shared.virtual_plan.as_ref().map_or(&[][..], |plan| &plan.norms);
+        let planned = shared.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
+        let planned = planned.unwrap_or(&shared.norms);
         let norms = planned.iter().map(|own| (own.layer, own.norms.clone())).collect();
         host.keep_virtual_experts(VirtualExpertsOptions { n_used, update: routing.virtual_update, norms });
     }

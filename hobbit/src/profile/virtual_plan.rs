@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::format::{ModelId, TextId};
+use super::norms::LayerNorms;
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
 /// What `format` says.
@@ -59,15 +60,6 @@ impl PlannedLayer {
     pub fn slots(&self) -> u32 {
         u32::from(self.experts) + u32::from(self.experts < self.of)
     }
-}
-
-/// Norms of one layer's experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LayerNorms {
-    /// Block number.
-    pub layer: u16,
-    /// By expert: the Frobenius norm of all of its matrices together.
-    pub norms: Vec<f32>,
 }
 
 /// What a plan costs.

@@ -66,6 +66,7 @@ fn profile() -> Profile {
             }),
         }),
         widths: vec![width],
+        norms: vec![LayerNorms { layer: 0, norms: vec![1.5, 2.5] }],
     }
 }
 
