@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hobbit::profile::{Check, FittedThresholds, Profile, Tolerated, Width};
+use hobbit::profile::{Check, FittedPrefill, FittedThresholds, Profile, Tolerated, Width};
 use hobbit::units::{Bytes, Percent};
 
 use super::lower::describe;
@@ -15,7 +15,7 @@ pub struct Table<'a>(pub &'a Profile);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Profile { model, text, thresholds, widths, .. } = self.0;
+        let Profile { model, text, thresholds, prefill, widths, .. } = self.0;
         writeln!(
             f,
             "{}: {}, {} experts in {} layers, {} used per token and layer",
@@ -28,6 +28,9 @@ impl fmt::Display for Table<'_> {
         )?;
         if let Some(fitted) = thresholds {
             show_thresholds(f, fitted)?;
+        }
+        if let Some(fitted) = prefill {
+            show_prefill(f, fitted)?;
         }
         widths.iter().try_for_each(|width| show_width(f, width))
     }
@@ -49,6 +52,25 @@ fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &FittedThresholds) -> fmt
         )?;
     }
     Ok(())
+}
+
+fn show_prefill(f: &mut fmt::Formatter<'_>, fitted: &FittedPrefill) -> fmt::Result {
+    let [bytes, exact] = [fitted.bytes_per_token, fitted.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
+    writeln!(
+        f,
+        "\nprompts within {}: --t1 1 --prefill-low {:.0}%",
+        Percent(fitted.max_loss),
+        100.0 * fitted.prefill_low
+    )?;
+    writeln!(
+        f,
+        "measured with --expert-cache {} and {} as low, in {} runs: perplexity {:+.2} ± {:.2}, {bytes} per token (exact: {exact})",
+        fitted.expert_cache,
+        fitted.low,
+        fitted.n_measured,
+        Percent(fitted.loss),
+        Percent(fitted.loss_error)
+    )
 }
 
 fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {

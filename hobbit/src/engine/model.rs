@@ -128,6 +128,15 @@ impl Model {
         }
     }
 
+    /// Changes the share of a prompt's experts in low precision ([`PrecisionOptions::prefill_low`](crate::PrecisionOptions)), `0.0..=1.0`,
+    /// for every session of the model, from the next evaluation on.
+    #[doc(hidden)]
+    pub fn set_prefill_low(&self, share: f32) {
+        if let Some(memories) = self.shared.experts.memories().as_mut() {
+            memories.host.precisions.options.prefill_low = Some(share);
+        }
+    }
+
     /// Has these experts used in low precision whatever else holds, where they have a low version; replaces the last
     /// such list. Only in dynamic mode, and once the model has a session. For measuring sensitivity.
     #[doc(hidden)]

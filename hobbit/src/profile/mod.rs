@@ -44,8 +44,8 @@ mod widths;
 pub use crate::pack::SliceTypes;
 pub use error::{ProfileError, WidthsError};
 pub use format::{
-    Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, Tolerated,
-    VERSION, Width,
+    Check, Checked, FORMAT, FittedPrefill, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId,
+    Tolerated, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
 pub use norms::{LayerNorms, norms_of_json, norms_to_json};
