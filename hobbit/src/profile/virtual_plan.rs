@@ -113,9 +113,6 @@ pub enum PlanFault {
          leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
     )]
     TooLarge { needed: u64, given: u64 },
-    /// A device keeps experts.
-    #[error("a plan divides the host's memory, and a device holds layers here; give --virtual-experts auto, or -ngl 0")]
-    OnDevices,
 }
 
 impl VirtualPlan {
