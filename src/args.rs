@@ -446,7 +446,7 @@ fn check_precision(
     let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
     let args = PrecisionArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
     let routing = RoutingArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
-    args.check(is_typed).and_then(|()| routing.check(args.precision)).map_err(|error| {
+    args.check(is_typed).and_then(|()| routing.check(&args)).map_err(|error| {
         let error = match preset.share_in(&error) {
             Some(share) => format!("{error} ({share})"),
             None => error,

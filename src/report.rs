@@ -152,6 +152,7 @@ pub fn json(mut about: Value, timings: &Timings, stats: &Stats) -> Value {
         ("peak_rss_bytes", json!(stats.peak_rss_bytes)),
         ("layers", json!(stats.layers)),
         ("prefetch", json!(stats.prefetch)),
+        ("target_latency", json!(stats.latency)),
         ("kernels", json!(stats.kernels)),
     ] {
         about[name] = value;

@@ -97,7 +97,7 @@ fn stacked(
         for (at, &layer) in layers.iter().enumerate() {
             let first = start + (index * layers.len() + at) * n_floats;
             let rows = Arc::new(Part { all: all.clone(), floats: first..first + n_floats });
-            let gate = Gate { rows, bias: None, choice_bias: None, gating: Gating::Softmax };
+            let gate = Gate { rows, bias: None, choice_bias: None, gating: Gating::Softmax, groups: None };
             ensure!(stack.add(layer, width, gate), "a gate of {n_expert} x {width} is refused");
         }
         Ok(stack)

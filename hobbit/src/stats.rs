@@ -17,6 +17,7 @@ pub(crate) use field_by_field;
 mod caching;
 mod device;
 mod kernels;
+mod latency;
 mod precision;
 mod prefetch;
 mod routing;
@@ -29,6 +30,7 @@ use crate::plan::kib_field;
 pub use caching::{CacheSlots, CachingReport, FittedReport};
 pub use device::{DeviceCounters, DeviceReport};
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
+pub use latency::{LatencyReport, LatencyStep};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
 pub use routing::RerouteCounts;
@@ -152,6 +154,8 @@ pub struct Stats {
     pub prefetch: Option<PrefetchReport>,
     /// How virtual experts changed; `None` where tokens wait for what they choose.
     pub virtual_experts: Option<VirtualExpertsReport>,
+    /// How tokens are kept to [`RoutingOptions::target_latency`](crate::options::RoutingOptions::target_latency); `None` without.
+    pub latency: Option<LatencyReport>,
     /// Which kernels multiply in batches.
     pub kernels: KernelReport,
     /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.

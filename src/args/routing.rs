@@ -1,7 +1,10 @@
 //! Flags of routing that knows what is in memory.
 
+use std::time::Duration;
+
 use clap::Args;
 
+use super::PrecisionArgs;
 use crate::switch::Switch;
 use hobbit::options::{PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
 
@@ -35,6 +38,10 @@ pub struct RoutingArgs {
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens by more than 2 %
     #[arg(long, value_name = "auto|N", default_value = "auto", env = "HOBBIT_ARG_VIRTUAL_UPDATE")]
     pub virtual_update: VirtualUpdate,
+    /// A token shall take no more than N milliseconds while it decodes: --cache-bias is then the least, up to 0.3, that suffices, as
+    /// measured in trials while it runs. If none does, 0.3 is taken, and what can be reached is told. Not with --deterministic
+    #[arg(long, value_name = "N", value_parser = milliseconds, env = "HOBBIT_ARG_TARGET_LATENCY")]
+    pub target_latency: Option<Duration>,
     /// Send the tokens of prompts elsewhere too; what that leaves in the context stays there
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_ROUTE_PROMPTS")]
     pub route_prompts: Switch,
@@ -56,11 +63,11 @@ impl std::str::FromStr for VirtualWord {
 }
 
 impl RoutingArgs {
-    /// Looks for contradictions; `precision` is what was asked for by name.
+    /// Looks for contradictions, with the flags of `precision` too.
     ///
     /// # Errors
     /// The first contradiction.
-    pub fn check(&self, precision: Option<PrecisionMode>) -> Result<(), String> {
+    pub fn check(&self, precision: &PrecisionArgs) -> Result<(), String> {
         let options = self.options();
         let most = RoutingOptions::CACHE_BIAS_MAX;
         if self.cache_bias > most && !self.cache_bias_any.0 {
@@ -70,13 +77,25 @@ impl RoutingArgs {
                 self.cache_bias
             ));
         }
-        if precision == Some(PrecisionMode::Exact) && !options.is_off() {
+        if precision.precision == Some(PrecisionMode::Exact) && !options.is_off() {
             return Err(format!(
                 "'{}' contradicts '--precision exact', which promises llama.cpp's results; drop one of them",
                 self.spelled()
             ));
         }
-        if options.prompts && options.rerouting().is_off() {
+        if let Some(target) = self.target_latency {
+            let target = format!("'--target-latency {}'", target.as_secs_f64() * 1e3);
+            let other = match () {
+                () if precision.deterministic.0 => "--deterministic, for it goes by what tokens take",
+                () if self.cache_bias > 0.0 => "--cache-bias, for it chooses that itself",
+                () if options.virtual_experts != VirtualExperts::Off => "--virtual-experts, where no token waits",
+                () => "",
+            };
+            if !other.is_empty() {
+                return Err(format!("{target} cannot be had with {other}; drop one of them"));
+            }
+        }
+        if options.prompts && options.rerouting().is_off() && options.target_latency.is_none() {
             return Err(
                 "'--route-prompts' is of no use without --cache-bias, --substitute or --virtual-experts".to_owned()
             );
@@ -88,6 +107,7 @@ impl RoutingArgs {
     fn spelled(&self) -> String {
         match () {
             () if self.cache_bias > 0.0 => format!("--cache-bias {}", self.cache_bias),
+            () if self.target_latency.is_some() => "--target-latency".to_owned(),
             () if self.substitute > 0.0 => format!("--substitute {}", self.substitute),
             () if self.drop > 0.0 => format!("--drop {}", self.drop),
             () => "--virtual-experts".to_owned(),
@@ -104,6 +124,7 @@ impl RoutingArgs {
             drop: self.drop,
             virtual_experts: self.virtual_experts.0.clone(),
             virtual_update: self.virtual_update,
+            target_latency: self.target_latency,
             prompts: self.route_prompts.0,
         }
     }
@@ -114,5 +135,46 @@ fn strength(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(strength) if (0.0..=100.0).contains(&strength) => Ok(strength),
         _ => Err("expected a number from 0, such as 0.2".to_owned()),
+    }
+}
+
+/// A time above 0, of an hour at most.
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(ms) if ms > 0.0 && ms <= 3.6e6 => Ok(Duration::from_secs_f64(ms / 1e3)),
+        _ => Err("expected milliseconds above 0, such as 50".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a line.
+    fn said(words: &[&str]) -> String {
+        let words = std::iter::once("hobbit-cli").chain(words.iter().copied());
+        let matches = super::super::command().no_binary_name(false).try_get_matches_from(words).unwrap();
+        let routing = <RoutingArgs as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
+        let precision = <PrecisionArgs as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
+        routing.check(&precision).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_latency_target_is_a_time_and_goes_with_what_it_may_change() {
+        for (text, ms) in [("50", 50.0), ("0.5", 0.5), ("3600000", 3.6e6)] {
+            assert_eq!(milliseconds(text).map(|time| time.as_secs_f64() * 1e3), Ok(ms));
+        }
+        assert!(["0", "-1", "nan", "inf", "1e9", "", "50ms"].iter().all(|bad| milliseconds(bad).is_err()));
+        assert_eq!(said(&["--target-latency=50", "--substitute=0.3", "--route-prompts=on"]), "");
+        for (other, part) in [
+            ("--deterministic=on", "cannot be had with --deterministic"),
+            ("--cache-bias=0.1", "cannot be had with --cache-bias"),
+            ("--virtual-experts=auto", "cannot be had with --virtual-experts"),
+            ("--precision=exact", "'--target-latency' contradicts '--precision exact'"),
+        ] {
+            let error = said(&["--target-latency=50", other]);
+            assert!(error.contains(part) && error.ends_with("drop one of them"), "{other}: {error}");
+        }
+        assert!(said(&["--route-prompts=on"]).contains("of no use"));
     }
 }

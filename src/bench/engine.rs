@@ -11,7 +11,7 @@ use super::record::{More, Record};
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::Repack;
 use hobbit::stats::{DeviceCounters, PhaseStats};
-use hobbit::{CachingOptions, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit::{CachingOptions, Model, ModelOptions, Session, SessionOptions, Stats, Token};
 
 /// llama.cpp and hobbit alike.
 pub trait Engine {
@@ -123,7 +123,7 @@ impl Engine for Hobbit {
 
     fn describe(&self) -> Record {
         let (info, plan) = (self.session.model().info(), self.session.plan());
-        let kernels = self.session.stats().kernels;
+        let Stats { kernels, latency, .. } = self.session.stats();
         Record {
             model_type: info.description.clone(),
             model_size: info.tensor_bytes,
@@ -140,7 +140,7 @@ impl Engine for Hobbit {
             hobbit_predictor: Some(self.caching.predictor.to_string()),
             hobbit_prefetch: Some(self.caching.prefetch.to_string()),
             hobbit_kernels: Some(kernels.choice.to_string()),
-            more: More { hobbit_kernel_trials: kernels.trials, ..More::default() },
+            more: More { hobbit_kernel_trials: kernels.trials, hobbit_target_latency: latency, ..More::default() },
             ..Record::default()
         }
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::measure::host::Host;
-use hobbit::stats::KernelTrial;
+use hobbit::stats::{KernelTrial, LatencyReport};
 
 /// The struct, and its fields as columns: one list of both.
 macro_rules! record {
@@ -218,6 +218,9 @@ pub struct More {
     /// Kernels that were tried for batches.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hobbit_kernel_trials: Vec<KernelTrial>,
+    /// How single tokens were kept to `--target-latency`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hobbit_target_latency: Option<LatencyReport>,
     /// What a peer wrote.
     pub hobbit_generated: Option<String>,
     pub hobbit_host: Host,

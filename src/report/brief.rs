@@ -134,6 +134,7 @@ pub fn closing_lines(run: &Closing) -> Vec<String> {
     if let Some((name, phase)) = phases.into_iter().find(|(_, phase)| phase.hit_rate().is_some()) {
         lines.push(experts_line(name, phase, run));
     }
+    lines.extend(stats.latency.as_ref().map(|latency| format!("latency: {latency}")));
     let drawn = if run.is_seed_drawn { " (drawn; repeat with -s)" } else { "" };
     let seed = run.seed.map(|seed| format!("seed {seed}{drawn}"));
     let peak = (stats.peak_rss_bytes > 0).then(|| format!("peak memory {}", Bytes(stats.peak_rss_bytes)));

@@ -9,6 +9,7 @@ use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
 use super::gates;
 use super::host_reads::Host;
+use super::log;
 use super::recorder::as_recorded;
 use super::state_file::StateFile;
 use super::tier::Tier;
@@ -19,7 +20,7 @@ use crate::plan::MemoryPlan;
 use crate::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
 use crate::residency::Residency;
-use crate::residency::{Observer, Place, Reads, Used};
+use crate::residency::{Latency, Observer, Place, Reads, Used};
 use crate::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
 use crate::trace::Walk;
 
@@ -213,6 +214,9 @@ impl Hierarchy {
         self.host.observer_mut().end_batch(n_tokens, seconds, &measured);
         self.tiers.iter_mut().for_each(|tier| tier.end_batch(n_tokens));
         self.host.end_batch(n_tokens, seconds);
+        if let Some(report) = self.host.latency.as_mut().and_then(Latency::take_news) {
+            log::notice(format_args!("--target-latency is out of reach here: {report}"));
+        }
     }
 
     /// Whether tokens are sent along recorded routes.

@@ -29,7 +29,8 @@ use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, 
 use crate::predict::{self, PredictorKind};
 use crate::profile::{PlanFault, VirtualPlanError};
 use crate::residency::{
-    self, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions, VirtualExpertsOptions,
+    self, Latency, LatencyOptions, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions,
+    VirtualExpertsOptions,
 };
 use crate::route::Thresholds;
 use crate::stats::CacheSlots;
@@ -182,6 +183,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
         (routing.rerouting(), routing.prompts, routing.drop);
+    host.latency = routing.target_latency.map(|target| Latency::new(target.as_secs_f64(), LatencyOptions::default()));
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
     let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));

@@ -23,6 +23,7 @@ use super::raw::RawContext;
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
 use crate::plan::MemoryPlan;
+use crate::residency::Latency;
 use crate::stats::{
     CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
     peak_rss_bytes,
@@ -267,12 +268,14 @@ impl Session {
         }
         let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
         let virtual_experts = memories.as_ref().and_then(|own| own.host.virtual_experts_report());
+        let latency = memories.as_ref().and_then(|own| own.host.latency.as_ref().map(Latency::report));
         let kernels = KernelReport { choice: self.purpose.kernels, trials: compute::trials() };
         Stats {
             layers,
             devices,
             prefetch,
             virtual_experts,
+            latency,
             kernels,
             peak_rss_bytes: peak_rss_bytes(),
             ..self.stats.clone()

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use smart_default::SmartDefault;
 
@@ -26,6 +27,9 @@ pub struct RoutingOptions {
     pub virtual_experts: VirtualExperts,
     /// How often the resident set changes then.
     pub virtual_update: VirtualUpdate,
+    /// What a token may take while it decodes: [`RoutingOptions::cache_bias`] is then the least of [`RoutingOptions::LADDER`] that
+    /// suffices, as measured while tokens decode, and whatever is set does not count.
+    pub target_latency: Option<Duration>,
     /// Prompts as well. What they leave in the KV cache stays there.
     pub prompts: bool,
 }
@@ -57,29 +61,44 @@ impl RoutingOptions {
     pub const KEEP_TOP: u32 = 1;
     /// λ above this has its own word to be confirmed by: beyond it text stays fluent and becomes wrong.
     pub const CACHE_BIAS_MAX: f32 = 0.3;
+    /// What a latency target may choose among, ascending.
+    pub const LADDER: [f32; 7] = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, Self::CACHE_BIAS_MAX];
 
     /// Whether every token is computed with the experts that its routers chose.
     pub fn is_off(&self) -> bool {
-        self.rerouting().is_off() && self.drop <= 0.0
+        self.rerouting().is_off() && self.drop <= 0.0 && self.target_latency.is_none()
     }
 
     /// What is given up, in words; `None` for nothing.
     pub fn words(&self) -> Option<String> {
-        let Self { cache_bias, keep_top, substitute, substitute_max, drop, virtual_experts, prompts, .. } = self;
+        let Self {
+            cache_bias,
+            keep_top,
+            substitute,
+            substitute_max,
+            drop,
+            virtual_experts,
+            target_latency,
+            prompts,
+            ..
+        } = self;
         let mut parts = Vec::new();
         match virtual_experts {
             VirtualExperts::Off => {}
             VirtualExperts::Auto => parts.push("only experts in memory".to_owned()),
             VirtualExperts::Plan(path) => parts.push(format!("only experts in memory, by {}", path.display())),
         }
-        if *cache_bias > 0.0 {
+        if let Some(target) = target_latency {
+            let most = Self::CACHE_BIAS_MAX;
+            parts.push(format!("cache bias up to {most}, as {} ms a token need", target.as_secs_f64() * 1e3));
+        } else if *cache_bias > 0.0 {
             parts.push(format!("cache bias {cache_bias}"));
         }
         if *substitute > 0.0 {
             let most = substitute_max.map_or_else(String::new, |max| format!(" (at most {max})"));
             parts.push(format!("substitutes within {substitute}{most}"));
         }
-        if (*cache_bias > 0.0 || *substitute > 0.0) && *keep_top > 0 {
+        if (*cache_bias > 0.0 || *substitute > 0.0 || target_latency.is_some()) && *keep_top > 0 {
             parts.push(format!("the best {keep_top} kept"));
         }
         if *drop > 0.0 {
@@ -94,7 +113,7 @@ impl RoutingOptions {
     /// The rules for a token's choice.
     pub fn rerouting(&self) -> Rerouting {
         Rerouting {
-            bias: self.cache_bias,
+            bias: if self.target_latency.is_some() { 0.0 } else { self.cache_bias },
             keep_top: self.keep_top as usize,
             substitute: self.substitute,
             substitute_max: self.substitute_max.map(|max| max as usize),
@@ -158,6 +177,9 @@ mod tests {
         };
         let words = "cache bias 0.2, substitutes within 0.3 (at most 2), the best 1 kept, missing below 0.5 left out, prompts too";
         assert_eq!(all.words().as_deref(), Some(words));
+        let timed = RoutingOptions { target_latency: Some(Duration::from_millis(40)), ..Default::default() };
+        let words = timed.words().unwrap();
+        assert!(words == "cache bias up to 0.3, as 40 ms a token need, the best 1 kept", "{words}");
         let virtual_experts = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..Default::default() };
         assert_eq!(virtual_experts.words().as_deref(), Some("only experts in memory"));
     }
@@ -170,6 +192,7 @@ mod tests {
             RoutingOptions { substitute: 0.1, ..Default::default() },
             RoutingOptions { drop: 0.1, ..Default::default() },
             RoutingOptions { virtual_experts: VirtualExperts::Auto, ..Default::default() },
+            RoutingOptions { target_latency: Some(Duration::from_millis(40)), ..Default::default() },
         ] {
             assert!(!on.is_off(), "{on:?}");
         }

@@ -94,6 +94,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         self.end_virtual_batch(n_tokens, seconds);
         if n_tokens == 1 {
+            if let Some(latency) = &mut self.latency {
+                latency.end_token(seconds);
+                self.rerouting.bias = latency.bias();
+            }
             self.fill_between_tokens();
         }
     }

@@ -31,6 +31,7 @@ mod books;
 mod by_hand;
 mod chosen;
 mod fill;
+mod latency;
 mod layout;
 #[cfg(test)]
 mod model_test;
@@ -51,6 +52,7 @@ mod waiting;
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoice};
 pub use books::Counters;
 pub use chosen::{Chosen, RouterSays, Split};
+pub use latency::{Latency, LatencyOptions};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
@@ -136,6 +138,8 @@ pub struct Residency<R: Reads, O> {
     pub reroutes_prompts: bool,
     /// These alone count as missing, wherever experts are; `None` goes by what is in memory.
     pub masked: Option<HashSet<ExpertId>>,
+    /// Who chooses [`Rerouting::bias`] by what tokens take; `None`: nobody.
+    pub latency: Option<Latency>,
     lookahead: Option<Lookahead>,
 }
 
@@ -167,6 +171,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             rerouting: Rerouting::default(),
             reroutes_prompts: false,
             masked: None,
+            latency: None,
             lookahead,
         }
     }

@@ -1,0 +1,349 @@
+//! The smallest strength of rerouting with which tokens take no longer than they may (SMoE's latency target).
+//!
+//! A strength is a step on a ladder of λ ([`RoutingOptions::LADDER`]): with every step tokens may go a little further for an
+//! expert that is in memory, and take less time, or as long. A *trial* tries three of them in six windows, A B C C B A, so that
+//! what changes steadily meanwhile (a cache that fills, a context that grows) falls on all alike. Through what is known of all
+//! strengths a curve is drawn that never rises (isotonic regression), and the smallest strength below the target is taken. The
+//! first trial tries the ladder's ends and its middle, later ones the strength that was found and its neighbours. They come
+//! after rests, which double as long as trials confirm each other.
+//!
+//! There is a step of hysteresis: one step down takes two trials in a row. Up it goes at once, and in a rest too, after two
+//! windows in a row in which tokens took clearly longer than they may.
+//!
+//! Pure: it is told what tokens took.
+
+use smart_default::SmartDefault;
+
+use crate::options::RoutingOptions;
+use crate::stats::{LatencyReport, LatencyStep};
+
+/// How long a [`Latency`] tries. All lengths are in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
+pub struct LatencyOptions {
+    /// Measured in each of a trial's six windows; at least 1.
+    #[default(16)]
+    pub window_tokens: u32,
+    /// At the start of a window, and not measured: they live on what the window before left in the cache.
+    #[default(4)]
+    pub settle_tokens: u32,
+    /// From one trial to the next at first. Each trial that confirms the one before doubles it.
+    #[default(64)]
+    pub rest_tokens: u32,
+    /// The most from one trial to the next.
+    #[default(4096)]
+    pub rest_tokens_max: u32,
+    /// Share of the target by which a window of a rest exceeds it clearly.
+    #[default(0.05)]
+    pub slack: f64,
+}
+
+/// See the [module](self). One engine thread uses it: [`Latency::bias`], a single token, [`Latency::end_token`]. Batches are not
+/// shown to it.
+#[derive(Clone, Debug)]
+pub struct Latency {
+    options: LatencyOptions,
+    target_seconds: f64,
+    /// λ by strength, ascending.
+    ladder: Vec<f32>,
+    /// What was found last.
+    strength: usize,
+    state: State,
+    /// What tokens took with each strength, as was measured last.
+    known: Vec<Option<Measured>>,
+    /// Tokens of the next rest.
+    rest: u32,
+    /// The last trial would have gone one step down.
+    would_lower: bool,
+    /// The last window of the rest was too slow.
+    was_slow: bool,
+    trials: u64,
+    /// Somebody is to be told that the target is out of reach.
+    has_news: bool,
+    /// Somebody was, or will be.
+    is_told: bool,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// Strengths, what they took, and tokens since it began.
+    Trial { tried: Vec<usize>, took: Vec<Mean>, token: u32 },
+    /// Tokens until the next trial, tokens since the strength changed or a window ended, and what they took.
+    Rest { left: u32, token: u32, took: Mean },
+}
+
+/// The mean of what tokens took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    n: u32,
+    seconds: f64,
+    /// Sum of squared deviations from it.
+    squares: f64,
+}
+
+impl Mean {
+    /// What is no time was not measured.
+    fn add(&mut self, seconds: f64) {
+        if seconds.is_finite() && seconds > 0.0 {
+            self.n += 1;
+            let deviation = seconds - self.seconds;
+            self.seconds += deviation / f64::from(self.n);
+            self.squares += deviation * (seconds - self.seconds);
+        }
+    }
+
+    /// Its standard error.
+    fn error(&self) -> f64 {
+        let n = f64::from(self.n);
+        if self.n > 1 { (self.squares / (n - 1.0) / n).sqrt() } else { 0.0 }
+    }
+}
+
+/// What tokens took with a strength, and how much that counts: in tokens, of which every trial halves what was known before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Measured {
+    seconds: f64,
+    weight: f64,
+}
+
+impl Measured {
+    /// With what more tokens took.
+    fn with(self, mean: &Mean) -> Self {
+        let n = f64::from(mean.n);
+        let weight = self.weight + n;
+        Self { seconds: (self.seconds * self.weight + mean.seconds * n) / weight, weight }
+    }
+}
+
+/// After a change that nobody tried, what was known counts for so little.
+const STALE: f64 = 0.125;
+
+impl Latency {
+    /// Begins with a trial. Lengths of 0 count as 1, a longest rest below the first one as the first one.
+    pub fn new(target_seconds: f64, options: LatencyOptions) -> Self {
+        let rest_tokens = options.rest_tokens.max(1);
+        let options = LatencyOptions {
+            window_tokens: options.window_tokens.clamp(1, 1 << 20),
+            settle_tokens: options.settle_tokens.min(1 << 20),
+            rest_tokens,
+            rest_tokens_max: options.rest_tokens_max.max(rest_tokens),
+            ..options
+        };
+        let ladder = RoutingOptions::LADDER.to_vec();
+        let top = ladder.len() - 1;
+        Self {
+            options,
+            target_seconds,
+            known: vec![None; ladder.len()],
+            ladder,
+            strength: 0,
+            state: State::trial([0, top / 2, top]),
+            rest: rest_tokens,
+            would_lower: false,
+            was_slow: false,
+            trials: 0,
+            has_news: false,
+            is_told: false,
+        }
+    }
+
+    /// λ for the running token.
+    pub fn bias(&self) -> f32 {
+        self.ladder[self.running()]
+    }
+
+    /// The strength for the running token.
+    fn running(&self) -> usize {
+        match &self.state {
+            State::Trial { tried, token, .. } => tried[self.window(*token, tried.len())],
+            State::Rest { .. } => self.strength,
+        }
+    }
+
+    /// Which of `n` strengths a trial's token tries.
+    fn window(&self, token: u32, n: usize) -> usize {
+        let window = (token / self.window_tokens()) as usize;
+        if window < n { window } else { (2 * n - 1).saturating_sub(window) }
+    }
+
+    fn window_tokens(&self) -> u32 {
+        self.options.settle_tokens + self.options.window_tokens
+    }
+
+    /// A single token took so many seconds. What is no time was not measured: the token counts, its time does not.
+    pub fn end_token(&mut self, seconds: f64) {
+        let window_tokens = self.window_tokens();
+        let n_tried = if let State::Trial { tried, .. } = &self.state { tried.len() } else { 0 };
+        match &mut self.state {
+            State::Trial { took, token, .. } => {
+                if *token % window_tokens >= self.options.settle_tokens {
+                    let window = (*token / window_tokens) as usize;
+                    let at = if window < n_tried { window } else { 2 * n_tried - 1 - window };
+                    took[at].add(seconds);
+                }
+                *token += 1;
+                if *token == 2 * n_tried as u32 * window_tokens {
+                    self.judge();
+                }
+            }
+            State::Rest { left, token, took } => {
+                if *token >= self.options.settle_tokens {
+                    took.add(seconds);
+                }
+                (*token, *left) = (*token + 1, left.saturating_sub(1));
+                let (is_over, is_window) = (*left == 0, *token == window_tokens);
+                if is_window {
+                    self.watch();
+                }
+                if is_over {
+                    self.state = State::trial(self.neighbours());
+                }
+            }
+        }
+    }
+
+    /// Three strengths, the one that was found in their middle as far as the ladder goes.
+    fn neighbours(&self) -> [usize; 3] {
+        let low = self.strength.saturating_sub(1).min(self.ladder.len() - 3);
+        [low, low + 1, low + 2]
+    }
+
+    /// A window of a rest is over.
+    fn watch(&mut self) {
+        let State::Rest { token, took, .. } = &mut self.state else { return };
+        let mean = std::mem::take(took);
+        // Nothing has changed: the next window needs no tokens to settle.
+        *token = self.options.settle_tokens;
+        if mean.n == 0 {
+            return;
+        }
+        self.learn(self.strength, &mean, 0.75);
+        let is_slow = mean.seconds - mean.error() > self.target_seconds * (1.0 + self.options.slack);
+        let is_clear = is_slow && self.was_slow;
+        self.was_slow = is_slow && !is_clear;
+        if is_clear && self.strength + 1 < self.ladder.len() {
+            self.known.iter_mut().flatten().for_each(|measured| measured.weight *= STALE);
+            self.strength += 1;
+            self.rest = self.options.rest_tokens;
+            self.would_lower = false;
+            if let State::Rest { left, token, .. } = &mut self.state {
+                (*left, *token) = ((*left).min(self.options.rest_tokens), 0);
+            }
+        } else if is_clear {
+            self.tell();
+        }
+    }
+
+    /// What more tokens took with a strength; what was known of it before counts for so much less.
+    fn learn(&mut self, strength: usize, mean: &Mean, keeps: f64) {
+        let known = self.known[strength].unwrap_or(Measured { seconds: 0.0, weight: 0.0 });
+        let known = Measured { weight: known.weight * keeps, ..known };
+        self.known[strength] = (mean.n > 0).then(|| known.with(mean)).or(self.known[strength]);
+    }
+
+    /// The user is to know when a target gets out of reach.
+    fn tell(&mut self) {
+        let is_out = self.is_reachable() == Some(false);
+        self.has_news |= is_out && !self.is_told;
+        self.is_told = is_out;
+    }
+
+    /// The end of a trial.
+    fn judge(&mut self) {
+        let State::Trial { tried, took, .. } = self.state.clone() else { return };
+        self.known.iter_mut().flatten().for_each(|measured| measured.weight /= 2.0);
+        for (strength, mean) in tried.into_iter().zip(took) {
+            self.learn(strength, &mean, 1.0);
+        }
+        self.trials += 1;
+        let before = self.strength;
+        let top = self.ladder.len() - 1;
+        let needed = (0..top).find(|&strength| self.seconds(strength).is_none_or(|took| took <= self.target_seconds));
+        let needed = needed.unwrap_or(top);
+        let is_step_down = needed + 1 == self.strength && self.trials > 1;
+        let waits = is_step_down && !self.would_lower;
+        self.would_lower = waits;
+        if !waits {
+            self.strength = needed;
+        }
+        let is_confirmed = self.strength == before && !waits && self.trials > 1;
+        self.rest = match is_confirmed {
+            true => self.rest.saturating_mul(2).min(self.options.rest_tokens_max),
+            false => self.options.rest_tokens,
+        };
+        self.was_slow = false;
+        self.tell();
+        self.state = State::Rest { left: self.rest, token: 0, took: Mean::default() };
+    }
+
+    /// What a token takes with a strength, by the curve through all that is known; `None` where nothing is.
+    fn seconds(&self, strength: usize) -> Option<f64> {
+        let points = self.known.iter().zip(0usize..).filter_map(|(known, at)| Some((at, (*known)?)));
+        let curve = never_rising(points);
+        let next = curve.partition_point(|(at, _)| *at < strength);
+        let (after, before) = (curve.get(next).or(curve.last())?, curve.get(next.saturating_sub(1))?);
+        if after.0 == before.0 || strength >= after.0 {
+            return Some(after.1);
+        }
+        let part = strength.saturating_sub(before.0) as f64 / (after.0 - before.0) as f64;
+        Some(before.1 + part * (after.1 - before.1))
+    }
+
+    /// Whether any strength meets the target; `None` before the first trial's end.
+    fn is_reachable(&self) -> Option<bool> {
+        let least = self.seconds(self.ladder.len() - 1).filter(|_| self.trials > 0)?;
+        Some(least <= self.target_seconds * (1.0 + self.options.slack))
+    }
+
+    /// What to tell the user, once: that the target cannot be met.
+    pub fn take_news(&mut self) -> Option<LatencyReport> {
+        std::mem::take(&mut self.has_news).then(|| self.report())
+    }
+
+    /// For the stats.
+    pub fn report(&self) -> LatencyReport {
+        let measured = self.ladder.iter().zip(&self.known);
+        let step = |(&cache_bias, known): (&f32, &Option<Measured>)| {
+            known.map(|Measured { seconds, .. }| LatencyStep { cache_bias, seconds })
+        };
+        LatencyReport {
+            target_seconds: self.target_seconds,
+            cache_bias: self.ladder[self.strength],
+            is_trying: matches!(self.state, State::Trial { .. }),
+            seconds: self.seconds(self.strength),
+            is_reachable: self.is_reachable(),
+            least_seconds: self.seconds(self.ladder.len() - 1),
+            trials: self.trials,
+            measured: measured.filter_map(step).collect(),
+        }
+    }
+}
+
+impl State {
+    fn trial(tried: [usize; 3]) -> Self {
+        let mut tried = tried.to_vec();
+        tried.dedup();
+        Self::Trial { took: vec![Mean::default(); tried.len()], tried, token: 0 }
+    }
+}
+
+/// The curve that never rises and is nearest to these points (pool adjacent violators), ascending by position.
+fn never_rising(points: impl Iterator<Item = (usize, Measured)>) -> Vec<(usize, f64)> {
+    // Each with the positions that share it.
+    let mut blocks: Vec<(Vec<usize>, Measured)> = Vec::new();
+    for (at, point) in points {
+        blocks.push((vec![at], point));
+        while let [.., (_, before), (_, last)] = &blocks[..]
+            && last.seconds > before.seconds
+            && let (Some((positions, last)), Some((others, before))) = (blocks.pop(), blocks.last_mut())
+        {
+            let weight = before.weight + last.weight;
+            before.seconds = (before.seconds * before.weight + last.seconds * last.weight) / weight;
+            before.weight = weight;
+            others.extend(positions);
+        }
+    }
+    blocks.iter().flat_map(|(positions, point)| positions.iter().map(|&at| (at, point.seconds))).collect()
+}
+
+#[cfg(test)]
+mod tests;
