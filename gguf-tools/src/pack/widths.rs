@@ -103,7 +103,7 @@ fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 
     let n_versions: u64 = map.layers.iter().map(|layer| 2 * u64::from(layer.n_expert)).sum();
     let n_tensors = source.tensors.len() as u64;
     let header = source.header_bytes.len() as u64;
-    ordinary + low + 2 * header + 64 * n_versions + 256 * n_tensors + 32 * BLOCK_BYTES
+    ordinary + low + 2 * header + 72 * n_versions + 256 * n_tensors + 32 * BLOCK_BYTES
 }
 
 fn percent(text: &str) -> Result<f64, String> {
