@@ -2,6 +2,7 @@
 //! follow which.
 
 mod lower;
+pub mod norms;
 mod paths;
 mod prompts;
 mod sensitivity;
@@ -251,6 +252,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         thresholds: None,
         prefill: None,
         widths: Vec::new(),
+        norms: norms::of(&gguf, &map, threads(args.threads))?,
     };
     profile.thresholds = args.shares.map(|target| thresholds::for_shares(&uses, target)).transpose()?;
     if args.max_loss.is_some() || args.max_prefill_loss.is_some() {

@@ -31,6 +31,7 @@
 mod error;
 mod format;
 mod loss;
+mod norms;
 mod paths;
 pub mod planner;
 mod proxy;
@@ -47,12 +48,13 @@ pub use format::{
     Tolerated, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
+pub use norms::{LayerNorms, norms_of_json, norms_to_json};
 pub use paths::{read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, most_lowered, search};
 pub use uses::Uses;
 pub use virtual_plan::{
-    LayerNorms, PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
+    PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
 };
 pub use widths::{Goal, Widths, widths};
