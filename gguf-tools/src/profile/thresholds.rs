@@ -41,7 +41,7 @@ pub fn for_loss(
     low_name: String,
     max_loss: f64,
 ) -> anyhow::Result<FittedThresholds> {
-    let mut runner = run.open(low, run.expert_cache, None)?;
+    let mut runner = run.open(Some(low), run.expert_cache, None)?;
     anyhow::ensure!(
         runner.session.precision().is_dynamic(),
         "--expert-cache {}: every expert fits, nothing is missed and thresholds change nothing; give a smaller one",

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
-use super::{ProfileError, SliceTypes};
+use super::{Mixes, ProfileError, SliceTypes};
 use crate::expert::ExpertId;
 use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
@@ -31,6 +31,9 @@ pub struct Profile {
     pub text: TextId,
     /// T1 and T2, if they were asked for.
     pub thresholds: Option<FittedThresholds>,
+    /// The cheapest ways to give up a little, if they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mixes: Option<Mixes>,
     /// Sensitivities, one entry per width, widest first; empty if they were not asked for.
     pub widths: Vec<Width>,
 }
@@ -230,6 +233,9 @@ impl Profile {
         });
         let wrong = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)).copied();
         drop(losses);
+        if let Some(Err(reason)) = profile.mixes.as_ref().map(Mixes::check) {
+            return Err(malformed(reason));
+        }
         match wrong {
             Some(loss) => Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on"))),
             None => Ok(profile),

@@ -31,6 +31,7 @@
 mod error;
 mod format;
 mod loss;
+mod mixes;
 mod paths;
 mod proxy;
 mod rank;
@@ -45,6 +46,7 @@ pub use format::{
     VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
+pub use mixes::{MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, search_mixes, text_sha256};
 pub use paths::{read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;

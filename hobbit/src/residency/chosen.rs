@@ -272,6 +272,9 @@ impl Chosen {
             }
             let (routing, weights) = self.wanted();
             residency.begin_record(layer, routing, weights, scores);
+            if self.wanted.is_some() {
+                residency.observer_mut().rerouted(&self.routing.ids);
+            }
             self.share_weights();
         }
         let asked = Asked {

@@ -65,6 +65,7 @@ fn profile() -> Profile {
                 low: "q2_K".to_owned(),
             }),
         }),
+        mixes: None,
         widths: vec![width],
     }
 }
