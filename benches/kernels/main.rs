@@ -1,5 +1,6 @@
 //! What llama.cpp's repacking of weights for the CPU is worth to experts: times of products of one expert's matrix, as
 //! files have it and repacked, and the speed of repacking, which a miss would pay between its arrival and its product.
+//! With `--gates` the product of later layers' routers instead ([`gates`]).
 //!
 //! Which types are repacked, and how, ggml decides by the CPU. Matrices come from memory, not from a cache: there are more
 //! of them than any cache holds, used in turn. All ways run in turns; medians count.
@@ -8,11 +9,13 @@
 //! cargo bench --bench kernels                                       # about ten minutes
 //! cargo bench --bench kernels -- --types q4_K,q4_0 --rows 1,64      # a look at some
 //! cargo bench --bench kernels -- --json kernels.json --threads 4
+//! cargo bench --bench kernels -- --gates                            # the product of later layers' routers instead, a minute
 //! ```
 //!
 //! Tables (markdown) go to stdout, raw numbers to `benches/results/<machine>/kernels.json`. A bench reports: a type that
 //! gains too little is printed, the exit code stays 0.
 
+mod gates;
 mod ggml;
 mod measure;
 mod report;
@@ -63,7 +66,10 @@ struct Args {
     /// How often each is timed
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u64).range(1..=1000))]
     tries: u64,
-    /// Where raw numbers go [default: benches/results/<machine>/kernels.json]
+    /// Instead, the product of the next layers' routers that predictors take for each token, against ggml's
+    #[arg(long, conflicts_with_all = ["types", "shapes", "rows"])]
+    gates: bool,
+    /// Where raw numbers go [default: benches/results/<machine>/kernels.json, with --gates kernels-gates.json]
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Passed by cargo bench
@@ -98,6 +104,15 @@ fn main() -> Result<()> {
     let cpu = Cpu::new(threads)?;
     let settings =
         Settings { rows: args.rows.clone(), bytes: (args.memory << 20) as usize, tries: args.tries as usize };
+    let host = Host::describe(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let machine = format!("\n{}, {threads} threads; {}", host.cpu, host.system_info.trim());
+    if args.gates {
+        let found = gates::measure(&cpu, &settings)?;
+        println!("{machine}");
+        gates::print(&found);
+        let raw = json!({ "host": host, "threads": threads, "memory_mib": args.memory, "gates": found });
+        return verdict::write(&raw, args.json.as_deref(), &host, "kernels-gates.json");
+    }
     let mut all: Vec<Measured> = Vec::new();
     for name in &args.types {
         let dtype = GgmlType::from_name(name).with_context(|| format!("--types {name}: no type of ggml's"))?;
@@ -109,8 +124,7 @@ fn main() -> Result<()> {
             all.push(measured);
         }
     }
-    let host = Host::describe(Path::new(env!("CARGO_MANIFEST_DIR")));
-    println!("\n{}, {threads} threads; {}", host.cpu, host.system_info.trim());
+    println!("{machine}");
     report::print(&all, f64::from(threads));
     let verdicts: Vec<Verdict> = all.iter().flat_map(|measured| verdicts(measured, f64::from(threads))).collect();
     verdict::print(&verdicts);

@@ -81,10 +81,7 @@ pub fn measure(cpu: &Cpu, settings: &Settings, shape: Shape) -> Result<Option<Me
     measured.buffer_type = Some(name(buft));
 
     let mut random = rand_mt::Mt::new(1);
-    let mut floats = |n: usize| -> Vec<f32> {
-        (0..n).map(|_| (f64::from(random.next_u32()) / f64::from(u32::MAX) - 0.5) as f32).collect()
-    };
-    let weights = quantised(shape, &floats(shape.n_per_row * shape.n_rows))?;
+    let weights = quantised(shape, &floats(&mut random, shape.n_per_row * shape.n_rows))?;
     let n = settings.bytes.div_ceil(matrix_bytes).max(PRODUCTS);
     let raw = Matrices::new(shape, n, cpu.plain())?;
     let repacked = Matrices::new(shape, n, buft)?;
@@ -106,7 +103,7 @@ pub fn measure(cpu: &Cpu, settings: &Settings, shape: Shape) -> Result<Option<Me
         can[1].then(|| Way::new(&repacked, Operation::ById)),
     ];
     for &rows in &settings.rows {
-        let mut input = floats(rows * shape.n_per_row);
+        let mut input = floats(&mut random, rows * shape.n_per_row);
         let mut results = [(); 4].map(|()| vec![0.0; rows * shape.n_rows]);
         let mut calmest: Option<[Option<f64>; 4]> = None;
         for _ in 0..ROUNDS_MAX {
@@ -183,12 +180,18 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<Duration> {
     Ok(started.elapsed())
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
+/// From -0.5 to 0.5.
+pub fn floats(random: &mut rand_mt::Mt, n: usize) -> Vec<f32> {
+    (0..n).map(|_| (f64::from(random.next_u32()) / f64::from(u32::MAX) - 0.5) as f32).collect()
+}
+
+pub fn median(mut times: Vec<Duration>) -> f64 {
     times.sort();
     times[times.len() / 2].as_secs_f64()
 }
 
-fn difference(a: &[f32], b: &[f32]) -> f64 {
+/// The greatest difference, of the greatest value.
+pub fn difference(a: &[f32], b: &[f32]) -> f64 {
     let greatest =
         |values: &mut dyn Iterator<Item = f32>| f64::from(values.fold(0f32, |max, value| max.max(value.abs())));
     let of = greatest(&mut a.iter().copied());

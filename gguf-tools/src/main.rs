@@ -6,6 +6,8 @@ mod bar;
 mod inspect;
 mod pack;
 #[cfg(feature = "engine")]
+mod plan;
+#[cfg(feature = "engine")]
 mod profile;
 mod recoder;
 mod unpack;
@@ -42,6 +44,9 @@ enum Tool {
     /// Measure on a text: thresholds for dynamic precision, each expert's sensitivity to fewer bits
     #[cfg(feature = "engine")]
     Profile(Box<profile::Args>),
+    /// Divide memory among the layers' virtual experts by what absent experts cost on a text, and run the plan
+    #[cfg(feature = "engine")]
+    Plan(Box<plan::Args>),
     /// Write a model of a given shape with random weights
     Synth(Box<synth::Args>),
     /// Give a trained model larger experts that compute the same, for measurements
@@ -61,6 +66,8 @@ fn main() -> ExitCode {
         Tool::Unpack(args) => unpack::run(args),
         #[cfg(feature = "engine")]
         Tool::Profile(args) => profile::run(*args),
+        #[cfg(feature = "engine")]
+        Tool::Plan(args) => plan::run(*args),
         Tool::Synth(args) => synth::run(*args),
         Tool::Widen(args) => widen::run(args),
     };

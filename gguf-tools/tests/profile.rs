@@ -149,6 +149,28 @@ fn mixes_are_found_without_low_versions() {
 }
 
 #[test]
+fn the_share_of_prompts_in_low_precision_is_searched_for_a_loss() {
+    let (model, text) = (demo("demo.gguf"), demo("demo-heldout-prose.txt"));
+    let with = |max_loss: &str| {
+        let args =
+            ["--tokens", "1024", "--context", "256", "--no-widths", "--low", "q2_k", "--max-prefill-loss", max_loss];
+        profile(&model, &text, &args).prefill.unwrap()
+    };
+    let (none, some, all) = (with("0%"), with("1%"), with("1000%"));
+    assert!(some.loss <= 0.01 && none.loss <= 0.0, "{some:?} {none:?}");
+    assert!(none.prefill_low <= some.prefill_low && some.prefill_low < all.prefill_low, "{none:?} {some:?} {all:?}");
+    assert_eq!((all.prefill_low, all.n_measured), (1.0, 8), "{all:?}");
+    assert!(all.loss > 0.01 && all.loss_error > 0.0 && all.loss > all.loss_error, "{all:?}");
+    assert!(all.bytes_per_token < 0.5 * all.exact_bytes_per_token, "{all:?}");
+    assert!(some.bytes_per_token <= some.exact_bytes_per_token, "{some:?}");
+    assert_eq!((some.expert_cache.as_str(), some.low.as_str(), some.max_loss), ("25%", "q2_K", 0.01));
+    let shown =
+        tool(&model, &text, &["--tokens", "128", "--no-widths", "--low", "q2_k", "--max-prefill-loss", "1000%"]);
+    let shown = words(&shown.stdout);
+    assert!(shown.contains("prompts within 1000.0 %: --t1 1 --prefill-low 100%") && shown.contains("±"), "{shown}");
+}
+
+#[test]
 fn a_profile_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (model, text) = random(dir.path(), Format::Q8_0);
@@ -165,22 +187,33 @@ fn what_cannot_be_measured_is_refused_with_a_remedy() {
     let (model, text) = random(dir.path(), Format::Q4_0);
     let short = dir.path().join("short.txt");
     std::fs::write(&short, "Too short.").unwrap();
-    let table: [(&Path, &[&str], &str); 6] = [
+    let table: [(&Path, &[&str], &str); 8] = [
         (&short, &["--widths", "q2_k"], "the text is too short"),
         (&dir.path().join("none.txt"), &[], "none.txt: cannot read"),
         (&text, &["--widths", "q8_0,q6_k"], "none is smaller than the model's experts"),
         (&text, &["--widths", "iq1_s"], "needs an importance matrix"),
         (&text, &["--no-widths", "--max-loss", "1%", "--low", "q9"], "neither a file nor a type"),
         (&text, &["--no-widths", "--max-loss", "1%", "--low", "q2_k", "--expert-cache", "400MiB"], "every expert fits"),
+        (
+            &text,
+            &["--no-widths", "--max-prefill-loss", "1%", "--low", "q2_k", "--expert-cache", "100%"],
+            "every expert fits",
+        ),
+        (&text, &["--no-widths", "--max-prefill-loss", "1%"], "give --low FILE"),
     ];
     for (text, args, part) in table {
         let out = tool(&model, text, args);
         assert_eq!(out.status.code(), Some(1), "{args:?}");
         assert!(words(&out.stderr).contains(part), "'{part}' is not in:\n{}", words(&out.stderr));
     }
-    for args in
-        [["--shares", "67/30/4"], ["--shares", "67/30"], ["--max-loss", "-1%"], ["--check", "0"], ["--widths", "q9"]]
-    {
+    for args in [
+        ["--shares", "67/30/4"],
+        ["--shares", "67/30"],
+        ["--max-loss", "-1%"],
+        ["--check", "0"],
+        ["--widths", "q9"],
+        ["--low", "q2_k"],
+    ] {
         assert_eq!(tool(&model, &text, &args).status.code(), Some(2), "{args:?}");
     }
 }

@@ -21,6 +21,7 @@ mod latency;
 mod precision;
 mod prefetch;
 mod routing;
+mod virtual_experts;
 
 use serde::Serialize;
 
@@ -33,6 +34,7 @@ pub use latency::{LatencyReport, LatencyStep};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use prefetch::{PrefetchReport, RecallReport};
 pub use routing::RerouteCounts;
+pub use virtual_experts::VirtualExpertsReport;
 
 #[doc(inline)]
 pub use crate::plan::MemoryPlan;
@@ -150,6 +152,8 @@ pub struct Stats {
     pub devices: Vec<DeviceCounters>,
     /// What reading ahead did; `None` where nobody looks ahead.
     pub prefetch: Option<PrefetchReport>,
+    /// How virtual experts changed; `None` where tokens wait for what they choose.
+    pub virtual_experts: Option<VirtualExpertsReport>,
     /// How tokens are kept to [`RoutingOptions::target_latency`](crate::options::RoutingOptions::target_latency); `None` without.
     pub latency: Option<LatencyReport>,
     /// Which kernels multiply in batches.

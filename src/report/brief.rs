@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::description;
 use hobbit::options::KernelChoice;
 use hobbit::plan::{BudgetSource, MemoryPlan};
-use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, WarmStart};
+use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, VirtualExpertsReport, WarmStart};
 use hobbit::units::{Bytes, Percent, Seconds};
 
 /// What runs.
@@ -161,6 +161,13 @@ fn experts_line(name: &str, phase: &PhaseStats, run: &Closing) -> String {
         let refused = phase.rerouted.refused;
         if refused > 0 {
             let _ = write!(line, " ({refused} choices were not understood and left alone)");
+        }
+    }
+    if let (Some(changed), "decode") = (run.stats.virtual_experts, name) {
+        let VirtualExpertsReport { replacements, failed, period_tokens } = changed;
+        let _ = write!(line, "; {replacements} experts changed meanwhile, one of a layer in {period_tokens} tokens");
+        if failed > 0 {
+            let _ = write!(line, " ({failed} could not be read)");
         }
     }
     for (device, counters) in run.devices.iter().zip(&run.stats.devices) {

@@ -19,10 +19,13 @@ mod places;
 #[path = "../exactness/routes.rs"]
 #[allow(dead_code)]
 mod recorded;
+mod rerouted;
 mod routes;
 #[path = "../exactness/script.rs"]
 #[allow(dead_code)]
 mod script;
+#[path = "../exactness/rerouted.rs"]
+mod sent;
 mod skipped;
 mod skipping;
 #[path = "../exactness/stock.rs"]

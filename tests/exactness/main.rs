@@ -10,6 +10,7 @@ mod compare;
 mod dynamic;
 mod packs;
 mod repacked;
+mod rerouted;
 mod routes;
 mod script;
 mod sharing;
@@ -246,6 +247,33 @@ fn recorded_routes() {
         cases.into_iter().flat_map(|case| routes::check(&case, &[all, quarter, none, ahead])).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     routes::another_shape();
+}
+
+fn check_rerouted(cases: Vec<Case>) {
+    fixture::quiet_llama_cpp();
+    let (refused, cases): (Vec<_>, Vec<_>) = cases.into_iter().partition(|case| {
+        ["llama4", "grovemoe", "gemma4", "smallthinker"].iter().any(|name| case.name.starts_with(name))
+    });
+    assert!(!cases.is_empty());
+    refused.iter().for_each(|case| rerouted::used_before_the_seam(case.name.split(',').next().unwrap_or_default()));
+    let sizes = [ExpertCache::Percent(50.0), ExpertCache::Percent(25.0)].map(|size| (ExpertCache::Auto, size));
+    let failures: Vec<String> = cases.iter().flat_map(|case| rerouted::check(case, &[], &sizes)).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+#[test]
+fn tokens_sent_elsewhere_in_the_first_half_of_architectures() {
+    check_rerouted(cases::all_architectures().into_iter().step_by(2).collect());
+}
+
+#[test]
+fn tokens_sent_elsewhere_in_the_second_half_of_architectures() {
+    check_rerouted(cases::all_architectures().into_iter().skip(1).step_by(2).collect());
+}
+
+#[test]
+fn tokens_sent_elsewhere_with_other_layouts() {
+    check_rerouted(cases::layouts().into_iter().chain(cases::two_sequences()).collect());
 }
 
 #[test]

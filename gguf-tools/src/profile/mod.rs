@@ -1,12 +1,13 @@
-//! `gguf-tools profile`: thresholds for dynamic precision, how sensitive each expert is to fewer bits, and which experts
+//! `gguf-tools profile`: thresholds for dynamic precision, a prompt's share in low precision, how sensitive each expert is to fewer bits, and which experts
 //! follow which.
 
 mod lower;
 mod mixes;
 mod paths;
+mod prompts;
 mod sensitivity;
 mod table;
-mod text;
+pub mod text;
 mod thresholds;
 
 use std::io::{self, Write as _};
@@ -31,6 +32,7 @@ use text::{Runner, Text};
 
 /// Arguments of `profile`.
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("loss").multiple(true)))]
 #[command(after_help = "Without --shares and --max-loss, no thresholds are fitted. \
     Each width needs one temporary copy of the experts, and as many runs over the text as there are layers; \
     a path table comes of the one run that is made in any case.
@@ -38,6 +40,7 @@ use text::{Runner, Text};
 Examples:
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --no-widths -o model.profile.json
+  gguf-tools profile model.gguf --text some.txt --no-widths --max-prefill-loss 0.5% --low q2_k
   gguf-tools profile model.gguf --text some.txt --widths q2_k --tolerance 2% -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths
   gguf-tools profile model.gguf --from-trace chats.trace --path-table model.paths")]
@@ -59,12 +62,17 @@ pub struct Args {
     /// Find the least traffic that raises perplexity by at most this, 1%: by T1 and T2 where there are low versions, and by any mix
     /// of those with tokens that go to experts in memory or do without one. Some 35 runs over half of the text, token by token;
     /// 'hobbit-cli --max-loss' takes the result from MODEL.profile.json beside the model
-    #[arg(long, value_name = "N%", value_parser = percent)]
+    #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
     max_loss: Option<f64>,
-    /// Low-precision experts for --max-loss: a GGUF of the model in a smaller quant, or a type [default: the smallest of --widths]
-    #[arg(long, value_name = "FILE|TYPE", requires = "max_loss")]
+    /// Find the largest share of a prompt's experts in low precision (--prefill-low, beside --t1 1) that raises perplexity by at
+    /// most this, pieces of the text read in one batch each: 1%
+    #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
+    max_prefill_loss: Option<f64>,
+    /// Low-precision experts for --max-loss and --max-prefill-loss: a GGUF of the model in a smaller quant, or a type [default:
+    /// the smallest of --widths]
+    #[arg(long, value_name = "FILE|TYPE", requires = "loss")]
     low: Option<String>,
-    /// Expert cache for --max-loss: a size, or a percentage of all experts
+    /// Expert cache for --max-loss and --max-prefill-loss: a size, or a percentage of all experts
     #[arg(long, value_name = "SIZE|N%", default_value = "25%")]
     expert_cache: String,
     /// Memory for everything
@@ -137,6 +145,20 @@ impl Run {
         let model = Model::open(&self.file, &options, |_| true)?;
         let runner = Runner::new(model, self.context, self.threads, None)?;
         runner.model.set_routing(&RoutingOptions::default());
+        Ok(runner)
+    }
+
+    /// The same with the cache that was asked for.
+    ///
+    /// # Errors
+    /// A model that cannot be run, a cache in which everything fits.
+    fn open_for_misses(&self, low: &Path, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
+        let runner = self.open(Some(low), self.expert_cache, prefill_low)?;
+        ensure!(
+            runner.session.precision().is_dynamic(),
+            "--expert-cache {}: every expert fits, nothing is missed and no precision changes anything; give a smaller one",
+            self.expert_cache_word
+        );
         Ok(runner)
     }
 }
@@ -238,27 +260,29 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         },
         thresholds: None,
         mixes: None,
+        prefill: None,
         widths: Vec::new(),
     };
-    profile.thresholds = match (args.shares, args.max_loss) {
-        (Some(target), _) => Some(thresholds::for_shares(&uses, target)?),
-        (None, Some(max_loss)) if args.low.is_none() && widths.is_empty() => {
-            profile.mixes = mixes::find(&run, &text, text_file, None, max_loss)?;
-            None
-        }
-        (None, Some(max_loss)) => {
-            let (low, name) = low(args, &source, widths.last().copied(), directory.path())?;
+    profile.thresholds = args.shares.map(|target| thresholds::for_shares(&uses, target)).transpose()?;
+    let has_no_low = args.low.is_none() && widths.is_empty() && args.max_prefill_loss.is_none();
+    if let Some(max_loss) = args.max_loss.filter(|_| has_no_low) {
+        profile.mixes = mixes::find(&run, &text, text_file, None, max_loss)?;
+    } else if args.max_loss.is_some() || args.max_prefill_loss.is_some() {
+        let (low, name) = low(args, &source, widths.last().copied(), directory.path())?;
+        if let Some(max_loss) = args.max_loss {
             let fitted = thresholds::for_loss(&run, &text, &uses, &low, name.clone(), max_loss)?;
             let thresholds = Thresholds { t1: fitted.t1, t2: fitted.t2 };
-            let alone = mixes::Low { path: &low, name, thresholds };
+            let alone = mixes::Low { path: &low, name: name.clone(), thresholds };
             profile.mixes = mixes::find(&run, &text, text_file, Some(&alone), max_loss)?;
-            if low.starts_with(directory.path()) {
-                std::fs::remove_file(low)?;
-            }
-            Some(fitted)
+            profile.thresholds = Some(fitted);
         }
-        (None, None) => None,
-    };
+        if let Some(max_loss) = args.max_prefill_loss {
+            profile.prefill = Some(prompts::for_loss(&run, &text, &low, name, max_loss)?);
+        }
+        if low.starts_with(directory.path()) {
+            std::fs::remove_file(low)?;
+        }
+    }
     for &dtype in &widths {
         let lowered = source.lower(dtype, directory.path())?;
         profile.widths.push(sensitivity::width(&run, &map, &text, &uses, dtype, &lowered)?);
@@ -298,7 +322,7 @@ fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
     Ok(widths)
 }
 
-/// Where `--max-loss` takes low-precision experts from, and its name: a file that was given, or one made in `directory`.
+/// Where `--max-loss` and `--max-prefill-loss` take low-precision experts from, and its name: a file that was given, or one made in `directory`.
 fn low(
     args: &Args,
     source: &Source<'_>,
@@ -316,7 +340,7 @@ fn low(
             let name = Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned();
             return Ok((word.into(), name));
         }
-        None => smallest.context("--max-loss with --no-widths needs --low FILE or a type such as --low q2_k")?,
+        None => smallest.context("--no-widths leaves nothing to take low-precision experts of; give --low FILE, or a type such as --low q2_k")?,
     };
     hobbit::engine::Ggml.supports(dtype).context("--low")?;
     ensure!(source.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hobbit::profile::{Check, FittedThresholds, Mixes, Profile, Tolerated, Width};
+use hobbit::profile::{Check, FittedPrefill, FittedThresholds, Mixes, Profile, Tolerated, Width};
 use hobbit::units::{Bytes, Percent};
 
 use super::lower::describe;
@@ -15,7 +15,7 @@ pub struct Table<'a>(pub &'a Profile);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Profile { model, text, thresholds, mixes, widths, .. } = self.0;
+        let Profile { model, text, thresholds, prefill, mixes, widths, .. } = self.0;
         writeln!(
             f,
             "{}: {}, {} experts in {} layers, {} used per token and layer",
@@ -31,6 +31,9 @@ impl fmt::Display for Table<'_> {
         }
         if let Some(mixes) = mixes {
             show_mixes(f, mixes)?;
+        }
+        if let Some(fitted) = prefill {
+            show_prefill(f, fitted)?;
         }
         widths.iter().try_for_each(|width| show_width(f, width))
     }
@@ -69,6 +72,25 @@ fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
         writeln!(f, "{bytes:>12}{:>8}  {loss:<22}{words}", format!("{:.0}", Percent(share)))?;
     }
     Ok(())
+}
+
+fn show_prefill(f: &mut fmt::Formatter<'_>, fitted: &FittedPrefill) -> fmt::Result {
+    let [bytes, exact] = [fitted.bytes_per_token, fitted.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
+    writeln!(
+        f,
+        "\nprompts within {}: --t1 1 --prefill-low {:.0}%",
+        Percent(fitted.max_loss),
+        100.0 * fitted.prefill_low
+    )?;
+    writeln!(
+        f,
+        "measured with --expert-cache {} and {} as low, in {} runs: perplexity {:+.2} ± {:.2}, {bytes} per token (exact: {exact})",
+        fitted.expert_cache,
+        fitted.low,
+        fitted.n_measured,
+        Percent(fitted.loss),
+        Percent(fitted.loss_error)
+    )
 }
 
 fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {

@@ -104,19 +104,35 @@ impl Runner {
     /// # Errors
     /// As [`Session::evaluate`].
     pub fn losses(&mut self, text: &Text, sets: &[Vec<ExpertId>], stage: &str) -> anyhow::Result<Vec<Loss>> {
+        let losses = self.losses_of(text, sets, stage, |model, set| model.force_low(set.iter().copied()));
+        self.model.force_low([]);
+        losses
+    }
+
+    /// The same of whatever `change` does with each of the sets; with none it does nothing.
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`].
+    pub fn losses_of(
+        &mut self,
+        text: &Text,
+        sets: &[Vec<ExpertId>],
+        stage: &str,
+        change: impl Fn(&Model, &[ExpertId]),
+    ) -> anyhow::Result<Vec<Loss>> {
         let bar = Bar::of_units(stage, (text.windows.len() * sets.len()) as u64)?;
         let mut losses = vec![Loss::default(); sets.len()];
         let mut exact = Vec::new();
         let mut row = Vec::new();
         for window in &text.windows {
-            self.model.force_low([]);
+            change(&self.model, &[]);
             exact.clear();
             self.window(window, window.len(), |logits, _| {
                 log_softmax(logits, &mut row);
                 exact.extend_from_slice(&row);
             })?;
             for (set, loss) in sets.iter().zip(&mut losses) {
-                self.model.force_low(set.iter().copied());
+                change(&self.model, set);
                 let mut exact_rows = exact.chunks_exact(self.model.n_vocab());
                 self.window(window, window.len(), |logits, next| {
                     let exact = exact_rows.next().expect("both runs predict the same tokens");
@@ -125,7 +141,6 @@ impl Runner {
                 bar.step()?;
             }
         }
-        self.model.force_low([]);
         Ok(losses)
     }
 }

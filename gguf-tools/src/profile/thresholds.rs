@@ -41,12 +41,7 @@ pub fn for_loss(
     low_name: String,
     max_loss: f64,
 ) -> anyhow::Result<FittedThresholds> {
-    let mut runner = run.open(Some(low), run.expert_cache, None)?;
-    anyhow::ensure!(
-        runner.session.precision().is_dynamic(),
-        "--expert-cache {}: every expert fits, nothing is missed and thresholds change nothing; give a smaller one",
-        run.expert_cache_word
-    );
+    let mut runner = run.open_for_misses(low, None)?;
     let mut exact: Option<(f64, f64)> = None;
     let found = search(&uses.candidates(QUANTILES), max_loss, |thresholds| -> anyhow::Result<Trial> {
         let (nll, bytes_per_token) = decode(&mut runner, text, thresholds)?;

@@ -336,6 +336,11 @@ impl Cache {
         self.place(version).is_some_and(|place| self.may_take_empty(version, place.share))
     }
 
+    /// Empty slots of a share; 0 for shares there are not.
+    pub fn n_empty(&self, share: ShareId) -> u32 {
+        self.shares.get(&share).map_or(0, |share| share.capacity.saturating_sub(share.n_filled))
+    }
+
     /// Every resident version and its slot, by pool and slot.
     pub fn residents(&self) -> impl Iterator<Item = (Version, SlotId)> {
         self.pools.iter().zip(0u16..).flat_map(|(slots, pool)| {

@@ -212,14 +212,19 @@ impl ExpertBackend {
         // SAFETY: by the caller: sources of live nodes are live.
         unsafe {
             let ids = (*nodes[0]).src[2];
-            let weights = nodes.iter().find_map(|&node| weights_tensor(node));
-            let Some(weights) = weights else { return split::no_weights(experts, self.chosen.layer(), "") };
+            let layer = self.chosen.layer();
+            let seen = experts.router_weights(layer);
+            let values = weights_of_layer(experts, layer, nodes);
+            let of_nodes = nodes.iter().find_map(|&node| weights_tensor(node));
+            let Some((weights, values)) = of_nodes.or(seen.map(|seen| seen.tensor())).zip(values) else {
+                return split::no_weights(experts, layer, "");
+            };
             let input = router_input_tensor(nodes[0]).filter(|input| is_dense_rows(input));
             let floats = |input: &ggml_tensor| {
                 slice::from_raw_parts(input.data.cast::<f32>(), (input.ne[0] * input.ne[2]) as usize)
             };
-            let values = [RouterValues::of(&*ids, 0), RouterValues::of(&*weights, 1)];
-            let router = Router { ids, weights, values, input: input.map(floats) };
+            let values = [RouterValues::of(&*ids, 0), values];
+            let router = Router { product: nodes[0], ids, weights, values, input: input.map(floats) };
             split::reroute(&mut self.chosen, host, routers, elsewhere, &router);
         }
         Ok(())

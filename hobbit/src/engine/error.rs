@@ -9,7 +9,7 @@ use crate::fitted::FittedError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
-use crate::profile::ProfileError;
+use crate::profile::{ProfileError, VirtualPlanError};
 use crate::route::ThresholdError;
 use crate::store::StoreError;
 
@@ -86,6 +86,9 @@ pub enum Error {
     /// A profile that is damaged, or another model's.
     #[error(transparent)]
     Fitted(#[from] FittedError),
+    /// A plan of virtual experts that is damaged, another model's, or too large.
+    #[error(transparent)]
+    VirtualPlan(#[from] VirtualPlanError),
     /// Nobody knows what layers' misses cost.
     #[error(
         "--slots by-penalty goes by what each layer's misses cost, and {found}; record a run with --trace run.trace, let \
@@ -214,6 +217,12 @@ pub enum Error {
     /// Sampling settings that cannot work, or logits from which nothing can be chosen.
     #[error("cannot sample: {0}")]
     Sampling(String),
+    /// Tokens of this model or run cannot be sent to other experts than their routers chose.
+    #[error(
+        "tokens cannot be sent to experts in memory: {0}; leave out --cache-bias, --substitute and --virtual-experts (--low \
+         and --drop work)"
+    )]
+    Routing(String),
     /// Loading was cancelled by the progress callback.
     #[error("loading was cancelled")]
     Cancelled,

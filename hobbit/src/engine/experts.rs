@@ -24,6 +24,7 @@ pub(super) struct ExpertTag {
 /// done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouterValues {
+    tensor: *const ggml_tensor,
     data: *mut u8,
     pub(super) n_used: usize,
     pub(super) n_tokens: usize,
@@ -38,11 +39,17 @@ impl RouterValues {
     /// Those of a tensor whose dimension `d` counts ranks and `d + 1` tokens; it may be a strided view, as of an argsort.
     pub(super) fn of(tensor: &ggml_tensor, d: usize) -> Self {
         Self {
+            tensor,
             data: tensor.data.cast(),
             n_used: tensor.ne[d].max(0) as usize,
             n_tokens: tensor.ne[d + 1].max(0) as usize,
             strides: [tensor.nb[d], tensor.nb[d + 1]],
         }
+    }
+
+    /// The tensor that they are of.
+    pub(super) fn tensor(&self) -> *mut ggml_tensor {
+        self.tensor.cast_mut()
     }
 
     /// Where a token's value of a rank lies.

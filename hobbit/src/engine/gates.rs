@@ -87,8 +87,10 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
                     }
                 }
                 if op == llama::GGML_OP_ADD && is_vector((*node).src[1]) {
-                    // Above the activation it is the router's own bias, below it concerns the choice only.
-                    let bias = if is_logits { &mut router.bias } else { &mut router.choice_bias };
+                    // Above the activation it is the router's own bias, below it concerns the choice only. Where there is
+                    // no activation, llama.cpp names the biased logits as it names probabilities.
+                    let is_own = is_logits || (*(*node).src[0]).op == llama::GGML_OP_MUL_MAT;
+                    let bias = if is_own { &mut router.bias } else { &mut router.choice_bias };
                     *bias = Some((*node).src[1]);
                 }
                 let sources = (*node).src.iter().copied().chain([(*node).view_src]);
@@ -132,6 +134,18 @@ pub(super) unsafe fn normalises(weights: *mut ggml_tensor, ids: *mut ggml_tensor
         }
     }
     None
+}
+
+/// Whether the router that made the choice `ids` saw what the expert product `product` sees.
+///
+/// # Safety
+/// Live nodes of a graph.
+pub(super) unsafe fn sees_input_of(product: *mut ggml_tensor, ids: *mut ggml_tensor) -> bool {
+    // SAFETY: by the caller; sources of a live node are live.
+    unsafe {
+        let root = |tensor: *mut ggml_tensor| if (*tensor).view_src.is_null() { tensor } else { (*tensor).view_src };
+        router_of(ids).is_some_and(|router| root((*router.product).src[1]) == root((*product).src[1]))
+    }
 }
 
 /// Whether two tensors are one, or views of the same.

@@ -14,20 +14,23 @@ use super::log;
 use super::memory_use::MemoryUse;
 use super::model::Model;
 use super::pinned::{HostMemory, Reach};
-use super::pools::{cache_of, pools_of};
+use super::pools::{Pool, cache_of, pools_of};
 use super::raw::RawContext;
 use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use super::tiers;
 use crate::cache::ModelMark;
+use crate::expert::Precision;
 use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use crate::load::{Loader, LoaderOptions};
-use crate::options::{PrecisionMode, Prefetch, Repack, SessionOptions};
+use crate::options::{PrecisionMode, Prefetch, Repack, SessionOptions, VirtualExperts};
 use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
 use crate::predict::{self, PredictorKind};
+use crate::profile::{PlanFault, VirtualPlanError};
 use crate::residency::{
     self, Latency, LatencyOptions, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions,
+    VirtualExpertsOptions,
 };
 use crate::route::Thresholds;
 use crate::stats::CacheSlots;
@@ -61,6 +64,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         ExpertCache::Auto if on_devices => ExpertCache::Bytes(0),
         wanted => wanted,
     };
+    let high_slots = planned_slots(model, &pools, &specs, on_devices)?;
+    let expert_cache = high_slots.as_ref().map_or(expert_cache, |(bytes, _)| ExpertCache::Bytes(*bytes));
     let mut plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
@@ -73,6 +78,9 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         n_expert_used: model.info().n_expert_used,
         staging: StagingWish::of(slice_bytes, n_kinds),
     })?;
+    if let Some((_, slots)) = high_slots.filter(|_| !plan.is_fully_resident()) {
+        plan.set_high_slots(&slots);
+    }
     let mut precisions = shared.precisions.clone();
     // Nothing is ever evicted: low precision would save one read per expert.
     if plan.is_fully_resident() || on_devices {
@@ -161,6 +169,12 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         lookahead,
     });
     let routing = &shared.options.routing;
+    if routing.virtual_experts != VirtualExperts::Off {
+        let n_used = model.info().n_expert_used as usize;
+        let planned = shared.virtual_plan.as_ref().map_or(&[][..], |plan| &plan.norms);
+        let norms = planned.iter().map(|own| (own.layer, own.norms.clone())).collect();
+        host.keep_virtual_experts(VirtualExpertsOptions { n_used, update: routing.virtual_update, norms });
+    }
     (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
         (routing.rerouting(), routing.prompts, routing.drop);
     host.latency = routing.target_latency.map(|target| Latency::new(target.as_secs_f64(), LatencyOptions::default()));
@@ -186,6 +200,37 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let description = new.description.clone();
     *memories = Some(new);
     Ok(description)
+}
+
+/// Slots of the high versions' pools by a plan of virtual experts, in their order, and bytes of all of them; `None` without one.
+///
+/// # Errors
+/// [`Error::VirtualPlan`]: a device holds layers, or less was asked for than the plan takes.
+fn planned_slots(
+    model: &Model,
+    pools: &[Pool],
+    specs: &[PoolSpec],
+    on_devices: bool,
+) -> Result<Option<(u64, Vec<u32>)>, Error> {
+    let options = &model.shared.options;
+    let (Some(plan), VirtualExperts::Plan(path)) = (&model.shared.virtual_plan, &options.routing.virtual_experts)
+    else {
+        return Ok(None);
+    };
+    let fail = |fault| Err(VirtualPlanError { file: path.display().to_string(), fault }.into());
+    if on_devices {
+        return fail(PlanFault::OnDevices);
+    }
+    let high = || pools.iter().zip(specs).filter(|(_, spec)| spec.precision == Precision::High);
+    let slots: Vec<u32> = high().map(|(pool, _)| pool.planned(plan).iter().sum()).collect();
+    let bytes = high().zip(&slots).map(|((_, spec), slots)| spec.expert_stride * u64::from(*slots)).sum();
+    let all = high().map(|(_, spec)| spec.bytes()).sum();
+    match options.expert_cache.of(all) {
+        Some(given) if given < bytes => {
+            fail(PlanFault::TooLarge { needed: bytes.div_ceil(1 << 20), given: given >> 20 })
+        }
+        _ => Ok(Some((bytes, slots))),
+    }
 }
 
 /// llama.cpp runs by itself: its memory is told, nothing is divided.

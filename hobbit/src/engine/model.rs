@@ -2,6 +2,7 @@
 
 mod load;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use crate::gguf::{Catalog, Gguf};
 use crate::options::{ModelOptions, RoutingOptions, Token};
 use crate::plan::{ExpertCache, Regime};
 use crate::predict::{PathTable, PredictShape};
+use crate::profile::VirtualPlan;
 use crate::residency::Precisions;
 use crate::route::Thresholds;
 use crate::stats::{CachingReport, DeviceReport, FittedReport};
@@ -88,6 +90,8 @@ pub(super) struct Shared {
     /// Tokens of a context that nobody asked for; 0 for as many as the model was trained on.
     pub(super) n_ctx: u32,
     pub(super) fitted: Option<Fitted>,
+    /// How many virtual experts each layer keeps, if somebody planned that.
+    pub(super) virtual_plan: Option<VirtualPlan>,
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,
     pub(super) options: ModelOptions,
@@ -133,6 +137,15 @@ impl Model {
         }
     }
 
+    /// Changes the share of a prompt's experts in low precision ([`PrecisionOptions::prefill_low`](crate::PrecisionOptions)), `0.0..=1.0`,
+    /// for every session of the model, from the next evaluation on.
+    #[doc(hidden)]
+    pub fn set_prefill_low(&self, share: f32) {
+        if let Some(memories) = self.shared.experts.memories().as_mut() {
+            memories.host.precisions.options.prefill_low = Some(share);
+        }
+    }
+
     /// Has these experts used in low precision whatever else holds, where they have a low version; replaces the last
     /// such list. Only in dynamic mode, and once the model has a session. For measuring sensitivity.
     #[doc(hidden)]
@@ -140,6 +153,21 @@ impl Model {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
             memories.host.precisions.forced_low = experts.into_iter().collect();
         }
+    }
+
+    /// Has these experts, and no others, count as missing wherever tokens use only what is present; `None` goes by what is in
+    /// memory again. Once the model has a session. For measuring what absent experts cost.
+    #[doc(hidden)]
+    pub fn mask_experts(&self, experts: Option<HashSet<ExpertId>>) {
+        if let Some(memories) = self.shared.experts.memories().as_mut() {
+            memories.host.masked = experts;
+        }
+    }
+
+    /// Blocks with experts, and how many each has, ascending.
+    #[doc(hidden)]
+    pub fn layers_with_experts(&self) -> Vec<(u16, u16)> {
+        self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect()
     }
 
     /// Bytes of host memory that the cache may fill now; 0 before the first session.

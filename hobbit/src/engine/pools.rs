@@ -7,6 +7,7 @@ use crate::expert::{ExpertId, Precision, Version};
 use crate::fitted::LayerPenalty;
 use crate::gguf::Catalog;
 use crate::plan::{PoolPlan, PoolSpec};
+use crate::profile::VirtualPlan;
 
 /// A cache whose pools have as many slots as planned.
 pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {
@@ -40,6 +41,11 @@ impl Pool {
         PoolSpec::of(class, self.precision, n_versions)
     }
 
+    /// Slots of each layer by a plan of virtual experts.
+    pub(super) fn planned(&self, plan: &VirtualPlan) -> Vec<u32> {
+        self.layers.iter().map(|(layer, members)| plan.slots_of(*layer, members.len() as u32)).collect()
+    }
+
     fn layout(&self, model: &Model, catalog: &Catalog, n_slots: u32) -> PoolLayout {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
@@ -48,10 +54,14 @@ impl Pool {
         // high ones.
         let allocation = model.shared.options.caching.slots;
         let is_even = allocation == Allocation::Even || self.precision == Precision::Low;
-        let capacities = (!is_even).then(|| {
-            let demands: Vec<LayerDemand> =
-                self.layers.iter().map(|(layer, members)| demand(model, *layer, members.len() as u32)).collect();
-            allocate(allocation, n_slots, &demands)
+        let planned = model.shared.virtual_plan.as_ref().filter(|_| self.precision == Precision::High);
+        let planned = planned.map(|plan| self.planned(plan)).filter(|slots| slots.iter().sum::<u32>() <= n_slots);
+        let capacities = planned.or_else(|| {
+            (!is_even).then(|| {
+                let demands: Vec<LayerDemand> =
+                    self.layers.iter().map(|(layer, members)| demand(model, *layer, members.len() as u32)).collect();
+                allocate(allocation, n_slots, &demands)
+            })
         });
         PoolLayout { layers: layers.collect(), n_slots, capacities, is_common: false }
     }

@@ -267,9 +267,19 @@ impl Session {
             *now = *now - *before;
         }
         let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
+        let virtual_experts = memories.as_ref().and_then(|own| own.host.virtual_experts_report());
         let latency = memories.as_ref().and_then(|own| own.host.latency.as_ref().map(Latency::report));
         let kernels = KernelReport { choice: self.purpose.kernels, trials: compute::trials() };
-        Stats { layers, devices, prefetch, latency, kernels, peak_rss_bytes: peak_rss_bytes(), ..self.stats.clone() }
+        Stats {
+            layers,
+            devices,
+            prefetch,
+            virtual_experts,
+            latency,
+            kernels,
+            peak_rss_bytes: peak_rss_bytes(),
+            ..self.stats.clone()
+        }
     }
 
     /// Times so far, in llama.cpp's categories.

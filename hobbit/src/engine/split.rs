@@ -135,6 +135,8 @@ pub(super) fn no_weights<T>(experts: &Experts, layer: u16, scope: &str) -> Resul
 
 /// A layer's router, as far as sending tokens elsewhere takes it.
 pub(super) struct Router<'a> {
+    /// The layer's first product.
+    pub(super) product: *mut ggml_tensor,
     /// The node that chose.
     pub(super) ids: *mut ggml_tensor,
     /// The node of its weights.
@@ -169,11 +171,18 @@ pub(super) unsafe fn reroute(
         (_, Some(Gating::Softmax)) => Weighing::OfAll,
         _ => Weighing::Each,
     };
+    // SAFETY: by the caller.
+    let before: Vec<f32> = unsafe { values.read() }.collect();
+    if host.has_virtual_experts() {
+        chosen.heard(&before, router.input);
+    }
     if !chosen.wants_scores(host, elsewhere, weighing) {
         return false;
     }
     let mut judged = vec![RouterScores::default(); n_tokens];
-    let input = router.input.filter(|input| is_known && normalises.is_some() && !input.is_empty());
+    // SAFETY: by the caller.
+    let sees = is_known && normalises.is_some() && unsafe { super::gates::sees_input_of(router.product, router.ids) };
+    let input = router.input.filter(|input| sees && !input.is_empty());
     let width = input.map_or(1, |input| input.len() / n_tokens);
     let rows = input.unwrap_or_default().chunks_exact(width.max(1));
     let judged_rows = rows.zip(&mut judged).map(|(x, scores)| routers.gates.judge(x, layer, scores));
@@ -182,8 +191,6 @@ pub(super) unsafe fn reroute(
         true => judged.iter().map(|RouterScores { selection, weights }| TokenScores { selection, weights }).collect(),
         false => Vec::new(),
     };
-    // SAFETY: by the caller.
-    let before: Vec<f32> = unsafe { values.read() }.collect();
     let mut after = Vec::new();
     let says = RouterSays { weights: &before, scores: &scores, weighing };
     if !chosen.reroute(host, elsewhere, &says, &mut after) {

@@ -387,6 +387,20 @@ impl MemoryPlan {
         available.saturating_sub(Margin::of_source(source).bytes(available))
     }
 
+    /// The high versions' pools have these slots, in their order, and low versions none: what was divided otherwise has been. They
+    /// take no more than the plan has for experts.
+    pub fn set_high_slots(&mut self, slots: &[u32]) {
+        let mut slots = slots.iter();
+        for pool in &mut self.pools {
+            let planned = if pool.precision == Precision::High { slots.next().copied().unwrap_or(0) } else { 0 };
+            pool.n_slots = planned.min(pool.n_versions);
+            pool.expert_cache = pool.expert_stride * u64::from(pool.n_slots);
+        }
+        self.n_slots = self.pools.iter().map(|pool| u64::from(pool.n_slots)).sum();
+        self.expert_cache = self.pools.iter().map(|pool| pool.expert_cache).sum();
+        (self.n_low_slots, self.low_cache) = (0, 0);
+    }
+
     /// Bytes of the budget that nothing uses: everything fits, or less was asked for.
     pub fn unused(&self) -> u64 {
         self.budget - self.margin - self.fixed.total() - self.expert_cache - self.staging

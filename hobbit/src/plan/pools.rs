@@ -38,7 +38,8 @@ impl PoolSpec {
         self.n_versions.iter().map(|n| u64::from(*n)).sum()
     }
 
-    fn bytes(&self) -> u64 {
+    /// Bytes of a slot for each of them.
+    pub fn bytes(&self) -> u64 {
         self.n_versions() * self.expert_stride
     }
 }

@@ -33,7 +33,7 @@ pub enum ExpertCache {
 
 impl ExpertCache {
     /// The bytes asked for of so many; `None` for what is left.
-    pub(super) fn of(self, all: u64) -> Option<u64> {
+    pub fn of(self, all: u64) -> Option<u64> {
         match self {
             Self::Auto => None,
             Self::Bytes(bytes) => Some(bytes.min(all)),

@@ -16,8 +16,8 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// HOBBIT's largest useful distance: more layers ahead, the guesses get worse.
-    pub const DISTANCE_MAX: u8 = 3;
+    /// The largest p that HOBBIT tried; it recommends 1 to 3, as guesses get worse with distance.
+    pub const DISTANCE_MAX: u8 = 4;
     /// Fate's: a quarter of the experts.
     pub const PERCENTILE: f32 = 0.75;
 

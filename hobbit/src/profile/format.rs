@@ -34,6 +34,9 @@ pub struct Profile {
     /// The cheapest ways to give up a little, if they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixes: Option<Mixes>,
+    /// What share of a prompt's experts may come in low precision, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<FittedPrefill>,
     /// Sensitivities, one entry per width, widest first; empty if they were not asked for.
     pub widths: Vec<Width>,
 }
@@ -97,6 +100,30 @@ pub struct MeasuredThresholds {
     pub expert_cache: String,
     /// Where low-precision versions came from.
     pub low: String,
+}
+
+/// The largest share of a prompt's experts in low precision that keeps a loss (Fate, section 4.5), everything else in high
+/// precision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FittedPrefill {
+    /// Share of a layer's active experts that come in low precision, least popular first: `--prefill-low`, beside `--t1 1`.
+    pub prefill_low: f32,
+    /// Relative increase of perplexity that was allowed.
+    pub max_loss: f64,
+    /// What was measured with that share, pieces of the text read in one batch each.
+    pub loss: f64,
+    /// Standard error of that, paired by token.
+    pub loss_error: f64,
+    /// Expert bytes read per token.
+    pub bytes_per_token: f64,
+    /// The same with nothing in low precision.
+    pub exact_bytes_per_token: f64,
+    /// Expert cache, as given.
+    pub expert_cache: String,
+    /// Where low-precision versions came from.
+    pub low: String,
+    /// How many shares were measured.
+    pub n_measured: u32,
 }
 
 /// Sensitivities to one width.

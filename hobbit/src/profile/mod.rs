@@ -33,17 +33,19 @@ mod format;
 mod loss;
 mod mixes;
 mod paths;
+pub mod planner;
 mod proxy;
 mod rank;
 mod search;
 mod uses;
+mod virtual_plan;
 mod widths;
 
 pub use crate::pack::SliceTypes;
 pub use error::{ProfileError, WidthsError};
 pub use format::{
-    Check, Checked, FORMAT, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId, Tolerated,
-    VERSION, Width,
+    Check, Checked, FORMAT, FittedPrefill, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId,
+    Tolerated, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
 pub use mixes::{MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, search_mixes, text_sha256};
@@ -52,4 +54,7 @@ pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, most_lowered, search};
 pub use uses::Uses;
+pub use virtual_plan::{
+    LayerNorms, PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
+};
 pub use widths::{Goal, Widths, widths};

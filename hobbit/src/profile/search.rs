@@ -45,8 +45,9 @@ pub fn search<E>(
     Ok(best)
 }
 
-/// The most of `n` experts, most robust first, that can be lowered together within `max_loss`, and what that loses: the mixed
-/// model is measured, and more or fewer are lowered until the tolerance is met (EdgeMoE, section III-B, by bisection). `guess` is
+/// The most of `n` that can be lowered together within `max_loss`, and what that loses: the mixed model is measured, and more
+/// or fewer are lowered until the tolerance is met, by bisection. Of `n` experts, most robust first, that is EdgeMoE's
+/// (section III-B); of 100 percent of a prompt's, least popular first, Fate's share p (section 4.5). `guess` is
 /// tried first; `measure` is asked for the loss of lowering so many, at most `log2(n) + 2` times. Nothing lowered loses nothing.
 ///
 /// # Errors
@@ -142,6 +143,22 @@ mod tests {
             assert_eq!(of(0.09), (30, 0.3f64.powi(2)));
         }
         assert_eq!(most_lowered(0, 5, 1.0, |_| Err("nothing to measure")), Ok((0, 0.0)));
+    }
+
+    #[test]
+    fn a_share_of_prompts_is_found_in_whole_percents() {
+        // Of eight experts an eighth more is lowered every 12.5 percent, at 0.3 percent each.
+        let loss = |percent: usize| 0.003 * (percent * 8 / 100) as f64;
+        let of = |max_loss: f64| {
+            let mut tried = Vec::new();
+            let measured = |percent| Ok::<_, Infallible>((tried.push(percent), loss(percent)).1);
+            let found = most_lowered(100, 25, max_loss, measured).unwrap();
+            assert!(found.0 == 0 || tried.contains(&found.0), "{found:?} was not measured: {tried:?}");
+            (found, tried.len())
+        };
+        assert_eq!(of(0.01).0, (49, loss(49)), "the most that lower no fourth expert");
+        assert_eq!([of(0.1).0.0, of(0.003).0.0, of(0.001).0.0], [100, 24, 12]);
+        assert!(of(0.01).1 <= 8);
     }
 
     #[test]

@@ -21,6 +21,8 @@ struct LayerUses {
     n_uses: Vec<u64>,
     /// Sum of squared router weights.
     squares: Vec<f64>,
+    /// Sum of router weights without their sign.
+    weights: Vec<f64>,
 }
 
 impl Uses {
@@ -39,10 +41,12 @@ impl Uses {
                 if uses.n_uses.len() <= index {
                     uses.n_uses.resize(index + 1, 0);
                     uses.squares.resize(index + 1, 0.0);
+                    uses.weights.resize(index + 1, 0.0);
                 }
                 let square = f64::from(*weight).powi(2);
                 uses.n_uses[index] += 1;
                 uses.squares[index] += if square.is_finite() { square } else { 0.0 };
+                uses.weights[index] += if square.is_finite() { f64::from(weight.abs()) } else { 0.0 };
             }
         }
     }
@@ -67,6 +71,18 @@ impl Uses {
         let mean = uses.squares.iter().sum::<f64>() / n.max(1) as f64;
         let mean = if mean > 0.0 { mean } else { 1.0 };
         (0..n_expert).map(|e| uses.squares.get(e).copied().unwrap_or(0.0) + mean).collect()
+    }
+
+    /// A layer's experts, `0..n_expert`, by how much its router wanted them, the most wanted first: the sum of their weights, as
+    /// virtual experts are chosen.
+    pub fn most_wanted(&self, layer: u16, n_expert: u16) -> Vec<u16> {
+        let wanted = |index: u16| {
+            let uses = self.layers.get(&layer);
+            uses.and_then(|uses| uses.weights.get(usize::from(index))).copied().unwrap_or(0.0)
+        };
+        let mut order: Vec<u16> = (0..n_expert).collect();
+        order.sort_by(|a, b| wanted(*b).total_cmp(&wanted(*a)).then(a.cmp(b)));
+        order
     }
 
     /// Every way to set a threshold that differs visibly, ascending from 0 (no use) to 1 (every use): quantiles of the
@@ -94,6 +110,7 @@ mod tests {
         assert_eq!((uses.n_uses(3, 0), uses.n_uses(3, 1), uses.n_uses(3, 2)), (2, 0, 2));
         let mean = (0.5625 + 0.0625 + 0.25 + 0.25) / 4.0;
         assert_eq!(uses.importance(3, 4), [0.8125 + mean, mean, 0.3125 + mean, mean]);
+        assert_eq!((uses.most_wanted(3, 4), uses.most_wanted(4, 2)), (vec![0, 2, 1, 3], vec![0, 1]));
         assert_eq!((uses.n_first, uses.samples.as_slice()), (2, [0.75, 0.5].as_slice()));
         assert_eq!(uses.importance(4, 2), [1.0, 1.0]);
     }

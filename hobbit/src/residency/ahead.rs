@@ -152,9 +152,9 @@ impl Lookahead {
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
-    /// Whether anybody looks ahead.
+    /// Whether anybody looks ahead of single tokens: not where these use only what is there.
     pub fn looks_ahead(&self) -> bool {
-        self.lookahead.is_some()
+        self.lookahead.is_some() && self.virtual_experts.is_none()
     }
 
     /// Whether the next layers' routers are to be asked.

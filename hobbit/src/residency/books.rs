@@ -74,7 +74,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// A batch begins.
     pub fn begin_batch(&mut self, n_tokens: u32) {
-        self.pause_filling(n_tokens);
+        if !self.begin_virtual_batch(n_tokens) {
+            self.pause_filling(n_tokens);
+        }
         self.cache.begin_batch(n_tokens);
         if let Some(lookahead) = &mut self.lookahead {
             lookahead.predictor.begin_token();
@@ -90,6 +92,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
         }
+        self.end_virtual_batch(n_tokens, seconds);
         if n_tokens == 1 {
             if let Some(latency) = &mut self.latency {
                 latency.end_token(seconds);
@@ -190,7 +193,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Whether an expert can be used now in high precision without another read; one that is on its way can, unless tokens
     /// wait for nothing. `is_elsewhere`: whether a version is where the products run.
     pub fn is_present(&self, expert: ExpertId, is_elsewhere: &dyn Fn(Version) -> bool) -> bool {
-        present(&self.cache, &self.upgrades, &self.rerouting, expert, is_elsewhere)
+        if let Some(masked) = &self.masked {
+            return !masked.contains(&expert);
+        }
+        if self.is_whole(expert.layer) {
+            return true;
+        }
+        let is_arriving = self.is_arriving(Version::high(expert)) && !is_elsewhere(Version::high(expert));
+        !is_arriving && present(&self.cache, &self.upgrades, &self.rerouting, expert, is_elsewhere)
     }
 
     /// A layer's tokens have been sent elsewhere.

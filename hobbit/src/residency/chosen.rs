@@ -67,6 +67,9 @@ pub struct Chosen {
     known: Vec<f32>,
     /// Each expert's share of the weights, by expert index: a token's sum to 1.
     pub(super) shares: Vec<f32>,
+    /// What [`Chosen::heard`] was told.
+    said: Vec<f32>,
+    input_norms: Vec<f32>,
     /// Of a prompt: how many tokens are expected to use which expert of the next layer, if that is known.
     pub expected: Popularity,
     /// What the router chose, if tokens have been sent elsewhere.
@@ -112,6 +115,8 @@ impl Chosen {
         self.known.clear();
         self.shares.clear();
         self.expected.clear();
+        self.input_norms.clear();
+        self.said.clear();
         self.first_kind = self.kinds.len();
         self.kinds.extend_from_slice(split.kinds);
         Ok(())
@@ -142,7 +147,19 @@ impl Chosen {
         !self.is_again && !residency.rerouting.is_off() && (self.decodes || residency.reroutes_prompts)
     }
 
-    /// Whether [`Chosen::reroute`] may change anything: an expert is missing, or what is missing changes all weights.
+    /// The router's `weights` of its own choice, `[n_tokens][n_used]`, and its `input`, `[n_tokens][width]`, where that is known: for
+    /// who counts what is wanted.
+    pub fn heard(&mut self, weights: &[f32], input: Option<&[f32]>) {
+        let width = input.map_or(0, |input| input.len() / self.routing.n_tokens.max(1)).max(1);
+        let norm = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
+        self.said.clear();
+        self.said.extend_from_slice(weights);
+        self.input_norms.clear();
+        self.input_norms.extend(input.unwrap_or_default().chunks_exact(width).map(norm));
+    }
+
+    /// Whether [`Chosen::reroute`] may change anything: an expert is missing and would take another's slot (what finds a free one
+    /// is read once and stays), or what is missing changes all weights.
     pub fn wants_scores<R: Reads, O: Observer>(
         &self,
         residency: &Residency<R, O>,
@@ -150,8 +167,14 @@ impl Chosen {
         weighing: Weighing,
     ) -> bool {
         let layer = self.layer();
-        let is_present = |&index: &u16| residency.is_present(ExpertId { layer, index }, elsewhere.has);
-        residency.rerouting.only_present && weighing == Weighing::OfAll || !self.routing.needed.iter().all(is_present)
+        let only_present = residency.rerouting.only_present;
+        let is_there = |&&index: &&u16| residency.is_present(ExpertId { layer, index }, elsewhere.has);
+        let mut missing = self.routing.needed.iter().filter(|index| !is_there(index)).peekable();
+        if missing.peek().is_none() {
+            return only_present && weighing == Weighing::OfAll;
+        }
+        let has_room = |&index: &u16| residency.cache().has_empty_slot(Version::high(ExpertId { layer, index }));
+        only_present || !missing.any(has_room)
     }
 
     /// Sends tokens to experts that are in memory, as [`Residency::rerouting`] says: before anything is asked for.
@@ -271,6 +294,8 @@ impl Chosen {
                 }
             }
             let (routing, weights) = self.wanted();
+            let said = if self.said.is_empty() { weights } else { &self.said };
+            residency.count_wanted(layer, routing, said, &self.input_norms);
             residency.begin_record(layer, routing, weights, scores);
             if self.wanted.is_some() {
                 residency.observer_mut().rerouted(&self.routing.ids);

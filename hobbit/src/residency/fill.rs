@@ -26,11 +26,12 @@ pub(super) struct Fill {
 
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// From now on free slots are filled while nobody waits, unless that would be seen in what a repeatable run or a
-    /// trace depends on, or high versions are not wanted at all. Not for policies that take an insertion for a use.
+    /// trace depends on, or high versions are not wanted at all, or experts are virtual. Not for policies that take an insertion for a use.
     /// `between_tokens`: also between two tokens of an answer.
     pub fn fill_free_slots(&mut self, between_tokens: bool) {
         let is_repeatable = self.observer.is_watching() || self.precisions.options.deterministic;
-        self.fill.is_on = !is_repeatable && self.precisions.loads_high();
+        let is_fixed = is_repeatable || self.virtual_experts.is_some();
+        self.fill.is_on = !is_fixed && self.precisions.loads_high();
         self.fill.is_on_between_tokens = self.fill.is_on && between_tokens;
         self.idle();
     }

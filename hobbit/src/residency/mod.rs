@@ -19,7 +19,8 @@
 //!
 //! Versions beyond their layer's share of the cache stream through `staging` slots, in the order in which the products use
 //! them; while they do, the slots of the next layer are filled ahead when the batch is dense. While nothing else is read, a
-//! frequently used low version is replaced by its high version (`upgrades`), and free slots are filled (`fill`).
+//! frequently used low version is replaced by its high version (`upgrades`), and free slots are filled (`fill`). Where tokens
+//! use only what is there, that changes beside them (`virtual_experts`).
 //!
 //! Pure: no ggml, no memory, no I/O. Bytes and time are [`Reads`]'s; what routers say, and what other memories hold,
 //! comes in as data.
@@ -45,6 +46,7 @@ mod step;
 mod tests;
 mod tickets;
 mod upgrades;
+mod virtual_experts;
 mod waiting;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoice};
@@ -56,16 +58,18 @@ pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
 pub use reads::{Landed, Read, Reads, Target};
 pub use step::{Elsewhere, LayerStep, Used};
+pub use virtual_experts::VirtualExpertsOptions;
 pub use waiting::Place;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use self::fill::Fill;
 use self::staging::Staging;
 use self::tickets::Tickets;
 use self::upgrades::Upgrades;
+use self::virtual_experts::VirtualExperts;
 use crate::cache::{Cache, ShareId, SlotId};
-use crate::expert::{SliceId, Version};
+use crate::expert::{ExpertId, SliceId, Version};
 use crate::route::Rerouting;
 
 /// What a [`Residency`] is made of.
@@ -117,6 +121,8 @@ pub struct Residency<R: Reads, O> {
     overlaps: bool,
     fill: Fill,
     upgrades: Upgrades,
+    /// While tokens are decoded, nobody waits for what is missing.
+    virtual_experts: Option<VirtualExperts>,
     /// The layer of the split in progress.
     running: Option<u16>,
     /// The first wanted read that failed.
@@ -130,6 +136,8 @@ pub struct Residency<R: Reads, O> {
     pub rerouting: Rerouting,
     /// In prompts too.
     pub reroutes_prompts: bool,
+    /// These alone count as missing, wherever experts are; `None` goes by what is in memory.
+    pub masked: Option<HashSet<ExpertId>>,
     /// Who chooses [`Rerouting::bias`] by what tokens take; `None`: nobody.
     pub latency: Option<Latency>,
     lookahead: Option<Lookahead>,
@@ -155,12 +163,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             overlaps,
             fill: Fill::default(),
             upgrades: Upgrades::default(),
+            virtual_experts: None,
             running: None,
             failure: None,
             counters: Counters::default(),
             precisions,
             rerouting: Rerouting::default(),
             reroutes_prompts: false,
+            masked: None,
             latency: None,
             lookahead,
         }

@@ -38,7 +38,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Drops reads ahead that have not started and that the running layer has no use for: what the router chose is
     /// known now.
     pub(super) fn drop_obsolete(&mut self, layer: u16) {
-        self.stop_filling(Some(layer));
+        // Virtual experts come while layers run.
+        if self.virtual_experts.is_none() {
+            self.stop_filling(Some(layer));
+        }
         if !self.is_reading_ahead {
             return;
         }

@@ -12,6 +12,8 @@ use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, Token};
 /// Width of the gating input.
 const WIDTH: usize = 2048;
 const N_GATES: u16 = 4;
+/// Layers that the stacked gate foretells.
+const N_LAYERS_AHEAD: u8 = 3;
 
 fn gates(gating: Gating) -> (GateStack, Vec<f32>) {
     let mut gates = GateStack::default();
@@ -68,7 +70,7 @@ fn warm(predictor: Box<dyn Predictor>, distance_max: u8) -> Warm {
 }
 
 fn stacked_gate() -> Warm {
-    warm(Box::new(Gates::stacked(inputs::shape(), Gates::DISTANCE_MAX)), Gates::DISTANCE_MAX)
+    warm(Box::new(Gates::stacked(inputs::shape(), N_LAYERS_AHEAD)), N_LAYERS_AHEAD)
 }
 
 fn cross_layer() -> Warm {

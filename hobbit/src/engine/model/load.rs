@@ -24,9 +24,9 @@ use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
 use crate::gguf::Gguf;
-use crate::options::{KvValue, ModelOptions, Repack};
+use crate::options::{KvValue, ModelOptions, Repack, VirtualExperts};
 use crate::plan::Regime;
-use crate::profile::ProfileError;
+use crate::profile::{ProfileError, VirtualPlan, VirtualPlanError};
 use crate::store::{Original, Store};
 use crate::trace::{Routes, TraceError};
 
@@ -142,6 +142,7 @@ impl Model {
             regime,
             n_ctx,
             fitted,
+            virtual_plan: None,
             options: options.clone(),
             path_table: path_table.map(Arc::new),
             routes: None,
@@ -152,7 +153,9 @@ impl Model {
             expert_bytes_read_at_load,
         };
         shared.check_loaded()?;
+        shared.check_routing()?;
         shared.routes = shared.followed_routes()?;
+        shared.virtual_plan = shared.read_virtual_plan()?;
         let model = Model { shared: Arc::new(shared) };
         if let (Some(path), Some(table)) = (table_path, &model.shared.path_table) {
             let checked = table.check_shape(&model.predict_shape());
@@ -167,6 +170,12 @@ impl Model {
 const ROUTED_EARLIER: [(&str, &str); 2] =
     [("llama4", "weighs what its experts are given"), ("grovemoe", "chooses further experts by the router's choice")];
 
+/// Architectures whose routers see something else than their experts: what they say of other experts is not known.
+const ASKED_ELSEWHERE: [(&str, &str); 2] = [
+    ("gemma4", "asks its routers about another input than its experts get"),
+    ("smallthinker", "asks its routers before attention"),
+];
+
 impl Shared {
     /// That what was loaded is what the headers were read of. By itself llama.cpp opens models by their names.
     fn check_loaded(&self) -> Result<(), Error> {
@@ -177,6 +186,33 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    fn read_virtual_plan(&self) -> Result<Option<VirtualPlan>, Error> {
+        let VirtualExperts::Plan(path) = &self.options.routing.virtual_experts else { return Ok(None) };
+        let plan = VirtualPlan::read(path)?;
+        let layers: Vec<(u16, u16)> = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
+        let checked = plan.check(&self.info.architecture, &layers, self.info.n_expert_used);
+        checked.map_err(|fault| VirtualPlanError { file: path.display().to_string(), fault })?;
+        Ok(Some(plan))
+    }
+
+    /// That tokens can be sent elsewhere, if they are to be.
+    fn check_routing(&self) -> Result<(), Error> {
+        let routing = &self.options.routing;
+        if routing.rerouting().is_off() {
+            return Ok(());
+        }
+        if self.options.routes.is_some() {
+            return Err(Error::Routing(
+                "recorded routes (--routes) do not tell what routers say of other experts".into(),
+            ));
+        }
+        let architecture = &self.info.architecture;
+        match ROUTED_EARLIER.iter().chain(&ASKED_ELSEWHERE).find(|(name, _)| name == architecture) {
+            Some((_, reason)) => Err(Error::Routing(format!("{architecture} {reason}"))),
+            None => Ok(()),
+        }
     }
 
     fn followed_routes(&self) -> Result<Option<(Arc<Routes>, f64)>, Error> {

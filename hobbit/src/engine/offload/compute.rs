@@ -280,9 +280,9 @@ impl Offload {
             if self.chosen.may_reroute(host) {
                 let elsewhere =
                     Elsewhere { has: &|version| tier.has(version, &kinds), reads: &|slice| others.read(slice) };
-                let nodes = (std::ptr::from_ref(ids).cast_mut(), weights);
+                let of_router = [nodes[0], std::ptr::from_ref(ids).cast_mut()];
                 // SAFETY: read back just now; the tensors have as many bytes.
-                unsafe { self.reroute(experts, host, routers, &elsewhere, nodes)? };
+                unsafe { self.reroute(experts, host, routers, &elsewhere, of_router, weights)? };
             }
             let bytes = &mut self.weight_bytes;
             // SAFETY: read back just now.

@@ -66,6 +66,17 @@ fn profile() -> Profile {
             }),
         }),
         mixes: None,
+        prefill: Some(FittedPrefill {
+            prefill_low: 0.25,
+            max_loss: 0.01,
+            loss: 0.0075,
+            loss_error: 0.001,
+            bytes_per_token: 1e5,
+            exact_bytes_per_token: 1.2e5,
+            expert_cache: "25%".to_owned(),
+            low: "q2_K".to_owned(),
+            n_measured: 7,
+        }),
         widths: vec![width],
     }
 }
@@ -78,9 +89,17 @@ fn parse(text: &str) -> Result<Profile, ProfileError> {
 fn a_profile_survives_writing_and_reading() {
     let json = profile().to_json();
     assert_eq!(parse(&json).unwrap(), profile());
-    for part in ["\"type\": \"q2_K\"", "\"ffn_up_exps\": \"q2_K\"", "\"ffn_down_exps\": \"iq4_nl\"", "\"t1\": 0.625"] {
+    for part in [
+        "\"type\": \"q2_K\"",
+        "\"ffn_up_exps\": \"q2_K\"",
+        "\"ffn_down_exps\": \"iq4_nl\"",
+        "\"t1\": 0.625",
+        "\"prefill_low\": 0.25",
+    ] {
         assert!(json.contains(part), "{json}");
     }
+    let without = Profile { prefill: None, ..profile() };
+    assert!(!without.to_json().contains("prefill") && parse(&without.to_json()).unwrap() == without);
 }
 
 #[test]

@@ -41,7 +41,8 @@ impl Offload {
         host: &mut Host,
         routers: &mut Routers,
         elsewhere: &Elsewhere,
-        (ids, weights): (*mut ggml_tensor, Option<*mut ggml_tensor>),
+        [product, ids]: [*mut ggml_tensor; 2],
+        weights: Option<*mut ggml_tensor>,
     ) -> Result<(), Failed> {
         let Some(weights) = weights else {
             return split::no_weights(experts, self.chosen.layer(), " on the device");
@@ -52,7 +53,7 @@ impl Offload {
             host_ids.data = self.ids.as_mut_ptr().cast();
             let values = [RouterValues::of(&host_ids, 0), host_weights(weights, &mut self.weight_bytes)];
             let input = (!self.input.is_empty()).then_some(&self.input[..]);
-            let router = Router { ids, weights, values, input };
+            let router = Router { product, ids, weights, values, input };
             if split::reroute(&mut self.chosen, host, routers, elsewhere, &router) {
                 self.launch.set(ids, self.ids.clone(), 0);
                 self.launch.set(weights, self.weight_bytes.clone(), 0);

@@ -1,0 +1,249 @@
+//! Virtual experts: tokens use what is in memory, and what is there changes beside them.
+
+#[path = "fixture/mod.rs"]
+mod fixture;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gguf_tools::synth::Spec;
+use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::stats::VirtualExpertsReport;
+use hobbit::store::faulty::{Faults, FaultyStore};
+use hobbit::store::{Completion, ReadRequest, Store};
+use hobbit::{BatchToken, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token};
+
+const N_EXPERT: u16 = 16;
+const N_USED: u16 = 4;
+
+fn model() -> (tempfile::TempDir, PathBuf) {
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let spec = Spec { experts: N_EXPERT.into(), topk: N_USED.into(), ff: 64, seed: 11, ..Spec::tiny("qwen3moe") };
+    let path = fixture::write(dir.path(), &spec);
+    (dir, path)
+}
+
+fn options(virtual_experts: VirtualExperts, expert_cache: f64) -> ModelOptions {
+    let virtual_update = VirtualUpdate::Tokens(1);
+    ModelOptions {
+        budget: Budget::Bytes(4 << 30),
+        expert_cache: ExpertCache::Percent(expert_cache),
+        routing: RoutingOptions { virtual_experts, virtual_update, ..RoutingOptions::default() },
+        ..ModelOptions::default()
+    }
+}
+
+/// A store whose reads begin when somebody opens it, and meanwhile do not.
+struct Gate {
+    inner: Arc<dyn Store>,
+    held: Arc<Held>,
+}
+
+#[derive(Default)]
+struct Held(Mutex<HeldReads>);
+
+#[derive(Default)]
+struct HeldReads {
+    is_closed: bool,
+    reads: Vec<(Arc<dyn Store>, Vec<ReadRequest>, Arc<dyn Completion>)>,
+}
+
+impl Held {
+    fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
+    }
+
+    fn open(&self) -> usize {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        held.is_closed = false;
+        let reads = std::mem::take(&mut held.reads);
+        drop(held);
+        let n_reads = reads.len();
+        reads.into_iter().for_each(|(store, requests, sink)| store.submit(requests, &sink));
+        n_reads
+    }
+}
+
+impl Store for Gate {
+    fn name(&self) -> &'static str {
+        "gate"
+    }
+
+    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
+        let mut held = self.held.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_closed {
+            held.reads.push((Arc::clone(&self.inner), requests, Arc::clone(sink)));
+            return;
+        }
+        drop(held);
+        self.inner.submit(requests, sink);
+    }
+}
+
+/// A store that fails while somebody says so.
+struct Breaking {
+    inner: Arc<dyn Store>,
+    broken: FaultyStore,
+    is_broken: Arc<AtomicBool>,
+}
+
+impl Store for Breaking {
+    fn name(&self) -> &'static str {
+        "breaking"
+    }
+
+    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
+        match self.is_broken.load(Ordering::Relaxed) {
+            true => self.broken.submit(requests, sink),
+            false => self.inner.submit(requests, sink),
+        }
+    }
+}
+
+fn session(model: Result<Model, Error>) -> Session {
+    let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
+    model.and_then(|model| model.session(&session)).expect("the model opens")
+}
+
+fn prompt(session: &mut Session) {
+    let entry = |i: i32| BatchToken { token: (i * 37) % 300 + 3, position: i, sequence: 0, logits: i == 39 };
+    session.evaluate(&(0..40).map(entry).collect::<Vec<_>>()).expect("a prompt");
+}
+
+/// Single tokens from a position on; the bits of their logits.
+fn decode(session: &mut Session, positions: std::ops::Range<i32>) -> Result<Vec<Vec<u32>>, Error> {
+    let token = |i: i32| -> Token { if i % 3 == 0 { 40 + i / 30 } else { (i / 20 * 37) % 300 + i % 3 } };
+    let one = |position: i32| {
+        session.evaluate(&[BatchToken { token: token(position), position, sequence: 0, logits: true }])?;
+        Ok(session.logits(0).expect("asked for").iter().map(|logit| logit.to_bits()).collect())
+    };
+    positions.map(one).collect()
+}
+
+fn report(session: &Session) -> VirtualExpertsReport {
+    session.stats().virtual_experts.expect("experts are virtual")
+}
+
+#[test]
+fn no_token_waits_however_slow_the_disk_is() {
+    let (_dir, path) = model();
+    let held = Arc::new(Held::default());
+    let gate = Arc::clone(&held);
+    let wrap = move |inner| Arc::new(Gate { inner, held: Arc::clone(&gate) }) as Arc<dyn Store>;
+    let mut session = session(Model::open_with_store(&path, &options(VirtualExperts::Auto, 50.0), wrap));
+    prompt(&mut session);
+    // From here on no read ends: a token that waited for one would never.
+    held.close();
+    decode(&mut session, 40..140).expect("nothing fails");
+    let decoded = session.stats().decode;
+    assert_eq!((decoded.io_wait_seconds, decoded.bytes_read), (0.0, 0));
+    assert!(decoded.rerouted.uses > 0, "{decoded:?}");
+    assert_eq!(report(&session).replacements, 0);
+    assert!(held.open() > 0, "something was to be read in the background");
+    let mut position = 140;
+    while report(&session).replacements == 0 {
+        decode(&mut session, position..position + 1).expect("nothing fails");
+        position += 1;
+        if position == 512 {
+            session.reset();
+            prompt(&mut session);
+            position = 40;
+        }
+    }
+    assert_eq!(report(&session).failed, 0);
+}
+
+#[test]
+fn failed_reads_keep_the_old_experts() {
+    let (_dir, path) = model();
+    let mut options = options(VirtualExperts::Auto, 50.0);
+    // Reads end between tokens.
+    options.precision = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&is_broken);
+    let wrap = move |inner: Arc<dyn Store>| {
+        let broken =
+            FaultyStore::new(Arc::clone(&inner), Faults { io_error: (0..10_000).collect(), ..Faults::default() });
+        Arc::new(Breaking { inner, broken, is_broken: Arc::clone(&flag) }) as Arc<dyn Store>
+    };
+    let mut session = session(Model::open_with_store(&path, &options, wrap));
+    prompt(&mut session);
+    is_broken.store(true, Ordering::Relaxed);
+    let rows = decode(&mut session, 40..140).expect("nobody waits for what fails");
+    assert!(rows.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()));
+    let VirtualExpertsReport { replacements, failed, .. } = report(&session);
+    assert!(replacements == 0 && failed > 0, "{replacements} {failed}");
+    is_broken.store(false, Ordering::Relaxed);
+    decode(&mut session, 140..240).expect("nothing fails");
+    assert!(report(&session).replacements > 0, "what failed is tried again");
+}
+
+#[test]
+fn repeatable_runs_repeat() {
+    let (_dir, path) = model();
+    let mut options = options(VirtualExperts::Auto, 50.0);
+    options.routing.virtual_update = VirtualUpdate::Auto;
+    options.precision = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
+    let run = || {
+        let mut session = session(Model::open_with_store(&path, &options, |inner| inner));
+        prompt(&mut session);
+        (decode(&mut session, 40..240).expect("nothing fails"), report(&session))
+    };
+    let first = run();
+    assert!(first == run());
+    assert!(first.1.replacements > 0 && first.1.period_tokens == 16, "{:?}", first.1);
+}
+
+#[test]
+fn where_every_expert_is_there_not_a_bit_changes() {
+    let (dir, path) = model();
+    let run = |options: &ModelOptions| {
+        let mut session = session(Model::open_with_store(&path, options, |inner| inner));
+        prompt(&mut session);
+        decode(&mut session, 40..80).expect("nothing fails")
+    };
+    let exact = run(&options(VirtualExperts::Off, 50.0));
+    assert!(exact == run(&options(VirtualExperts::Auto, 100.0)));
+    let all = plan(dir.path(), &path, |_| N_EXPERT);
+    assert!(exact == run(&ModelOptions { expert_cache: ExpertCache::Auto, ..options(VirtualExperts::Plan(all), 0.0) }));
+    assert!(exact != run(&options(VirtualExperts::Auto, 50.0)), "the test sees a difference");
+}
+
+/// A plan for the model at `path`: as many experts by the layer's position.
+fn plan(dir: &Path, path: &Path, experts: impl Fn(usize) -> u16) -> PathBuf {
+    let layers = hobbit::gguf::Gguf::open(path).and_then(|gguf| gguf.experts()).expect("a sound model").layers;
+    let layer = |(at, layer): (usize, &hobbit::gguf::LayerExperts)| {
+        format!(r#"{{"layer": {}, "experts": {}, "of": {N_EXPERT}}}"#, layer.layer, experts(at))
+    };
+    let layers: Vec<String> = layers.iter().enumerate().map(layer).collect();
+    let file = dir.join("plan.json");
+    let text = format!(r#"{{"format": "hobbit-plan", "version": 1, "layers": [{}]}}"#, layers.join(","));
+    std::fs::write(&file, text).expect("a temporary directory can be written");
+    file
+}
+
+#[test]
+fn layers_have_slots_by_plan() {
+    let (dir, path) = model();
+    let file = plan(dir.path(), &path, |at| N_USED + at as u16);
+    let with = |expert_cache| ModelOptions { expert_cache, ..options(VirtualExperts::Plan(file.clone()), 0.0) };
+    let open = |expert_cache| Model::open_with_store(&path, &with(expert_cache), |inner| inner);
+    let mut planned = session(open(ExpertCache::Auto));
+    prompt(&mut planned);
+    decode(&mut planned, 40..140).expect("nothing fails");
+    let slots: Vec<u32> = planned.stats().layers.iter().map(|layer| layer.slots).collect();
+    assert_eq!(slots, (0..slots.len() as u32).map(|at| u32::from(N_USED) + at + 1).collect::<Vec<_>>(), "one to spare");
+    assert!(report(&planned).replacements > 0);
+    let small = open(ExpertCache::Bytes(4096)).and_then(|model| model.session(&SessionOptions::default()));
+    let refused = small.map(drop).expect_err("too small").to_string();
+    assert!(refused.contains("plan.json: this plan takes") && refused.contains("--expert-cache"), "{refused}");
+    let few = plan(dir.path(), &path, |_| N_USED - 1);
+    let refused = open(ExpertCache::Auto).map(drop).expect_err("too few").to_string();
+    assert!(refused.contains("at least as many as a token uses (4)"), "{refused}");
+    std::fs::write(few, "{").expect("a temporary directory can be written");
+    let refused = open(ExpertCache::Auto).map(drop).expect_err("no plan").to_string();
+    assert!(refused.contains("gguf-tools plan -o"), "{refused}");
+}
