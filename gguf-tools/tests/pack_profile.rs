@@ -67,7 +67,9 @@ fn each_expert_gets_its_own_width() {
     assert_eq!((info.t1, info.t2), (Some(fitted.t1), Some(fitted.t2)), "the pack has the profile's thresholds");
     let norms = Profile::read(Path::new(&profile)).unwrap().norms;
     assert_eq!(info.norms.as_deref().map(norms_of_json), Some(Ok(norms.clone())), "and its norms");
-    assert!(norms.len() == 6 && norms.iter().all(|own| own.norms.len() == 8 && own.norms.iter().all(|norm| *norm > 0.0)));
+    assert!(
+        norms.len() == 6 && norms.iter().all(|own| own.norms.len() == 8 && own.norms.iter().all(|norm| *norm > 0.0))
+    );
     let sized = size(["--target-size", "8MiB"]);
     assert!(sized <= 8 << 20 && sized > 7 << 20, "{sized}");
 

@@ -65,6 +65,7 @@ fn profile() -> Profile {
                 low: "q2_K".to_owned(),
             }),
         }),
+        mixes: None,
         prefill: Some(FittedPrefill {
             prefill_low: 0.25,
             max_loss: 0.01,
