@@ -122,8 +122,16 @@ fn plan(gguf: &Gguf, ff: u64) -> anyhow::Result<Vec<Wide<'_>>> {
     let experts = gguf.experts()?;
     ensure!(!experts.is_empty(), "it has no experts");
     let of_experts = |name: &str| name.contains("_exps.");
+    let shared = shared_ff(gguf, ff);
     let mut wide = Vec::with_capacity(gguf.tensors.len());
     for info in &gguf.tensors {
+        let of_shared = [(SliceKind::Gate, "gate"), (SliceKind::Up, "up"), (SliceKind::Down, "down")]
+            .into_iter()
+            .find(|(_, part)| info.name.ends_with(&format!("ffn_{part}_shexp.weight")));
+        if let (Some((kind, _)), Some(ff)) = (of_shared, shared) {
+            wide.push(widened(info, kind, ff)?);
+            continue;
+        }
         let kind =
             SliceKind::ALL.into_iter().find(|kind| info.name.ends_with(&format!("{}.weight", kind.tensor_stem())));
         let Some(kind) = kind.filter(|_| of_experts(&info.name)) else {
@@ -136,6 +144,15 @@ fn plan(gguf: &Gguf, ff: u64) -> anyhow::Result<Vec<Wide<'_>>> {
         wide.push(widened(info, kind, ff)?);
     }
     Ok(wide)
+}
+
+/// How wide shared experts become; `None` where their width has a key of its own, or there are none.
+fn shared_ff(gguf: &Gguf, ff: u64) -> Option<u64> {
+    let of = |key: &str| gguf.metadata.get_u64(&format!("{}.{key}", gguf.architecture()));
+    match of("expert_shared_feed_forward_length") {
+        Some(_) => None,
+        None => ff.checked_mul(of("expert_shared_count")?.max(1)),
+    }
 }
 
 /// A dense layer's, or a shared expert's, of which the key would be changed too.

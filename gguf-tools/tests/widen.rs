@@ -75,3 +75,41 @@ fn fused_halves_stay_halves() {
     assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
     assert_eq!(runs(&wide, "blk.0.ffn_gate_up_exps.weight"), [(2, 32 * 34), (0, 64 * 34)].repeat(4));
 }
+
+#[test]
+fn shared_experts_go_along_where_their_width_is_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let narrow = fixture_with_shared(dir.path());
+    let wide = dir.path().join("wide.gguf");
+    let out = tool(&["widen", narrow.to_str().unwrap(), "--ff", "64", "-o", wide.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let gguf = Gguf::open(&wide).unwrap();
+    let dims = |name: &str| gguf.tensor(&format!("blk.0.ffn_{name}_shexp.weight")).unwrap().dims.clone();
+    assert_eq!([dims("gate"), dims("up"), dims("down")], [[32, 128], [32, 128], [128, 32]], "two of 64");
+    assert_eq!(runs(&wide, "blk.0.ffn_up_shexp.weight"), [(2, 64 * 34), (0, 64 * 34)]);
+    assert_eq!(runs(&wide, "blk.0.ffn_down_shexp.weight"), [(3, 2 * 34), (0, 2 * 34)].repeat(32));
+}
+
+/// Two experts of width 32, and two shared ones side by side.
+fn fixture_with_shared(dir: &Path) -> std::path::PathBuf {
+    let path = dir.join("shared.gguf");
+    let mut header = HeaderBuilder::new(32).unwrap();
+    header.key("general.architecture", "toy").unwrap().key("toy.expert_feed_forward_length", 32u32).unwrap();
+    header.key("toy.expert_count", 2u32).unwrap().key("toy.expert_shared_count", 2u32).unwrap();
+    for (kind, dims) in [("gate", [32, 64]), ("up", [32, 64]), ("down", [64, 32])] {
+        header.tensor(&format!("blk.0.ffn_{kind}_shexp.weight"), GgmlType::Q8_0, &dims).unwrap();
+    }
+    for kind in ["gate", "up", "down"] {
+        header.tensor(&format!("blk.0.ffn_{kind}_exps.weight"), GgmlType::Q8_0, &[32, 32, 2]).unwrap();
+    }
+    let mut byte = 0;
+    let mut file = fs::File::create(&path).unwrap();
+    let layout = header.finish();
+    layout
+        .write(&mut file, |tensor, out| {
+            byte += 1;
+            out.write_all(&vec![byte; tensor.extent.len as usize])
+        })
+        .unwrap();
+    path
+}
