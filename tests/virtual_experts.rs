@@ -48,8 +48,11 @@ struct Held(Mutex<HeldReads>);
 #[derive(Default)]
 struct HeldReads {
     is_closed: bool,
-    reads: Vec<(Arc<dyn Store>, Vec<ReadRequest>, Arc<dyn Completion>)>,
+    reads: Vec<HeldRead>,
 }
+
+/// Reads, who makes them, and who is told.
+type HeldRead = (Arc<dyn Store>, Vec<ReadRequest>, Arc<dyn Completion>);
 
 impl Held {
     fn close(&self) {

@@ -1,7 +1,6 @@
 //! `gguf-tools plan`: how many virtual experts each layer keeps (SwapMoE), within a budget.
 
 mod measure;
-mod norms;
 mod table;
 
 use std::collections::HashSet;
@@ -23,6 +22,7 @@ use hobbit::units::Bytes;
 use hobbit::{CachingOptions, Model, ModelOptions};
 use hobbit_programs::output::tell;
 
+use crate::profile::norms;
 use crate::profile::text::{self, Runner, Text};
 use crate::threads as threads_of;
 use measure::{Exact, tokens_alone};
@@ -84,6 +84,9 @@ enum Planner {
     /// SwapMoE's search by chance, with a small network that learns from measured configurations
     Genetic,
 }
+
+/// Says what configurations lose, each the number of experts by layer: mean KL divergences, nats.
+type Measure<'a> = dyn FnMut(&[Vec<u16>]) -> anyhow::Result<Vec<f64>> + 'a;
 
 /// What a plan was made from, for people.
 struct Report<'a> {
@@ -294,7 +297,7 @@ fn genetic(
     args: &Args,
     curves: &[LayerCurve],
     budget: u64,
-    measure: &mut dyn FnMut(&[Vec<u16>]) -> anyhow::Result<Vec<f64>>,
+    measure: &mut Measure,
 ) -> anyhow::Result<(Vec<u16>, f64, Option<f64>)> {
     // Around the budget, so that what is learned holds there.
     let nearby = |seed: u32| budget / 100 * u64::from(80 + seed % 41);

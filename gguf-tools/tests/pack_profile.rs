@@ -9,7 +9,7 @@ use hobbit::gguf::Gguf;
 use hobbit::options::DeviceChoice;
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::Profile;
+use hobbit::profile::{Profile, norms_of_json};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
 
 fn tool(args: &[&str]) -> Output {
@@ -65,6 +65,9 @@ fn each_expert_gets_its_own_width() {
     let fitted = Profile::read(Path::new(&profile)).unwrap().thresholds.unwrap();
     let info = Pack::open(Path::new(&pack)).unwrap().info;
     assert_eq!((info.t1, info.t2), (Some(fitted.t1), Some(fitted.t2)), "the pack has the profile's thresholds");
+    let norms = Profile::read(Path::new(&profile)).unwrap().norms;
+    assert_eq!(info.norms.as_deref().map(norms_of_json), Some(Ok(norms.clone())), "and its norms");
+    assert!(norms.len() == 6 && norms.iter().all(|own| own.norms.len() == 8 && own.norms.iter().all(|norm| *norm > 0.0)));
     let sized = size(["--target-size", "8MiB"]);
     assert!(sized <= 8 << 20 && sized > 7 << 20, "{sized}");
 

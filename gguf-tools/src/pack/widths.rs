@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use hobbit::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf};
 use hobbit::pack::{TypeChoice, Widths, fitting};
-use hobbit::profile::{self, Goal, Profile};
+use hobbit::profile::{self, Goal, Profile, norms_to_json};
 use hobbit::store::BLOCK_BYTES;
 use hobbit::units::{Bytes, Percent, parse_bytes, parse_percent};
 use hobbit_programs::output::tell;
@@ -32,6 +32,8 @@ pub struct Args {
 pub struct Chosen {
     pub widths: Option<Widths>,
     pub thresholds: Option<(f32, f32)>,
+    /// Norms of the experts' weights.
+    pub norms: Option<String>,
 }
 
 impl Args {
@@ -49,6 +51,7 @@ impl Args {
         let profile = Profile::read(path)?;
         let map = source.experts()?;
         profile.check_model(source, &map)?;
+        let norms = (!profile.norms.is_empty()).then(|| norms_to_json(&profile.norms));
         let thresholds = profile.thresholds.as_ref().map(|fitted| (fitted.t1, fitted.t2));
         if let Some(width) = self.tolerated {
             let (lowered, tolerated) = profile.tolerated(width, &map)?;
@@ -58,12 +61,12 @@ impl Args {
                 Percent(tolerated.loss),
                 Percent(tolerated.max_loss)
             ));
-            return Ok(Chosen { widths: Some(lowered.into_iter().collect()), thresholds });
+            return Ok(Chosen { widths: Some(lowered.into_iter().collect()), thresholds, norms });
         }
         let goal = match (self.max_loss, self.target_size) {
             (Some(max_loss), _) => Goal::MaxLoss(max_loss),
             (None, Some(bytes)) => Goal::TargetSize { bytes, other: other_bytes(source, &map, low) },
-            (None, None) => return Ok(Chosen { widths: None, thresholds }),
+            (None, None) => return Ok(Chosen { widths: None, thresholds, norms }),
         };
         let chosen = profile::widths(&profile, &map, goal)?;
         let counts: Vec<_> = chosen.counts.iter().map(|(dtype, n)| format!("{n} at {dtype}")).collect();
@@ -75,7 +78,7 @@ impl Args {
             Bytes(chosen.record_bytes)
         ));
         let widths = chosen.types.into_iter().collect();
-        Ok(Chosen { widths: Some(widths), thresholds })
+        Ok(Chosen { widths: Some(widths), thresholds, norms })
     }
 }
 
@@ -100,7 +103,7 @@ fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 
     let n_versions: u64 = map.layers.iter().map(|layer| 2 * u64::from(layer.n_expert)).sum();
     let n_tensors = source.tensors.len() as u64;
     let header = source.header_bytes.len() as u64;
-    ordinary + low + 2 * header + 64 * n_versions + 256 * n_tensors + 32 * BLOCK_BYTES
+    ordinary + low + 2 * header + 72 * n_versions + 256 * n_tensors + 32 * BLOCK_BYTES
 }
 
 fn percent(text: &str) -> Result<f64, String> {

@@ -3,6 +3,7 @@
 
 mod lower;
 mod mixes;
+pub mod norms;
 mod paths;
 mod prompts;
 mod sensitivity;
@@ -262,6 +263,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         mixes: None,
         prefill: None,
         widths: Vec::new(),
+        norms: norms::of(&gguf, &map, threads(args.threads))?,
     };
     profile.thresholds = args.shares.map(|target| thresholds::for_shares(&uses, target)).transpose()?;
     let has_no_low = args.low.is_none() && widths.is_empty() && args.max_prefill_loss.is_none();

@@ -64,7 +64,12 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         ExpertCache::Auto if on_devices => ExpertCache::Bytes(0),
         wanted => wanted,
     };
-    let high_slots = planned_slots(model, &pools, &specs, on_devices)?;
+    if on_devices && shared.options.routing.virtual_experts != VirtualExperts::Off {
+        let reason =
+            "virtual experts change in the host's memory only, and a device holds layers here (-ngl 0 has none there)";
+        return Err(Error::Routing(reason.to_owned()));
+    }
+    let high_slots = planned_slots(model, &pools, &specs)?;
     let expert_cache = high_slots.as_ref().map_or(expert_cache, |(bytes, _)| ExpertCache::Bytes(*bytes));
     let mut plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
@@ -171,7 +176,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let routing = &shared.options.routing;
     if routing.virtual_experts != VirtualExperts::Off {
         let n_used = model.info().n_expert_used as usize;
-        let planned = shared.virtual_plan.as_ref().map_or(&[][..], |plan| &plan.norms);
+        let planned = shared.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
+        let planned = planned.unwrap_or(&shared.norms);
         let norms = planned.iter().map(|own| (own.layer, own.norms.clone())).collect();
         host.keep_virtual_experts(VirtualExpertsOptions { n_used, update: routing.virtual_update, norms });
     }
@@ -205,22 +211,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
 /// Slots of the high versions' pools by a plan of virtual experts, in their order, and bytes of all of them; `None` without one.
 ///
 /// # Errors
-/// [`Error::VirtualPlan`]: a device holds layers, or less was asked for than the plan takes.
-fn planned_slots(
-    model: &Model,
-    pools: &[Pool],
-    specs: &[PoolSpec],
-    on_devices: bool,
-) -> Result<Option<(u64, Vec<u32>)>, Error> {
+/// [`Error::VirtualPlan`]: less was asked for than the plan takes.
+fn planned_slots(model: &Model, pools: &[Pool], specs: &[PoolSpec]) -> Result<Option<(u64, Vec<u32>)>, Error> {
     let options = &model.shared.options;
     let (Some(plan), VirtualExperts::Plan(path)) = (&model.shared.virtual_plan, &options.routing.virtual_experts)
     else {
         return Ok(None);
     };
     let fail = |fault| Err(VirtualPlanError { file: path.display().to_string(), fault }.into());
-    if on_devices {
-        return fail(PlanFault::OnDevices);
-    }
     let high = || pools.iter().zip(specs).filter(|(_, spec)| spec.precision == Precision::High);
     let slots: Vec<u32> = high().map(|(pool, _)| pool.planned(plan).iter().sum()).collect();
     let bytes = high().zip(&slots).map(|((_, spec), slots)| spec.expert_stride * u64::from(*slots)).sum();

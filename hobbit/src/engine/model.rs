@@ -23,7 +23,7 @@ use crate::gguf::{Catalog, Gguf};
 use crate::options::{ModelOptions, RoutingOptions, Token};
 use crate::plan::{ExpertCache, Regime};
 use crate::predict::{PathTable, PredictShape};
-use crate::profile::VirtualPlan;
+use crate::profile::{LayerNorms, VirtualPlan};
 use crate::residency::Precisions;
 use crate::route::Thresholds;
 use crate::stats::{CachingReport, DeviceReport, FittedReport};
@@ -92,6 +92,8 @@ pub(super) struct Shared {
     pub(super) fitted: Option<Fitted>,
     /// How many virtual experts each layer keeps, if somebody planned that.
     pub(super) virtual_plan: Option<VirtualPlan>,
+    /// ‖W‖ of every expert, if the pack says.
+    pub(super) norms: Vec<LayerNorms>,
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,
     pub(super) options: ModelOptions,

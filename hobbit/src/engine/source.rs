@@ -13,7 +13,7 @@ use crate::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
 use crate::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
 use crate::predict::{PathTable, PredictorKind};
-use crate::profile::read_path_table;
+use crate::profile::{LayerNorms, ProfileError, norms_of_json, read_path_table};
 use crate::residency::Precisions;
 use crate::route::Thresholds;
 use crate::store::Original;
@@ -37,6 +37,8 @@ pub(super) struct ModelSource {
     pub(super) path_table: Option<(PathBuf, PathTable)>,
     /// The profile that was given, or the pack's.
     pub(super) fitted: Option<Fitted>,
+    /// ‖W‖ of every expert, if the pack says.
+    pub(super) norms: Vec<LayerNorms>,
 }
 
 impl ModelSource {
@@ -103,8 +105,10 @@ impl ModelSource {
         let carried = || info.as_ref().and_then(|info| info.t1.zip(info.t2));
         let (t1, t2) = options.precision.thresholds(given.or_else(carried));
         let precisions = Precisions::new(mode, Thresholds::new(t1, t2)?, options.precision);
+        let norms = info.as_ref().and_then(|info| info.norms.as_deref()).map_or(Ok(Vec::new()), norms_of_json);
+        let norms = norms.map_err(|reason| ProfileError::Norms { path: path.to_owned(), reason })?;
         let originals = files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
-        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, fitted })
+        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, fitted, norms })
     }
 }
 

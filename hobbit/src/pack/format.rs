@@ -30,6 +30,7 @@ pub(super) mod key {
     pub const T1: &str = "hobbit.t1";
     pub const T2: &str = "hobbit.t2";
     pub const POLICY: &str = "hobbit.policy";
+    pub const NORMS: &str = "hobbit.expert_norms";
 }
 
 /// What begins with this is the format's own, keys and tensors alike.

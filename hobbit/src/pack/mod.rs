@@ -44,3 +44,5 @@ pub use write::{Written, write};
 
 /// The key of a fitted policy, for messages.
 pub const POLICY_KEY: &str = format::key::POLICY;
+/// The key of the experts' norms, for messages.
+pub const NORMS_KEY: &str = format::key::NORMS;

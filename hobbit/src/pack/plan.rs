@@ -44,6 +44,8 @@ pub struct PackSpec<'a> {
     pub path_table: Option<PathTable>,
     /// A policy fitted to the model, as [`crate::fitted::FittedPolicy::to_json`] writes it.
     pub policy: Option<String>,
+    /// Norms of the experts' weights, as `profile::norms_to_json` writes them.
+    pub norms: Option<String>,
     /// Importance matrix.
     pub importance: Option<&'a Imatrix>,
     /// Threads that recode, at least 1.
@@ -206,6 +208,9 @@ impl<'a> Plan<'a> {
         }
         if let Some(policy) = &self.spec.policy {
             header.key(key::POLICY, policy.clone())?;
+        }
+        if let Some(norms) = &self.spec.norms {
+            header.key(key::NORMS, norms.clone())?;
         }
         for i in self.ordinary() {
             let tensor = &self.source.tensors[i];

@@ -48,6 +48,8 @@ pub struct PackInfo {
     pub t2: Option<f32>,
     /// What `hobbit-sim calibrate` fitted to traces of the model, as it wrote it: [`crate::fitted::FittedPolicy`] reads it.
     pub policy: Option<String>,
+    /// Norms of the experts' weights, as `profile::norms_to_json` wrote them.
+    pub norms: Option<String>,
 }
 
 /// One version of an expert in a pack: one record.
@@ -244,6 +246,10 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         }
     };
     let text = |name: &str| raw.metadata.get_str(name).map(str::to_owned);
+    let optional_text = |name: &str| match raw.metadata.value_type(name) {
+        None => Ok(None),
+        Some(_) => text(name).map(Some).ok_or_else(|| fault(name, "a string")),
+    };
     let info = PackInfo {
         high: text(key::HIGH),
         low: text(key::LOW),
@@ -258,10 +264,8 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         plain_sha256: digest(key::PLAIN_SHA256)?,
         t1: threshold(key::T1)?,
         t2: threshold(key::T2)?,
-        policy: match raw.metadata.value_type(key::POLICY) {
-            None => None,
-            Some(_) => Some(text(key::POLICY).ok_or_else(|| fault(key::POLICY, "a string"))?),
-        },
+        policy: optional_text(key::POLICY)?,
+        norms: optional_text(key::NORMS)?,
     };
     Ok((kind, info))
 }

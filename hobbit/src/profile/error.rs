@@ -21,6 +21,9 @@ pub enum ProfileError {
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
+    /// Norms in a pack that are none.
+    #[error("{}: key 'hobbit.expert_norms': {reason}; make the pack again with gguf-tools pack", path.display())]
+    Norms { path: PathBuf, reason: String },
     /// Nothing was measured for a tolerance.
     #[error(
         "the profile of {profiled} has not measured how many experts at {dtype} are tolerated; make it with \

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
+use super::norms::LayerNorms;
 use super::{Mixes, ProfileError, SliceTypes};
 use crate::expert::ExpertId;
 use crate::files::capped::{self, JSON_BYTES_MAX};
@@ -39,6 +40,9 @@ pub struct Profile {
     pub prefill: Option<FittedPrefill>,
     /// Sensitivities, one entry per width, widest first; empty if they were not asked for.
     pub widths: Vec<Width>,
+    /// ‖W‖ of every expert, for virtual experts: a pack carries it. Empty in profiles from before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub norms: Vec<LayerNorms>,
 }
 
 /// Which model.

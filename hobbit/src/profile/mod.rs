@@ -32,6 +32,7 @@ mod error;
 mod format;
 mod loss;
 mod mixes;
+mod norms;
 mod paths;
 pub mod planner;
 mod proxy;
@@ -49,12 +50,13 @@ pub use format::{
 };
 pub use loss::{Loss, log_softmax, nll};
 pub use mixes::{MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, search_mixes, text_sha256};
+pub use norms::{LayerNorms, norms_of_json, norms_to_json};
 pub use paths::{read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, most_lowered, search};
 pub use uses::Uses;
 pub use virtual_plan::{
-    LayerNorms, PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
+    PLAN_FORMAT, PLAN_VERSION, PlanFault, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError,
 };
 pub use widths::{Goal, Widths, widths};

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::format::{ModelId, TextId};
+use super::norms::LayerNorms;
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
 /// What `format` says.
@@ -61,15 +62,6 @@ impl PlannedLayer {
     }
 }
 
-/// Norms of one layer's experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LayerNorms {
-    /// Block number.
-    pub layer: u16,
-    /// By expert: the Frobenius norm of all of its matrices together.
-    pub norms: Vec<f32>,
-}
-
 /// What a plan costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanOutcome {
@@ -121,9 +113,6 @@ pub enum PlanFault {
          leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
     )]
     TooLarge { needed: u64, given: u64 },
-    /// A device keeps experts.
-    #[error("a plan divides the host's memory, and a device holds layers here; give --virtual-experts auto, or -ngl 0")]
-    OnDevices,
 }
 
 impl VirtualPlan {

@@ -66,7 +66,8 @@ impl Model {
             true => (Regime::Seam, 0),
             false => regime::choose(&source, options)?,
         };
-        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, fitted, .. } = source;
+        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, fitted, norms, .. } =
+            source;
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
         Device::get()?;
@@ -143,6 +144,7 @@ impl Model {
             n_ctx,
             fitted,
             virtual_plan: None,
+            norms,
             options: options.clone(),
             path_table: path_table.map(Arc::new),
             routes: None,

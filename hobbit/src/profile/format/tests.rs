@@ -78,6 +78,7 @@ fn profile() -> Profile {
             n_measured: 7,
         }),
         widths: vec![width],
+        norms: vec![LayerNorms { layer: 0, norms: vec![1.5, 2.5] }],
     }
 }
 
