@@ -170,7 +170,8 @@ pub fn search_mixes<E>(
     const HELD_OUT_MAX: usize = 6;
     let exact = Mix::EXACT;
     let mut found: Vec<MeasuredMix> = Vec::new();
-    let axes: [(&[f32], fn(f32) -> Mix); 3] = [
+    type Axis = (&'static [f32], fn(f32) -> Mix);
+    let axes: [Axis; 3] = [
         (&[0.1, 0.2, 0.3], |cache_bias| Mix { cache_bias, ..Mix::EXACT }),
         (&[0.2, 0.4, 0.6], |substitute| Mix { substitute, ..Mix::EXACT }),
         (&[0.4, 0.8], |drop| Mix { drop, ..Mix::EXACT }),
