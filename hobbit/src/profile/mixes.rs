@@ -70,7 +70,6 @@ impl Mix {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredMix {
     /// Which.
-    #[serde(flatten)]
     pub mix: Mix,
     /// Relative increase of perplexity; 0.01 is one percent.
     pub loss: f64,
