@@ -88,7 +88,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let Some(next) = (layer + 1..self.layout.n_blocks()).find(|&layer| self.layout.has(layer)) else { return };
         let is_exact = self.precisions.is_exact();
         // How far a read ahead has come decides what may be evicted for the next: a matter of speed.
-        if !self.precisions.loads_high() || (self.precisions.options.deterministic && !is_exact) {
+        if !self.precisions.loads_high()
+            || self.precisions.options.deterministic && !(is_exact && self.rerouting.is_off())
+        {
             return;
         }
         let order = self.layout.load_order(next, &[]);
