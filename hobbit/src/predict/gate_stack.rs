@@ -192,7 +192,7 @@ impl Gate {
             Gating::Sigmoid => weights.iter_mut().for_each(|weight| *weight = 1.0 / (1.0 + (-*weight).exp())),
             // As ggml has it: of large values softplus is the value.
             Gating::SqrtSoftplus => weights.iter_mut().for_each(|weight| {
-                let softplus = if *weight > 20.0 { *weight } else { weight.exp().ln_1p() };
+                let softplus = if *weight > 20.0 { *weight } else { (1.0 + weight.exp()).ln() };
                 *weight = softplus.sqrt();
             }),
         }
