@@ -23,8 +23,8 @@ pub struct RoutingArgs {
     #[arg(long, value_name = "N", default_value_t = RoutingOptions::KEEP_TOP, value_parser = clap::value_parser!(u32).range(..=1024), env = "HOBBIT_ARG_KEEP_TOP")]
     pub keep_top: u32,
     /// A missing expert whose score is less than N above the best that was not chosen gives way to one in memory whose score is
-    /// less than N below it, both as shares of that score (SMoE's alpha; the paper has 0.25 to 0.35); 0 is off
-    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_SUBSTITUTE")]
+    /// less than N below it, both as shares of that score (SMoE's alpha; the paper has 0.25 to 0.35, auto takes 0.3)
+    #[arg(long, value_name = "N|auto|off", default_value = "off", value_parser = alpha, env = "HOBBIT_ARG_SUBSTITUTE")]
     pub substitute: f32,
     /// At most N experts of a token are substituted (default: any number)
     #[arg(long, value_name = "N", env = "HOBBIT_ARG_SUBSTITUTE_MAX")]
@@ -156,6 +156,15 @@ impl RoutingArgs {
     }
 }
 
+/// SMoE's α.
+fn alpha(text: &str) -> Result<f32, String> {
+    match text {
+        "off" => Ok(0.0),
+        "auto" => Ok(RoutingOptions::ALPHA),
+        text => strength(text).map_err(|_| "expected a number from 0, such as 0.3, auto or off".to_owned()),
+    }
+}
+
 /// A strength: 0 or more.
 fn strength(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
@@ -189,6 +198,12 @@ mod tests {
         let routing = <RoutingArgs as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
         let precision = <PrecisionArgs as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
         routing.check(&precision).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn alpha_has_words() {
+        assert_eq!(["off", "auto", "0.25"].map(alpha), [Ok(0.0), Ok(0.3), Ok(0.25)]);
+        assert!(["", "-1", "on", "nan"].iter().all(|bad| alpha(bad).is_err()));
     }
 
     #[test]

@@ -66,6 +66,8 @@ pub enum VirtualUpdate {
 impl RoutingOptions {
     /// [`RoutingOptions::keep_top`] unless something else is asked for.
     pub const KEEP_TOP: u32 = 1;
+    /// SMoE's α, of the 0.25 to 0.35 that the paper has.
+    pub const ALPHA: f32 = 0.3;
     /// λ above this has its own word to be confirmed by: beyond it text stays fluent and becomes wrong.
     pub const CACHE_BIAS_MAX: f32 = 0.3;
     /// What a latency target may choose among, ascending.
