@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
-use hobbit::options::{DeviceChoice, Prefetch};
+use hobbit::options::{DeviceChoice, Prefetch, RoutingOptions};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::predict::PredictorKind;
 use hobbit::route::Shares;
@@ -87,6 +87,34 @@ fn a_replay_counts_what_the_engine_counted() {
     }
     hits_of.dedup();
     assert!(hits_of.len() > 3, "policies do not differ: {hits_of:?}");
+}
+
+/// Tokens that go elsewhere: what routers chose and what was used are both in the trace, and by the scores there a replay sends tokens
+/// where the engine sent them, but for near ties, since these are rounded.
+#[test]
+fn a_rerouted_run_is_recorded_and_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.trace");
+    let routing = RoutingOptions { cache_bias: 0.2, ..RoutingOptions::default() };
+    let (_, stats) = run_with_stats(&ModelOptions { routing, ..options(PolicyKind::Lru, Some(&path)) });
+    let (uses, total) = (stats.decode.rerouted.uses, stats.total());
+    let records = records(&path);
+    let mut n_elsewhere = 0;
+    for layer in layers(&records) {
+        let used = if layer.executed.is_empty() { &layer.chosen } else { &layer.executed };
+        n_elsewhere += used.iter().zip(&layer.chosen).filter(|(used, chosen)| used != chosen).count() as u64;
+        let needed: Vec<u16> = layer.needed.iter().map(|needed| needed.expert).collect();
+        assert_eq!(&needed, used, "a single token needs what it uses");
+    }
+    assert!(uses > 100 && n_elsewhere == uses, "{n_elsewhere} of {uses}");
+    let recording = Recording::open(&path).unwrap();
+    let config = Config::recorded(&recording).unwrap();
+    assert_eq!((config.rerouting.bias, config.rerouting.keep_top), (0.2, 1));
+    let replayed = replay(&recording, &config, &mut |_, _, _| ()).unwrap();
+    let near = |a: u64, b: u64| a.abs_diff(b) * 100 <= a.max(b);
+    let (counted, again) = ((uses, total.hits), (replayed.decode.rerouted.uses, replayed.total().hits));
+    assert!(near(counted.0, again.0) && near(counted.1, again.1), "{counted:?} and {again:?}");
+    assert_eq!(replayed.decode.rerouted.refused, 0);
 }
 
 /// Record, calibrate, run with what was fitted: the way that users go.

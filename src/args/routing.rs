@@ -7,6 +7,7 @@ use clap::Args;
 use super::PrecisionArgs;
 use crate::switch::Switch;
 use hobbit::options::{PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
+use hobbit::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Routing that knows what is in memory (hobbit's own; results are approximate)")]
@@ -38,6 +39,11 @@ pub struct RoutingArgs {
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens by more than 2 %
     #[arg(long, value_name = "auto|N", default_value = "auto", env = "HOBBIT_ARG_VIRTUAL_UPDATE")]
     pub virtual_update: VirtualUpdate,
+    /// Give up at most N percent of perplexity for the fewest bytes: the cheapest mix of --cache-bias, --substitute, --drop and low
+    /// precision whose measured loss, with one standard error, stays below, as 'gguf-tools profile --max-loss' found it and wrote
+    /// it beside the model (MODEL.profile.json)
+    #[arg(long, value_name = "N%", value_parser = percent, env = "HOBBIT_ARG_MAX_LOSS")]
+    pub max_loss: Option<f64>,
     /// A token shall take no more than N milliseconds while it decodes: --cache-bias is then the least, up to 0.3, that suffices, as
     /// measured in trials while it runs. If none does, 0.3 is taken, and what can be reached is told. Not with --deterministic
     #[arg(long, value_name = "N", value_parser = milliseconds, env = "HOBBIT_ARG_TARGET_LATENCY")]
@@ -95,7 +101,26 @@ impl RoutingArgs {
                 return Err(format!("{target} cannot be had with {other}; drop one of them"));
             }
         }
-        if options.prompts && options.rerouting().is_off() && options.target_latency.is_none() {
+        if let Some(max_loss) = self.max_loss {
+            let chosen = !options.is_off() || precision.t1.is_some() || precision.t2.is_some();
+            let other = match () {
+                () if precision.precision == Some(PrecisionMode::Exact) => "--precision exact, which gives up nothing",
+                () if chosen => {
+                    "--cache-bias, --substitute, --drop, --virtual-experts, --target-latency, --t1 and --t2, for it chooses these \
+                     itself"
+                }
+                () => "",
+            };
+            if !other.is_empty() {
+                let percent = crate::promise::in_percent(max_loss);
+                return Err(format!("'--max-loss {percent}%' cannot be had with {other}; drop one of them"));
+            }
+        }
+        if options.prompts
+            && options.rerouting().is_off()
+            && options.target_latency.is_none()
+            && self.max_loss.is_none()
+        {
             return Err(
                 "'--route-prompts' is of no use without --cache-bias, --substitute or --virtual-experts".to_owned()
             );
@@ -125,6 +150,7 @@ impl RoutingArgs {
             virtual_experts: self.virtual_experts.0.clone(),
             virtual_update: self.virtual_update,
             target_latency: self.target_latency,
+            promise: None,
             prompts: self.route_prompts.0,
         }
     }
@@ -136,6 +162,12 @@ fn strength(text: &str) -> Result<f32, String> {
         Ok(strength) if (0.0..=100.0).contains(&strength) => Ok(strength),
         _ => Err("expected a number from 0, such as 0.2".to_owned()),
     }
+}
+
+/// `1%` or `1`: a share.
+fn percent(text: &str) -> Result<f64, String> {
+    let percent = parse_percent(text, 1e4).ok_or_else(|| "expected a percentage from 0%, such as 1%".to_owned())?;
+    Ok(percent / 100.0)
 }
 
 /// A time above 0, of an hour at most.
@@ -176,5 +208,11 @@ mod tests {
             assert!(error.contains(part) && error.ends_with("drop one of them"), "{other}: {error}");
         }
         assert!(said(&["--route-prompts=on"]).contains("of no use"));
+        assert_eq!(said(&["--max-loss=1%", "--route-prompts=on"]), "");
+        for other in ["--t1=0.5", "--cache-bias=0.2", "--precision=exact", "--target-latency=50"] {
+            let error = said(&["--max-loss=1%", other]);
+            let flag = other.split('=').next().unwrap();
+            assert!(error.starts_with("'--max-loss 1%' cannot be had with") && error.contains(flag), "{error}");
+        }
     }
 }

@@ -29,6 +29,8 @@ Examples:
       A table of hits, penalty and simulated speed for each combination.
   hobbit-sim replay prose.trace --link 7GB --expert-ms 0.08 --layer-ms 0.3 --json
       The same for another machine, as JSON.
+  hobbit-sim replay prose.trace --cache-bias 0.2 --budget 25%,50%
+      What it would read if tokens might go to experts in memory.
   hobbit-sim curve prose.trace
       Hit rates by share of slots, for 'gguf-tools inspect --forecast'.
   hobbit-sim calibrate prose.trace chat.trace -o mixtral.policy.json
@@ -225,6 +227,23 @@ pub struct WorldArgs {
     /// Replace low versions by high ones while nothing else is read
     #[arg(long, value_name = Switch::NAME)]
     pub upgrade: Option<Switch>,
+    /// Send tokens to experts in memory: λ times the range of a token's scores these are ahead, as hobbit-cli --cache-bias. For this
+    /// and --substitute a trace has to have scores (--trace of hobbit-cli, without --routes). Open-loop: what is computed with
+    /// another expert would change the tokens after it, and the recorded ones stay
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub cache_bias: Option<f32>,
+    /// A token's best N experts stay whatever is in memory, as hobbit-cli --keep-top
+    #[arg(long, value_name = "N")]
+    pub keep_top: Option<u16>,
+    /// Exchange experts of scores within N (SMoE's alpha), as hobbit-cli --substitute
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub substitute: Option<f32>,
+    /// Of a token at most N by --substitute
+    #[arg(long, value_name = "N")]
+    pub substitute_max: Option<u16>,
+    /// Leave out a missing expert with less than N times the uniform share of a token's weight, as hobbit-cli --drop
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub drop: Option<f32>,
     /// Weights of the weighted policies: lru,lfu,lhu,fld
     #[arg(long, value_name = "W,W,W,W")]
     pub policy_weights: Option<Weights>,
@@ -290,6 +309,12 @@ impl WorldArgs {
         if let Some(upgrade) = self.upgrade {
             config.upgrade = upgrade.0;
         }
+        let rules = &mut config.rerouting;
+        rules.bias = self.cache_bias.unwrap_or(rules.bias);
+        rules.keep_top = self.keep_top.map_or(rules.keep_top, usize::from);
+        rules.substitute = self.substitute.unwrap_or(rules.substitute);
+        rules.substitute_max = self.substitute_max.map(usize::from).or(rules.substitute_max);
+        config.drop = self.drop.unwrap_or(config.drop);
         config.weights = self.policy_weights.unwrap_or(config.weights);
         if let Some(bytes) = self.link {
             config.link.bytes_per_second = bytes as f64;
@@ -352,6 +377,11 @@ fn percent(text: &str) -> Result<f64, String> {
 fn not_negative(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|n| (0.0..=1e12).contains(n));
     number.ok_or_else(|| "expected a number from 0 on".into())
+}
+
+fn strength(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|n| (0.0..=100.0).contains(n));
+    number.ok_or_else(|| "expected a number from 0, such as 0.2".into())
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

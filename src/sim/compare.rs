@@ -7,8 +7,10 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::args::WorldArgs;
+use hobbit::options::RoutingOptions;
 use hobbit::predict::PredictorKind;
-use hobbit::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, SimError, replay};
+use hobbit::route::Rerouting;
+use hobbit::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
 
 /// One replay and how it compares.
 #[derive(Clone, Debug, Serialize)]
@@ -19,6 +21,10 @@ pub struct Row {
     pub budget: String,
     /// Who predicts.
     pub predictor: String,
+    /// What routing gives up, in words; `None` for nothing. The replay is open-loop then: the recorded tokens stay what they were.
+    pub routing: Option<String>,
+    /// What became of the needed experts of decoded tokens.
+    pub shares: Option<Shares>,
     /// Penalty divided by LRU's with the same budget and predictor; `None` where LRU has none.
     pub penalty_to_lru: Option<f64>,
     /// Penalty divided by the optimum's without prefetch; `None` where that has none.
@@ -68,12 +74,29 @@ pub fn compare(
             policy: config.eviction.to_string(),
             budget: config.budget.to_string(),
             predictor: config.foresight.to_string(),
+            routing: routing_words(config),
+            shares: outcome.decode.shares(),
             penalty_to_lru: penalty(lru, config.foresight, config.budget).map(|lru| own / lru),
             penalty_to_belady: penalty(Eviction::Belady, blind, config.budget).map(|least| own / least),
             outcome: outcome.clone(),
         }
     });
     Ok(rows.collect())
+}
+
+/// What routing gives up.
+fn routing_words(config: &Config) -> Option<String> {
+    let Rerouting { bias, keep_top, substitute, substitute_max, .. } = config.rerouting;
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let options = RoutingOptions {
+        cache_bias: bias,
+        keep_top: number(keep_top),
+        substitute,
+        substitute_max: substitute_max.map(number),
+        drop: config.drop,
+        ..RoutingOptions::default()
+    };
+    options.words()
 }
 
 fn on_all_processors<T: Sync, R: Send>(

@@ -32,11 +32,15 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
                 "settings": recording.header.settings,
                 "tokens": recording.n_tokens(),
                 "recall": recalls(&recording),
+                "open_loop": rows.iter().any(|row| row.routing.is_some()),
                 "replays": rows,
             }));
         } else {
             let gap = if n_before > 0 { "\n" } else { "" };
             write!(out, "{gap}{}\n{}", about(&recording), lines(&rows))?;
+            if let Some(words) = rows.first().and_then(|row| row.routing.as_ref()) {
+                write!(out, "{}", routing_lines(words, &rows))?;
+            }
         }
     }
     if args.json {
@@ -82,6 +86,40 @@ pub fn about(recording: &Recording) -> String {
         recording.n_tokens(),
         header.settings.policy,
         header.settings.cache_bytes >> 20,
+    )
+}
+
+/// What became of the experts that single tokens needed.
+fn routing_lines(words: &str, rows: &[Row]) -> String {
+    let heading = [
+        "budget",
+        "predictor",
+        "policy",
+        "hit",
+        "re-ranked",
+        "low",
+        "dropped",
+        "loaded",
+        "given up",
+        "refused",
+        "MiB/tok",
+    ];
+    let cells = rows.iter().filter_map(|row| {
+        let (decode, shares) = (row.outcome.decode, row.shares?);
+        let percent = |share: f64| Percent(share).to_string();
+        let given_up = decode.rerouted.mean_given_up();
+        let of_parts = [shares.hit, shares.reranked, shares.low, shares.dropped, shares.loaded].map(percent);
+        let mut cells = vec![row.budget.clone(), row.predictor.clone(), row.policy.clone()];
+        cells.extend(of_parts);
+        cells.push(given_up.map_or("-".into(), percent));
+        cells.push(decode.rerouted.refused.to_string());
+        cells.push(format!("{:.2}", decode.bytes as f64 / decode.tokens.max(1) as f64 / MIB as f64));
+        Some(cells)
+    });
+    let table = table(&heading, &cells.collect::<Vec<_>>(), 3);
+    format!(
+        "\nSingle tokens with {words}. Open-loop: the tokens are the recorded ones, which these experts would have changed. Shares \
+         are of the needed experts; 'given up' is the mean share of a token's weight that going elsewhere cost.\n{table}"
     )
 }
 

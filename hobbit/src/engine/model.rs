@@ -20,7 +20,7 @@ use crate::cache::policy::Weights;
 use crate::expert::ExpertId;
 use crate::fitted::FittedError;
 use crate::gguf::{Catalog, Gguf};
-use crate::options::{ModelOptions, Token};
+use crate::options::{ModelOptions, RoutingOptions, Token};
 use crate::plan::{ExpertCache, Regime};
 use crate::predict::{PathTable, PredictShape};
 use crate::profile::{LayerNorms, VirtualPlan};
@@ -125,6 +125,17 @@ impl Model {
     pub fn set_thresholds(&self, thresholds: Thresholds) {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
             memories.host.precisions.thresholds = thresholds;
+        }
+    }
+
+    /// Changes where tokens may go in place of missing experts, for every session of the model, from the next evaluation on. Only once
+    /// the model has a session, and where it was opened with some such freedom.
+    #[doc(hidden)]
+    pub fn set_routing(&self, routing: &RoutingOptions) {
+        if let Some(memories) = self.shared.experts.memories().as_mut() {
+            let host = &mut memories.host;
+            (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
+                (routing.rerouting(), routing.prompts, routing.drop);
         }
     }
 

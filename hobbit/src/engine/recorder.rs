@@ -144,6 +144,12 @@ impl Observer for Recorder {
         self.open = Some((Instant::now(), waited));
     }
 
+    fn rerouted(&mut self, ids: &[u16]) {
+        if self.open.is_some() {
+            self.record.executed.extend_from_slice(ids);
+        }
+    }
+
     fn end_layer(&mut self, waited: f64) {
         let Some((began, waited_before)) = self.open.take() else { return };
         let wait = (waited - waited_before).max(0.0);

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
+use crate::profile::Mix;
 use crate::route::Rerouting;
 
 /// What routing may give up for fewer bytes. The default gives up nothing.
-#[derive(Clone, Debug, PartialEq, SmartDefault)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
+#[serde(default)]
 pub struct RoutingOptions {
     /// λ of the cache-aware choice: so much of the range of a token's scores, `0.0..`, an expert in memory is ahead of one that is
     /// not; 0 is off.
@@ -30,12 +33,15 @@ pub struct RoutingOptions {
     /// What a token may take while it decodes: [`RoutingOptions::cache_bias`] is then the least of [`RoutingOptions::LADDER`] that
     /// suffices, as measured while tokens decode, and whatever is set does not count.
     pub target_latency: Option<Duration>,
+    /// What was promised, and is kept by all of this, in words: for people.
+    pub promise: Option<String>,
     /// Prompts as well. What they leave in the KV cache stays there.
     pub prompts: bool,
 }
 
 /// SwapMoE's virtual experts: while it decodes, a token uses only what is in memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum VirtualExperts {
     /// Tokens wait for what they chose.
     #[default]
@@ -47,7 +53,8 @@ pub enum VirtualExperts {
 }
 
 /// How often one of a layer's virtual experts may change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum VirtualUpdate {
     /// As often as does not slow tokens down by more than 2 %.
     #[default]
@@ -69,6 +76,13 @@ impl RoutingOptions {
         self.rerouting().is_off() && self.drop <= 0.0 && self.target_latency.is_none()
     }
 
+    /// As a profile's mix says.
+    #[must_use]
+    pub fn with(self, mix: Mix) -> Self {
+        let Mix { cache_bias, keep_top, substitute, drop, .. } = mix;
+        Self { cache_bias, keep_top, substitute, drop, ..self }
+    }
+
     /// What is given up, in words; `None` for nothing.
     pub fn words(&self) -> Option<String> {
         let Self {
@@ -79,6 +93,7 @@ impl RoutingOptions {
             drop,
             virtual_experts,
             target_latency,
+            promise,
             prompts,
             ..
         } = self;
@@ -107,7 +122,8 @@ impl RoutingOptions {
         if *prompts && !parts.is_empty() {
             parts.push("prompts too".to_owned());
         }
-        (!parts.is_empty()).then(|| parts.join(", "))
+        let promise = promise.as_ref().map_or_else(String::new, |promise| format!(" ({promise})"));
+        (!parts.is_empty()).then(|| parts.join(", ") + &promise)
     }
 
     /// The rules for a token's choice.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
 use super::norms::LayerNorms;
-use super::{ProfileError, SliceTypes};
+use super::{Mixes, ProfileError, SliceTypes};
 use crate::expert::ExpertId;
 use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
@@ -32,6 +32,9 @@ pub struct Profile {
     pub text: TextId,
     /// T1 and T2, if they were asked for.
     pub thresholds: Option<FittedThresholds>,
+    /// The cheapest ways to give up a little, if they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mixes: Option<Mixes>,
     /// What share of a prompt's experts may come in low precision, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<FittedPrefill>,
@@ -261,6 +264,9 @@ impl Profile {
         });
         let wrong = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)).copied();
         drop(losses);
+        if let Some(Err(reason)) = profile.mixes.as_ref().map(Mixes::check) {
+            return Err(malformed(reason));
+        }
         match wrong {
             Some(loss) => Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on"))),
             None => Ok(profile),

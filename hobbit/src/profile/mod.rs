@@ -31,6 +31,7 @@
 mod error;
 mod format;
 mod loss;
+mod mixes;
 mod norms;
 mod paths;
 pub mod planner;
@@ -48,6 +49,7 @@ pub use format::{
     Tolerated, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
+pub use mixes::{MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, search_mixes, text_sha256};
 pub use norms::{LayerNorms, norms_of_json, norms_to_json};
 pub use paths::{read_path_table, write_path_table};
 pub use proxy::{SliceError, divide, output_error};

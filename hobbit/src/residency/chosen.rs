@@ -297,6 +297,9 @@ impl Chosen {
             let said = if self.said.is_empty() { weights } else { &self.said };
             residency.count_wanted(layer, routing, said, &self.input_norms);
             residency.begin_record(layer, routing, weights, scores);
+            if self.wanted.is_some() {
+                residency.observer_mut().rerouted(&self.routing.ids);
+            }
             self.share_weights();
         }
         let asked = Asked {

@@ -35,6 +35,11 @@ pub trait Observer {
         let _ = (layer, routing, weights, scores, waited);
     }
 
+    /// Of the layer that has begun: what its tokens use in place of its router's choice, `[n_tokens][n_used]`.
+    fn rerouted(&mut self, ids: &[u16]) {
+        let _ = ids;
+    }
+
     /// It has been computed, or the first of its splits has.
     fn end_layer(&mut self, waited: f64) {
         let _ = waited;

@@ -15,7 +15,7 @@ use crate::cache::policy::{PolicyKind, Weights};
 use crate::fitted::LayerPenalty;
 use crate::options::PrecisionMode;
 use crate::predict::{PathTable, PredictorKind};
-use crate::route::Thresholds;
+use crate::route::{Rerouting, Thresholds};
 use crate::words::UnknownWord;
 
 /// Who leaves when a slot is needed.
@@ -151,6 +151,11 @@ pub struct Config {
     pub upgrade: bool,
     /// As `--deterministic`.
     pub deterministic: bool,
+    /// Where tokens go in place of experts that are missing. The tokens themselves stay those of the recording, which these would
+    /// have changed.
+    pub rerouting: Rerouting,
+    /// A missing expert with less than so many times the uniform share of a token's weight is left out of decoding.
+    pub drop: f32,
     /// Who predicts, for prefetches.
     pub foresight: PredictedBy,
     /// `None`: nothing is loaded on a guess.
@@ -201,11 +206,18 @@ impl Config {
             prefill_low: settings.prefill_low,
             upgrade: settings.upgrade,
             deterministic: settings.deterministic,
+            rerouting: settings.routing.rerouting(),
+            drop: settings.routing.drop,
             prefetch: is_read_ahead.then(|| Prefetch { distance_max, ..Prefetch::default() }),
             foresight,
             link,
             compute: Compute::Recorded,
         })
+    }
+
+    /// Whether tokens go elsewhere, or do without: then the replay is open-loop.
+    pub fn gives_up(&self) -> bool {
+        !self.rerouting.is_off() || self.drop > 0.0
     }
 
     /// Whether what tokens ask for is what the recorded run's did.
@@ -214,6 +226,8 @@ impl Config {
         self.mode.to_string() == settings.mode
             && self.thresholds == Thresholds { t1: settings.t1, t2: settings.t2 }
             && self.prefill_low == settings.prefill_low
+            && !self.gives_up()
+            && settings.routing.is_off()
     }
 }
 

@@ -22,6 +22,12 @@ pub enum SimError {
         /// File.
         path: PathBuf,
     },
+    /// Tokens that are to go elsewhere, and nobody knows where they could.
+    #[error("{}: the trace has no scores of experts that were not chosen, without which --cache-bias and --substitute cannot tell where tokens could go; record one with hobbit-cli --trace, without --routes (imported routes have none)", path.display())]
+    NoScores {
+        /// File.
+        path: PathBuf,
+    },
     /// A setting of the recorded run that this version does not know.
     #[error("{}: the trace was recorded with {what} '{found}', which this hobbit-sim does not know; give {flag}", path.display())]
     Unknown {

@@ -11,6 +11,10 @@
 //! every expert where nothing depended on how fast reads were, and comes near elsewhere. What it leaves out: staging
 //! slots are without limit and not for reads ahead, experts move as a whole, and tiers on devices are not seen.
 //!
+//! Tokens may be sent elsewhere ([`Config::rerouting`]), by the scores that were recorded. Such a replay is *open-loop*: what a token
+//! computed with another expert would have changed everything after it, and the recorded tokens do not know of it. Experts whose
+//! score was not kept count as the lowest of all, and their score is what their weight is made of.
+//!
 //! [`Eviction::Belady`] is the optimum, [`Slots::Global`] a cache that layers compete for; [`fit()`] fits HOBBIT's weights and thresholds, and measures
 //! what each layer's misses cost.
 
@@ -33,7 +37,7 @@ pub use curves::{HitCurve, hit_curves};
 pub use error::SimError;
 pub use fit::{FitGoal, fit};
 pub use link::LinkModel;
-pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome};
+pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome, Shares};
 pub use recall::{Widths, path_recall, path_table, recall, widths, widths_by_distance};
 pub use recording::{Batch, Event, Recording};
 pub use replay::replay;

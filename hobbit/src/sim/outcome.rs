@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::residency::{NeededExpert, Observer};
-use crate::stats::PrecisionCounts;
+use crate::stats::{PrecisionCounts, RerouteCounts};
 use crate::trace::Phase;
 
 /// What a replay measured.
@@ -36,12 +36,31 @@ pub struct PhaseOutcome {
     pub hits: u64,
     /// The others, by what was done.
     pub misses: PrecisionCounts,
+    /// Uses that went elsewhere than the router said.
+    pub rerouted: RerouteCounts,
+    /// Bytes of all reads that were submitted meanwhile, whoever asked.
+    pub bytes: u64,
     /// HOBBIT's: 1 per miss that was loaded high, B_l / B_h per miss that was loaded low.
     pub penalty: f64,
     /// Virtual seconds in which computation waited for reads.
     pub stall_seconds: f64,
     /// Virtual seconds.
     pub seconds: f64,
+}
+
+/// What became of needed experts, as shares of all of them: of single tokens these are the uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Shares {
+    /// In memory, as the router chose.
+    pub hit: f64,
+    /// In the place of one that was missing.
+    pub reranked: f64,
+    /// Missing, and read in low precision.
+    pub low: f64,
+    /// Missing, and left out.
+    pub dropped: f64,
+    /// Missing, and read.
+    pub loaded: f64,
 }
 
 /// One layer.
@@ -88,7 +107,7 @@ impl Outcome {
     }
 }
 
-crate::stats::field_by_field!(PhaseOutcome: Add::add { tokens, hits, misses, penalty, stall_seconds, seconds });
+crate::stats::field_by_field!(PhaseOutcome: Add::add { tokens, hits, misses, rerouted, bytes, penalty, stall_seconds, seconds });
 
 impl PhaseOutcome {
     /// Needed experts that were not there.
@@ -100,6 +119,21 @@ impl PhaseOutcome {
     pub fn hit_rate(&self) -> Option<f64> {
         let needed = self.hits + self.n_misses();
         (needed > 0).then(|| self.hits as f64 / needed as f64)
+    }
+
+    /// What became of the needed experts; `None` when none was needed.
+    pub fn shares(&self) -> Option<Shares> {
+        let needed = self.hits + self.n_misses();
+        let share = |part: u64| part as f64 / needed as f64;
+        // Who is on its way may be gone to, and is no hit.
+        let reranked = self.rerouted.uses.min(needed);
+        (needed > 0).then(|| Shares {
+            hit: share(self.hits.saturating_sub(reranked)),
+            reranked: share(reranked),
+            low: share(self.misses.low),
+            dropped: share(self.misses.skipped),
+            loaded: share(self.misses.high),
+        })
     }
 
     /// `None` when nothing took time.

@@ -97,6 +97,11 @@ impl Recording {
         }
     }
 
+    /// Whether it says of any single token what its routers thought of experts that they did not choose.
+    pub fn has_unselected_scores(&self) -> bool {
+        self.batches().flat_map(|batch| &batch.layers).any(|record| record.n_tokens == 1 && record.n_unselected() > 0)
+    }
+
     /// Tokens of all batches.
     pub fn n_tokens(&self) -> u64 {
         self.batches().map(|batch| u64::from(batch.n_tokens)).sum()
@@ -111,20 +116,22 @@ impl Recording {
     }
 }
 
-/// The distinct experts of a layer in the order in which the engine asks for them: as recorded; else the router's order for a
+/// The distinct experts that a layer's router chose, in the order in which the engine asks for them: as recorded; else the router's order for a
 /// single token, falling popularity for a batch.
 pub(super) fn need_order(record: &LayerRecord, order: &mut Vec<u16>) {
     order.clear();
-    if !record.needed.is_empty() || record.n_tokens == 1 {
+    // What was asked for in place of the router's choice is not its order.
+    let needed = if record.executed.is_empty() { &record.needed[..] } else { &[] };
+    if !needed.is_empty() || record.n_tokens == 1 {
         // Nobody promises that a file names each once.
         let push = |expert| {
             if !order.contains(&expert) {
                 order.push(expert);
             }
         };
-        match record.needed.is_empty() {
+        match needed.is_empty() {
             true => record.chosen.iter().copied().for_each(push),
-            false => record.needed.iter().map(|needed| needed.expert).for_each(push),
+            false => needed.iter().map(|needed| needed.expert).for_each(push),
         }
         return;
     }

@@ -16,9 +16,9 @@ use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::{self, Predictor};
 use crate::residency::{
     self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
-    Residency, RestBytes, Split, StagingOptions, TokenChoice, Used, VersionBytes,
+    Residency, RestBytes, RouterSays, Split, StagingOptions, TokenChoice, Used, VersionBytes,
 };
-use crate::route::{DECODE_TOKENS_MAX, Demand, Thresholds};
+use crate::route::{DECODE_TOKENS_MAX, Demand, Thresholds, TokenScores, Weighing};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
 
 /// Experts move as a whole: one slice stands for all.
@@ -62,6 +62,9 @@ impl<'a> Replay<'a> {
         if config.mode == PrecisionMode::Dynamic && low == 0 {
             return Err(SimError::NoLow { path: recording.path.clone() });
         }
+        if !config.rerouting.is_off() && !recording.has_unselected_scores() {
+            return Err(SimError::NoScores { path: recording.path.clone() });
+        }
         let low_cost = if low > 0 { low as f64 / high as f64 } else { 1.0 };
         let curves = match &config.penalties {
             _ if config.slots != Slots::Layers(Allocation::ByPenalty) => Vec::new(),
@@ -89,7 +92,7 @@ impl<'a> Replay<'a> {
             ..LayerOutcome::default()
         };
         let outcome = Outcome { layers: layers.iter().map(of_layer).collect(), ..Outcome::default() };
-        let residency = Residency::new(Parts {
+        let mut residency = Residency::new(Parts {
             reads: Link::new(config.link),
             observer: Books::new(outcome, low_cost, observe),
             layout: layout(header, config, &cache),
@@ -99,6 +102,7 @@ impl<'a> Replay<'a> {
             precisions: precisions(config),
             lookahead: config.prefetch.map(|prefetch| lookahead(recording, config, prefetch)),
         });
+        residency.rerouting = config.rerouting;
         Ok(Self { recording, config, residency, chosen: Chosen::default(), scores: Vec::new() })
     }
 
@@ -115,6 +119,7 @@ impl<'a> Replay<'a> {
 
     fn batch(&mut self, batch: &Batch) {
         let started = self.residency.reads().seconds();
+        let before = (self.residency.counters().rerouted, self.residency.reads().bytes);
         self.residency.observer_mut().phase = batch.phase;
         self.residency.begin_batch(batch.n_tokens);
         for record in &batch.layers {
@@ -122,7 +127,10 @@ impl<'a> Replay<'a> {
         }
         self.residency.end_batch(batch.n_tokens, 0.0);
         let seconds = self.residency.reads().seconds() - started;
+        let (rerouted, bytes) =
+            (self.residency.counters().rerouted - before.0, self.residency.reads().bytes - before.1);
         let phase = self.residency.observer_mut().outcome.phase_mut(batch.phase);
+        (phase.rerouted, phase.bytes) = (phase.rerouted + rerouted, phase.bytes + bytes);
         phase.tokens += u64::from(batch.n_tokens);
         phase.seconds += seconds;
     }
@@ -135,12 +143,17 @@ impl<'a> Replay<'a> {
         self.pass(layer_seconds);
         self.residency.catch_up();
         let Self { chosen, residency, recording, config, .. } = self;
-        read_record(chosen, &mut residency.precisions, recording, config, record);
+        set(chosen, recording, record);
+        let weights = reroute(chosen, residency, recording, record);
+        match &weights {
+            Some(weights) => ask(chosen, &mut residency.precisions, weights),
+            None => read_record(chosen, &mut residency.precisions, recording, config, record),
+        }
         chosen.enter(residency);
         self.show_scores(record);
         let Self { chosen, residency, .. } = self;
         let step = chosen.begin(residency, None, &Elsewhere::NOTHING);
-        self.foresee(record, layer_seconds, &step);
+        self.foresee(record, weights.is_some(), layer_seconds, &step);
         self.multiply(record, &step);
         self.chosen.end(&mut self.residency, step);
     }
@@ -158,16 +171,17 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Shows a single token to whoever looks ahead.
-    fn foresee(&mut self, record: &LayerRecord, layer_seconds: f64, step: &LayerStep) {
+    /// Shows a single token to whoever looks ahead; `is_rerouted`: it has been sent elsewhere.
+    fn foresee(&mut self, record: &LayerRecord, is_rerouted: bool, layer_seconds: f64, step: &LayerStep) {
         if record.n_tokens != 1 || !self.residency.looks_ahead() {
             return;
         }
         let experts = self.expert_seconds(record, usize::from(record.n_used)) * f64::from(record.n_used);
         let header = &self.recording.header;
+        let (wanted, used) = (chosen(record), self.chosen.of_token());
         let token = TokenChoice {
-            chosen: &chosen(record),
-            wanted: &chosen(record),
+            chosen: if is_rerouted { &used } else { &wanted },
+            wanted: &wanted,
             layer_seconds: Some(layer_seconds + experts),
             scores: &mut |targets| {
                 let scores = |&(distance, _): &(u8, u16)| Some((distance, scores_at(record, distance, header)?));
@@ -227,7 +241,54 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Shows what a layer's router chose, and what the batch asks for.
+/// Shows what a layer's router chose.
+fn set(chosen: &mut Chosen, recording: &Recording, record: &LayerRecord) {
+    let n_expert = n_expert(recording, record);
+    // Records are whole layers: the next one is never a later split of the same.
+    let decodes = record.n_tokens as usize <= DECODE_TOKENS_MAX;
+    let n_used = record.n_used.into();
+    let split = Split { layer: record.layer, n_expert, n_used, kinds: &[WHOLE], key: 0, decodes };
+    let ids = record.chosen.iter().map(|&index| i32::from(index));
+    chosen.set(&split, ids).expect("a trace's reader refuses other experts");
+}
+
+fn n_expert(recording: &Recording, record: &LayerRecord) -> usize {
+    recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert))
+}
+
+/// Sends tokens elsewhere, as far as they may and their scores are known: the weights that they have then, `[n_tokens][n_used]`.
+/// `None` where they stay.
+fn reroute(
+    chosen: &mut Chosen,
+    residency: &mut Residency<Link, Books>,
+    recording: &Recording,
+    record: &LayerRecord,
+) -> Option<Vec<f32>> {
+    let weighing = Weighing::Normalised;
+    if !chosen.may_reroute(residency) || !chosen.wants_scores(residency, &Elsewhere::NOTHING, weighing) {
+        return None;
+    }
+    let n_expert = n_expert(recording, record);
+    let of_token = |token: usize| {
+        let mut scores = Vec::new();
+        record.scores_of(token, n_expert, &mut scores).then_some(scores)
+    };
+    let known: Option<Vec<Vec<f32>>> = (0..record.n_tokens as usize).map(of_token).collect();
+    let known = known.unwrap_or_default();
+    let scores: Vec<TokenScores> =
+        known.iter().map(|scores| TokenScores { selection: scores, weights: scores }).collect();
+    let says = RouterSays { weights: &record.weights, scores: &scores, weighing };
+    let mut weights = Vec::new();
+    chosen.reroute(residency, &Elsewhere::NOTHING, &says, &mut weights).then_some(weights)
+}
+
+/// Asks for precisions by weights, as far as anything depends on them.
+fn ask(chosen: &mut Chosen, precisions: &mut Precisions, weights: &[f32]) {
+    let weights = if precisions.asks_weights(chosen.decodes()) { weights } else { &[] };
+    chosen.ask(precisions, weights.iter().copied());
+}
+
+/// Of a layer that has been shown: what its tokens ask for.
 fn read_record(
     chosen: &mut Chosen,
     precisions: &mut Precisions,
@@ -235,20 +296,13 @@ fn read_record(
     config: &Config,
     record: &LayerRecord,
 ) {
-    let n_expert = recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
-    // Records are whole layers: the next one is never a later split of the same.
-    let decodes = record.n_tokens as usize <= DECODE_TOKENS_MAX;
-    let n_used = record.n_used.into();
-    let split = Split { layer: record.layer, n_expert, n_used, kinds: &[WHOLE], key: 0, decodes };
-    let ids = record.chosen.iter().map(|&index| i32::from(index));
-    chosen.set(&split, ids).expect("a trace's reader refuses other experts");
+    let n_expert = n_expert(recording, record);
     let mut order = Vec::new();
     need_order(record, &mut order);
     chosen.recorded(&order, &summed_weights(record));
     let is_exact = config.mode == PrecisionMode::Exact;
     if is_exact || !config.asks_as_recorded(recording) || record.needed.is_empty() {
-        let weights = if is_exact { &[][..] } else { &record.weights };
-        chosen.ask(precisions, weights.iter().copied());
+        ask(chosen, precisions, &record.weights);
         return;
     }
     // Weights in half precision might fall on the other side of a threshold.
@@ -279,7 +333,9 @@ fn precisions(config: &Config) -> Precisions {
     let &Config { mode, thresholds, prefill_low, upgrade, deterministic, .. } = config;
     let prefill_low = Some(prefill_low);
     let options = PrecisionOptions { prefill_low, upgrade, deterministic, ..PrecisionOptions::default() };
-    Precisions::new(mode, thresholds, options)
+    let mut precisions = Precisions::new(mode, thresholds, options);
+    precisions.drop = config.drop;
+    precisions
 }
 
 /// Layers whose experts move as a whole.
@@ -321,6 +377,7 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
     let mut uses = Vec::new();
     let (mut chosen, mut precisions) = (Chosen::default(), precisions(config));
     for (time, record) in (0..).zip(recording.batches().flat_map(|batch| &batch.layers)) {
+        set(&mut chosen, recording, record);
         read_record(&mut chosen, &mut precisions, recording, config, record);
         uses.extend(chosen.routing.needed.iter().map(|&index| Upcoming {
             time,

@@ -1,5 +1,7 @@
 //! Replays against caches that are driven directly, against exhaustive search, and against arithmetic.
 
+mod rerouting;
+
 use std::path::Path;
 
 use proptest::prelude::*;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use crate::files;
-use crate::options::{PrecisionMode, Prefetch};
+use crate::options::{PrecisionMode, Prefetch, RoutingOptions};
 
 /// First bytes of every trace.
 pub const MAGIC: [u8; 8] = files::TRACE_MAGIC;
@@ -100,6 +100,9 @@ pub struct Settings {
     pub upgrade: bool,
     /// Whether nothing depended on how fast reads were.
     pub deterministic: bool,
+    /// Where tokens went in place of experts that were not in memory.
+    #[serde(skip_serializing_if = "RoutingOptions::is_off")]
+    pub routing: RoutingOptions,
     /// Bytes of the expert cache.
     pub cache_bytes: u64,
     /// Anything else worth knowing: flags, weights of the policy, the text.
@@ -141,6 +144,11 @@ impl Header {
         }
         self.settings.mode.parse::<PrecisionMode>().map_err(|error| error.to_string())?;
         self.settings.prefetch.parse::<Prefetch>().map_err(|error| error.to_string())?;
+        let RoutingOptions { cache_bias, substitute, drop, .. } = self.settings.routing;
+        let strengths = [("cache_bias", cache_bias), ("substitute", substitute), ("drop", drop)];
+        if let Some((name, value)) = strengths.into_iter().find(|(_, value)| !(0.0..=f32::MAX).contains(value)) {
+            return Err(format!("{name} is {value}, expected a number from 0 on"));
+        }
         let shares = [("t1", self.settings.t1), ("t2", self.settings.t2), ("prefill_low", self.settings.prefill_low)];
         match shares.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
             Some((name, value)) => Err(format!("{name} is {value}, expected a number from 0 to 1")),

@@ -20,6 +20,7 @@ pub(super) const BATCH: u8 = 4;
 pub(super) const RESIDENTS: u8 = 5;
 pub(super) const WITHDRAWN: u8 = 6;
 pub(super) const MEASURED: u8 = 7;
+pub(super) const EXECUTED: u8 = 8;
 
 /// The records of a trace, one after the other. Ends after the last whole record of a file that was cut off, and after
 /// the first error. Records of kinds that this version does not know are passed over.
@@ -31,8 +32,19 @@ pub struct TraceReader<R> {
     /// Bytes consumed.
     offset: u64,
     payload: Vec<u8>,
+    /// What the next layer's tokens used in place of its router's choice, and where that record begins.
+    executed: Option<(u64, Executed)>,
     is_done: bool,
     truncated: Option<u64>,
+}
+
+/// What tokens used in place of their router's choice.
+#[derive(Debug)]
+struct Executed {
+    /// Block number, tokens, experts per token.
+    shape: (u16, u32, u16),
+    /// `[n_tokens, n_used]`.
+    experts: Vec<u16>,
 }
 
 impl TraceReader<BufReader<File>> {
@@ -80,7 +92,7 @@ impl<R: Read> TraceReader<R> {
         let header: Header = serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
         header.check().map_err(damaged)?;
         let offset = 16 + u64::from(len);
-        Ok(Self { input, path, header, offset, payload: json, is_done: false, truncated: None })
+        Ok(Self { input, path, header, offset, payload: json, executed: None, is_done: false, truncated: None })
     }
 
     /// What the trace begins with.
@@ -102,21 +114,38 @@ impl<R: Read> TraceReader<R> {
     fn record(&mut self) -> Result<Option<Record>, TraceError> {
         loop {
             let start = self.offset;
-            let Some(tag) = self.byte()? else { return Ok(None) };
+            let Some(tag) = self.byte()? else {
+                self.truncated = self.executed.take().map(|(start, _)| start);
+                return Ok(None);
+            };
             let Some(len) = self.len(start)? else { return Ok(self.cut(start)) };
             self.fill(len)?;
             if (self.payload.len() as u64) < len {
                 return Ok(self.cut(start));
             }
             let mut cursor = Cursor::new(&self.payload);
+            let before = if (SEQUENCE..=EXECUTED).contains(&tag) { self.executed.take() } else { None };
+            if let (Some(_), false) = (&before, tag == LAYER) {
+                return Err(self.damaged(start, "executed experts are without the layer that they are of".into()));
+            }
             let record = match tag {
                 SEQUENCE => Ok(Record::Sequence),
-                LAYER => layer(&mut cursor, &self.header).map(Record::Layer),
+                LAYER => layer(&mut cursor, &self.header)
+                    .and_then(|record| with_executed(record, before.map(|(_, executed)| executed)))
+                    .map(Record::Layer),
                 LOAD => load(&mut cursor, &self.header),
                 BATCH => batch(&mut cursor),
                 RESIDENTS => residents(&mut cursor, &self.header).map(Record::Residents),
                 WITHDRAWN => withdrawn(&mut cursor, &self.header),
                 MEASURED => measured(&mut cursor),
+                EXECUTED => match executed(&mut cursor, &self.header) {
+                    Ok(executed) if cursor.left() == 0 => {
+                        self.executed = Some((start, executed));
+                        continue;
+                    }
+                    Ok(_) => Err(format!("{} bytes are left over at its end", cursor.left())),
+                    Err(reason) => Err(reason),
+                },
                 _ => continue,
             };
             let record = record.and_then(|record| match cursor.left() {
@@ -128,7 +157,7 @@ impl<R: Read> TraceReader<R> {
     }
 
     fn cut(&mut self, start: u64) -> Option<Record> {
-        self.truncated = Some(start);
+        self.truncated = Some(self.executed.take().map_or(start, |(start, _)| start));
         None
     }
 
@@ -183,15 +212,47 @@ impl<R: Read> Iterator for TraceReader<R> {
     }
 }
 
-fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
+/// Block number, experts of the layer, tokens and experts per token.
+fn shape(cursor: &mut Cursor, header: &Header) -> Result<(u16, u64, usize, usize), String> {
     let number = cursor.below(1 << 16, "the layer")? as u16;
     let described = header.layer(number).ok_or_else(|| format!("the model has no layer {number} with experts"))?;
     let n_expert = u64::from(described.n_expert);
     let n_tokens = cursor.count(1, "the number of tokens")?;
     let n_used = cursor.below(n_expert + 1, "the number of experts per token")? as usize;
-    if n_tokens == 0 || n_used == 0 {
-        return Err(format!("layer {number} has {n_tokens} tokens of {n_used} experts"));
+    match n_tokens == 0 || n_used == 0 {
+        true => Err(format!("layer {number} has {n_tokens} tokens of {n_used} experts")),
+        false => Ok((number, n_expert, n_tokens, n_used)),
     }
+}
+
+fn executed(cursor: &mut Cursor, header: &Header) -> Result<Executed, String> {
+    let (number, n_expert, n_tokens, n_used) = shape(cursor, header)?;
+    let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= cursor.left());
+    let uses =
+        uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", cursor.left()))?;
+    let mut experts = Vec::with_capacity(uses);
+    for _ in 0..uses {
+        experts.push(cursor.below(n_expert, "an expert")? as u16);
+    }
+    Ok(Executed { shape: (number, n_tokens as u32, n_used as u16), experts })
+}
+
+fn with_executed(mut record: LayerRecord, executed: Option<Executed>) -> Result<LayerRecord, String> {
+    let Some(Executed { shape, experts }) = executed else { return Ok(record) };
+    let own = (record.layer, record.n_tokens, record.n_used);
+    if shape != own {
+        let (layer, n_tokens, n_used) = shape;
+        return Err(format!(
+            "executed experts of layer {layer} ({n_tokens} tokens, {n_used} each) stand before layer {}",
+            own.0
+        ));
+    }
+    record.executed = experts;
+    Ok(record)
+}
+
+fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
+    let (number, n_expert, n_tokens, n_used) = shape(cursor, header)?;
     let scores = cursor.below(n_expert + 2, "the number of scores")? as usize;
     let (has_scores, n_unselected) = (scores > 0, scores.saturating_sub(1));
     // Three bytes a use at least: what is reserved has been read.

@@ -135,6 +135,9 @@ pub struct LayerRecord {
     pub n_used: u16,
     /// What the router chose, in its order: `[n_tokens, n_used]`.
     pub chosen: Vec<u16>,
+    /// What the tokens used in its place, `[n_tokens, n_used]`; empty where that is what the router chose.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub executed: Vec<u16>,
     /// Router weights of those, `[n_tokens, n_used]`.
     pub weights: Vec<f32>,
     /// Router scores of those, `[n_tokens, n_used]`; empty where scores were not recorded.
@@ -161,6 +164,7 @@ impl LayerRecord {
     pub fn clear(&mut self, layer: u16, n_used: u16) {
         [&mut self.weights, &mut self.scores].into_iter().for_each(Vec::clear);
         self.chosen.clear();
+        self.executed.clear();
         self.unselected.clear();
         self.predictions.clear();
         self.needed.clear();

@@ -52,6 +52,7 @@ fn records() -> Vec<Record> {
     for token in 0..100u16 {
         many.push_token(&[token, 299], &[0.5, 0.5], None, 0);
     }
+    many.executed = (0..100u16).flat_map(|token| [token, 298]).collect();
     many.needed = vec![Needed { expert: 299, demand: Demand::Skip, used: None, hit: false, class: None, bytes: 0 }];
     let version = Version::low(ExpertId { layer: 3, index: 299 });
     vec![
@@ -277,6 +278,7 @@ prop_compose! {
             layer: 3,
             n_tokens: n_tokens as u32,
             n_used: n_used as u16,
+            executed: if wait < 3.0 { chosen.iter().rev().copied().collect() } else { Vec::new() },
             chosen,
             weights,
             scores,
@@ -350,4 +352,36 @@ proptest! {
         bytes[at] ^= with;
         let _ = TraceReader::new(&bytes[..], "a.trace").map(Iterator::count);
     }
+}
+
+#[test]
+fn executed_experts_stand_before_their_layer() {
+    let all = records();
+    let [_, single, _, many, ..] = &all[..] else { panic!("a layer of a token, and one of many") };
+    let (whole, alone) = (written(std::slice::from_ref(many)), written(&[]).len());
+    // Tag, length of two bytes at least, and the record.
+    let executed_bytes = written(&[many.clone()]).len() - {
+        let Record::Layer(layer) = many else { panic!("a layer") };
+        written(&[Record::Layer(LayerRecord { executed: Vec::new(), ..layer.clone() })]).len()
+    };
+    let executed = whole[alone..alone + executed_bytes].to_vec();
+    for (after, part) in [
+        (&written(&[Record::Sequence])[alone..], "without the layer"),
+        (&written(std::slice::from_ref(single))[alone..], "stand before layer 1"),
+        (&executed[..], "without the layer"),
+    ] {
+        let bytes = [&whole[..alone + executed_bytes], after].concat();
+        let (records, _, error) = read(&bytes);
+        let error = error.unwrap().to_string();
+        assert!(records.is_empty() && error.contains(part), "{error}");
+    }
+    let (records, truncated, error) = read(&whole[..alone + executed_bytes]);
+    assert_eq!((records.len(), truncated, error.is_none()), (0, Some(alone as u64), true));
+    let mut exact = header();
+    exact.settings.routing.substitute = 0.25;
+    let writer = TraceWriter::new(Vec::new(), &exact).unwrap();
+    let bytes = writer.finish().unwrap();
+    assert_eq!(TraceReader::new(&bytes[..], "a.trace").unwrap().header(), &exact);
+    exact.settings.routing.substitute = -1.0;
+    assert!(TraceWriter::new(Vec::new(), &exact).unwrap_err().to_string().contains("substitute is -1"));
 }

@@ -61,11 +61,15 @@ impl<W: Write> TraceWriter<W> {
     /// [`TraceError::Io`]; [`TraceError::Unwritable`] where lists have not the lengths that [`LayerRecord`] says.
     pub fn layer(&mut self, record: &LayerRecord) -> Result<(), TraceError> {
         check(record).map_err(|reason| TraceError::Unwritable { reason })?;
+        if !record.executed.is_empty() {
+            self.payload.clear();
+            put_shape(&mut self.payload, record);
+            record.executed.iter().for_each(|&expert| put_varint(&mut self.payload, u64::from(expert)));
+            self.append(reader::EXECUTED)?;
+        }
         let out = &mut self.payload;
         out.clear();
-        put_varint(out, u64::from(record.layer));
-        put_varint(out, u64::from(record.n_tokens));
-        put_varint(out, u64::from(record.n_used));
+        put_shape(out, record);
         let (n_used, n_unselected) = (usize::from(record.n_used), record.n_unselected());
         put_varint(out, if record.scores.is_empty() { 0 } else { n_unselected as u64 + 1 });
         for token in 0..record.n_tokens as usize {
@@ -221,6 +225,12 @@ fn code<T: PartialEq>(table: &[T], value: T) -> u8 {
     table.iter().position(|known| *known == value).expect("tables are complete") as u8
 }
 
+fn put_shape(out: &mut Vec<u8>, record: &LayerRecord) {
+    put_varint(out, u64::from(record.layer));
+    put_varint(out, u64::from(record.n_tokens));
+    put_varint(out, u64::from(record.n_used));
+}
+
 fn put_version(out: &mut Vec<u8>, version: Version) {
     put_varint(out, u64::from(version.expert.layer));
     put_varint(out, u64::from(version.expert.index));
@@ -236,6 +246,7 @@ fn check(record: &LayerRecord) -> Result<(), String> {
     }
     let lists = [
         ("experts", record.chosen.len(), true),
+        ("executed experts", record.executed.len(), !record.executed.is_empty()),
         ("weights", record.weights.len(), true),
         ("scores", record.scores.len(), !record.scores.is_empty()),
     ];

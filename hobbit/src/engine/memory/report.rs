@@ -125,6 +125,7 @@ pub(super) fn trace_header(
             prefill_low: wanted.prefill_low_at(thresholds.t1),
             upgrade: wanted.upgrade,
             deterministic: wanted.deterministic,
+            routing: options.routing.clone(),
             cache_bytes,
             more: [
                 ("policy_weights".to_owned(), model.policy_weights().to_string()),

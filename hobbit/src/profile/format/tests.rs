@@ -1,7 +1,7 @@
 use super::*;
 use crate::expert::{ExpertId, SliceKind};
 use crate::gguf::{ExpertTensor, LayerExperts};
-use crate::profile::{Goal, WidthsError, widths};
+use crate::profile::{Goal, MeasuredMix, Mix, WidthsError, widths};
 
 fn q2() -> GgmlType {
     GgmlType::from_name("q2_k").unwrap()
@@ -64,6 +64,21 @@ fn profile() -> Profile {
                 expert_cache: "25%".to_owned(),
                 low: "q2_K".to_owned(),
             }),
+        }),
+        mixes: Some(Mixes {
+            text: "text.txt".to_owned(),
+            text_sha256: "00".repeat(32),
+            tokens: 2048,
+            expert_cache: "25%".to_owned(),
+            cache_share: 0.25,
+            low: None,
+            exact_bytes_per_token: 1e5,
+            mixes: vec![MeasuredMix {
+                mix: Mix { cache_bias: 0.2, ..Mix::EXACT },
+                loss: 0.0075,
+                error: 0.001,
+                bytes_per_token: 4.5e4,
+            }],
         }),
         prefill: Some(FittedPrefill {
             prefill_low: 0.25,

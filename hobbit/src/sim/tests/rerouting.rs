@@ -1,0 +1,119 @@
+//! Tokens that go to experts in memory, by hand.
+
+use super::{recorded, recording, replayed};
+use crate::expert::Precision;
+use crate::options::RoutingOptions;
+use crate::route::Rerouting;
+use crate::sim::{Config, SimError, replay};
+use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
+
+/// A layer of four experts with two slots; single tokens, each of two experts, with these scores. `n_unselected` are kept.
+fn trace(tokens: &[([u16; 2], [f32; 4])], n_unselected: Option<usize>, routing: RoutingOptions) -> Vec<u8> {
+    let layer = Layer {
+        layer: 0,
+        n_expert: 4,
+        n_used: 2,
+        bytes_high: 4000,
+        bytes_low: 0,
+        bytes_rest: 0,
+        slots_high: 2,
+        slots_low: 0,
+    };
+    let model = ModelDescription { layers: vec![layer], ..ModelDescription::default() };
+    let mut header = Header { model, ..Header::default() };
+    header.settings.routing = routing;
+    let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();
+    for (chosen, scores) in tokens {
+        let mut record = LayerRecord::new(0, 2);
+        let of = |index: u16| scores[usize::from(index)];
+        let sum = of(chosen[0]) + of(chosen[1]);
+        let weights = chosen.map(|index| of(index) / sum);
+        record.push_token(chosen, &weights, n_unselected.map(|_| &scores[..]), n_unselected.unwrap_or(0));
+        writer.layer(&record).unwrap();
+        writer.batch(Phase::Decode, 1, 0.01).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+const TOKENS: [([u16; 2], [f32; 4]); 3] = [
+    ([0, 1], [0.5, 0.3125, 0.125, 0.0625]),
+    ([0, 2], [0.5, 0.1875, 0.25, 0.0625]),
+    ([3, 0], [0.25, 0.125, 0.0625, 0.5]),
+];
+
+#[test]
+fn a_missing_expert_gives_way_to_one_that_is_there() {
+    let recording = recording(&trace(&TOKENS, Some(2), RoutingOptions::default()));
+    let exact = Config::recorded(&recording).unwrap();
+    let (_, outcome) = replayed(&recording, &exact);
+    assert_eq!((outcome.decode.hits, outcome.decode.misses.high), (2, 4));
+    assert_eq!((outcome.decode.bytes, outcome.bytes_read), (16_000, 16_000));
+
+    // 0.2 of the range of 0.4375 makes up for 0.0625 and not for 0.375; the best one stays.
+    let rerouting = Rerouting { bias: 0.2, keep_top: 1, ..Rerouting::default() };
+    let (seen, outcome) = replayed(&recording, &Config { rerouting, ..exact.clone() });
+    let used: Vec<_> = seen.iter().map(|(expert, precision, hit)| (expert.index, *precision, *hit)).collect();
+    let high = Some(Precision::High);
+    assert_eq!(
+        used,
+        [(0, high, false), (1, high, false), (0, high, true), (1, high, true), (3, high, false), (0, high, true)]
+    );
+    let decode = outcome.decode;
+    assert_eq!((decode.rerouted.uses, decode.rerouted.refused, decode.bytes), (1, 0, 12_000));
+    assert!((decode.rerouted.mean_given_up().unwrap() - 0.0625 / 0.75).abs() < 1e-6, "{decode:?}");
+    let shares = decode.shares().unwrap();
+    assert_eq!((shares.hit, shares.reranked, shares.loaded), (2.0 / 6.0, 1.0 / 6.0, 0.5));
+
+    let substitute = Rerouting { substitute: 0.5, ..Rerouting::default() };
+    let (_, outcome) = replayed(&recording, &Config { rerouting: substitute, ..exact.clone() });
+    assert_eq!(outcome.decode.rerouted.uses, 1, "0.25 is less than 1.5 times 0.1875");
+    let (_, outcome) = replayed(&recording, &Config { drop: 0.8, ..exact });
+    assert_eq!((outcome.decode.misses.skipped, outcome.decode.hits), (2, 2), "{outcome:?}");
+}
+
+#[test]
+fn without_scores_nobody_can_be_sent_elsewhere() {
+    for n_unselected in [None, Some(0)] {
+        let recording = recording(&trace(&TOKENS, n_unselected, RoutingOptions::default()));
+        let rerouting = Rerouting { bias: 0.2, ..Rerouting::default() };
+        let config = Config { rerouting, ..Config::recorded(&recording).unwrap() };
+        let error = replay(&recording, &config, &mut |_, _, _| {}).unwrap_err();
+        assert!(matches!(error, SimError::NoScores { .. }) && error.to_string().contains("--cache-bias"), "{error}");
+    }
+}
+
+#[test]
+fn what_ran_rerouted_is_replayed_so_and_can_be_replayed_as_the_routers_had_it() {
+    let routing = RoutingOptions { cache_bias: 0.2, ..RoutingOptions::default() };
+    let plain = recording(&trace(&TOKENS, Some(2), routing.clone()));
+    let config = Config::recorded(&plain).unwrap();
+    assert_eq!((config.rerouting.bias, config.rerouting.keep_top), (0.2, 1));
+    let (seen, _) = replayed(&plain, &config);
+    // As the engine would have written it: what was used, and what was asked for.
+    let mut writer = TraceWriter::new(Vec::new(), &plain.header).unwrap();
+    for ((batch, of_token), hits) in plain.batches().zip(seen.chunks(2)).zip(seen.chunks(2)) {
+        let mut record = batch.layers[0].clone();
+        let used: Vec<u16> = of_token.iter().map(|(expert, ..)| expert.index).collect();
+        record.needed = (hits.iter())
+            .map(|&(expert, used, hit)| Needed {
+                expert: expert.index,
+                demand: crate::route::Demand::High,
+                used,
+                hit,
+                class: None,
+                bytes: 0,
+            })
+            .collect();
+        if used != record.chosen {
+            record.executed = used;
+        }
+        writer.layer(&record).unwrap();
+        writer.batch(Phase::Decode, 1, 0.01).unwrap();
+    }
+    let rerouted = recording(&writer.finish().unwrap());
+    assert_eq!(rerouted.batches().filter(|batch| !batch.layers[0].executed.is_empty()).count(), 1);
+    assert_eq!(replayed(&rerouted, &config).0, recorded(&rerouted));
+    let exact = Config { rerouting: Rerouting::default(), ..config };
+    let of_exact = recording(&trace(&TOKENS, Some(2), RoutingOptions::default()));
+    assert_eq!(replayed(&rerouted, &exact).0, replayed(&of_exact, &Config::recorded(&of_exact).unwrap()).0);
+}
