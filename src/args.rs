@@ -44,7 +44,9 @@ Examples:
   hobbit-cli -m mixtral.Q8_0.gguf --low q2_k,down=q3_k
       The same without one: it is made once, in a file beside the model.
   hobbit-cli -m mixtral.Q8_0.gguf --preset hobbit --t1 0.5
-      As the HOBBIT paper has it, but for T1. edgemoe and fate are others.
+      As the HOBBIT paper has it, but for T1. edgemoe, fate, smoe and swapmoe are others.
+  hobbit-cli -m qwen3-moe.gguf --mem-budget 8G --target-latency 80
+      Send tokens to experts in memory as far as it takes to be done in 80 ms each. Results are approximate.
   hobbit-cli -m qwen3-moe.gguf -dev CUDA0 --device-cache 6G --host-cache 16G
       Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'

@@ -16,9 +16,11 @@ use hobbit::pack::Pack;
 #[command(next_help_heading = "Papers as published (hobbit's own)")]
 pub struct PresetArgs {
     /// Settings of a paper's system, where no flag says otherwise: hobbit (low versions by T1 and T2, stacked gate, weighted
-    /// sum), edgemoe (path table, frequency over distance; give it a pack with expert-wise widths) or fate (cross-layer gate,
-    /// ARC, shallow layers first, a quarter of a prompt's experts low). A line at the start says which flags these are
-    #[arg(long, value_name = "none|hobbit|edgemoe|fate", default_value_t, env = "HOBBIT_ARG_PRESET")]
+    /// sum), edgemoe (path table, frequency over distance; give it a pack with expert-wise widths), fate (cross-layer gate,
+    /// ARC, shallow layers first, a quarter of a prompt's experts low), smoe (experts in memory stand in for missing ones of little
+    /// score, top scores read ahead) or swapmoe (experts in memory alone, exchanged in the background). A line at the start says
+    /// which flags these are
+    #[arg(long, value_name = "none|hobbit|edgemoe|fate|smoe|swapmoe", default_value_t, env = "HOBBIT_ARG_PRESET")]
     pub preset: Preset,
 }
 
@@ -49,8 +51,8 @@ impl PresetWords {
         let is_exact = value_of("precision") == Some("exact");
         let has_profile = is_given("profile");
         let words = flags(preset).into_iter().filter(|flag| arg(flag.long).is_some() && !is_given(flag.long));
-        // Thresholds mean nothing in exact precision, and a profile has the model's own.
-        let words = words.filter(|flag| !(flag.is_low && is_exact || flag.is_fitted && has_profile));
+        // Thresholds and substitutes mean nothing in exact precision, and a profile has the model's own.
+        let words = words.filter(|flag| !(flag.is_approximate && is_exact || flag.is_fitted && has_profile));
         Self { preset, words: words.map(|flag| format!("--{}={}", flag.long, flag.value).into()).collect() }
     }
 
@@ -89,14 +91,16 @@ struct Flag {
     long: &'static str,
     value: String,
     /// Of no use in exact precision.
-    is_low: bool,
+    is_approximate: bool,
     /// What `hobbit-sim calibrate` fits to a model.
     is_fitted: bool,
 }
 
 fn flags(preset: Preset) -> Vec<Flag> {
     let Some(settings) = preset.settings() else { return Vec::new() };
-    let flag = |long, value: &dyn ToString| Flag { long, value: value.to_string(), is_low: false, is_fitted: false };
+    let flag =
+        |long, value: &dyn ToString| Flag { long, value: value.to_string(), is_approximate: false, is_fitted: false };
+    let no_exact = |long, value: &dyn ToString| Flag { is_approximate: true, ..flag(long, value) };
     let word = |on: bool| if on { "on" } else { "off" };
     let mut flags = vec![
         flag("policy", &settings.policy),
@@ -109,18 +113,25 @@ fn flags(preset: Preset) -> Vec<Flag> {
         flags.push(flag("overlap", &word(false)));
     }
     flags.push(flag("cpu-helper", &settings.cpu_helper));
+    if let Some((alpha, keep_top)) = settings.routing.substitute {
+        flags.push(no_exact("substitute", &alpha));
+        flags.push(no_exact("keep-top", &keep_top));
+    }
+    if settings.routing.virtual_experts {
+        flags.push(no_exact("virtual-experts", &"auto"));
+    }
     let Some(low) = settings.low else {
-        flags.push(flag("precision", &"exact"));
+        // The papers whose routers are obeyed have one precision at run time; the others' results are approximate anyway.
+        flags.extend(settings.routing.is_off().then(|| flag("precision", &"exact")));
         return flags;
     };
-    let low_flag = |long, value: &dyn ToString| Flag { is_low: true, ..flag(long, value) };
     flags.extend([
-        low_flag("low", &Low::AUTO),
-        low_flag("low-share", &format!("{}%", low.low_share * 100.0)),
-        Flag { is_fitted: true, ..low_flag("t1", &low.t1) },
-        Flag { is_fitted: true, ..low_flag("t2", &low.t2) },
-        low_flag("prefill-low", &format!("{}%", low.prefill_low * 100.0)),
-        low_flag("upgrade", &word(false)),
+        no_exact("low", &Low::AUTO),
+        no_exact("low-share", &format!("{}%", low.low_share * 100.0)),
+        Flag { is_fitted: true, ..no_exact("t1", &low.t1) },
+        Flag { is_fitted: true, ..no_exact("t2", &low.t2) },
+        no_exact("prefill-low", &format!("{}%", low.prefill_low * 100.0)),
+        no_exact("upgrade", &word(false)),
     ]);
     flags
 }
@@ -172,6 +183,16 @@ mod tests {
             "preset fate: --policy arc --slots shallow-first:3 --predictor cross-layer --prefetch-distance 1 --prefetch on \
              --cpu-helper off --low auto --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
         );
+        assert_eq!(
+            told("smoe", &[]),
+            "preset smoe: --policy smoe --slots even --predictor stacked-gate --prefetch-distance 1 --prefetch on --cpu-helper auto \
+             --substitute 0.3 --keep-top 0"
+        );
+        assert_eq!(
+            told("swapmoe", &[]),
+            "preset swapmoe: --policy foresight --slots even --predictor none --prefetch-distance 1 --prefetch off \
+             --cpu-helper off --virtual-experts auto"
+        );
         assert_eq!(told("none", &[]), "");
     }
 
@@ -198,6 +219,8 @@ mod tests {
     fn what_an_exact_run_or_a_profile_leaves_no_use_for_is_not_set() {
         let exact = told("hobbit", &["--precision=exact"]);
         assert!(exact.ends_with("--no-overlap --cpu-helper off"), "{exact}");
+        let smoe = told("smoe", &["--precision=exact"]);
+        assert!(smoe.ends_with("--cpu-helper auto"), "{smoe}");
         let fitted = told("hobbit", &["--profile=a.json"]);
         assert!(!fitted.contains("--t1") && fitted.contains("--prefill-low 0%"), "{fitted}");
     }

@@ -18,6 +18,7 @@ fn one_line_names_what_a_preset_sets() {
             &["--policy hobbit ", "--low auto --low-share 20% --t1 0.6 --t2 0.9", "--predictor stacked-gate"][..],
         ),
         ("fate", &["--policy arc --slots shallow-first:3", "--t1 1 --t2 1 --prefill-low 25%"]),
+        ("smoe", &["--policy smoe --slots even --predictor stacked-gate", "--substitute 0.3 --keep-top 0"]),
     ] {
         let line = told(&["--preset", preset, "--low-dir", "."]);
         assert!(line.starts_with(&format!("hobbit: preset {preset}: ")), "{line}");
@@ -32,7 +33,10 @@ fn one_line_names_what_a_preset_sets() {
 #[test]
 fn in_exact_precision_a_preset_changes_no_letter() {
     let text = |words: &[&str]| demo(&[&WHOLE[..], words].concat()).run().expect(0).stdout;
-    assert_eq!(text(&["--preset", "hobbit", "--precision", "exact"]), text(&[]));
+    let exact = text(&[]);
+    for preset in ["hobbit", "smoe"] {
+        assert_eq!(text(&["--preset", preset, "--precision", "exact"]), exact, "{preset}");
+    }
 }
 
 #[test]
@@ -40,7 +44,7 @@ fn what_a_preset_contradicts_is_told_with_its_name() {
     for (words, parts) in [
         (&["--preset", "hobbit", "--t1", "0.95"][..], &["'--t1 0.95' is above '--t2 0.9'", "'--preset hobbit'"][..]),
         (&["--preset", "edgemoe", "--kernels", "fastest"], &["'--precision exact'", "'--preset edgemoe'"]),
-        (&["--preset", "swapmoe"], &["unknown preset 'swapmoe'", "none, hobbit, edgemoe, fate"]),
+        (&["--preset", "lina"], &["unknown preset 'lina'", "none, hobbit, edgemoe, fate, smoe, swapmoe"]),
     ] {
         let stderr = demo(&[&WHOLE[..], words].concat()).run().expect(2).stderr;
         assert!(parts.iter().all(|part| stderr.contains(part)), "{words:?}: {stderr}");

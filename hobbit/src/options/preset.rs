@@ -20,9 +20,15 @@ pub enum Preset {
     EdgeMoe,
     /// Fate: accurate expert predictions in MoE inference via cross-layer gate.
     Fate,
+    /// SMoE: enabling MoE on the edge via importance-driven expert scheduling.
+    Smoe,
+    /// SwapMoE: serving off-the-shelf MoE-based language models with tunable memory budget.
+    SwapMoe,
 }
 
-named!(Preset, "preset": None = "none", Hobbit = "hobbit", EdgeMoe = "edgemoe", Fate = "fate");
+named! { Preset, "preset":
+    None = "none", Hobbit = "hobbit", EdgeMoe = "edgemoe", Fate = "fate", Smoe = "smoe", SwapMoe = "swapmoe",
+}
 
 /// What a paper says of each choice that the engine has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +49,26 @@ pub struct PresetSettings {
     pub cpu_helper: CpuHelper,
     /// When low versions stand in; `None`: never.
     pub low: Option<LowRules>,
+    /// When experts in memory stand in.
+    pub routing: RoutingRules,
+}
+
+/// When experts that are in memory stand in for others.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RoutingRules {
+    /// α of SMoE's substitution, and how many of a token's best experts stay whatever it says; `None`: no substitution.
+    pub substitute: Option<(f32, u32)>,
+    /// Tokens wait for no expert.
+    pub virtual_experts: bool,
+}
+
+impl RoutingRules {
+    const OFF: Self = Self { substitute: None, virtual_experts: false };
+
+    /// Whether every token gets what its router chose.
+    pub const fn is_off(&self) -> bool {
+        self.substitute.is_none() && !self.virtual_experts
+    }
 }
 
 /// When low versions stand in. Of none of the papers a low version is replaced while nothing else is read.
@@ -59,8 +85,8 @@ pub struct LowRules {
 }
 
 impl Preset {
-    /// What the paper says; `None` for [`Preset::None`]. All three load what a device misses: of HOBBIT's two modes the
-    /// device-centric one is what its paper is about (section 4).
+    /// What the paper says; `None` for [`Preset::None`]. HOBBIT, EdgeMoE and Fate load what a device misses: of HOBBIT's two modes
+    /// the device-centric one is what its paper is about (section 4).
     pub const fn settings(self) -> Option<PresetSettings> {
         let Thresholds { t1, t2 } = Thresholds::MIXTRAL;
         Some(match self {
@@ -77,6 +103,7 @@ impl Preset {
                 overlap: false,
                 cpu_helper: CpuHelper::Off,
                 low: Some(LowRules { t1, t2, low_share: 0.2, prefill_low: 0.0 }),
+                routing: RoutingRules::OFF,
             },
             // III-B: widths are chosen before the run, not in it; III-C1: the table's next layer is preloaded until the router
             // has spoken; III-C2: frequency over distance.
@@ -89,6 +116,7 @@ impl Preset {
                 overlap: true,
                 cpu_helper: CpuHelper::Off,
                 low: None,
+                routing: RoutingRules::OFF,
             },
             // 4.2: the next layer's gate, everything above the 75th percentile; 4.3: computed in the order in which transfers
             // end; 4.4: the first L layers whole (L = 3 for Qwen1.5-MoE), ARC in each; 4.5: 25 % of a prompt's experts low, in
@@ -102,6 +130,34 @@ impl Preset {
                 overlap: true,
                 cpu_helper: CpuHelper::Off,
                 low: Some(LowRules { t1: 1.0, t2: 1.0, low_share: 0.0, prefill_low: 0.25 }),
+                routing: RoutingRules::OFF,
+            },
+            // IV-B: scores within 0.3 of the best that was not chosen (VI-B: 0.35, 0.3 and 0.25 on three machines), the lowest mean
+            // score leaves; IV-C: the next layer's gate, of which what will not be substituted is read ahead; V: what is missing all
+            // the same is copied or computed by the CPU, whichever ends sooner.
+            Self::Smoe => PresetSettings {
+                policy: PolicyKind::Smoe,
+                slots: Allocation::Even,
+                predictor: PredictorKind::StackedGate,
+                distance: 1,
+                prefetch: Prefetch::On,
+                overlap: true,
+                cpu_helper: CpuHelper::Auto,
+                low: None,
+                routing: RoutingRules { substitute: Some((0.3, 0)), virtual_experts: false },
+            },
+            // 3.1: tokens use what is in memory, and that alone; 3.2: by importance it is exchanged in the background. Nothing is
+            // foretold; who leaves while a prompt is read, the paper leaves open.
+            Self::SwapMoe => PresetSettings {
+                policy: PolicyKind::Foresight,
+                slots: Allocation::Even,
+                predictor: PredictorKind::None,
+                distance: 1,
+                prefetch: Prefetch::Off,
+                overlap: true,
+                cpu_helper: CpuHelper::Off,
+                low: None,
+                routing: RoutingRules { substitute: None, virtual_experts: true },
             },
         })
     }
@@ -117,8 +173,8 @@ mod tests {
             assert_eq!(preset.to_string().parse(), Ok(preset));
             assert_eq!(preset.settings().is_none(), preset == Preset::None);
         }
-        let error = "swapmoe".parse::<Preset>().unwrap_err().to_string();
-        assert_eq!(error, "unknown preset 'swapmoe' (expected one of: none, hobbit, edgemoe, fate)");
+        let error = "lina".parse::<Preset>().unwrap_err().to_string();
+        assert_eq!(error, "unknown preset 'lina' (expected one of: none, hobbit, edgemoe, fate, smoe, swapmoe)");
     }
 
     #[test]
@@ -139,6 +195,14 @@ mod tests {
             assert_eq!((settings.policy.name(), settings.predictor.name()), (policy, predictor));
             assert_eq!(settings.prefetch, Prefetch::On);
         }
+        for preset in [Preset::Hobbit, Preset::EdgeMoe, Preset::Fate] {
+            assert!(of(preset).routing.is_off(), "routing is never changed");
+        }
+        let smoe = of(Preset::Smoe);
+        assert_eq!((smoe.routing.substitute, smoe.policy.name(), smoe.low), (Some((0.3, 0)), "smoe", None));
+        assert_eq!((smoe.predictor.name(), smoe.distance, smoe.prefetch), ("stacked-gate", 1, Prefetch::On));
+        let swapmoe = of(Preset::SwapMoe);
+        assert_eq!((swapmoe.routing.virtual_experts, swapmoe.prefetch), (true, Prefetch::Off));
         assert_eq!(of(Preset::Fate).slots.to_string(), "shallow-first:3");
     }
 }
