@@ -34,6 +34,7 @@ pub mod measure;
 pub mod output;
 mod perplexity;
 pub mod plot;
+mod promise;
 mod report;
 mod resolve;
 pub mod signals;

@@ -11,6 +11,7 @@ use super::args::{
 };
 use super::demo;
 use super::escape::unescape;
+use super::promise;
 use super::switch::Tri;
 use hobbit::files::{Input, Kind, Output, OutputError};
 use hobbit::options::{
@@ -298,7 +299,8 @@ pub fn check_outputs(
 /// Flags of no use together; with `--low auto`, a model that cannot be read.
 pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
     let ExpertArgs { preset: _, memory, device, precision, routing, caching } = args;
-    Ok(ModelOptions {
+    let max_loss = routing.max_loss;
+    let options = ModelOptions {
         budget: memory.mem_budget,
         overcommit: memory.overcommit.0,
         expects,
@@ -318,7 +320,11 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         n_gpu_layers: device.n_gpu_layers,
         device: device.options(),
         ..ModelOptions::default()
-    })
+    };
+    match max_loss {
+        Some(max_loss) => promise::keep(options, model, max_loss),
+        None => Ok(options),
+    }
 }
 
 /// Settings of a session.

@@ -265,6 +265,9 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     if let Some(line) = brief::third_line(session.devices(), session.precision()) {
         say(Level::Info, &line);
     }
+    if let Some(promise) = options.routing.promise.as_ref().filter(|_| session.precision().routing.is_none()) {
+        say(Level::Info, promise);
+    }
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}"));

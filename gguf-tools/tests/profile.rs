@@ -125,7 +125,27 @@ fn a_tolerated_loss_is_kept_and_saves_traffic() {
     assert_eq!((measured.expert_cache.as_str(), measured.low.as_str()), ("25%", "q2_K"));
     assert_eq!(fitted.goal, "max loss 0.5%");
     assert!(first.widths.is_empty());
+    let mixes = first.mixes.as_ref().unwrap();
+    assert_eq!((mixes.tokens, mixes.text_sha256.len(), mixes.low.as_deref()), (128, 64, Some("q2_K")));
+    assert!((0.2..0.3).contains(&mixes.cache_share) && mixes.exact_bytes_per_token > 0.0, "{mixes:?}");
+    assert!(mixes.mixes.len() <= 6 && mixes.mixes.iter().all(|own| own.error >= 0.0), "{mixes:?}");
     assert_eq!(profile(&model, &text, &args), first, "a second run measures the same");
+}
+
+#[test]
+fn mixes_are_found_without_low_versions() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random(dir.path(), Format::Q8_0);
+    let args = ["--tokens", "256", "--context", "128", "--no-widths", "--max-loss", "100%"];
+    let found = profile(&model, &text, &args);
+    let mixes = found.mixes.as_ref().unwrap();
+    assert!(found.thresholds.is_none() && mixes.low.is_none());
+    // Random routers hardly care: what is cheapest goes furthest.
+    let best = mixes.cheapest(1.0, false).unwrap();
+    assert!(best.bytes_per_token < 0.8 * mixes.exact_bytes_per_token, "{mixes:?}");
+    assert!(mixes.mixes.iter().all(|own| !own.mix.uses_low()));
+    let alone = profile(&model, &text, &["--tokens", "128", "--context", "128", "--no-widths", "--max-loss", "1%"]);
+    assert!(alone.mixes.is_none(), "one window has no other half");
 }
 
 #[test]

@@ -142,6 +142,7 @@ pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) ->
             hobbit_host: host.clone(),
             hobbit_stops_ns: answers.first().and_then(|answer| answer.stops_ns),
             hobbit_kernel_trials: trials,
+            hobbit_target_latency: answers.last().and_then(|answer| answer.about.more.hobbit_target_latency.clone()),
             ..More::default()
         },
         ..answers.first().map(|answer| answer.about.clone()).unwrap_or_default()

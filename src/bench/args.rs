@@ -194,7 +194,7 @@ pub struct Order(pub Vec<Who>);
 /// Flags whose values may contain commas: several are given by repeating them.
 const WHOLE: [&str; 6] = ["low", "low-dir", "policy-weights", "profile", "path-table", "cache-state"];
 /// Flags of numbers, where ranges have a meaning.
-const NUMBERS: [&str; 4] = ["n-gpu-layers", "n-cpu-moe", "main-gpu", "prefetch-distance"];
+const NUMBERS: [&str; 6] = ["n-gpu-layers", "n-cpu-moe", "main-gpu", "prefetch-distance", "keep-top", "substitute-max"];
 
 /// What was typed.
 #[derive(Debug)]

@@ -140,7 +140,11 @@ impl Engine for Hobbit {
             hobbit_predictor: Some(self.caching.predictor.to_string()),
             hobbit_prefetch: Some(self.caching.prefetch.to_string()),
             hobbit_kernels: Some(kernels.choice.to_string()),
-            more: More { hobbit_kernel_trials: kernels.trials, hobbit_target_latency: latency, ..More::default() },
+            more: More {
+                hobbit_kernel_trials: kernels.trials,
+                hobbit_target_latency: latency.and_then(|latency| serde_json::to_value(latency).ok()),
+                ..More::default()
+            },
             ..Record::default()
         }
     }

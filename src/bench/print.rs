@@ -228,6 +228,7 @@ mod tests {
             ..Record::default()
         };
         record.more.samples_ns = vec![5];
+        record.more.hobbit_target_latency = Some(serde_json::json!({ "target_seconds": 0.05, "trials": 2 }));
         record
     }
 

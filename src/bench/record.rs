@@ -1,9 +1,10 @@
 //! What a case yields: llama-bench's columns, and hobbit's.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::measure::host::Host;
-use hobbit::stats::{KernelTrial, LatencyReport};
+use hobbit::stats::KernelTrial;
 
 /// The struct, and its fields as columns: one list of both.
 macro_rules! record {
@@ -218,9 +219,10 @@ pub struct More {
     /// Kernels that were tried for batches.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hobbit_kernel_trials: Vec<KernelTrial>,
-    /// How single tokens were kept to `--target-latency`.
+    /// How single tokens were kept to `--target-latency`: a [`LatencyReport`](hobbit::stats::LatencyReport). A value, because numbers with
+    /// fractions do not survive in what is flattened.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub hobbit_target_latency: Option<LatencyReport>,
+    pub hobbit_target_latency: Option<Value>,
     /// What a peer wrote.
     pub hobbit_generated: Option<String>,
     pub hobbit_host: Host,

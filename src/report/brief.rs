@@ -127,6 +127,9 @@ pub fn closing_lines(run: &Closing) -> Vec<String> {
             lines.push(format!("{name}: {tokens} token{s} in {time}, {rate:.2} tokens/s"));
         }
     }
+    if let (Some(last), Some(latency)) = (lines.last_mut(), &stats.latency) {
+        *last += &format!("; {latency}");
+    }
     if let Some(last) = lines.last_mut().filter(|_| run.is_eog) {
         *last += "; end of text";
     }
@@ -134,7 +137,6 @@ pub fn closing_lines(run: &Closing) -> Vec<String> {
     if let Some((name, phase)) = phases.into_iter().find(|(_, phase)| phase.hit_rate().is_some()) {
         lines.push(experts_line(name, phase, run));
     }
-    lines.extend(stats.latency.as_ref().map(|latency| format!("latency: {latency}")));
     let drawn = if run.is_seed_drawn { " (drawn; repeat with -s)" } else { "" };
     let seed = run.seed.map(|seed| format!("seed {seed}{drawn}"));
     let peak = (stats.peak_rss_bytes > 0).then(|| format!("peak memory {}", Bytes(stats.peak_rss_bytes)));

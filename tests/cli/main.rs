@@ -5,6 +5,7 @@ mod presets;
 mod prompts;
 mod reports;
 mod rig;
+mod routing;
 mod signals;
 mod talk;
 mod terminal;

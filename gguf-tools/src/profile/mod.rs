@@ -2,6 +2,7 @@
 //! follow which.
 
 mod lower;
+mod mixes;
 pub mod norms;
 mod paths;
 mod prompts;
@@ -16,12 +17,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use hobbit::files::{self, Input, Kind, Output};
 use hobbit::gguf::{GgmlType, Gguf, Recode, shards_by_name};
-use hobbit::options::{LowSource, PrecisionMode};
+use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
 use hobbit::pack::Pack;
 use hobbit::pack::imatrix::Imatrix;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::profile::{FORMAT, ModelId, Profile, TextId, VERSION};
-use hobbit::route::Shares;
+use hobbit::route::{Shares, Thresholds};
 use hobbit::units::parse_percent;
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
 use hobbit_programs::output::tell;
@@ -39,6 +40,7 @@ use text::{Runner, Text};
 
 Examples:
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
+  gguf-tools profile model.gguf --text some.txt --max-loss 1% --no-widths -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --no-widths --max-prefill-loss 0.5% --low q2_k
   gguf-tools profile model.gguf --text some.txt --widths q2_k --tolerance 2% -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths
@@ -58,7 +60,9 @@ pub struct Args {
     /// Fit T1 and T2 to this mix of high, low and skipped uses, in percent: 67/30/3
     #[arg(long, value_name = "H/L/S", value_parser = shares, conflicts_with = "max_loss")]
     shares: Option<Shares>,
-    /// Fit T1 and T2 to the least traffic that raises perplexity by at most this: 1%
+    /// Find the least traffic that raises perplexity by at most this, 1%: by T1 and T2 where there are low versions, and by any mix
+    /// of those with tokens that go to experts in memory or do without one. Some 35 runs over half of the text, token by token;
+    /// 'hobbit-cli --max-loss' takes the result from MODEL.profile.json beside the model
     #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
     max_loss: Option<f64>,
     /// Find the largest share of a prompt's experts in low precision (--prefill-low, beside --t1 1) that raises perplexity by at
@@ -122,21 +126,27 @@ pub struct Run {
 }
 
 impl Run {
-    /// The model with these low-precision experts; every use asks for high precision, and nothing depends on how fast reads are.
-    fn open(&self, low: &Path, expert_cache: ExpertCache, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
+    /// The model with these low-precision experts; every use asks for high precision, no token goes elsewhere, and nothing depends on
+    /// how fast reads are.
+    fn open(&self, low: Option<&Path>, expert_cache: ExpertCache, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
+        let thresholds = low.map(|_| 1.0);
         let precision = PrecisionOptions {
-            mode: Some(PrecisionMode::Dynamic),
-            t1: Some(1.0),
-            t2: Some(1.0),
+            mode: low.map(|_| PrecisionMode::Dynamic),
+            t1: thresholds,
+            t2: thresholds,
             prefill_low,
             upgrade: false,
             deterministic: true,
             ..Default::default()
         };
-        let low = Some(LowSource::File(low.to_owned()));
-        let options = ModelOptions { budget: self.budget, expert_cache, low, precision, ..Default::default() };
+        let low = low.map(|low| LowSource::File(low.to_owned()));
+        // Opened with some freedom, so that more may be tried.
+        let routing = RoutingOptions { cache_bias: f32::EPSILON, ..RoutingOptions::default() };
+        let options = ModelOptions { budget: self.budget, expert_cache, low, precision, routing, ..Default::default() };
         let model = Model::open(&self.file, &options, |_| true)?;
-        Runner::new(model, self.context, self.threads, None)
+        let runner = Runner::new(model, self.context, self.threads, None)?;
+        runner.model.set_routing(&RoutingOptions::default());
+        Ok(runner)
     }
 
     /// The same with the cache that was asked for.
@@ -144,7 +154,7 @@ impl Run {
     /// # Errors
     /// A model that cannot be run, a cache in which everything fits.
     fn open_for_misses(&self, low: &Path, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
-        let runner = self.open(low, self.expert_cache, prefill_low)?;
+        let runner = self.open(Some(low), self.expert_cache, prefill_low)?;
         ensure!(
             runner.session.precision().is_dynamic(),
             "--expert-cache {}: every expert fits, nothing is missed and no precision changes anything; give a smaller one",
@@ -250,15 +260,23 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
             perplexity,
         },
         thresholds: None,
+        mixes: None,
         prefill: None,
         widths: Vec::new(),
         norms: norms::of(&gguf, &map, threads(args.threads))?,
     };
     profile.thresholds = args.shares.map(|target| thresholds::for_shares(&uses, target)).transpose()?;
-    if args.max_loss.is_some() || args.max_prefill_loss.is_some() {
+    let has_no_low = args.low.is_none() && widths.is_empty() && args.max_prefill_loss.is_none();
+    if let Some(max_loss) = args.max_loss.filter(|_| has_no_low) {
+        profile.mixes = mixes::find(&run, &text, text_file, None, max_loss)?;
+    } else if args.max_loss.is_some() || args.max_prefill_loss.is_some() {
         let (low, name) = low(args, &source, widths.last().copied(), directory.path())?;
         if let Some(max_loss) = args.max_loss {
-            profile.thresholds = Some(thresholds::for_loss(&run, &text, &uses, &low, name.clone(), max_loss)?);
+            let fitted = thresholds::for_loss(&run, &text, &uses, &low, name.clone(), max_loss)?;
+            let thresholds = Thresholds { t1: fitted.t1, t2: fitted.t2 };
+            let alone = mixes::Low { path: &low, name: name.clone(), thresholds };
+            profile.mixes = mixes::find(&run, &text, text_file, Some(&alone), max_loss)?;
+            profile.thresholds = Some(fitted);
         }
         if let Some(max_loss) = args.max_prefill_loss {
             profile.prefill = Some(prompts::for_loss(&run, &text, &low, name, max_loss)?);

@@ -27,10 +27,10 @@ pub fn width(
     dtype: GgmlType,
     lowered: &Lowered,
 ) -> anyhow::Result<Width> {
-    let mut runner = match run.open(&lowered.path, EXPERT_CACHE, Some(0.0)) {
+    let mut runner = match run.open(Some(&lowered.path), EXPERT_CACHE, Some(0.0)) {
         // Too much for this machine: then what it has room for.
         Err(error) if matches!(error.downcast_ref(), Some(Error::Plan(_))) => {
-            run.open(&lowered.path, ExpertCache::Auto, Some(0.0))?
+            run.open(Some(&lowered.path), ExpertCache::Auto, Some(0.0))?
         }
         opened => opened?,
     };

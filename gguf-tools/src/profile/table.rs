@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hobbit::profile::{Check, FittedPrefill, FittedThresholds, Profile, Tolerated, Width};
+use hobbit::profile::{Check, FittedPrefill, FittedThresholds, Mixes, Profile, Tolerated, Width};
 use hobbit::units::{Bytes, Percent};
 
 use super::lower::describe;
@@ -15,7 +15,7 @@ pub struct Table<'a>(pub &'a Profile);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Profile { model, text, thresholds, prefill, widths, .. } = self.0;
+        let Profile { model, text, thresholds, prefill, mixes, widths, .. } = self.0;
         writeln!(
             f,
             "{}: {}, {} experts in {} layers, {} used per token and layer",
@@ -28,6 +28,9 @@ impl fmt::Display for Table<'_> {
         )?;
         if let Some(fitted) = thresholds {
             show_thresholds(f, fitted)?;
+        }
+        if let Some(mixes) = mixes {
+            show_mixes(f, mixes)?;
         }
         if let Some(fitted) = prefill {
             show_prefill(f, fitted)?;
@@ -50,6 +53,23 @@ fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &FittedThresholds) -> fmt
             measured.low,
             Percent(measured.loss)
         )?;
+    }
+    Ok(())
+}
+
+fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
+    let Mixes { text, tokens, expert_cache, exact_bytes_per_token, .. } = mixes;
+    writeln!(
+        f,
+        "\nmixes, judged on {tokens} tokens held out of {text} with --expert-cache {expert_cache}; exact reads {} per token",
+        Bytes(*exact_bytes_per_token as u64)
+    )?;
+    writeln!(f, "{:>12}{:>8}  {:<22}flags", "per token", "", "perplexity")?;
+    for own in &mixes.mixes {
+        let share = own.bytes_per_token / exact_bytes_per_token.max(1.0);
+        let loss = format!("{:+.2} +- {:.2}", Percent(own.loss), Percent(own.error));
+        let (bytes, words) = (Bytes(own.bytes_per_token as u64), own.mix.words());
+        writeln!(f, "{bytes:>12}{:>8}  {loss:<22}{words}", format!("{:.0}", Percent(share)))?;
     }
     Ok(())
 }

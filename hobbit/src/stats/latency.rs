@@ -36,7 +36,10 @@ pub struct LatencyStep {
 
 impl fmt::Display for LatencyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
+        let ms = |seconds: f64| match seconds * 1e3 {
+            ms if ms < 1.0 => format!("{ms:.3} ms"),
+            ms => format!("{ms:.1} ms"),
+        };
         let target = ms(self.target_seconds);
         match (self.is_reachable, self.seconds, self.least_seconds) {
             (Some(false), _, Some(least)) => {
