@@ -138,16 +138,22 @@ fn no_token_waits_however_slow_the_disk_is() {
     let wrap = move |inner| Arc::new(Gate { inner, held: Arc::clone(&gate) }) as Arc<dyn Store>;
     let mut session = session(Model::open_with_store(&path, &options(VirtualExperts::Auto, 50.0), wrap));
     prompt(&mut session);
+    // What the prompt had read ahead may not be complete yet: a layer with fewer experts than a token uses reads.
+    decode(&mut session, 40..60).expect("nothing fails");
+    let before = (session.stats().decode, report(&session).replacements);
+    assert_eq!(before.0.rerouted.refused, 0, "every choice is explained: such tokens would read what they chose");
     // From here on no read ends: a token that waited for one would never.
     held.close();
-    decode(&mut session, 40..140).expect("nothing fails");
+    decode(&mut session, 60..140).expect("nothing fails");
     let decoded = session.stats().decode;
-    assert_eq!((decoded.io_wait_seconds, decoded.bytes_read), (0.0, 0));
-    assert!(decoded.rerouted.uses > 0, "{decoded:?}");
-    assert_eq!(report(&session).replacements, 0);
+    assert_eq!((decoded.io_wait_seconds, decoded.misses), (before.0.io_wait_seconds, before.0.misses));
+    assert!(decoded.rerouted.uses > before.0.rerouted.uses, "{decoded:?}");
+    // Reads that were on their way when it was closed may have come.
+    let replaced = report(&session).replacements;
+    assert!(replaced <= before.1 + 8, "{replaced}");
     assert!(held.open() > 0, "something was to be read in the background");
     let mut position = 140;
-    while report(&session).replacements == 0 {
+    while report(&session).replacements == replaced {
         decode(&mut session, position..position + 1).expect("nothing fails");
         position += 1;
         if position == 512 {
