@@ -21,12 +21,12 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::tag_of;
-use super::device::decodes;
 use super::experts::{ExpertTag, Experts, RouterValues};
 use super::hierarchy::{Beside, Routers, Tiers};
 use super::host_reads::Host;
 use super::host_reads::ShareView;
 use super::inner::Inner;
+use super::purpose::decodes;
 use super::registration::Computes;
 use super::split::{self, Abort, Failed, Router};
 use crate::expert::{SliceId, SliceKind};

@@ -19,8 +19,8 @@ use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml
 use super::buffer::is_expert_tensor;
 use super::compute::{ExpertBackend, ROWS_MIN, is_view, may_be_plain};
 use super::error::Error;
+use super::purpose::Purpose;
 use super::registration::{NAME, Registration, backend};
-use crate::options::KernelChoice;
 
 /// How many nodes `supports_op` looks at on the way back to an expert product.
 const CHAIN_DEPTH_MAX: usize = 13;
@@ -119,42 +119,12 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
     unsafe { buft == expert_buffer_type(dev) || llama::ggml_backend_buft_is_host(buft) }
 }
 
-/// What a context is made for, and its graphs planned. ggml asks the device, not the context's backend, so it is said by thread.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Purpose {
-    /// Which kernels may be taken.
-    pub(super) kernels: KernelChoice,
-    /// llama.cpp runs the model by itself: products of batches are taken from it.
-    pub(super) takes_batches: bool,
-    /// What is evaluated are tokens that are generated, or judged one by one, and no prompt.
-    pub(super) decodes: bool,
-}
-
-thread_local! {
-    static PURPOSE: Cell<Option<Purpose>> = const { Cell::new(None) };
-}
-
-impl Purpose {
-    /// Has `run` make a context or evaluate on it.
-    pub(super) fn during<R>(self, run: impl FnOnce() -> R) -> R {
-        let before = PURPOSE.replace(Some(self));
-        let result = run();
-        PURPOSE.set(before);
-        result
-    }
-}
-
-/// As [`Purpose::decodes`], of what this thread evaluates.
-pub(super) fn decodes() -> bool {
-    PURPOSE.get().is_some_and(|purpose| purpose.decodes)
-}
-
 /// Whether a node is a product of llama.cpp's own expert tensor with so many rows that plain kernels may be faster.
 ///
 /// # Safety
 /// A node of a live graph.
 unsafe fn is_batch(node: &llama::ggml_tensor) -> bool {
-    let Some(Purpose { kernels, takes_batches: true, .. }) = PURPOSE.get() else { return false };
+    let Some(Purpose { kernels, takes_batches: true, .. }) = Purpose::current() else { return false };
     // SAFETY: sources of a live node are live, and so are their buffers.
     unsafe {
         let [Some(weights), Some(input), Some(ids)] = [node.src[0], node.src[1], node.src[2]].map(|src| src.as_ref())
@@ -225,7 +195,7 @@ static GUID: [u8; 16] = *b"hobbit-experts-1";
 unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_char) -> ggml_backend_t {
     // SAFETY: ggml passes our device.
     let buft = unsafe { expert_buffer_type(dev) };
-    let kernels = PURPOSE.get().unwrap_or_default().kernels;
+    let kernels = Purpose::current().unwrap_or_default().kernels;
     let Some(experts) = ExpertBackend::new(buft, kernels) else { return ptr::null_mut() };
     N_BACKENDS.set(N_BACKENDS.get() + 1);
     backend(&GUID, dev, experts, ffi::ggml_backend_i { get_name: Some(backend_name), ..ffi::ggml_backend_i::default() })

@@ -36,6 +36,7 @@ mod pinned;
 mod placement;
 mod pools;
 mod pressure;
+mod purpose;
 mod quantise;
 mod raw;
 mod recorder;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ggml_sys::llama;
 
 use super::compute;
-use super::device::{self, Purpose};
+use super::device;
 use super::error::Error;
 use super::hierarchy::Description;
 use super::hook::{RouterHook, RouterObserver};
@@ -18,6 +18,7 @@ use super::log;
 use super::memory;
 use super::model::Model;
 use super::params::context_params;
+use super::purpose::Purpose;
 pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;

@@ -5,8 +5,8 @@
 //! sees the choice (and what the next layers' routers say about this layer's input), the experts that it names are
 //! shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
-use super::books::present;
 use super::layout::Layout;
+use super::present::present;
 use super::staging::{Staged, Staging};
 use super::step::{LayerStep, Used};
 use super::{Observer, Reads, Residency, Target};

@@ -1,12 +1,12 @@
 //! What is chosen of an expert, and the books on it.
 
-use super::chosen::Wanted;
+use super::present::present;
 use super::step::Asked;
-use super::upgrades::Upgrades;
+use super::wanted::Wanted;
 use super::{NeededExpert, Observer, Reads, Residency};
-use crate::cache::{Cache, Use};
+use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceId, Version};
-use crate::route::{Rerouted, Rerouting, Routing, resolve};
+use crate::route::{Rerouted, Routing, resolve};
 use crate::stats::{LayerStats, PrecisionCounts, RerouteCounts};
 
 /// Counted since a residency was made.
@@ -41,19 +41,6 @@ pub(super) struct LayerCounts {
     misses: u64,
     used: PrecisionCounts,
     rerouted: RerouteCounts,
-}
-
-/// As [`Residency::is_present`].
-pub(super) fn present(
-    cache: &Cache,
-    upgrades: &Upgrades,
-    rerouting: &Rerouting,
-    expert: ExpertId,
-    is_elsewhere: &dyn Fn(Version) -> bool,
-) -> bool {
-    let high = Version::high(expert);
-    let slot = cache.lookup(high).filter(|_| !upgrades.is_underway(high));
-    is_elsewhere(high) || slot.is_some_and(|slot| !rerouting.only_present || cache.is_ready(slot))
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {

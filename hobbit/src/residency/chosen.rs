@@ -1,6 +1,7 @@
 //! What a layer's router chose, and what is decided of it: the way of every layer, whoever multiplies.
 
 use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
+use super::wanted::Wanted;
 use super::{Observer, Precisions, Reads, Residency, ScoresBy, TokenChoice};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::Popularity;
@@ -35,22 +36,6 @@ pub struct RouterSays<'a> {
     pub scores: &'a [TokenScores<'a>],
     /// How weights are made of that.
     pub weighing: Weighing,
-}
-
-/// What a router chose for tokens that went elsewhere.
-#[derive(Debug)]
-pub(super) struct Wanted {
-    pub(super) routing: Routing,
-    /// `[n_tokens][n_used]`.
-    weights: Vec<f32>,
-    /// As [`Chosen::shares`].
-    pub(super) shares: Vec<f32>,
-}
-
-impl Wanted {
-    pub(super) fn has(&self, index: u16) -> bool {
-        !self.routing.pairs_of(index).is_empty()
-    }
 }
 
 /// A layer's choice. One per context, which shows it layer after layer.

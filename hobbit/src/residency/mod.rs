@@ -37,6 +37,7 @@ mod layout;
 mod model_test;
 mod observer;
 mod precisions;
+mod present;
 mod reading;
 mod reads;
 mod restore;
@@ -48,6 +49,7 @@ mod tickets;
 mod upgrades;
 mod virtual_experts;
 mod waiting;
+mod wanted;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoice};
 pub use books::Counters;

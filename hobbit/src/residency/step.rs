@@ -1,6 +1,6 @@
 //! A layer in progress: which versions it uses, what of them is there, and what has to be read.
 
-use super::chosen::Wanted;
+use super::wanted::Wanted;
 use super::{Observer, Reads, Residency, Target};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};

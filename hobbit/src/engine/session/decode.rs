@@ -8,10 +8,10 @@ use ggml_sys::{llama, shim};
 
 use super::{BatchToken, Session};
 use crate::engine::contention;
-use crate::engine::device::Purpose;
 use crate::engine::error::Error;
 use crate::engine::log;
 use crate::engine::offload::failure;
+use crate::engine::purpose::Purpose;
 use crate::engine::raw::{MESSAGE_BYTES, text_of, with_batch};
 use crate::residency::Counters;
 use crate::route::DECODE_TOKENS_MAX;
