@@ -360,7 +360,7 @@ fn executed_experts_stand_before_their_layer() {
     let [_, single, _, many, ..] = &all[..] else { panic!("a layer of a token, and one of many") };
     let (whole, alone) = (written(std::slice::from_ref(many)), written(&[]).len());
     // Tag, length of two bytes at least, and the record.
-    let executed_bytes = written(&[many.clone()]).len() - {
+    let executed_bytes = written(std::slice::from_ref(many)).len() - {
         let Record::Layer(layer) = many else { panic!("a layer") };
         written(&[Record::Layer(LayerRecord { executed: Vec::new(), ..layer.clone() })]).len()
     };
