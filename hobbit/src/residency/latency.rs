@@ -37,7 +37,7 @@ pub struct LatencyOptions {
     pub slack: f64,
 }
 
-/// See the [module](self). One engine thread uses it: [`Latency::bias`], a single token, [`Latency::end_token`]. Batches are not
+/// See the module. One engine thread uses it: [`Latency::bias`], a single token, [`Latency::end_token`]. Batches are not
 /// shown to it.
 #[derive(Clone, Debug)]
 pub struct Latency {
