@@ -19,7 +19,11 @@ fn gates(gating: Gating) -> (GateStack, Vec<f32>) {
     let mut gates = GateStack::default();
     for layer in 0..N_GATES {
         let rows = inputs::floats(WIDTH * usize::from(N_EXPERT), 10 + u32::from(layer));
-        assert!(gates.add(layer, WIDTH, Gate { rows: Arc::new(rows), bias: None, choice_bias: None, gating, groups: None }));
+        assert!(gates.add(
+            layer,
+            WIDTH,
+            Gate { rows: Arc::new(rows), bias: None, choice_bias: None, gating, groups: None }
+        ));
     }
     (gates, inputs::floats(WIDTH, 9))
 }
