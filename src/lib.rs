@@ -66,6 +66,8 @@ mod prompt;
 mod rpc;
 #[cfg(feature = "engine")]
 mod run;
+#[cfg(feature = "server")]
+mod server;
 #[cfg(feature = "engine")]
 mod stream;
 #[cfg(feature = "engine")]
@@ -79,4 +81,6 @@ pub use perplexity::main as perplexity_main;
 pub use rpc::main as rpc_main;
 #[cfg(feature = "engine")]
 pub use run::main;
+#[cfg(feature = "server")]
+pub use server::main as server_main;
 pub use sim::main as sim_main;

@@ -1,0 +1,8 @@
+//! `hobbit-server`.
+
+use std::process::ExitCode;
+
+/// Runs `hobbit-server` with the arguments of this process.
+pub fn main() -> ExitCode {
+    ExitCode::FAILURE
+}
