@@ -3,6 +3,7 @@
 
     ./load.py rate --text ../../models/demo-heldout-prose.txt --server 'hobbit-server -m demo.gguf -np 4'
     ./load.py mix  --text … --server '…' --requests 2000
+    ./load.py stall --text … --server '…' --bound-ms 2000
     ./load.py stop --text … --server '…'
 
 Prints one JSON object per figure and exits with 1 when a check fails. The server is started here (host and port are
@@ -287,6 +288,41 @@ class Mix:
         return not self.failures and flat and self.server.alive() and not self.server.panics()
 
 
+async def stall(options, server: Server) -> bool:
+    """Streams while long prompts arrive: the longest time that any of them waits for its next token."""
+    client = Client(server)
+    long = passages(options.text, options.long_prompts, options.long_words, options.seed)
+    short = passages(options.text, 3, options.words, options.seed + 1)
+    await stream_one(client, short.pop(), 8)
+
+    def gaps(streams: list[dict]) -> list[float]:
+        return [b - a for stream in streams for a, b in zip(stream["times"], stream["times"][1:])]
+
+    alone = gaps(await asyncio.gather(*(stream_one(client, prompt, options.n_predict) for prompt in short)))
+    streams = [asyncio.create_task(stream_one(client, prompt, 8 * options.n_predict)) for prompt in short]
+    await asyncio.sleep(1)
+    first, prompt_tokens = [], 0
+    for prompt in long:
+        if all(stream.done() for stream in streams):
+            break
+        one = await stream_one(client, prompt, 2)
+        first.append(one["times"][0] - one["sent"])
+        prompt_tokens += one["last"]["timings"]["prompt_n"]
+    busy = gaps(await asyncio.gather(*streams))
+    say(
+        streams=len(short),
+        long_prompts=len(first),
+        long_prompt_tokens=prompt_tokens,
+        long_first_token_ms_worst=round(1e3 * max(first), 1),
+        gap_ms_worst_without=round(1e3 * max(alone), 1),
+        gap_ms_median=round(1e3 * p(busy, 0.5), 1),
+        gap_ms_p99=round(1e3 * p(busy, 0.99), 1),
+        gap_ms_worst=round(1e3 * max(busy), 1),
+        bound_ms=options.bound_ms,
+    )
+    return options.bound_ms is None or 1e3 * max(busy) <= options.bound_ms
+
+
 async def stop(options, server: Server) -> bool:
     """SIGTERM with streams running: each ends with its last event or with an error event, and the process with 0."""
     client = Client(server)
@@ -319,7 +355,7 @@ async def stop(options, server: Server) -> bool:
 def main() -> None:
     """Arguments, the server, the mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["rate", "mix", "stop"])
+    parser.add_argument("mode", choices=["rate", "mix", "stall", "stop"])
     parser.add_argument("--server", required=True, help="command of the server, without --host and --port")
     parser.add_argument("--text", required=True, help="file that prompts are taken from")
     parser.add_argument("--words", type=int, default=24, help="words of a prompt")
@@ -332,6 +368,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12, help="mix: different prompts")
     parser.add_argument("--oversized", type=int, default=64 << 20, help="mix: bytes of a body that is too large")
     parser.add_argument("--growth", type=float, default=0.03, help="mix: share by which memory may grow after a quarter")
+    parser.add_argument("--long-words", type=int, default=400, help="stall: words of a long prompt")
+    parser.add_argument("--long-prompts", type=int, default=6, help="stall: how many arrive, one after another")
+    parser.add_argument("--bound-ms", type=float, help="stall: longest gap that passes")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds after which a request is lost")
     parser.add_argument("--before-stop", type=float, default=3.0, help="stop: seconds of streaming before SIGTERM")
     parser.add_argument("--limit-mib", type=int, help="control group's limit; its models leave the page cache first (root)")
@@ -346,7 +385,7 @@ def main() -> None:
         if options.mode == "mix":
             good = asyncio.run(Mix(options, server).run())
         else:
-            good = asyncio.run({"rate": rate, "stop": stop}[options.mode](options, server))
+            good = asyncio.run({"rate": rate, "stall": stall, "stop": stop}[options.mode](options, server))
     finally:
         if server.alive():
             code, seconds = server.terminate()
