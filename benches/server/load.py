@@ -299,16 +299,23 @@ async def stall(options, server: Server) -> bool:
         return [b - a for stream in streams for a, b in zip(stream["times"], stream["times"][1:])]
 
     alone = gaps(await asyncio.gather(*(stream_one(client, prompt, options.n_predict) for prompt in short)))
-    streams = [asyncio.create_task(stream_one(client, prompt, 8 * options.n_predict)) for prompt in short]
+    over = asyncio.Event()
+
+    async def keep_on(prompt: str) -> list[dict]:
+        streams = []
+        while not over.is_set():
+            streams.append(await stream_one(client, prompt, options.n_predict))
+        return streams
+
+    streams = [asyncio.create_task(keep_on(prompt)) for prompt in short]
     await asyncio.sleep(1)
     first, prompt_tokens = [], 0
     for prompt in long:
-        if all(stream.done() for stream in streams):
-            break
         one = await stream_one(client, prompt, 2)
         first.append(one["times"][0] - one["sent"])
         prompt_tokens += one["last"]["timings"]["prompt_n"]
-    busy = gaps(await asyncio.gather(*streams))
+    over.set()
+    busy = gaps([stream for mine in await asyncio.gather(*streams) for stream in mine])
     say(
         streams=len(short),
         long_prompts=len(first),
