@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12, help="mix: different prompts")
     parser.add_argument("--oversized", type=int, default=64 << 20, help="mix: bytes of a body that is too large")
     parser.add_argument("--growth", type=float, default=0.03, help="mix: share by which memory may grow after a quarter")
-    parser.add_argument("--long-words", type=int, default=400, help="stall: words of a long prompt")
+    parser.add_argument("--long-words", type=int, default=250, help="stall: words of a long prompt")
     parser.add_argument("--long-prompts", type=int, default=6, help="stall: how many arrive, one after another")
     parser.add_argument("--bound-ms", type=float, help="stall: longest gap that passes")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds after which a request is lost")
