@@ -3,7 +3,7 @@
 Loaded by llama_tests.py with `-p`; never by itself. Reads HOBBIT_LLAMA_TESTS, a JSON file with
     model       path of the model that every server gets
     infill      path of the model for /infill
-    extra       arguments that every server gets besides
+    extra       list of [pattern of test ids, arguments that their servers get besides]
     skip        list of [pattern of test ids, reason]
     keep        regular expressions on generated text that hold for any model
     records     file that gets one JSON object per line and test
@@ -22,6 +22,9 @@ with open(os.environ["HOBBIT_LLAMA_TESTS"]) as _file:
 
 # Regular expressions that the running test asked of the text and that were not checked.
 unchecked: list[str] = []
+
+# Arguments that servers of the running test get besides.
+besides: list[str] = []
 
 _start = utils.ServerProcess.start
 _match = utils.match_regex
@@ -50,14 +53,21 @@ def match_regex(regex: str, text: str) -> bool:
 utils.ServerProcess.start = start
 utils.ServerPreset.load_all = staticmethod(lambda: None)
 utils.match_regex = match_regex
-if SETTINGS["extra"]:
-    _popen = utils.subprocess.Popen
 
-    def popen(arguments, *positional, **named):
-        """Every server gets the extra arguments."""
-        return _popen([*arguments, *SETTINGS["extra"]], *positional, **named)
+_popen = utils.subprocess.Popen
 
-    utils.subprocess.Popen = popen
+
+def popen(arguments, *positional, **named):
+    """Servers get the arguments besides."""
+    return _popen([*arguments, *besides], *positional, **named)
+
+
+utils.subprocess.Popen = popen
+
+
+def matches(item, pattern: str) -> bool:
+    """Whether a test has that name; brackets stand for themselves."""
+    return fnmatch.fnmatchcase(name(item), pattern.replace("[", "[[]"))
 
 
 def name(item) -> str:
@@ -69,7 +79,7 @@ def pytest_collection_modifyitems(items) -> None:
     """Tests that do not apply are skipped, with the reason."""
     for item in items:
         for pattern, reason in SETTINGS["skip"]:
-            if fnmatch.fnmatchcase(name(item), pattern.replace("[", "[[]")):
+            if matches(item, pattern):
                 item.add_marker(pytest.mark.skip(reason=f"not applicable: {reason}"))
                 break
         else:
@@ -80,6 +90,7 @@ def pytest_collection_modifyitems(items) -> None:
 def pytest_runtest_setup(item) -> None:
     """Each test starts with nothing unchecked."""
     unchecked.clear()
+    besides[:] = [argument for pattern, arguments in SETTINGS["extra"] if matches(item, pattern) for argument in arguments]
 
 
 @pytest.hookimpl(wrapper=True)

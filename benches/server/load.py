@@ -364,6 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=["rate", "mix", "stall", "stop"])
     parser.add_argument("--server", required=True, help="command of the server, without --host and --port")
+    parser.add_argument("--against", help="rate: command of another server; the two run in the order A, B, B, A")
     parser.add_argument("--text", required=True, help="file that prompts are taken from")
     parser.add_argument("--words", type=int, default=24, help="words of a prompt")
     parser.add_argument("--n-predict", type=int, default=32)
@@ -383,10 +384,22 @@ def main() -> None:
     parser.add_argument("--limit-mib", type=int, help="control group's limit; its models leave the page cache first (root)")
     parser.add_argument("--log", help="the server's output (default: a file in the temporary directory)")
     options = parser.parse_args()
+    if options.against and options.mode != "rate":
+        parser.error("--against is for rate")
     with open(options.text) as file:
         options.text = file.read()
+    # A disk's speed drifts: each of two servers is measured twice, the other between.
+    order = [options.server, options.against, options.against, options.server] if options.against else [options.server]
+    good = [run(options, command) for command in order]
+    sys.exit(0 if all(good) else 1)
+
+
+def run(options, command: str) -> bool:
+    """One server from its start to its end."""
     log = options.log or os.path.join(tempfile.gettempdir(), f"server-{os.getpid()}.log")
-    server = Server(options.server, log, limit=options.limit_mib << 20 if options.limit_mib else None)
+    if options.against:
+        say(server=os.path.basename(command.split()[0]))
+    server = Server(command, log, limit=options.limit_mib << 20 if options.limit_mib else None)
     try:
         server.wait_ready()
         if options.mode == "mix":
@@ -397,7 +410,7 @@ def main() -> None:
         if server.alive():
             code, seconds = server.terminate()
             say(exit_code=code, seconds_to_stop=round(seconds, 2))
-    sys.exit(0 if good else 1)
+    return good
 
 
 if __name__ == "__main__":
