@@ -6,6 +6,8 @@ mod precision;
 pub mod preset;
 mod routing;
 mod sampling;
+#[cfg(feature = "server")]
+pub mod server;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

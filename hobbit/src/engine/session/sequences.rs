@@ -37,6 +37,19 @@ impl Session {
         Ok(unsafe { llama::llama_memory_seq_rm(self.context.memory(), sequence, from.max(0), -1) })
     }
 
+    /// Whether a sequence still holds what the token at position `n` looks back at: a sliding window forgets, and a recurrent state
+    /// knows its end alone.
+    #[doc(hidden)]
+    pub fn remembers(&self, sequence: i32, n: usize) -> bool {
+        // SAFETY: the context and its model are live; a sequence that is not there is empty.
+        let (first, window) = unsafe {
+            let first = llama::llama_memory_seq_pos_min(self.context.memory(), sequence);
+            (first, llama::llama_model_n_swa(self.model.shared.raw.as_ptr()))
+        };
+        let wanted = i64::try_from(n).unwrap_or(i64::MAX).saturating_sub(window.into()).max(0);
+        first >= 0 && i64::from(first) <= wanted
+    }
+
     /// Whether tokens can be moved to other positions ([`Session::move_tokens`]).
     #[doc(hidden)]
     pub fn can_move_tokens(&self) -> bool {
