@@ -1,5 +1,7 @@
 //! `hobbit-server`.
 
+pub mod page;
+
 use std::process::ExitCode;
 
 /// Runs `hobbit-server` with the arguments of this process.
