@@ -16,6 +16,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use super::api::{native, small};
 use super::app::App;
 use super::http::guard;
+use super::page;
 use crate::log::{Level, Log};
 
 /// How long a client may take to send a request's head.
@@ -42,6 +43,9 @@ pub fn router(app: &Arc<App>) -> Router {
     }
     for path in ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"] {
         router = router.route(path, post(small::rerank));
+    }
+    if app.settings.has_page {
+        router = router.merge(page::router());
     }
     router
         .fallback(small::nothing)

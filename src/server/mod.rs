@@ -11,6 +11,7 @@ mod http;
 mod job;
 mod listen;
 mod metrics;
+pub mod page;
 mod probabilities;
 mod saved;
 mod schedule;
