@@ -3,6 +3,7 @@
 mod decode;
 mod feed;
 mod generation;
+mod sample;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
