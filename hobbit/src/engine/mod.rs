@@ -59,8 +59,8 @@ mod validate;
 
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
 pub use chat::{
-    ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation, LazyGrammar,
-    ThinkingTags, ToolCall, ToolCallDelta, ToolChoice,
+    ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates,
+    Continuation, LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice,
 };
 pub use device_error::DeviceError;
 pub use device_kind::DeviceKind;

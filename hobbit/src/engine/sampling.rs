@@ -155,10 +155,10 @@ impl Sampler {
         self.budget.as_ref().is_some_and(Budget::is_thinking)
     }
 
-    /// Whether this control token's text belongs to the answer ([`SamplingOptions::preserved_tokens`]): to be asked of
-    /// [`Model::piece`] with `special`.
-    pub fn is_preserved(&self, token: Token) -> bool {
-        self.preserved.contains(&token)
+    /// Control tokens whose text belongs to the answer ([`SamplingOptions::preserved_tokens`]): to be asked of [`Model::piece`]
+    /// with `special`.
+    pub fn preserved_tokens(&self) -> &[Token] {
+        &self.preserved
     }
 
     /// The probabilities of the last choice: of the chosen token, and the `n` largest. `post_sampling`: as the chain has left
@@ -316,23 +316,4 @@ fn prefill_tokens(model: &Model, text: &str) -> Result<Vec<Token>, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_schemas() {
-        let grammar =
-            Sampler::json_schema_to_grammar(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#).unwrap();
-        assert!(grammar.contains("root ::="), "{grammar}");
-        for (schema, expected) in [
-            ("", "the schema is not JSON"),
-            ("{\"type\": ", "the schema is not JSON"),
-            ("{\"type\": \"nonsense\"}", "llama.cpp cannot turn this JSON schema into a grammar"),
-        ] {
-            let message = Sampler::json_schema_to_grammar(schema).unwrap_err().to_string();
-            assert!(message.contains(expected), "{schema}: {message}");
-        }
-        let deep = "[".repeat(100_000);
-        assert!(Sampler::json_schema_to_grammar(&deep).is_err());
-    }
-}
+mod tests;

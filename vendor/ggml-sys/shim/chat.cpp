@@ -80,6 +80,7 @@ common_chat_templates_inputs inputs_of(const json & from) {
                                                         : common_chat_continuation_parse(json(continued));
     inputs.reasoning_format       = common_reasoning_format_from_name(text_of(from, "reasoning_format"));
     inputs.enable_thinking        = flag_of(from, "enable_thinking", true);
+    inputs.force_pure_content     = flag_of(from, "force_pure_content", false);
     if (from.contains("template_kwargs")) {
         for (const auto & item : from.at("template_kwargs").items()) {
             inputs.chat_template_kwargs[item.key()] = item.value().get<std::string>();

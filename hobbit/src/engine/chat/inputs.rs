@@ -79,6 +79,8 @@ pub struct ChatInputs {
     /// tools, thoughts and whatever else is above.
     #[default = true]
     pub use_jinja: bool,
+    /// Answers are taken as they are, whatever the template says: thoughts and tool calls stay in their content.
+    pub pure_content: bool,
     /// Thoughts are to stay within the content of streamed answers. llama.cpp's parsers no longer look at it.
     pub reasoning_in_content: bool,
     /// Tool calls are to be found in the answer. llama.cpp's parsers no longer look at it.
@@ -101,6 +103,7 @@ struct Fields<'a> {
     enable_thinking: bool,
     template_kwargs: &'a BTreeMap<String, String>,
     use_jinja: bool,
+    force_pure_content: bool,
 }
 
 impl ChatInputs {
@@ -109,7 +112,7 @@ impl ChatInputs {
     /// # Errors
     /// [`Error::ChatInput`] for what is not JSON, too deep, too long, or excludes each other.
     pub(super) fn to_json(&self, use_jinja: bool) -> Result<String, Error> {
-        self.check().map_err(Error::ChatInput)?;
+        self.check(use_jinja).map_err(Error::ChatInput)?;
         let fields = Fields {
             messages: &self.messages,
             tools: self.tools.as_deref().unwrap_or_default(),
@@ -123,13 +126,18 @@ impl ChatInputs {
             enable_thinking: self.enable_thinking,
             template_kwargs: &self.template_kwargs,
             use_jinja,
+            force_pure_content: self.pure_content,
         };
         serde_json::to_string(&fields).map_err(|error| Error::ChatInput(error.to_string()))
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self, use_jinja: bool) -> Result<(), String> {
         check_json(&self.messages, "messages")?;
-        check_arguments(&self.messages)?;
+        let messages: Value = serde_json::from_str(&self.messages).map_err(|error| format!("messages: {error}"))?;
+        check_arguments(&messages)?;
+        if !use_jinja && has_nul(&messages) {
+            return Err("messages: a text contains a NUL byte, at which templates that are not Jinja end".to_owned());
+        }
         if let Some(tools) = &self.tools {
             check_json(tools, "tools")?;
         }
@@ -149,8 +157,7 @@ impl ChatInputs {
 }
 
 /// That the arguments of tool calls, which are JSON within strings, are of bearable depth: some templates take them apart.
-fn check_arguments(messages: &str) -> Result<(), String> {
-    let messages: Value = serde_json::from_str(messages).map_err(|error| format!("messages: {error}"))?;
+fn check_arguments(messages: &Value) -> Result<(), String> {
     let calls = messages.as_array().into_iter().flatten().filter_map(|message| message.get("tool_calls")?.as_array());
     for call in calls.flatten() {
         if let Some(arguments) = call.pointer("/function/arguments").and_then(Value::as_str) {
@@ -158,4 +165,13 @@ fn check_arguments(messages: &str) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn has_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(values) => values.iter().any(has_nul),
+        Value::Object(values) => values.values().any(has_nul),
+        _ => false,
+    }
 }

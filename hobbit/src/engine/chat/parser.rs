@@ -49,12 +49,7 @@ struct Fields<'a> {
 
 impl ChatParser {
     /// Of what a template said: `parser` is llama.cpp's notation.
-    pub(super) fn new(
-        format: i32,
-        parser: &str,
-        generation_prompt: &str,
-        inputs: &ChatInputs,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(format: i32, parser: &str, generation_prompt: &str, inputs: &ChatInputs) -> Result<Self, Error> {
         let is_continuation = inputs.continue_final_message != Continuation::None;
         let fields = Fields {
             format,
@@ -84,7 +79,16 @@ impl ChatParser {
         let raw = self.0.raw.as_ptr();
         // SAFETY: the parser is live; the text is valid for its length, the message buffer for its capacity.
         let parsed = call::text(true, |output, context, message, capacity| unsafe {
-            chat::hobbit_chat_parse(raw, text.as_ptr().cast(), text.len(), is_partial, output, context, message, capacity)
+            chat::hobbit_chat_parse(
+                raw,
+                text.as_ptr().cast(),
+                text.len(),
+                is_partial,
+                output,
+                context,
+                message,
+                capacity,
+            )
         });
         let parsed = parsed.map_err(|(_, reason)| Error::ChatReply(reason))?;
         serde_json::from_str(&parsed).map_err(|error| Error::ChatReply(error.to_string()))

@@ -79,8 +79,7 @@ impl ChatTemplates {
             chat::hobbit_chat_templates_describe(raw.0.as_ptr(), output, context, message, capacity)
         });
         let described = described.map_err(|(_, reason)| Error::ChatTemplate(reason))?;
-        let description =
-            serde_json::from_str(&described).map_err(|error| Error::ChatTemplate(error.to_string()))?;
+        let description = serde_json::from_str(&described).map_err(|error| Error::ChatTemplate(error.to_string()))?;
         let supports_thinking = !is_built_in && supports_thinking(&raw);
         Ok(Self { raw, description, supports_thinking, is_built_in })
     }

@@ -93,9 +93,8 @@ impl Budget {
         }
         let mut tokens = vec![0; self.end_len_max];
         // SAFETY: the sampler is live and a reasoning budget; at most as many tokens are written as there is room for.
-        let n = unsafe {
-            chat::hobbit_reasoning_budget_end_match(self.raw.as_ptr(), tokens.as_mut_ptr(), tokens.len())
-        };
+        let n =
+            unsafe { chat::hobbit_reasoning_budget_end_match(self.raw.as_ptr(), tokens.as_mut_ptr(), tokens.len()) };
         tokens.truncate(n);
         tokens
     }

@@ -13,7 +13,7 @@ use crate::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
 /// The longest text in bytes in which patterns look for a trigger. Each token has them look through all of it again, and the
 /// C++ library's regular expressions recurse with the length of what they match.
-const SEARCHED_BYTES_MAX: usize = 16 << 10;
+pub(super) const SEARCHED_BYTES_MAX: usize = 16 << 10;
 
 /// Tokens at the end of that text that are kept when it grows too long: a trigger may have begun there.
 const TAIL_TOKENS: usize = 64;
@@ -80,7 +80,11 @@ impl Grammar {
         if made.is_null() {
             let reason = log::take_errors();
             let what = if patterns.is_empty() { "it" } else { "it or the patterns that wake it" };
-            return Err(Error::Grammar(if reason.is_empty() { format!("llama.cpp cannot parse {what}") } else { reason }));
+            return Err(Error::Grammar(if reason.is_empty() {
+                format!("llama.cpp cannot parse {what}")
+            } else {
+                reason
+            }));
         }
         let is_prefilled = options.grammar_kind == GrammarKind::Template && !options.grammar_lazy;
         let mut grammar = Self {
@@ -196,7 +200,8 @@ impl Triggers {
                 GrammarTrigger::Word(word) => match model.tokenize(word, false, true)?[..] {
                     [token] if preserved.contains(&token) => all.tokens.push(token),
                     [_] => {
-                        let reason = format!("its trigger '{word}' is one token, and must be among the preserved tokens");
+                        let reason =
+                            format!("its trigger '{word}' is one token, and must be among the preserved tokens");
                         return Err(Error::Grammar(reason));
                     }
                     _ => all.patterns.push(c_text(&escaped(word))?),
@@ -218,7 +223,7 @@ fn anchored(pattern: &str) -> String {
 }
 
 /// A text as a pattern that matches it (`regex_escape`).
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for c in text.chars() {
         if ".^$|()*+?[]{}\\".contains(c) {

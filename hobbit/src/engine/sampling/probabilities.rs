@@ -72,8 +72,7 @@ mod tests {
 
     #[test]
     fn candidates_without_a_chance_are_left_out() {
-        let candidates =
-            [(7, 0.25), (3, 0.75), (1, 0.0)].map(|(id, p)| llama_token_data { id, logit: 0.0, p });
+        let candidates = [(7, 0.25), (3, 0.75), (1, 0.0)].map(|(id, p)| llama_token_data { id, logit: 0.0, p });
         let found = of_candidates(&candidates, 7, 5);
         assert_eq!(found, Probabilities { chosen: 0.25_f32.ln(), top: vec![(3, 0.75_f32.ln()), (7, 0.25_f32.ln())] });
         assert_eq!(of_candidates(&candidates, 9, 5).chosen, f32::NEG_INFINITY);
