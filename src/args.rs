@@ -4,6 +4,7 @@ mod caching;
 mod device;
 mod precision;
 pub mod preset;
+mod reasoning;
 mod routing;
 mod sampling;
 #[cfg(feature = "server")]
@@ -21,6 +22,7 @@ pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
+pub use reasoning::ReasoningArgs;
 pub use routing::RoutingArgs;
 pub use sampling::SamplingArgs;
 
@@ -83,6 +85,8 @@ pub struct LowArgs {
     pub prompt: PromptArgs,
     #[command(flatten)]
     pub chat: ChatArgs,
+    #[command(flatten)]
+    pub reasoning: ReasoningArgs,
     #[command(flatten)]
     pub context: ContextArgs,
     #[command(flatten)]
