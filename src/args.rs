@@ -4,8 +4,11 @@ mod caching;
 mod device;
 mod precision;
 pub mod preset;
+mod reasoning;
 mod routing;
 mod sampling;
+#[cfg(feature = "server")]
+pub mod server;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,6 +22,7 @@ pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
+pub use reasoning::ReasoningArgs;
 pub use routing::RoutingArgs;
 pub use sampling::SamplingArgs;
 
@@ -81,6 +85,8 @@ pub struct LowArgs {
     pub prompt: PromptArgs,
     #[command(flatten)]
     pub chat: ChatArgs,
+    #[command(flatten)]
+    pub reasoning: ReasoningArgs,
     #[command(flatten)]
     pub context: ContextArgs,
     #[command(flatten)]

@@ -29,13 +29,23 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-pg", "pg"),
     ("-nkvo", "no-kv-offload"),
     ("--host-cache", "expert-cache"),
+    ("--slots", "expert-slots"),
     ("-bf", "binary-file"),
     ("--save-all-logits", "kl-divergence-base"),
     ("-np", "parallel"),
+    ("--n-parallel", "parallel"),
+    ("-a", "alias"),
+    ("-to", "timeout"),
+    ("-cb", "cont-batching"),
+    ("-kvu", "kv-unified"),
+    ("-sps", "slot-prompt-similarity"),
+    ("--embedding", "embeddings"),
+    ("--webui", "ui"),
     ("--n-predict", "predict"),
     ("-cnv", "conversation"),
     ("-sys", "system-prompt"),
     ("-sysf", "system-prompt-file"),
+    ("-rea", "reasoning"),
     ("-st", "single-turn"),
     ("-if", "interactive-first"),
     ("-mli", "multiline-input"),
@@ -64,6 +74,8 @@ const SPELLINGS: &[(&str, &str)] = &[
 const NEGATIONS: &[(&str, &str)] = &[
     ("-no-cnv", "conversation"),
     ("-nkvo", "kv-offload"),
+    ("--no-webui", "ui"),
+    ("-nocb", "cont-batching"),
     ("-nr", "repack"),
     ("--no-repack", "repack"),
     ("--no-show-timings", "perf"),
@@ -98,6 +110,8 @@ impl Grammar {
     /// The flags of `command`, with llama.cpp's spellings.
     pub fn of(command: &clap::Command) -> Self {
         let mut flags = HashMap::new();
+        // A flag's own name wins over another's spelling.
+        let is_own = |spelling: &str| command.get_arguments().any(|arg| arg.get_long() == spelling.strip_prefix("--"));
         for arg in command.get_arguments() {
             let Some(long) = arg.get_long() else { continue };
             let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
@@ -118,7 +132,7 @@ impl Grammar {
             if let Takes::Switch(_) = takes {
                 add(format!("--no-{long}"), Takes::Switch(false));
             }
-            for (spelling, _) in SPELLINGS.iter().filter(|(_, target)| *target == long) {
+            for (spelling, _) in SPELLINGS.iter().filter(|(own, target)| *target == long && !is_own(own)) {
                 add(spelling.to_string(), takes);
             }
             for (spelling, _) in NEGATIONS.iter().filter(|(_, target)| *target == long) {

@@ -3,17 +3,21 @@
 mod caching;
 mod device;
 mod files;
+mod grammar;
 mod kernels;
 mod precision;
 mod preset;
+mod reasoning;
 mod routing;
 mod sampling;
 
 pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
+pub use grammar::{GrammarKind, GrammarTrigger};
 pub use kernels::KernelChoice;
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};
+pub use reasoning::{ReasoningBudget, ReasoningFormat};
 pub use routing::{RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
@@ -156,6 +160,11 @@ pub struct SessionOptions {
     /// Sequences that share the context.
     #[default(1)]
     pub n_seq_max: u32,
+    /// Sequences share one KV cache, of `n_ctx` tokens together: a batch of several is then computed at once, whichever they are.
+    /// Otherwise each has a part of its own.
+    pub kv_unified: bool,
+    /// Embeddings are wanted in place of logits, made one of each sequence like this (`Some(None)`: as the model says, or not at all).
+    pub embeddings: Option<Option<Pooling>>,
     /// Threads for single tokens; `None` lets the engine choose.
     pub threads: Option<i32>,
     /// Threads for batches; `None` takes `threads`.
@@ -181,6 +190,23 @@ pub struct SessionOptions {
     /// Rotary position settings.
     pub rope: RopeOptions,
 }
+
+/// How the embeddings of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// They do not.
+    None,
+    /// Their mean.
+    Mean,
+    /// That of the first token.
+    Cls,
+    /// That of the last token.
+    Last,
+    /// A score of how well a document answers a question, by the model's own head.
+    Rank,
+}
+
+named!(Pooling, "pooling": None = "none", Mean = "mean", Cls = "cls", Last = "last", Rank = "rank");
 
 /// Rotary position settings; the defaults leave every choice to the model file.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]

@@ -58,7 +58,10 @@ mod ubatch;
 mod validate;
 
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
-pub use chat::{ChatMessage, ChatOptions};
+pub use chat::{
+    ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates,
+    Continuation, LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice,
+};
 pub use device_error::DeviceError;
 pub use device_kind::DeviceKind;
 pub use devices::{DeviceInfo, devices};
@@ -66,12 +69,12 @@ pub use error::Error;
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use model::{Model, ModelInfo};
+pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTokens};
 pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};
-pub use sampling::Sampler;
+pub use sampling::{Probabilities, Sampler};
 pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};

@@ -3,6 +3,8 @@
 mod decode;
 mod feed;
 mod generation;
+mod sample;
+mod sequences;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
