@@ -9,4 +9,5 @@ mod routing;
 mod signals;
 mod talk;
 mod terminal;
+mod thoughts;
 mod usage;
