@@ -134,7 +134,11 @@ mod tests {
     #[tokio::test]
     async fn every_file_is_served_with_its_type_and_the_policy() {
         for asset in ASSETS {
-            let paths = if asset.name == "index.html" { PAGE.map(str::to_owned).to_vec() } else { vec![format!("/page/{}", asset.name)] };
+            let paths = if asset.name == "index.html" {
+                PAGE.map(str::to_owned).to_vec()
+            } else {
+                vec![format!("/page/{}", asset.name)]
+            };
             for path in paths {
                 let answer = ask(&path, None).await;
                 assert_eq!(answer.status(), StatusCode::OK, "{path}");
@@ -179,7 +183,16 @@ mod tests {
     #[test]
     fn nothing_makes_html_of_text_or_asks_elsewhere() {
         for asset in ASSETS {
-            for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "DOMParser", "style=\"", "javascript:"] {
+            for word in [
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "eval(",
+                "DOMParser",
+                "style=\"",
+                "javascript:",
+            ] {
                 assert!(!asset.text.contains(word), "{}: {word}", asset.name);
             }
             for (at, _) in asset.text.match_indices("//") {
@@ -187,7 +200,11 @@ mod tests {
                 assert!(!before.ends_with("https:"), "{}: an address", asset.name);
                 // The namespace of SVG is a name and not fetched.
                 let after = &asset.text[at..];
-                assert!(!before.ends_with("http:") || after.starts_with("//www.w3.org/2000/svg"), "{}: an address", asset.name);
+                assert!(
+                    !before.ends_with("http:") || after.starts_with("//www.w3.org/2000/svg"),
+                    "{}: an address",
+                    asset.name
+                );
             }
         }
         let page = ASSETS[0].text;
@@ -195,6 +212,9 @@ mod tests {
             assert!(script[..script.find('>').unwrap()].contains("src=\"page/"), "an inline script");
         }
         assert!(!page.contains("<style"));
-        assert!(!page.split_whitespace().any(|word| word.starts_with("on") && word.contains("=\"")), "an inline handler");
+        assert!(
+            !page.split_whitespace().any(|word| word.starts_with("on") && word.contains("=\"")),
+            "an inline handler"
+        );
     }
 }

@@ -62,7 +62,9 @@ export function draw() {
   const opened = calls.opened()?.id;
   at("list").replaceChildren(...conversations.map((conversation) => item(conversation, opened)));
   at("export").disabled = conversations.length === 0;
-  at("list").querySelector("input")?.select();
+  const field = at("list").querySelector("input");
+  field?.focus();
+  field?.select();
 }
 
 function item(conversation, opened) {
