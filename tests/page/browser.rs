@@ -68,6 +68,20 @@ pub struct Browser {
     _driver: Driver,
 }
 
+/// No window, no graphics card, and nothing asked of the network by itself.
+const ARGUMENTS: [&str; 10] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1400,900",
+];
+
 /// How wide the window is.
 #[derive(Clone, Copy)]
 pub enum Window {
@@ -81,14 +95,10 @@ impl Browser {
     pub async fn start(window: Window) -> Option<Browser> {
         let driver = Driver::start()?;
         let (data, downloads) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut options = json!({
-            "args": [
-                "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-                "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1400,900",
-                format!("--user-data-dir={}", data.path().display()),
-            ],
-            "prefs": {"download.default_directory": downloads.path()},
-        });
+        let mut arguments = ARGUMENTS.map(str::to_owned).to_vec();
+        arguments.push(format!("--user-data-dir={}", data.path().display()));
+        let prefs = json!({"download.default_directory": downloads.path()});
+        let mut options = json!({"args": arguments, "prefs": prefs});
         if let Window::Narrow = window {
             // Chromium makes no window that narrow.
             options["mobileEmulation"] = json!({"deviceMetrics": {"width": 360, "height": 740, "pixelRatio": 2.0}});

@@ -14,8 +14,8 @@ const ANSWER: &str = ".message.assistant:last-child .content";
 async fn an_answer_streams_in_with_its_thoughts_and_figures() {
     page(Window::Desk, async |page| {
         let progress = json!({"choices": [], "prompt_progress": {"total": 20, "processed": 5, "cache": 0}});
-        let steps = [Event(progress), Gate, Think("Hm, "), Think("well."), Gate, Say("First "), Gate, Say("second."), End];
-        page.server.answer(steps);
+        let thoughts = [Event(progress), Gate, Think("Hm, "), Think("well."), Gate];
+        page.server.answer(thoughts.into_iter().chain([Say("First "), Gate, Say("second."), End]));
         page.ready().await;
         let browser = &page.browser;
         page.ask("Count, please.").await;
@@ -35,7 +35,8 @@ async fn an_answer_streams_in_with_its_thoughts_and_figures() {
         assert!(!browser.find(".reasoning").await.prop("open").await.unwrap().is_some_and(|open| open == "true"));
         assert_eq!(
             browser.text(".message.assistant .figures-line").await,
-            "12 tokens · 8 tokens/s · prompt 30, 10 reused · read in 500 ms · 88 % hits · 3 MiB/token · waited 250 ms for the disk"
+            "12 tokens · 8 tokens/s · prompt 30, 10 reused · read in 500 ms · 88 % hits · 3 MiB/token · \
+             waited 250 ms for the disk"
         );
         let request = page.server.last_request();
         assert_eq!(request["messages"], json!([{"role": "user", "content": "Count, please."}]));
@@ -135,8 +136,17 @@ async fn actions(page: &crate::Page) -> Vec<Value> {
 
 /// Text that would do something were it HTML.
 const HOSTILE: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script><b onclick=1>b</b>";
-const HOSTILE_MARKUP: &str = "# <svg onload=window.harmed=1>\n\n`<script>window.harmed=1</script>` **<img src=x onerror=window.harmed=1>** \
-                              [link](javascript:window.harmed=1)\n\n```<script>\n</code></pre><script>window.harmed=1</script>\n```\n";
+const HOSTILE_MARKUP: &str = "\
+# <svg onload=window.harmed=1>
+
+`<script>window.harmed=1</script>` **<img src=x onerror=window.harmed=1>** [link](javascript:window.harmed=1)
+
+```<script>
+</code></pre><script>window.harmed=1</script>
+```
+";
+const MADE_OF_TEXT: &str = "[...document.querySelectorAll('#messages, #list')]
+    .flatMap((one) => [...one.querySelectorAll('img, script, svg, b, a, iframe, style, [onclick]')]).length";
 
 #[tokio::test]
 async fn no_text_becomes_html() {
@@ -150,7 +160,8 @@ async fn no_text_becomes_html() {
             {"index": 0, "function": {"arguments": "\"<script>1</script>\"}"}},
         ]}}]});
         let failure = json!({"error": {"message": HOSTILE, "type": "server_error", "code": 500}});
-        page.server.answer([Think(HOSTILE), Say(HOSTILE), Say("\n\n"), Say(HOSTILE_MARKUP), Event(tool), Event(rest), Event(failure)]);
+        let text = [Think(HOSTILE), Say(HOSTILE), Say("\n\n"), Say(HOSTILE_MARKUP)];
+        page.server.answer(text.into_iter().chain([Event(tool), Event(rest), Event(failure)]));
         page.ask(HOSTILE).await;
         page.answered().await;
         browser.reads(".message.assistant .error", HOSTILE).await;
@@ -165,8 +176,7 @@ async fn no_text_becomes_html() {
         browser.says("#list .open", "<img src=x").await;
         page.reload().await;
         browser.reads(".message.user .text", HOSTILE).await;
-        let made = "document.querySelectorAll('#messages :is(img, script, svg, b, a, iframe, style, [onclick]), #list img').length";
-        assert_eq!(browser.value(made).await, 0);
+        assert_eq!(browser.value(MADE_OF_TEXT).await, 0);
         assert_eq!(browser.value("window.harmed ?? null").await, Value::Null);
     })
     .await;
@@ -177,7 +187,8 @@ async fn what_goes_wrong_is_said_with_the_answer() {
     page(Window::Desk, async |page| {
         page.ready().await;
         let browser = &page.browser;
-        let error = |status: u16, message: &str| json!({"error": {"code": status, "message": message, "type": "invalid_request_error"}});
+        let error =
+            |code: u16, message: &str| json!({"error": {"code": code, "message": message, "type": "some_error"}});
         let lost = "The connection was lost before the answer's end.";
         let cases = [
             (vec![Refuse(400, error(400, "the prompt is too long"))], "", "the prompt is too long"),
@@ -197,7 +208,8 @@ async fn what_goes_wrong_is_said_with_the_answer() {
             browser.reads(".message.assistant:last-child .error", expected).await;
             page.answered().await;
         }
-        page.server.answer([Raw(": still here\r\n\r\n"), Raw("data: {\"choices\":[{\"delta\":{\"content\":\"Bet"), Raw("ter.\"}}]}\r"), Raw("\n\r\n"), End]);
+        let (half, rest) = ("data: {\"choices\":[{\"delta\":{\"content\":\"Bet", "ter.\"}}]}\r");
+        page.server.answer([Raw(": still here\r\n\r\n"), Raw(half), Raw(rest), Raw("\n\r\n"), End]);
         click_action(page, "Regenerate").await;
         browser.reads(ANSWER, "Better.").await;
         page.answered().await;

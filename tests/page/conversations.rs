@@ -118,27 +118,35 @@ async fn what_is_exported_can_be_imported() {
     .await;
 }
 
+/// Stores all that there is room for, to the byte.
+const FILL: &str = "
+    let text = 'x'.repeat(1 << 20);
+    for (let number = 0; text; number += 1) {
+        try {
+            localStorage.setItem(`fill${number}`, text);
+        } catch {
+            text = text.slice(0, text.length >> 1);
+        }
+    }";
+
+const EMPTY: &str = "
+    for (const key of Object.keys(localStorage)) {
+        if (key.startsWith('fill')) localStorage.removeItem(key);
+    }";
+
 #[tokio::test]
 async fn full_storage_is_told_and_nothing_is_lost() {
     page(Window::Desk, async |page| {
         page.ready().await;
         let browser = &page.browser;
-        // All there is room for, to the byte.
-        browser
-            .value("(() => {
-                let text = 'x'.repeat(1 << 20);
-                for (let number = 0; text; number += 1) {
-                    try { localStorage.setItem(`fill${number}`, text); } catch { text = text.slice(0, text.length >> 1); }
-                }
-            })()")
-            .await;
+        browser.run(FILL, Value::Null).await;
         page.server.answer([Say("Unkept."), End]);
         page.ask("Is there room?").await;
         page.answered().await;
         browser.says("#notice-text", "The browser's storage is full").await;
         browser.reads(".message.assistant .content", "Unkept.").await;
         // With room again, the next message keeps all of it.
-        browser.value("Object.keys(localStorage).forEach((key) => key.startsWith('fill') && localStorage.removeItem(key))").await;
+        browser.run(EMPTY, Value::Null).await;
         page.server.answer([Say("There is."), End]);
         page.ask("And now?").await;
         browser.reads(".message.assistant:last-child .content", "There is.").await;

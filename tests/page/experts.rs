@@ -23,55 +23,66 @@ fn two_layers(tokens: u64) -> Value {
     })
 }
 
+/// How many pixels of each cell are drawn above and below its middle: [layer][expert][half].
+const DRAWN: &str = "
+    const canvas = document.getElementById('map');
+    const layersAcross = document.getElementById('map-axes').textContent.startsWith('Layers across');
+    const [columns, rows] = layersAcross ? [2, 4] : [4, 2];
+    const [wide, high] = [canvas.width / columns, canvas.height / rows / 2];
+    const half = (layer, expert, below) => {
+        const [column, row] = layersAcross ? [layer, expert] : [expert, layer];
+        const top = (2 * row + below) * high;
+        const { data } = canvas.getContext('2d').getImageData(column * wide, top, wide, high);
+        return data.filter((value, index) => index % 4 === 3 && value > 0).length;
+    };
+    return [0, 1].map((layer) => [0, 1, 2, 3].map((expert) => [0, 1].map((below) => half(layer, expert, below))));";
+
 #[tokio::test]
 async fn the_map_draws_every_state_and_says_it_in_words() {
-    page_after(Window::Desk, |server| server.set_experts(two_layers(100)), async |page| {
-        page.ready().await;
-        let browser = &page.browser;
-        browser.reads("#map-summary", "2 of 8 experts are in memory, 1 of them in low precision; 1 on a device; 2 being read.").await;
-        browser.says("#map-axes", "a token uses 2 per layer.").await;
-        browser.says("#rates", "75 % since start").await;
-        browser.says("#rates", "2 GiB").await;
-        browser.says("#slots", "busy, 12 tokens so far").await;
-        assert_eq!(
-            browser.value("[...document.querySelectorAll('#legend li')].map((one) => one.textContent)").await,
-            json!([
-                "in memory, high precision1", "in memory, low precision1", "being read, high precision1",
-                "being read, low precision1", "on a device1", "not in memory3",
-            ])
-        );
-        // Shapes alone tell the states apart: how many pixels of a cell are drawn, above and below its middle.
-        let drawn = browser
-            .value("(() => {
-                const canvas = document.getElementById('map');
-                const layersAcross = document.getElementById('map-axes').textContent.startsWith('Layers across');
-                const [columns, rows] = layersAcross ? [2, 4] : [4, 2];
-                const [wide, high] = [canvas.width / columns, canvas.height / rows];
-                const half = (layer, expert, below) => {
-                    const [column, row] = layersAcross ? [layer, expert] : [expert, layer];
-                    const { data } = canvas.getContext('2d')
-                        .getImageData(column * wide, row * high + (below ? high / 2 : 0), wide, high / 2);
-                    return data.filter((value, index) => index % 4 === 3 && value > 0).length;
-                };
-                return [0, 1].map((layer) => [0, 1, 2, 3].map((expert) => [half(layer, expert, false), half(layer, expert, true)]));
-            })()")
-            .await;
-        let cells: Vec<_> = drawn.as_array().unwrap().iter().flat_map(|layer| layer.as_array().unwrap()).collect();
-        let states: std::collections::HashSet<_> = [0, 1, 2, 4, 5, 3].map(|cell| cells[cell].to_string()).into();
-        assert_eq!(states.len(), 6, "{drawn}");
-        assert_eq!((cells[3], cells[3]), (cells[6], cells[7]));
-        let colors = browser
-            .value("new Set([...document.querySelectorAll('.swatch')].map((one) => getComputedStyle(one).color)).size")
-            .await;
-        assert_eq!(colors, 5);
+    page_after(
+        Window::Desk,
+        |server| server.set_experts(two_layers(100)),
+        async |page| {
+            page.ready().await;
+            let browser = &page.browser;
+            let words = "2 of 8 experts are in memory, 1 of them in low precision; 1 on a device; 2 being read.";
+            browser.reads("#map-summary", words).await;
+            browser.says("#map-axes", "a token uses 2 per layer.").await;
+            browser.says("#rates", "75 % since start").await;
+            browser.says("#rates", "2 GiB").await;
+            browser.says("#slots", "busy, 12 tokens so far").await;
+            assert_eq!(
+                browser.value("[...document.querySelectorAll('#legend li')].map((one) => one.textContent)").await,
+                json!([
+                    "in memory, high precision1",
+                    "in memory, low precision1",
+                    "being read, high precision1",
+                    "being read, low precision1",
+                    "on a device1",
+                    "not in memory3",
+                ])
+            );
+            // Shapes alone tell the states apart.
+            let drawn = browser.run(DRAWN, Value::Null).await;
+            let cells: Vec<_> = drawn.as_array().unwrap().iter().flat_map(|layer| layer.as_array().unwrap()).collect();
+            let states: std::collections::HashSet<_> = [0, 1, 2, 4, 5, 3].map(|cell| cells[cell].to_string()).into();
+            assert_eq!(states.len(), 6, "{drawn}");
+            assert_eq!((cells[3], cells[3]), (cells[6], cells[7]));
+            let colors = browser
+                .value(
+                    "new Set([...document.querySelectorAll('.swatch')].map((one) => getComputedStyle(one).color)).size",
+                )
+                .await;
+            assert_eq!(colors, 5);
 
-        // What comes later is shown, and rates are differences.
-        page.server.set_experts(two_layers(140));
-        browser.says("#rates", "1 MiB").await;
-        browser.says("#rates", "125 ms").await;
-        browser.says("#rates", "25 ms for the disk").await;
-        browser.says("#rates", "75 %").await;
-    })
+            // What comes later is shown, and rates are differences.
+            page.server.set_experts(two_layers(140));
+            browser.says("#rates", "1 MiB").await;
+            browser.says("#rates", "125 ms").await;
+            browser.says("#rates", "25 ms for the disk").await;
+            browser.says("#rates", "75 %").await;
+        },
+    )
     .await;
 }
 

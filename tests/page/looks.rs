@@ -7,8 +7,19 @@ use crate::browser::Window;
 use crate::mock::Step::{End, Say};
 use crate::page;
 
-const LONG: &str = "Averylongwordthatdoesnotendwherealinedoes_Averylongwordthatdoesnotendwherealinedoes\n\n```text\n\
-                    a line of code that is longer than any telephone is wide, and then some, so that it must be scrolled\n```\n";
+const LONG: &str = "\
+Averylongwordthatdoesnotendwherealinedoes_Averylongwordthatdoesnotendwherealinedoes
+
+```text
+a line of code that is longer than any telephone is wide, and then some, so that it must be scrolled
+```
+";
+
+/// What is wider than its room: the page, or what scrolls in it, but for code.
+const TOO_WIDE: &str = "
+    const parts = document.querySelectorAll('html, body, .panes, .scroll, .side, .list-pane, .map-frame');
+    return [...parts].filter((one) => one.clientWidth > 0 && one.scrollWidth > one.clientWidth)
+        .map((one) => one.className || one.tagName);";
 
 #[tokio::test]
 async fn nothing_is_wider_than_a_telephone() {
@@ -26,11 +37,7 @@ async fn nothing_is_wider_than_a_telephone() {
             "capacity_bytes": 1, "resident_bytes": 1, "requests": {"processing": 0, "waiting": 0}, "slots": [],
         }));
         let fits = async |what: &str| {
-            // Neither the page nor anything that scrolls in it, but code.
-            let wide = browser
-                .value("[document.documentElement, ...document.querySelectorAll('body, .panes, .scroll, .side, .list-pane, .map-frame')]
-                    .filter((one) => one.scrollWidth > one.clientWidth && one.clientWidth > 0).map((one) => one.className || one.tagName)")
-                .await;
+            let wide = browser.run(TOO_WIDE, json!(null)).await;
             assert_eq!(wide, json!([]), "{what}");
         };
         fits("chat").await;
@@ -85,6 +92,30 @@ async fn light_and_dark_by_the_system_and_by_choice() {
     .await;
 }
 
+/// Pairs of colours with less contrast than WCAG 2.2 asks for: 4.5 for text (1.4.3), 3 for what is drawn (1.4.11).
+const LOW_CONTRAST: &str = r"
+    const probe = document.body.appendChild(document.createElement('i'));
+    const luminance = (name) => {
+        probe.style.color = `var(--${name})`;
+        const [r, g, b] = getComputedStyle(probe).color.match(/\d+/g)
+            .map((part) => part / 255)
+            .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const contrast = (a, b) => {
+        const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const pairs = [
+        ...['ink', 'soft', 'accent', 'alarm'].flatMap((one) => ['paper', 'raised'].map((on) => [one, on, 4.5])),
+        ['on-accent', 'accent', 4.5],
+        ...['high', 'low', 'reading', 'device'].map((one) => [one, 'paper', 3]),
+    ];
+    const low = pairs.filter(([a, b, least]) => contrast(a, b) < least)
+        .map(([a, b]) => `${a} on ${b}: ${contrast(a, b).toFixed(2)}`);
+    probe.remove();
+    return low;";
+
 #[tokio::test]
 async fn words_are_dark_or_light_enough_to_be_read() {
     page(Window::Desk, async |page| {
@@ -92,36 +123,17 @@ async fn words_are_dark_or_light_enough_to_be_read() {
         let browser = &page.browser;
         for theme in ["light", "dark"] {
             browser.value(&format!("document.documentElement.dataset.theme = '{theme}'")).await;
-            // WCAG 2.2, 1.4.3 (4.5 for text) and 1.4.11 (3 for what is drawn).
-            let low = browser
-                .value("(() => {
-                    const probe = document.body.appendChild(document.createElement('i'));
-                    const luminance = (name) => {
-                        probe.style.color = `var(--${name})`;
-                        const parts = getComputedStyle(probe).color.match(/\\d+/g).slice(0, 3).map((part) => part / 255);
-                        const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-                        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-                    };
-                    const contrast = (a, b) => {
-                        const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);
-                        return (high + 0.05) / (low + 0.05);
-                    };
-                    const pairs = [
-                        ...['ink', 'soft', 'accent', 'alarm'].flatMap((one) => [[one, 'paper', 4.5], [one, 'raised', 4.5]]),
-                        ['on-accent', 'accent', 4.5],
-                        ...['high', 'low', 'reading', 'device'].map((one) => [one, 'paper', 3]),
-                    ];
-                    const low = pairs.filter(([a, b, least]) => contrast(a, b) < least)
-                        .map(([a, b]) => `${a} on ${b}: ${contrast(a, b).toFixed(2)}`);
-                    probe.remove();
-                    return low;
-                })()")
-                .await;
+            let low = browser.run(LOW_CONTRAST, json!(null)).await;
             assert_eq!(low, json!([]), "{theme}");
         }
     })
     .await;
 }
+
+const SCRIPT: &str = "
+    const script = document.createElement('script');
+    script.append('window.harmed = 1');
+    document.body.append(script);";
 
 /// Every test ends with an empty console; this one sees that it would not be.
 #[tokio::test]
@@ -131,7 +143,7 @@ async fn the_policy_holds_and_the_console_says_so() {
         let browser = &page.browser;
         assert_eq!(browser.console().await, []);
         for (violation, word) in [
-            ("const script = document.createElement('script'); script.append('window.harmed = 1'); document.body.append(script)", "Trusted"),
+            (SCRIPT, "Trusted"),
             ("document.body.innerHTML = '<b>harm</b>'", "Trusted"),
             ("document.body.setAttribute('style', 'color: red')", "style-src"),
             ("document.body.append(Object.assign(new Image(), { src: 'http://127.0.0.1:9/x.png' }))", "img-src"),

@@ -45,7 +45,10 @@ async fn text_is_divided_into_blocks() {
 
 #[tokio::test]
 async fn cells_are_as_large_as_fits() {
-    let shape = |across: &str, columns: u32, rows: u32, wide: f64, high: f64| json!({"across": across, "columns": columns, "rows": rows, "wide": wide, "high": high});
+    let shape = |across: &str, columns: u32, rows: u32, wide: f64, high: f64| {
+        let (columns, rows) = (json!(columns), json!(rows));
+        json!({"across": across, "columns": columns, "rows": rows, "wide": wide, "high": high})
+    };
     // Numbers of scripts have no type: what is whole comes back as an integer.
     let same = |value: &Value, expected: &Value| {
         value["across"] == expected["across"]
@@ -69,66 +72,98 @@ async fn cells_are_as_large_as_fits() {
     .await;
 }
 
+/// The events of a stream that arrives in pieces of so many bytes.
+const EVENTS: &str = "
+    const { events } = await import('/page/api.js');
+    const bytes = new TextEncoder().encode(given[0]);
+    const found = [];
+    for (const size of [1, 2, 3, 7, bytes.length]) {
+        const pieces = [];
+        for (let from = 0; from < bytes.length; from += size) pieces.push(bytes.slice(from, from + size));
+        const all = [];
+        for await (const data of events(ReadableStream.from(pieces))) all.push(data);
+        found.push(all);
+    }
+    return found;";
+
 #[tokio::test]
 async fn events_are_read_however_they_are_cut() {
     page(Window::Desk, async |page| {
-        let stream = ": ping\n\ndata: {\"a\":\"\u{e4}\u{1f600}\"}\n\nevent: x\r\ndata: one\r\ndata:two\r\n\r\ndata: \rdata: three\r\rdata: cut off";
-        let body = "const { events } = await import('/page/api.js');
-            const bytes = new TextEncoder().encode(given[0]);
-            const found = [];
-            for (const size of [1, 2, 3, 7, bytes.length]) {
-                const stream = new ReadableStream({
-                    start(controller) {
-                        for (let from = 0; from < bytes.length; from += size) controller.enqueue(bytes.slice(from, from + size));
-                        controller.close();
-                    },
-                });
-                const all = [];
-                for await (const data of events(stream)) all.push(data);
-                found.push(all);
-            }
-            return found;";
-        let found = page.browser.run(body, json!([stream])).await;
+        let stream = ": ping\n\ndata: {\"a\":\"\u{e4}\u{1f600}\"}\n\nevent: x\r\ndata: one\r\ndata:two\r\n\r\n\
+                      data: \rdata: three\r\rdata: cut off";
+        let found = page.browser.run(EVENTS, json!([stream])).await;
         let expected = json!(["{\"a\":\"\u{e4}\u{1f600}\"}", "one\ntwo", "\nthree"]);
         assert_eq!(found, json!(vec![expected; 5]));
     })
     .await;
 }
 
+const FIGURES: &str = "
+    const { bytes, short, count, counted, percent, duration } = await import('/page/format.js');
+    return [
+        ...[0, 1023, 1024, 3.2 * 2 ** 20, 250 * 2 ** 30, 2 ** 50].map(bytes),
+        ...[0.123, 8, 12.34, 1234.5].map(short),
+        count(6144), counted(1, 'token'), counted(2, 'token'),
+        ...[0, 0.0001, 0.42, 0.996, 0.99999, 1].map(percent),
+        ...[12, 1234, 125000].map(duration),
+    ];";
+
 #[tokio::test]
 async fn figures_are_read_at_a_glance() {
     page(Window::Desk, async |page| {
-        let body = "const { bytes, short, count, counted, percent, duration } = await import('/page/format.js');
-            return [bytes(0), bytes(1023), bytes(1024), bytes(3.2 * 2 ** 20), bytes(250 * 2 ** 30), bytes(2 ** 50),
-                short(0.123), short(8), short(12.34), short(1234.5), count(6144), counted(1, 'token'), counted(2, 'token'),
-                percent(0), percent(0.0001), percent(0.42), percent(0.996), percent(0.99999), percent(1),
-                duration(12), duration(1234), duration(125000)];";
         let expected = json!([
-            "0 B", "1023 B", "1 KiB", "3.2 MiB", "250 GiB", "1,024 TiB", "0.12", "8", "12.3", "1,235", "6,144", "1 token", "2 tokens",
-            "0 %", "0.1 %", "42 %", "99.6 %", "99.9 %", "100 %", "12 ms", "1.2 s", "2 min 5 s",
+            "0 B",
+            "1023 B",
+            "1 KiB",
+            "3.2 MiB",
+            "250 GiB",
+            "1,024 TiB",
+            "0.12",
+            "8",
+            "12.3",
+            "1,235",
+            "6,144",
+            "1 token",
+            "2 tokens",
+            "0 %",
+            "0.1 %",
+            "42 %",
+            "99.6 %",
+            "99.9 %",
+            "100 %",
+            "12 ms",
+            "1.2 s",
+            "2 min 5 s",
         ]);
-        assert_eq!(page.browser.run(body, json!([])).await, expected);
+        assert_eq!(page.browser.run(FIGURES, json!([])).await, expected);
     })
     .await;
 }
 
+/// What rates say after polls: [tokens so far, milliseconds].
+const RATES: &str = "
+    const { Rates } = await import('/page/rates.js');
+    const rates = new Rates();
+    return given.map(([tokens, now]) => {
+        const [hits, misses, bytes_read] = [9 * tokens, tokens, 1000 * tokens];
+        rates.add({ tokens, hits, misses, bytes_read, seconds: tokens / 10, io_wait_seconds: tokens / 50 }, now);
+        return [rates.moving, rates.latest?.ms_per_token ?? null, rates.latest?.tokens_per_second ?? null];
+    });";
+
 #[tokio::test]
 async fn rates_begin_anew_with_another_process() {
     page(Window::Desk, async |page| {
-        let body = "const { Rates } = await import('/page/rates.js');
-            const rates = new Rates();
-            const totals = (tokens) => ({ tokens, hits: 9 * tokens, misses: tokens, bytes_read: 1000 * tokens,
-                seconds: tokens / 10, io_wait_seconds: tokens / 50 });
-            const seen = [];
-            for (const [tokens, now] of given) { rates.add(totals(tokens), now); seen.push([rates.moving, rates.latest?.ms_per_token ?? null,
-                rates.latest?.tokens_per_second ?? null]); }
-            return seen;";
         let polls = json!([[100, 0], [105, 500], [110, 1000], [110, 4000], [110, 4500], [2, 5000], [4, 5500]]);
-        let seen = page.browser.run(body, polls).await;
+        let seen = page.browser.run(RATES, polls).await;
         let expected = json!([
-            [false, null, null], [true, 100, 10], [true, 100, 10], [false, 100, 10], [false, 100, 10],
+            [false, null, null],
+            [true, 100, 10],
+            [true, 100, 10],
+            [false, 100, 10],
+            [false, 100, 10],
             // Another process: its totals are smaller.
-            [false, null, null], [true, 100, 4],
+            [false, null, null],
+            [true, 100, 4],
         ]);
         assert_eq!(seen, expected);
     })

@@ -21,7 +21,8 @@ export function start(given) {
   try {
     const { conversations: kept, unreadable } = store.load();
     conversations = kept;
-    if (unreadable > 0) notice.show(`Kept conversations that cannot be read: ${unreadable}. They are left as they are.`);
+    if (unreadable > 0)
+      notice.show(`Kept conversations that cannot be read: ${unreadable}. They are left as they are.`);
   } catch (error) {
     notice.show(error.message);
   }
