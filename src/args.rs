@@ -6,6 +6,8 @@ mod precision;
 pub mod preset;
 mod routing;
 mod sampling;
+#[cfg(feature = "server")]
+pub mod server;
 pub mod source;
 
 use std::ffi::OsString;

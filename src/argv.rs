@@ -4,7 +4,7 @@
 //! and reads `--top_k` as `--top-k`. Here each flag becomes `--long=value`, so that clap cannot mistake a value for a
 //! flag. Values are never rewritten.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 
@@ -34,9 +34,18 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-pg", "pg"),
     ("-nkvo", "no-kv-offload"),
     ("--host-cache", "expert-cache"),
+    ("--slots", "expert-slots"),
     ("-bf", "binary-file"),
     ("--save-all-logits", "kl-divergence-base"),
     ("-np", "parallel"),
+    ("--n-parallel", "parallel"),
+    ("-a", "alias"),
+    ("-to", "timeout"),
+    ("-cb", "cont-batching"),
+    ("-kvu", "kv-unified"),
+    ("-sps", "slot-prompt-similarity"),
+    ("--embedding", "embeddings"),
+    ("--webui", "ui"),
     ("--n-predict", "predict"),
     ("-cnv", "conversation"),
     ("-sys", "system-prompt"),
@@ -69,6 +78,8 @@ const SPELLINGS: &[(&str, &str)] = &[
 const NEGATIONS: &[(&str, &str)] = &[
     ("-no-cnv", "conversation"),
     ("-nkvo", "kv-offload"),
+    ("--no-webui", "ui"),
+    ("-nocb", "cont-batching"),
     ("-nr", "repack"),
     ("--no-repack", "repack"),
     ("--no-show-timings", "perf"),
@@ -137,10 +148,15 @@ impl Grammar {
     /// The flags of `command`, with llama.cpp's spellings.
     pub fn of(command: &clap::Command) -> Self {
         let mut flags = HashMap::new();
+        // A flag's own name wins over another's spelling.
+        let longs: HashSet<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
+        let is_own = |spelling: &str| spelling.strip_prefix("--").is_some_and(|name| longs.contains(name));
         for arg in command.get_arguments() {
             let Some(long) = arg.get_long() else { continue };
             for (spelling, takes) in spellings_of(arg, long) {
-                flags.insert(spelling, (long.to_owned(), takes));
+                if spelling.strip_prefix("--") == Some(long) || !is_own(&spelling) {
+                    flags.insert(spelling, (long.to_owned(), takes));
+                }
             }
         }
         Self { flags }

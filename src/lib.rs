@@ -87,4 +87,7 @@ pub use rpc::main as rpc_main;
 pub use run::main;
 #[cfg(feature = "server")]
 pub use server::main as server_main;
+#[cfg(feature = "server")]
+#[doc(hidden)]
+pub use server::page;
 pub use sim::main as sim_main;

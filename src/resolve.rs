@@ -336,6 +336,8 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
         n_ubatch: context.ubatch_size.0.unwrap_or(SessionOptions::default().n_ubatch),
         n_outputs_max: 1,
         n_seq_max: 1,
+        kv_unified: false,
+        embeddings: None,
         threads: threads(context.threads),
         threads_batch: context.threads_batch.and_then(threads),
         flash_attn: context.flash_attn,
@@ -359,7 +361,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
     }
 }
 
-fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Result<SamplingOptions> {
+pub fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Result<SamplingOptions> {
     let defaults = SamplingOptions::default();
     let samplers = match (&args.samplers, &args.sampling_seq) {
         (Some(names), _) => sampler_order(names).context("--samplers")?,

@@ -156,6 +156,11 @@ pub struct SessionOptions {
     /// Sequences that share the context.
     #[default(1)]
     pub n_seq_max: u32,
+    /// Sequences share one KV cache, of `n_ctx` tokens together: a batch of several is then computed at once, whichever they are.
+    /// Otherwise each has a part of its own.
+    pub kv_unified: bool,
+    /// Embeddings are wanted in place of logits, made one of each sequence like this (`Some(None)`: as the model says, or not at all).
+    pub embeddings: Option<Option<Pooling>>,
     /// Threads for single tokens; `None` lets the engine choose.
     pub threads: Option<i32>,
     /// Threads for batches; `None` takes `threads`.
@@ -181,6 +186,23 @@ pub struct SessionOptions {
     /// Rotary position settings.
     pub rope: RopeOptions,
 }
+
+/// How the embeddings of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// They do not.
+    None,
+    /// Their mean.
+    Mean,
+    /// That of the first token.
+    Cls,
+    /// That of the last token.
+    Last,
+    /// A score of how well a document answers a question, by the model's own head.
+    Rank,
+}
+
+named!(Pooling, "pooling": None = "none", Mean = "mean", Cls = "cls", Last = "last", Rank = "rank");
 
 /// Rotary position settings; the defaults leave every choice to the model file.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]

@@ -24,7 +24,12 @@ pub struct CachingArgs {
     pub policy_weights: Option<Weights>,
     /// How layers share the slots: even, shallow-first:N (the first N layers whole first) or by-penalty (where they save
     /// most, as a profile says). A layer keeps as many as a token uses
-    #[arg(long, value_name = "even|shallow-first[:N]|by-penalty", default_value_t, env = "HOBBIT_ARG_SLOTS")]
+    #[arg(
+        long = "expert-slots",
+        value_name = "even|shallow-first[:N]|by-penalty",
+        default_value_t,
+        env = "HOBBIT_ARG_SLOTS"
+    )]
     pub slots: Allocation,
     /// What hobbit-sim calibrate fitted to traces of the model: policy weights, T1 and T2, and penalties for --slots
     /// by-penalty. Flags win (default: the pack's)

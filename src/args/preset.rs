@@ -104,7 +104,7 @@ fn flags(preset: Preset) -> Vec<Flag> {
     let word = |on: bool| if on { "on" } else { "off" };
     let mut flags = vec![
         flag("policy", &settings.policy),
-        flag("slots", &settings.slots),
+        flag("expert-slots", &settings.slots),
         flag("predictor", &settings.predictor),
         flag("prefetch-distance", &settings.distance),
         flag("prefetch", &settings.prefetch),

@@ -1,8 +1,185 @@
-//! `hobbit-server`.
+//! `hobbit-server`: llama-server's and OpenAI's HTTP interface on hobbit's engine.
+//!
+//! **Two threads of life.** HTTP ([`http`], [`api`], [`page`]) runs on tokio: it turns requests into jobs ([`job`]) and what the
+//! engine tells of them into answers. The engine's thread ([`worker`]) alone has the session; [`slots`] chooses which sequence takes a
+//! prompt, [`schedule`] how much of prompts may be evaluated while others wait for their next token, [`text`] what of a token may be
+//! shown. [`status`] is what both may look at. [`saved`] keeps slots in files.
 
+mod api;
+mod app;
+mod http;
+mod job;
+mod listen;
+mod metrics;
+pub mod page;
+mod probabilities;
+mod saved;
+mod schedule;
+mod settings;
+mod slots;
+mod status;
+mod text;
+mod worker;
+
+use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use hobbit::{Model, ModelOptions, SessionOptions};
+
+use crate::args::{self, server::ServerArgs};
+use crate::ctrl_c::CtrlC;
+use crate::log::{Level, Log};
+use crate::pages::{self, Spelling};
+use crate::{download, exit, memory_signals, run, signals};
+use app::{App, Loaded};
+use settings::{Resolved, resolve};
+use status::Status;
+use worker::{Worker, WorkerOptions};
+
+/// How often signals are looked at.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `hobbit-server` with the arguments of this process.
 pub fn main() -> ExitCode {
-    ExitCode::FAILURE
+    exit::code(serve(std::env::args_os().skip(1)))
+}
+
+fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(args::server::command, Spelling::LlamaCpp, &words) {
+        return answered;
+    }
+    let (mut args, notes) = match args::parse_as::<ServerArgs>(args::server::command(), words) {
+        Ok(parsed) => parsed,
+        Err(error) => return exit::usage(&error),
+    };
+    if args.experts.device.list_devices {
+        return crate::devices::list(&args.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
+    }
+    download::into(&mut args.model, crate::resolve::verbosity(&args.closing, &args.log))?;
+    let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
+    settings::check_model(&settings.model)?;
+    let log = Log::new(verbosity, log_file.as_deref())?;
+    let outcome = answer(settings, &model_options, &session_options, &notes, &log);
+    if let Err(error) = &outcome {
+        log.keep(format!("error: {}", exit::in_words(error)));
+    }
+    outcome
+}
+
+/// Listens, opens the model, and answers until a signal comes.
+fn answer(
+    settings: settings::Settings,
+    model_options: &ModelOptions,
+    session_options: &SessionOptions,
+    notes: &[crate::argv::Note],
+    log: &Log,
+) -> Result<u8> {
+    let ctrl_c = run::begin(notes, session_options, None, false, log)?;
+    hobbit::engine::watch_memory_signals();
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let app = Arc::new(App { settings, loaded: OnceLock::new(), began });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("http")
+        .enable_all()
+        .build()
+        .context("cannot start the threads for HTTP")?;
+    let listening = runtime.block_on(listen::listen(&app, log))?;
+    let worker = load(&app, model_options, session_options, &ctrl_c, log);
+    let worker = match worker {
+        Ok(worker) => worker,
+        Err(error) => {
+            listening.stop(Duration::ZERO);
+            return Err(error);
+        }
+    };
+    log.line(Level::Info, format!("hobbit: ready; {}", listening.addresses().join(", ")));
+    let loaded = app.loaded.get().expect("it was just loaded");
+    while !signals::came() && !worker.is_finished() {
+        memory_signals::obey(&loaded.model, log);
+        std::thread::sleep(LOOK);
+    }
+    let grace = app.settings.shutdown_grace;
+    log.line(Level::Info, "hobbit: ending");
+    loaded.stop(grace);
+    listening.stop(grace + Duration::from_secs(1));
+    let panicked = worker.join().is_err();
+    runtime.block_on(listening.ended());
+    // The last connections are gone: the model is closed, which writes what it knows.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    drop(app);
+    anyhow::ensure!(!panicked, "the engine's thread ended with a fault; see what it said above");
+    Ok(0)
+}
+
+/// Opens the model and starts the engine's thread.
+fn load(
+    app: &Arc<App>,
+    model_options: &ModelOptions,
+    session_options: &SessionOptions,
+    ctrl_c: &CtrlC,
+    log: &Log,
+) -> Result<std::thread::JoinHandle<()>> {
+    let settings = &app.settings;
+    let model: Model = run::open(&settings.model, settings.is_demo, model_options, log, ctrl_c)?;
+    let session = ctrl_c.during(|| model.session(session_options))?;
+    if ctrl_c.was_pressed() {
+        return Err(signals::Interrupted.into());
+    }
+    run::describe(&model, &session, settings.is_demo, model_options, log);
+    let n_ctx_all = session.n_ctx() as usize;
+    let n_slots = settings.n_slots;
+    let n_ctx = if settings.shares_context { n_ctx_all } else { n_ctx_all / n_slots };
+    log.line(Level::Info, format!("hobbit: slots: {n_slots}, each of {n_ctx} tokens at most"));
+    let options = WorkerOptions {
+        n_slots,
+        n_ctx,
+        context_shift: settings.context_shift,
+        similarity: settings.similarity,
+        stall_limit: settings.stall_limit,
+        n_waiting_max: settings.n_waiting_max,
+        n_ubatch: session_options.n_ubatch.min(session_options.n_batch) as usize,
+        n_batch: session_options.n_batch as usize,
+        mark: mark(&model, session_options),
+    };
+    let (n_batch, pooling) = (options.n_batch, session.pooling());
+    let status = Arc::new(Status::default());
+    let (commands, incoming) = crossbeam_channel::unbounded();
+    let worker = Worker::new(session, options, Arc::clone(&status), log.clone());
+    let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
+    let loaded = Loaded {
+        n_ctx_train: model.info().n_ctx_train,
+        model,
+        commands,
+        status,
+        n_slots,
+        n_ctx,
+        n_batch,
+        sampling: settings.sampling.clone(),
+        pooling,
+        next_id: AtomicU64::new(0),
+    };
+    assert!(app.loaded.set(loaded).is_ok(), "a model is loaded once");
+    Ok(thread)
+}
+
+/// What tells saved slots of this model and these types of KV cache from others.
+fn mark(model: &Model, options: &SessionOptions) -> u64 {
+    let info = model.info();
+    let words = format!(
+        "{} {} {} {} {} {:?} {:?}",
+        info.architecture,
+        info.n_params,
+        info.tensor_bytes,
+        info.n_layer,
+        model.n_vocab(),
+        options.type_k,
+        options.type_v
+    );
+    xxhash_rust::xxh3::xxh3_64(words.as_bytes())
 }

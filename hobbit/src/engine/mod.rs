@@ -66,7 +66,7 @@ pub use error::Error;
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use model::{Model, ModelInfo};
+pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTokens};
 pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]

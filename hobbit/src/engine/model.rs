@@ -1,6 +1,11 @@
 //! An open model: its vocabulary, its ordinary weights in memory, its experts left in the file.
 
+mod experts_seen;
 mod load;
+mod vocabulary;
+
+pub use experts_seen::{ExpertPlace, LayerPlaces};
+pub use vocabulary::SpecialTokens;
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -10,7 +10,7 @@ use ggml_sys::llama::{
 };
 
 use super::device_error::DeviceError;
-use crate::options::{FlashAttn, KvType, KvValue, ModelOptions, RopeScaling, SessionOptions, TensorOverride};
+use crate::options::{FlashAttn, KvType, KvValue, ModelOptions, Pooling, RopeScaling, SessionOptions, TensorOverride};
 
 /// Metadata values that replace a model file's, ended by an empty key.
 pub(super) fn kv_overrides(options: &ModelOptions) -> Vec<llama_model_kv_override> {
@@ -102,6 +102,18 @@ pub(super) fn context_params(options: &SessionOptions, interrupted: *const Atomi
     params.n_ubatch = options.n_ubatch.min(params.n_batch);
     params.n_seq_max = options.n_seq_max.max(1);
     // Every sequence has a last token.
+    params.kv_unified = options.kv_unified;
+    if let Some(pooling) = options.embeddings {
+        params.embeddings = true;
+        params.pooling_type = match pooling {
+            None => llama::LLAMA_POOLING_TYPE_UNSPECIFIED,
+            Some(Pooling::None) => llama::LLAMA_POOLING_TYPE_NONE,
+            Some(Pooling::Mean) => llama::LLAMA_POOLING_TYPE_MEAN,
+            Some(Pooling::Cls) => llama::LLAMA_POOLING_TYPE_CLS,
+            Some(Pooling::Last) => llama::LLAMA_POOLING_TYPE_LAST,
+            Some(Pooling::Rank) => llama::LLAMA_POOLING_TYPE_RANK,
+        };
+    }
     params.n_outputs_max = if options.n_outputs_max == 0 { 0 } else { options.n_outputs_max.max(params.n_seq_max) };
     let threads = options.threads.unwrap_or_else(default_threads);
     params.n_threads = threads;

@@ -48,23 +48,6 @@ impl Session {
         with_batch(batch, |raw| self.decode(raw, &firsts))
     }
 
-    /// Makes sequence `to` begin with all that sequence `from` holds, in place of what it held: texts that begin alike share
-    /// the evaluation of their beginning. Both are below `n_seq_max`. For callers of [`Session::evaluate`].
-    ///
-    /// # Errors
-    /// A sequence that the session does not have.
-    pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), Error> {
-        let n_seq_max = self.options.n_seq_max.max(1);
-        for sequence in [from, to] {
-            if u32::try_from(sequence).map_or(true, |sequence| sequence >= n_seq_max) {
-                return Err(Error::Decode(format!("sequence {sequence} of a session with {n_seq_max}")));
-            }
-        }
-        // SAFETY: the context is live and has both sequences.
-        unsafe { llama::llama_memory_seq_cp(self.context.memory(), from, to, -1, -1) };
-        Ok(())
-    }
-
     /// One empty evaluation, so that the first prompt does not pay for first touches. MoE models skip it: llama.cpp's
     /// warm-up would use every expert of every layer.
     pub(super) fn warm_up(&mut self) -> Result<(), Error> {
@@ -153,7 +136,8 @@ impl Session {
             });
         }
         let (after, busy_after) = self.counters();
-        let phase = if batch.n_tokens == 1 { &mut self.stats.decode } else { &mut self.stats.prompt };
+        let is_decode = batch.n_tokens == 1 || self.options.n_seq_max > 1 && purpose.decodes;
+        let phase = if is_decode { &mut self.stats.decode } else { &mut self.stats.prompt };
         *phase = *phase
             + PhaseStats {
                 tokens: batch.n_tokens as u64,

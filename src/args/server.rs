@@ -1,0 +1,215 @@
+//! What was typed for `hobbit-server`: hobbit-cli's flags of the engine, and llama-server's own.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, Parser};
+
+use super::{ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs, SamplingArgs, with_spellings};
+use crate::switch::Switch;
+use hobbit::Budget;
+use hobbit::options::Pooling;
+
+const EXAMPLES: &str = "\
+Examples:
+  hobbit-server
+      The bundled demo model, on http://127.0.0.1:8080: a page to talk to it, and OpenAI's interface under /v1.
+  hobbit-server -m qwen3-moe.gguf --mem-budget 8GiB --port 8080
+      In 8 GiB, whatever the size of the file. -np 4 serves four requests at once, which share what is read.
+  hobbit-server -m qwen3-moe.gguf -np 4 -c 32768 --api-key-file keys.txt --host 0.0.0.0
+      For others on the network: every request must bring one of the keys. Each slot has 8192 tokens.
+  hobbit-server -m mixtral.gguf --low q2_k --cache-state mixtral.state --metrics
+      Approximate and faster; remembers from one run to the next which experts were useful; figures for Prometheus.
+  hobbit-server -m nomic-moe.gguf --embeddings --pooling mean
+      /v1/embeddings.
+
+Signals: SIGTERM, SIGHUP and Ctrl-C end it in order: nothing new is begun, streams have --shutdown-grace to finish or end with an error
+event, --cache-state is written. A second signal ends it at once. SIGUSR1 halves the expert caches and SIGUSR2 gives them back.
+Environment: every flag that shows [env: NAME] may be given there; the command line wins.
+Exit status: 0 after a signal that ended it in order, 1 failure, 2 wrong usage.";
+
+/// Serve a Mixture-of-Experts GGUF model that does not fit in memory: OpenAI's and llama-server's HTTP interface.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hobbit-server",
+    version = env!("HOBBIT_VERSION"),
+    override_usage = "hobbit-server [OPTIONS]",
+    args_override_self = true,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    max_term_width = 110,
+    after_help = EXAMPLES
+)]
+pub struct ServerArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub experts: ExpertArgs,
+    #[command(flatten)]
+    pub http: HttpArgs,
+    #[command(flatten)]
+    pub slots: SlotArgs,
+    #[command(flatten)]
+    pub chat: ServedChatArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
+    pub rope: RopeArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub closing: ClosingArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Server")]
+pub struct HttpArgs {
+    /// Addresses to listen on, comma-separated; 0.0.0.0 for every one of this machine
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", value_delimiter = ',', env = "LLAMA_ARG_HOST")]
+    pub host: Vec<String>,
+    /// Port; 0 takes a free one, which is printed
+    #[arg(long, value_name = "PORT", default_value = "8080", env = "LLAMA_ARG_PORT")]
+    pub port: u16,
+    /// Names by which clients know the model, comma-separated (default: the file's name)
+    #[arg(long, value_name = "NAME", value_delimiter = ',', env = "LLAMA_ARG_ALIAS")]
+    pub alias: Vec<String>,
+    /// Words that /v1/models shows beside the model, comma-separated
+    #[arg(long, value_name = "TAG", value_delimiter = ',', env = "LLAMA_ARG_TAGS")]
+    pub tags: Vec<String>,
+    /// A key that requests must bring; comma-separated or repeated
+    #[arg(long, value_name = "KEY", value_delimiter = ',', env = "LLAMA_API_KEY", hide_env_values = true)]
+    pub api_key: Vec<String>,
+    /// File with keys, one a line
+    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_API_KEY_FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Whose pages may use the server from a browser: 'localhost', '*', or origins, comma-separated (default: only its own)
+    #[arg(long, value_name = "ORIGINS", env = "LLAMA_ARG_CORS_ORIGINS")]
+    pub cors_origins: Option<String>,
+    /// TLS: file with the private key (PEM)
+    #[arg(long, value_name = "FNAME", requires = "ssl_cert_file", env = "LLAMA_ARG_SSL_KEY_FILE")]
+    pub ssl_key_file: Option<PathBuf>,
+    /// TLS: file with the certificate (PEM)
+    #[arg(long, value_name = "FNAME", requires = "ssl_key_file", env = "LLAMA_ARG_SSL_CERT_FILE")]
+    pub ssl_cert_file: Option<PathBuf>,
+    /// Seconds in which a request must have arrived
+    #[arg(long, value_name = "N", default_value = "600", env = "LLAMA_ARG_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub timeout: u64,
+    /// The largest body of a request, in bytes
+    #[arg(long, value_name = "SIZE", default_value = "64M", env = "HOBBIT_ARG_MAX_BODY")]
+    pub max_body: Limit,
+    /// Seconds of silence after which a stream shows that it lives; -1 never
+    #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]
+    pub sse_ping_interval: i64,
+    /// Serve the page at /
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_UI")]
+    pub ui: Switch,
+    /// Serve /metrics, for Prometheus
+    #[arg(long = "metrics", value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_ENDPOINT_METRICS")]
+    pub endpoint_metrics: Switch,
+    /// Serve /slots
+    #[arg(long = "slots", value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_ENDPOINT_SLOTS")]
+    pub endpoint_slots: Switch,
+    /// Accept POST /props
+    #[arg(long = "props", value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_ENDPOINT_PROPS")]
+    pub endpoint_props: Switch,
+    /// Seconds that streams have to finish once the server is to end
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_SHUTDOWN_GRACE")]
+    pub shutdown_grace: Duration,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Slots")]
+pub struct SlotArgs {
+    /// Requests that are worked on at once; each has its part of --ctx-size, and all share what is read (default: 4, which share
+    /// --ctx-size too, as with --kv-unified)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), env = "LLAMA_ARG_N_PARALLEL")]
+    pub parallel: Option<u32>,
+    /// Requests that may wait beside those
+    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..), env = "HOBBIT_ARG_MAX_WAITING")]
+    pub max_waiting: u32,
+    /// Any slot may take the whole context, as far as others leave it
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_KV_UNIFIED")]
+    pub kv_unified: Switch,
+    /// Generate for all slots in one batch (always)
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CONT_BATCHING")]
+    pub cont_batching: Switch,
+    /// A stream should not wait longer than this for its next token because prompts of others are read, in seconds: they are read in
+    /// pieces as wide as keep it, of one token at the least
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds, env = "HOBBIT_ARG_STALL_LIMIT")]
+    pub stall_limit: Duration,
+    /// Begin with what a slot has evaluated of the same beginning
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CACHE_PROMPT")]
+    pub cache_prompt: Switch,
+    /// Move runs of at least N tokens from elsewhere in the context instead of evaluating them again; 0: none
+    #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CACHE_REUSE")]
+    pub cache_reuse: usize,
+    /// The share of a prompt that a slot must hold to be preferred
+    #[arg(long, value_name = "N", default_value = "0.1", value_parser = super::finite)]
+    pub slot_prompt_similarity: f32,
+    /// Directory in which slots are saved, and restored from
+    #[arg(long, value_name = "PATH", env = "LLAMA_ARG_SLOT_SAVE_PATH")]
+    pub slot_save_path: Option<PathBuf>,
+    /// Tokens to generate where a request does not say; -1 without end
+    #[arg(short = 'n', long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i32).range(-1..), env = "LLAMA_ARG_N_PREDICT")]
+    pub predict: i32,
+    /// Serve embeddings, and nothing else
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_EMBEDDINGS")]
+    pub embeddings: Switch,
+    /// How the embeddings of a text's tokens become one: none, mean, cls, last, rank (default: the model's way)
+    #[arg(long, value_name = "POOLING", env = "LLAMA_ARG_POOLING")]
+    pub pooling: Option<Pooling>,
+    /// /infill with the suffix before the prefix
+    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    pub spm_infill: Switch,
+    /// Spell out special tokens
+    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    pub special: Switch,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Conversation")]
+pub struct ServedChatArgs {
+    /// Chat template: the name of a built-in one or the template itself (default: the model's)
+    #[arg(long, value_name = "JINJA_TEMPLATE", env = "LLAMA_ARG_CHAT_TEMPLATE")]
+    pub chat_template: Option<String>,
+    /// File with the chat template
+    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_CHAT_TEMPLATE_FILE")]
+    pub chat_template_file: Option<PathBuf>,
+    /// Run the chat template; without it llama.cpp recognises well-known ones and writes their format
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_JINJA")]
+    pub jinja: Switch,
+    /// An assistant's message at the end of a conversation is continued
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PREFILL_ASSISTANT")]
+    pub prefill_assistant: Switch,
+}
+
+/// A number of bytes that fits this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit(pub usize);
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(Budget::Bytes(bytes)) => usize::try_from(bytes).ok().filter(|n| *n > 0).map(Self),
+            _ => None,
+        }
+        .ok_or_else(|| "expected a size above 0, such as 64M".to_owned())
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| "expected a number of seconds, 0 or above".to_owned())
+}
+
+/// The command as clap sees it.
+pub fn command() -> clap::Command {
+    with_spellings(ServerArgs::command())
+}

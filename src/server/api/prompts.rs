@@ -1,0 +1,80 @@
+//! Prompts: a text, tokens, both in turn, or several of them.
+
+use hobbit::Model;
+use hobbit::options::Token;
+use serde_json::Value;
+
+use crate::server::http::error::ApiError;
+
+/// The prompts of a request: one, or a list of them.
+///
+/// # Errors
+/// What is no prompt.
+pub fn prompts(value: &Value, model: &Model) -> Result<Vec<Vec<Token>>, ApiError> {
+    match value {
+        Value::Array(list) if list.is_empty() => Err(ApiError::invalid("\"prompt\" must not be empty")),
+        // Tokens, and texts among them, are one; texts alone are several.
+        Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_part) => {
+            Ok(vec![one(value, model)?])
+        }
+        Value::Array(list) => list.iter().map(|own| one(own, model)).collect(),
+        other => Ok(vec![one(other, model)?]),
+    }
+}
+
+fn is_part(value: &Value) -> bool {
+    value.is_number() || value.is_string()
+}
+
+/// One prompt.
+///
+/// # Errors
+/// What is none.
+pub fn one(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
+    match value {
+        Value::String(text) => tokens(model, text, true),
+        Value::Array(parts) if parts.iter().all(is_part) => mixed(parts, model, true),
+        Value::Object(fields) if fields.contains_key("multimodal_data") => {
+            Err(ApiError::invalid("Multimodal data provided, but model does not support multimodal requests."))
+        }
+        Value::Object(fields) => match fields.get("prompt_string") {
+            Some(Value::String(text)) => tokens(model, text, true),
+            _ => Err(ApiError::invalid("\"prompt_string\" is required in a prompt that is an object")),
+        },
+        _ => Err(ApiError::invalid(
+            "\"prompt\" must be a string, an array of tokens and strings, an object with prompt_string, or an array of these",
+        )),
+    }
+}
+
+/// Tokens and texts in turn; what a text begins with is added to the first part alone.
+///
+/// # Errors
+/// Tokens that the model does not have.
+pub fn mixed(parts: &[Value], model: &Model, adds_special: bool) -> Result<Vec<Token>, ApiError> {
+    let mut all = Vec::new();
+    for (at, part) in parts.iter().enumerate() {
+        match part {
+            Value::String(text) => all.extend(tokens(model, text, adds_special && at == 0)?),
+            number => all.push(token(number, model)?),
+        }
+    }
+    Ok(all)
+}
+
+/// A token of the model's.
+///
+/// # Errors
+/// It has none of that number.
+pub fn token(value: &Value, model: &Model) -> Result<Token, ApiError> {
+    let number = value.as_i64().filter(|number| (0..model.n_vocab() as i64).contains(number));
+    number.map(|number| number as Token).ok_or_else(|| ApiError::invalid("Prompt contains invalid tokens"))
+}
+
+/// The tokens of a text, special ones understood.
+///
+/// # Errors
+/// What the vocabulary cannot encode.
+pub fn tokens(model: &Model, text: &str, adds_special: bool) -> Result<Vec<Token>, ApiError> {
+    model.tokenize(text, adds_special, true).map_err(|error| ApiError::invalid(error.to_string()))
+}

@@ -1,0 +1,421 @@
+//! Endpoints without a generation: what there is, tokens, slots, figures.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use hobbit::engine::ExpertPlace;
+use hobbit::expert::Precision;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::fields::{boolean, get, text};
+use super::{params, prompts};
+use crate::server::app::App;
+use crate::server::http::body::{AnyBody, Body};
+use crate::server::http::error::ApiError;
+use crate::server::job::SlotAction;
+use crate::server::metrics;
+use crate::server::saved::is_file_name;
+use crate::server::status::SlotState;
+
+type Answer = Result<Json<Value>, ApiError>;
+
+/// `GET /health`
+pub async fn health(State(app): State<Arc<App>>) -> Answer {
+    app.loaded()?;
+    Ok(Json(json!({"status": "ok"})))
+}
+
+/// `GET /v1/models`
+pub async fn models(State(app): State<Arc<App>>) -> Answer {
+    let loaded = app.loaded()?;
+    let info = loaded.model.info();
+    let settings = &app.settings;
+    let name = app.model_name();
+    Ok(Json(json!({
+        "models": [{
+            "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model", "description": "",
+            "tags": settings.tags, "capabilities": [if settings.embeds { "embedding" } else { "completion" }],
+            "parameters": "", "details": {"parent_model": "", "format": "gguf", "family": "", "families": [""],
+                "parameter_size": "", "quantization_level": ""},
+        }],
+        "object": "list",
+        "data": [{
+            "id": name,
+            "aliases": settings.aliases,
+            "tags": settings.tags,
+            "object": "model",
+            "created": app.began,
+            "owned_by": "llamacpp",
+            "meta": {
+                "vocab_type": loaded.model.vocab_type(),
+                "n_vocab": loaded.model.n_vocab(),
+                "n_ctx": loaded.n_ctx,
+                "n_ctx_train": loaded.n_ctx_train,
+                "n_embd": loaded.model.n_embd(),
+                "n_params": info.n_params,
+                "size": info.tensor_bytes,
+                "ftype": info.description,
+            },
+        }],
+    })))
+}
+
+/// `GET /props`
+pub async fn props(State(app): State<Arc<App>>) -> Answer {
+    let loaded = app.loaded()?;
+    let info = loaded.model.info();
+    let special = loaded.model.special_tokens();
+    let piece = |token: Option<i32>| {
+        token.map_or_else(String::new, |token| String::from_utf8_lossy(&loaded.model.piece(token, true)).into_owned())
+    };
+    let defaults = params::Params::of(&serde_json::Map::new(), &app)?;
+    Ok(Json(json!({
+        "default_generation_settings": {
+            "params": params::shown(&defaults.generate, &loaded.model, true, false, false),
+            "n_ctx": loaded.n_ctx,
+        },
+        "total_slots": loaded.n_slots,
+        "model_alias": app.model_name(),
+        "model_ftype": info.description,
+        "model_path": info.path,
+        "modalities": {"vision": false, "video": false, "audio": false},
+        "endpoint_slots": app.settings.has_slots,
+        "endpoint_props": app.settings.has_props,
+        "endpoint_metrics": app.settings.has_metrics,
+        "ui": app.settings.has_page,
+        "ui_settings": {},
+        "chat_template": app.settings.template.as_deref().or(info.chat_template.as_deref()).unwrap_or_default(),
+        "bos_token": piece(special.bos),
+        "eos_token": piece(special.eos),
+        "build_info": super::build(),
+        "is_sleeping": false,
+        "cors_proxy_enabled": false,
+    })))
+}
+
+/// `POST /props`
+pub async fn set_props(State(app): State<Arc<App>>) -> Answer {
+    match app.settings.has_props {
+        true => Ok(Json(json!({"success": true}))),
+        false => Err(ApiError::unsupported(
+            "This server does not support changing global properties. Start it with `--props`",
+        )),
+    }
+}
+
+/// What may follow `/slots?`.
+#[derive(Debug, Deserialize)]
+pub struct SlotsQuery {
+    fail_on_no_slot: Option<String>,
+}
+
+/// `GET /slots`
+pub async fn slots(State(app): State<Arc<App>>, Query(query): Query<SlotsQuery>) -> Answer {
+    if !app.settings.has_slots {
+        return Err(ApiError::unsupported("This server does not support slots endpoint. Start it with `--slots`"));
+    }
+    let loaded = app.loaded()?;
+    let state = loaded.status.get();
+    if query.fail_on_no_slot.is_some_and(|word| word != "0") && state.slots.iter().all(|slot| slot.is_processing) {
+        return Err(ApiError::unavailable("no slot available"));
+    }
+    Ok(Json(state.slots.iter().map(|slot| slot_json(slot, &loaded.model)).collect()))
+}
+
+fn slot_json(slot: &SlotState, model: &hobbit::Model) -> Value {
+    let mut value = json!({
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "speculative": false,
+        "is_processing": slot.is_processing,
+        "n_past": slot.n_past,
+    });
+    let Some(run) = &slot.run else { return value };
+    let n_remain = match run.n_predict {
+        Some(n) if slot.is_processing => n.saturating_sub(run.n_decoded) as i64,
+        _ => -1,
+    };
+    let n_decoded = if slot.is_processing { run.n_decoded } else { 0 };
+    value["id_task"] = json!(run.job);
+    value["n_prompt_tokens"] = json!(run.n_prompt);
+    value["n_prompt_tokens_processed"] = json!(run.n_processed);
+    value["n_prompt_tokens_cache"] = json!(run.n_cached);
+    if let Some(generate) = &run.generate {
+        value["params"] = params::shown(generate, model, false, false, false);
+    }
+    value["next_token"] = json!([{
+        "has_next_token": slot.is_processing,
+        "has_new_line": run.has_new_line,
+        "n_remain": n_remain,
+        "n_decoded": n_decoded,
+    }]);
+    value
+}
+
+/// What must follow `/slots/N?`.
+#[derive(Debug, Deserialize)]
+pub struct ActionQuery {
+    action: Option<String>,
+}
+
+/// `POST /slots/N?action=save|restore|erase`
+pub async fn act_on_slot(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Query(query): Query<ActionQuery>,
+    AnyBody(body): AnyBody,
+) -> Answer {
+    let Some(directory) = &app.settings.slot_save_path else {
+        return Err(ApiError::unsupported(
+            "This server does not support slots action. Start it with `--slot-save-path`",
+        ));
+    };
+    let loaded = app.loaded()?;
+    let slot = id.parse().ok().filter(|slot| *slot < loaded.n_slots);
+    let slot: usize = slot.ok_or_else(|| ApiError::invalid("Invalid slot ID"))?;
+    let action = query.action.as_deref().unwrap_or_default();
+    if action == "erase" {
+        let answer = loaded.act(slot, SlotAction::Erase).await?;
+        return Ok(Json(json!({"id_slot": slot, "n_erased": answer.n_tokens})));
+    }
+    if !matches!(action, "save" | "restore") {
+        return Err(ApiError::invalid("Invalid action"));
+    }
+    let name = body.get("filename").and_then(Value::as_str).filter(|name| is_file_name(name));
+    let name = name.ok_or_else(|| ApiError::invalid("Invalid filename"))?;
+    let path = directory.join(name);
+    if action == "save" {
+        let answer = loaded.act(slot, SlotAction::Save(path)).await?;
+        return Ok(Json(json!({
+            "id_slot": slot, "filename": name, "n_saved": answer.n_tokens, "n_written": answer.n_bytes,
+            "timings": {"save_ms": answer.ms},
+        })));
+    }
+    let answer = loaded.act(slot, SlotAction::Restore(path)).await?;
+    Ok(Json(json!({
+        "id_slot": slot, "filename": name, "n_restored": answer.n_tokens, "n_read": answer.n_bytes,
+        "timings": {"restore_ms": answer.ms},
+    })))
+}
+
+/// `POST /tokenize`
+pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
+    let model = &app.loaded()?.model;
+    let adds_special = boolean(&body, "add_special")?.unwrap_or(false);
+    let parses_special = boolean(&body, "parse_special")?.unwrap_or(true);
+    let tokens = match get(&body, "content") {
+        None => Vec::new(),
+        Some(Value::String(text)) => {
+            model.tokenize(text, adds_special, parses_special).map_err(|error| ApiError::invalid(error.to_string()))?
+        }
+        Some(Value::Array(parts)) if parts.iter().all(|part| part.is_number() || part.is_string()) => {
+            prompts::mixed(parts, model, adds_special)?
+        }
+        Some(_) => return Err(ApiError::field("content", "expected a string, or an array of tokens and strings")),
+    };
+    if !boolean(&body, "with_pieces")?.unwrap_or(false) {
+        return Ok(Json(json!({"tokens": tokens})));
+    }
+    let pieces: Vec<Value> = tokens
+        .iter()
+        .map(|token| {
+            let bytes = model.piece(*token, true);
+            let piece = String::from_utf8(bytes).map_or_else(|error| json!(error.as_bytes()), |text| json!(text));
+            json!({"id": token, "piece": piece})
+        })
+        .collect();
+    Ok(Json(json!({"tokens": pieces})))
+}
+
+/// `POST /detokenize`
+pub async fn detokenize(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
+    let model = &app.loaded()?.model;
+    let tokens = match get(&body, "tokens") {
+        None => &[][..],
+        Some(Value::Array(tokens)) => tokens,
+        Some(_) => return Err(ApiError::field("tokens", "expected an array")),
+    };
+    let tokens: Vec<i32> = tokens.iter().map(|value| prompts::token(value, model)).collect::<Result<_, _>>()?;
+    Ok(Json(json!({"content": super::native::text_of(model, &tokens)})))
+}
+
+/// `POST /infill`
+pub async fn infill(State(app): State<Arc<App>>, Body(body): Body) -> Result<Response, ApiError> {
+    let loaded = app.loaded()?;
+    let model = &loaded.model;
+    let special = model.special_tokens();
+    let missing: Vec<&str> =
+        [(special.fim_prefix, "prefix"), (special.fim_suffix, "suffix"), (special.fim_middle, "middle")]
+            .iter()
+            .filter(|(token, _)| token.is_none())
+            .map(|(_, name)| *name)
+            .collect();
+    let (Some(prefix_token), Some(suffix_token), Some(middle_token)) =
+        (special.fim_prefix, special.fim_suffix, special.fim_middle)
+    else {
+        let missing: String = missing.iter().map(|name| format!("{name} token is missing. ")).collect();
+        return Err(ApiError::unsupported(format!("Infill is not supported by this model: {missing}")));
+    };
+    let prompt = match get(&body, "prompt") {
+        None => "",
+        Some(_) => text(&body, "prompt")?.unwrap_or_default(),
+    };
+    let input = |name: &str| text(&body, name)?.ok_or_else(|| ApiError::invalid(format!("\"{name}\" is required")));
+    let (prefix, suffix) = (input("input_prefix")?, input("input_suffix")?);
+    let encode = |text: &str| prompts::tokens(model, text, false);
+    let plain = |text: &str| model.tokenize(text, false, false).map_err(|error| ApiError::invalid(error.to_string()));
+    let mut extra = Vec::new();
+    if let Some(token) = special.fim_repository {
+        extra.push(token);
+        extra.extend(plain("myproject\n")?);
+    }
+    let chunks = match get(&body, "input_extra") {
+        None => &[][..],
+        Some(Value::Array(chunks)) => chunks,
+        Some(_) => {
+            return Err(ApiError::invalid(
+                "\"input_extra\" must be an array of {\"filename\": string, \"text\": string}",
+            ));
+        }
+    };
+    for chunk in chunks {
+        let of = |name: &str| chunk.get(name);
+        let text = of("text").and_then(Value::as_str).ok_or_else(|| {
+            ApiError::invalid("extra_context chunk must contain a \"text\" field with a string value")
+        })?;
+        let name = match of("filename") {
+            None => "tmp",
+            Some(name) => name
+                .as_str()
+                .ok_or_else(|| ApiError::invalid("extra_context chunk's \"filename\" field must be a string"))?,
+        };
+        match special.fim_separator {
+            Some(token) => {
+                extra.push(token);
+                extra.extend(plain(&format!("{name}\n"))?);
+            }
+            None => extra.extend(plain("\n\n--- snippet ---\n\n")?),
+        }
+        extra.extend(plain(text)?);
+    }
+    if let Some(token) = special.fim_separator {
+        extra.push(token);
+        extra.extend(plain("filename\n")?);
+    }
+    let prompt = encode(prompt)?;
+    let (prefix, suffix) = (plain(prefix)?, plain(suffix)?);
+    // As llama-server divides a batch: what is nearest to the gap is kept.
+    let n_prefix = prefix.len().min(3 * (loaded.n_batch / 4));
+    let n_suffix = suffix.len().min((loaded.n_batch / 4).saturating_sub(2 + prompt.len()));
+    let n_predict = body.get("n_predict").and_then(Value::as_u64).unwrap_or(0) as usize;
+    let n_extra = extra.len().min(loaded.n_ctx.saturating_sub(loaded.n_batch + 2 * n_predict));
+    let mut before = vec![prefix_token];
+    before.extend(&prefix[prefix.len() - n_prefix..]);
+    before.extend(&prompt);
+    let mut after = vec![suffix_token];
+    after.extend(&suffix[..n_suffix]);
+    let mut all = extra[extra.len() - n_extra..].to_vec();
+    if model.adds_bos() {
+        all.extend(special.bos);
+    }
+    match app.settings.spm_infill {
+        true => [after, before].iter().for_each(|part| all.extend(part)),
+        false => [before, after].iter().for_each(|part| all.extend(part)),
+    }
+    all.push(middle_token);
+    super::native::complete(&app, loaded, &body, vec![all]).await
+}
+
+/// `GET /metrics`
+pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    if !app.settings.has_metrics {
+        return Err(ApiError::unsupported("This server does not support metrics endpoint. Start it with `--metrics`"));
+    }
+    let loaded = app.loaded()?;
+    let text = metrics::text(&loaded.status.take(), loaded.model.host_cache_bytes());
+    let headers = [
+        (CONTENT_TYPE.as_str(), "text/plain; version=0.0.4".to_owned()),
+        ("process-start-time-unix", app.began.to_string()),
+    ];
+    Ok((headers, text).into_response())
+}
+
+/// `GET /experts`: where every expert is, a character for each.
+pub async fn experts(State(app): State<Arc<App>>) -> Answer {
+    let loaded = app.loaded()?;
+    let model = loaded.model.clone();
+    // Waits for the layer that is computed.
+    let places = tokio::task::spawn_blocking(move || (model.expert_places(), model.host_cache_bytes()));
+    let (places, capacity) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
+    let info = loaded.model.info();
+    let state = loaded.status.get();
+    let totals = state.totals;
+    let layers: Vec<Value> = places
+        .iter()
+        .flatten()
+        .map(|layer| json!({"layer": layer.layer, "cells": layer.experts.iter().map(|place| letter(*place)).collect::<String>()}))
+        .collect();
+    let slots: Vec<Value> = state
+        .slots
+        .iter()
+        .map(|slot| {
+            json!({
+                "id": slot.id, "is_processing": slot.is_processing, "n_ctx": slot.n_ctx, "n_past": slot.n_past,
+                "n_decoded": slot.run.as_ref().map_or(0, |run| run.n_decoded),
+            })
+        })
+        .collect();
+    Ok(Json(json!({
+        "managed": places.is_some() && info.is_moe(),
+        "n_expert": info.n_expert,
+        "n_expert_used": info.n_expert_used,
+        "layers": layers,
+        "totals": {"hits": totals.hits, "misses": totals.misses, "bytes_read": totals.bytes_read,
+            "tokens": totals.predicted_tokens, "seconds": totals.predicted_seconds, "io_wait_seconds": totals.io_wait_seconds},
+        "capacity_bytes": capacity,
+        "expert_bytes": info.expert_bytes,
+        "requests": {"processing": state.slots.iter().filter(|slot| slot.is_processing).count(), "waiting": state.n_waiting},
+        "slots": slots,
+    })))
+}
+
+fn letter(place: ExpertPlace) -> char {
+    match place {
+        ExpertPlace::Absent => '.',
+        ExpertPlace::Held(Precision::High) => 'H',
+        ExpertPlace::Held(Precision::Low) => 'L',
+        ExpertPlace::Arriving(Precision::High) => 'h',
+        ExpertPlace::Arriving(Precision::Low) => 'l',
+        ExpertPlace::OnDevice => 'D',
+    }
+}
+
+/// `GET /lora-adapters`
+pub async fn adapters(State(app): State<Arc<App>>) -> Answer {
+    app.loaded()?;
+    Ok(Json(json!([])))
+}
+
+/// `POST /lora-adapters`
+pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body): AnyBody) -> Answer {
+    app.loaded()?;
+    match body.as_array().map(Vec::len) {
+        None => Err(ApiError::invalid("Request body must be an array")),
+        Some(0) => Ok(Json(json!({"success": true}))),
+        Some(_) => Err(ApiError::invalid("no adapter is loaded")),
+    }
+}
+
+/// `POST /rerank`
+pub async fn rerank() -> Answer {
+    Err(ApiError::unsupported("This server does not support reranking. Start it with `--reranking`"))
+}
+
+/// Anything else.
+pub async fn nothing() -> ApiError {
+    ApiError::not_found("File Not Found")
+}

@@ -1,0 +1,134 @@
+//! What all requests share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use hobbit::Model;
+use hobbit::options::{Pooling, SamplingOptions, Token};
+use tokio::sync::{mpsc, oneshot};
+
+use super::http::error::ApiError;
+use super::job::{Cancelled, Command, Event, Failure, Job, SlotAction, SlotAnswer, SlotCommand, Work};
+use super::settings::Settings;
+use super::status::Status;
+
+/// The server.
+pub struct App {
+    pub settings: Settings,
+    /// Once the model is there.
+    pub loaded: OnceLock<Loaded>,
+    /// When the server began, in seconds since 1970.
+    pub began: u64,
+}
+
+/// A model that answers.
+pub struct Loaded {
+    pub model: Model,
+    pub commands: Sender<Command>,
+    pub status: Arc<Status>,
+    pub n_slots: usize,
+    /// Tokens that one slot may hold.
+    pub n_ctx: usize,
+    pub n_batch: usize,
+    pub n_ctx_train: u32,
+    /// What requests do not say.
+    pub sampling: SamplingOptions,
+    pub pooling: Option<Pooling>,
+    pub next_id: AtomicU64,
+}
+
+impl App {
+    /// The model.
+    ///
+    /// # Errors
+    /// It is not there yet.
+    pub fn loaded(&self) -> Result<&Loaded, ApiError> {
+        self.loaded.get().ok_or_else(|| ApiError::unavailable("Loading model"))
+    }
+
+    /// The name by which clients know the model.
+    pub fn model_name(&self) -> &str {
+        self.settings.aliases.first().map_or("hobbit", String::as_str)
+    }
+}
+
+/// What a request asks of the engine.
+pub struct Asked {
+    pub prompt: Vec<Token>,
+    pub work: Work,
+    pub slot: Option<usize>,
+    pub cache_prompt: bool,
+}
+
+impl Loaded {
+    /// Hands a request to the engine.
+    pub fn start(&self, asked: Asked) -> Running {
+        let (events, incoming) = mpsc::unbounded_channel();
+        let cancelled = Cancelled::default();
+        let Asked { prompt, work, slot, cache_prompt } = asked;
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let n_prompt = prompt.len();
+        let job = Job { id, prompt, work, slot, cache_prompt, events, cancelled: cancelled.clone() };
+        // A thread that has ended answers nothing: the receiver tells.
+        let _ = self.commands.send(Command::Job(Box::new(job)));
+        Running { id, n_prompt, incoming, cancelled, has_ended: false }
+    }
+
+    /// Has something done with a slot.
+    ///
+    /// # Errors
+    /// What the engine says.
+    pub async fn act(&self, slot: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
+        let (answer, incoming) = oneshot::channel();
+        let _ = self.commands.send(Command::Slot(SlotCommand { slot, action, answer }));
+        let answer = incoming.await.unwrap_or_else(|_| Err(Failure::server("the engine has ended")));
+        Ok(answer?)
+    }
+
+    /// Nothing new is begun, and what runs has this long.
+    pub fn stop(&self, grace: Duration) {
+        let _ = self.commands.send(Command::Stop(grace));
+    }
+}
+
+/// A request that the engine works on; dropped, it is given up.
+pub struct Running {
+    pub id: u64,
+    pub n_prompt: usize,
+    incoming: mpsc::UnboundedReceiver<Event>,
+    cancelled: Cancelled,
+    has_ended: bool,
+}
+
+impl Running {
+    /// What happens next; `None` where the engine has ended.
+    pub async fn next(&mut self) -> Option<Event> {
+        let event = self.incoming.recv().await;
+        self.note(event.as_ref());
+        event
+    }
+
+    /// What has happened already.
+    pub fn next_now(&mut self) -> Option<Event> {
+        let event = self.incoming.try_recv().ok()?;
+        self.note(Some(&event));
+        Some(event)
+    }
+
+    /// Nothing more happens.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    fn note(&mut self, event: Option<&Event>) {
+        self.has_ended = matches!(event, None | Some(Event::Done(_) | Event::Embedding(_) | Event::Failed(_)));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.cancelled.set();
+    }
+}

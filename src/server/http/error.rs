@@ -1,0 +1,111 @@
+//! What went wrong, in OpenAI's shape and with the right status.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+use crate::server::job::{Failure, FailureKind};
+
+/// An answer that is an error.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    /// OpenAI's word for the kind.
+    pub kind: &'static str,
+    pub message: String,
+    /// More fields.
+    pub more: Map<String, Value>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), more: Map::new() }
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A field that is not as it should be.
+    pub fn field(name: &str, what: impl std::fmt::Display) -> Self {
+        Self::invalid(format!("Field '{name}': {what}"))
+    }
+
+    pub fn unauthorised() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "Invalid API Key")
+    }
+
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+
+    pub fn too_large(bytes: usize) -> Self {
+        let message = format!("the body is larger than {bytes} bytes; see --max-body of the server");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    pub fn too_slow() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not arrive in time")
+    }
+
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message)
+    }
+
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
+    }
+
+    pub fn server(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// `{"code", "message", "type", …}`: the value of `error`.
+    pub fn json(&self) -> Value {
+        let mut fields = Map::new();
+        fields.insert("code".to_owned(), json!(self.status.as_u16()));
+        fields.insert("message".to_owned(), json!(self.message));
+        fields.insert("type".to_owned(), json!(self.kind));
+        fields.extend(self.more.clone());
+        Value::Object(fields)
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure.kind {
+            FailureKind::Invalid => Self::invalid(failure.message),
+            FailureKind::Unavailable => Self::unavailable(failure.message),
+            FailureKind::Server => Self::server(failure.message),
+            FailureKind::ExceedsContext { n_prompt, n_ctx } => {
+                let mut error = Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", failure.message);
+                error.more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
+                error.more.insert("n_ctx".to_owned(), json!(n_ctx));
+                error
+            }
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        (self.status, Json(json!({ "error": self.json() }))).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_that_is_too_long_says_by_how_much() {
+        let kind = FailureKind::ExceedsContext { n_prompt: 300, n_ctx: 256 };
+        let error = ApiError::from(Failure { kind, message: "too long".to_owned() });
+        assert_eq!(error.status, StatusCode::BAD_REQUEST);
+        assert_eq!(
+            error.json(),
+            json!({"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_prompt_tokens": 300, "n_ctx": 256})
+        );
+    }
+}

@@ -1,0 +1,169 @@
+//! What every request passes: who may ask, from where, and whether the model is there.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, ORIGIN, VARY,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use subtle::ConstantTimeEq;
+
+use super::error::ApiError;
+use crate::server::app::App;
+
+/// Paths that need no key.
+fn is_public(path: &str) -> bool {
+    matches!(path, "/health" | "/v1/health" | "/" | "/index.html") || path.starts_with("/page/")
+}
+
+/// Asks for a key where there are keys.
+pub async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let keys = &app.settings.api_keys;
+    if keys.is_empty() || is_public(request.uri().path()) || has_key(request.headers(), keys) {
+        return next.run(request).await;
+    }
+    ApiError::unauthorised().into_response()
+}
+
+/// Whether one of the keys is given. Every key is compared, each in a time that does not depend on where they differ.
+fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
+    let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
+        let scheme = value.get(..7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| &value[7..])
+    });
+    let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
+    let Some(given) = given else { return false };
+    let found = keys.iter().fold(subtle::Choice::from(0), |found, key| found | key.as_bytes().ct_eq(given));
+    found.into()
+}
+
+/// Who may read answers from another origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cors {
+    /// Nobody: browsers keep pages of other origins out.
+    Off,
+    /// Pages of this machine.
+    Localhost,
+    /// Any page: its origin is sent back.
+    Any,
+    /// Pages of these origins.
+    Origins(Vec<String>),
+}
+
+impl Cors {
+    /// Whose origin is allowed.
+    fn allows(&self, origin: &str) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Any => true,
+            Self::Origins(origins) => origins.iter().any(|own| own == origin),
+            Self::Localhost => {
+                let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+                let is_port = |rest: &str| {
+                    rest.is_empty()
+                        || rest
+                            .strip_prefix(':')
+                            .is_some_and(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()))
+                };
+                host.is_some_and(|host| {
+                    ["localhost", "127.0.0.1", "[::1]"].iter().any(|own| host.strip_prefix(own).is_some_and(is_port))
+                })
+            }
+        }
+    }
+}
+
+/// Says which pages may read the answer, and answers their browsers' questions beforehand.
+pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let cors = &app.settings.cors;
+    if *cors == Cors::Off {
+        // A page of another origin that guessed the address, by whatever name: refused, as its browser would hide the answer
+        // alone, not the request.
+        return match is_foreign(request.headers()) && request.method() != Method::GET {
+            true => (StatusCode::FORBIDDEN, "requests from pages of other origins are off; see --cors-origins\n")
+                .into_response(),
+            false => next.run(request).await,
+        };
+    }
+    let origin = request.headers().get(ORIGIN).cloned();
+    let is_asking = request.method() == Method::OPTIONS;
+    let mut response = if is_asking { StatusCode::OK.into_response() } else { next.run(request).await };
+    let headers = response.headers_mut();
+    if let Some(origin) = origin.filter(|origin| origin.to_str().is_ok_and(|origin| cors.allows(origin))) {
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.append(VARY, HeaderValue::from_static("Origin"));
+    }
+    if is_asking {
+        headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
+    }
+    response
+}
+
+/// Whether a browser says that the request comes from a page of another origin.
+fn is_foreign(headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(ORIGIN).and_then(|origin| origin.to_str().ok()) else { return false };
+    let host = headers.get("host").and_then(|host| host.to_str().ok()).unwrap_or_default();
+    origin.split_once("://").is_none_or(|(_, own)| !own.eq_ignore_ascii_case(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(name: &'static str, value: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, HeaderValue::from_str(value).unwrap());
+        headers
+    }
+
+    #[test]
+    fn keys() {
+        let keys = ["one".to_owned(), "two".to_owned()];
+        for (name, value, expected) in [
+            ("authorization", "Bearer one", true),
+            ("authorization", "bearer two", true),
+            ("x-api-key", "two", true),
+            ("authorization", "Bearer onE", false),
+            ("authorization", "Bearer on", false),
+            ("authorization", "Basic one", false),
+            ("authorization", "", false),
+            ("x-api-key", "", false),
+        ] {
+            assert_eq!(has_key(&headers(name, value), &keys), expected, "{name}: {value}");
+        }
+        assert!(!has_key(&HeaderMap::new(), &keys));
+    }
+
+    #[test]
+    fn origins() {
+        let local = Cors::Localhost;
+        for origin in ["http://localhost", "https://127.0.0.1:8080", "http://[::1]:1"] {
+            assert!(local.allows(origin), "{origin}");
+        }
+        for origin in
+            ["http://localhost.evil.com", "http://127.0.0.1.x", "ftp://localhost", "http://localhost:", "null"]
+        {
+            assert!(!local.allows(origin), "{origin}");
+        }
+        assert!(Cors::Any.allows("http://anything"));
+        assert!(Cors::Origins(vec!["http://a".to_owned()]).allows("http://a"));
+        assert!(!Cors::Origins(vec!["http://a".to_owned()]).allows("http://b"));
+    }
+
+    #[test]
+    fn pages_of_other_origins_are_known() {
+        let mut own = headers("origin", "http://127.0.0.1:8080");
+        own.insert("host", HeaderValue::from_static("127.0.0.1:8080"));
+        assert!(!is_foreign(&own));
+        own.insert("host", HeaderValue::from_static("other:8080"));
+        assert!(is_foreign(&own));
+        assert!(is_foreign(&headers("origin", "null")));
+        assert!(!is_foreign(&HeaderMap::new()));
+    }
+}

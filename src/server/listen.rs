@@ -1,0 +1,161 @@
+//! Addresses, TLS, and which request goes where.
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::response::Response;
+use axum::routing::{get, post};
+use axum_server::Handle;
+use axum_server::tls_rustls::RustlsConfig;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use super::api::{native, small};
+use super::app::App;
+use super::http::guard;
+use super::page;
+use crate::log::{Level, Log};
+
+/// How long a client may take to send a request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// All endpoints.
+pub fn router(app: &Arc<App>) -> Router {
+    let mut router = Router::new()
+        .route("/health", get(small::health))
+        .route("/v1/health", get(small::health))
+        .route("/props", get(small::props).post(small::set_props))
+        .route("/slots", get(small::slots))
+        .route("/slots/{id}", post(small::act_on_slot))
+        .route("/metrics", get(small::metrics))
+        .route("/experts", get(small::experts))
+        .route("/tokenize", post(small::tokenize))
+        .route("/detokenize", post(small::detokenize))
+        .route("/infill", post(small::infill))
+        .route("/lora-adapters", get(small::adapters).post(small::set_adapters))
+        .route("/completion", post(native::completion))
+        .route("/completions", post(native::completion));
+    for path in ["/models", "/v1/models", "/api/tags"] {
+        router = router.route(path, get(small::models));
+    }
+    for path in ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"] {
+        router = router.route(path, post(small::rerank));
+    }
+    if app.settings.has_page {
+        router = router.merge(page::router());
+    }
+    router
+        .fallback(small::nothing)
+        .layer(map_response(with_charset))
+        .layer(CatchPanicLayer::new())
+        .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))
+        .layer(from_fn_with_state(Arc::clone(app), guard::cross_origin))
+        .with_state(Arc::clone(app))
+}
+
+/// JSON says how it is encoded, as llama-server's does.
+async fn with_charset(mut response: Response) -> Response {
+    use axum::http::header::{CONTENT_TYPE, HeaderValue};
+    if response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"));
+    }
+    response
+}
+
+/// What listens.
+pub struct Listening {
+    handles: Vec<Handle<SocketAddr>>,
+    tasks: Vec<tokio::task::JoinHandle<std::io::Result<()>>>,
+    addresses: Vec<String>,
+}
+
+impl Listening {
+    /// Where clients find the server.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// No new connections; those there are have this long to end.
+    pub fn stop(&self, grace: Duration) {
+        self.handles.iter().for_each(|handle| handle.graceful_shutdown(Some(grace)));
+    }
+
+    /// All connections have ended.
+    pub async fn ended(self) {
+        for task in self.tasks {
+            let _ = task.await;
+        }
+    }
+}
+
+/// Binds all addresses and begins to answer; until the model is there, that it is loading.
+///
+/// # Errors
+/// An address that cannot be had, keys that cannot be read.
+pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
+    let settings = &app.settings;
+    let tls = match &settings.tls {
+        None => None,
+        Some((key, certificate)) => {
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let config = RustlsConfig::from_pem_file(certificate, key).await;
+            Some(config.with_context(|| {
+                format!("{} and {}: no usable certificate and key", certificate.display(), key.display())
+            })?)
+        }
+    };
+    let mut listening = Listening { handles: Vec::new(), tasks: Vec::new(), addresses: Vec::new() };
+    let mut port = settings.port;
+    for host in &settings.hosts {
+        let name = host.trim().trim_start_matches('[').trim_end_matches(']');
+        let wanted = port;
+        let fail =
+            || format!("{host}:{wanted}: cannot listen there; another --port (0 takes a free one) or --host may help");
+        let found = (name, wanted).to_socket_addrs().with_context(fail)?.next();
+        let address = found.with_context(|| format!("{host}: no such address"))?;
+        let listener = bind(address).with_context(fail)?;
+        let bound = listener.local_addr().with_context(fail)?;
+        // The same for all where it was for us to choose.
+        port = bound.port();
+        let handle = Handle::new();
+        let service = router(app).into_make_service();
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let task = match &tls {
+            None => {
+                let mut server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
+                server.http_builder().http1().timer(hyper_timer()).header_read_timeout(HEAD_TIMEOUT);
+                tokio::spawn(server.serve(service))
+            }
+            Some(tls) => {
+                let mut server =
+                    axum_server::from_tcp_rustls(listener, tls.clone()).with_context(fail)?.handle(handle.clone());
+                server.http_builder().http1().timer(hyper_timer()).header_read_timeout(HEAD_TIMEOUT);
+                tokio::spawn(server.serve(service))
+            }
+        };
+        listening.handles.push(handle);
+        listening.tasks.push(task);
+        listening.addresses.push(format!("{scheme}://{bound}"));
+        if !bound.ip().is_loopback() && settings.api_keys.is_empty() {
+            log.line(
+                Level::Warning,
+                format!("warning: {bound}: everybody who reaches this machine may use the server; see --api-key"),
+            );
+        }
+    }
+    log.line(Level::Info, format!("hobbit: listening on {}", listening.addresses.join(", ")));
+    Ok(listening)
+}
+
+fn hyper_timer() -> hyper_util::rt::TokioTimer {
+    hyper_util::rt::TokioTimer::new()
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

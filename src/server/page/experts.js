@@ -1,0 +1,195 @@
+// The panel about the experts: polls /experts while someone sees it.
+
+import * as api from "./api.js";
+import { bytes, count, counted, percent, short } from "./format.js";
+import { ExpertMap, drawCell } from "./map.js";
+import { counts, Rates, STATES } from "./rates.js";
+import { element } from "./render.js";
+
+const BUSY_MS = 500;
+const IDLE_MS = 2000;
+const TROUBLE_MS = 5000;
+
+const at = (id) => document.getElementById(id);
+const panel = at("experts");
+
+let map;
+let rates = new Rates();
+let timer = 0;
+let polling = null;
+let open = false;
+
+/** Prepares the panel. */
+export function start() {
+  map = new ExpertMap(at("map"), at("map-frame"), pointed);
+  legend();
+  for (const scheme of ["light", "dark"]) {
+    matchMedia(`(prefers-color-scheme: ${scheme})`).addEventListener("change", colors);
+  }
+  addEventListener("themechange", colors);
+  document.addEventListener("visibilitychange", poll);
+  poll();
+}
+
+/** The panel was opened or closed. @param {boolean} shown */
+export function show(shown) {
+  open = shown;
+  panel.hidden = !shown;
+  if (shown) colors();
+  poll();
+}
+
+/** Something began that the panel should show at once. */
+export function wake() {
+  poll();
+}
+
+async function poll() {
+  clearTimeout(timer);
+  polling?.abort();
+  polling = null;
+  if (!open || document.visibilityState !== "visible") return;
+  const mine = (polling = new AbortController());
+  let wait = TROUBLE_MS;
+  try {
+    const answer = await api.get("experts", mine.signal);
+    if (mine !== polling) return;
+    draw(answer);
+    const { processing, waiting } = answer.requests ?? {};
+    wait = processing > 0 || waiting > 0 ? BUSY_MS : IDLE_MS;
+  } catch (error) {
+    if (mine !== polling) return;
+    trouble(error);
+  }
+  timer = setTimeout(poll, wait);
+}
+
+function trouble(error) {
+  at("experts-live").hidden = true;
+  at("experts-none").hidden = false;
+  at("experts-none").textContent =
+    error.status === 404 || error.status === 501 ? "This server does not tell where its experts are." : error.message;
+  slots([]);
+}
+
+function draw(answer) {
+  const layers = (Array.isArray(answer.layers) ? answer.layers : []).filter(({ cells }) => typeof cells === "string");
+  const managed = answer.managed === true && layers.length > 0;
+  at("experts-live").hidden = !managed;
+  at("experts-none").hidden = managed;
+  at("experts-none").textContent =
+    "The whole model is in memory: llama.cpp runs it by itself, and there are no experts to read.";
+  if (managed) {
+    rates.add(answer.totals, performance.now());
+    figures(answer);
+    const experts = Number.isInteger(answer.n_expert) ? answer.n_expert : layers[0].cells.length;
+    map.set(layers, experts);
+    summary(answer, layers);
+  }
+  slots(Array.isArray(answer.slots) ? answer.slots : []);
+}
+
+function figures({ totals, requests, capacity_bytes, resident_bytes }) {
+  const now = rates.latest;
+  const overall = totals.hits + totals.misses;
+  const rows = [
+    ["Hits", now?.hit_rate == null ? "–" : percent(now.hit_rate), overall > 0 && `${percent(totals.hits / overall)} since start`],
+    ["Read per token", now ? bytes(now.bytes_per_token) : "–", totals.tokens > 0 && `${bytes(totals.bytes_read)} in all`],
+    ["Time per token", now ? `${short(now.ms_per_token)} ms` : "–", now && `${short(now.wait_ms_per_token)} ms for the disk`],
+    ["In memory", bytes(resident_bytes), `of ${bytes(capacity_bytes)}`],
+    ["Requests", count(requests?.processing ?? 0), `${count(requests?.waiting ?? 0)} waiting`],
+  ];
+  at("rates").classList.toggle("resting", !rates.moving);
+  at("rates").replaceChildren(
+    ...rows.map(([name, value, note]) =>
+      element(
+        "div",
+        {},
+        element("dt", { textContent: name }),
+        element("dd", {}, note ? element("small", { textContent: note }) : "", element("b", { textContent: value })),
+      ),
+    ),
+  );
+}
+
+function summary({ n_expert_used }, layers) {
+  const found = counts(layers);
+  const reading = found.h + found.l;
+  const total = Object.values(found).reduce((sum, number) => sum + number, 0);
+  const here = found.H + found.L;
+  const parts = [
+    `${count(here)} of ${count(total)} experts are in memory`,
+    found.L > 0 ? `, ${count(found.L)} of them in low precision` : "",
+    found.D > 0 ? `; ${count(found.D)} on a device` : "",
+    reading > 0 ? `; ${count(reading)} being read` : "",
+    ".",
+  ];
+  at("map-summary").textContent = parts.join("");
+  for (const item of at("legend").children) item.querySelector("small").textContent = count(found[item.dataset.state]);
+  const across = map.shape?.across === "layers";
+  at("map-axes").textContent =
+    `${across ? "Layers" : "Experts"} across, ${across ? "experts" : "layers"} down` +
+    (n_expert_used > 0 ? `; a token uses ${count(n_expert_used)} per layer.` : ".");
+}
+
+function slots(list) {
+  at("slots-title").hidden = list.length === 0;
+  at("slots").replaceChildren(
+    ...list.map((slot) => {
+      const used = slot.n_past ?? 0;
+      const words = slot.is_processing ? `busy, ${counted(slot.n_decoded ?? 0, "token")} so far` : "free";
+      return element(
+        "li",
+        { className: slot.is_processing ? "busy" : "" },
+        element("span", { textContent: `${slot.id}` }),
+        element("span", { textContent: words }),
+        element("meter", { min: 0, max: slot.n_ctx || 1, value: used, ariaLabel: "context used" }),
+        element("small", { textContent: `${count(used)} of ${count(slot.n_ctx ?? 0)}` }),
+      );
+    }),
+  );
+}
+
+function legend() {
+  at("legend").replaceChildren(
+    ...Object.entries(STATES).map(([state, { name, words }]) => {
+      const swatch = element("canvas", { width: 28, height: 28, className: `swatch ${name}`, ariaHidden: "true" });
+      const item = element("li", {}, swatch, element("span", { textContent: words }), element("small"));
+      item.dataset.state = state;
+      return item;
+    }),
+  );
+}
+
+/** Takes the colours of the style sheet over into canvases. */
+function colors() {
+  if (panel.hidden) return;
+  const found = {};
+  for (const item of at("legend").children) {
+    const canvas = item.querySelector("canvas");
+    const { name } = STATES[item.dataset.state];
+    found[name] = getComputedStyle(canvas).color;
+    const context = canvas.getContext("2d");
+    context.clearRect(0, 0, 28, 28);
+    context.fillStyle = found[name];
+    drawCell(context, item.dataset.state, 2, 2, 24, 24);
+  }
+  map.setColors(found);
+}
+
+function pointed(cell, where, byKey) {
+  const tip = at("map-tip");
+  tip.hidden = !cell;
+  if (!cell) {
+    at("map-cell").textContent = "";
+    return;
+  }
+  const words = `Layer ${cell.layer}, expert ${cell.expert}: ${STATES[cell.state].words}`;
+  tip.textContent = words;
+  if (byKey && at("map-cell").textContent !== words) at("map-cell").textContent = words;
+  const frame = at("map-frame");
+  const left = Math.min(Math.max(0, where.x - tip.offsetWidth / 2), Math.max(0, frame.clientWidth - tip.offsetWidth));
+  const above = where.y - frame.scrollTop > tip.offsetHeight + 6;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${above ? where.y - tip.offsetHeight - 6 : where.bottom + 6}px`;
+}

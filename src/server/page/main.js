@@ -1,0 +1,209 @@
+// The page: what the server is, which panes are open, and keys.
+
+import * as api from "./api.js";
+import * as chat from "./chat.js";
+import * as experts from "./experts.js";
+import { count } from "./format.js";
+import * as list from "./list.js";
+import * as notice from "./notice.js";
+import { element } from "./render.js";
+import * as settings from "./settings.js";
+
+const LOADING_MS = 1000;
+const GONE_MS = 3000;
+const PANEL = "hobbit.panel";
+
+const at = (id) => document.getElementById(id);
+/** Where the list has room beside the chat, and where a panel has; as in style.css. */
+const wide = matchMedia("(min-width: 68rem)");
+const medium = matchMedia("(min-width: 48rem)");
+
+let model = "";
+/** Why nothing can be asked yet. */
+let waiting = "The server has not answered yet.";
+let asking = 0;
+
+// The server.
+
+async function ask() {
+  const mine = (asking += 1);
+  try {
+    await api.get("health");
+    if (mine !== asking) return;
+    waiting = "";
+    status("");
+    experts.wake();
+    await about();
+  } catch (error) {
+    if (mine !== asking) return;
+    if (error.status === 401) return wantsKey();
+    const loading = error.status === 503;
+    waiting = loading ? "The model is still being loaded." : error.message;
+    status(loading ? "loading the model" : "cannot be reached");
+    setTimeout(() => mine === asking && ask(), loading ? LOADING_MS : GONE_MS);
+  }
+}
+
+async function about() {
+  const [props, models] = await Promise.allSettled([api.get("props"), api.get("v1/models")]);
+  const failed = [props, models].find(({ reason }) => reason?.status === 401);
+  if (failed) wantsKey();
+  const it = props.value ?? {};
+  model = models.value?.data?.[0]?.id ?? "";
+  const file = typeof it.model_path === "string" ? it.model_path.split(/[\\/]/).at(-1).replace(/\.gguf$/, "") : "";
+  const name = it.model_alias || file || model || "hobbit";
+  at("model").textContent = name;
+  document.title = name === "hobbit" ? name : `${name} – hobbit`;
+  const context = it.default_generation_settings?.n_ctx;
+  settings.placeholders(it.default_generation_settings?.params ?? {});
+  const rows = [
+    ["Model", name],
+    ["Context", context > 0 ? `${count(context)} tokens` : ""],
+    ["Slots", it.total_slots > 0 ? count(it.total_slots) : ""],
+    ["Build", it.build_info ?? ""],
+  ].filter(([, value]) => value);
+  at("server").replaceChildren(
+    ...rows.map(([term, value]) =>
+      element("div", {}, element("dt", { textContent: term }), element("dd", { textContent: value })),
+    ),
+  );
+}
+
+function status(words) {
+  at("status").textContent = words;
+}
+
+function wantsKey() {
+  notice.show("This server wants an API key.", "Enter it", () => {
+    panel("settings");
+    settings.keyField().focus();
+  });
+}
+
+/** What the chat could not do. */
+function failed(error) {
+  if (error.field) {
+    panel("settings");
+    error.field.focus();
+  }
+  if (error.status === 401) wantsKey();
+  // An answer shows its own error; what has no answer yet is told here.
+  else if (!(error instanceof api.ApiError)) notice.show(error.message);
+  else if (error.status === 0 || error.status === 503) ask();
+}
+
+// Panes.
+
+function panel(name) {
+  for (const id of ["experts", "settings"]) {
+    at(`show-${id}`).ariaExpanded = String(id === name);
+    if (id === "experts") experts.show(id === name);
+    else at(id).hidden = id !== name;
+  }
+  try {
+    localStorage.setItem(PANEL, name);
+  } catch {
+    // Open the next time as well, then.
+  }
+}
+
+function listPane(shown) {
+  at("list-pane").hidden = !shown;
+  at("show-list").ariaExpanded = String(shown);
+}
+
+function toggle(name) {
+  panel(at(name).hidden ? name : "");
+  if (!wide.matches && !at(name).hidden) listPane(false);
+}
+
+/** Closes what lies over the chat. */
+function closeOver() {
+  if (!wide.matches) listPane(false);
+  if (!medium.matches) panel("");
+}
+
+function remembered() {
+  try {
+    return localStorage.getItem(PANEL) ?? "experts";
+  } catch {
+    return "experts";
+  }
+}
+
+// Conversations: the one that is open is in the address, so that it is open again after a reload.
+
+function openConversation(conversation) {
+  chat.show(conversation);
+  history.replaceState(null, "", `#${conversation.id}`);
+  list.draw();
+  if (!wide.matches) listPane(false);
+}
+
+function newConversation() {
+  chat.begin();
+  history.replaceState(null, "", location.pathname + location.search);
+  list.draw();
+  closeOver();
+}
+
+notice.start();
+list.start({
+  open: (conversation) => {
+    openConversation(conversation);
+    at("input").focus();
+  },
+  opened: chat.opened,
+  removed: (conversation) => {
+    chat.forget(conversation.id);
+    if (chat.opened().id === conversation.id) newConversation();
+  },
+  busy: chat.busy,
+});
+settings.start({
+  keyChanged: () => {
+    notice.close();
+    ask();
+  },
+});
+chat.start({
+  put: (conversation) => {
+    if (conversation === chat.opened()) history.replaceState(null, "", `#${conversation.id}`);
+    list.put(conversation);
+  },
+  keep: list.keep,
+  draw: list.draw,
+  ready: () => waiting,
+  failed,
+  began: experts.wake,
+  model: () => model,
+});
+experts.start();
+
+const linked = () => list.find(location.hash.slice(1));
+if (linked()) openConversation(linked());
+addEventListener("hashchange", () => {
+  if (linked() && linked() !== chat.opened()) openConversation(linked());
+});
+
+at("new").addEventListener("click", newConversation);
+at("show-list").addEventListener("click", () => {
+  listPane(at("list-pane").hidden);
+  if (!medium.matches) panel("");
+});
+for (const name of ["experts", "settings"]) at(`show-${name}`).addEventListener("click", () => toggle(name));
+wide.addEventListener("change", () => listPane(wide.matches));
+medium.addEventListener("change", () => panel(medium.matches ? "experts" : ""));
+
+addEventListener("keydown", (event) => {
+  if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey) {
+    event.preventDefault();
+    newConversation();
+  } else if (event.key === "Escape" && !event.isComposing && !chat.stop()) {
+    closeOver();
+  }
+});
+
+listPane(wide.matches);
+panel(medium.matches ? remembered() : "");
+ask();

@@ -1,0 +1,94 @@
+// One message on the page.
+
+import { ending, figures } from "./answer.js";
+import { copyText, element, show } from "./render.js";
+
+/**
+ * The element of a message; `update` fills it.
+ * @param {import("./answer.js").Message} message
+ */
+export function article(message) {
+  const mine = message.role === "user";
+  const made = element("article", { className: `message ${message.role}` });
+  made.ariaLabel = mine ? "You" : "Answer";
+  if (!mine) {
+    const summary = element("summary", {});
+    made.append(element("details", { className: "reasoning", hidden: true }, summary, element("div", { className: "text" })));
+  }
+  made.append(element("div", { className: mine ? "text plain" : "text content" }));
+  if (!mine) made.append(element("div", { className: "calls" }), element("p", { className: "pending", hidden: true }));
+  made.append(element("p", { className: "error", hidden: true }), element("footer", {}));
+  return made;
+}
+
+/**
+ * Shows a message as it is now.
+ * @param {HTMLElement} made @param {import("./answer.js").Message} message
+ * @param {{status: string} | null} generation null where nothing more comes
+ * @param {[string, (button: HTMLButtonElement) => void][]} actions
+ */
+export function update(made, message, generation, actions) {
+  const part = (name) => made.querySelector(`:scope > ${name}`);
+  const error = part(".error");
+  error.hidden = !message.error;
+  if (error.textContent !== (message.error ?? "")) error.textContent = message.error ?? "";
+  if (message.role === "user") {
+    part(".text").textContent = message.content;
+  } else {
+    // A screen reader reads the answer when it is all there.
+    made.ariaBusy = generation ? "true" : "false";
+    reasoning(part(".reasoning"), message, generation);
+    show(part(".content"), message.content);
+    calls(part(".calls"), message.tools ?? []);
+    const empty = !message.content && !message.tools;
+    const pending = part(".pending");
+    pending.hidden = !generation || (!empty && !generation.status);
+    if (!pending.hidden) pending.textContent = generation.status || (message.reasoning ? "Thinking" : "Waiting");
+    made.classList.toggle("writing", generation !== null);
+  }
+  footer(part("footer"), message, generation, actions);
+}
+
+function reasoning(details, message, generation) {
+  details.hidden = !message.reasoning;
+  if (!message.reasoning) return;
+  const words = generation && !message.content ? "Thinking" : "Thoughts";
+  const summary = details.querySelector("summary");
+  if (summary.textContent !== words) summary.textContent = words;
+  show(details.querySelector(".text"), message.reasoning);
+}
+
+function calls(into, tools) {
+  while (into.children.length > tools.length) into.lastChild.remove();
+  tools.forEach((tool, index) => {
+    const code = into.children[index]?.querySelector("code") ?? into.appendChild(call()).querySelector("code");
+    code.textContent = `${tool.name}(${tool.arguments})`;
+  });
+}
+
+function call() {
+  const caption = element("div", { className: "caption" }, element("span", { textContent: "Tool call" }));
+  return element("div", { className: "code" }, caption, element("pre", { tabIndex: 0 }, element("code")));
+}
+
+function footer(into, message, generation, actions) {
+  const words = message.role === "user" || generation ? [] : [ending(message), figures(message).join(" · ")];
+  const copy = ["Copy", (button) => copyText(message.content, button)];
+  const buttons = generation ? [] : [...(message.content ? [copy] : []), ...actions];
+  // The same buttons stay, so that focus does.
+  const shown = JSON.stringify([words, buttons.map(([name]) => name)]);
+  if (into.shown === shown) return;
+  into.shown = shown;
+  into.replaceChildren(
+    ...words.filter(Boolean).map((text) => element("span", { className: "figures-line", textContent: text })),
+    element(
+      "span",
+      { className: "actions" },
+      ...buttons.map(([name, run]) => {
+        const button = element("button", { type: "button", className: "quiet small", textContent: name });
+        button.addEventListener("click", () => run(button));
+        return button;
+      }),
+    ),
+  );
+}

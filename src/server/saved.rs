@@ -1,0 +1,132 @@
+//! A slot in a file: the tokens and what llama.cpp keeps of them. Damaged files and those of another model are refused before
+//! llama.cpp sees them.
+
+use std::path::Path;
+
+use hobbit::files;
+use hobbit::options::Token;
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: &[u8; 8] = b"HOBSLOT1";
+/// Magic, mark, number of tokens, bytes of the state, checksum of what follows.
+const HEADER: usize = 8 + 8 + 8 + 8 + 8;
+/// The most that is read.
+const BYTES_MAX: u64 = 64 << 30;
+
+/// Writes a slot; how many bytes that took. Who reads sees the old file or the new one.
+pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io::Result<u64> {
+    let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len());
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&mark.to_le_bytes());
+    bytes.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&(state.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&[0; 8]);
+    tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
+    bytes.extend_from_slice(state);
+    let sum = xxh3_64(&bytes[HEADER..]);
+    bytes[HEADER - 8..HEADER].copy_from_slice(&sum.to_le_bytes());
+    files::replace(path, &bytes)?;
+    Ok(bytes.len() as u64)
+}
+
+/// Reads a slot: tokens, state, bytes of the file.
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn read(path: &Path, mark: u64) -> Result<(Vec<Token>, Vec<u8>, u64), String> {
+    let bytes = files::capped::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
+    parse(&bytes, mark).map(|(tokens, state)| (tokens, state, bytes.len() as u64))
+}
+
+fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
+    let number = |at: usize| {
+        let eight = bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok());
+        eight.map(u64::from_le_bytes).ok_or_else(|| "the file is cut off".to_owned())
+    };
+    if bytes.get(..8) != Some(MAGIC) {
+        return Err("it is no saved slot".to_owned());
+    }
+    let (found, n_tokens, n_state, sum) = (number(8)?, number(16)?, number(24)?, number(32)?);
+    if found != mark {
+        return Err("it is of another model, or of another type of KV cache".to_owned());
+    }
+    let rest = &bytes[HEADER..];
+    let n_token_bytes = n_tokens.checked_mul(4).filter(|n| n.checked_add(n_state) == Some(rest.len() as u64));
+    let n_token_bytes = n_token_bytes.ok_or("its lengths are wrong: it is damaged")?;
+    if xxh3_64(rest) != sum {
+        return Err("its checksum is wrong: it is damaged".to_owned());
+    }
+    let (tokens, state) = rest.split_at(n_token_bytes as usize);
+    let tokens = tokens.chunks_exact(4).map(|four| Token::from_le_bytes([four[0], four[1], four[2], four[3]]));
+    Ok((tokens.collect(), state.to_vec()))
+}
+
+/// Whether a name is that of a file in a directory, and of nothing else anywhere.
+pub fn is_file_name(name: &str) -> bool {
+    const FORBIDDEN: &[char] =
+        &['/', '\\', ':', '*', '?', '"', '<', '>', '|', '\u{FF0E}', '\u{2215}', '\u{2216}', '\u{FFFD}', '\u{FEFF}'];
+    !name.is_empty()
+        && name.len() <= 255
+        && !name.chars().any(|character| character.is_control() || FORBIDDEN.contains(&character))
+        && !name.starts_with(' ')
+        && !name.ends_with([' ', '.'])
+        && !name.contains("..")
+        && name != "."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("slot");
+        let n = write(&path, 7, &[1, -2, 3], b"state").unwrap();
+        assert_eq!(read(&path, 7), Ok((vec![1, -2, 3], b"state".to_vec(), n)));
+        assert!(read(&path, 8).unwrap_err().contains("another model"));
+        assert!(read(&directory.path().join("none"), 7).is_err());
+    }
+
+    #[test]
+    fn damage_is_found_wherever_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("slot");
+        write(&path, 7, &[1, 2], b"abc").unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x40;
+            assert!(parse(&damaged, 7).is_err(), "byte {at}");
+            assert!(parse(&whole[..at], 7).is_err(), "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn names_stay_in_their_directory() {
+        for name in ["a", "slot 1.bin", "é", ".hidden", "a.b"] {
+            assert!(is_file_name(name), "{name:?}");
+        }
+        let long = "a".repeat(256);
+        for name in [
+            "",
+            ".",
+            "..",
+            "../a",
+            "a/b",
+            "/etc/passwd",
+            "a\\b",
+            "a\0b",
+            "a\n",
+            " a",
+            "a ",
+            "a.",
+            "c:",
+            "a..b",
+            "\u{FF0E}",
+            &long,
+        ] {
+            assert!(!is_file_name(name), "{name:?}");
+        }
+    }
+}

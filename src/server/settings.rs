@@ -1,0 +1,183 @@
+//! Settings of the server, complete and checked.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use hobbit::options::{ModelOptions, SamplingOptions, SessionOptions};
+
+use super::http::guard::Cors;
+use crate::args::server::ServerArgs;
+use crate::resolve::{self, Surroundings, Verbosity};
+
+/// Slots where nobody says.
+const SLOTS: u32 = 4;
+
+/// What requests are answered by.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub hosts: Vec<String>,
+    pub port: u16,
+    /// Sorted.
+    pub aliases: Vec<String>,
+    pub tags: Vec<String>,
+    pub api_keys: Vec<String>,
+    pub cors: Cors,
+    /// Private key and certificate.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    pub body_timeout: Duration,
+    pub max_body: usize,
+    pub ping: Option<Duration>,
+    pub has_page: bool,
+    pub has_metrics: bool,
+    pub has_slots: bool,
+    pub has_props: bool,
+    pub shutdown_grace: Duration,
+    pub n_slots: usize,
+    pub n_waiting_max: usize,
+    /// Any slot may take the whole context.
+    pub shares_context: bool,
+    pub stall_limit: Duration,
+    pub cache_prompt: bool,
+    pub cache_reuse: usize,
+    pub similarity: f32,
+    pub slot_save_path: Option<PathBuf>,
+    pub n_predict: Option<usize>,
+    pub embeds: bool,
+    pub spm_infill: bool,
+    pub shows_special: bool,
+    pub template: Option<String>,
+    pub jinja: bool,
+    pub prefills_assistant: bool,
+    pub n_keep: i32,
+    pub context_shift: bool,
+    pub sampling: SamplingOptions,
+    pub model: PathBuf,
+    pub is_demo: bool,
+    pub verbose: bool,
+}
+
+/// All that a run of the server needs.
+pub struct Resolved {
+    pub settings: Settings,
+    pub model_options: ModelOptions,
+    pub session_options: SessionOptions,
+    pub verbosity: Verbosity,
+    pub log_file: Option<PathBuf>,
+}
+
+/// Makes settings of what was typed.
+///
+/// # Errors
+/// Files that cannot be read, flags of no use together.
+pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
+    let ServerArgs { model, experts, http, slots, chat, context, rope, sampling, closing, log } = args;
+    let (path, is_demo) = resolve::model(&model, around)?;
+    let template = match (&chat.chat_template, &chat.chat_template_file) {
+        (Some(template), _) => Some(template.clone()),
+        (None, Some(file)) => {
+            let bytes = resolve::read(file, around)?;
+            Some(resolve::utf8(&bytes, file)?.to_owned())
+        }
+        (None, None) => None,
+    };
+    let mut api_keys: Vec<String> = http.api_key.into_iter().filter(|key| !key.is_empty()).collect();
+    if let Some(file) = &http.api_key_file {
+        let bytes = resolve::read(file, around)?;
+        let keys = resolve::utf8(&bytes, file)?.lines().map(str::trim).filter(|key| !key.is_empty());
+        api_keys.extend(keys.map(str::to_owned));
+        if api_keys.is_empty() {
+            bail!("{}: no key in this file; leave --api-key-file out to let everybody ask", file.display());
+        }
+    }
+    if let Some(directory) = &slots.slot_save_path {
+        let is_directory = std::fs::metadata(directory).is_ok_and(|found| found.is_dir());
+        if !is_directory {
+            bail!("--slot-save-path {}: there is no such directory", directory.display());
+        }
+    }
+    let mut aliases = http.alias;
+    aliases.retain(|alias| !alias.trim().is_empty());
+    aliases.sort();
+    aliases.dedup();
+    if aliases.is_empty() {
+        aliases.push(path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    let n_slots = slots.parallel.unwrap_or(SLOTS);
+    let embeds = slots.embeddings.0;
+    let base = resolve::session(&context, &rope, false);
+    let n_ubatch = base.n_ubatch;
+    let session_options = SessionOptions {
+        n_seq_max: n_slots,
+        n_outputs_max: if embeds { 0 } else { n_slots },
+        // Whichever slots generate are computed at once.
+        kv_unified: true,
+        embeddings: embeds.then_some(slots.pooling),
+        // What is made one of a text's tokens is computed at once.
+        n_batch: if embeds { n_ubatch } else { base.n_batch },
+        context_shift: false,
+        ..base
+    };
+    let shifts = context.context_shift.0;
+    let mut model_options = resolve::experts(experts, &path, session_options.clone())?;
+    model_options.check_tensors = model.check_tensors.0;
+    model_options.kv_overrides = model.override_kv.clone();
+    model_options.repack = model.repack.into();
+    let settings = Settings {
+        hosts: http.host,
+        port: http.port,
+        aliases,
+        tags: http.tags,
+        api_keys,
+        cors: cors(http.cors_origins.as_deref()),
+        tls: http.ssl_key_file.zip(http.ssl_cert_file),
+        body_timeout: Duration::from_secs(http.timeout),
+        max_body: http.max_body.0,
+        ping: u64::try_from(http.sse_ping_interval).ok().filter(|n| *n > 0).map(Duration::from_secs),
+        has_page: http.ui.0,
+        has_metrics: http.endpoint_metrics.0,
+        has_slots: http.endpoint_slots.0,
+        has_props: http.endpoint_props.0,
+        shutdown_grace: http.shutdown_grace,
+        n_slots: n_slots as usize,
+        n_waiting_max: slots.max_waiting as usize,
+        shares_context: slots.kv_unified.0 || slots.parallel.is_none(),
+        stall_limit: slots.stall_limit,
+        cache_prompt: slots.cache_prompt.0,
+        cache_reuse: slots.cache_reuse,
+        similarity: slots.slot_prompt_similarity,
+        slot_save_path: slots.slot_save_path,
+        n_predict: usize::try_from(slots.predict).ok(),
+        embeds,
+        spm_infill: slots.spm_infill.0,
+        shows_special: slots.special.0,
+        template,
+        jinja: chat.jinja.0,
+        prefills_assistant: chat.prefill_assistant.0,
+        n_keep: context.keep,
+        context_shift: shifts,
+        sampling: resolve::sampling(sampling, true, around).context("sampling")?,
+        is_demo,
+        model: path,
+        verbose: log.verbose.0,
+    };
+    let verbosity = resolve::verbosity(&closing, &log);
+    Ok(Resolved { settings, model_options, session_options, verbosity, log_file: log.log_file })
+}
+
+fn cors(origins: Option<&str>) -> Cors {
+    match origins.map(str::trim) {
+        None | Some("") => Cors::Off,
+        Some("*") => Cors::Any,
+        Some("localhost") => Cors::Localhost,
+        Some(list) => Cors::Origins(list.split(',').map(|origin| origin.trim().to_owned()).collect()),
+    }
+}
+
+/// Whether a path is of a file there is: the earliest and commonest mistake.
+///
+/// # Errors
+/// It is not.
+pub fn check_model(path: &Path) -> Result<()> {
+    std::fs::metadata(path).map(drop).with_context(|| format!("{}: cannot open this model", path.display()))
+}

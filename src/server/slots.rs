@@ -1,0 +1,156 @@
+//! Which slot takes a prompt, and what of it is evaluated already. Pure.
+
+use hobbit::options::Token;
+
+/// What is known of a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotView<'a> {
+    pub is_free: bool,
+    /// Evaluated and kept.
+    pub tokens: &'a [Token],
+    /// When it was freed last; smaller is earlier.
+    pub last_used: u64,
+}
+
+/// Where a prompt goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    pub slot: usize,
+    /// Tokens of the prompt that are evaluated already, in `from`; at least one is left to evaluate.
+    pub n_shared: usize,
+    /// The slot that holds them, if another one.
+    pub from: Option<usize>,
+}
+
+/// Chooses a slot for `prompt`: the one that was `wanted`, or of the free ones that with the longest common beginning, if it is at least
+/// `similarity` (0..=1) of the prompt, or the one that was free the longest. `None` where none is free. With `shares`, a beginning that
+/// another slot holds more of is taken from there.
+pub fn place(
+    slots: &[SlotView<'_>],
+    prompt: &[Token],
+    wanted: Option<usize>,
+    similarity: f32,
+    shares: bool,
+) -> Option<Placement> {
+    let common = |slot: &SlotView<'_>| common_prefix(slot.tokens, prompt).min(prompt.len().saturating_sub(1));
+    let slot = match wanted {
+        Some(slot) => Some(slot).filter(|slot| slots.get(*slot).is_some_and(|slot| slot.is_free)),
+        None => {
+            let free = || slots.iter().enumerate().filter(|(_, slot)| slot.is_free);
+            let is_similar = |slot: &SlotView<'_>| common(slot) as f32 > similarity * prompt.len() as f32;
+            let similar = free().filter(|(_, slot)| is_similar(slot)).max_by_key(|(at, slot)| {
+                // Of several that have as much, that which loses least.
+                (common(slot), std::cmp::Reverse(slot.tokens.len()), std::cmp::Reverse(*at))
+            });
+            similar.or_else(|| free().min_by_key(|(at, slot)| (slot.last_used, *at))).map(|(at, _)| at)
+        }
+    }?;
+    let own = common(&slots[slot]);
+    if !shares {
+        return Some(Placement { slot, n_shared: 0, from: None });
+    }
+    let other = slots.iter().enumerate().filter(|(at, _)| *at != slot).max_by_key(|(_, other)| common(other));
+    match other {
+        Some((at, other)) if common(other) > own => Some(Placement { slot, n_shared: common(other), from: Some(at) }),
+        _ => Some(Placement { slot, n_shared: own, from: None }),
+    }
+}
+
+/// Length of the beginning that both have.
+pub fn common_prefix(a: &[Token], b: &[Token]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// A run of tokens that is held at `from` and wanted at `to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub from: usize,
+    pub to: usize,
+    pub n: usize,
+}
+
+/// Runs of at least `n_min` tokens that `held` has in the order in which `prompt` wants them, after `n_shared` tokens that both begin
+/// with: they can be moved instead of evaluated, as far as the prompt is without a gap.
+pub fn reusable(held: &[Token], prompt: &[Token], n_shared: usize, n_min: usize) -> Vec<Run> {
+    let mut runs = Vec::new();
+    if n_min == 0 {
+        return runs;
+    }
+    let (mut from, mut to) = (n_shared, n_shared);
+    while from < held.len() && to + 1 < prompt.len() {
+        // One token is always evaluated.
+        let n = common_prefix(&held[from..], &prompt[to..prompt.len() - 1]);
+        if n >= n_min {
+            runs.push(Run { from, to, n });
+            (from, to) = (from + n, to + n);
+        } else {
+            from += 1;
+        }
+    }
+    runs
+}
+
+/// What a full context drops: tokens from `n_keep` on, as many as are said. `None` where nothing may be dropped.
+pub fn shift(n_held: usize, n_keep: usize, n_discard: usize) -> Option<(usize, usize)> {
+    let n_keep = n_keep.min(n_held.saturating_sub(1));
+    let most = n_held - n_keep;
+    let n = if n_discard == 0 { most / 2 } else { n_discard.min(most) };
+    (n > 0).then_some((n_keep, n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(is_free: bool, tokens: &[Token], last_used: u64) -> SlotView<'_> {
+        SlotView { is_free, tokens, last_used }
+    }
+
+    #[test]
+    fn the_longest_beginning_decides_then_age() {
+        let slots = [view(true, &[1, 2, 3], 5), view(true, &[1, 2, 3, 4], 9), view(true, &[], 1)];
+        let at = |prompt: &[Token]| place(&slots, prompt, None, 0.1, true).unwrap();
+        assert_eq!(at(&[1, 2, 3, 4, 5]), Placement { slot: 1, n_shared: 4, from: None });
+        assert_eq!(at(&[9, 9]), Placement { slot: 2, n_shared: 0, from: None });
+        // As much in both: the shorter one loses less.
+        assert_eq!(at(&[1, 2, 8]), Placement { slot: 0, n_shared: 2, from: None });
+    }
+
+    #[test]
+    fn one_token_is_left_to_evaluate() {
+        let slots = [view(true, &[1, 2, 3], 0)];
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, true).unwrap().n_shared, 2);
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, false).unwrap().n_shared, 0);
+        assert_eq!(place(&slots, &[], None, 0.1, true).unwrap().n_shared, 0);
+    }
+
+    #[test]
+    fn beginnings_come_from_busy_slots_too() {
+        let slots = [view(false, &[1, 2, 3, 4], 0), view(true, &[1], 0)];
+        assert_eq!(
+            place(&slots, &[1, 2, 3, 9], None, 0.5, true),
+            Some(Placement { slot: 1, n_shared: 3, from: Some(0) })
+        );
+        assert_eq!(place(&slots, &[1], Some(0), 0.1, true), None, "a slot that is wanted is waited for");
+        assert_eq!(place(&slots[..1], &[1], None, 0.1, true), None);
+        assert_eq!(place(&slots, &[1], Some(7), 0.1, true), None);
+    }
+
+    #[test]
+    fn runs_are_moved_in_order() {
+        let held = [1, 2, 3, 7, 7, 4, 5, 6, 8];
+        let prompt = [1, 2, 3, 4, 5, 6, 9];
+        assert_eq!(reusable(&held, &prompt, 3, 2), [Run { from: 5, to: 3, n: 3 }]);
+        assert_eq!(reusable(&held, &prompt, 3, 4), []);
+        assert_eq!(reusable(&held, &prompt, 3, 0), []);
+        assert_eq!(reusable(&[1, 2], &[1, 2], 1, 1), [], "the last token is evaluated");
+    }
+
+    #[test]
+    fn half_of_what_may_go_goes() {
+        assert_eq!(shift(256, 1, 0), Some((1, 127)));
+        assert_eq!(shift(10, 0, 3), Some((0, 3)));
+        assert_eq!(shift(10, 100, 0), None);
+        assert_eq!(shift(0, 0, 0), None);
+    }
+}

@@ -1,0 +1,137 @@
+//! What is going on, for those who ask while the engine works: slots, and counts since the start.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use super::job::Timings;
+use super::worker::slot::{LastRun, Slot};
+
+/// Shared by the engine's thread, which writes, and requests, which read.
+#[derive(Debug, Default)]
+pub struct Status(Mutex<State>);
+
+/// What is known.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    pub slots: Vec<SlotState>,
+    pub n_waiting: usize,
+    pub totals: Totals,
+    /// Since somebody read the metrics last.
+    pub since: Totals,
+}
+
+/// A slot as it is shown.
+#[derive(Clone, Debug, Default)]
+pub struct SlotState {
+    pub id: usize,
+    pub is_processing: bool,
+    pub n_ctx: usize,
+    /// Tokens that it holds.
+    pub n_past: usize,
+    /// Of its present request, or the last one.
+    pub run: Option<LastRun>,
+}
+
+/// Counts.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Totals {
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub prompt_seconds: f64,
+    pub predicted_tokens: u64,
+    pub predicted_seconds: f64,
+    pub n_decode: u64,
+    pub n_busy: u64,
+    pub n_tokens_max: u64,
+    pub requests: u64,
+    pub hits: f64,
+    pub misses: f64,
+    pub bytes_read: f64,
+    pub io_wait_seconds: f64,
+}
+
+impl Status {
+    /// A copy.
+    pub fn get(&self) -> State {
+        self.lock().clone()
+    }
+
+    /// A copy; the counts since the last such call begin again.
+    pub fn take(&self) -> State {
+        let mut state = self.lock();
+        let copy = state.clone();
+        state.since = Totals::default();
+        copy
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, add: impl Fn(&mut Totals)) {
+        let state = &mut *self.lock();
+        add(&mut state.totals);
+        add(&mut state.since);
+    }
+
+    /// What slots do now.
+    pub fn set(&self, slots: &[Slot], n_waiting: usize, n_ctx: usize) {
+        let slots: Vec<SlotState> = slots
+            .iter()
+            .map(|slot| SlotState {
+                id: slot.id,
+                is_processing: !slot.is_free(),
+                n_ctx,
+                n_past: slot.tokens.len(),
+                run: slot.run.as_ref().map(super::worker::slot::Run::as_last).or_else(|| slot.last.clone()),
+            })
+            .collect();
+        let most = slots.iter().map(|slot| slot.n_past as u64).max().unwrap_or(0);
+        let state = &mut *self.lock();
+        (state.slots, state.n_waiting) = (slots, n_waiting);
+        state.totals.n_tokens_max = state.totals.n_tokens_max.max(most);
+    }
+
+    /// A request begins, with so many tokens of its prompt known.
+    pub fn began(&self, n_cached: usize) {
+        self.count(|totals| {
+            totals.requests += 1;
+            totals.cached_tokens += n_cached as u64;
+        });
+    }
+
+    /// A piece of prompts was evaluated.
+    pub fn prompted(&self, n_tokens: usize, seconds: f64) {
+        self.count(|totals| {
+            totals.prompt_tokens += n_tokens as u64;
+            totals.prompt_seconds += seconds;
+            totals.n_decode += 1;
+        });
+    }
+
+    /// So many slots took a step together.
+    pub fn stepped(&self, n: usize) {
+        self.count(|totals| {
+            totals.n_decode += 1;
+            totals.n_busy += n as u64;
+        });
+    }
+
+    /// A token was chosen.
+    pub fn predicted(&self) {
+        self.count(|totals| totals.predicted_tokens += 1);
+    }
+
+    /// A request ended.
+    pub fn ended(&self, timings: &Timings) {
+        let traffic = timings.traffic;
+        self.count(|totals| {
+            totals.predicted_seconds += timings.predicted_ms / 1e3;
+            totals.hits += traffic.hits;
+            totals.misses += traffic.misses;
+            totals.bytes_read += traffic.bytes_read;
+            totals.io_wait_seconds += traffic.io_wait_ms / 1e3;
+        });
+    }
+}

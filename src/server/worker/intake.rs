@@ -1,0 +1,249 @@
+//! What comes in, what goes to which slot, and what is done with slots that are free.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use hobbit::Sampler;
+
+use super::Worker;
+use super::slot::{Phase, Run};
+use crate::server::job::{
+    Command, Event, Failure, FailureKind, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work,
+};
+use crate::server::saved;
+use crate::server::slots::{self, SlotView};
+use crate::server::text::Text;
+
+/// How long nothing may happen before it is looked for who has gone.
+const IDLE: Duration = Duration::from_millis(500);
+
+impl Worker {
+    /// Takes all that has come in, waiting for it where there is nothing else to do. False once the thread is to end.
+    pub(super) fn take_in(&mut self, commands: &Receiver<Command>) -> bool {
+        let has_work = self.is_busy() || !self.waiting.is_empty();
+        if self.ends_at.is_some() && !has_work {
+            return false;
+        }
+        if !has_work && self.actions.is_empty() {
+            self.session.idle();
+            match commands.recv_timeout(IDLE) {
+                Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        loop {
+            match commands.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return true,
+                // What runs is ended first.
+                Err(TryRecvError::Disconnected) => {
+                    self.ends_at.get_or_insert_with(Instant::now);
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Job(job) if self.ends_at.is_some() => {
+                let message = "the server is shutting down".to_owned();
+                let _ = job.events.send(Event::Failed(Failure { kind: FailureKind::Unavailable, message }));
+            }
+            Command::Job(job) if self.waiting.len() >= self.options.n_waiting_max => {
+                let message = format!("{} requests wait already; try again later", self.waiting.len());
+                let _ = job.events.send(Event::Failed(Failure { kind: FailureKind::Unavailable, message }));
+            }
+            Command::Job(job) => self.waiting.push_back(*job),
+            Command::Slot(command) => self.actions.push(command),
+            Command::Stop(grace) => self.ends_at = Some(Instant::now() + grace),
+        }
+    }
+
+    /// Forgets requests whose askers have gone.
+    pub(super) fn drop_cancelled(&mut self) {
+        self.waiting.retain(|job| !job.cancelled.is_set());
+        for at in 0..self.slots.len() {
+            let slot = &mut self.slots[at];
+            if slot.run.as_ref().is_some_and(|run| run.job.cancelled.is_set()) {
+                slot.run = None;
+                self.freed(at);
+            }
+        }
+    }
+
+    /// Gives waiting requests to free slots, in their order; who wants a slot that is busy is passed over.
+    pub(super) fn assign(&mut self) {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            if !self.slots.iter().any(super::Slot::is_free) {
+                return;
+            }
+            let job = &self.waiting[at];
+            let views: Vec<SlotView<'_>> = self
+                .slots
+                .iter()
+                .map(|slot| SlotView { is_free: slot.is_free(), tokens: &slot.tokens, last_used: slot.last_used })
+                .collect();
+            let shares = job.cache_prompt;
+            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, shares) {
+                None => at += 1,
+                Some(placement) => {
+                    let job = self.waiting.remove(at).expect("it was looked at");
+                    self.begin(job, placement);
+                }
+            }
+        }
+    }
+
+    /// Has a slot begin with a request.
+    fn begin(&mut self, job: Job, placement: slots::Placement) {
+        let refuse = |job: &Job, failure: Failure| drop(job.events.send(Event::Failed(failure)));
+        let (n_prompt, n_ctx) = (job.prompt.len(), self.options.n_ctx);
+        let needs_room = matches!(job.work, Work::Generate(_));
+        if n_prompt >= n_ctx + usize::from(!needs_room) {
+            let message = format!(
+                "request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+            );
+            return refuse(&job, Failure { kind: FailureKind::ExceedsContext { n_prompt, n_ctx }, message });
+        }
+        let n_batch = self.options.n_batch;
+        let (sampler, text) = match &job.work {
+            Work::Embed if n_prompt > n_batch => {
+                let message = format!(
+                    "input ({n_prompt} tokens) is too large to process. increase the physical batch size (current batch size: \
+                     {n_batch})"
+                );
+                return refuse(&job, Failure::server(message));
+            }
+            Work::Embed => (None, Text::new(&[], 0)),
+            Work::Generate(generate) => match Sampler::new(&self.model, &generate.sampling) {
+                Ok(sampler) => (Some(sampler), Text::new(&generate.stops, generate.n_indent)),
+                Err(error) => {
+                    let message = format!("Failed to initialize samplers: {error}");
+                    return refuse(&job, Failure::invalid(message));
+                }
+            },
+        };
+        let n_cached = match self.prepare(placement, &job) {
+            Ok(n_cached) => n_cached,
+            Err(error) => return refuse(&job, Failure::server(error.to_string())),
+        };
+        let slot = &mut self.slots[placement.slot];
+        let mut run = Run {
+            n_cached,
+            n_prompt_done: n_cached,
+            began: Instant::now(),
+            prompted: None,
+            n_decoded: 0,
+            pending: None,
+            sampler,
+            text,
+            traffic: Traffic::default(),
+            truncated: false,
+            embeddings: Vec::new(),
+            phase: Phase::Prompt,
+            job,
+        };
+        if let Some(sampler) = &mut run.sampler {
+            run.job.prompt[..n_cached].iter().for_each(|token| sampler.accept(*token));
+        }
+        let _ = run.job.events.send(Event::Started(Started { slot: slot.id, n_prompt, n_cached }));
+        slot.run = Some(run);
+        super::step::progress(slot);
+        self.status.began(n_cached);
+        self.session.begin_text();
+        if n_prompt == 0 {
+            // Nothing to go on from, and nothing to say.
+            self.finish_empty(placement.slot);
+        }
+    }
+
+    /// Makes a slot hold the beginning of a prompt that is evaluated already; how much that is.
+    fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, hobbit::Error> {
+        let at = placement.slot;
+        let sequence = self.slots[at].sequence();
+        if let Some(from) = placement.from {
+            self.session.forget_from(sequence, 0)?;
+            self.slots[at].tokens.clear();
+            self.session.copy_sequence(self.slots[from].sequence(), sequence)?;
+            self.slots[at].tokens = self.slots[from].tokens.clone();
+        }
+        let reuse = match &job.work {
+            Work::Generate(generate) if placement.n_shared > 0 => generate.cache_reuse,
+            _ => 0,
+        };
+        let mut n = placement.n_shared;
+        if reuse > 0 && self.session.can_move_tokens() {
+            for run in slots::reusable(&self.slots[at].tokens, &job.prompt, n, reuse) {
+                let (from, end) = (run.from as i32, (run.from + run.n) as i32);
+                self.session.move_tokens(sequence, from..end, run.to as i32 - from)?;
+                let moved = self.slots[at].tokens[run.from..run.from + run.n].to_vec();
+                self.slots[at].tokens[run.to..run.to + run.n].copy_from_slice(&moved);
+                n = run.to + run.n;
+            }
+        }
+        if n < self.slots[at].tokens.len()
+            && !(self.session.remembers(sequence, n) && self.session.forget_from(sequence, n as i32)?)
+        {
+            // Of a recurrent state no part can be forgotten, and a sliding window has lost what comes before.
+            n = 0;
+        }
+        if n == 0 {
+            self.session.forget_from(sequence, 0)?;
+        }
+        self.slots[at].tokens.truncate(n);
+        Ok(n)
+    }
+
+    /// Does with free slots what was asked for.
+    pub(super) fn act_on_slots(&mut self) {
+        let mut later = Vec::new();
+        for command in std::mem::take(&mut self.actions) {
+            match self.slots.get(command.slot) {
+                None => drop(command.answer.send(Err(Failure::invalid("Invalid slot ID")))),
+                Some(slot) if !slot.is_free() => later.push(command),
+                Some(_) => {
+                    let SlotCommand { slot, action, answer } = command;
+                    let result = self.act(slot, &action);
+                    let _ = answer.send(result);
+                }
+            }
+        }
+        self.actions = later;
+    }
+
+    fn act(&mut self, at: usize, action: &SlotAction) -> Result<SlotAnswer, Failure> {
+        let began = Instant::now();
+        let sequence = self.slots[at].sequence();
+        let (n_tokens, n_bytes) = match action {
+            SlotAction::Erase => {
+                self.session.forget_from(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
+                (std::mem::take(&mut self.slots[at].tokens).len(), 0)
+            }
+            SlotAction::Save(path) => {
+                let state =
+                    self.session.sequence_state(sequence).map_err(|error| Failure::server(error.to_string()))?;
+                let tokens = &self.slots[at].tokens;
+                let n_bytes = saved::write(path, self.options.mark, tokens, &state)
+                    .map_err(|error| Failure::server(format!("Unable to save slot: {error}")))?;
+                (tokens.len(), n_bytes)
+            }
+            SlotAction::Restore(path) => {
+                self.session.forget_from(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
+                self.slots[at].tokens.clear();
+                let fail = |why: String| Failure::invalid(format!("Unable to restore slot: {why}"));
+                let (tokens, state, n_bytes) = saved::read(path, self.options.mark).map_err(fail)?;
+                if tokens.len() > self.options.n_ctx {
+                    let n_ctx = self.options.n_ctx;
+                    return Err(fail(format!("it holds {} tokens, and a slot {n_ctx}", tokens.len())));
+                }
+                self.session.set_sequence_state(sequence, &state).map_err(|error| fail(error.to_string()))?;
+                self.slots[at].tokens = tokens;
+                (self.slots[at].tokens.len(), n_bytes)
+            }
+        };
+        Ok(SlotAnswer { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
+    }
+}

@@ -1,0 +1,126 @@
+//! One slot: what its sequence holds, and the request that it works on.
+
+use std::time::Instant;
+
+use hobbit::Sampler;
+use hobbit::options::Token;
+
+use crate::server::job::{Generate, Job, Timings, Traffic};
+use crate::server::text::Text;
+
+/// A sequence of the session.
+pub struct Slot {
+    pub id: usize,
+    /// Evaluated, in the order of their positions.
+    pub tokens: Vec<Token>,
+    pub last_used: u64,
+    pub run: Option<Run>,
+    /// Of the last request, for who asks.
+    pub last: Option<LastRun>,
+}
+
+/// A request in a slot.
+pub struct Run {
+    pub job: Job,
+    pub phase: Phase,
+    pub n_cached: usize,
+    /// Of the prompt, evaluated or cached.
+    pub n_prompt_done: usize,
+    pub began: Instant,
+    /// When the prompt was evaluated.
+    pub prompted: Option<Instant>,
+    pub n_decoded: usize,
+    /// Chosen and told, not evaluated.
+    pub pending: Option<Token>,
+    pub sampler: Option<Sampler>,
+    pub text: Text,
+    pub traffic: Traffic,
+    pub truncated: bool,
+    pub embeddings: Vec<Vec<f32>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Prompt,
+    Generating,
+}
+
+/// What is told of a slot's last request.
+#[derive(Clone, Debug)]
+pub struct LastRun {
+    pub job: u64,
+    pub n_prompt: usize,
+    pub n_cached: usize,
+    pub n_processed: usize,
+    pub n_decoded: usize,
+    pub n_predict: Option<usize>,
+    pub has_new_line: bool,
+    pub generate: Option<std::sync::Arc<Generate>>,
+}
+
+impl Slot {
+    pub fn new(id: usize) -> Self {
+        Self { id, tokens: Vec::new(), last_used: 0, run: None, last: None }
+    }
+
+    pub fn is_free(&self) -> bool {
+        self.run.is_none()
+    }
+
+    /// Its number as llama.cpp takes it.
+    pub fn sequence(&self) -> i32 {
+        self.id as i32
+    }
+
+    pub fn is_generating(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.phase == Phase::Generating)
+    }
+
+    /// Tokens of its prompt that are not evaluated.
+    pub fn n_lacking(&self) -> usize {
+        let of = |run: &Run| match run.phase {
+            Phase::Prompt => run.job.prompt.len() - run.n_prompt_done,
+            Phase::Generating => 0,
+        };
+        self.run.as_ref().map_or(0, of)
+    }
+}
+
+impl Run {
+    /// Times so far.
+    pub fn timings(&self) -> Timings {
+        let now = Instant::now();
+        let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
+        let n_prompt = self.n_prompt_done - self.n_cached;
+        let prompt_ms = if n_prompt == 0 { 0.0 } else { ms(self.began, self.prompted.unwrap_or(now)) };
+        let predicted_ms = if self.n_decoded > 1 { self.prompted.map_or(0.0, |from| ms(from, now)) } else { 0.0 };
+        Timings {
+            n_cached: self.n_cached,
+            n_prompt,
+            prompt_ms,
+            n_predicted: self.n_decoded,
+            predicted_ms,
+            traffic: self.traffic,
+        }
+    }
+}
+
+impl Run {
+    /// What is told of it.
+    pub fn as_last(&self) -> LastRun {
+        let generate = match &self.job.work {
+            crate::server::job::Work::Generate(generate) => Some(std::sync::Arc::clone(generate)),
+            crate::server::job::Work::Embed => None,
+        };
+        LastRun {
+            job: self.job.id,
+            n_prompt: self.job.prompt.len(),
+            n_cached: self.n_cached,
+            n_processed: self.n_prompt_done - self.n_cached,
+            n_decoded: self.n_decoded,
+            n_predict: generate.as_ref().and_then(|own| own.n_predict),
+            has_new_line: self.text.has_new_line,
+            generate,
+        }
+    }
+}

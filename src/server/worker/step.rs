@@ -1,0 +1,286 @@
+//! A step of all that generate: their last tokens are evaluated together, and each chooses its next.
+
+use std::time::Instant;
+
+use hobbit::stats::PhaseStats;
+use hobbit::{BatchToken, Error};
+
+use super::Worker;
+use super::slot::{LastRun, Phase, Run, Slot};
+use crate::server::job::{Done, Event, Failure, FailureKind, Progress, Stop, TokenEvent, Work};
+use crate::server::probabilities;
+use crate::server::slots;
+
+impl Worker {
+    /// Evaluates the last tokens of all that generate, as many together as share their rules.
+    pub(super) fn step(&mut self) {
+        let generating: Vec<usize> = (0..self.slots.len()).filter(|at| self.slots[*at].is_generating()).collect();
+        let began = Instant::now();
+        for group in generating.chunks(self.session.decodes_at_once().min(self.options.n_batch)) {
+            self.step_together(group);
+        }
+        if !generating.is_empty() {
+            self.pace.stepped(began.elapsed().as_secs_f64());
+            self.status.stepped(generating.len());
+        }
+    }
+
+    fn step_together(&mut self, group: &[usize]) {
+        let mut batch = Vec::new();
+        let mut members = Vec::new();
+        for &at in group {
+            if !self.make_room(at) {
+                continue;
+            }
+            let slot = &self.slots[at];
+            let Some(token) = slot.run.as_ref().and_then(|run| run.pending) else { continue };
+            let position = slot.tokens.len() as i32;
+            batch.push(BatchToken { token, position, sequence: slot.sequence(), logits: true });
+            members.push(at);
+        }
+        if batch.is_empty() {
+            return;
+        }
+        let before = self.traffic();
+        if let Err(error) = self.evaluate(&batch) {
+            self.failed(&members, &error);
+            return;
+        }
+        let cost = self.traffic() - before;
+        for (index, &at) in members.iter().enumerate() {
+            let slot = &mut self.slots[at];
+            let run = slot.run.as_mut().expect("it is a member");
+            slot.tokens.extend(run.pending.take());
+            add(run, &cost, members.len());
+            self.choose(at, index);
+        }
+    }
+
+    /// Evaluates a batch. Where the context is full, what idle slots keep makes room, the oldest first.
+    pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+        loop {
+            match self.session.evaluate(batch) {
+                Err(Error::ContextFull { n_ctx }) => {
+                    let idle = self.slots.iter_mut().filter(|slot| slot.is_free() && !slot.tokens.is_empty());
+                    let Some(slot) = idle.min_by_key(|slot| slot.last_used) else {
+                        return Err(Error::ContextFull { n_ctx });
+                    };
+                    slot.tokens.clear();
+                    let sequence = slot.sequence();
+                    self.session.forget_from(sequence, 0)?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// An evaluation failed: those that it was of are told. What it placed is taken back; or all is lost.
+    pub(super) fn failed(&mut self, members: &[usize], error: &Error) {
+        let (kind, message) = match error {
+            Error::ContextFull { .. } => (FailureKind::Server, "Context size has been exceeded.".to_owned()),
+            Error::Interrupted => (FailureKind::Unavailable, "the server is shutting down".to_owned()),
+            error => (FailureKind::Server, error.to_string()),
+        };
+        let failure = Failure { kind, message };
+        let is_lost = matches!(error, Error::Decode(reason) if reason.ends_with("feed it again"));
+        for at in 0..self.slots.len() {
+            if is_lost {
+                self.slots[at].tokens.clear();
+            }
+            if is_lost || members.contains(&at) {
+                self.fail(at, &failure);
+            }
+        }
+    }
+
+    /// Traffic of the session so far, both phases together.
+    pub(super) fn traffic(&self) -> Traffic {
+        let (prompt, decode) = self.session.phases();
+        Traffic(prompt + decode)
+    }
+
+    /// Room for one more token, by a context shift where that is wanted. False where the text ends here.
+    fn make_room(&mut self, at: usize) -> bool {
+        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
+        let adds_bos = self.model.adds_bos();
+        let slot = &mut self.slots[at];
+        if slot.tokens.len() < n_ctx {
+            return true;
+        }
+        let Some(run) = slot.run.as_mut() else { return false };
+        let Work::Generate(generate) = &run.job.work else { return false };
+        let wanted = usize::try_from(generate.n_keep).unwrap_or(run.job.prompt.len()) + usize::from(adds_bos);
+        let dropped = slots::shift(slot.tokens.len(), wanted.min(n_ctx.saturating_sub(4)), generate.n_discard);
+        let Some((n_keep, n)) = dropped.filter(|_| shifts) else {
+            run.truncated = true;
+            self.finish(at, Stop::Limit, String::new(), 0);
+            return false;
+        };
+        let (from, end) = ((n_keep + n) as i32, slot.tokens.len() as i32);
+        run.truncated = true;
+        slot.tokens.drain(n_keep..n_keep + n);
+        let sequence = slot.sequence();
+        match self.session.move_tokens(sequence, from..end, -(n as i32)) {
+            Ok(()) => true,
+            Err(error) => {
+                self.failed(&[at], &error);
+                false
+            }
+        }
+    }
+
+    /// Chooses the next token of a slot from the logits at `index`, and tells it.
+    pub(super) fn choose(&mut self, at: usize, index: usize) {
+        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
+        let slot = &mut self.slots[at];
+        let run = slot.run.as_mut().expect("it generates");
+        let Work::Generate(generate) = &run.job.work else { return };
+        if generate.n_predict == Some(0) {
+            run.prompted.get_or_insert_with(Instant::now);
+            return self.finish(at, Stop::Limit, String::new(), 0);
+        }
+        let sampler = run.sampler.as_mut().expect("a generation has one");
+        let token = match self.session.sample(sampler, index) {
+            Ok(token) => token,
+            Err(error) => {
+                return self.fail(at, &Failure::server(error.to_string()));
+            }
+        };
+        let now = Instant::now();
+        let prompted = *run.prompted.get_or_insert(now);
+        run.n_decoded += 1;
+        self.status.predicted();
+        let is_end = self.model.is_eog(token);
+        let is_spelled_out = generate.shows_special || generate.preserved.contains(&token);
+        let bytes = if is_end && !is_spelled_out { Vec::new() } else { self.model.piece(token, is_spelled_out) };
+        let probabilities = probabilities::of(&self.model, sampler, token, generate);
+        let piece = run.text.push(&bytes);
+        let is_late = generate.time_limit.is_some_and(|limit| run.text.has_new_line && now - prompted > limit);
+        let n_held = slot.tokens.len() + 1;
+        let is_full = !shifts && n_held >= n_ctx;
+        let stop = if let Some((word, n)) = piece.stop {
+            Some((Stop::Word(word), n))
+        } else if is_end {
+            Some((Stop::Eos, 0))
+        } else if generate.n_predict.is_some_and(|n| run.n_decoded >= n) || is_late || piece.is_outdented {
+            Some((Stop::Limit, 0))
+        } else if is_full {
+            run.truncated = true;
+            Some((Stop::Limit, 0))
+        } else {
+            None
+        };
+        let timings = run.timings();
+        let event = TokenEvent { text: piece.text, token, probabilities, n_decoded: run.n_decoded, timings };
+        let is_heard = run.job.events.send(Event::Token(Box::new(event))).is_ok();
+        run.pending = Some(token);
+        run.phase = Phase::Generating;
+        match stop {
+            Some((stop, n_swallowed)) => {
+                let rest = if matches!(stop, Stop::Word(_)) { String::new() } else { run.text.finish() };
+                self.finish(at, stop, rest, n_swallowed);
+            }
+            None if !is_heard => {
+                slot.run = None;
+                self.freed(at);
+            }
+            None => {}
+        }
+    }
+
+    /// A prompt without tokens.
+    pub(super) fn finish_empty(&mut self, at: usize) {
+        match self.slots[at].run.as_ref().map(|run| &run.job.work) {
+            Some(Work::Generate(_)) => self.finish(at, Stop::Limit, String::new(), 0),
+            _ => self.fail(at, &Failure::invalid("the input has no tokens")),
+        }
+    }
+
+    /// Tells the end of a generation and frees its slot.
+    pub(super) fn finish(&mut self, at: usize, stop: Stop, rest: String, n_swallowed: usize) {
+        let slot = &mut self.slots[at];
+        let Some(run) = slot.run.take() else { return };
+        let timings = run.timings();
+        self.status.ended(&timings);
+        let generate = match &run.job.work {
+            Work::Generate(generate) => Some(std::sync::Arc::clone(generate)),
+            Work::Embed => None,
+        };
+        slot.last = Some(LastRun {
+            job: run.job.id,
+            n_prompt: run.job.prompt.len(),
+            n_cached: run.n_cached,
+            n_processed: timings.n_prompt,
+            n_decoded: run.n_decoded,
+            n_predict: generate.as_ref().and_then(|own| own.n_predict),
+            has_new_line: run.text.has_new_line,
+            generate,
+        });
+        let done = Done {
+            stop,
+            rest,
+            n_swallowed,
+            slot: slot.id,
+            n_prompt: run.job.prompt.len(),
+            n_decoded: run.n_decoded,
+            n_held: slot.tokens.len(),
+            truncated: run.truncated,
+            has_new_line: run.text.has_new_line,
+            timings,
+            seed: run.sampler.as_ref().map_or(0, hobbit::Sampler::seed),
+        };
+        self.freed(at);
+        self.publish();
+        let _ = run.job.events.send(Event::Done(Box::new(done)));
+    }
+}
+
+/// What a session has moved until now.
+#[derive(Clone, Copy)]
+pub(super) struct Traffic(PhaseStats);
+
+impl std::ops::Sub for Traffic {
+    type Output = Cost;
+
+    fn sub(self, before: Self) -> Cost {
+        let (now, before) = (self.0, before.0);
+        Cost {
+            hits: (now.hits - before.hits) as f64,
+            misses: (now.misses - before.misses) as f64,
+            bytes_read: (now.bytes_read - before.bytes_read) as f64,
+            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
+        }
+    }
+}
+
+/// What one evaluation moved.
+#[derive(Clone, Copy)]
+pub(super) struct Cost {
+    hits: f64,
+    misses: f64,
+    bytes_read: f64,
+    io_wait_ms: f64,
+}
+
+/// Adds to a request its part of what a step of `n` cost.
+fn add(run: &mut Run, cost: &Cost, n: usize) {
+    let share = 1.0 / n as f64;
+    run.traffic.tokens += 1.0;
+    run.traffic.hits += cost.hits * share;
+    run.traffic.misses += cost.misses * share;
+    run.traffic.bytes_read += cost.bytes_read * share;
+    run.traffic.io_wait_ms += cost.io_wait_ms;
+}
+
+/// Tells how far a prompt is.
+pub(super) fn progress(slot: &Slot) {
+    let Some(run) = &slot.run else { return };
+    let progress = Progress {
+        total: run.job.prompt.len(),
+        cache: run.n_cached,
+        processed: run.n_prompt_done,
+        time_ms: run.began.elapsed().as_secs_f64() * 1e3,
+        timings: run.timings(),
+    };
+    let _ = run.job.events.send(Event::Progress(progress));
+}
