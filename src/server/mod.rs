@@ -33,7 +33,8 @@ use hobbit::{Model, ModelOptions, SessionOptions};
 use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
-use crate::{exit, memory_signals, run, signals};
+use crate::pages::{self, Spelling};
+use crate::{download, exit, memory_signals, run, signals};
 use app::{App, Loaded};
 use settings::{Resolved, resolve};
 use status::{Status, Totals};
@@ -48,13 +49,18 @@ pub fn main() -> ExitCode {
 }
 
 fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let (args, notes) = match args::parse_as::<ServerArgs>(args::server::command(), words) {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(args::server::command, Spelling::LlamaCpp, &words) {
+        return answered;
+    }
+    let (mut args, notes) = match args::parse_as::<ServerArgs>(args::server::command(), words) {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
     if args.experts.device.list_devices {
         return crate::devices::list(&args.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
     }
+    download::into(&mut args.model, crate::resolve::verbosity(&args.closing, &args.log))?;
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
     settings::check_model(&settings.model)?;
     let log = Log::new(verbosity, log_file.as_deref())?;
