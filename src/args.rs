@@ -9,6 +9,7 @@ mod routing;
 mod sampling;
 #[cfg(feature = "server")]
 pub mod server;
+pub mod source;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -25,10 +26,12 @@ pub use preset::PresetArgs;
 pub use reasoning::ReasoningArgs;
 pub use routing::RoutingArgs;
 pub use sampling::SamplingArgs;
+pub use source::SourceArgs;
 
 use preset::PresetWords;
 
 use super::argv::{self, Grammar, Note};
+use super::pages::PagesArgs;
 use super::switch::{self, Switch, Tri};
 use super::unsupported;
 use hobbit::options::{FlashAttn, KvOverride, KvType, RopeScaling};
@@ -41,6 +44,8 @@ Examples:
       The bundled demo model continues a sentence.
   hobbit-cli -m mixtral.gguf -p 'The three laws of robotics are' -n 128 --temp 0
       Continue a text, always with the most probable token.
+  hobbit-cli -hf ggml-org/gpt-oss-20b-GGUF --mem-budget 8G
+      A model of the Hub, fetched once.
   hobbit-cli -m qwen3-moe.gguf --mem-budget 8G
       Converse (Ctrl-C stops an answer, /exit ends) in 8 GiB, whatever the size of the file.
   hobbit-cli -m mixtral.Q8_0.gguf --low mixtral.Q2_K.gguf
@@ -103,6 +108,8 @@ pub struct ModelArgs {
     /// Model to run; of a split model, any part. Without it the bundled demo model runs
     #[arg(short, long, value_name = "FNAME", env = "LLAMA_ARG_MODEL")]
     pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub source: SourceArgs,
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,
@@ -363,6 +370,8 @@ pub struct LogArgs {
     /// Write the log to this file too, also with --quiet
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_LOG_FILE")]
     pub log_file: Option<PathBuf>,
+    #[command(flatten)]
+    pages: PagesArgs,
     /// Print this help
     #[arg(short, long, action = clap::ArgAction::Help)]
     help: Option<bool>,
@@ -417,7 +426,8 @@ pub fn parse_as<A: FromArgMatches>(
     let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
     check_precision(&matches, &preset, &mut command)?;
-    let has_model = matches.value_source("model").is_some();
+    source::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
+    let has_model = source::is_named(&matches);
     let mut notes = line.notes;
     notes.extend(preset.note());
     for (name, why, names_model) in unsupported::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {

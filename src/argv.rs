@@ -4,7 +4,7 @@
 //! and reads `--top_k` as `--top-k`. Here each flag becomes `--long=value`, so that clap cannot mistake a value for a
 //! flag. Values are never rewritten.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 
@@ -15,6 +15,11 @@ use super::unsupported::{self, Verdict};
 
 /// Spellings beyond a flag's long name, its letter and `--no-` before a switch.
 const SPELLINGS: &[(&str, &str)] = &[
+    ("-hf", "hf-repo"),
+    ("-hfr", "hf-repo"),
+    ("-hff", "hf-file"),
+    ("-hft", "hf-token"),
+    ("-mu", "model-url"),
     ("-ngl", "n-gpu-layers"),
     ("--gpu-layers", "n-gpu-layers"),
     ("-dev", "device"),
@@ -87,6 +92,40 @@ pub fn other_spellings(long: &str) -> Vec<String> {
     names.map(|(spelling, _)| spelling.to_string()).collect()
 }
 
+/// Every spelling of a flag but its letter, and whether a value may follow it.
+pub fn spellings(arg: &clap::Arg) -> Vec<(String, bool)> {
+    let all = arg.get_long().map(|long| spellings_of(arg, long)).unwrap_or_default();
+    let takes_value = |takes| matches!(takes, Takes::Value | Takes::TriWord);
+    let is_letter = |spelling: &str| arg.get_short().is_some_and(|letter| spelling == format!("-{letter}"));
+    all.into_iter()
+        .filter(|(spelling, _)| !is_letter(spelling))
+        .map(|(spelling, takes)| (spelling, takes_value(takes)))
+        .collect()
+}
+
+/// Every spelling of the flag `--long`.
+fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
+    let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
+    let takes = if is_named(Switch::NAME) {
+        Takes::Switch(true)
+    } else if is_named(Tri::NAME) {
+        Takes::TriWord
+    } else if arg.get_action().takes_values() {
+        Takes::Value
+    } else {
+        Takes::Nothing
+    };
+    let of = |table: &[(&str, &str)], takes| -> Vec<(String, Takes)> {
+        table.iter().filter(|(_, target)| *target == long).map(|(spelling, _)| (spelling.to_string(), takes)).collect()
+    };
+    let mut all = vec![(format!("--{long}"), takes)];
+    all.extend(arg.get_short().map(|letter| (format!("-{letter}"), takes)));
+    all.extend(matches!(takes, Takes::Switch(_)).then(|| (format!("--no-{long}"), Takes::Switch(false))));
+    all.extend(of(SPELLINGS, takes));
+    all.extend(of(NEGATIONS, Takes::Switch(false)));
+    all
+}
+
 /// What follows a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
@@ -111,32 +150,14 @@ impl Grammar {
     pub fn of(command: &clap::Command) -> Self {
         let mut flags = HashMap::new();
         // A flag's own name wins over another's spelling.
-        let is_own = |spelling: &str| command.get_arguments().any(|arg| arg.get_long() == spelling.strip_prefix("--"));
+        let longs: HashSet<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
+        let is_own = |spelling: &str| spelling.strip_prefix("--").is_some_and(|name| longs.contains(name));
         for arg in command.get_arguments() {
             let Some(long) = arg.get_long() else { continue };
-            let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
-            let takes = if is_named(Switch::NAME) {
-                Takes::Switch(true)
-            } else if is_named(Tri::NAME) {
-                Takes::TriWord
-            } else if arg.get_action().takes_values() {
-                Takes::Value
-            } else {
-                Takes::Nothing
-            };
-            let mut add = |spelling: String, takes| flags.insert(spelling, (long.to_owned(), takes));
-            add(format!("--{long}"), takes);
-            if let Some(letter) = arg.get_short() {
-                add(format!("-{letter}"), takes);
-            }
-            if let Takes::Switch(_) = takes {
-                add(format!("--no-{long}"), Takes::Switch(false));
-            }
-            for (spelling, _) in SPELLINGS.iter().filter(|(own, target)| *target == long && !is_own(own)) {
-                add(spelling.to_string(), takes);
-            }
-            for (spelling, _) in NEGATIONS.iter().filter(|(_, target)| *target == long) {
-                add(spelling.to_string(), Takes::Switch(false));
+            for (spelling, takes) in spellings_of(arg, long) {
+                if spelling.strip_prefix("--") == Some(long) || !is_own(&spelling) {
+                    flags.insert(spelling, (long.to_owned(), takes));
+                }
             }
         }
         Self { flags }

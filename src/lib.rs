@@ -3,7 +3,8 @@
 //!
 //! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] knows the flags of llama.cpp's that
 //! are not here, [`switch`] how flags are switched), [`args`] holds what was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes
-//! processed, options of a model and a session made; [`reasoning`] how a model thinks. [`demo`] finds the bundled model.
+//! processed, options of a model and a session made; [`reasoning`] how a model thinks. [`demo`] finds the bundled model, [`hub`] and
+//! `download` fetch others.
 //!
 //! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`) or `conversation` (with its [`commands`]);
 //! both let `stream` print a generation (`reading` takes answers apart) on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
@@ -13,7 +14,7 @@
 //! [`flags`] reads lines of flags for the benches.
 //!
 //! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
-//! has the rule about a reader that goes away; `log` and `devices` tell people what is going on.
+//! has the rule about a reader that goes away, [`pages`] completes flags and has manuals; `log` and `devices` tell people what is going on.
 //!
 //! Without the feature `engine` only the pure part exists, for its tests and for what needs no model.
 
@@ -30,8 +31,10 @@ mod demo;
 mod escape;
 pub mod exit;
 pub mod flags;
+pub mod hub;
 pub mod measure;
 pub mod output;
+pub mod pages;
 mod perplexity;
 pub mod plot;
 mod promise;
@@ -55,6 +58,8 @@ mod conversation;
 mod ctrl_c;
 #[cfg(feature = "engine")]
 mod devices;
+#[cfg(feature = "engine")]
+mod download;
 #[cfg(feature = "engine")]
 mod log;
 #[cfg(feature = "engine")]

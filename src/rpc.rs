@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
+use super::pages::{self, PagesArgs, Spelling};
 use super::{exit, output, signals};
 use hobbit::engine::{RpcEvent, RpcServer};
 use hobbit::units::Bytes;
@@ -58,6 +59,8 @@ struct Args {
     /// Keep large tensors that clients send in a directory, and do not have them sent again
     #[arg(short, long)]
     cache: bool,
+    #[command(flatten)]
+    pages: PagesArgs,
     /// Print this help
     #[arg(short, long, action = clap::ArgAction::Help)]
     help: Option<bool>,
@@ -72,6 +75,10 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(Args::command, Spelling::Clap, words.get(1..).unwrap_or_default()) {
+        return answered;
+    }
     let args = match Args::try_parse_from(words) {
         Ok(args) => args,
         Err(error) => return exit::usage(&error),
@@ -153,8 +160,6 @@ fn made_cache() -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

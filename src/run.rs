@@ -18,13 +18,15 @@ use super::console::Screen;
 use super::ctrl_c::CtrlC;
 use super::demo;
 use super::devices;
+use super::download;
 use super::exit::{self, FAILED, in_words};
 use super::log::{Level, Log};
 use super::output::{is_closed_pipe, write_json};
+use super::pages::{self, Spelling};
 use super::progress::bar;
 use super::report;
 use super::report::brief::{self, Closing, ModelFacts};
-use super::resolve::{Bytes, HiArgs, Surroundings};
+use super::resolve::{self, Bytes, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, prompt};
@@ -44,7 +46,11 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let (low, notes) = match args::parse(words) {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(args::command, Spelling::LlamaCpp, &words) {
+        return answered;
+    }
+    let (mut low, notes) = match args::parse(words) {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
@@ -52,6 +58,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
         return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
+    download::into(&mut low.model, resolve::verbosity(&low.output.closing, &low.output.log))?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;

@@ -52,12 +52,9 @@ pub fn check() -> Result<(), Interrupted> {
     if came() { Err(Interrupted) } else { Ok(()) }
 }
 
-/// Calls `handler`, on a thread of its own, for every signal that asks for the end. Once per process. What nohup has set to
-/// be ignored stays ignored.
+/// Calls `handler`, on a thread of its own, for every signal that asks for the end. Once per process.
 pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
-    let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)))
-        .context("cannot handle signals")?;
+    let mut signals = wanted()?;
     let deliver = move || {
         for signal in signals.forever().filter_map(Signal::of) {
             LAST.store(signal.status(), Ordering::SeqCst);
@@ -66,6 +63,31 @@ pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     };
     let spawned = std::thread::Builder::new().name("signals".into()).spawn(deliver);
     spawned.map(drop).context("cannot handle signals")
+}
+
+/// The signals that ask for the end. What nohup has set to be ignored stays ignored.
+fn wanted() -> Result<Signals> {
+    let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)));
+    signals.context("cannot handle signals")
+}
+
+/// Runs `work`, during which `handler` is called, on a thread of its own, for every signal that asks for the end. Afterwards others may
+/// watch.
+pub fn during<T>(mut handler: impl FnMut(Signal) + Send + 'static, work: impl FnOnce() -> T) -> Result<T> {
+    let mut signals = wanted()?;
+    let handle = signals.handle();
+    let deliver = move || {
+        for signal in signals.forever().filter_map(Signal::of) {
+            LAST.store(signal.status(), Ordering::SeqCst);
+            handler(signal);
+        }
+    };
+    let thread = std::thread::Builder::new().name("signals".into()).spawn(deliver).context("cannot handle signals")?;
+    let result = work();
+    handle.close();
+    let _ = thread.join();
+    Ok(result)
 }
 
 /// Whether whoever started this process has SIGHUP ignored, as nohup does.

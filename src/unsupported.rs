@@ -65,7 +65,8 @@ const fn implied(names: &'static [&'static str], values: usize) -> Unsupported {
     Unsupported { names, values, verdict: Verdict::Implied }
 }
 
-const DOWNLOAD: &str = "hobbit downloads nothing; fetch the file and pass it with -m";
+const DOCKER: &str = "models come from files, the Hub (-hf) and URLs (-mu)";
+const DEFAULTS: &str = "name the repository: -hf USER/REPO[:QUANT]";
 const DRAFT: &str = "speculative decoding is not supported yet";
 const MEDIA: &str = "only text models are supported";
 const PLACEMENT: &str = "hobbit places experts itself; see --device-cache, --mem-budget and --expert-cache";
@@ -78,14 +79,10 @@ const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
 
 /// Flags that say which model to run.
-const MODEL_FLAGS: [&str; 4] = ["--hf-repo", "--hf-file", "--model-url", "--docker-repo"];
+const MODEL_FLAGS: [&str; 1] = ["--docker-repo"];
 
 /// llama.cpp's variables of the flags below (`set_env` in `common/arg.cpp`), without those that only its server reads.
-/// `HF_TOKEN` is not one: other programs have it set.
 static VARIABLES: &[(&str, &str)] = &[
-    ("LLAMA_ARG_HF_REPO", "--hf-repo"),
-    ("LLAMA_ARG_HF_FILE", "--hf-file"),
-    ("LLAMA_ARG_MODEL_URL", "--model-url"),
     ("LLAMA_ARG_DOCKER_REPO", "--docker-repo"),
     ("LLAMA_ARG_MMPROJ", "--mmproj"),
     ("LLAMA_ARG_MMPROJ_URL", "--mmproj-url"),
@@ -113,7 +110,7 @@ static VARIABLES: &[(&str, &str)] = &[
 static SPECULATIVE: Unsupported = refused(&["--spec-*"], 0, DRAFT);
 
 static FLAGS: &[Unsupported] = &[
-    implied(&["--offline", "--no-mmap", "--no-log-jsonl"], 0),
+    implied(&["--no-mmap", "--no-log-jsonl"], 0),
     no_effect(&["--mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"], 0, READING),
     no_effect(&["-lm", "--load-mode", "-lzm", "--lazy-mode"], 1, READING),
     no_effect(&["--op-offload", "--no-op-offload", "--no-host"], 0, PLACEMENT),
@@ -147,14 +144,10 @@ static FLAGS: &[Unsupported] = &[
         "adapters are not supported yet",
     ),
     refused(&["--control-vector-layer-range"], 2, "adapters are not supported yet"),
-    refused(
-        &["-mu", "--model-url", "-dr", "--docker-repo", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"],
-        1,
-        DOWNLOAD,
-    ),
-    refused(&["-hft", "--hf-token"], 1, DOWNLOAD),
-    refused(&["-cl", "--cache-list", "--gpt-oss-20b-default", "--gpt-oss-120b-default"], 0, DOWNLOAD),
-    refused(&["--vision-gemma-4b-default", "--vision-gemma-12b-default"], 0, DOWNLOAD),
+    refused(&["-dr", "--docker-repo"], 1, DOCKER),
+    refused(&["-cl", "--cache-list"], 0, "the Hub's own client lists what is kept: hf cache ls"),
+    refused(&["--gpt-oss-20b-default", "--gpt-oss-120b-default"], 0, DEFAULTS),
+    refused(&["--vision-gemma-4b-default", "--vision-gemma-12b-default"], 0, MEDIA),
     refused(&["--prompt-cache"], 1, "sessions are not saved yet; leave it out"),
     refused(&["--prompt-cache-all", "--prompt-cache-ro"], 0, "sessions are not saved yet; leave it out"),
     refused(&["-ptc", "--print-token-count"], 1, "see --stats-json for the counts at the end"),
@@ -166,7 +159,6 @@ static FLAGS: &[Unsupported] = &[
     refused(&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"], 0, MEDIA),
     refused(&["-o", "--output", "--output-file"], 1, "redirect the standard output instead"),
     refused(&["--log-prompts-dir"], 1, "prompts are not logged; see --verbose-prompt"),
-    refused(&["--completion-bash"], 0, "there is no completion script yet"),
     refused(&["-md", "--model-draft", "-td", "--threads-draft", "-tbd", "--threads-batch-draft"], 1, DRAFT),
     refused(&["-hfd", "-hfrd", "--hf-repo-draft", "-Cd", "--cpu-mask-draft", "-Crd", "--cpu-range-draft"], 1, DRAFT),
     refused(&["-ctkd", "--cache-type-k-draft", "-ctvd", "--cache-type-v-draft", "-devd", "--device-draft"], 1, DRAFT),
@@ -208,10 +200,10 @@ mod tests {
             let found = variables(value, |flag| flag == ours);
             found.into_iter().map(|(name, _, names_model)| (name, names_model)).collect::<Vec<_>>()
         };
-        let set = &[("LLAMA_ARG_HF_REPO", "a/b"), ("LLAMA_ARG_N_PARALLEL", "4"), ("LLAMA_ARG_MODEL", "x")];
-        assert_eq!(found(set, ""), [("LLAMA_ARG_HF_REPO", true), ("LLAMA_ARG_N_PARALLEL", false)]);
-        assert_eq!(found(set, "--parallel"), [("LLAMA_ARG_HF_REPO", true)]);
-        assert_eq!(found(&[("LLAMA_ARG_HF_REPO", ""), ("LLAMA_ARG_LOG_JSONL", "off")], ""), []);
+        let set = &[("LLAMA_ARG_DOCKER_REPO", "a/b"), ("LLAMA_ARG_N_PARALLEL", "4"), ("LLAMA_ARG_MODEL", "x")];
+        assert_eq!(found(set, ""), [("LLAMA_ARG_DOCKER_REPO", true), ("LLAMA_ARG_N_PARALLEL", false)]);
+        assert_eq!(found(set, "--parallel"), [("LLAMA_ARG_DOCKER_REPO", true)]);
+        assert_eq!(found(&[("LLAMA_ARG_DOCKER_REPO", ""), ("LLAMA_ARG_LOG_JSONL", "off")], ""), []);
         assert_eq!(found(&[("LLAMA_ARG_LOG_JSONL", "1")], ""), [("LLAMA_ARG_LOG_JSONL", false)]);
     }
 

@@ -17,16 +17,19 @@ mod widen;
 use std::process::ExitCode;
 use std::thread;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use gguf_tools::synth::command as synth;
 use hobbit::files::OutputError;
 use hobbit_programs::output::{is_closed_pipe, tell};
+use hobbit_programs::pages::{self, PagesArgs, Spelling};
 use hobbit_programs::{exit, signals};
 
 /// Inspect, verify, pack and synthesise GGUF model files.
 #[derive(Debug, Parser)]
 #[command(name = "gguf-tools", version)]
 struct Cli {
+    #[command(flatten)]
+    pages: PagesArgs,
     #[command(subcommand)]
     tool: Tool,
 }
@@ -59,6 +62,10 @@ fn threads(asked: Option<u16>) -> usize {
 }
 
 fn main() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    if let Some(answered) = pages::answer(Cli::command, Spelling::Clap, &words) {
+        return exit::code(answered);
+    }
     let outcome = match Cli::parse().tool {
         Tool::Inspect(args) => inspect::run(args),
         Tool::Verify(args) => verify::run(args),
@@ -87,7 +94,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_sound() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 }

@@ -15,6 +15,8 @@ fn spellings() {
         (&["-m", "a.gguf"][..], &["--model=a.gguf"][..]),
         (&["--model=a.gguf"], &["--model=a.gguf"]),
         (&["-ngl", "99"], &["--n-gpu-layers=99"]),
+        (&["-hf", "a/b:Q8_0", "--offline"], &["--hf-repo=a/b:Q8_0", "--offline=on"]),
+        (&["-hff", "c", "-hft", "t", "-mu", "u"], &["--hf-file=c", "--hf-token=t", "--model-url=u"]),
         (&["--gpu-layers", "all"], &["--n-gpu-layers=all"]),
         (&["--n_predict", "5"], &["--predict=5"]),
         (&["--top_k=5"], &["--top-k=5"]),
@@ -65,7 +67,7 @@ fn paths_need_not_be_text() {
 
 #[test]
 fn llama_cpps_other_flags() {
-    let line = run(&["--offline", "--no-mmap", "--prio", "2", "-p", "x"]).unwrap();
+    let line = run(&["--skip-chat-parsing", "--no-mmap", "--prio", "2", "-p", "x"]).unwrap();
     assert_eq!(line.words, ["--prompt=x"]);
     assert!(matches!(&line.notes[..], [Note::NoEffect { flag, .. }] if flag == "--prio"), "{:?}", line.notes);
     let error = run(&["--lora", "x.gguf"]).unwrap_err();

@@ -10,8 +10,9 @@ use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser
 
 use super::threads::ThreadChoice;
 use super::values;
-use crate::args::{self, ExpertArgs};
+use crate::args::{self, ExpertArgs, SourceArgs};
 use crate::argv::{self, Grammar, Note};
+use crate::pages::PagesArgs;
 use hobbit::units::parse_bytes;
 
 const EXAMPLES: &str = "\
@@ -54,6 +55,8 @@ pub struct TestArgs {
     /// Model; without it the bundled demo model
     #[arg(short, long, value_name = "FNAME", value_delimiter = ',')]
     pub model: Vec<PathBuf>,
+    #[command(flatten)]
+    pub source: SourceArgs,
     /// Tokens of the prompt; 0 for no such test [default: 512]
     #[arg(short = 'p', long, value_name = "N")]
     pub n_prompt: Vec<String>,
@@ -167,6 +170,8 @@ pub struct OutputArgs {
     /// Show what the engines log
     #[arg(short, long)]
     pub verbose: bool,
+    #[command(flatten)]
+    pages: PagesArgs,
 }
 
 /// How records are printed.
@@ -244,7 +249,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     let grammar = Grammar::of(&command);
     let line = argv::normalise(words, &grammar).map_err(|error| command.error(error.kind(), error))?;
     let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);
-    let matches = command.try_get_matches_from_mut(words)?;
+    let mut matches = command.try_get_matches_from_mut(words)?;
+    args::source::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
     let bench = BenchArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let mut engine = Vec::new();
     for arg in expert_flags() {

@@ -17,11 +17,13 @@ use super::record::{Record, Tried};
 use super::threads;
 use super::{child, inputs, start};
 use crate::devices;
+use crate::download;
 use crate::exit::{self, USAGE};
 use crate::measure::disk::random_reads;
 use crate::measure::host::Host;
 use crate::output::{say, tell};
-use crate::resolve::Surroundings;
+use crate::pages::{self, Spelling};
+use crate::resolve::{Surroundings, Verbosity};
 use crate::run::Process;
 use crate::signals::{self, Interrupted};
 
@@ -61,7 +63,11 @@ fn hog(words: &[OsString]) -> Result<u8> {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let typed = match args::parse(words) {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(args::command, Spelling::LlamaCpp, &words) {
+        return answered;
+    }
+    let mut typed = match args::parse(words) {
         Ok(typed) => typed,
         Err(error) => return exit::usage(&error),
     };
@@ -71,6 +77,8 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     for note in &typed.notes {
         tell(format_args!("note: {note}"));
     }
+    let test = &mut typed.bench.test;
+    test.model.extend(download::fetched(&test.source, Verbosity { shown: 3, logged: 3 })?);
     let cases = match cases(&typed, || Process.demo_model()) {
         Ok(cases) => cases,
         Err(error) => {

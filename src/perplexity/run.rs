@@ -12,11 +12,14 @@ use serde_json::{Value, json};
 use super::resolve::{HiArgs, Measure, Text};
 use super::{args, benchmarks, divergence, format, text};
 use crate::devices;
+use crate::download;
 use crate::exit;
 use crate::log::{Level, Log};
 use crate::output::write_json;
+use crate::pages::{self, Spelling};
 use crate::progress::TokenBar;
 use crate::report;
+use crate::resolve;
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
 use hobbit::perplexity::windows::Windows;
@@ -117,7 +120,11 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let (low, notes) = match args::parse(words) {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(args::command, Spelling::LlamaCpp, &words) {
+        return answered;
+    }
+    let (mut low, notes) = match args::parse(words) {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
@@ -125,6 +132,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
         return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
+    download::into(&mut low.model, resolve::verbosity(&low.output.closing, &low.output.log))?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.verbosity, args.log_file.as_deref())?;

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
@@ -35,10 +35,11 @@ use hobbit::{Model, ModelOptions, SessionOptions};
 use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
-use crate::{exit, memory_signals, run, signals};
+use crate::pages::{self, Spelling};
+use crate::{download, exit, memory_signals, run, signals};
 use app::{App, Loaded};
 use settings::{Resolved, resolve};
-use status::Status;
+use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
 
 /// How often signals are looked at.
@@ -50,13 +51,18 @@ pub fn main() -> ExitCode {
 }
 
 fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let (args, notes) = match args::parse_as::<ServerArgs>(args::server::command(), words) {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(args::server::command, Spelling::LlamaCpp, &words) {
+        return answered;
+    }
+    let (mut args, notes) = match args::parse_as::<ServerArgs>(args::server::command(), words) {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
     if args.experts.device.list_devices {
         return crate::devices::list(&args.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
     }
+    download::into(&mut args.model, crate::resolve::verbosity(&args.closing, &args.log))?;
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
     settings::check_model(&settings.model)?;
     let log = Log::new(verbosity, log_file.as_deref())?;
@@ -104,8 +110,17 @@ fn answer(
     log.line(Level::Info, "hobbit: ending");
     loaded.stop(grace);
     listening.stop(grace + Duration::from_secs(1));
+    let end = Instant::now() + grace + LOOK;
+    while !worker.is_finished() {
+        // An evaluation that takes longer is not waited for.
+        if Instant::now() >= end {
+            loaded.interrupt.set();
+        }
+        std::thread::sleep(LOOK);
+    }
     let panicked = worker.join().is_err();
     runtime.block_on(listening.ended());
+    log.line(Level::Info, format!("hobbit: {}", closing_line(&loaded.status.get().totals)));
     // The last connections are gone: the model is closed, which writes what it knows.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(app);
@@ -145,6 +160,7 @@ fn load(
         mark: mark(&model, session_options),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());
+    let interrupt = session.interrupt_handle();
     let status = Arc::new(Status::default());
     let (commands, incoming) = crossbeam_channel::unbounded();
     let worker = Worker::new(session, options, Arc::clone(&status), log.clone());
@@ -161,6 +177,7 @@ fn load(
         pooling,
         templates,
         next_id: AtomicU64::new(0),
+        interrupt,
     };
     assert!(app.loaded.set(loaded).is_ok(), "a model is loaded once");
     Ok(thread)
@@ -197,6 +214,19 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
         Ok(_) => {}
     }
     Ok(templates)
+}
+
+/// What was done.
+fn closing_line(totals: &Totals) -> String {
+    let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, hits, misses, bytes_read, .. } = *totals;
+    let mut line = format!(
+        "{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written"
+    );
+    if hits + misses > 0.0 {
+        let per_token = hobbit::units::Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
+        line += &format!("; hits {:.1} %, {per_token} read per token written", 100.0 * hits / (hits + misses));
+    }
+    line
 }
 
 /// What tells saved slots of this model and these types of KV cache from others.

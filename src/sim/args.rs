@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::pages::PagesArgs;
 use crate::switch::Switch;
 use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::fitted::FittedPolicy;
@@ -46,6 +47,8 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
 #[derive(Debug, Parser)]
 #[command(name = "hobbit-sim", version = env!("HOBBIT_VERSION"), max_term_width = 110, after_help = EXAMPLES)]
 pub struct Args {
+    #[command(flatten)]
+    pages: PagesArgs,
     #[command(subcommand)]
     pub command: Command,
 }

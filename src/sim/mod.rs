@@ -19,11 +19,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use args::{Args, Command};
 
 use super::exit;
+use super::pages::{self, Spelling};
 use hobbit::files::{self, Input, Kind, Output, OutputError};
 use hobbit::sim::{Recording, SimError};
 
@@ -35,6 +36,10 @@ pub fn main() -> ExitCode {
 
 /// Does what `words`, program name first, ask for.
 fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
+    let words: Vec<OsString> = words.collect();
+    if let Some(answered) = pages::answer(Args::command, Spelling::Clap, words.get(1..).unwrap_or_default()) {
+        return answered;
+    }
     let args = match Args::try_parse_from(words) {
         Ok(args) => args,
         Err(error) => return exit::usage(&error),

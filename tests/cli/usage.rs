@@ -149,14 +149,15 @@ fn variables_of_flags_that_hobbit_does_not_have_are_told() {
         cli.run()
     };
     for quiet in [&[][..], &["--quiet"]] {
-        let ran = with(&[&["-n", "1", "-t", "1"], quiet].concat(), "LLAMA_ARG_HF_REPO", "ggml-org/model").expect(2);
-        let parts = ["error: ", "LLAMA_ARG_HF_REPO names a model: hobbit downloads nothing", "-m, or unset it"];
+        let ran = with(&[&["-n", "1", "-t", "1"], quiet].concat(), "LLAMA_ARG_DOCKER_REPO", "ai/model").expect(2);
+        let parts = ["error: ", "LLAMA_ARG_DOCKER_REPO names a model: models come from files", "-m, or unset it"];
         assert!(parts.iter().all(|part| ran.stderr.contains(part)), "{}", ran.stderr);
         assert_eq!(ran.stdout, "");
     }
     let demo = demo_model();
     let named = ["-m", demo.to_str().unwrap(), "-p", "a", "-n", "1", "-t", "1"];
-    for (variable, why) in [("LLAMA_ARG_HF_REPO", "hobbit downloads nothing"), ("LLAMA_ARG_MMPROJ", "only text models")]
+    for (variable, why) in
+        [("LLAMA_ARG_DOCKER_REPO", "models come from files"), ("LLAMA_ARG_MMPROJ", "only text models")]
     {
         let ran = with(&named, variable, "x").expect(0);
         let note = format!("note: the environment variable {variable} has no effect: {why}");

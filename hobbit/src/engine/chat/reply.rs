@@ -113,7 +113,7 @@ fn added<'a>(before: &str, now: &'a str) -> Result<&'a str, Error> {
 }
 
 /// Brackets within each other in an answer that are read: llama.cpp's parsers recurse with them.
-const DEPTH_MAX: usize = 1000;
+pub(super) const DEPTH_MAX: usize = 1000;
 
 /// That reading `text` does not end the process.
 ///

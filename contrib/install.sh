@@ -1,0 +1,32 @@
+#!/bin/sh
+# Installs every program: hobbit-cli, hobbit-server, hobbit-bench, hobbit-sim, hobbit-perplexity, hobbit-rpc and gguf-tools, with
+# completions and manual pages. llama.cpp is built once.
+#
+#   contrib/install.sh [PREFIX]      (default: ~/.cargo, whose bin is on the PATH of whoever has Rust)
+#
+# FEATURES are cargo's, e.g. FEATURES=cuda; SKIP_PAGES=1 leaves completions and manual pages out.
+set -eu
+
+tree=$(cd "$(dirname "$0")/.." && pwd)
+prefix=${1:-${CARGO_HOME:-$HOME/.cargo}}
+cd "$tree"
+./setup.sh
+target=${CARGO_TARGET_DIR:-$tree/target}
+cargo install --locked --path . --root "$prefix" --target-dir "$target" ${FEATURES:+--features "$FEATURES"}
+cargo install --locked --path gguf-tools --root "$prefix" --target-dir "$target"
+[ -z "${SKIP_PAGES:-}" ] || exit 0
+
+# Where shells and man look for what a user has: beside XDG_DATA_HOME, or below a prefix such as /usr/local.
+case "$prefix" in
+  "$HOME"/*) share=${XDG_DATA_HOME:-$HOME/.local/share} ;;
+  *) share=$prefix/share ;;
+esac
+mkdir -p "$share/man/man1" "$share/bash-completion/completions" "$share/zsh/site-functions" "$share/fish/vendor_completions.d"
+for program in hobbit-cli hobbit-server hobbit-bench hobbit-sim hobbit-perplexity hobbit-rpc gguf-tools; do
+  [ -x "$prefix/bin/$program" ] || continue
+  "$prefix/bin/$program" --man > "$share/man/man1/$program.1"
+  "$prefix/bin/$program" --completions bash > "$share/bash-completion/completions/$program"
+  "$prefix/bin/$program" --completions zsh > "$share/zsh/site-functions/_$program"
+  "$prefix/bin/$program" --completions fish > "$share/fish/vendor_completions.d/$program.fish"
+done
+echo "installed below $prefix; completions and manual pages below $share"

@@ -1,0 +1,150 @@
+//! Flags that name a model which is somewhere else.
+
+use std::path::PathBuf;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, FromArgMatches};
+
+use crate::hub::{Given, Source, Token};
+use crate::switch::Switch;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct SourceArgs {
+    /// Model of a repository on the Hub, fetched if it is not here yet. Without QUANT it is Q4_K_M, else Q8_0, else the first
+    #[arg(long, value_name = "USER/REPO[:QUANT]", env = "LLAMA_ARG_HF_REPO")]
+    pub hf_repo: Option<String>,
+    /// File of that repository, instead of a quant; of a split model, any part
+    #[arg(long, value_name = "FILE", env = "LLAMA_ARG_HF_FILE")]
+    pub hf_file: Option<String>,
+    /// Token for private and gated repositories (default: the one that `hf auth login` has kept)
+    #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", value_parser = Token::new)]
+    pub hf_token: Option<Token>,
+    /// Model at this URL, fetched if it is not here yet
+    #[arg(long, value_name = "URL", env = "LLAMA_ARG_MODEL_URL")]
+    pub model_url: Option<String>,
+    /// Ask no server: only what was fetched earlier
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_OFFLINE")]
+    pub offline: Switch,
+}
+
+/// Flags each of which names a model: their ids, and how they are typed.
+const NAMES: [(&str, &str); 3] = [("model", "-m"), ("hf_repo", "-hf"), ("model_url", "-mu")];
+
+impl SourceArgs {
+    /// What is to be fetched, if anything is.
+    ///
+    /// # Errors
+    /// What is no repository; a file without one.
+    pub fn source(&self) -> Result<Option<Source>, String> {
+        match (&self.hf_repo, &self.model_url) {
+            (Some(repo), _) => {
+                Source::repo(repo, self.hf_file.as_deref()).map(Some).map_err(|error| format!("-hf: {error}"))
+            }
+            (None, _) if self.hf_file.is_some() => {
+                Err("-hff: the repository of this file is missing: give -hf USER/REPO".to_owned())
+            }
+            (None, Some(url)) => Ok(Some(Source::Url(url.clone()))),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// What these flags say about places.
+    pub fn given(&self) -> Given {
+        Given { token: self.hf_token.clone(), offline: self.offline.0 }
+    }
+}
+
+/// Whether anything names a model.
+pub fn is_named(matches: &ArgMatches) -> bool {
+    sources(matches).iter().any(Option::is_some)
+}
+
+fn sources(matches: &ArgMatches) -> [Option<ValueSource>; 3] {
+    let is_known = |id: &str| matches.try_contains_id(id).is_ok();
+    NAMES.map(|(id, _)| if is_known(id) { matches.value_source(id) } else { None })
+}
+
+/// Makes sure that one model is named at most, and soundly: what is typed beats the environment.
+///
+/// # Errors
+/// Two flags that name a model, or two variables; what [`SourceArgs::source`] says.
+pub fn settle(matches: &mut ArgMatches) -> Result<(), String> {
+    keep_one(matches)?;
+    match SourceArgs::from_arg_matches(matches) {
+        Ok(args) => args.source().map(drop),
+        Err(_) => Ok(()), // a command that has no such flags
+    }
+}
+
+fn keep_one(matches: &mut ArgMatches) -> Result<(), String> {
+    let found = sources(matches);
+    for source in [ValueSource::CommandLine, ValueSource::EnvVariable] {
+        let named: Vec<usize> = (0..NAMES.len()).filter(|&i| found[i] == Some(source)).collect();
+        let &[one, ref others @ ..] = &named[..] else { continue };
+        if let Some(&other) = others.first() {
+            let how = if source == ValueSource::EnvVariable { " (by the environment)" } else { "" };
+            return Err(format!("{} and {} both name a model{how}; give one of them", NAMES[one].1, NAMES[other].1));
+        }
+        for (i, (id, _)) in NAMES.iter().enumerate().filter(|(i, _)| *i != one && found[*i].is_some()) {
+            let _ = if i == 0 {
+                matches.remove_one::<PathBuf>(id).is_some()
+            } else {
+                matches.remove_one::<String>(id).is_some()
+            };
+        }
+        // A file is one of a repository: that of another model's says nothing.
+        let is_repo = NAMES[one].0 == "hf_repo";
+        let is_typed = |id: &str| {
+            matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine)
+        };
+        if !is_repo && !is_typed("hf_file") && matches.try_contains_id("hf_file").is_ok() {
+            let _ = matches.remove_one::<String>("hf_file");
+        }
+        return Ok(());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use crate::args::parse;
+    use crate::hub::{Source, Want};
+
+    fn source(words: &[&str]) -> Result<Option<Source>, String> {
+        let (low, _) = parse(words.iter().map(OsString::from)).map_err(|error| error.to_string())?;
+        low.model.source.source()
+    }
+
+    #[test]
+    fn llama_cpps_spellings() {
+        let repo = |want| Some(Source::Repo { id: "a/b".parse().unwrap(), want });
+        for words in
+            [&["-hf", "a/b:Q8_0"][..], &["-hfr", "a/b:Q8_0"], &["--hf-repo", "a/b:Q8_0"], &["--hf_repo=a/b:Q8_0"]]
+        {
+            assert_eq!(source(words).unwrap(), repo(Want::Quant("Q8_0".into())), "{words:?}");
+        }
+        assert_eq!(source(&["-hf", "a/b", "-hff", "c.gguf"]).unwrap(), repo(Want::File("c.gguf".into())));
+        assert_eq!(source(&["-mu", "http://h/m.gguf"]).unwrap(), Some(Source::Url("http://h/m.gguf".into())));
+        assert_eq!(source(&["-m", "m.gguf", "--offline"]).unwrap(), None);
+    }
+
+    #[test]
+    fn two_models_are_one_too_many() {
+        let error = source(&["-m", "m.gguf", "-hf", "a/b"]).unwrap_err();
+        assert!(error.contains("-m and -hf both name a model"), "{error}");
+        assert!(source(&["-hf", "a/b", "-mu", "http://h/m.gguf"]).unwrap_err().contains("-hf and -mu"));
+        assert!(source(&["-hff", "c.gguf"]).unwrap_err().contains("-hf USER/REPO"));
+        assert!(source(&["-hf", "a"]).unwrap_err().contains("-hf: 'a' is no repository"));
+    }
+
+    #[test]
+    fn the_token_is_not_shown() {
+        let (low, _) = parse(["-hft", "hf_secret"].map(OsString::from)).unwrap();
+        assert!(!format!("{low:?}").contains("hf_secret"));
+        let error = parse(["-hft", "hf secret"].map(OsString::from)).unwrap_err().to_string();
+        assert!(error.contains("expected a token"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Downloads as people see them: a line when one begins, a bar, and Ctrl-C, after which the same command goes on where it stopped.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+#[cfg(feature = "hub")]
+use anyhow::Context;
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::args::{ModelArgs, SourceArgs};
+use super::hub::{Places, Source, Witness};
+use super::log::Level;
+use super::output::tell;
+use super::resolve::Verbosity;
+use super::signals;
+use hobbit::units::Bytes;
+
+const BAR: &str = "{bar:40} {percent:>3} % of {binary_total_bytes}, {binary_bytes_per_sec} {eta}";
+const SPINNER: &str = "{spinner} {binary_bytes}, {binary_bytes_per_sec}";
+
+/// Puts the file of the model that `model` names elsewhere, if it does, in its place; fetched if it is not here.
+///
+/// # Errors
+/// As [`fetched`].
+pub fn into(model: &mut ModelArgs, verbosity: Verbosity) -> Result<()> {
+    if let Some(path) = fetched(&model.source, verbosity)? {
+        model.model = Some(path);
+    }
+    Ok(())
+}
+
+/// The file of the model that is named elsewhere, if one is; fetched if it is not here.
+///
+/// # Errors
+/// What cannot be fetched, with what to do about it.
+pub fn fetched(args: &SourceArgs, verbosity: Verbosity) -> Result<Option<PathBuf>> {
+    let Some(source) = args.source().map_err(anyhow::Error::msg)? else { return Ok(None) };
+    let read = |path: &Path| hobbit::files::capped::read_text(path, 1 << 12).ok();
+    let places = Places::new(args.given(), |name| std::env::var_os(name), read).map_err(anyhow::Error::msg)?;
+    let screen = Screen::new(verbosity.shown >= Level::Info as u8);
+    let bar = screen.bar.clone();
+    let stop = move |signal: signals::Signal| {
+        bar.finish_and_clear();
+        tell("hobbit: stopped; what came is kept, and the same command goes on there");
+        std::process::exit(i32::from(signal.status()));
+    };
+    signals::during(stop, || fetch(&source, &places, &screen))?.map(Some)
+}
+
+#[cfg(feature = "hub")]
+fn fetch(source: &Source, places: &Places, witness: &dyn Witness) -> Result<PathBuf> {
+    super::hub::fetch(source, places, witness).context("the model was not fetched")
+}
+
+#[cfg(not(feature = "hub"))]
+fn fetch(_: &Source, _: &Places, _: &dyn Witness) -> Result<PathBuf> {
+    anyhow::bail!(
+        "this program was built without the feature 'hub', which fetches models; fetch the file and give it with -m"
+    )
+}
+
+/// Standard error.
+struct Screen {
+    shows: bool,
+    bar: ProgressBar,
+    /// The file that was announced last.
+    announced: Mutex<String>,
+}
+
+impl Screen {
+    fn new(shows: bool) -> Self {
+        Self { shows, bar: ProgressBar::hidden(), announced: Mutex::default() }
+    }
+}
+
+impl Witness for Screen {
+    fn note(&self, text: &str) {
+        if self.shows {
+            self.bar.suspend(|| tell(format_args!("hobbit: {text}")));
+        }
+    }
+
+    fn begin(&self, name: &str, size: Option<u64>, have: u64) {
+        if !self.shows {
+            return;
+        }
+        let mut announced = self.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        if *announced != name {
+            name.clone_into(&mut announced);
+            let size = size.map(|size| format!(" ({})", Bytes(size))).unwrap_or_default();
+            self.bar.suspend(|| tell(format_args!("hobbit: downloading {name}{size}")));
+        }
+        let style = ProgressStyle::with_template(if size.is_some() { BAR } else { SPINNER });
+        self.bar.set_style(style.expect("the template is constant and valid"));
+        if let Some(size) = size {
+            self.bar.set_length(size);
+        }
+        self.bar.reset();
+        self.bar.set_position(have);
+        self.bar.reset_eta();
+        if std::io::stderr().is_terminal() {
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+    }
+
+    fn at(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn pause(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_templates_are_valid() {
+        for template in [BAR, SPINNER] {
+            ProgressStyle::with_template(template).unwrap();
+        }
+    }
+}

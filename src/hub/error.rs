@@ -1,0 +1,71 @@
+//! What goes wrong with downloads, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::choice::ChoiceError;
+use hobbit::units::Bytes;
+
+/// Why a model was not fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    #[error("{repo}: {source}")]
+    Choice { repo: String, source: ChoiceError },
+    #[error(
+        "{what}: the server says {status}: it does not exist, or is private or gated; accept its conditions on its page and give \
+         a token with --hf-token or HF_TOKEN"
+    )]
+    Denied { what: String, status: u16 },
+    #[error("{what}: the server says 404: there is no such thing; check the name")]
+    NotFound { what: String },
+    #[error("{what}: the server says {status}, and nothing can be made of that")]
+    Refused { what: String, status: u16 },
+    #[error(
+        "{what}: {host} cannot be reached ({why}); check the network, or give --offline to use what is in the cache"
+    )]
+    Unreachable { what: String, host: String, why: String },
+    #[error("{what}: {url} redirects {why}")]
+    Redirect { what: String, url: String, why: String },
+    #[error("{what}: the server's answer is not understood: {why}")]
+    Answer { what: String, why: String },
+    #[error("{name}: broke off at {} {why}; what came is kept in {}: run again to go on", how_far(*.at, *.size), .part.display())]
+    Dropped { name: String, at: u64, size: Option<u64>, why: String, part: PathBuf },
+    #[error("{name}: the server has {said} bytes, expected {expected}: it is not the file that was asked for")]
+    Size { name: String, said: u64, expected: u64 },
+    #[error(
+        "{name}: its SHA-256 is {found}, expected {expected}: it was damaged on its way; the part that came was removed: run \
+         again"
+    )]
+    Sum { name: String, found: String, expected: String },
+    #[error("{name}: what the server sends is no GGUF file (it begins with {begins:?}); check the name")]
+    NotGguf { name: String, begins: String },
+    #[error("{}: {} are needed and {} are free; make room, or keep models elsewhere with HF_HOME (or LLAMA_CACHE)",
+            .directory.display(), Bytes(*.needed), Bytes(*.free))]
+    Space { directory: PathBuf, needed: u64, free: u64 },
+    #[error("{what}: not in {} ({why}); run once without --offline", .place.display())]
+    NotCached { what: String, place: PathBuf, why: String },
+    #[error("{}: cannot {doing}", .path.display())]
+    File { path: PathBuf, doing: &'static str, source: io::Error },
+    #[error("{0}")]
+    Given(String),
+}
+
+fn how_far(at: u64, size: Option<u64>) -> String {
+    match size {
+        Some(size) => format!("{} of {}", Bytes(at), Bytes(size)),
+        None => Bytes(at).to_string(),
+    }
+}
+
+impl HubError {
+    /// Whether the server could not be asked, and what is kept may do instead.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+}
+
+/// Names the file in an error of the system's.
+pub fn failed(path: &std::path::Path, doing: &'static str) -> impl FnOnce(io::Error) -> HubError {
+    let path = path.to_owned();
+    move |source| HubError::File { path, doing, source }
+}

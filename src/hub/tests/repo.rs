@@ -1,0 +1,403 @@
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+
+use super::server::{Reply, Request, Server};
+use super::*;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const API: &str = "/api/models/a/b/revision/main?blobs=true";
+
+/// What the Hub says of a repository with these files.
+fn listing(files: &[(&str, &[u8])]) -> Reply {
+    let sibling = |(name, bytes): &(&str, &[u8])| json!({"rfilename": name, "size": bytes.len(), "blobId": "f".repeat(40), "lfs": {"sha256": sha256(bytes), "size": bytes.len()}});
+    let siblings: Vec<_> = files.iter().map(sibling).collect();
+    Reply::new(200, json!({"sha": COMMIT, "siblings": siblings}).to_string())
+}
+
+/// A Hub with one repository, `a/b`, of these files; `twist` may answer requests for files instead.
+fn hub(files: &[(&'static str, Vec<u8>)], twist: impl Fn(&Request, &[u8]) -> Option<Reply> + Send + 'static) -> Server {
+    let files = files.to_vec();
+    Server::new(move |request| {
+        let named: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
+        if request.path == API {
+            return listing(&named);
+        }
+        let name = request.path.strip_prefix(&format!("/a/b/resolve/{COMMIT}/"));
+        match named.iter().find(|(known, _)| Some(*known) == name) {
+            Some((_, bytes)) => twist(request, bytes).unwrap_or_else(|| Reply::file(request, bytes, "\"x\"")),
+            None => Reply::new(404, "no such file"),
+        }
+    })
+}
+
+fn plain(files: &[(&'static str, Vec<u8>)]) -> Server {
+    hub(files, |_, _| None)
+}
+
+fn rig(server: &Server) -> Rig {
+    Rig::new(server.url(""))
+}
+
+#[test]
+fn a_model_comes_into_the_hubs_own_layout() {
+    let (q4, q8) = (model(1, 5000), model(2, 9000));
+    let server = plain(&[("README.md", b"words".to_vec()), ("m-Q4_K_M.gguf", q4.clone()), ("m-Q8_0.gguf", q8.clone())]);
+    let rig = rig(&server);
+    let path = rig.hf("a/b").unwrap();
+    let snapshot = rig.places.hub.join(format!("models--a--b/snapshots/{COMMIT}"));
+    assert_eq!(path, snapshot.join("m-Q4_K_M.gguf"));
+    assert_eq!(fs::read(&path).unwrap(), q4);
+    assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../blobs").join(sha256(&q4)));
+    assert_eq!(fs::read_to_string(rig.places.hub.join("models--a--b/refs/main")).unwrap(), COMMIT);
+    assert_eq!(rig.files().len(), 4, "{:?}", rig.files()); // blob, link, ref, lock
+    assert_eq!(server.seen().len(), 2);
+    // What is here is not fetched again, and needs no server.
+    assert_eq!(rig.hf("a/b:q4_k_m").unwrap(), path);
+    assert_eq!(server.seen().iter().map(|request| &*request.path).collect::<Vec<_>>(), [API]);
+    assert_eq!(fs::read(rig.hf("a/b:Q8_0").unwrap()).unwrap(), q8);
+    drop(server);
+    let offline = Rig { places: Places { offline: true, ..rig.places.clone() }, ..rig };
+    assert_eq!(offline.hf("a/b").unwrap(), path);
+    let error = offline.hf("a/b:Q2_K").unwrap_err();
+    assert!(error.contains("there are Q4_K_M, Q8_0") && error.contains("without --offline"), "{error}");
+    assert!(offline.hf("a/c").unwrap_err().contains("nothing was fetched yet"));
+}
+
+#[test]
+fn what_the_hubs_own_client_fetched_is_found() {
+    let bytes = model(1, 100);
+    let server = plain(&[("Q8_0/m-Q8_0.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    let blob = rig.places.hub.join("models--a--b/blobs").join(sha256(&bytes));
+    fs::create_dir_all(blob.parent().unwrap()).unwrap();
+    fs::write(&blob, &bytes).unwrap();
+    let path = rig.hf("a/b").unwrap();
+    assert_eq!(server.seen().len(), 1, "only the listing: the blob is there");
+    assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../../blobs").join(sha256(&bytes)));
+    // A blob that is cut is none.
+    fs::write(&blob, &bytes[..50]).unwrap();
+    rig.hf("a/b").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn a_connection_that_breaks_is_gone_on_with() {
+    let bytes = model(3, 100_000);
+    let breaks = Mutex::new(vec![1000, 20_000, 0, 100]);
+    let server = hub(&[("m.gguf", bytes.clone())], move |request, bytes| {
+        let sent = breaks.lock().unwrap().pop()?;
+        Some(Reply::file(request, bytes, "\"x\"").breaking_off_after(sent))
+    });
+    let rig = rig(&server);
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    let ranges: Vec<_> = server.seen().iter().skip(1).map(Request::from).collect();
+    assert_eq!(ranges, [None, Some(100), Some(100), Some(20_100), Some(21_100)]);
+    assert_eq!(*rig.memory.pauses.borrow(), [1, 2, 4, 8]);
+    assert!(rig.memory.notes().contains("broke off at 100 B"), "{}", rig.memory.notes());
+}
+
+#[test]
+fn the_next_run_goes_on_where_the_last_one_stopped() {
+    let bytes = model(4, 50_000);
+    let is_down = Arc::new(Mutex::new(true));
+    let server = hub(&[("m.gguf", bytes.clone())], {
+        let is_down = Arc::clone(&is_down);
+        move |request, bytes| {
+            let sent = if request.from().is_some() { 0 } else { 30_000 };
+            is_down.lock().unwrap().then(|| Reply::file(request, bytes, "\"x\"").breaking_off_after(sent))
+        }
+    });
+    let rig = rig(&server);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("broke off at 29.30 KiB of 48.83 KiB") && error.contains("run again"), "{error}");
+    let part = rig.places.hub.join(format!("models--a--b/blobs/{}.incomplete", sha256(&bytes)));
+    assert_eq!(fs::read(&part).unwrap(), bytes[..30_000]);
+    assert!(!rig.files().iter().any(|file| file.contains("refs") || file.contains("snapshots")), "{:?}", rig.files());
+    *is_down.lock().unwrap() = false;
+    server.seen();
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    assert_eq!(server.seen().iter().filter_map(Request::from).collect::<Vec<_>>(), [30_000]);
+    assert!(!part.exists());
+}
+
+#[test]
+fn a_part_that_cannot_be_one_is_thrown_away() {
+    let bytes = model(5, 5000);
+    let server = plain(&[("m.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    let part = rig.places.hub.join(format!("models--a--b/blobs/{}.incomplete", sha256(&bytes)));
+    fs::create_dir_all(part.parent().unwrap()).unwrap();
+    fs::write(&part, model(6, 6000)).unwrap();
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    // A link in its place is not followed.
+    let victim = rig.dir.path().join("victim");
+    fs::write(&victim, "mine").unwrap();
+    fs::remove_dir_all(rig.places.hub.join("models--a--b")).unwrap();
+    fs::create_dir_all(part.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&victim, &part).unwrap();
+    assert!(rig.hf("a/b").unwrap_err().contains("incomplete: cannot write this part"));
+    assert_eq!(fs::read(victim).unwrap(), b"mine");
+}
+
+#[test]
+fn a_wrong_sum_is_told_and_nothing_is_left() {
+    let bytes = model(7, 5000);
+    let server = hub(&[("m.gguf", bytes.clone())], |request, bytes| {
+        let mut other = bytes.to_vec();
+        other[4000] ^= 1;
+        Some(Reply::file(request, &other, "\"x\""))
+    });
+    let rig = rig(&server);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("a/b/m.gguf: its SHA-256 is ") && error.contains(&sha256(&bytes)), "{error}");
+    assert!(error.contains("was removed"), "{error}");
+    assert_eq!(rig.files().len(), 1, "only the lock: {:?}", rig.files());
+}
+
+#[test]
+fn lies_about_lengths() {
+    let bytes = model(8, 5000);
+    // Another length than the repository's.
+    let server =
+        hub(&[("m.gguf", bytes.clone())], |request, bytes| Some(Reply::file(request, &bytes[..4000], "\"x\"")));
+    assert!(rig(&server).hf("a/b").unwrap_err().contains("the server has 4000 bytes, expected 5000"));
+    // None, and more than there should be.
+    let server =
+        hub(&[("m.gguf", bytes.clone())], |_, bytes| Some(Reply::new(200, [bytes, bytes].concat()).without_length()));
+    let error = rig(&server).hf("a/b").unwrap_err();
+    assert!(error.contains("expected 5000"), "{error}");
+    // None, and less: as a connection that breaks.
+    let server = hub(&[("m.gguf", bytes.clone())], |request, bytes| {
+        request.from().is_none().then(|| Reply::new(200, &bytes[..4500]).without_length())
+    });
+    assert_eq!(fs::read(rig(&server).hf("a/b").unwrap()).unwrap(), bytes);
+    // A range that was not asked for.
+    let server = hub(&[("m.gguf", bytes.clone())], |request, bytes| {
+        Some(match request.from() {
+            None => Reply::file(request, bytes, "\"x\"").breaking_off_after(100),
+            Some(_) => Reply::new(206, &bytes[..100]).with("content-range", "bytes 0-99/5000"),
+        })
+    });
+    assert!(rig(&server).hf("a/b").unwrap_err().contains("another range than was asked for"));
+    // No ranges at all.
+    let breaks = Mutex::new(vec![100]);
+    let server = hub(&[("m.gguf", bytes.clone())], move |_, bytes| {
+        let sent = breaks.lock().unwrap().pop().unwrap_or(usize::MAX);
+        Some(Reply::new(200, bytes).breaking_off_after(sent))
+    });
+    assert_eq!(fs::read(rig(&server).hf("a/b").unwrap()).unwrap(), bytes);
+}
+
+#[test]
+fn the_token_stays_with_the_endpoint() {
+    let bytes = model(9, 5000);
+    let cdn = Server::new({
+        let bytes = bytes.clone();
+        move |request| Reply::file(request, &bytes, "\"cdn\"")
+    });
+    let elsewhere = cdn.url("/blob?signature=1");
+    let server = hub(&[("m.gguf", bytes.clone())], move |_, _| Some(Reply::redirect(&elsewhere)));
+    let mut rig = rig(&server);
+    rig.places.token = Some(Token::new("hf_secret").unwrap());
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    let sent = |server: &Server| {
+        server.seen().iter().map(|request| request.header("authorization").is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(sent(&server), [true, true]);
+    assert_eq!(sent(&cdn), [false]);
+}
+
+#[test]
+fn redirects_in_a_circle_end() {
+    let server = hub(&[("m.gguf", model(0, 100))], |request, _| Some(Reply::redirect(&request.path.clone())));
+    assert!(rig(&server).hf("a/b").unwrap_err().contains("redirects too often"));
+    let server = hub(&[("m.gguf", model(0, 100))], |_, _| Some(Reply::redirect("file:///etc/passwd")));
+    assert!(rig(&server).hf("a/b").unwrap_err().contains("neither http nor https"));
+}
+
+#[test]
+fn a_busy_server_is_waited_for() {
+    let bytes = model(10, 5000);
+    let busy = Mutex::new(vec![503, 429]);
+    let server = hub(&[("m.gguf", bytes.clone())], move |_, _| {
+        let status = busy.lock().unwrap().pop()?;
+        Some(Reply::new(status, "later").with("retry-after", if status == 429 { "7" } else { "soon" }))
+    });
+    let rig = rig(&server);
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    assert_eq!(*rig.memory.pauses.borrow(), [7, 2]);
+    assert!(rig.memory.notes().contains("the server says 429"), "{}", rig.memory.notes());
+}
+
+#[test]
+fn a_hub_that_is_away_is_done_without_where_the_model_is_here() {
+    let state = Arc::new(Mutex::new(200));
+    let bytes = model(11, 5000);
+    let server = Server::new({
+        let (state, bytes) = (Arc::clone(&state), bytes.clone());
+        move |request| match *state.lock().unwrap() {
+            200 if request.path == API => listing(&[("m.gguf", &bytes)]),
+            200 => Reply::file(request, &bytes, "\"x\""),
+            status => Reply::new(status, "away"),
+        }
+    });
+    let rig = rig(&server);
+    *state.lock().unwrap() = 503;
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("127.0.0.1 cannot be reached (it says 503)") && error.contains("--offline"), "{error}");
+    assert_eq!(*rig.memory.pauses.borrow(), [1, 2, 4, 8]);
+    *state.lock().unwrap() = 200;
+    let path = rig.hf("a/b").unwrap();
+    *state.lock().unwrap() = 503;
+    assert_eq!(rig.hf("a/b").unwrap(), path);
+    assert!(rig.memory.notes().contains("taking what is in the cache"), "{}", rig.memory.notes());
+    drop(server);
+    assert_eq!(rig.hf("a/b").unwrap(), path);
+}
+
+#[test]
+fn refusals_name_the_remedy() {
+    for (status, part) in
+        [(401, "--hf-token or HF_TOKEN"), (403, "accept its conditions"), (404, "check the name"), (400, "400")]
+    {
+        let server = Server::new(move |_| Reply::new(status, "no"));
+        let error = rig(&server).hf("a/b").unwrap_err();
+        assert!(error.starts_with("a/b: ") && error.contains(part), "{error}");
+        let files = plain(&[]);
+        assert!(rig(&files).hf("a/b").unwrap_err().contains("no GGUF file"));
+        let server = hub(&[("m.gguf", model(0, 100))], move |_, _| Some(Reply::new(status, "no")));
+        let error = rig(&server).hf("a/b").unwrap_err();
+        assert!(error.starts_with("a/b/m.gguf: ") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_told_with_what_is() {
+    let server = plain(&[("m-Q8_0.gguf", model(0, 100)), ("m-Q2_K.gguf", model(1, 100)), ("x.md", Vec::new())]);
+    let rig = rig(&server);
+    assert!(rig.hf("a/b:Q5_K").unwrap_err().contains("a/b: it has no file of the quant 'Q5_K'; there are Q2_K, Q8_0"));
+    let error = rig.fetch(&Source::repo("a/b", Some("y.gguf")).unwrap()).unwrap_err();
+    assert!(error.contains("no file 'y.gguf'; its GGUF files are m-Q2_K.gguf, m-Q8_0.gguf"), "{error}");
+    assert_eq!(rig.files(), [""; 0]);
+}
+
+#[test]
+fn split_models_come_whole() {
+    let (one, two) = (model(1, 3000), model(2, 4000));
+    let server = plain(&[
+        ("Q8_0/m-Q8_0-00001-of-00002.gguf", one.clone()),
+        ("Q8_0/m-Q8_0-00002-of-00002.gguf", two.clone()),
+        ("mmproj-Q8_0.gguf", model(3, 100)),
+    ]);
+    let rig = rig(&server);
+    let path = rig.hf("a/b").unwrap();
+    assert!(path.ends_with("Q8_0/m-Q8_0-00001-of-00002.gguf"));
+    assert_eq!(fs::read(&path).unwrap(), one);
+    assert_eq!(fs::read(path.with_file_name("m-Q8_0-00002-of-00002.gguf")).unwrap(), two);
+    assert_eq!(server.seen().len(), 3);
+}
+
+#[test]
+fn hostile_names_lead_nowhere() {
+    let bytes = model(1, 100);
+    let names =
+        ["../../../m-Q4_K_M.gguf", "/tmp/m-Q4_K_M.gguf", "a\\m-Q4_K_M.gguf", "m-Q4_K_M.gguf\0", "a/../m-Q4_K_M.gguf"];
+    for name in names {
+        let server = hub(&[(name, bytes.clone())], |_, _| None);
+        let rig = rig(&server);
+        let error = rig.hf("a/b").unwrap_err();
+        assert!(error.contains("no GGUF file of a model"), "{name:?}: {error}");
+        assert!(rig.memory.notes().contains("1 names of files lead elsewhere"), "{}", rig.memory.notes());
+        assert!(rig.fetch(&Source::repo("a/b", Some(name)).unwrap()).is_err());
+        assert_eq!(rig.files(), [""; 0], "{name:?}");
+    }
+    // Names of commits and blobs become paths, too.
+    for (commit, blob) in [("../../x", "f"), (COMMIT, "../../../x"), (COMMIT, "/etc/x")] {
+        let server = Server::new(move |request| {
+            let file = json!({"rfilename": "m.gguf", "size": 100, "blobId": blob});
+            match request.path == API {
+                true => Reply::new(200, json!({"sha": commit, "siblings": [file]}).to_string()),
+                false => Reply::new(200, model(1, 100)).with("etag", "\"../../y\""),
+            }
+        });
+        let rig = rig(&server);
+        assert!(rig.hf("a/b").is_err());
+        assert_eq!(rig.files(), [""; 0], "{commit} {blob}");
+    }
+}
+
+#[test]
+fn a_listing_that_says_little_is_made_up_for() {
+    let bytes = model(1, 5000);
+    let server = Server::new({
+        let bytes = bytes.clone();
+        move |request| match request.path == API {
+            true => Reply::new(200, json!({"sha": COMMIT, "siblings": [{"rfilename": "m.gguf"}]}).to_string()),
+            false => Reply::file(request, &bytes, "\"etag-of-a-mirror\""),
+        }
+    });
+    let rig = rig(&server);
+    let path = rig.hf("a/b").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    assert!(fs::read_link(&path).unwrap().ends_with("etag-of-a-mirror"));
+    assert!(rig.memory.notes().contains("only its length was checked"), "{}", rig.memory.notes());
+    assert_eq!(server.seen().iter().map(|request| &*request.method).collect::<Vec<_>>(), ["GET", "HEAD", "GET"]);
+}
+
+#[test]
+fn answers_that_are_none() {
+    for (body, part) in [
+        ("<html>".to_owned(), "not understood"),
+        ("[]".to_owned(), "not understood"),
+        (json!({"sha": "main"}).to_string(), "names no commit"),
+        (" ".repeat(33 << 20), "not understood"),
+    ] {
+        let server = Server::new(move |_| Reply::new(200, body.clone()));
+        let error = rig(&server).hf("a/b").unwrap_err();
+        assert!(error.starts_with("a/b: ") && error.contains(part), "{error}");
+    }
+    let server = hub(&[("m.gguf", b"<html>please log in</html>".to_vec())], |_, _| None);
+    let rig = rig(&server);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("no GGUF file") && error.contains("<html>"), "{error}");
+    assert!(!rig.files().iter().any(|file| file.contains("blobs")), "{:?}", rig.files());
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_told_before() {
+    let server = Server::new(|_| {
+        let file = json!({"rfilename": "m.gguf", "lfs": {"sha256": "a".repeat(64), "size": 1u64 << 60}});
+        Reply::new(200, json!({"sha": COMMIT, "siblings": [file]}).to_string())
+    });
+    let rig = rig(&server);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("1.00 EiB are needed") && error.contains("HF_HOME"), "{error}");
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[test]
+fn two_processes_do_not_write_at_once() {
+    let bytes = model(1, 5000);
+    let server = plain(&[("m.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    let lock = rig.places.hub.join(format!(".locks/models--a--b/{}.lock", sha256(&bytes)));
+    fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    let held = fs::File::create(&lock).unwrap();
+    held.lock().unwrap();
+    let blob = rig.places.hub.join("models--a--b/blobs").join(sha256(&bytes));
+    // The other one is done, and goes.
+    *rig.memory.instead.borrow_mut() = Some(Box::new({
+        let bytes = bytes.clone();
+        move || {
+            fs::create_dir_all(blob.parent().unwrap()).unwrap();
+            fs::write(&blob, &bytes).unwrap();
+            drop(held);
+        }
+    }));
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    assert!(rig.memory.notes().contains("another process downloads it"), "{}", rig.memory.notes());
+    assert_eq!(server.seen().len(), 1, "nothing but the listing was asked for");
+}

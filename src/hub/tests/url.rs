@@ -1,0 +1,144 @@
+use std::fs;
+use std::sync::{Arc, Mutex};
+
+use super::server::{Reply, Server};
+use super::*;
+
+/// A server whose files may change: name, bytes, etag.
+type Shelf = Arc<Mutex<Vec<(&'static str, Vec<u8>, &'static str)>>>;
+
+fn shelf(files: &[(&'static str, Vec<u8>, &'static str)]) -> (Server, Shelf) {
+    let shelf: Shelf = Arc::new(Mutex::new(files.to_vec()));
+    let files = Arc::clone(&shelf);
+    let server = Server::new(move |request| {
+        let files = files.lock().unwrap();
+        match files.iter().find(|(name, ..)| request.path == *name) {
+            Some((_, bytes, etag)) => Reply::file(request, bytes, etag),
+            None => Reply::new(404, "no"),
+        }
+    });
+    (server, shelf)
+}
+
+#[test]
+fn a_file_is_fetched_once_and_again_when_it_changed() {
+    let (one, two) = (model(1, 5000), model(2, 6000));
+    let (server, shelf) = shelf(&[("/m.gguf?x=1", one.clone(), "\"1\"")]);
+    let rig = Rig::new(server.url(""));
+    let url = server.url("/m.gguf?x=1");
+    let path = rig.mu(&url).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), one);
+    assert!(path.starts_with(&rig.places.urls) && path.ends_with("m.gguf"), "{}", path.display());
+    assert!(rig.memory.notes().contains("only its length was checked"));
+    let methods = || server.seen().iter().map(|request| request.method.clone()).collect::<Vec<_>>();
+    assert_eq!(methods(), ["HEAD", "GET"]);
+    assert_eq!(rig.mu(&url).unwrap(), path);
+    assert_eq!(methods(), ["HEAD"]);
+    shelf.lock().unwrap()[0] = ("/m.gguf?x=1", two.clone(), "\"2\"");
+    assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
+    assert_eq!(methods(), ["HEAD", "GET"]);
+    // What is here does where the server does not answer.
+    shelf.lock().unwrap().clear();
+    assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
+    drop(server);
+    let offline = Rig { places: Places { offline: true, ..rig.places.clone() }, ..rig };
+    assert_eq!(offline.mu(&url).unwrap(), path);
+    assert!(offline.mu("http://h/other.gguf").unwrap_err().contains("run once without --offline"));
+}
+
+#[test]
+fn a_part_is_gone_on_with_only_if_the_file_is_the_same() {
+    let (one, two) = (model(1, 50_000), model(2, 50_000));
+    let state = Arc::new(Mutex::new((one.clone(), "\"1\"", true)));
+    let server = Server::new({
+        let state = Arc::clone(&state);
+        move |request| {
+            let (bytes, etag, breaks) = state.lock().unwrap().clone();
+            let reply = Reply::file(request, &bytes, etag);
+            match (breaks, request.from()) {
+                (false, _) => reply,
+                (true, None) => reply.breaking_off_after(20_000),
+                (true, Some(_)) => reply.breaking_off_after(0),
+            }
+        }
+    });
+    let rig = Rig::new(server.url(""));
+    let url = server.url("/m.gguf");
+    assert!(rig.mu(&url).unwrap_err().contains("broke off"));
+    state.lock().unwrap().2 = false;
+    server.seen();
+    assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), one);
+    let seen = server.seen();
+    assert_eq!((seen[1].from(), seen[1].header("if-range")), (Some(20_000), Some("\"1\"")));
+
+    fs::remove_dir_all(&rig.places.urls).unwrap();
+    state.lock().unwrap().2 = true;
+    assert!(rig.mu(&url).is_err());
+    *state.lock().unwrap() = (two.clone(), "\"2\"", false);
+    server.seen();
+    assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
+    assert_eq!(server.seen()[1].from(), None);
+    // A weak etag says nothing about bytes.
+    fs::remove_dir_all(&rig.places.urls).unwrap();
+    *state.lock().unwrap() = (two.clone(), "W/\"2\"", true);
+    assert!(rig.mu(&url).is_err());
+    state.lock().unwrap().2 = false;
+    server.seen();
+    assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
+    assert_eq!(server.seen()[1].from(), None);
+}
+
+#[test]
+fn a_url_of_the_hub_is_checked_as_the_hub_says() {
+    let bytes = model(1, 5000);
+    let sum = Arc::new(Mutex::new(sha256(&bytes)));
+    let cdn = Server::new({
+        let bytes = bytes.clone();
+        move |request| match request.method.as_str() {
+            "HEAD" => Reply::new(403, "signed for GET"),
+            _ => Reply::file(request, &bytes, "\"cdn\""),
+        }
+    });
+    let elsewhere = cdn.url("/x");
+    let server = Server::new({
+        let sum = Arc::clone(&sum);
+        move |_| {
+            let etag = format!("\"{}\"", sum.lock().unwrap());
+            Reply::redirect(&elsewhere).with("x-linked-etag", &etag).with("x-linked-size", "5000")
+        }
+    });
+    let rig = Rig::new("http://127.0.0.1:1".into());
+    let url = server.url("/a/b/resolve/main/m.gguf");
+    let path = rig.mu(&url).unwrap();
+    assert!(!rig.memory.notes().contains("no SHA-256"), "{}", rig.memory.notes());
+    cdn.seen();
+    assert_eq!(rig.mu(&url).unwrap(), path);
+    assert_eq!(cdn.seen().len(), 0, "it has not changed");
+    *sum.lock().unwrap() = "a".repeat(64);
+    assert!(rig.mu(&url).unwrap_err().contains("its SHA-256 is "));
+    assert_eq!(fs::read(&path).unwrap(), bytes, "what was here stays");
+}
+
+#[test]
+fn parts_of_a_split_model_come_together() {
+    let (one, two) = (model(1, 3000), model(2, 4000));
+    let (server, _) =
+        shelf(&[("/m-00001-of-00002.gguf", one, "\"1\""), ("/m-00002-of-00002.gguf", two.clone(), "\"2\"")]);
+    let rig = Rig::new(server.url(""));
+    let path = rig.mu(&server.url("/m-00002-of-00002.gguf")).unwrap();
+    assert!(path.ends_with("m-00001-of-00002.gguf"));
+    assert_eq!(fs::read(path.with_file_name("m-00002-of-00002.gguf")).unwrap(), two);
+}
+
+#[test]
+fn what_is_no_model_is_not_kept() {
+    let (server, _) = shelf(&[("/m.gguf", b"<!DOCTYPE html>".to_vec(), "\"1\"")]);
+    let rig = Rig::new(server.url(""));
+    let error = rig.mu(&server.url("/m.gguf")).unwrap_err();
+    assert!(error.contains("no GGUF file (it begins with \"<!DOCTYPE html>\")"), "{error}");
+    assert!(!rig.files().iter().any(|file| file.ends_with("gguf")), "{:?}", rig.files());
+    assert!(rig.mu(&server.url("/none.gguf")).unwrap_err().contains("404"));
+    for bad in ["m.gguf", "ftp://h/m.gguf", "http://h/"] {
+        assert!(rig.mu(bad).is_err(), "{bad}");
+    }
+}

@@ -1,0 +1,123 @@
+//! Models that are fetched first: from a server of the test's own.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+
+use crate::rig::*;
+use crate::server::{Reply, Server};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A Hub that has the demo model as `a/b`; the first request for the file itself hangs after so many bytes, if any.
+fn hub(hangs_after: Option<usize>) -> Server {
+    let bytes = std::fs::read(demo_model()).unwrap();
+    let hangs_after = Arc::new(Mutex::new(hangs_after));
+    Server::new(move |request| {
+        if request.path.starts_with("/api/models/a/b/revision/main") {
+            let file = json!({"rfilename": "demo-Q8_0.gguf", "size": bytes.len(), "blobId": "d".repeat(40)});
+            return Reply::new(200, json!({"sha": COMMIT, "siblings": [file]}).to_string());
+        }
+        if request.path != format!("/a/b/resolve/{COMMIT}/demo-Q8_0.gguf") && request.path != "/demo.gguf" {
+            return Reply::new(404, "no");
+        }
+        let reply = Reply::file(request, &bytes, "\"1\"");
+        match hangs_after.lock().unwrap().take() {
+            Some(sent) => reply.hanging_after(sent),
+            None => reply,
+        }
+    })
+}
+
+/// hobbit-cli with this Hub, and with caches in `dir`.
+fn fetching(server: &Server, dir: &std::path::Path, args: &[&str]) -> Cli {
+    let mut cli = cli(&[args, &["--temp", "0", "-t", "1", "-c", "256", "-p", "In the", "-n", "4", "-no-cnv"]].concat());
+    for name in ["MODEL_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE"]
+    {
+        cli.command.env_remove(name);
+    }
+    cli.command
+        .env("HF_ENDPOINT", server.url(""))
+        .env("HF_HOME", dir.join("hf"))
+        .env("XDG_CACHE_HOME", dir.join("cache"));
+    cli
+}
+
+#[test]
+fn a_model_of_the_hub_runs_as_a_file_does() {
+    let (server, dir) = (hub(None), tempfile::tempdir().unwrap());
+    let expected = demo(&["-p", "In the", "-n", "4", "-no-cnv"]).run().expect(0).stdout;
+    let ran = fetching(&server, dir.path(), &["-hf", "a/b:q8_0"]).run().expect(0);
+    assert_eq!(ran.stdout, expected);
+    assert!(ran.stderr.contains("hobbit: downloading a/b/demo-Q8_0.gguf ("), "{}", ran.stderr);
+    let ran = fetching(&server, dir.path(), &["-hf", "a/b", "--offline"]).run().expect(0);
+    assert!(ran.stdout == expected && !ran.stderr.contains("downloading"), "{}", ran.stderr);
+    let ran = fetching(&server, dir.path(), &["-mu", &server.url("/demo.gguf"), "--quiet"]).run().expect(0);
+    assert_eq!((ran.stdout, ran.stderr.as_str()), (expected, ""));
+    // By the environment, and what is typed beats it.
+    let mut cli = fetching(&server, dir.path(), &[]);
+    cli.command.env("LLAMA_ARG_HF_REPO", "a/b");
+    cli.run().expect(0);
+    let mut cli = fetching(&server, dir.path(), &["-m", demo_model().to_str().unwrap()]);
+    cli.command.env("LLAMA_ARG_HF_REPO", "no/such");
+    cli.run().expect(0);
+}
+
+#[test]
+fn what_cannot_be_fetched_is_told() {
+    let (server, dir) = (hub(None), tempfile::tempdir().unwrap());
+    for (args, status, part) in [
+        (&["-hf", "a"][..], 2, "-hf: 'a' is no repository, expected USER/REPO[:QUANT]"),
+        (&["-hf", "a/b", "-m", "x.gguf"], 2, "-m and -hf both name a model"),
+        (&["-hff", "x.gguf"], 2, "give -hf USER/REPO"),
+        (&["-hf", "a/b:Q2_K"], 1, "a/b: it has no file of the quant 'Q2_K'; there are Q8_0"),
+        (&["-hf", "a/c"], 1, "a/c: the server says 404"),
+        (&["-hf", "a/c", "--offline"], 1, "run once without --offline"),
+        (&["-mu", "nothing"], 1, "'nothing' names no file"),
+    ] {
+        let ran = fetching(&server, dir.path(), args).run().expect(status);
+        assert!(ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "");
+    }
+}
+
+#[test]
+fn ctrl_c_keeps_what_came() {
+    const CAME: usize = 100_000;
+    let (server, dir) = (hub(Some(CAME)), tempfile::tempdir().unwrap());
+    let mut cli = fetching(&server, dir.path(), &["-hf", "a/b"]);
+    let mut child = cli.command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let part = dir.path().join(format!("hf/hub/models--a--b/blobs/{}.incomplete", "d".repeat(40)));
+    while std::fs::metadata(&part).map_or(0, |found| found.len()) < CAME as u64 {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it was told to");
+        std::thread::yield_now();
+    }
+    send(&child, "INT");
+    let lines: Vec<String> = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("what came is kept")), "{lines:?}");
+    assert_eq!(std::fs::metadata(&part).unwrap().len(), CAME as u64);
+    server.seen();
+    let ran = fetching(&server, dir.path(), &["-hf", "a/b"]).run().expect(0);
+    assert!(ran.stderr.contains("going on at 97.66 KiB"), "{}", ran.stderr);
+    assert!(server.seen().iter().any(|request| request.from() == Some(CAME)));
+    assert!(!part.exists());
+}
+
+#[test]
+fn scripts_and_pages_are_printed() {
+    for (args, part) in [
+        (&["--completions", "bash"][..], "complete -F _hobbit__cli"),
+        (&["--completions=zsh"], "#compdef hobbit-cli"),
+        (&["--completion-bash"], " -ngl "),
+        (&["--man"], ".TH hobbit-cli 1"),
+    ] {
+        let ran = cli(args).run().expect(0);
+        assert!(ran.stdout.contains(part) && ran.stderr.is_empty(), "{args:?}: {}", ran.stderr);
+    }
+    let ran = cli(&["--man", "-n", "1"]).run().expect(2);
+    assert!(ran.stderr.contains("--man"), "{}", ran.stderr);
+    assert!(cli(&["--completions", "csh"]).run().expect(2).stderr.contains("csh"));
+}
