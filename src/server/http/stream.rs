@@ -37,7 +37,10 @@ impl Frame {
 /// How a protocol says what happens.
 pub trait Shape: Send + 'static {
     /// What is told of an event of request `index`; never a failure.
-    fn event(&mut self, index: usize, event: Event) -> Vec<Frame>;
+    ///
+    /// # Errors
+    /// What the model has said cannot be told: all ends.
+    fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError>;
 
     /// All requests have ended.
     fn end(&mut self) -> Vec<Frame> {
@@ -66,7 +69,7 @@ pub async fn respond(
         let event = if index == 0 { own.next().await } else { own.next_now() };
         match event {
             Some(Event::Failed(failure)) => return Err(failure.into()),
-            Some(event) => frames.extend(shape.event(index, event)),
+            Some(event) => frames.extend(shape.event(index, event)?),
             None if index == 0 => return Err(gone()),
             None => {}
         }
@@ -85,7 +88,14 @@ pub async fn respond(
                     frames.extend(shape.failure(&failure.into()));
                     has_ended = true;
                 }
-                Some((index, event)) => frames.extend(shape.event(index, event)),
+                Some((index, event)) => match shape.event(index, event) {
+                    Ok(own) => frames.extend(own),
+                    Err(error) => {
+                        frames.extend(shape.failure(&error));
+                        running.clear();
+                        has_ended = true;
+                    }
+                },
                 None => {
                     frames.extend(shape.end());
                     has_ended = true;
