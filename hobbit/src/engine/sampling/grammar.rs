@@ -26,7 +26,8 @@ pub(super) struct Grammar {
     prefill: Vec<Token>,
     /// Sleeps until a trigger, and while the model thinks.
     pub(super) is_lazy: bool,
-    /// What patterns look through; `None` where there are none.
+    has_patterns: bool,
+    /// What patterns look through; `None` where there are none, and once the grammar is awake.
     searched: Option<Searched>,
 }
 
@@ -92,6 +93,7 @@ impl Grammar {
             raw: Raw::new(made, "grammar")?,
             prefill: if is_prefilled { prefill.to_vec() } else { Vec::new() },
             is_lazy: options.grammar_lazy,
+            has_patterns: !patterns.is_empty(),
             searched: (!patterns.is_empty()).then(Searched::default),
         };
         grammar.accept_prefill()?;
@@ -130,9 +132,7 @@ impl Grammar {
     /// A generation prompt that does not go with the grammar.
     pub(super) fn reset(&mut self) -> Result<(), Error> {
         self.raw.reset();
-        if let Some(searched) = &mut self.searched {
-            *searched = Searched::default();
-        }
+        self.searched = self.has_patterns.then(Searched::default);
         self.accept_prefill()
     }
 
