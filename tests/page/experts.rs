@@ -117,6 +117,36 @@ async fn a_cell_is_told_by_mouse_and_by_keys() {
 }
 
 #[tokio::test]
+async fn the_map_has_more_room_when_it_is_asked_for() {
+    let experts = json!({
+        "managed": true, "n_expert": 128, "n_expert_used": 8,
+        "layers": (0..48).map(|layer| json!({"layer": layer, "cells": "H".repeat(128)})).collect::<Vec<_>>(),
+        "totals": {"hits": 1, "misses": 0, "bytes_read": 0, "tokens": 1, "seconds": 1.0, "io_wait_seconds": 0.0},
+        "capacity_bytes": 1, "resident_bytes": 1, "requests": {"processing": 0, "waiting": 0}, "slots": [],
+    });
+    page_after(
+        Window::Desk,
+        |server| server.set_experts(experts),
+        async |page| {
+            page.ready().await;
+            let browser = &page.browser;
+            browser.says("#map-axes", "Layers across").await;
+            let width = async || browser.value("document.getElementById('map').width").await.as_u64().unwrap();
+            let narrow = width().await;
+            browser.click("#widen").await;
+            browser.until(&format!("document.getElementById('map').width > {narrow}")).await;
+            browser.says("#map-axes", "Experts across").await;
+            let wide = width().await;
+            page.reload().await;
+            browser.until(&format!("document.getElementById('map').width === {wide}")).await;
+            browser.click("#widen").await;
+            browser.until(&format!("document.getElementById('map').width === {narrow}")).await;
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
 async fn a_model_that_fits_and_a_server_that_does_not_tell_are_said() {
     page(Window::Desk, async |page| {
         page.ready().await;

@@ -10,6 +10,8 @@ const BUSY_MS = 500;
 const IDLE_MS = 2000;
 const TROUBLE_MS = 5000;
 
+const WIDE = "hobbit.wide";
+
 const at = (id) => document.getElementById(id);
 const panel = at("experts");
 
@@ -27,8 +29,25 @@ export function start() {
     matchMedia(`(prefers-color-scheme: ${scheme})`).addEventListener("change", colors);
   }
   addEventListener("themechange", colors);
+  try {
+    widen(localStorage.getItem(WIDE) === "yes");
+  } catch {
+    // As narrow as it is without a wish.
+  }
+  at("widen").addEventListener("click", () => widen(!panel.classList.contains("wide")));
   document.addEventListener("visibilitychange", poll);
   poll();
+}
+
+/** Gives the map more room, or takes it back. */
+function widen(wide) {
+  panel.classList.toggle("wide", wide);
+  at("widen").ariaPressed = String(wide);
+  try {
+    localStorage.setItem(WIDE, wide ? "yes" : "no");
+  } catch {
+    // Until the page is closed, then.
+  }
 }
 
 /** The panel was opened or closed. @param {boolean} shown */
