@@ -23,7 +23,7 @@ let open = false;
 
 /** Prepares the panel. */
 export function start() {
-  map = new ExpertMap(at("map"), at("map-frame"), pointed);
+  map = new ExpertMap(at("map"), at("map-frame"), pointed, laid);
   legend();
   for (const scheme of ["light", "dark"]) {
     matchMedia(`(prefers-color-scheme: ${scheme})`).addEventListener("change", colors);
@@ -157,10 +157,11 @@ function summary({ n_expert_used }, layers) {
   ];
   at("map-summary").textContent = parts.join("");
   for (const item of at("legend").children) item.querySelector("small").textContent = count(found[item.dataset.state]);
-  const across = map.shape?.across === "layers";
-  at("map-axes").textContent =
-    `${across ? "Layers" : "Experts"} across, ${across ? "experts" : "layers"} down` +
-    (n_expert_used > 0 ? `; a token uses ${count(n_expert_used)} per layer.` : ".");
+  at("map-used").textContent = n_expert_used > 0 ? `; a token uses ${count(n_expert_used)} per layer.` : ".";
+}
+
+function laid(across) {
+  at("map-across").textContent = across === "layers" ? "Layers across, experts down" : "Experts across, layers down";
 }
 
 function slots(list) {
