@@ -108,9 +108,14 @@ async fn a_cell_is_told_by_mouse_and_by_keys() {
             browser.reads("#map-tip", "Layer 4, expert 1: on a device").await;
             browser.value("document.getElementById('map').blur()").await;
             browser.until("document.getElementById('map-tip').hidden").await;
-            // A click is made in the middle: between experts 1 and 2.
-            browser.click("#map").await;
-            browser.says("#map-tip", "Layer 4, expert 2: not in memory").await;
+            // Cells of 16 pixels, four by two.
+            assert!(down_is_layer);
+            browser.point("#map", 8.0, 8.0).await;
+            browser.reads("#map-tip", "Layer 4, expert 2: not in memory").await;
+            browser.point("#map", -24.0, 8.0).await;
+            browser.reads("#map-tip", "Layer 4, expert 0: being read, low precision").await;
+            browser.point("#composer", 0.0, 0.0).await;
+            browser.until("document.getElementById('map-tip').hidden").await;
         },
     )
     .await;
