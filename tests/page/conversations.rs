@@ -67,7 +67,10 @@ async fn what_is_exported_can_be_imported() {
                 let files = browser.downloads.path().read_dir().unwrap();
                 let mut paths = files.map(|entry| entry.unwrap().path());
                 // It is there before it has anything in it.
-                let complete = |path: &PathBuf| serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).is_ok();
+                let complete = |path: &PathBuf| {
+                    let text = path.extension().filter(|&end| end == "json").and_then(|_| std::fs::read(path).ok());
+                    text.is_some_and(|text| serde_json::from_slice::<Value>(&text).is_ok())
+                };
                 if let Some(path) = paths.find(complete) {
                     return path;
                 }
