@@ -25,8 +25,6 @@ pub struct PagesArgs {
     /// Print the manual page, e.g. for 'man -l'
     #[arg(long, exclusive = true, help_heading = "Help")]
     man: bool,
-    #[arg(long, exclusive = true, hide = true)]
-    completion_bash: bool,
 }
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
@@ -114,9 +112,10 @@ fn with_spellings(mut command: Command) -> Command {
             };
             let other = match takes_value {
                 true => arg.clone().id(leak(spelling)).short(None::<char>).long(leak(name)),
-                false => {
-                    Arg::new(leak(spelling)).long(leak(name)).action(ArgAction::SetTrue).help(arg.get_help().cloned())
-                }
+                false => Arg::new(leak(spelling))
+                    .long(leak(name))
+                    .action(ArgAction::SetTrue)
+                    .help(arg.get_help().cloned().unwrap_or_default()),
             };
             if names.insert(other.get_long().unwrap_or_default().to_owned()) {
                 others.push(other.env(None::<&str>));
@@ -152,7 +151,6 @@ mod tests {
                 assert!(script.contains(part), "{shell}: {part}");
             }
             assert!(!script.contains(ONE_DASH), "{shell}");
-            assert!(!script.contains("completion-bash"), "{shell}");
         }
         assert!(!text(args::command(), Spelling::Clap, Shell::Bash).contains(" -ngl "));
     }
