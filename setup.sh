@@ -1,7 +1,16 @@
 #!/bin/sh
 # Makes sure that what llama.cpp's build needs is there: cmake, a C++ compiler and libclang. Installs what is missing on
 # Debian-like systems when it may; otherwise names it. Changes nothing when all is there.
+# usage: ./setup.sh [--browser]      --browser: also what the tests of the server's page need, Chromium and its driver
 set -eu
+
+case "${1:-}" in
+"" | --browser) ;;
+*)
+  echo "setup: $1 is unknown; usage: ./setup.sh [--browser]" >&2
+  exit 2
+  ;;
+esac
 
 missing=""
 command -v cargo >/dev/null 2>&1 || {
@@ -23,6 +32,10 @@ have_libclang() {
 # bindgen also needs clang's own headers, which come with clang.
 command -v clang >/dev/null 2>&1 || missing="$missing clang"
 have_libclang || missing="$missing libclang-dev"
+if [ "${1:-}" = --browser ]; then
+  command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
+  command -v chromedriver >/dev/null 2>&1 || missing="$missing chromium-driver"
+fi
 [ -n "$missing" ] || exit 0
 
 if command -v apt-get >/dev/null 2>&1; then

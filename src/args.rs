@@ -4,6 +4,7 @@ mod caching;
 mod device;
 mod precision;
 pub mod preset;
+mod reasoning;
 mod routing;
 mod sampling;
 #[cfg(feature = "server")]
@@ -22,6 +23,7 @@ pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
+pub use reasoning::ReasoningArgs;
 pub use routing::RoutingArgs;
 pub use sampling::SamplingArgs;
 pub use source::SourceArgs;
@@ -88,6 +90,8 @@ pub struct LowArgs {
     pub prompt: PromptArgs,
     #[command(flatten)]
     pub chat: ChatArgs,
+    #[command(flatten)]
+    pub reasoning: ReasoningArgs,
     #[command(flatten)]
     pub context: ContextArgs,
     #[command(flatten)]

@@ -50,6 +50,7 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-cnv", "conversation"),
     ("-sys", "system-prompt"),
     ("-sysf", "system-prompt-file"),
+    ("-rea", "reasoning"),
     ("-st", "single-turn"),
     ("-if", "interactive-first"),
     ("-mli", "multiline-input"),

@@ -16,6 +16,8 @@ use super::terminal;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
     Model,
+    /// The model's, before it answers.
+    Thought,
     Prompt,
     User,
 }
@@ -69,6 +71,7 @@ impl Screen {
         // llama.cpp's colours (`common/console.cpp`).
         let style = match voice {
             Voice::Model => Style::new(),
+            Voice::Thought => Style::new().fg_color(Some(AnsiColor::BrightBlack.into())),
             Voice::Prompt => Style::new().fg_color(Some(AnsiColor::Yellow.into())),
             Voice::User => Style::new().bold().fg_color(Some(AnsiColor::Green.into())),
         };

@@ -3,26 +3,53 @@
 use std::io::IsTerminal;
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 
 use super::commands::{COMMANDS, Input};
 use super::console::{Answer, Keyboard, Voice};
 use super::exit::in_words;
 use super::log::Level;
+use super::reading::Reading;
 use super::signals::Interrupted;
 use super::stream::{Desk, End, too_long};
-use hobbit::{ChatMessage, ChatOptions, Error, Sampler, SamplingOptions, Token};
+use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates};
+use hobbit::{Error, Sampler, SamplingOptions, Token};
 
 const PROMPT: &str = "> ";
 /// What makes room in a full context.
 const ROOM: &str = "forget the oldest turns with /forget N or all with /clear (--context-shift does so by itself)";
 
+/// A message, as templates take it.
+#[derive(Clone, Debug, Serialize)]
+struct Message {
+    role: &'static str,
+    content: String,
+    /// What was thought before. Templates decide how long the model is shown that.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reasoning_content: String,
+}
+
+impl Message {
+    fn new(role: &'static str, content: impl Into<String>) -> Self {
+        Self { role, content: content.into(), reasoning_content: String::new() }
+    }
+}
+
+/// A conversation written down.
+struct Written {
+    tokens: Vec<Token>,
+    prompt: ChatPrompt,
+}
+
 struct Conversation {
-    messages: Vec<ChatMessage>,
+    messages: Vec<Message>,
     /// How often the last message was answered.
     n_answers: u32,
     /// What the context holds, unless it was shifted.
     in_context: Vec<Token>,
-    options: ChatOptions,
+    templates: ChatTemplates,
+    /// What templates are given beside the messages.
+    inputs: ChatInputs,
 }
 
 /// Talks until the user ends it, or for one turn with `-st`.
@@ -31,12 +58,19 @@ struct Conversation {
 /// A template that fails, failed evaluation, failed output.
 pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
-    let mut talk = Conversation {
-        messages: Vec::new(),
-        n_answers: 0,
-        in_context: Vec::new(),
-        options: ChatOptions { template: args.template.clone(), jinja: args.jinja, add_generation_prompt: true },
+    let templates = ChatTemplates::new(desk.model, args.template.as_deref())?;
+    let kwargs = &args.reasoning.template_kwargs;
+    let template_thinks = args.jinja && templates.supports_thinking();
+    let inputs = ChatInputs {
+        json_schema: args.json_schema.clone(),
+        reasoning_format: args.reasoning.format,
+        enable_thinking: args.reasoning.enable_thinking(kwargs, template_thinks)?,
+        template_kwargs: kwargs.clone(),
+        use_jinja: args.jinja,
+        pure_content: args.reasoning.skip_parsing,
+        ..ChatInputs::default()
     };
+    let mut talk = Conversation { messages: Vec::new(), n_answers: 0, in_context: Vec::new(), templates, inputs };
     talk.clear(desk);
     if args.template.is_none() && desk.model.info().chat_template.is_none() {
         desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
@@ -92,7 +126,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 match message {
                     Input::Message(text) => {
                         let text = std::mem::take(&mut attached) + &text;
-                        talk.messages.push(ChatMessage::new("user", text));
+                        talk.messages.push(Message::new("user", text));
                         talk.n_answers = 0;
                     }
                     _ => drop(talk.messages.pop()),
@@ -113,7 +147,7 @@ impl Conversation {
         self.in_context.clear();
         self.messages.clear();
         if let Some(system) = &desk.args.system_prompt {
-            self.messages.push(ChatMessage::new("system", system.as_str()));
+            self.messages.push(Message::new("system", system.as_str()));
         }
     }
 
@@ -125,7 +159,7 @@ impl Conversation {
         begins.push(self.messages.len());
         let n = n.min(begins.len() - 1);
         self.messages.drain(first..begins[n]);
-        let (left, tokens) = (begins.len() - 1 - n, self.tokens(&self.messages, desk)?.len());
+        let (left, tokens) = (begins.len() - 1 - n, self.written(&self.messages, desk)?.tokens.len());
         let n_ctx = desk.session.n_ctx();
         let turns = if n == 1 { "1 turn is".to_owned() } else { format!("{n} turns are") };
         let line = format!("hobbit: {turns} forgotten, {left} are left: {tokens} of {n_ctx} tokens");
@@ -133,16 +167,19 @@ impl Conversation {
         Ok(())
     }
 
-    /// The sampler of the next answer. The first to a message has the seed of the run, each further one the next seed: with
+    /// The sampler of the answer to `prompt`. The first to a message has the seed of the run, each further one the next seed: with
     /// the same it would say the same again.
-    fn sampler(&self, desk: &Desk) -> Result<Sampler> {
+    fn sampler(&self, prompt: &ChatPrompt, desk: &Desk) -> Result<Sampler> {
         let seed = desk.seed.wrapping_add(self.n_answers) % SamplingOptions::RANDOM_SEED;
-        Ok(Sampler::new(desk.model, &SamplingOptions { seed, ..desk.args.sampling.clone() })?)
+        let reasoning = desk.args.reasoning.sampled();
+        let mut options = SamplingOptions { seed, reasoning, ..desk.args.sampling.clone() };
+        prompt.constrain(&mut options);
+        Ok(Sampler::new(desk.model, &options)?)
     }
 
     /// Prints the model's next message, after `echo`, and keeps it.
     fn answer(&mut self, echo: &str, desk: &mut Desk) -> Result<End> {
-        let (wanted, n_dropped) = self.fitting(desk)?;
+        let (Written { tokens: wanted, prompt }, n_dropped) = self.fitting(desk)?;
         if let Some(error) = self.excess(wanted.len(), n_dropped, desk) {
             desk.log.line(Level::Error, format!("error: {error}"));
             desk.failed = true;
@@ -160,8 +197,11 @@ impl Conversation {
         desk.screen.print(Voice::User, echo)?;
         desk.explain(&wanted);
         let common = self.keep_common(&wanted, desk)?;
-        desk.sampler = self.sampler(desk)?;
-        let spoken = match desk.speak(&wanted[common..], desk.args.predict) {
+        desk.sampler = self.sampler(&prompt, desk)?;
+        // Where there are no thoughts, there is nothing to take apart.
+        let parser = prompt.thinking.is_some().then_some(prompt.parser);
+        let reading = Reading { parser, stops: prompt.additional_stops };
+        let spoken = match desk.answer(&wanted[common..], desk.args.predict, &reading) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {
                 desk.log.line(Level::Error, format!("error: {}; {ROOM}", in_words(&error)));
@@ -184,7 +224,7 @@ impl Conversation {
         if !desk.args.single_turn {
             desk.screen.print(Voice::Model, "\n")?;
         }
-        self.messages.push(ChatMessage::new("assistant", spoken.text));
+        self.messages.push(Message { reasoning_content: spoken.thought, ..Message::new("assistant", spoken.text) });
         Ok(spoken.end)
     }
 
@@ -200,22 +240,22 @@ impl Conversation {
         self.messages.iter().take_while(|message| message.role == "system").count()
     }
 
-    /// The conversation in tokens, and how many of its oldest messages are left out for it to fit with room for an
+    /// The conversation, and how many of its oldest messages are left out for it to fit with room for an
     /// answer: whole turns, with `--context-shift` only, and never the last message.
-    fn fitting(&self, desk: &Desk) -> Result<(Vec<Token>, usize)> {
+    fn fitting(&self, desk: &Desk) -> Result<(Written, usize)> {
         let n_ctx = desk.session.n_ctx() as usize;
         let room = desk.args.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
-        let mut wanted = self.tokens(&self.messages, desk)?;
+        let mut wanted = self.written(&self.messages, desk)?;
         let first = self.first_turn();
         let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == "user");
         let mut n_dropped = 0;
         for next in turns {
-            if !desk.args.session_options.context_shift || wanted.len() + room <= n_ctx {
+            if !desk.args.session_options.context_shift || wanted.tokens.len() + room <= n_ctx {
                 break;
             }
             n_dropped = next - first;
             let left = [&self.messages[..first], &self.messages[next..]].concat();
-            wanted = self.tokens(&left, desk)?;
+            wanted = self.written(&left, desk)?;
         }
         Ok((wanted, n_dropped))
     }
@@ -234,15 +274,16 @@ impl Conversation {
         })
     }
 
-    /// Messages in tokens, up to the opening of the model's turn.
-    fn tokens(&self, messages: &[ChatMessage], desk: &Desk) -> Result<Vec<Token>> {
-        let text = desk.model.render_chat(messages, &self.options)?;
-        let mut tokens = desk.model.tokenize(&text, true, true)?;
+    /// Messages as the template writes them, up to the opening of the model's turn.
+    fn written(&self, messages: &[Message], desk: &Desk) -> Result<Written> {
+        let inputs = ChatInputs { messages: serde_json::to_string(messages)?, ..self.inputs.clone() };
+        let prompt = self.templates.apply(&inputs)?;
+        let mut tokens = desk.model.tokenize(&prompt.prompt, true, true)?;
         // Some templates write the BOS token that tokenizing adds as well.
         if desk.model.adds_bos() && tokens.len() > 1 && tokens[0] == tokens[1] {
             tokens.remove(0);
         }
-        Ok(tokens)
+        Ok(Written { tokens, prompt })
     }
 
     /// Makes the context a prefix of `wanted`, as long as possible but shorter than it; its length in tokens. A

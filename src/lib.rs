@@ -3,10 +3,11 @@
 //!
 //! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] knows the flags of llama.cpp's that
 //! are not here, [`switch`] how flags are switched), [`args`] holds what was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes
-//! processed, options of a model and a session made. [`demo`] finds the bundled model, [`hub`] and `download` fetch others.
+//! processed, options of a model and a session made; [`reasoning`] how a model thinks. [`demo`] finds the bundled model, [`hub`] and
+//! `download` fetch others.
 //!
 //! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`) or `conversation` (with its [`commands`]);
-//! both let `stream` print a generation on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
+//! both let `stream` print a generation (`reading` takes answers apart) on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
 //! `ctrl_c` stops it, `memory_signals` resize its caches. [`report`] puts measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc`, and [`mod@bench`] with the tools of [`measure`]; [`plot`] draws for pages,
@@ -37,6 +38,7 @@ pub mod pages;
 mod perplexity;
 pub mod plot;
 mod promise;
+mod reasoning;
 mod report;
 mod resolve;
 pub mod signals;
@@ -66,6 +68,8 @@ mod memory_signals;
 mod progress;
 #[cfg(feature = "engine")]
 mod prompt;
+#[cfg(feature = "engine")]
+mod reading;
 #[cfg(feature = "rpc")]
 mod rpc;
 #[cfg(feature = "engine")]

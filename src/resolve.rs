@@ -12,6 +12,7 @@ use super::args::{
 use super::demo;
 use super::escape::unescape;
 use super::promise;
+use super::reasoning::Reasoning;
 use super::switch::Tri;
 use hobbit::files::{Input, Kind, Output, OutputError};
 use hobbit::options::{
@@ -55,6 +56,9 @@ pub struct HiArgs {
     /// How many tokens of a prompt are computed at once is chosen by its length and the memory there is.
     pub chooses_ubatch: bool,
     pub sampling: SamplingOptions,
+    /// The schema from which the grammar was made, if it was: a chat template knows better where in an answer it holds.
+    pub json_schema: Option<String>,
+    pub reasoning: Reasoning,
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
     pub prompt: Option<Bytes>,
     pub system_prompt: Option<String>,
@@ -153,6 +157,7 @@ impl HiArgs {
         let chooses_ubatch = low.context.ubatch_size.0.is_none();
         let session = session(&low.context, &low.rope, until_full);
         let experts = experts(low.experts, &model, session.clone())?;
+        let json_schema = json_schema(&low.sampling, around)?;
         Ok(Self {
             model,
             is_demo,
@@ -164,7 +169,9 @@ impl HiArgs {
             },
             session_options: session,
             chooses_ubatch,
-            sampling: sampling(low.sampling, escape, around)?,
+            sampling: sampling(low.sampling, json_schema.as_ref(), escape, around)?,
+            json_schema: json_schema.map(|(_, schema)| schema),
+            reasoning: Reasoning::new(low.reasoning),
             prompt,
             system_prompt: match (low.chat.system_prompt, &low.chat.system_prompt_file) {
                 (None, Some(path)) => Some(utf8(&without_newline(read(path, around)?), path)?.to_owned()),
@@ -361,7 +368,24 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
     }
 }
 
-pub fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> Result<SamplingOptions> {
+/// The JSON schema that counts, and what gave it.
+pub fn json_schema(args: &SamplingArgs, around: &dyn Surroundings) -> Result<Option<(String, String)>> {
+    if args.grammar.is_some() || args.grammar_file.is_some() {
+        return Ok(None);
+    }
+    Ok(match (&args.json_schema, &args.json_schema_file) {
+        (Some(schema), _) => Some(("--json-schema".to_owned(), schema.clone())),
+        (None, Some(path)) => Some((path.display().to_string(), file(path, around)?)),
+        (None, None) => None,
+    })
+}
+
+pub fn sampling(
+    args: SamplingArgs,
+    json_schema: Option<&(String, String)>,
+    escape: bool,
+    around: &dyn Surroundings,
+) -> Result<SamplingOptions> {
     let defaults = SamplingOptions::default();
     let samplers = match (&args.samplers, &args.sampling_seq) {
         (Some(names), _) => sampler_order(names).context("--samplers")?,
@@ -407,17 +431,13 @@ pub fn sampling(args: SamplingArgs, escape: bool, around: &dyn Surroundings) -> 
         mirostat: MirostatOptions { version: args.mirostat, tau: args.mirostat_ent, eta: args.mirostat_lr },
         ignore_eos: args.ignore_eos.0,
         logit_bias: args.logit_bias,
-        grammar: match (args.grammar, args.grammar_file, args.json_schema, args.json_schema_file) {
+        grammar: match (args.grammar, args.grammar_file, json_schema) {
             (Some(grammar), ..) => Some(grammar),
-            (_, Some(path), ..) => Some(file(&path, around)?),
-            (_, _, Some(schema), _) => Some(around.grammar_of_schema(&schema).context("--json-schema")?),
-            (.., Some(path)) => {
-                let schema = file(&path, around)?;
-                Some(around.grammar_of_schema(&schema).with_context(|| path.display().to_string())?)
-            }
+            (_, Some(path), _) => Some(file(&path, around)?),
+            (.., Some((giver, schema))) => Some(around.grammar_of_schema(schema).with_context(|| giver.clone())?),
             _ => None,
         },
-        min_keep: defaults.min_keep,
+        ..SamplingOptions::default()
     })
 }
 

@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 
-use super::console::{Screen, Voice};
+use super::console::Screen;
 use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
 use super::memory_signals;
 use super::progress::TokenBar;
+use super::reading::{Reader, Reading};
 use super::resolve::HiArgs;
 use super::stop::StopMatcher;
 use super::utf8::Utf8Decoder;
@@ -55,8 +56,10 @@ pub enum End {
 pub struct Spoken {
     /// Tokens, those of a reverse prompt included.
     pub tokens: Vec<Token>,
-    /// Text without the reverse prompt.
+    /// Text without the reverse prompt, and without what was thought.
     pub text: String,
+    /// What was thought before, where that is told apart.
+    pub thought: String,
     /// The reverse prompt that ended it.
     pub stop: Option<String>,
     pub end: End,
@@ -68,8 +71,16 @@ impl Desk<'_> {
     /// # Errors
     /// Failed evaluation or output. Interrupts and a full context are ends, not errors.
     pub fn speak(&mut self, prompt: &[Token], limit: Option<usize>) -> Result<Spoken> {
+        self.answer(prompt, limit, &Reading::default())
+    }
+
+    /// As [`Desk::speak`], with the answer read as `reading` says.
+    ///
+    /// # Errors
+    /// As [`Desk::speak`].
+    pub fn answer(&mut self, prompt: &[Token], limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
         let ctrl_c = self.ctrl_c.clone();
-        let spoken = ctrl_c.during(|| self.feed_and_generate(prompt, limit))?;
+        let spoken = ctrl_c.during(|| self.feed_and_generate(prompt, limit, reading))?;
         if spoken.end == End::ContextFull {
             let n_ctx = self.session.n_ctx();
             self.screen.end_line()?;
@@ -92,8 +103,9 @@ impl Desk<'_> {
         }
     }
 
-    fn feed_and_generate(&mut self, prompt: &[Token], limit: Option<usize>) -> Result<Spoken> {
-        let mut spoken = Spoken { tokens: Vec::new(), text: String::new(), stop: None, end: End::Length };
+    fn feed_and_generate(&mut self, prompt: &[Token], limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
+        let mut spoken =
+            Spoken { tokens: Vec::new(), text: String::new(), thought: String::new(), stop: None, end: End::Length };
         for &token in prompt {
             self.sampler.accept(token);
         }
@@ -105,17 +117,24 @@ impl Desk<'_> {
             }
         }
         let mut decoder = Utf8Decoder::default();
-        let mut matcher = StopMatcher::new(&self.args.stops);
+        let mut matcher = StopMatcher::new(&[&self.args.stops[..], &reading.stops].concat());
+        let mut reader = Reader::new(reading.parser.clone())?;
+        // For the parser to find.
+        let preserved = reading.parser.as_ref().map(|_| self.sampler.preserved_tokens().to_vec()).unwrap_or_default();
         let mut generation = self.session.generate(&mut self.sampler, limit);
         for token in generation.by_ref() {
             let token = token?;
             memory_signals::obey(self.model, self.log);
             spoken.tokens.push(token);
-            let (text, stop) = matcher.push(&decoder.push(&self.model.piece(token, self.args.special)));
-            spoken.text.push_str(&text);
-            self.screen.print(Voice::Model, &text)?;
-            if stop.is_some() {
-                return Ok(Spoken { stop, end: End::Stopped, ..spoken });
+            let special = self.args.special || preserved.contains(&token);
+            let (text, stop) = matcher.push(&decoder.push(&self.model.piece(token, special)));
+            reader.push(&text, stop.is_some(), &mut self.screen, self.log)?;
+            if let Some(stop) = stop {
+                // The template's own is no turn of the user.
+                let is_users = self.args.stops.contains(&stop);
+                (spoken.text, spoken.thought) = reader.finish();
+                let end = if is_users { End::Stopped } else { End::Eog };
+                return Ok(Spoken { stop: is_users.then_some(stop), end, ..spoken });
             }
         }
         spoken.end = match generation.stop_reason() {
@@ -126,8 +145,9 @@ impl Desk<'_> {
         };
         let mut rest = matcher.push(decoder.finish()).0;
         rest.push_str(&matcher.finish());
-        self.screen.print(Voice::Model, &rest)?;
-        spoken.text.push_str(&rest);
+        // What was cut off may be anything.
+        reader.push(&rest, spoken.end == End::Eog, &mut self.screen, self.log)?;
+        (spoken.text, spoken.thought) = reader.finish();
         Ok(spoken)
     }
 

@@ -73,7 +73,6 @@ const PLACEMENT: &str = "hobbit places experts itself; see --device-cache, --mem
 const LAYERS: &str = "layers go where -ngl and -ts say; give a smaller -ngl if they do not fit";
 const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
-const THINKING: &str = "what the model thinks is printed as it comes; see --chat-template";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 
 /// Values that switch off (`common/arg.cpp`).
@@ -93,13 +92,6 @@ static VARIABLES: &[(&str, &str)] = &[
     ("LLAMA_ARG_GRP_ATTN_N", "--grp-attn-n"),
     ("LLAMA_ARG_GRP_ATTN_W", "--grp-attn-w"),
     ("LLAMA_ARG_N_PARALLEL", "--parallel"),
-    ("LLAMA_ARG_CHAT_TEMPLATE_KWARGS", "--chat-template-kwargs"),
-    ("LLAMA_ARG_THINK", "--reasoning-format"),
-    ("LLAMA_ARG_REASONING", "--reasoning"),
-    ("LLAMA_ARG_REASONING_EFFORT", "--reasoning-effort"),
-    ("LLAMA_ARG_THINK_BUDGET", "--reasoning-budget"),
-    ("LLAMA_ARG_THINK_BUDGET_MESSAGE", "--reasoning-budget-message"),
-    ("LLAMA_ARG_REASONING_PRESERVE", "--reasoning-preserve"),
     ("LLAMA_ARG_LOG_JSONL", "--log-jsonl"),
     ("LLAMA_ARG_SPEC_TYPE", "--spec-type"),
     ("LLAMA_ARG_SPEC_DRAFT_MODEL", "--model-draft"),
@@ -118,7 +110,7 @@ static VARIABLES: &[(&str, &str)] = &[
 static SPECULATIVE: Unsupported = refused(&["--spec-*"], 0, DRAFT);
 
 static FLAGS: &[Unsupported] = &[
-    implied(&["--no-mmap", "--skip-chat-parsing", "--no-log-jsonl"], 0),
+    implied(&["--no-mmap", "--no-log-jsonl"], 0),
     no_effect(&["--mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"], 0, READING),
     no_effect(&["-lm", "--load-mode", "-lzm", "--lazy-mode"], 1, READING),
     no_effect(&["--op-offload", "--no-op-offload", "--no-host"], 0, PLACEMENT),
@@ -160,9 +152,6 @@ static FLAGS: &[Unsupported] = &[
     refused(&["--prompt-cache-all", "--prompt-cache-ro"], 0, "sessions are not saved yet; leave it out"),
     refused(&["-ptc", "--print-token-count"], 1, "see --stats-json for the counts at the end"),
     refused(&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], 1, "self-extend is not supported; see --rope-scale"),
-    refused(&["--reasoning-format", "-rea", "--reasoning", "--reasoning-effort"], 1, THINKING),
-    refused(&["--reasoning-budget", "--reasoning-budget-message", "--chat-template-kwargs"], 1, THINKING),
-    refused(&["--reasoning-preserve", "--no-reasoning-preserve", "--no-skip-chat-parsing"], 0, THINKING),
     refused(&["--server-base"], 1, "hobbit-cli runs the model itself"),
     refused(&["-mm", "--mmproj", "-mmu", "--mmproj-url", "-mmdev", "--mmproj-device"], 1, MEDIA),
     refused(&["--image", "--audio", "--video", "--image-min-tokens", "--image-max-tokens"], 1, MEDIA),

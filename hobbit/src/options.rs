@@ -3,17 +3,21 @@
 mod caching;
 mod device;
 mod files;
+mod grammar;
 mod kernels;
 mod precision;
 mod preset;
+mod reasoning;
 mod routing;
 mod sampling;
 
 pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
+pub use grammar::{GrammarKind, GrammarTrigger};
 pub use kernels::KernelChoice;
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};
+pub use reasoning::{ReasoningBudget, ReasoningFormat};
 pub use routing::{RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 

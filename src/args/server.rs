@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser};
 
-use super::{ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs, SamplingArgs, with_spellings};
+use super::{
+    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs, with_spellings,
+};
 use crate::switch::Switch;
 use hobbit::Budget;
 use hobbit::options::Pooling;
@@ -52,6 +54,8 @@ pub struct ServerArgs {
     pub slots: SlotArgs,
     #[command(flatten)]
     pub chat: ServedChatArgs,
+    #[command(flatten)]
+    pub reasoning: ReasoningArgs,
     #[command(flatten)]
     pub context: ContextArgs,
     #[command(flatten)]

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use hobbit::Model;
 use hobbit::options::{Pooling, SamplingOptions, Token};
+use hobbit::{Interrupt, Model};
 use tokio::sync::{mpsc, oneshot};
 
 use super::http::error::ApiError;
@@ -37,6 +37,8 @@ pub struct Loaded {
     pub sampling: SamplingOptions,
     pub pooling: Option<Pooling>,
     pub next_id: AtomicU64,
+    /// Ends an evaluation that runs.
+    pub interrupt: Interrupt,
 }
 
 impl App {

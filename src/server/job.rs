@@ -1,6 +1,5 @@
 //! What a request wants of the engine, and what it is told: the words that HTTP and the engine's thread have in common.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -62,8 +61,6 @@ pub struct Generate {
     pub n_probs: usize,
     /// They are those after sampling.
     pub post_sampling_probs: bool,
-    /// Special tokens that are spelled out.
-    pub preserved: HashSet<Token>,
     /// Spell out all of them.
     pub shows_special: bool,
     /// From the first token on; looked at once a line has ended.

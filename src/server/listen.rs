@@ -126,13 +126,13 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         let task = match &tls {
             None => {
                 let mut server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
-                server.http_builder().http1().timer(hyper_timer()).header_read_timeout(HEAD_TIMEOUT);
+                configure(server.http_builder());
                 tokio::spawn(server.serve(service))
             }
             Some(tls) => {
                 let mut server =
                     axum_server::from_tcp_rustls(listener, tls.clone()).with_context(fail)?.handle(handle.clone());
-                server.http_builder().http1().timer(hyper_timer()).header_read_timeout(HEAD_TIMEOUT);
+                configure(server.http_builder());
                 tokio::spawn(server.serve(service))
             }
         };
@@ -150,8 +150,10 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     Ok(listening)
 }
 
-fn hyper_timer() -> hyper_util::rt::TokioTimer {
-    hyper_util::rt::TokioTimer::new()
+/// A head must come in time, and the headers of answers are written as llama-server writes them: some clients compare them so.
+fn configure(builder: &mut hyper_util::server::conn::auto::Builder<hyper_util::rt::TokioExecutor>) {
+    let timer = hyper_util::rt::TokioTimer::new();
+    builder.http1().timer(timer).header_read_timeout(HEAD_TIMEOUT).title_case_headers(true);
 }
 
 fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {

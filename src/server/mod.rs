@@ -25,7 +25,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use hobbit::{Model, ModelOptions, SessionOptions};
@@ -37,7 +37,7 @@ use crate::pages::{self, Spelling};
 use crate::{download, exit, memory_signals, run, signals};
 use app::{App, Loaded};
 use settings::{Resolved, resolve};
-use status::Status;
+use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
 
 /// How often signals are looked at.
@@ -108,8 +108,17 @@ fn answer(
     log.line(Level::Info, "hobbit: ending");
     loaded.stop(grace);
     listening.stop(grace + Duration::from_secs(1));
+    let end = Instant::now() + grace + LOOK;
+    while !worker.is_finished() {
+        // An evaluation that takes longer is not waited for.
+        if Instant::now() >= end {
+            loaded.interrupt.set();
+        }
+        std::thread::sleep(LOOK);
+    }
     let panicked = worker.join().is_err();
     runtime.block_on(listening.ended());
+    log.line(Level::Info, format!("hobbit: {}", closing_line(&loaded.status.get().totals)));
     // The last connections are gone: the model is closed, which writes what it knows.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(app);
@@ -148,6 +157,7 @@ fn load(
         mark: mark(&model, session_options),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());
+    let interrupt = session.interrupt_handle();
     let status = Arc::new(Status::default());
     let (commands, incoming) = crossbeam_channel::unbounded();
     let worker = Worker::new(session, options, Arc::clone(&status), log.clone());
@@ -163,9 +173,23 @@ fn load(
         sampling: settings.sampling.clone(),
         pooling,
         next_id: AtomicU64::new(0),
+        interrupt,
     };
     assert!(app.loaded.set(loaded).is_ok(), "a model is loaded once");
     Ok(thread)
+}
+
+/// What was done.
+fn closing_line(totals: &Totals) -> String {
+    let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, hits, misses, bytes_read, .. } = *totals;
+    let mut line = format!(
+        "{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written"
+    );
+    if hits + misses > 0.0 {
+        let per_token = hobbit::units::Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
+        line += &format!("; hits {:.1} %, {per_token} read per token written", 100.0 * hits / (hits + misses));
+    }
+    line
 }
 
 /// What tells saved slots of this model and these types of KV cache from others.

@@ -1,7 +1,8 @@
-//! The page at `/`: chat, and where the experts are. Plain files, built into the program; they ask for nothing from elsewhere.
+//! The page at `/`: chat, and where the experts are. Plain files, built into the program; they ask for nothing from
+//! elsewhere.
 //!
-//! A model's text is data of a stranger's: the page makes text nodes of it and never HTML, and [`POLICY`] leaves nothing to run
-//! should that fail.
+//! A model's text is data of a stranger's: the page makes text nodes of it and never HTML, and [`POLICY`] leaves nothing
+//! to run should that fail.
 
 use axum::Router;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -10,8 +11,8 @@ use axum::routing::get;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// What the page may load: this server's own files, and no string as HTML.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
-                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// Where the page lies; the other files lie under [`FILES`].
@@ -50,7 +51,8 @@ const ASSETS: &[Asset] = assets! {
     "store.js"
 };
 
-/// Serves the page at `/` and `/index.html`, and what it is made of under `/page/`. Nothing there is secret: no key is asked for.
+/// Serves the page at `/` and `/index.html`, and what it is made of under `/page/`. Nothing there is secret: no key is
+/// asked for.
 ///
 /// Browsers ask each time whether a file is still the same, so that a new version of the program is seen at once.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {

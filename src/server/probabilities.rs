@@ -3,12 +3,21 @@
 use hobbit::options::Token;
 use hobbit::{Model, Sampler};
 
-use super::job::{Generate, Probabilities};
+use super::job::{Candidate, Generate, Probabilities};
 
-/// The candidates of the last choice; `None` where nobody asked.
-pub fn of(_model: &Model, _sampler: &Sampler, _token: Token, generate: &Generate) -> Option<Probabilities> {
+/// The candidates of the last choice, `token`; `None` where nobody asked. Who asks for those before sampling has the sampler keep logits.
+pub fn of(model: &Model, sampler: &Sampler, token: Token, generate: &Generate) -> Option<Probabilities> {
     if generate.n_probs == 0 {
         return None;
     }
-    None
+    let found = sampler.probabilities(generate.n_probs, generate.post_sampling_probs)?;
+    let candidate =
+        |token: Token, log: f32| Candidate { token, bytes: model.piece(token, true), probability: log.exp() };
+    // What a grammar has forced is none of the candidates that were there before.
+    let chosen = if found.chosen == f32::NEG_INFINITY { 0.0 } else { found.chosen };
+    Some(Probabilities {
+        chosen: candidate(token, chosen),
+        top: found.top.into_iter().map(|(token, log)| candidate(token, log)).collect(),
+        is_post_sampling: generate.post_sampling_probs,
+    })
 }

@@ -8,6 +8,7 @@ use hobbit::options::{ModelOptions, SamplingOptions, SessionOptions};
 
 use super::http::guard::Cors;
 use crate::args::server::ServerArgs;
+use crate::reasoning::Reasoning;
 use crate::resolve::{self, Surroundings, Verbosity};
 
 /// Slots where nobody says.
@@ -52,6 +53,8 @@ pub struct Settings {
     pub n_keep: i32,
     pub context_shift: bool,
     pub sampling: SamplingOptions,
+    /// How the model thinks, where a request does not say.
+    pub reasoning: Reasoning,
     pub model: PathBuf,
     pub is_demo: bool,
     pub verbose: bool,
@@ -71,7 +74,7 @@ pub struct Resolved {
 /// # Errors
 /// Files that cannot be read, flags of no use together.
 pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
-    let ServerArgs { model, experts, http, slots, chat, context, rope, sampling, closing, log } = args;
+    let ServerArgs { model, experts, http, slots, chat, reasoning, context, rope, sampling, closing, log } = args;
     let (path, is_demo) = resolve::model(&model, around)?;
     let template = match (&chat.chat_template, &chat.chat_template_file) {
         (Some(template), _) => Some(template.clone()),
@@ -123,6 +126,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     model_options.check_tensors = model.check_tensors.0;
     model_options.kv_overrides = model.override_kv.clone();
     model_options.repack = model.repack.into();
+    let schema = resolve::json_schema(&sampling, around)?;
     let settings = Settings {
         hosts: http.host,
         port: http.port,
@@ -156,7 +160,8 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         prefills_assistant: chat.prefill_assistant.0,
         n_keep: context.keep,
         context_shift: shifts,
-        sampling: resolve::sampling(sampling, true, around).context("sampling")?,
+        sampling: resolve::sampling(sampling, schema.as_ref(), true, around).context("sampling")?,
+        reasoning: Reasoning::new(reasoning),
         is_demo,
         model: path,
         verbose: log.verbose.0,

@@ -62,7 +62,10 @@ impl Worker {
         let pace = Pace::new(options.stall_limit.as_secs_f64());
         let model = session.model().clone();
         let (waiting, actions) = (VecDeque::new(), Vec::new());
-        Self { session, model, options, slots, waiting, actions, pace, status, log, clock: 0, ends_at: None }
+        let mut worker =
+            Self { session, model, options, slots, waiting, actions, pace, status, log, clock: 0, ends_at: None };
+        worker.publish();
+        worker
     }
 
     /// Works until everybody who could ask is gone, or until it was told to stop.

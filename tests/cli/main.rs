@@ -15,4 +15,5 @@ mod server;
 mod signals;
 mod talk;
 mod terminal;
+mod thoughts;
 mod usage;

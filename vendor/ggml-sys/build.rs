@@ -115,6 +115,7 @@ fn compile_shim(source: &Path) {
         .cpp(true)
         .std("c++17")
         .file("shim/shim.cpp")
+        .file("shim/chat.cpp")
         .include(source.join("include"))
         .include(source.join("src"))
         .include(source.join("common"))

@@ -211,6 +211,12 @@ pub enum Error {
     /// The chat template failed or is missing.
     #[error("cannot apply the chat template: {0}; give another with --chat-template or use -no-cnv")]
     ChatTemplate(String),
+    /// Messages, tools or settings of a conversation that cannot be understood.
+    #[error("cannot read the conversation: {0}")]
+    ChatInput(String),
+    /// What the model said is not of the form that its chat template asks for.
+    #[error("cannot read the model's answer: {0}; with --no-jinja, or -no-cnv, it is taken as it is")]
+    ChatReply(String),
     /// A grammar or JSON schema that llama.cpp refuses.
     #[error("cannot use this grammar: {0}")]
     Grammar(String),

@@ -58,7 +58,10 @@ mod ubatch;
 mod validate;
 
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
-pub use chat::{ChatMessage, ChatOptions};
+pub use chat::{
+    ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates,
+    Continuation, LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice,
+};
 pub use device_error::DeviceError;
 pub use device_kind::DeviceKind;
 pub use devices::{DeviceInfo, devices};
@@ -71,7 +74,7 @@ pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};
-pub use sampling::Sampler;
+pub use sampling::{Probabilities, Sampler};
 pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};

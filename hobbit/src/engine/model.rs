@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use ggml_sys::llama;
 
-use super::chat::{self, ChatMessage, ChatOptions};
 use super::error::Error;
 use super::experts::Experts;
 use super::fitted::Fitted;
@@ -260,14 +259,6 @@ impl Model {
     #[doc(hidden)]
     pub fn expert_bytes_read_at_load(&self) -> u64 {
         self.shared.expert_bytes_read_at_load
-    }
-
-    /// A conversation as the model's chat template writes it.
-    ///
-    /// # Errors
-    /// No template, or one that fails on these messages.
-    pub fn render_chat(&self, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
-        chat::render(self.shared.raw.as_ptr(), messages, options)
     }
 
     /// The experts, if their backend must be told the router's weights: a layer with scales comes in several splits.

@@ -1,87 +1,68 @@
-//! The choice of the next token: llama.cpp's sampler chain and grammar, assembled by the rules of `common_sampler_init`
-//! and used by those of `common_sampler_sample` (`common/sampling.cpp`).
+//! The choice of the next token: llama.cpp's sampler chain, grammar and reasoning budget, assembled by the rules of
+//! `common_sampler_init` and used by those of `common_sampler_sample` and `_accept` (`common/sampling.cpp`).
+
+mod budget;
+mod chain;
+mod grammar;
+mod probabilities;
+mod raw;
+mod validate;
 
 use std::ffi::{CStr, CString, c_char};
-use std::ptr::{self, NonNull};
+use std::ptr;
 
-use ggml_sys::llama::{self, llama_logit_bias, llama_sampler, llama_token_data, llama_token_data_array};
+use ggml_sys::llama::{self, llama_token_data, llama_token_data_array};
 
 use super::error::Error;
-use super::log;
 use super::model::Model;
 use super::raw::RawContext;
-use crate::options::{SamplerKind, SamplingOptions, Token};
+use crate::options::{SamplingOptions, Token};
 
-/// Tokens that penalties may look back over: a bound on the memory that one number can claim (64 MiB).
-const LOOK_BACK_TOKENS_MAX: i32 = 1 << 24;
-
-/// Candidates from which Mirostat 1 estimates its exponent, as in llama.cpp.
-const MIROSTAT_CANDIDATES: i32 = 100;
-
-/// `LLAMA_TOKEN_NULL`: the vocabulary has no such token.
-const NO_TOKEN: Token = -1;
+use budget::Budget;
+use grammar::Grammar;
+pub use probabilities::Probabilities;
+use raw::Raw;
 
 /// Chooses tokens from logits. Keeps its model alive.
 pub struct Sampler {
-    // Both refer to the model's vocabulary and are dropped before the model.
-    grammar: Option<Raw>,
+    // These refer to the model's vocabulary and are dropped before the model.
+    grammar: Option<Grammar>,
+    budget: Option<Budget>,
     chain: Raw,
     /// One entry per token of the vocabulary, reused.
     candidates: Vec<llama_token_data>,
+    /// How many of them the chain has left.
+    n_kept: usize,
+    /// Those of the last choice, if they are kept.
+    logits: Option<Vec<f32>>,
+    /// Chosen last.
+    chosen: Option<Token>,
+    /// Control tokens whose text belongs to the answer.
+    preserved: Vec<Token>,
     model: Model,
-}
-
-/// An owned `llama_sampler`.
-struct Raw(NonNull<llama_sampler>);
-
-// SAFETY: a sampler is memory without ties to a thread; it is used through `&mut Sampler` only.
-unsafe impl Send for Raw {}
-
-impl Raw {
-    fn new(made: *mut llama_sampler, name: &str) -> Result<Raw, Error> {
-        NonNull::new(made).map(Raw).ok_or_else(|| Error::Sampling(format!("llama.cpp refused the sampler '{name}'")))
-    }
-
-    fn as_ptr(&self) -> *mut llama_sampler {
-        self.0.as_ptr()
-    }
-
-    /// False where llama.cpp threw an exception.
-    fn accept(&mut self, token: Token) -> bool {
-        // SAFETY: the sampler is live; the wrapper does not throw.
-        unsafe { llama::llama_rs_sampler_accept(self.as_ptr(), token) == llama::LLAMA_RS_STATUS_OK }
-    }
-
-    fn apply(&mut self, candidates: &mut llama_token_data_array) {
-        // SAFETY: the sampler is live; the array's data is valid for its size and stays in place.
-        unsafe { llama::llama_sampler_apply(self.as_ptr(), candidates) };
-    }
-
-    fn reset(&mut self) {
-        // SAFETY: the sampler is live, and so is the vocabulary a grammar refers to.
-        unsafe { llama::llama_sampler_reset(self.as_ptr()) };
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // SAFETY: owned by us, freed once. A chain frees its links.
-        unsafe { llama::llama_sampler_free(self.as_ptr()) };
-    }
 }
 
 impl Sampler {
     /// Builds the chain: logit bias, then the samplers in their order (or Mirostat), then the draw.
     ///
     /// # Errors
-    /// [`Error::Sampling`] for settings that cannot work, [`Error::Grammar`] for a grammar llama.cpp refuses.
+    /// [`Error::Sampling`] for settings that cannot work, [`Error::Grammar`] for a grammar llama.cpp refuses,
+    /// [`Error::Tokenize`] for tags and triggers that the vocabulary cannot encode.
     pub fn new(model: &Model, options: &SamplingOptions) -> Result<Sampler, Error> {
-        validate(options)?;
-        let grammar = match options.grammar.as_deref() {
-            None | Some("") => None,
-            Some(text) => Some(new_grammar(model, text)?),
-        };
-        Ok(Sampler { grammar, chain: new_chain(model, options)?, candidates: Vec::new(), model: model.clone() })
+        validate::validate(options)?;
+        let preserved = preserved_tokens(model, options)?;
+        let prefill = prefill_tokens(model, &options.generation_prompt)?;
+        Ok(Sampler {
+            grammar: Grammar::new(model, options, &preserved, &prefill)?,
+            budget: Budget::new(model, options, &prefill)?,
+            chain: chain::new_chain(model, options)?,
+            candidates: Vec::new(),
+            n_kept: 0,
+            logits: options.keep_logits.then(Vec::new),
+            chosen: None,
+            preserved,
+            model: model.clone(),
+        })
     }
 
     /// The GBNF grammar of the JSON texts that `schema` (a JSON schema) describes.
@@ -120,6 +101,7 @@ impl Sampler {
     /// [`Error::Decode`] where `index` has no logits, [`Error::Sampling`] where they are not numbers or no candidate
     /// is left, [`Error::Grammar`] where no token continues the grammar.
     pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, Error> {
+        self.chosen = None;
         let mut token = self.choose(context, index, false)?;
         if !self.grammar_allows(token) {
             token = self.choose(context, index, true)?;
@@ -127,28 +109,80 @@ impl Sampler {
                 return Err(Error::Grammar("no token of this model continues the output as the grammar wants".into()));
             }
         }
-        if let Some(grammar) = &mut self.grammar
-            && !grammar.accept(token)
-        {
-            // A grammar without a state would abort the process at its next use.
-            grammar.reset();
-            return Err(Error::Grammar(format!("llama.cpp lost its place in it at token {token}")));
-        }
-        self.accept(token);
+        self.accept_generated(token)?;
+        self.chosen = Some(token);
         Ok(token)
     }
 
-    /// Remembers a token of the prompt: penalties see it, the grammar does not.
+    /// Remembers a token of the prompt: penalties see it, the grammar and the reasoning budget do not.
     pub fn accept(&mut self, token: Token) {
         let accepted = self.chain.accept(token);
         debug_assert!(accepted, "the samplers of a chain accept any token");
     }
 
-    /// Forgets all tokens and starts the grammar and the random choice anew.
+    /// Remembers a token as generated that was not chosen here. [`crate::Session::generate`] and `Session::sample` do so with
+    /// those that they choose.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] where it is none that the grammar allows.
+    pub fn accept_generated(&mut self, token: Token) -> Result<(), Error> {
+        let is_grammars = self.grammar_applies();
+        let mut replayed = Vec::new();
+        if let Some(budget) = &mut self.budget {
+            budget.accept(token);
+            // The end of a thought may be what wakes the grammar that slept through it.
+            if !is_grammars {
+                replayed = budget.end_match();
+            }
+        }
+        if let Some(grammar) = &mut self.grammar {
+            for token in replayed.into_iter().chain(is_grammars.then_some(token)) {
+                grammar.accept(&self.model, token)?;
+            }
+        }
+        self.accept(token);
+        Ok(())
+    }
+
+    /// Ends the thought that the model is in, as if its budget were spent. False where it is in none, or where thoughts are not
+    /// watched ([`crate::options::ReasoningBudget::control`]).
+    pub fn end_thought(&mut self) -> bool {
+        self.budget.as_mut().is_some_and(Budget::end_thought)
+    }
+
+    /// Whether the model is within a thought, as far as thoughts are watched.
+    pub fn is_thinking(&self) -> bool {
+        self.budget.as_ref().is_some_and(Budget::is_thinking)
+    }
+
+    /// Control tokens whose text belongs to the answer ([`SamplingOptions::preserved_tokens`]): to be asked of [`Model::piece`]
+    /// with `special`.
+    pub fn preserved_tokens(&self) -> &[Token] {
+        &self.preserved
+    }
+
+    /// The probabilities of the last choice: of the chosen token, and the `n` largest. `post_sampling`: as the chain has left
+    /// them; otherwise as the model gave them, which needs [`SamplingOptions::keep_logits`].
+    ///
+    /// `None` where nothing was chosen yet, or the logits were not kept.
+    pub fn probabilities(&self, n: usize, post_sampling: bool) -> Option<Probabilities> {
+        let chosen = self.chosen?;
+        if post_sampling {
+            return Some(probabilities::of_candidates(self.kept(), chosen, n));
+        }
+        self.logits.as_deref().map(|logits| probabilities::of_logits(logits, chosen, n))
+    }
+
+    /// Forgets all tokens and starts the grammar, the reasoning budget and the random choice anew.
     pub fn reset(&mut self) {
         self.chain.reset();
+        self.chosen = None;
+        if let Some(budget) = &mut self.budget {
+            budget.reset();
+        }
         if let Some(grammar) = &mut self.grammar {
-            grammar.reset();
+            let begun = grammar.reset();
+            debug_assert!(begun.is_ok(), "a grammar that once began begins again");
         }
     }
 
@@ -177,7 +211,7 @@ impl Sampler {
         (data.t_sample_ms, u64::try_from(data.n_sample).unwrap_or(0))
     }
 
-    /// Runs the chain over fresh logits, masked by the grammar first if `masked`.
+    /// Runs the budget and the chain over fresh logits, masked by the grammar between them if `masked`.
     fn choose(&mut self, context: &RawContext, index: i32, masked: bool) -> Result<Token, Error> {
         self.load_logits(context, index)?;
         let mut array = llama_token_data_array {
@@ -186,13 +220,16 @@ impl Sampler {
             selected: -1,
             sorted: false,
         };
+        if let Some(budget) = &mut self.budget {
+            budget.raw().apply(&mut array);
+        }
         if masked && let Some(grammar) = &mut self.grammar {
-            grammar.apply(&mut array);
+            grammar.raw().apply(&mut array);
         }
         self.chain.apply(&mut array);
         // Samplers shorten and reorder the array but leave it where it is.
-        let kept = &self.candidates[..array.size.min(self.candidates.len())];
-        let selected = usize::try_from(array.selected).ok().and_then(|selected| kept.get(selected));
+        self.n_kept = array.size.min(self.candidates.len());
+        let selected = usize::try_from(array.selected).ok().and_then(|selected| self.kept().get(selected));
         match selected {
             Some(chosen) if chosen.logit > f32::NEG_INFINITY && !chosen.p.is_nan() => Ok(chosen.id),
             _ if masked => {
@@ -204,6 +241,11 @@ impl Sampler {
                     .into(),
             )),
         }
+    }
+
+    /// The candidates that the chain has left.
+    fn kept(&self) -> &[llama_token_data] {
+        &self.candidates[..self.n_kept]
     }
 
     /// Copies the logits (`[n_vocab]`) into `candidates`.
@@ -225,267 +267,53 @@ impl Sampler {
                     .into(),
             ));
         }
+        if let Some(kept) = &mut self.logits {
+            kept.clear();
+            kept.extend_from_slice(logits);
+        }
         self.candidates.clear();
         self.candidates.extend((0..).zip(logits).map(|(id, &logit)| llama_token_data { id, logit, p: 0.0 }));
         Ok(())
     }
 
-    /// Whether the grammar, if there is one, can go on with `token`. Does not advance it.
+    /// Whether the grammar, if there is one, has a say now: a lazy one sleeps while the model thinks.
+    fn grammar_applies(&self) -> bool {
+        self.grammar.as_ref().is_some_and(|grammar| !(grammar.is_lazy && self.is_thinking()))
+    }
+
+    /// Whether the grammar, if it has a say, can go on with `token`. Does not advance it.
     fn grammar_allows(&mut self, token: Token) -> bool {
-        let Some(grammar) = &mut self.grammar else { return true };
-        let mut single = llama_token_data { id: token, logit: 1.0, p: 0.0 };
-        let mut array = llama_token_data_array { data: &raw mut single, size: 1, selected: -1, sorted: false };
-        grammar.apply(&mut array);
-        single.logit != f32::NEG_INFINITY
+        if !self.grammar_applies() {
+            return true;
+        }
+        self.grammar.as_mut().is_none_or(|grammar| grammar.raw().allows(token))
     }
 }
 
-/// Refuses what would make llama.cpp abort, exhaust memory or choose at random.
-fn validate(options: &SamplingOptions) -> Result<(), Error> {
-    let fail = |flag: &str, expected: &str, found: &dyn std::fmt::Display| {
-        Err(Error::Sampling(format!("{flag} must be {expected}, not {found}")))
-    };
-    let penalty = options.repeat_penalty;
-    if !penalty.is_finite() || penalty <= 0.0 || !(1.0 / penalty).is_finite() {
-        return fail("--repeat-penalty", "finite and greater than 0", &penalty);
-    }
-    for (flag, value) in [
-        ("--frequency-penalty", options.frequency_penalty),
-        ("--presence-penalty", options.presence_penalty),
-        ("--dry-multiplier", options.dry.multiplier),
-        ("--dry-base", options.dry.base),
-    ] {
-        if !value.is_finite() {
-            return fail(flag, "finite", &value);
+/// The texts of `preserved_tokens` that are one token, as those.
+fn preserved_tokens(model: &Model, options: &SamplingOptions) -> Result<Vec<Token>, Error> {
+    let mut preserved = Vec::new();
+    for text in &options.preserved_tokens {
+        if let [token] = model.tokenize(text, false, true)?[..] {
+            preserved.push(token);
         }
     }
-    for (flag, value) in [
-        ("--temp", options.temp),
-        ("--dynatemp-range", options.dynatemp_range),
-        ("--dynatemp-exp", options.dynatemp_exponent),
-        ("--top-p", options.top_p),
-        ("--min-p", options.min_p),
-        ("--typical", options.typical_p),
-        ("--top-nsigma", options.top_n_sigma),
-        ("--xtc-probability", options.xtc.probability),
-        ("--xtc-threshold", options.xtc.threshold),
-        ("--adaptive-target", options.adaptive_target),
-        ("--adaptive-decay", options.adaptive_decay),
-        ("--mirostat-ent", options.mirostat.tau),
-        ("--mirostat-lr", options.mirostat.eta),
-    ] {
-        if value.is_nan() {
-            return fail(flag, "a number", &value);
-        }
-    }
-    for (flag, tokens) in
-        [("--repeat-last-n", options.repeat_last_n), ("--dry-penalty-last-n", options.dry.penalty_last_n)]
-    {
-        if tokens > LOOK_BACK_TOKENS_MAX {
-            return fail(flag, &format!("at most {LOOK_BACK_TOKENS_MAX} tokens"), &tokens);
-        }
-    }
-    if options.mirostat.version > 2 {
-        return fail("--mirostat", "0, 1 or 2", &options.mirostat.version);
-    }
-    for (token, bias) in &options.logit_bias {
-        if bias.is_nan() || *bias == f32::INFINITY {
-            return fail(&format!("the logit bias of token {token}"), "below infinity (-inf excludes a token)", bias);
-        }
-    }
-    Ok(())
+    Ok(preserved)
 }
 
-fn new_grammar(model: &Model, text: &str) -> Result<Raw, Error> {
-    if text.starts_with("%llguidance") {
-        return Err(Error::Grammar("llguidance is not built in; write it in GBNF".into()));
+/// The tokens of the generation prompt, without the space that some tokenizers put before a special token.
+fn prefill_tokens(model: &Model, text: &str) -> Result<Vec<Token>, Error> {
+    if text.is_empty() {
+        return Ok(Vec::new());
     }
-    let text = CString::new(text).map_err(|_| Error::Grammar("it contains a NUL byte".into()))?;
-    log::clear_errors();
-    // SAFETY: the model's vocabulary is live, the strings are NUL-terminated; the wrapper does not throw.
-    let made = unsafe { llama::llama_rs_sampler_init_grammar(model.vocab(), text.as_ptr(), c"root".as_ptr()) };
-    NonNull::new(made).map(Raw).ok_or_else(|| {
-        let reason = log::take_errors();
-        Error::Grammar(if reason.is_empty() { "llama.cpp cannot parse it".to_owned() } else { reason })
-    })
-}
-
-/// `common_sampler_init` without the grammar.
-fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw, Error> {
-    // SAFETY: returns a chain that owns what is added to it.
-    let chain = unsafe { llama::llama_sampler_chain_init(llama::llama_sampler_chain_params { no_perf: false }) };
-    let chain = Raw::new(chain, "chain")?;
-    let add = |link: *mut llama_sampler, name: &str| {
-        let link = Raw::new(link, name)?;
-        // SAFETY: both are live; the chain takes the link over.
-        unsafe { llama::llama_sampler_chain_add(chain.as_ptr(), link.as_ptr()) };
-        std::mem::forget(link);
-        Ok::<(), Error>(())
-    };
-
-    let bias = logit_bias(model, options);
-    let n_vocab = i32::try_from(model.n_vocab()).expect("llama.cpp counts tokens in an i32");
-    if !bias.is_empty() {
-        let n_bias = i32::try_from(bias.len()).map_err(|_| Error::Sampling("too many logit biases".into()))?;
-        // SAFETY: the sampler copies the biases.
-        add(unsafe { llama::llama_sampler_init_logit_bias(n_vocab, n_bias, bias.as_ptr()) }, "logit_bias")?;
+    let mut tokens = model.tokenize(text, false, true)?;
+    let is_space = |byte: Option<&u8>| byte.is_some_and(|byte| matches!(byte, b' ' | b'\t'..=b'\r'));
+    let first = tokens.first().map(|&token| model.piece(token, true)).unwrap_or_default();
+    if is_space(first.first()) && !is_space(text.as_bytes().first()) {
+        tokens.remove(0);
     }
-    let seed = options.seed;
-    let mirostat = options.mirostat;
-    if mirostat.version != 0 {
-        // SAFETY: constructors that take plain values.
-        let (temp, draw) = unsafe {
-            let draw = match mirostat.version {
-                1 => llama::llama_sampler_init_mirostat(n_vocab, seed, mirostat.tau, mirostat.eta, MIROSTAT_CANDIDATES),
-                _ => llama::llama_sampler_init_mirostat_v2(seed, mirostat.tau, mirostat.eta),
-            };
-            (llama::llama_sampler_init_temp(options.temp), draw)
-        };
-        add(temp, "temperature")?;
-        add(draw, "mirostat")?;
-        return Ok(chain);
-    }
-    for &kind in &options.samplers {
-        // Adaptive-p draws, so it stands at the end wherever it was named.
-        if kind != SamplerKind::AdaptiveP {
-            add(new_link(model, options, kind)?, kind.name())?;
-        }
-    }
-    if options.samplers.contains(&SamplerKind::AdaptiveP) {
-        add(new_link(model, options, SamplerKind::AdaptiveP)?, SamplerKind::AdaptiveP.name())?;
-    } else {
-        // SAFETY: a constructor that takes a plain value.
-        add(unsafe { llama::llama_sampler_init_dist(seed) }, "dist")?;
-    }
-    Ok(chain)
-}
-
-fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Result<*mut llama_sampler, Error> {
-    let o = options;
-    let min_keep = o.min_keep as usize;
-    // SAFETY: constructors that take plain values, the live vocabulary of the model, and (DRY) strings they copy.
-    Ok(unsafe {
-        match kind {
-            SamplerKind::Penalties => llama::llama_sampler_init_penalties(
-                llama::llama_vocab_n_tokens(model.vocab()),
-                o.repeat_last_n,
-                o.repeat_penalty,
-                o.frequency_penalty,
-                o.presence_penalty,
-            ),
-            SamplerKind::Dry => {
-                let breakers = o.dry.sequence_breakers.iter().map(|text| CString::new(text.as_str()));
-                let breakers: Vec<CString> = breakers
-                    .collect::<Result<_, _>>()
-                    .map_err(|_| Error::Sampling("a DRY sequence breaker contains a NUL byte".into()))?;
-                let mut pointers: Vec<*const c_char> = breakers.iter().map(|text| text.as_ptr()).collect();
-                ggml_sys::shim::hobbit_sampler_init_dry(
-                    model.vocab(),
-                    o.dry.multiplier,
-                    o.dry.base,
-                    o.dry.allowed_length,
-                    o.dry.penalty_last_n,
-                    pointers.as_mut_ptr(),
-                    pointers.len(),
-                )
-            }
-            SamplerKind::TopNSigma => llama::llama_sampler_init_top_n_sigma(o.top_n_sigma),
-            SamplerKind::TopK => llama::llama_sampler_init_top_k(o.top_k),
-            SamplerKind::TypicalP => llama::llama_sampler_init_typical(o.typical_p, min_keep),
-            SamplerKind::TopP => llama::llama_sampler_init_top_p(o.top_p, min_keep),
-            SamplerKind::MinP => llama::llama_sampler_init_min_p(o.min_p, min_keep),
-            SamplerKind::Xtc => llama::llama_sampler_init_xtc(o.xtc.probability, o.xtc.threshold, min_keep, o.seed),
-            SamplerKind::Temperature => {
-                llama::llama_sampler_init_temp_ext(o.temp, o.dynatemp_range, o.dynatemp_exponent)
-            }
-            SamplerKind::Infill => llama::llama_sampler_init_infill(model.vocab()),
-            SamplerKind::AdaptiveP => llama::llama_sampler_init_adaptive_p(o.adaptive_target, o.adaptive_decay, o.seed),
-        }
-    })
-}
-
-/// The caller's biases, then minus infinity for end-of-generation tokens (`ignore_eos`, where there is an EOS token)
-/// and for the tokens that the model file suppresses.
-fn logit_bias(model: &Model, options: &SamplingOptions) -> Vec<llama_logit_bias> {
-    let mut list: Vec<_> = options.logit_bias.iter().map(|&(token, bias)| llama_logit_bias { token, bias }).collect();
-    let exclude = |token: Token| llama_logit_bias { token, bias: f32::NEG_INFINITY };
-    // SAFETY: the vocabulary lives as long as the model and owns its list of suppressed tokens.
-    unsafe {
-        let vocab = model.vocab();
-        if options.ignore_eos && llama::llama_vocab_eos(vocab) != NO_TOKEN {
-            list.extend((0..llama::llama_vocab_n_tokens(vocab)).filter(|&token| model.is_eog(token)).map(exclude));
-        }
-        let mut n = 0;
-        let suppressed = llama::llama_vocab_get_suppress_tokens(vocab, &raw mut n);
-        if !suppressed.is_null() && n > 0 {
-            list.extend(std::slice::from_raw_parts(suppressed, n as usize).iter().copied().map(exclude));
-        }
-    }
-    list
+    Ok(tokens)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refusal(change: impl FnOnce(&mut SamplingOptions)) -> String {
-        let mut options = SamplingOptions::default();
-        change(&mut options);
-        validate(&options).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn defaults_and_extremes_are_valid() {
-        for options in [SamplingOptions::default(), SamplingOptions::greedy()] {
-            assert!(validate(&options).is_ok());
-        }
-        let extreme = SamplingOptions {
-            temp: f32::INFINITY,
-            repeat_last_n: -1,
-            top_p: -1.0,
-            logit_bias: vec![(-5, f32::NEG_INFINITY), (i32::MAX, 1e30)],
-            ..SamplingOptions::default()
-        };
-        assert!(validate(&extreme).is_ok());
-    }
-
-    #[test]
-    fn refusals_name_the_flag_and_the_value() {
-        for value in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-39] {
-            let message = refusal(|o| o.repeat_penalty = value);
-            assert!(message.contains("--repeat-penalty must be finite and greater than 0"), "{message}");
-        }
-        let refusals = [
-            (refusal(|o| o.presence_penalty = f32::INFINITY), "--presence-penalty must be finite, not inf"),
-            (refusal(|o| o.frequency_penalty = f32::NAN), "--frequency-penalty must be finite, not NaN"),
-            (refusal(|o| o.temp = f32::NAN), "--temp must be a number, not NaN"),
-            (
-                refusal(|o| o.repeat_last_n = i32::MAX),
-                "--repeat-last-n must be at most 16777216 tokens, not 2147483647",
-            ),
-            (refusal(|o| o.dry.penalty_last_n = i32::MAX), "--dry-penalty-last-n must be at most 16777216 tokens"),
-            (refusal(|o| o.mirostat.version = 3), "--mirostat must be 0, 1 or 2, not 3"),
-            (refusal(|o| o.logit_bias = vec![(7, f32::INFINITY)]), "the logit bias of token 7 must be below infinity"),
-        ];
-        for (message, expected) in refusals {
-            assert!(message.starts_with("cannot sample: ") && message.contains(expected), "{message}");
-        }
-    }
-
-    #[test]
-    fn json_schemas() {
-        let grammar =
-            Sampler::json_schema_to_grammar(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#).unwrap();
-        assert!(grammar.contains("root ::="), "{grammar}");
-        for (schema, expected) in [
-            ("", "the schema is not JSON"),
-            ("{\"type\": ", "the schema is not JSON"),
-            ("{\"type\": \"nonsense\"}", "llama.cpp cannot turn this JSON schema into a grammar"),
-        ] {
-            let message = Sampler::json_schema_to_grammar(schema).unwrap_err().to_string();
-            assert!(message.contains(expected), "{schema}: {message}");
-        }
-        let deep = "[".repeat(100_000);
-        assert!(Sampler::json_schema_to_grammar(&deep).is_err());
-    }
-}
+mod tests;

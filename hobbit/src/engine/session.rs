@@ -3,6 +3,7 @@
 mod decode;
 mod feed;
 mod generation;
+mod sample;
 mod sequences;
 
 use std::sync::Arc;

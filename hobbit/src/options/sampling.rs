@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use smart_default::SmartDefault;
 
-use super::Token;
+use super::{GrammarKind, GrammarTrigger, ReasoningBudget, Token};
 use crate::words::UnknownWord;
 
 /// Settings of a sampler chain.
@@ -68,6 +68,21 @@ pub struct SamplingOptions {
     pub logit_bias: Vec<(Token, f32)>,
     /// GBNF grammar that the output must follow.
     pub grammar: Option<String>,
+    /// Who wrote the grammar.
+    pub grammar_kind: GrammarKind,
+    /// The grammar sleeps until one of the triggers is seen, and while the model thinks.
+    pub grammar_lazy: bool,
+    /// What wakes a lazy grammar.
+    pub grammar_triggers: Vec<GrammarTrigger>,
+    /// Texts of control tokens that belong to the answer, for a parser to find.
+    pub preserved_tokens: Vec<String>,
+    /// What the template has said for the model: the end of the prompt. A template's grammar, and the reasoning budget, go on
+    /// from there.
+    pub generation_prompt: String,
+    /// How long the model may think.
+    pub reasoning: ReasoningBudget,
+    /// Keep each token's logits as the model gave them, for `Sampler::probabilities`.
+    pub keep_logits: bool,
     /// The least number of candidates that truncating samplers keep.
     pub min_keep: u32,
 }

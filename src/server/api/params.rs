@@ -1,6 +1,5 @@
 //! How a text is to be generated, in llama-server's words; OpenAI's for the same are understood too.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
@@ -55,7 +54,6 @@ impl Params {
             stops: texts(body, "stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect(),
             n_probs: n_probs.min(model.n_vocab() as i64) as usize,
             post_sampling_probs: boolean(body, "post_sampling_probs")?.unwrap_or(false),
-            preserved: HashSet::new(),
             shows_special: settings.shows_special,
             time_limit: whole(body, &["t_max_predict_ms"], -1..=MOST)?
                 .and_then(|ms| u64::try_from(ms).ok())
@@ -166,6 +164,7 @@ fn sampling(body: &Map<String, Value>, defaults: &SamplingOptions, model: &Model
         own.ignore_eos = ignores;
     }
     own.logit_bias.extend(logit_bias(body, model)?);
+    own.keep_logits = get(body, "n_probs").and_then(Value::as_i64).is_some_and(|n| n > 0);
     let grammar = text(body, "grammar")?.filter(|grammar| !grammar.is_empty());
     match (grammar, get(body, "json_schema")) {
         (Some(grammar), _) => own.grammar = Some(grammar.to_owned()),
@@ -286,9 +285,9 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
         fields.insert("stop".to_owned(), json!(generate.stops));
         fields.insert("logit_bias".to_owned(), json!(bias));
         fields.insert("grammar".to_owned(), json!(own.grammar.as_deref().unwrap_or_default()));
-        fields.insert("grammar_lazy".to_owned(), json!(false));
+        fields.insert("grammar_lazy".to_owned(), json!(own.grammar_lazy));
         fields.insert("grammar_triggers".to_owned(), json!([]));
-        fields.insert("preserved_tokens".to_owned(), json!(generate.preserved));
+        fields.insert("preserved_tokens".to_owned(), json!(own.preserved_tokens));
     }
     value
 }

@@ -74,7 +74,8 @@ export function figures({ timings, usage }) {
 export function ending(message) {
   if (message.stopped) return "Stopped.";
   if (message.finish === "length") return "The answer reached its limit of tokens.";
-  if (message.role === "assistant" && !message.finish && !message.error) return "Incomplete: the page was left meanwhile.";
+  if (message.role === "assistant" && !message.finish && !message.error)
+    return "Incomplete: the page was left meanwhile.";
   return "";
 }
 

@@ -17,9 +17,14 @@ const input = at("input");
 const scroll = at("scroll");
 
 let open = fresh();
-/** Answers being written, by conversation. @type {Map<string, {controller: AbortController, answer: object, status: string}>} */
+/**
+ * Answers being written, by conversation.
+ * @type {Map<string, {conversation: object, controller: AbortController, status: string}>}
+ */
 const generations = new Map();
 let editing = false;
+/** The page is being left: its connections end with it, which is no error of an answer's. */
+let leaving = false;
 let frame = 0;
 let calls;
 
@@ -52,8 +57,11 @@ export function start(given) {
   scroll.addEventListener("scroll", () => (at("to-end").hidden = nearEnd()));
   at("to-end").addEventListener("click", () => toEnd());
   addEventListener("pagehide", () => {
-    if (generations.has(open.id)) calls.keep(open);
+    leaving = true;
+    for (const { conversation } of generations.values()) calls.keep(conversation);
   });
+  // Back from the browser's memory, without its connections: as kept.
+  addEventListener("pageshow", ({ persisted }) => persisted && location.reload());
   show(open);
 }
 
@@ -132,7 +140,7 @@ async function generate() {
   const conversation = open;
   const answer = blank();
   const controller = new AbortController();
-  const generation = { controller, answer, status: "" };
+  const generation = { conversation, controller, status: "" };
   const model = calls.model();
   const body = {
     ...(model ? { model } : {}),
@@ -163,6 +171,7 @@ async function generate() {
     }
     answer.finish ??= "stop";
   } catch (error) {
+    if (leaving) return;
     if (controller.signal.aborted) {
       answer.stopped = true;
     } else {

@@ -93,9 +93,21 @@ function figures({ totals, requests, capacity_bytes, resident_bytes }) {
   const now = rates.latest;
   const overall = totals.hits + totals.misses;
   const rows = [
-    ["Hits", now?.hit_rate == null ? "–" : percent(now.hit_rate), overall > 0 && `${percent(totals.hits / overall)} since start`],
-    ["Read per token", now ? bytes(now.bytes_per_token) : "–", totals.tokens > 0 && `${bytes(totals.bytes_read)} in all`],
-    ["Time per token", now ? `${short(now.ms_per_token)} ms` : "–", now && `${short(now.wait_ms_per_token)} ms for the disk`],
+    [
+      "Hits",
+      now?.hit_rate == null ? "–" : percent(now.hit_rate),
+      overall > 0 && `${percent(totals.hits / overall)} since start`,
+    ],
+    [
+      "Read per token",
+      now ? bytes(now.bytes_per_token) : "–",
+      totals.tokens > 0 && `${bytes(totals.bytes_read)} in all`,
+    ],
+    [
+      "Time per token",
+      now ? `${short(now.ms_per_token)} ms` : "–",
+      now && `${short(now.wait_ms_per_token)} ms for the disk`,
+    ],
     ["In memory", bytes(resident_bytes), `of ${bytes(capacity_bytes)}`],
     ["Requests", count(requests?.processing ?? 0), `${count(requests?.waiting ?? 0)} waiting`],
   ];

@@ -21,7 +21,8 @@ export function start(given) {
   try {
     const { conversations: kept, unreadable } = store.load();
     conversations = kept;
-    if (unreadable > 0) notice.show(`Kept conversations that cannot be read: ${unreadable}. They are left as they are.`);
+    if (unreadable > 0)
+      notice.show(`Kept conversations that cannot be read: ${unreadable}. They are left as they are.`);
   } catch (error) {
     notice.show(error.message);
   }
@@ -62,7 +63,9 @@ export function draw() {
   const opened = calls.opened()?.id;
   at("list").replaceChildren(...conversations.map((conversation) => item(conversation, opened)));
   at("export").disabled = conversations.length === 0;
-  at("list").querySelector("input")?.select();
+  const field = at("list").querySelector("input");
+  field?.focus();
+  field?.select();
 }
 
 function item(conversation, opened) {

@@ -50,7 +50,13 @@ async function about() {
   if (failed) wantsKey();
   const it = props.value ?? {};
   model = models.value?.data?.[0]?.id ?? "";
-  const file = typeof it.model_path === "string" ? it.model_path.split(/[\\/]/).at(-1).replace(/\.gguf$/, "") : "";
+  const file =
+    typeof it.model_path === "string"
+      ? it.model_path
+          .split(/[\\/]/)
+          .at(-1)
+          .replace(/\.gguf$/, "")
+      : "";
   const name = it.model_alias || file || model || "hobbit";
   at("model").textContent = name;
   document.title = name === "hobbit" ? name : `${name} – hobbit`;

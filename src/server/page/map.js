@@ -8,9 +8,10 @@ const MOST = 16;
 
 /**
  * How to lay out cells so that they are as large as fits: layers run across where that makes them larger.
- * @param {number} layers @param {number} experts @param {number} width @param {number} height of the room there is, in pixels
- * @returns {{across: "layers" | "experts", columns: number, rows: number, wide: number, high: number}} `wide` and `high`: a
- *   cell's, in pixels
+ * @param {number} layers @param {number} experts
+ * @param {number} width @param {number} height of the room there is, in pixels
+ * @returns {{across: "layers" | "experts", columns: number, rows: number, wide: number, high: number}} `wide` and
+ *   `high`: a cell's, in pixels
  */
 export function layout(layers, experts, width, height) {
   const [experts_across, layers_across] = [
@@ -78,7 +79,8 @@ export class ExpertMap {
 
   /**
    * @param {HTMLCanvasElement} canvas @param {HTMLElement} frame it scrolls in
-   * @param {(cell: {layer: number, expert: number, state: string} | null, at: DOMRect | null, byKey: boolean) => void} pointed
+   * @param {(cell: {layer: number, expert: number, state: string} | null, at: DOMRect | null, byKey: boolean)
+   *   => void} pointed
    */
   constructor(canvas, frame, pointed) {
     this.#canvas = canvas;

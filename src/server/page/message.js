@@ -13,7 +13,9 @@ export function article(message) {
   made.ariaLabel = mine ? "You" : "Answer";
   if (!mine) {
     const summary = element("summary", {});
-    made.append(element("details", { className: "reasoning", hidden: true }, summary, element("div", { className: "text" })));
+    made.append(
+      element("details", { className: "reasoning", hidden: true }, summary, element("div", { className: "text" })),
+    );
   }
   made.append(element("div", { className: mine ? "text plain" : "text content" }));
   if (!mine) made.append(element("div", { className: "calls" }), element("p", { className: "pending", hidden: true }));

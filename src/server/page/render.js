@@ -8,8 +8,8 @@ export function element(tag, properties = {}, ...children) {
 }
 
 /**
- * Text in blocks: paragraphs, headings, and code between fences. A block begins where the line before it ends, so that text
- * added later changes only the last one.
+ * Text in blocks: paragraphs, headings, and code between fences. A block begins where the line before it ends, so that
+ * text added later changes only the last one.
  * @param {string} text
  * @returns {{kind: "text" | "heading" | "code", text: string, language: string}[]}
  */

@@ -121,8 +121,8 @@ export function imported(text) {
 }
 
 /**
- * Conversations of a file beside those there are: one that is here already, word for word, is left out; one whose id is taken
- * by another gets a new one.
+ * Conversations of a file beside those there are: one that is here already, word for word, is left out; one whose id
+ * is taken by another gets a new one.
  * @param {Conversation[]} found @param {Conversation[]} here
  */
 export function beside(found, here) {

@@ -140,7 +140,7 @@ impl Worker {
             return self.finish(at, Stop::Limit, String::new(), 0);
         }
         let sampler = run.sampler.as_mut().expect("a generation has one");
-        let token = match self.session.sample(sampler, index) {
+        let token = match self.session.sample(sampler, index as i32) {
             Ok(token) => token,
             Err(error) => {
                 return self.fail(at, &Failure::server(error.to_string()));
@@ -151,7 +151,7 @@ impl Worker {
         run.n_decoded += 1;
         self.status.predicted();
         let is_end = self.model.is_eog(token);
-        let is_spelled_out = generate.shows_special || generate.preserved.contains(&token);
+        let is_spelled_out = generate.shows_special || sampler.preserved_tokens().contains(&token);
         let bytes = if is_end && !is_spelled_out { Vec::new() } else { self.model.piece(token, is_spelled_out) };
         let probabilities = probabilities::of(&self.model, sampler, token, generate);
         let piece = run.text.push(&bytes);

@@ -1,7 +1,8 @@
 // What neither llama.h nor ggml-backend-impl.h offers to C: exceptions turned into codes, failed assertions turned
-// into errors, chat templates, memory sizes. Every function here is declared in ../src/shim.rs.
+// into errors, memory sizes. Every function here is declared in ../src/shim.rs.
 
-#include "chat.h"
+#include "guard.h"
+
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "llama-ext.h"
@@ -31,12 +32,6 @@ thread_local int throwing_guards = 0;
 // The guarded call has handed a graph to the backends: throwing through a parallel region is not defined.
 thread_local bool computing = false;
 
-struct throwing_guard {
-    const bool before = computing;
-    throwing_guard() { ++throwing_guards; computing = false; }
-    ~throwing_guard() { --throwing_guards; computing = before; }
-};
-
 struct failed_assertion : std::exception {
     std::string message;
     explicit failed_assertion(const char * text) : message(text) {}
@@ -64,17 +59,19 @@ void on_abort(const char * message) {
     _exit(1);
 }
 
-void put_error(char * error, size_t capacity, const char * message) {
-    if (capacity > 0) {
-        snprintf(error, capacity, "%s", message);
-    }
-}
-
 } // namespace
 
-extern "C" {
+throwing_guard::throwing_guard() : before(computing) {
+    ++throwing_guards;
+    computing = false;
+}
 
-typedef void (*hobbit_text_callback)(void * context, const char * text, size_t len);
+throwing_guard::~throwing_guard() {
+    --throwing_guards;
+    computing = before;
+}
+
+extern "C" {
 
 size_t hobbit_abi_sizes(size_t * sizes, size_t capacity) {
     const size_t known[] = {
@@ -175,6 +172,16 @@ llama_sampler * hobbit_sampler_init_dry(const llama_vocab * vocab, float multipl
     }
 }
 
+bool hobbit_sampler_accept(llama_sampler * sampler, llama_token token) {
+    try {
+        throwing_guard guard;
+        llama_sampler_accept(sampler, token);
+        return true;
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
 typedef void (*hobbit_memory_callback)(void * context, ggml_backend_buffer_type_t buft, size_t model, size_t kv,
                                        size_t compute);
 
@@ -216,31 +223,6 @@ ggml_status hobbit_compute_nodes(ggml_backend_t backend, ggml_cgraph * graph, in
         std::copy_n(sources.begin(), GGML_MAX_SRC, tensor->src);
     }
     return status;
-}
-
-bool hobbit_chat_render(const llama_model * model, const char * template_override, bool use_jinja,
-                        bool add_generation_prompt, const char * const * roles, const char * const * contents,
-                        size_t n_messages, hobbit_text_callback output, void * output_context, char * error,
-                        size_t error_capacity) {
-    try {
-        throwing_guard guard;
-        auto templates = common_chat_templates_init(model, template_override);
-        common_chat_templates_inputs inputs;
-        inputs.use_jinja             = use_jinja;
-        inputs.add_generation_prompt = add_generation_prompt;
-        for (size_t i = 0; i < n_messages; ++i) {
-            common_chat_msg message;
-            message.role    = roles[i];
-            message.content = contents[i];
-            inputs.messages.push_back(std::move(message));
-        }
-        const std::string prompt = common_chat_templates_apply(templates.get(), inputs).prompt;
-        output(output_context, prompt.data(), prompt.size());
-        return true;
-    } catch (const std::exception & e) {
-        put_error(error, error_capacity, e.what());
-        return false;
-    }
 }
 
 } // extern "C"

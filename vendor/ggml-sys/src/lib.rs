@@ -2,7 +2,8 @@
 //!
 //! * [`llama`]: llama.cpp's and ggml's public API, as `llama-cpp-sys-2` binds it, unmodified.
 //! * [`backend`]: the structs of `ggml-backend-impl.h` that a backend written outside of ggml has to fill in.
-//! * [`shim`]: what neither of them offers to C: C++ exceptions turned into codes, chat templates, memory sizes.
+//! * [`shim`]: what neither of them offers to C: C++ exceptions turned into codes, memory sizes.
+//! * [`chat`]: llama.cpp's `common`: chat templates, parsers of what models say, reasoning budgets.
 //! * `rpc` (feature `rpc`): ggml's RPC backend, which `llama-cpp-sys-2` does not build.
 //!
 //! `UPGRADE.md` says what a version bump has to re-check.
@@ -16,6 +17,7 @@ pub mod backend {
     include!(concat!(env!("OUT_DIR"), "/backend_impl.rs"));
 }
 
+pub mod chat;
 #[cfg(feature = "rpc")]
 pub mod rpc;
 pub mod shim;

@@ -89,6 +89,9 @@ unsafe extern "C" {
         n_breakers: usize,
     ) -> *mut llama_sampler;
 
+    /// `llama_sampler_accept` that neither throws nor aborts: false where it would have.
+    pub fn hobbit_sampler_accept(sampler: *mut llama_sampler, token: llama_token) -> bool;
+
     /// Calls `output` for every buffer type in which llama.cpp holds memory for a context, with the bytes of weights,
     /// of KV cache and state, and of compute buffers.
     pub fn hobbit_memory_breakdown(
@@ -106,20 +109,4 @@ unsafe extern "C" {
         to: c_int,
         cut: bool,
     ) -> ggml_status;
-
-    /// Renders a conversation with the model's chat template (or `template_override`) as llama-cli does.
-    /// `roles` and `contents` have `n_messages` entries. On success calls `output` once and returns true.
-    pub fn hobbit_chat_render(
-        model: *const llama_model,
-        template_override: *const c_char,
-        use_jinja: bool,
-        add_generation_prompt: bool,
-        roles: *const *const c_char,
-        contents: *const *const c_char,
-        n_messages: usize,
-        output: TextCallback,
-        output_context: *mut c_void,
-        error: *mut c_char,
-        error_capacity: usize,
-    ) -> bool;
 }

@@ -1,7 +1,5 @@
 //! Tokens one by one: evaluate the last, sample the next.
 
-use std::time::Instant;
-
 use ggml_sys::llama;
 
 use super::{Session, StopReason};
@@ -47,13 +45,7 @@ impl Generation<'_> {
                 }
             }
         }
-        if !session.is_current {
-            return Err(Error::NothingEvaluated);
-        }
-        let started = Instant::now();
-        let token = self.sampler.sample(&session.context, -1)?;
-        session.sample_ms += started.elapsed().as_secs_f64() * 1e3;
-        session.sample_count += 1;
+        let token = session.sample(self.sampler, -1)?;
         if session.model.is_eog(token) {
             return Ok(Err(StopReason::Eog(token)));
         }

@@ -7,8 +7,7 @@ use ggml_sys::llama;
 
 use super::Session;
 use crate::engine::error::Error;
-use crate::engine::sampling::Sampler;
-use crate::options::{Pooling, Token};
+use crate::options::Pooling;
 use crate::stats::PhaseStats;
 
 impl Session {
@@ -129,15 +128,6 @@ impl Session {
             }
         }
         Ok(())
-    }
-
-    /// Chooses a token from the logits of entry `index` of the last batch, and remembers it as generated.
-    ///
-    /// # Errors
-    /// As the sampler fails: no logits there, or no candidate left.
-    #[doc(hidden)]
-    pub fn sample(&self, sampler: &mut Sampler, index: usize) -> Result<Token, Error> {
-        sampler.sample(&self.context, i32::try_from(index).unwrap_or(i32::MAX))
     }
 
     /// The embedding, `[n_embd]`, of entry `index` of the last batch; of sessions without pooling.

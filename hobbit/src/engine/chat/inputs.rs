@@ -1,0 +1,177 @@
+//! What a chat template is given: a conversation, tools and settings.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+use smart_default::SmartDefault;
+
+use super::nesting::{check_depth, check_json};
+use crate::engine::error::Error;
+use crate::options::ReasoningFormat;
+use crate::words::named;
+
+/// Whether the model may, must or must not call tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// As the model likes.
+    #[default]
+    Auto,
+    /// It must call one.
+    Required,
+    /// It is not told of any, or not to call them.
+    None,
+}
+
+named! {
+    ToolChoice, "tool choice":
+    Auto = "auto", Required = "required", None = "none",
+}
+
+/// How the last message, if the assistant's, is gone on with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Continuation {
+    /// It is complete.
+    #[default]
+    None,
+    /// Its thought, if it has one and no content, otherwise its content.
+    Auto,
+    /// Its thought.
+    Reasoning,
+    /// Its content.
+    Content,
+}
+
+named! {
+    Continuation, "continuation":
+    None = "none", Auto = "auto", Reasoning = "reasoning_content", Content = "content",
+}
+
+/// A conversation for [`super::ChatTemplates::apply`]: llama.cpp's `common_chat_templates_inputs`.
+#[derive(Clone, Debug, PartialEq, Eq, SmartDefault)]
+pub struct ChatInputs {
+    /// JSON: an array of messages in OpenAI's form, text only.
+    #[default("[]".to_owned())]
+    pub messages: String,
+    /// JSON: an array of tools in OpenAI's form.
+    pub tools: Option<String>,
+    /// Whether tools are called.
+    pub tool_choice: ToolChoice,
+    /// Several tools may be called in one answer.
+    pub parallel_tool_calls: bool,
+    /// JSON: a schema of the answer.
+    pub json_schema: Option<String>,
+    /// GBNF: the user's grammar, which goes with no tools. Templates ignore it, and without Jinja it comes back as it is.
+    pub grammar: Option<String>,
+    /// End with the opening of the assistant's turn.
+    #[default = true]
+    pub add_generation_prompt: bool,
+    /// The last message is gone on with, in place of a new turn.
+    pub continue_final_message: Continuation,
+    /// What becomes of thoughts.
+    pub reasoning_format: ReasoningFormat,
+    /// Templates that know it may have the model think, or not.
+    #[default = true]
+    pub enable_thinking: bool,
+    /// Further variables of the template: names, and values in JSON.
+    pub template_kwargs: BTreeMap<String, String>,
+    /// Run the template's text; otherwise llama.cpp recognizes well-known templates and writes their format itself, without
+    /// tools, thoughts and whatever else is above.
+    #[default = true]
+    pub use_jinja: bool,
+    /// Answers are taken as they are, whatever the template says: thoughts and tool calls stay in their content.
+    pub pure_content: bool,
+    /// Thoughts are to stay within the content of streamed answers. llama.cpp's parsers no longer look at it.
+    pub reasoning_in_content: bool,
+    /// Tool calls are to be found in the answer. llama.cpp's parsers no longer look at it.
+    #[default = true]
+    pub parse_tool_calls: bool,
+}
+
+/// The same, as the shim reads it.
+#[derive(Serialize)]
+struct Fields<'a> {
+    messages: &'a str,
+    tools: &'a str,
+    tool_choice: &'static str,
+    parallel_tool_calls: bool,
+    json_schema: &'a str,
+    grammar: &'a str,
+    add_generation_prompt: bool,
+    continue_final_message: &'static str,
+    reasoning_format: &'static str,
+    enable_thinking: bool,
+    template_kwargs: &'a BTreeMap<String, String>,
+    use_jinja: bool,
+    force_pure_content: bool,
+}
+
+impl ChatInputs {
+    /// For the shim, checked.
+    ///
+    /// # Errors
+    /// [`Error::ChatInput`] for what is not JSON, too deep, too long, or excludes each other.
+    pub(super) fn to_json(&self, use_jinja: bool) -> Result<String, Error> {
+        self.check(use_jinja).map_err(Error::ChatInput)?;
+        let fields = Fields {
+            messages: &self.messages,
+            tools: self.tools.as_deref().unwrap_or_default(),
+            tool_choice: self.tool_choice.name(),
+            parallel_tool_calls: self.parallel_tool_calls,
+            json_schema: self.json_schema.as_deref().unwrap_or_default(),
+            grammar: self.grammar.as_deref().unwrap_or_default(),
+            add_generation_prompt: self.add_generation_prompt,
+            continue_final_message: self.continue_final_message.name(),
+            reasoning_format: self.reasoning_format.name(),
+            enable_thinking: self.enable_thinking,
+            template_kwargs: &self.template_kwargs,
+            use_jinja,
+            force_pure_content: self.pure_content,
+        };
+        serde_json::to_string(&fields).map_err(|error| Error::ChatInput(error.to_string()))
+    }
+
+    fn check(&self, use_jinja: bool) -> Result<(), String> {
+        check_json(&self.messages, "messages")?;
+        let messages: Value = serde_json::from_str(&self.messages).map_err(|error| format!("messages: {error}"))?;
+        check_arguments(&messages)?;
+        if !use_jinja && has_nul(&messages) {
+            return Err("messages: a text contains a NUL byte, at which templates that are not Jinja end".to_owned());
+        }
+        if let Some(tools) = &self.tools {
+            check_json(tools, "tools")?;
+        }
+        if let Some(schema) = &self.json_schema {
+            check_json(schema, "the JSON schema")?;
+        }
+        for (name, value) in &self.template_kwargs {
+            check_json(value, &format!("the template's variable '{name}'"))?;
+        }
+        if self.continue_final_message != Continuation::None && self.add_generation_prompt {
+            let rule = "a message is gone on with, or a new turn opened: not both (continue_final_message, \
+                        add_generation_prompt)";
+            return Err(rule.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// That the arguments of tool calls, which are JSON within strings, are of bearable depth: some templates take them apart.
+fn check_arguments(messages: &Value) -> Result<(), String> {
+    let calls = messages.as_array().into_iter().flatten().filter_map(|message| message.get("tool_calls")?.as_array());
+    for call in calls.flatten() {
+        if let Some(arguments) = call.pointer("/function/arguments").and_then(Value::as_str) {
+            check_depth(arguments, "arguments of a tool call")?;
+        }
+    }
+    Ok(())
+}
+
+fn has_nul(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(values) => values.iter().any(has_nul),
+        Value::Object(values) => values.values().any(has_nul),
+        _ => false,
+    }
+}

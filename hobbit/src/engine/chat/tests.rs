@@ -1,0 +1,358 @@
+//! Templates, answers and hostile texts, without a model.
+
+use std::ptr;
+
+use super::*;
+use crate::options::{GrammarKind, GrammarTrigger, ReasoningFormat, SamplingOptions};
+
+fn render_with(template: &str, jinja: bool, add_generation_prompt: bool) -> Result<String, Error> {
+    let messages = [ChatMessage::new("system", "Be brief."), ChatMessage::new("user", "Hi")];
+    let options = ChatOptions { template: Some(template.into()), jinja, add_generation_prompt };
+    render(ptr::null(), &messages, &options)
+}
+
+#[test]
+fn built_in_names() {
+    let chatml = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n";
+    let opened = format!("{chatml}<|im_start|>assistant\n");
+    let llama3 = "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>\
+                  <|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>\
+                  <|start_header_id|>assistant<|end_header_id|>\n\n";
+    for jinja in [true, false] {
+        assert_eq!(render_with("chatml", jinja, true).unwrap(), opened, "jinja {jinja}");
+        assert_eq!(render_with("chatml", jinja, false).unwrap(), chatml, "jinja {jinja}");
+        assert_eq!(render_with("llama3", jinja, true).unwrap(), llama3, "jinja {jinja}");
+    }
+}
+
+#[test]
+fn jinja_texts() {
+    let template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}\
+                    {% if add_generation_prompt %}[assistant: {% endif %}";
+    assert_eq!(render_with(template, true, true).unwrap(), "[system: Be brief.][user: Hi][assistant: ");
+    assert_eq!(render_with(template, true, false).unwrap(), "[system: Be brief.][user: Hi]");
+}
+
+#[test]
+fn failures_are_errors() {
+    for (template, jinja) in [
+        ("{% for m in messages %}", true),
+        ("{{ raise_exception('no system messages here') }}", true),
+        ("a template that llama.cpp does not recognize", false),
+        ("", true),
+        ("nul \0", true),
+    ] {
+        let error = render_with(template, jinja, true).unwrap_err();
+        assert!(matches!(error, Error::ChatTemplate(_)), "{template:?}: {error}");
+    }
+    let raised = render_with("{{ raise_exception('no system messages here') }}", true, true).unwrap_err();
+    assert!(raised.to_string().contains("no system messages here"), "{raised}");
+}
+
+/// As Qwen3's: thoughts between tags, which an empty pair turns off.
+const THINKS: &str = "{%- for message in messages -%}\
+{{- '<|im_start|>' + message.role + '\n' -}}\
+{%- if message.role == 'assistant' and message.reasoning_content -%}\
+{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' -}}\
+{%- endif -%}\
+{{- message.content + '<|im_end|>\n' -}}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}\
+{{- '<|im_start|>assistant\n' -}}\
+{%- if enable_thinking is defined and enable_thinking is false -%}\
+{{- '<think>\n\n</think>\n\n' -}}\
+{%- endif -%}\
+{%- endif -%}";
+
+/// As gpt-oss': channels.
+const CHANNELS: &str = "{%- for message in messages -%}\
+{%- if message.role == 'assistant' -%}\
+{%- if message.thinking -%}\
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' -}}\
+{%- endif -%}\
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' -}}\
+{%- else -%}\
+{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' -}}\
+{%- endif -%}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}";
+
+fn templates(text: &str) -> ChatTemplates {
+    ChatTemplates::read(ptr::null(), Some(text)).unwrap()
+}
+
+fn one_message() -> ChatInputs {
+    let messages = r#"[{"role": "user", "content": "Hi"}]"#.to_owned();
+    ChatInputs { messages, ..ChatInputs::default() }
+}
+
+/// As Hermes' and Qwen's: calls of tools as JSON between tags.
+const TOOLS: &str = "{%- if tools -%}{{- '<|im_start|>system\n' -}}\
+{%- for tool in tools -%}{{- tool | tojson -}}{%- endfor -%}{{- '<|im_end|>\n' -}}{%- endif -%}\
+{%- for message in messages -%}\
+{{- '<|im_start|>' + message.role + '\n' -}}\
+{%- if message.content -%}{{- message.content -}}{%- endif -%}\
+{%- if message.tool_calls -%}\
+{%- for call in message.tool_calls -%}\
+{{- '<tool_call>\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' -}}\
+{%- if call.function.arguments is string -%}\
+{{- call.function.arguments -}}\
+{%- else -%}\
+{{- call.function.arguments | tojson -}}\
+{%- endif -%}\
+{{- '}\n</tool_call>' -}}\
+{%- endfor -%}\
+{%- endif -%}\
+{{- '<|im_end|>\n' -}}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}";
+
+const GET_TIME: &str = r#"[{"type": "function", "function": {"name": "get_time", "description": "The time.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]"#;
+
+fn with_tools(tool_choice: ToolChoice) -> ChatPrompt {
+    let inputs = ChatInputs { tools: Some(GET_TIME.to_owned()), tool_choice, ..one_message() };
+    templates(TOOLS).apply(&inputs).unwrap()
+}
+
+fn reply(reasoning: &str, content: &str) -> ChatReply {
+    ChatReply { content: content.into(), reasoning_content: reasoning.into(), tool_calls: Vec::new() }
+}
+
+#[test]
+fn thoughts_between_tags() {
+    let templates = templates(THINKS);
+    assert!(templates.supports_thinking() && templates.was_explicit());
+    assert_eq!((templates.source(), templates.source_tool_use()), (THINKS, ""));
+    assert_eq!(templates.capabilities().get("supports_tools"), Some(&false));
+    let prompt = templates.apply(&one_message()).unwrap();
+    assert_eq!(prompt.prompt, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    assert_eq!(prompt.generation_prompt, "<|im_start|>assistant\n");
+    let tags = ThinkingTags { start: "<think>".into(), ends: vec!["</think>".into()] };
+    assert_eq!(prompt.thinking, Some(tags));
+    assert!(prompt.grammar.is_none() && prompt.additional_stops.is_empty());
+    for (said, expected) in [
+        ("<think>\nhm</think>\n\nJa", reply("hm", "Ja")),
+        ("<think>\nhm", reply("hm", "")),
+        ("Ja", reply("", "Ja")),
+        ("", reply("", "")),
+        ("<think>a</think>b<think>c</think>d", reply("a", "b<think>c</think>d")),
+    ] {
+        assert_eq!(prompt.parser.parse(said, false).unwrap(), expected, "{said:?}");
+    }
+    let off = templates.apply(&ChatInputs { enable_thinking: false, ..one_message() }).unwrap();
+    assert!(off.prompt.ends_with("<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{:?}", off.prompt);
+    assert_eq!(off.parser.parse("Ja", false).unwrap(), reply("", "Ja"));
+    for format in [ReasoningFormat::None, ReasoningFormat::Deepseek, ReasoningFormat::DeepseekLegacy] {
+        let prompt = templates.apply(&ChatInputs { reasoning_format: format, ..one_message() }).unwrap();
+        let parsed = prompt.parser.parse("<think>\nhm</think>\n\nJa", false).unwrap();
+        let apart = format != ReasoningFormat::None;
+        let expected = if apart { reply("hm", "Ja") } else { reply("", "<think>\nhm</think>\n\nJa") };
+        assert_eq!(parsed, expected, "{format}");
+    }
+    let pure = templates.apply(&ChatInputs { pure_content: true, ..one_message() }).unwrap();
+    assert_eq!(pure.parser.parse("<think>a</think>b", false).unwrap(), reply("", "<think>a</think>b"));
+}
+
+#[test]
+fn thoughts_in_channels() {
+    let prompt = templates(CHANNELS).apply(&one_message()).unwrap();
+    assert_eq!(prompt.prompt, "<|start|>user<|message|>Hi<|end|><|start|>assistant");
+    let said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Ja";
+    assert_eq!(prompt.parser.parse(said, false).unwrap(), reply("hm", "Ja"));
+    assert!(prompt.preserved_tokens.iter().any(|token| token == "<|channel|>"), "{prompt:?}");
+    // Nobody sees a channel's name, wherever the text is cut.
+    let mut stream = ChatStream::new(prompt.parser.clone(), String::new).unwrap();
+    let mut seen = (String::new(), String::new());
+    for c in said.chars() {
+        for change in stream.push(c.encode_utf8(&mut [0; 4]), true).unwrap() {
+            match change {
+                ChatDelta::Reasoning(text) => seen.0 += &text,
+                ChatDelta::Content(text) => seen.1 += &text,
+                ChatDelta::ToolCall(call) => panic!("{call:?}"),
+            }
+        }
+    }
+    assert_eq!((seen.0.as_str(), seen.1.as_str(), stream.text()), ("hm", "Ja", said));
+    let error = prompt.parser.parse("<|channel|>nonsense", false).unwrap_err();
+    assert!(matches!(error, Error::ChatReply(_)), "{error}");
+}
+
+#[test]
+fn what_the_template_wants_of_the_sampler() {
+    let plain = SamplingOptions { grammar: Some("root ::= \"a\"".into()), ..SamplingOptions::greedy() };
+    let mut options = plain.clone();
+    options.reasoning.tokens = Some(7);
+    templates(THINKS).apply(&one_message()).unwrap().constrain(&mut options);
+    assert_eq!((&options.grammar, options.grammar_kind), (&plain.grammar, GrammarKind::User), "the user's own stays");
+    assert_eq!((options.reasoning.tokens, options.reasoning.start.as_str()), (Some(7), "<think>"));
+    assert_eq!(options.reasoning.ends, ["</think>"]);
+    assert_eq!(options.generation_prompt, "<|im_start|>assistant\n");
+    with_tools(ToolChoice::Auto).constrain(&mut options);
+    assert_eq!((options.grammar_kind, options.grammar_lazy), (GrammarKind::Template, true));
+    assert!(options.reasoning.start.is_empty() && options.reasoning.ends.is_empty(), "{options:?}");
+    assert!(options.preserved_tokens.iter().any(|token| token == "<tool_call>"), "{options:?}");
+}
+
+#[test]
+fn tools_are_called() {
+    let prompt = with_tools(ToolChoice::Auto);
+    assert!(prompt.prompt.contains("get_time"), "{}", prompt.prompt);
+    let grammar = prompt.grammar.as_ref().unwrap();
+    assert!(grammar.lazy && grammar.text.contains("get_time"), "{grammar:?}");
+    let is_tag =
+        |trigger: &GrammarTrigger| matches!(trigger, GrammarTrigger::Word(word) if word.contains("<tool_call>"));
+    assert!(grammar.triggers.iter().any(is_tag), "{grammar:?}");
+    assert!(!with_tools(ToolChoice::Required).grammar.unwrap().lazy);
+    assert_eq!(with_tools(ToolChoice::None).grammar, None);
+
+    let said = "Let me look.<tool_call>\n{\"name\": \"get_time\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>";
+    let parsed = prompt.parser.parse(said, false).unwrap();
+    let arguments = |call: &ToolCall| serde_json::from_str::<serde_json::Value>(&call.arguments).unwrap();
+    assert_eq!(parsed.content, "Let me look.");
+    assert_eq!((parsed.tool_calls.len(), parsed.tool_calls[0].name.as_str()), (1, "get_time"));
+    assert_eq!(arguments(&parsed.tool_calls[0]), serde_json::json!({"city": "Zürich"}));
+
+    // The same comes out in pieces.
+    let mut stream = ChatStream::new(prompt.parser, || "made up".to_owned()).unwrap();
+    let (mut content, mut call, mut n_names) = (String::new(), ToolCall::default(), 0);
+    let mut hear = |change: ChatDelta| match change {
+        ChatDelta::Content(text) => content += &text,
+        ChatDelta::Reasoning(text) => panic!("{text}"),
+        ChatDelta::ToolCall(piece) => {
+            n_names += usize::from(!piece.name.is_empty());
+            assert_eq!(piece.index, 0);
+            if !piece.name.is_empty() {
+                (call.name, call.id) = (piece.name, piece.id);
+            }
+            call.arguments += &piece.arguments;
+        }
+    };
+    for c in said.chars() {
+        stream.push(c.encode_utf8(&mut [0; 4]), true).unwrap().into_iter().for_each(&mut hear);
+    }
+    stream.push("", false).unwrap().into_iter().for_each(&mut hear);
+    assert_eq!((content.as_str(), call.name.as_str(), call.id.as_str()), ("Let me look.", "get_time", "made up"));
+    assert!(n_names >= 1);
+    assert_eq!(arguments(&call), serde_json::json!({"city": "Zürich"}));
+    assert_eq!(stream.reply().tool_calls, [call]);
+}
+
+#[test]
+fn a_schema_becomes_a_grammar() {
+    let schema = r#"{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}"#;
+    for template in [THINKS, TOOLS] {
+        let inputs = ChatInputs { json_schema: Some(schema.to_owned()), ..one_message() };
+        let grammar = templates(template).apply(&inputs).unwrap().grammar.unwrap();
+        assert!(!grammar.lazy && grammar.text.contains("root ::="), "{grammar:?}");
+    }
+}
+
+#[test]
+fn a_message_is_gone_on_with() {
+    let messages = r#"[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ja, "}]"#.to_owned();
+    let inputs = ChatInputs {
+        messages,
+        add_generation_prompt: false,
+        continue_final_message: Continuation::Auto,
+        ..ChatInputs::default()
+    };
+    let prompt = templates(TOOLS).apply(&inputs).unwrap();
+    assert!(prompt.prompt.ends_with("<|im_start|>assistant\nJa, "), "{:?}", prompt.prompt);
+    assert_eq!(prompt.parser.prefilled().unwrap().content, "Ja, ");
+    let mut stream = ChatStream::new(prompt.parser, String::new).unwrap();
+    assert_eq!(stream.push("gut.", true).unwrap(), [ChatDelta::Content("gut.".into())]);
+    assert_eq!(stream.reply().content, "Ja, gut.");
+    let both = ChatInputs { add_generation_prompt: true, ..inputs };
+    assert!(matches!(templates(TOOLS).apply(&both), Err(Error::ChatInput(_))));
+}
+
+fn nested(n: usize) -> String {
+    "[".repeat(n) + &"]".repeat(n)
+}
+
+#[test]
+fn hostile_inputs_are_errors() {
+    let templates = templates(TOOLS);
+    let refusal = |change: &dyn Fn(&mut ChatInputs)| {
+        let mut inputs = one_message();
+        change(&mut inputs);
+        let error = templates.apply(&inputs).unwrap_err();
+        assert!(matches!(error, Error::ChatInput(_)), "{error}");
+        error.to_string()
+    };
+    let deep = nested(1_000_000);
+    assert!(refusal(&|inputs| inputs.messages.clone_from(&deep)).contains("nested"));
+    assert!(refusal(&|inputs| inputs.tools = Some(deep.clone())).contains("nested"));
+    assert!(refusal(&|inputs| inputs.json_schema = Some(deep.clone())).contains("nested"));
+    assert!(refusal(&|inputs| drop(inputs.template_kwargs.insert("x".into(), deep.clone()))).contains("'x'"));
+    let calls = |arguments: &str| {
+        let call = serde_json::json!({"type": "function", "function": {"name": "get_time", "arguments": arguments}});
+        serde_json::json!([{"role": "assistant", "tool_calls": [call]}]).to_string()
+    };
+    assert!(refusal(&|inputs| inputs.messages = calls(&deep)).contains("arguments of a tool call"));
+    for messages in [
+        "",
+        "{}",
+        "null",
+        "[1]",
+        "[{}]",
+        r#"[{"role": "user"}]"#,
+        r#"[{"role": 1, "content": "x"}]"#,
+        r#"[{"role": "user", "content": 1}]"#,
+        r#"[{"role": "user", "content": [{"type": "image_url"}]}]"#,
+        r#"[{"role": "user", "content": "#,
+        r#"[{"role": "assistant", "tool_calls": [{"type": "function"}]}]"#,
+        "[{\"role\": \"user\", \"content\": \"\\ud800\"}]",
+    ] {
+        refusal(&|inputs| inputs.messages = messages.to_owned());
+    }
+    for tools in ["{}", "[1]", "[{}]", r#"[{"type": "function"}]"#, r#"[{"type": "function", "function": {}}]"#] {
+        refusal(&|inputs| inputs.tools = Some(tools.to_owned()));
+    }
+    let legacy = r#"[{"role": "user", "content": "a\u0000b"}]"#;
+    refusal(&|inputs| (inputs.messages, inputs.use_jinja) = (legacy.to_owned(), false));
+}
+
+/// On a thread with no more stack than others have: what is let through does not overflow it.
+fn on_a_small_stack(call: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().stack_size(STACK_BYTES).spawn(call).unwrap().join().unwrap();
+}
+
+/// What the standard library gives a thread.
+const STACK_BYTES: usize = 2 << 20;
+
+#[test]
+fn what_is_deep_but_bearable_is_borne() {
+    on_a_small_stack(|| {
+        let deep = nested(nesting::DEPTH_MAX - 6);
+        let call = serde_json::json!({"type": "function", "function": {"name": "get_time", "arguments": deep}});
+        let messages = serde_json::json!([{"role": "assistant", "tool_calls": [call]}]).to_string();
+        let mut schema = r#"{"type": "string"}"#.to_owned();
+        for _ in 0..nesting::DEPTH_MAX / 2 - 4 {
+            schema = format!(r#"{{"type": "object", "properties": {{"x": {schema}}}}}"#);
+        }
+        let tools = GET_TIME.replace(r#"{"type": "string"}"#, &schema[..]);
+        let kwargs = [("deep".to_owned(), deep)].into();
+        let parameters = ChatInputs { messages, template_kwargs: kwargs, ..ChatInputs::default() };
+        let _ = templates(TOOLS).apply(&parameters);
+        let _ = templates(TOOLS).apply(&ChatInputs { tools: Some(tools), ..one_message() });
+        let schema = ChatInputs { json_schema: Some(schema), ..one_message() };
+        assert!(templates(TOOLS).apply(&schema).unwrap().grammar.is_some());
+    });
+}
+
+#[test]
+fn answers_that_are_nested_deep() {
+    on_a_small_stack(|| {
+        let parser = with_tools(ToolChoice::Auto).parser;
+        let said = |arguments: &str| {
+            format!("<tool_call>\n{{\"name\": \"get_time\", \"arguments\": {{\"city\": {arguments}}}}}\n</tool_call>")
+        };
+        for (text, is_partial) in [(said(&nested(reply::DEPTH_MAX - 2)), false), (said(&"[".repeat(990)), true)] {
+            let _ = parser.parse(&text, is_partial);
+        }
+        let error = parser.parse(&said(&nested(1_000_000)), false).unwrap_err();
+        assert!(error.to_string().contains("nested"), "{error}");
+    });
+}

@@ -1,0 +1,251 @@
+//! Grammars that the output must follow: at once, or from a trigger on.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, c_char};
+
+use ggml_sys::llama::{self, llama_token_data, llama_token_data_array};
+
+use super::raw::Raw;
+use crate::engine::error::Error;
+use crate::engine::log;
+use crate::engine::model::Model;
+use crate::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
+
+/// The longest text in bytes in which patterns look for a trigger. Each token has them look through all of it again, and the
+/// C++ library's regular expressions recurse with the length of what they match.
+pub(super) const SEARCHED_BYTES_MAX: usize = 16 << 10;
+
+/// Tokens at the end of that text that are kept when it grows too long: a trigger may have begun there.
+const TAIL_TOKENS: usize = 64;
+
+/// A grammar in its state.
+pub(super) struct Grammar {
+    raw: Raw,
+    /// What the template has said for the model, if the grammar describes that, too.
+    prefill: Vec<Token>,
+    /// Sleeps until a trigger, and while the model thinks.
+    pub(super) is_lazy: bool,
+    /// What patterns look through; `None` where there are none.
+    searched: Option<Searched>,
+}
+
+/// What was said since a lazy grammar began to wait.
+#[derive(Default)]
+struct Searched {
+    bytes: usize,
+    /// Its last tokens.
+    tail: VecDeque<Token>,
+}
+
+impl Grammar {
+    /// The grammar of `options`, if it has one. `prefill` are the tokens of the generation prompt.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] for one that llama.cpp refuses, or that does not go with the generation prompt.
+    pub(super) fn new(
+        model: &Model,
+        options: &SamplingOptions,
+        preserved: &[Token],
+        prefill: &[Token],
+    ) -> Result<Option<Self>, Error> {
+        let Some(text) = options.grammar.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
+        if text.starts_with("%llguidance") {
+            return Err(Error::Grammar("llguidance is not built in; write it in GBNF".into()));
+        }
+        let text = c_text(text)?;
+        let triggers = if options.grammar_lazy {
+            Triggers::new(model, &options.grammar_triggers, preserved)?
+        } else {
+            Triggers::default()
+        };
+        let patterns: Vec<*const c_char> = triggers.patterns.iter().map(|pattern| pattern.as_ptr()).collect();
+        log::clear_errors();
+        // SAFETY: the model's vocabulary is live, the strings are NUL-terminated, the arrays have as many entries as is said
+        // and outlive the call, which copies; the wrappers do not throw.
+        let made = unsafe {
+            if options.grammar_lazy {
+                llama::llama_rs_sampler_init_grammar_lazy_patterns(
+                    model.vocab(),
+                    text.as_ptr(),
+                    c"root".as_ptr(),
+                    patterns.as_ptr().cast_mut(),
+                    patterns.len(),
+                    triggers.tokens.as_ptr(),
+                    triggers.tokens.len(),
+                )
+            } else {
+                llama::llama_rs_sampler_init_grammar(model.vocab(), text.as_ptr(), c"root".as_ptr())
+            }
+        };
+        if made.is_null() {
+            let reason = log::take_errors();
+            let what = if patterns.is_empty() { "it" } else { "it or the patterns that wake it" };
+            return Err(Error::Grammar(if reason.is_empty() {
+                format!("llama.cpp cannot parse {what}")
+            } else {
+                reason
+            }));
+        }
+        let is_prefilled = options.grammar_kind == GrammarKind::Template && !options.grammar_lazy;
+        let mut grammar = Self {
+            raw: Raw::new(made, "grammar")?,
+            prefill: if is_prefilled { prefill.to_vec() } else { Vec::new() },
+            is_lazy: options.grammar_lazy,
+            searched: (!patterns.is_empty()).then(Searched::default),
+        };
+        grammar.accept_prefill()?;
+        Ok(Some(grammar))
+    }
+
+    pub(super) fn raw(&mut self) -> &mut Raw {
+        &mut self.raw
+    }
+
+    /// Goes on with a token that the grammar allows.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] where llama.cpp has lost its place: the grammar then begins anew.
+    pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), Error> {
+        self.accept_raw(token)?;
+        let Some(searched) = &mut self.searched else { return Ok(()) };
+        searched.bytes += model.piece(token, true).len();
+        if searched.tail.len() == TAIL_TOKENS {
+            searched.tail.pop_front();
+        }
+        searched.tail.push_back(token);
+        if searched.bytes <= SEARCHED_BYTES_MAX {
+            return Ok(());
+        }
+        if !self.is_asleep(model) {
+            self.searched = None;
+            return Ok(());
+        }
+        self.shorten(model)
+    }
+
+    /// Starts anew.
+    ///
+    /// # Errors
+    /// A generation prompt that does not go with the grammar.
+    pub(super) fn reset(&mut self) -> Result<(), Error> {
+        self.raw.reset();
+        if let Some(searched) = &mut self.searched {
+            *searched = Searched::default();
+        }
+        self.accept_prefill()
+    }
+
+    fn accept_prefill(&mut self) -> Result<(), Error> {
+        for &token in &self.prefill {
+            if !self.raw.accept(token) {
+                self.raw.reset();
+                let reason = "it does not allow what the chat template says for the model (the generation prompt)";
+                return Err(Error::Grammar(reason.into()));
+            }
+        }
+        Ok(())
+    }
+
+    fn accept_raw(&mut self, token: Token) -> Result<(), Error> {
+        if self.raw.accept(token) {
+            return Ok(());
+        }
+        // A grammar without a state would abort the process at its next use.
+        self.raw.reset();
+        Err(Error::Grammar(format!("llama.cpp lost its place in it at token {token}")))
+    }
+
+    /// Whether a lazy grammar waits for its trigger: it then refuses no token at all.
+    fn is_asleep(&mut self, model: &Model) -> bool {
+        let mut candidates: Vec<llama_token_data> =
+            (0..).take(model.n_vocab()).map(|id| llama_token_data { id, logit: 1.0, p: 0.0 }).collect();
+        let (data, size) = (candidates.as_mut_ptr(), candidates.len());
+        self.raw.apply(&mut llama_token_data_array { data, size, selected: -1, sorted: false });
+        candidates.iter().all(|candidate| candidate.logit > f32::NEG_INFINITY)
+    }
+
+    /// Has patterns look through the last tokens only, from one on that begins with a letter: a pattern for the beginning of all
+    /// that was said must not take this for it.
+    fn shorten(&mut self, model: &Model) -> Result<(), Error> {
+        self.raw.reset();
+        let Some(searched) = &mut self.searched else { return Ok(()) };
+        let begins = |token: &Token| model.piece(*token, true).first().is_some_and(u8::is_ascii_alphabetic);
+        let first = searched.tail.iter().position(begins).unwrap_or(searched.tail.len());
+        searched.tail.drain(..first);
+        let tail = Vec::from(searched.tail.clone());
+        searched.bytes = tail.iter().map(|token| model.piece(*token, true).len()).sum();
+        tail.into_iter().try_for_each(|token| self.accept_raw(token))
+    }
+}
+
+/// What wakes a lazy grammar, as llama.cpp takes it.
+#[derive(Default)]
+struct Triggers {
+    patterns: Vec<CString>,
+    tokens: Vec<Token>,
+}
+
+impl Triggers {
+    /// As llama-server reads them: a word that is one token is that token.
+    fn new(model: &Model, triggers: &[GrammarTrigger], preserved: &[Token]) -> Result<Self, Error> {
+        if triggers.is_empty() {
+            return Err(Error::Grammar("it is lazy and nothing would wake it; give it a trigger".into()));
+        }
+        let mut all = Self::default();
+        for trigger in triggers {
+            match trigger {
+                GrammarTrigger::Token(token) => all.tokens.push(*token),
+                GrammarTrigger::Pattern(pattern) => all.patterns.push(c_text(pattern)?),
+                GrammarTrigger::PatternFull(pattern) => all.patterns.push(c_text(&anchored(pattern))?),
+                GrammarTrigger::Word(word) => match model.tokenize(word, false, true)?[..] {
+                    [token] if preserved.contains(&token) => all.tokens.push(token),
+                    [_] => {
+                        let reason =
+                            format!("its trigger '{word}' is one token, and must be among the preserved tokens");
+                        return Err(Error::Grammar(reason));
+                    }
+                    _ => all.patterns.push(c_text(&escaped(word))?),
+                },
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// A pattern for all of a text.
+fn anchored(pattern: &str) -> String {
+    if pattern.is_empty() {
+        return "^$".to_owned();
+    }
+    let front = if pattern.starts_with('^') { "" } else { "^" };
+    let back = if pattern.ends_with('$') { "" } else { "$" };
+    format!("{front}{pattern}{back}")
+}
+
+/// A text as a pattern that matches it (`regex_escape`).
+pub(super) fn escaped(text: &str) -> String {
+    let mut pattern = String::with_capacity(text.len());
+    for c in text.chars() {
+        if ".^$|()*+?[]{}\\".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
+}
+
+fn c_text(text: &str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error::Grammar("it contains a NUL byte".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_of_triggers() {
+        assert_eq!(escaped("<tool_call>"), "<tool_call>");
+        assert_eq!(escaped("{\"a\": [1|2]}"), "\\{\"a\": \\[1\\|2\\]\\}");
+        assert_eq!(["", "a", "^a", "a$", "^a$"].map(anchored), ["^$", "^a$", "^a$", "^a$", "^a$"]);
+    }
+}

@@ -1,0 +1,56 @@
+//! An owned `llama_sampler`.
+
+use std::ptr::NonNull;
+
+use ggml_sys::llama::{self, llama_sampler, llama_token_data, llama_token_data_array};
+use ggml_sys::shim;
+
+use crate::engine::error::Error;
+use crate::options::Token;
+
+/// A sampler of llama.cpp, freed on drop.
+pub(super) struct Raw(NonNull<llama_sampler>);
+
+// SAFETY: a sampler is memory without ties to a thread; it is used through `&mut Sampler` only.
+unsafe impl Send for Raw {}
+
+impl Raw {
+    pub(super) fn new(made: *mut llama_sampler, name: &str) -> Result<Raw, Error> {
+        NonNull::new(made).map(Raw).ok_or_else(|| Error::Sampling(format!("llama.cpp refused the sampler '{name}'")))
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut llama_sampler {
+        self.0.as_ptr()
+    }
+
+    /// False where llama.cpp threw an exception or an assertion failed.
+    pub(super) fn accept(&mut self, token: Token) -> bool {
+        // SAFETY: the sampler is live; the wrapper does not throw.
+        unsafe { shim::hobbit_sampler_accept(self.as_ptr(), token) }
+    }
+
+    pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) {
+        // SAFETY: the sampler is live; the array's data is valid for its size and stays in place.
+        unsafe { llama::llama_sampler_apply(self.as_ptr(), candidates) };
+    }
+
+    /// Whether the sampler leaves `token` a chance.
+    pub(super) fn allows(&mut self, token: Token) -> bool {
+        let mut single = llama_token_data { id: token, logit: 1.0, p: 0.0 };
+        let mut array = llama_token_data_array { data: &raw mut single, size: 1, selected: -1, sorted: false };
+        self.apply(&mut array);
+        single.logit != f32::NEG_INFINITY
+    }
+
+    pub(super) fn reset(&mut self) {
+        // SAFETY: the sampler is live, and so is the vocabulary a grammar refers to.
+        unsafe { llama::llama_sampler_reset(self.as_ptr()) };
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: owned by us, freed once. A chain frees its links.
+        unsafe { llama::llama_sampler_free(self.as_ptr()) };
+    }
+}

@@ -1,0 +1,253 @@
+//! Grammars that sleep, thoughts with a budget, probabilities: on the demo model.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use super::*;
+use crate::engine::session::Session;
+use crate::options::{GrammarKind, GrammarTrigger, ModelOptions, ReasoningBudget, SessionOptions};
+
+const PROMPT: &str = "And the LORD said unto";
+
+fn model() -> &'static Model {
+    static MODEL: OnceLock<Model> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
+        Model::open(&path, &ModelOptions::default(), |_| true).unwrap()
+    })
+}
+
+fn tokens_of(text: &str) -> Vec<Token> {
+    model().tokenize(text, false, true).unwrap()
+}
+
+fn text_of(tokens: &[Token]) -> String {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|&token| model().piece(token, true)).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn session(prompt: &str) -> Session {
+    let options = SessionOptions { n_ctx: 256, warmup: false, ..SessionOptions::default() };
+    let mut session = model().session(&options).unwrap();
+    session.feed(&model().tokenize(prompt, true, false).unwrap()).unwrap();
+    session
+}
+
+fn generate(options: &SamplingOptions, n: usize) -> Result<Vec<Token>, Error> {
+    let mut sampler = Sampler::new(model(), options)?;
+    session(PROMPT).generate(&mut sampler, Some(n)).collect()
+}
+
+/// What the model says of itself, always the same.
+fn plain(n: usize) -> Vec<Token> {
+    generate(&SamplingOptions::greedy(), n).unwrap()
+}
+
+fn thinking(tokens: Option<u32>) -> SamplingOptions {
+    let reasoning = ReasoningBudget {
+        tokens,
+        message: " So.".to_owned(),
+        start: "<think>".to_owned(),
+        ends: vec!["</think>".to_owned(), "</done>".to_owned()],
+        control: false,
+    };
+    SamplingOptions { reasoning, generation_prompt: "<think>".to_owned(), ..SamplingOptions::greedy() }
+}
+
+#[test]
+fn samplers_move_between_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<Sampler>();
+}
+
+#[test]
+fn a_thought_ends_with_its_budget() {
+    let end = [tokens_of(" So."), tokens_of("</think>")].concat();
+    let plain = plain(24);
+    for budget in [0, 1, 5] {
+        let said = generate(&thinking(Some(budget as u32)), budget + end.len() + 2).unwrap();
+        assert_eq!(said[..budget], plain[..budget], "budget {budget}");
+        assert_eq!(said[budget..budget + end.len()], end, "budget {budget}: {:?}", text_of(&said));
+    }
+    assert_eq!(generate(&thinking(None), 24).unwrap(), plain, "without a budget nothing changes");
+    let elsewhere = SamplingOptions { generation_prompt: String::new(), ..thinking(Some(0)) };
+    assert_eq!(generate(&elsewhere, 24).unwrap(), plain, "nor where the model does not think");
+    let without_tags = SamplingOptions { reasoning: ReasoningBudget::default(), ..thinking(Some(0)) };
+    assert_eq!(generate(&without_tags, 24).unwrap(), plain, "nor without tags");
+}
+
+#[test]
+fn a_thought_is_ended_from_outside_and_begins_again() {
+    let mut options = thinking(None);
+    options.reasoning.control = true;
+    let mut sampler = Sampler::new(model(), &options).unwrap();
+    let end = [tokens_of(" So."), tokens_of("</think>")].concat();
+    for _ in 0..2 {
+        let mut session = session(PROMPT);
+        assert!(sampler.is_thinking());
+        session.generate(&mut sampler, Some(3)).for_each(drop);
+        assert!(sampler.is_thinking() && sampler.end_thought());
+        let said: Vec<Token> = session.generate(&mut sampler, Some(end.len())).map(Result::unwrap).collect();
+        assert_eq!(said, end);
+        assert!(!sampler.is_thinking() && !sampler.end_thought());
+        sampler.reset();
+    }
+}
+
+/// A grammar that begins with the text of `trigger` and goes on with an exclamation.
+fn exclaims(trigger: &str) -> SamplingOptions {
+    SamplingOptions {
+        grammar: Some(format!("root ::= {trigger:?} \"!!!\" [a-z]+")),
+        grammar_lazy: true,
+        grammar_triggers: vec![GrammarTrigger::Word(trigger.to_owned())],
+        ..SamplingOptions::greedy()
+    }
+}
+
+/// What the model says by itself up to the token `at`, and a text of a few tokens that it says from there on.
+fn trigger(at: usize) -> (Vec<Token>, String) {
+    let plain = plain(at + 3);
+    (plain[..at].to_vec(), text_of(&plain[at..]))
+}
+
+#[test]
+fn a_lazy_grammar_wakes_at_its_trigger() {
+    let (before, trigger) = trigger(4);
+    let said = text_of(&generate(&exclaims(&trigger), 24).unwrap());
+    let expected = text_of(&before) + &trigger + "!!!";
+    assert!(said.starts_with(&expected), "{said:?} does not begin with {expected:?}");
+    assert_eq!(generate(&exclaims("<tool_call>"), 24).unwrap(), plain(24), "what is never said wakes nobody");
+
+    let pattern = GrammarTrigger::Pattern(format!("({})", grammar::escaped(&trigger)));
+    let options = SamplingOptions { grammar_triggers: vec![pattern], ..exclaims(&trigger) };
+    assert!(text_of(&generate(&options, 24).unwrap()).starts_with(&expected));
+    let first = plain(1)[0];
+    let options = SamplingOptions {
+        grammar: Some(format!("root ::= {:?} \"!!!\" [a-z]+", text_of(&[first]))),
+        grammar_triggers: vec![GrammarTrigger::Token(first)],
+        ..exclaims("")
+    };
+    let said = text_of(&generate(&options, 8).unwrap());
+    assert!(said.starts_with(&(text_of(&[first]) + "!!!")), "{said:?}");
+}
+
+#[test]
+fn a_lazy_grammar_sleeps_through_thoughts() {
+    let (_, trigger) = trigger(1);
+    let end = [tokens_of(" So."), tokens_of("</think>")].concat();
+    let thinks = |budget| {
+        let thought = thinking(Some(budget));
+        SamplingOptions { reasoning: thought.reasoning, generation_prompt: "<think>".to_owned(), ..exclaims(&trigger) }
+    };
+    let said = generate(&thinks(8), 8 + end.len()).unwrap();
+    assert_eq!(said[..8], plain(8));
+    assert_eq!(said[8..], end);
+    // The end of the thought may be the trigger.
+    let options = SamplingOptions {
+        grammar: Some("root ::= \"</think>\" \"!!!\" [a-z]+".to_owned()),
+        grammar_triggers: vec![GrammarTrigger::Word("</think>".to_owned())],
+        ..thinks(2)
+    };
+    let said = text_of(&generate(&options, 2 + end.len() + 8).unwrap());
+    assert!(said.contains(" So.</think>!!!"), "{said:?}");
+}
+
+#[test]
+fn a_trigger_is_found_after_any_length() {
+    let options = exclaims("<tool_call>");
+    let mut sampler = Sampler::new(model(), &options).unwrap();
+    let words = tokens_of(" and it came to pass in those days");
+    let n_bytes = text_of(&words).len();
+    for _ in 0..grammar::SEARCHED_BYTES_MAX * 2 / n_bytes {
+        for &token in &words {
+            sampler.accept_generated(token).unwrap();
+        }
+    }
+    for token in tokens_of("<tool_call>") {
+        sampler.accept_generated(token).unwrap();
+    }
+    let mut session = session(PROMPT);
+    let said: Vec<Token> = session.generate(&mut sampler, Some(3)).map(Result::unwrap).collect();
+    assert!(text_of(&said).starts_with("!"), "{:?}", text_of(&said));
+}
+
+#[test]
+fn a_templates_grammar_goes_on_after_the_generation_prompt() {
+    let options = |kind, prompt: &str| SamplingOptions {
+        grammar: Some("root ::= \"said:\" [0-9]+".to_owned()),
+        grammar_kind: kind,
+        generation_prompt: prompt.to_owned(),
+        ..SamplingOptions::greedy()
+    };
+    let said = text_of(&generate(&options(GrammarKind::Template, "said:"), 6).unwrap());
+    assert!(!said.is_empty() && said.bytes().all(|byte| byte.is_ascii_digit()), "{said:?}");
+    let said = text_of(&generate(&options(GrammarKind::User, "said:"), 8).unwrap());
+    assert!(said.starts_with("said:"), "{said:?}");
+    let error = Sampler::new(model(), &options(GrammarKind::Template, "other")).err().expect("another prompt");
+    assert!(error.to_string().contains("the generation prompt"), "{error}");
+}
+
+#[test]
+fn grammars_that_cannot_wake_are_refused() {
+    let refusal = |triggers: &[GrammarTrigger]| {
+        let options = SamplingOptions { grammar_triggers: triggers.to_vec(), ..exclaims("x") };
+        Sampler::new(model(), &options).err().expect("a refusal").to_string()
+    };
+    assert!(refusal(&[]).contains("nothing would wake it"));
+    assert!(refusal(&[GrammarTrigger::Pattern("(".to_owned())]).contains("patterns that wake it"));
+    assert!(refusal(&[GrammarTrigger::Pattern("\0".to_owned())]).contains("NUL"));
+    let one = text_of(&plain(1));
+    assert!(refusal(&[GrammarTrigger::Word(one)]).contains("preserved tokens"));
+}
+
+#[test]
+fn probabilities_of_a_choice() {
+    let options = SamplingOptions { keep_logits: true, ..SamplingOptions::greedy() };
+    let mut sampler = Sampler::new(model(), &options).unwrap();
+    assert_eq!(sampler.probabilities(1, false), None);
+    let mut session = session(PROMPT);
+    let logits = session.logits(tokens_of(PROMPT).len() - 1 + usize::from(model().adds_bos())).unwrap().to_vec();
+    let token = session.sample(&mut sampler, -1).unwrap();
+    let before = sampler.probabilities(3, false).unwrap();
+    assert_eq!(before.top.len(), 3);
+    assert_eq!(before.top[0], (token, before.chosen));
+    let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+    let expected = (f64::from(logits[token as usize]).exp() / sum).ln() as f32;
+    assert!((before.chosen - expected).abs() < 1e-4, "{} {expected}", before.chosen);
+    let after = sampler.probabilities(3, true).unwrap();
+    assert_eq!((after.chosen, after.top), (0.0, vec![(token, 0.0)]), "the chain has left one");
+
+    let seeded = SamplingOptions { seed: 7, top_k: 5, ..SamplingOptions::default() };
+    let mut sampler = Sampler::new(model(), &seeded).unwrap();
+    let token = session.sample(&mut sampler, -1).unwrap();
+    let after = sampler.probabilities(99, true).unwrap();
+    assert!(after.top.len() <= 5 && after.top.iter().any(|one| *one == (token, after.chosen)));
+    let sum: f32 = after.top.iter().map(|(_, log)| log.exp()).sum();
+    assert!((sum - 1.0).abs() < 1e-5, "{sum}");
+    assert_eq!(sampler.probabilities(1, false), None, "logits are not kept unless asked for");
+}
+
+#[test]
+fn tokens_that_are_preserved() {
+    let word = text_of(&plain(1));
+    let options =
+        SamplingOptions { preserved_tokens: vec![word, "no token at all".to_owned()], ..SamplingOptions::greedy() };
+    assert_eq!(Sampler::new(model(), &options).unwrap().preserved_tokens(), plain(1));
+}
+
+#[test]
+fn json_schemas() {
+    let grammar =
+        Sampler::json_schema_to_grammar(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#).unwrap();
+    assert!(grammar.contains("root ::="), "{grammar}");
+    for (schema, expected) in [
+        ("", "the schema is not JSON"),
+        ("{\"type\": ", "the schema is not JSON"),
+        ("{\"type\": \"nonsense\"}", "llama.cpp cannot turn this JSON schema into a grammar"),
+    ] {
+        let message = Sampler::json_schema_to_grammar(schema).unwrap_err().to_string();
+        assert!(message.contains(expected), "{schema}: {message}");
+    }
+    let deep = "[".repeat(100_000);
+    assert!(Sampler::json_schema_to_grammar(&deep).is_err());
+}

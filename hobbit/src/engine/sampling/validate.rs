@@ -1,0 +1,112 @@
+//! What settings of a sampler may be.
+
+use crate::engine::error::Error;
+use crate::options::SamplingOptions;
+
+/// Tokens that penalties may look back over: a bound on the memory that one number can claim (64 MiB).
+const LOOK_BACK_TOKENS_MAX: i32 = 1 << 24;
+
+/// Refuses what would make llama.cpp abort, exhaust memory or choose at random.
+pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
+    let fail = |flag: &str, expected: &str, found: &dyn std::fmt::Display| {
+        Err(Error::Sampling(format!("{flag} must be {expected}, not {found}")))
+    };
+    let penalty = options.repeat_penalty;
+    if !penalty.is_finite() || penalty <= 0.0 || !(1.0 / penalty).is_finite() {
+        return fail("--repeat-penalty", "finite and greater than 0", &penalty);
+    }
+    for (flag, value) in [
+        ("--frequency-penalty", options.frequency_penalty),
+        ("--presence-penalty", options.presence_penalty),
+        ("--dry-multiplier", options.dry.multiplier),
+        ("--dry-base", options.dry.base),
+    ] {
+        if !value.is_finite() {
+            return fail(flag, "finite", &value);
+        }
+    }
+    for (flag, value) in [
+        ("--temp", options.temp),
+        ("--dynatemp-range", options.dynatemp_range),
+        ("--dynatemp-exp", options.dynatemp_exponent),
+        ("--top-p", options.top_p),
+        ("--min-p", options.min_p),
+        ("--typical", options.typical_p),
+        ("--top-nsigma", options.top_n_sigma),
+        ("--xtc-probability", options.xtc.probability),
+        ("--xtc-threshold", options.xtc.threshold),
+        ("--adaptive-target", options.adaptive_target),
+        ("--adaptive-decay", options.adaptive_decay),
+        ("--mirostat-ent", options.mirostat.tau),
+        ("--mirostat-lr", options.mirostat.eta),
+    ] {
+        if value.is_nan() {
+            return fail(flag, "a number", &value);
+        }
+    }
+    for (flag, tokens) in
+        [("--repeat-last-n", options.repeat_last_n), ("--dry-penalty-last-n", options.dry.penalty_last_n)]
+    {
+        if tokens > LOOK_BACK_TOKENS_MAX {
+            return fail(flag, &format!("at most {LOOK_BACK_TOKENS_MAX} tokens"), &tokens);
+        }
+    }
+    if options.mirostat.version > 2 {
+        return fail("--mirostat", "0, 1 or 2", &options.mirostat.version);
+    }
+    for (token, bias) in &options.logit_bias {
+        if bias.is_nan() || *bias == f32::INFINITY {
+            return fail(&format!("the logit bias of token {token}"), "below infinity (-inf excludes a token)", bias);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(change: impl FnOnce(&mut SamplingOptions)) -> String {
+        let mut options = SamplingOptions::default();
+        change(&mut options);
+        validate(&options).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_and_extremes_are_valid() {
+        for options in [SamplingOptions::default(), SamplingOptions::greedy()] {
+            assert!(validate(&options).is_ok());
+        }
+        let extreme = SamplingOptions {
+            temp: f32::INFINITY,
+            repeat_last_n: -1,
+            top_p: -1.0,
+            logit_bias: vec![(-5, f32::NEG_INFINITY), (i32::MAX, 1e30)],
+            ..SamplingOptions::default()
+        };
+        assert!(validate(&extreme).is_ok());
+    }
+
+    #[test]
+    fn refusals_name_the_flag_and_the_value() {
+        for value in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-39] {
+            let message = refusal(|o| o.repeat_penalty = value);
+            assert!(message.contains("--repeat-penalty must be finite and greater than 0"), "{message}");
+        }
+        let refusals = [
+            (refusal(|o| o.presence_penalty = f32::INFINITY), "--presence-penalty must be finite, not inf"),
+            (refusal(|o| o.frequency_penalty = f32::NAN), "--frequency-penalty must be finite, not NaN"),
+            (refusal(|o| o.temp = f32::NAN), "--temp must be a number, not NaN"),
+            (
+                refusal(|o| o.repeat_last_n = i32::MAX),
+                "--repeat-last-n must be at most 16777216 tokens, not 2147483647",
+            ),
+            (refusal(|o| o.dry.penalty_last_n = i32::MAX), "--dry-penalty-last-n must be at most 16777216 tokens"),
+            (refusal(|o| o.mirostat.version = 3), "--mirostat must be 0, 1 or 2, not 3"),
+            (refusal(|o| o.logit_bias = vec![(7, f32::INFINITY)]), "the logit bias of token 7 must be below infinity"),
+        ];
+        for (message, expected) in refusals {
+            assert!(message.starts_with("cannot sample: ") && message.contains(expected), "{message}");
+        }
+    }
+}

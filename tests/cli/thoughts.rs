@@ -1,0 +1,61 @@
+//! What a model thinks before it answers.
+
+use crate::rig::*;
+
+/// Opens a thought, as Qwen3's newer templates do, unless it is told not to.
+const THINKS: &str = "{%- for message in messages -%}\
+{{- message.role + ': ' -}}\
+{%- if message.role == 'assistant' and message.reasoning_content -%}\
+{{- '<think>' + message.reasoning_content + '</think>' -}}\
+{%- endif -%}\
+{{- message.content + '\n' -}}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}\
+{{- 'assistant: <think>' -}}\
+{%- if enable_thinking is defined and enable_thinking is false -%}{{- '</think>' -}}{%- endif -%}\
+{%- endif -%}";
+
+fn talk(flags: &[&str]) -> Ran {
+    let plain = ["-st", "-p", "hello", "-n", "24", "--temp", "0", "--ignore-eos", "--no-display-prompt"];
+    demo(&[&plain[..], &["--chat-template", THINKS], flags].concat()).run()
+}
+
+#[test]
+fn thoughts_are_told_apart_and_end_with_their_budget() {
+    let ran = talk(&["--reasoning-budget", "4", "--reasoning-budget-message", " So."]).expect(0);
+    let (heading, rest) = ran.stdout.split_once("\n\n").unwrap();
+    assert_eq!(heading, "[Start thinking]", "{}", ran.stdout);
+    let (thought, answer) = rest.split_once("[End thinking]\n\n").unwrap();
+    assert!(thought.trim_end().ends_with(" So."), "{thought:?}");
+    assert!(!answer.trim().is_empty() && !ran.stdout.contains("think>"), "{}", ran.stdout);
+
+    let none = talk(&["--reasoning-budget", "0"]).expect(0).stdout;
+    assert!(!none.contains("thinking]") && !none.contains("think>"), "{none}");
+    let as_it_is = talk(&["--reasoning-budget", "4", "--skip-chat-parsing"]).expect(0).stdout;
+    assert!(as_it_is.contains("</think>") && !as_it_is.contains("thinking]"), "{as_it_is}");
+    let in_the_answer = talk(&["--reasoning-budget", "4", "--reasoning-format", "none"]).expect(0).stdout;
+    assert!(in_the_answer.contains("</think>") && !in_the_answer.contains("thinking]"), "{in_the_answer}");
+}
+
+#[test]
+fn thinking_is_left_out() {
+    let off = talk(&["--reasoning", "off"]).expect(0).stdout;
+    assert!(!off.contains("thinking]"), "{off}");
+    let by_variable = talk(&["--chat-template-kwargs", "{\"enable_thinking\": false}"]).expect(0).stdout;
+    assert_eq!(by_variable, off);
+    assert!(talk(&["-rea", "on"]).expect(0).stdout.starts_with("[Start thinking]"));
+}
+
+#[test]
+fn wrong_usage() {
+    for (flags, expected) in [
+        (["--chat-template-kwargs", "[1]"], "expected a JSON object"),
+        (["--reasoning-format", "qwen"], "unknown reasoning format 'qwen'"),
+        (["--reasoning-budget", "-2"], "-2"),
+    ] {
+        let ran = talk(&flags).expect(2);
+        assert!(ran.stderr.contains(expected), "{flags:?}: {}", ran.stderr);
+    }
+    let text = talk(&["--chat-template-kwargs", "{\"enable_thinking\": \"no\"}"]).expect(1);
+    assert!(text.stderr.contains("true or false"), "{}", text.stderr);
+}

@@ -1,0 +1,76 @@
+//! The server's page as its users meet it: in Chromium, against a server whose answers the tests write.
+
+mod browser;
+mod chat;
+mod conversations;
+mod experts;
+mod looks;
+mod mock;
+#[path = "../fixture/not_run.rs"]
+mod not_run;
+mod parts;
+
+use std::sync::Arc;
+
+use browser::{Browser, Window};
+use mock::{Mock, Shared};
+
+/// A page that is open.
+pub struct Page {
+    pub browser: Browser,
+    pub server: Arc<Shared>,
+    address: String,
+}
+
+impl Page {
+    /// Loads the page afresh.
+    pub async fn load(&self) {
+        // Not only another fragment of the address.
+        self.browser.client.goto("about:blank").await.unwrap();
+        self.browser.client.goto(&self.address).await.unwrap();
+    }
+
+    /// Loads it again, as the browser's button does.
+    pub async fn reload(&self) {
+        self.browser.client.refresh().await.unwrap();
+        self.ready().await;
+    }
+
+    /// Waits until the page knows its server.
+    pub async fn ready(&self) {
+        self.browser.reads("#model", "Tiny-8x1B").await;
+    }
+
+    /// Types a message and sends it.
+    pub async fn ask(&self, text: &str) {
+        self.browser.find("#input").await.send_keys(text).await.unwrap();
+        self.browser.keys("\u{e007}").await;
+    }
+
+    /// Waits until nothing is being written.
+    pub async fn answered(&self) {
+        self.browser
+            .until("document.querySelector('.message.assistant') && !document.getElementById('send').hidden")
+            .await;
+    }
+}
+
+/// Runs a test on a page; says so where it cannot.
+pub async fn page(window: Window, test: impl AsyncFnOnce(&Page)) {
+    page_after(window, |_| (), test).await;
+}
+
+/// The same, with the server prepared before the page is loaded.
+pub async fn page_after(window: Window, prepare: impl FnOnce(&Shared), test: impl AsyncFnOnce(&Page)) {
+    let mock = Mock::start().await;
+    prepare(&mock.state);
+    let Some(browser) = Browser::start(window).await else {
+        return not_run::not_run("the server's page", "chromedriver is not installed (setup.sh --browser installs it)");
+    };
+    let page = Page { browser, server: mock.state, address: format!("http://{}/", mock.address) };
+    page.load().await;
+    test(&page).await;
+    // Nothing was against the policy, and no script failed.
+    assert_eq!(page.browser.console().await, []);
+    page.browser.client.clone().close().await.unwrap();
+}

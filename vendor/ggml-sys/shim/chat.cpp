@@ -1,0 +1,261 @@
+// Chat templates, what models say in their formats, and reasoning budgets: llama.cpp's `common`, with JSON texts in place
+// of its structs. Nothing here throws. Every function is declared in ../src/chat.rs.
+
+#include "guard.h"
+
+#include "chat.h"
+#include "common.h"
+#include "json.h"
+#include "llama.h"
+#include "log.h"
+#include "reasoning-budget.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using json = common_json;
+
+// Runs `call`; false and a message where it throws.
+template <typename F> bool guarded(char * error, size_t capacity, F && call) {
+    // `common` would write warnings to stderr by itself.
+    static std::once_flag silent;
+    try {
+        std::call_once(silent, [] { common_log_set_verbosity_thold(-1); });
+        throwing_guard guard;
+        call();
+        return true;
+    } catch (const std::exception & e) {
+        put_error(error, capacity, e.what());
+    } catch (...) {
+        put_error(error, capacity, "an exception without a message");
+    }
+    return false;
+}
+
+void put(hobbit_text_callback output, void * context, const std::string & text) {
+    output(context, text.data(), text.size());
+}
+
+std::string text_of(const json & inputs, const char * key) {
+    return inputs.contains(key) && inputs.at(key).is_string() ? inputs.at(key).get<std::string>() : std::string();
+}
+
+bool flag_of(const json & inputs, const char * key, bool otherwise) {
+    return inputs.contains(key) ? inputs.at(key).get<bool>() : otherwise;
+}
+
+// A template's text with the model's words for the start and the end: throws what is wrong with it.
+void explain_template(const llama_model * model, const char * template_override) {
+    std::string text = template_override;
+    if (text.empty() && model != nullptr) {
+        const char * own = llama_model_chat_template(model, nullptr);
+        text = own == nullptr ? "" : own;
+    }
+    common_chat_template(text, "", "");
+}
+
+common_chat_templates_inputs inputs_of(const json & from) {
+    common_chat_templates_inputs inputs;
+    inputs.messages = common_chat_msgs_parse_oaicompat(json::parse(text_of(from, "messages")));
+    const std::string tools = text_of(from, "tools");
+    if (!tools.empty()) {
+        inputs.tools = common_chat_tools_parse_oaicompat(json::parse(tools));
+    }
+    inputs.tool_choice            = common_chat_tool_choice_parse_oaicompat(text_of(from, "tool_choice"));
+    inputs.parallel_tool_calls    = flag_of(from, "parallel_tool_calls", false);
+    inputs.json_schema            = text_of(from, "json_schema");
+    inputs.grammar                = text_of(from, "grammar");
+    inputs.use_jinja              = flag_of(from, "use_jinja", true);
+    inputs.add_generation_prompt  = flag_of(from, "add_generation_prompt", true);
+    const std::string continued   = text_of(from, "continue_final_message");
+    inputs.continue_final_message = continued == "auto" ? COMMON_CHAT_CONTINUATION_AUTO
+                                                        : common_chat_continuation_parse(json(continued));
+    inputs.reasoning_format       = common_reasoning_format_from_name(text_of(from, "reasoning_format"));
+    inputs.enable_thinking        = flag_of(from, "enable_thinking", true);
+    inputs.force_pure_content     = flag_of(from, "force_pure_content", false);
+    if (from.contains("template_kwargs")) {
+        for (const auto & item : from.at("template_kwargs").items()) {
+            inputs.chat_template_kwargs[item.key()] = item.value().get<std::string>();
+        }
+    }
+    return inputs;
+}
+
+std::string params_to_json(const common_chat_params & params) {
+    json triggers = json::array();
+    for (const auto & trigger : params.grammar_triggers) {
+        json one = json::object();
+        one["type"]  = (int) trigger.type;
+        one["value"] = trigger.value;
+        one["token"] = (int) trigger.token;
+        triggers.push_back(one);
+    }
+    json out = json::object();
+    out["prompt"]              = params.prompt;
+    out["generation_prompt"]   = params.generation_prompt;
+    out["grammar"]             = params.grammar;
+    out["grammar_lazy"]        = params.grammar_lazy;
+    out["grammar_triggers"]    = triggers;
+    out["preserved_tokens"]    = params.preserved_tokens;
+    out["additional_stops"]    = params.additional_stops;
+    out["thinking_start_tag"]  = params.thinking_start_tag;
+    out["thinking_end_tags"]   = params.thinking_end_tags;
+    out["format"]              = (int) params.format;
+    out["format_name"]         = std::string(common_chat_format_name(params.format));
+    out["parser"]              = params.parser;
+    return out.dump_safe();
+}
+
+std::string reply_to_json(const common_chat_msg & msg) {
+    json calls = json::array();
+    for (const auto & call : msg.tool_calls) {
+        json one = json::object();
+        one["id"]        = call.id;
+        one["name"]      = call.name;
+        one["arguments"] = call.arguments;
+        calls.push_back(one);
+    }
+    json out = json::object();
+    out["content"]           = msg.render_content();
+    out["reasoning_content"] = msg.reasoning_content;
+    out["tool_calls"]        = calls;
+    return out.dump_safe();
+}
+
+} // namespace
+
+extern "C" {
+
+void * hobbit_chat_templates_init(const llama_model * model, const char * template_override, char * error,
+                                  size_t error_capacity) {
+    common_chat_templates_ptr made;
+    const bool done = guarded(error, error_capacity, [&] {
+        try {
+            made = common_chat_templates_init(model, template_override);
+        } catch (const std::exception &) {
+            // It throws a copy that has lost its message.
+            explain_template(model, template_override);
+            throw;
+        }
+    });
+    return done ? made.release() : nullptr;
+}
+
+void hobbit_chat_templates_free(void * templates) {
+    common_chat_templates_free(static_cast<common_chat_templates *>(templates));
+}
+
+bool hobbit_chat_templates_describe(const void * templates, hobbit_text_callback output, void * output_context,
+                                    char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, [&] {
+        const auto * own = static_cast<const common_chat_templates *>(templates);
+        json capabilities = json::object();
+        for (const auto & [name, has] : common_chat_templates_get_caps(own)) {
+            capabilities[name] = has;
+        }
+        json out = json::object();
+        out["source"]          = common_chat_templates_source(own);
+        out["source_tool_use"] = common_chat_templates_source(own, "tool_use");
+        out["was_explicit"]    = common_chat_templates_was_explicit(own);
+        out["capabilities"]    = capabilities;
+        put(output, output_context, out.dump_safe());
+    });
+}
+
+bool hobbit_chat_templates_support_thinking(const void * templates, bool * supported, char * error,
+                                            size_t error_capacity) {
+    return guarded(error, error_capacity, [&] {
+        *supported = common_chat_templates_support_enable_thinking(static_cast<const common_chat_templates *>(templates));
+    });
+}
+
+int hobbit_chat_apply(const void * templates, const char * inputs, size_t inputs_len, hobbit_text_callback output,
+                      void * output_context, char * error, size_t error_capacity) {
+    common_chat_templates_inputs read;
+    if (!guarded(error, error_capacity, [&] { read = inputs_of(json::parse(std::string(inputs, inputs_len))); })) {
+        return 1;
+    }
+    const bool done = guarded(error, error_capacity, [&] {
+        const auto * own = static_cast<const common_chat_templates *>(templates);
+        put(output, output_context, params_to_json(common_chat_templates_apply(own, read)));
+    });
+    return done ? 0 : 2;
+}
+
+void * hobbit_chat_parser_init(const char * params, size_t params_len, char * error, size_t error_capacity) {
+    std::unique_ptr<common_chat_parser_params> made;
+    const bool done = guarded(error, error_capacity, [&] {
+        const json from = json::parse(std::string(params, params_len));
+        made = std::make_unique<common_chat_parser_params>();
+        const int format = from.at("format").get<int>();
+        if (format < 0 || format >= (int) COMMON_CHAT_FORMAT_COUNT) {
+            throw std::invalid_argument("an unknown chat format");
+        }
+        made->format               = (common_chat_format) format;
+        made->reasoning_format     = common_reasoning_format_from_name(text_of(from, "reasoning_format"));
+        made->reasoning_in_content = flag_of(from, "reasoning_in_content", false);
+        made->generation_prompt    = text_of(from, "generation_prompt");
+        made->parse_tool_calls     = flag_of(from, "parse_tool_calls", true);
+        made->is_continuation      = flag_of(from, "is_continuation", false);
+        const std::string parser   = text_of(from, "parser");
+        if (!parser.empty()) {
+            made->parser.load(parser);
+        }
+    });
+    return done ? made.release() : nullptr;
+}
+
+void hobbit_chat_parser_free(void * parser) {
+    delete static_cast<common_chat_parser_params *>(parser);
+}
+
+bool hobbit_chat_parse(const void * parser, const char * text, size_t text_len, bool is_partial,
+                       hobbit_text_callback output, void * output_context, char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, [&] {
+        const auto & params = *static_cast<const common_chat_parser_params *>(parser);
+        put(output, output_context, reply_to_json(common_chat_parse(std::string(text, text_len), is_partial, params)));
+    });
+}
+
+llama_sampler * hobbit_reasoning_budget_init(const llama_vocab * vocab, const llama_token * start, size_t n_start,
+                                             const llama_token * ends, const size_t * end_lens, size_t n_ends,
+                                             const llama_token * forced, size_t n_forced, int32_t budget) {
+    llama_sampler * made = nullptr;
+    guarded(nullptr, 0, [&] {
+        std::vector<llama_tokens> end_seqs;
+        for (size_t i = 0; i < n_ends; ++i) {
+            end_seqs.emplace_back(ends, ends + end_lens[i]);
+            ends += end_lens[i];
+        }
+        made = common_reasoning_budget_init(vocab, { llama_tokens(start, start + n_start) }, end_seqs,
+                                            llama_tokens(forced, forced + n_forced), budget);
+    });
+    return made;
+}
+
+int hobbit_reasoning_budget_state(const llama_sampler * sampler) {
+    return (int) common_reasoning_budget_get_state(sampler);
+}
+
+size_t hobbit_reasoning_budget_end_match(const llama_sampler * sampler, llama_token * tokens, size_t capacity) {
+    const llama_tokens * match = common_reasoning_budget_get_end_match(sampler);
+    if (match == nullptr) {
+        return 0;
+    }
+    std::copy_n(match->begin(), std::min(match->size(), capacity), tokens);
+    return match->size();
+}
+
+bool hobbit_reasoning_budget_force(llama_sampler * sampler) {
+    return common_reasoning_budget_force(sampler);
+}
+
+} // extern "C"
