@@ -114,9 +114,10 @@ fn with_spellings(mut command: Command) -> Command {
             };
             let other = match takes_value {
                 true => arg.clone().id(leak(spelling)).short(None::<char>).long(leak(name)),
-                false => {
-                    Arg::new(leak(spelling)).long(leak(name)).action(ArgAction::SetTrue).help(arg.get_help().cloned().unwrap_or_default())
-                }
+                false => Arg::new(leak(spelling))
+                    .long(leak(name))
+                    .action(ArgAction::SetTrue)
+                    .help(arg.get_help().cloned().unwrap_or_default()),
             };
             if names.insert(other.get_long().unwrap_or_default().to_owned()) {
                 others.push(other.env(None::<&str>));

@@ -5,12 +5,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use hobbit::{Interrupt, Model};
 use hobbit::options::{Pooling, SamplingOptions, Token};
-use tokio::sync::{mpsc, oneshot};
+use hobbit::{Interrupt, Model};
+use tokio::sync::oneshot;
 
 use super::http::error::ApiError;
-use super::job::{Cancelled, Command, Event, Failure, Job, SlotAction, SlotAnswer, SlotCommand, Work};
+use super::job::{self, Cancelled, Command, Event, Failure, Heard, Job, SlotAction, SlotAnswer, SlotCommand, Work};
 use super::settings::Settings;
 use super::status::Status;
 
@@ -67,7 +67,7 @@ pub struct Asked {
 impl Loaded {
     /// Hands a request to the engine.
     pub fn start(&self, asked: Asked) -> Running {
-        let (events, incoming) = mpsc::unbounded_channel();
+        let (events, incoming) = job::events();
         let cancelled = Cancelled::default();
         let Asked { prompt, work, slot, cache_prompt } = asked;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -99,7 +99,7 @@ impl Loaded {
 pub struct Running {
     pub id: u64,
     pub n_prompt: usize,
-    incoming: mpsc::UnboundedReceiver<Event>,
+    incoming: Heard,
     cancelled: Cancelled,
     has_ended: bool,
 }
@@ -107,14 +107,14 @@ pub struct Running {
 impl Running {
     /// What happens next; `None` where the engine has ended.
     pub async fn next(&mut self) -> Option<Event> {
-        let event = self.incoming.recv().await;
+        let event = self.incoming.next().await;
         self.note(event.as_ref());
         event
     }
 
     /// What has happened already.
     pub fn next_now(&mut self) -> Option<Event> {
-        let event = self.incoming.try_recv().ok()?;
+        let event = self.incoming.next_now()?;
         self.note(Some(&event));
         Some(event)
     }

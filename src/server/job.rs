@@ -1,7 +1,7 @@
 //! What a request wants of the engine, and what it is told: the words that HTTP and the engine's thread have in common.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -33,8 +33,55 @@ pub struct Job {
     pub slot: Option<usize>,
     /// Begin with what the slot, or another one, has evaluated of the same beginning.
     pub cache_prompt: bool,
-    pub events: mpsc::UnboundedSender<Event>,
+    pub events: Events,
     pub cancelled: Cancelled,
+}
+
+/// Events that may wait for a client that does not read.
+const BACKLOG_MAX: usize = 1 << 14;
+
+/// Where what happens is told.
+#[derive(Clone, Debug)]
+pub struct Events {
+    sender: mpsc::UnboundedSender<Event>,
+    n_unread: Arc<AtomicUsize>,
+}
+
+/// Where it is heard.
+#[derive(Debug)]
+pub struct Heard {
+    receiver: mpsc::UnboundedReceiver<Event>,
+    n_unread: Arc<AtomicUsize>,
+}
+
+/// Two ends of one.
+pub fn events() -> (Events, Heard) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let n_unread = Arc::<AtomicUsize>::default();
+    (Events { sender, n_unread: Arc::clone(&n_unread) }, Heard { receiver, n_unread })
+}
+
+impl Events {
+    /// Tells an event. False where nobody hears it any more, or too many were not heard.
+    pub fn send(&self, event: Event) -> bool {
+        self.n_unread.fetch_add(1, Ordering::Relaxed) < BACKLOG_MAX && self.sender.send(event).is_ok()
+    }
+}
+
+impl Heard {
+    /// The next event; `None` where the engine has ended.
+    pub async fn next(&mut self) -> Option<Event> {
+        let event = self.receiver.recv().await;
+        self.n_unread.fetch_sub(usize::from(event.is_some()), Ordering::Relaxed);
+        event
+    }
+
+    /// One that has happened already.
+    pub fn next_now(&mut self) -> Option<Event> {
+        let event = self.receiver.try_recv().ok()?;
+        self.n_unread.fetch_sub(1, Ordering::Relaxed);
+        Some(event)
+    }
 }
 
 /// What is to become of a prompt.

@@ -182,8 +182,9 @@ fn load(
 /// What was done.
 fn closing_line(totals: &Totals) -> String {
     let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, hits, misses, bytes_read, .. } = *totals;
-    let mut line =
-        format!("{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written");
+    let mut line = format!(
+        "{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written"
+    );
     if hits + misses > 0.0 {
         let per_token = hobbit::units::Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
         line += &format!("; hits {:.1} %, {per_token} read per token written", 100.0 * hits / (hits + misses));

@@ -15,6 +15,7 @@ const BYTES_MAX: u64 = 64 << 30;
 
 /// Writes a slot; how many bytes that took. Who reads sees the old file or the new one.
 pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io::Result<u64> {
+    check_kind(path)?;
     let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len());
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&mark.to_le_bytes());
@@ -34,8 +35,17 @@ pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io:
 /// # Errors
 /// Why it cannot be used.
 pub fn read(path: &Path, mark: u64) -> Result<(Vec<Token>, Vec<u8>, u64), String> {
+    check_kind(path).map_err(|error| error.to_string())?;
     let bytes = files::capped::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
     parse(&bytes, mark).map(|(tokens, state)| (tokens, state, bytes.len() as u64))
+}
+
+/// That there is a file, or nothing: a link may lead out of the directory, and a pipe never ends.
+fn check_kind(path: &Path) -> std::io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => Err(std::io::Error::other("there is something of that name that is no file")),
+        _ => Ok(()),
+    }
 }
 
 fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
@@ -100,6 +110,17 @@ mod tests {
             assert!(parse(&damaged, 7).is_err(), "byte {at}");
             assert!(parse(&whole[..at], 7).is_err(), "{at} bytes");
         }
+    }
+
+    #[test]
+    fn links_and_directories_are_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(write(&link, 7, &[1], b"x").is_err() && !file.exists());
+        write(&file, 7, &[1], b"x").unwrap();
+        assert!(read(&link, 7).unwrap_err().contains("no file"));
+        assert!(write(directory.path(), 7, &[1], b"x").is_err());
     }
 
     #[test]

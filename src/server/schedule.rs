@@ -8,7 +8,7 @@ const WIDTHS: usize = 16;
 const NEWEST: f64 = 0.5;
 
 /// The first width of which anything is learned.
-const FIRST: usize = 8;
+const FIRST: usize = ATTENTION_ROWS;
 
 /// What pieces of prompts and steps of decoding took.
 #[derive(Clone, Debug)]
@@ -88,10 +88,74 @@ fn blend(before: Option<f64>, now: f64) -> f64 {
     before.map_or(now, |before| before + NEWEST * (now - before))
 }
 
-/// Divides `width` among prompts that lack so many tokens: none gets more than it lacks, what one leaves goes to the others, and the
-/// first get what cannot be divided. A prompt of which one token would be left gets that too, as far as `most` tokens together reach:
-/// alone it would pass for a generated one.
-pub fn divide(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
+/// From so many rows on llama.cpp's fused attention on the CPU adds up in another way (`GGML_FA_TILE_Q`): results differ by more than
+/// their last bits.
+pub const ATTENTION_ROWS: usize = 64;
+
+/// Which prompts go on first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Those that lack less than [`ATTENTION_ROWS`].
+    Short,
+    Long,
+}
+
+/// Divides `width` among prompts that lack so many tokens, the oldest first. Every token is computed among as many others as it would be
+/// alone, on the same side of [`ATTENTION_ROWS`], so that a text does not depend on what else is asked for: short prompts go
+/// together and whole as far as they stay below it, of long ones every piece, the last one too, is at least as wide. Together they
+/// are not wider than `most`. Where `width` is below it, what each lacks is divided evenly; a prompt of which one token would be left
+/// gets that too: alone it would pass for a generated one.
+pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<usize> {
+    let is_short = |n: usize| (1..ATTENTION_ROWS).contains(&n);
+    let has_short = lacking.iter().any(|n| is_short(*n));
+    let has_long = lacking.iter().any(|n| *n >= ATTENTION_ROWS);
+    if has_short && (turn == Turn::Short || !has_long) {
+        let mut left = width.min(ATTENTION_ROWS - 1);
+        let mut shares = take_whole(lacking, is_short, &mut left);
+        if shares.iter().all(|share| *share == 0) {
+            shares = evenly(width, most, lacking);
+        }
+        return shares;
+    }
+    if width < ATTENTION_ROWS || most < ATTENTION_ROWS {
+        return evenly(width, most, lacking);
+    }
+    let n_long = lacking.iter().filter(|n| **n >= ATTENTION_ROWS).count();
+    let each = width / n_long.clamp(1, width / ATTENTION_ROWS);
+    let mut left = most;
+    let share = |&n: &usize| {
+        if n < ATTENTION_ROWS || left < ATTENTION_ROWS {
+            return 0;
+        }
+        let share = match n {
+            _ if n <= each.min(left) => n,
+            _ if n - each.min(left) >= ATTENTION_ROWS => each.min(left),
+            // A last piece that is wide enough, and one before it that is.
+            _ if n >= 2 * ATTENTION_ROWS => n - ATTENTION_ROWS,
+            _ => n,
+        };
+        let share = if share <= left { share } else { 0 };
+        left -= share;
+        share
+    };
+    let shares: Vec<usize> = lacking.iter().map(share).collect();
+    if shares.iter().all(|share| *share == 0) { evenly(width, most, lacking) } else { shares }
+}
+
+/// Prompts of a kind, whole, as many as fit.
+fn take_whole(lacking: &[usize], is_wanted: impl Fn(usize) -> bool, left: &mut usize) -> Vec<usize> {
+    let take = |&n: &usize| match is_wanted(n) && n <= *left {
+        true => {
+            *left -= n;
+            n
+        }
+        false => 0,
+    };
+    lacking.iter().map(take).collect()
+}
+
+/// None gets more than it lacks, what one leaves goes to the others, and the first get what cannot be divided.
+fn evenly(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
     let mut shares = vec![0; lacking.len()];
     let mut left = width.min(most);
     loop {
@@ -125,6 +189,9 @@ mod tests {
         assert_eq!(Pace::new(1.0).width(512, false), 512);
         assert_eq!(Pace::new(1.0).width(512, true), FIRST);
         assert_eq!(Pace::new(1.0).width(4, true), 4);
+        let mut pace = Pace::new(1.0);
+        pace.evaluated(512, 8.0);
+        assert_eq!(pace.width(512, true), 1, "what took long alone is not tried");
     }
 
     #[test]
@@ -153,13 +220,50 @@ mod tests {
     }
 
     #[test]
+    fn rows_stay_on_their_side() {
+        let long = |width, most, lacking: &[usize]| divide(width, most, Turn::Long, lacking);
+        assert_eq!(long(512, 512, &[1000]), [512]);
+        assert_eq!(long(512, 512, &[520]), [456], "the last piece is wide enough");
+        assert_eq!(long(64, 512, &[100]), [100]);
+        assert_eq!(long(64, 512, &[150]), [64]);
+        assert_eq!(long(512, 512, &[400, 400]), [256, 256]);
+        assert_eq!(long(128, 512, &[400, 10, 400, 400]), [64, 0, 64, 64]);
+        assert_eq!(divide(512, 512, Turn::Short, &[400, 10, 30, 40]), [0, 10, 30, 0]);
+        assert_eq!(divide(512, 512, Turn::Short, &[400]), [400]);
+        assert_eq!(long(512, 512, &[20]), [20]);
+        assert_eq!(long(8, 512, &[400]), [8], "who may not be that wide goes on");
+        assert_eq!(divide(8, 512, Turn::Short, &[20]), [8]);
+        assert_eq!(long(32, 32, &[100, 100]), [16, 16]);
+    }
+
+    #[test]
+    fn no_prompt_waits_for_ever_and_none_is_exceeded() {
+        for width in [1, 8, 64, 100, 512] {
+            for most in [32, 64, 512] {
+                let mut lacking = [700usize, 63, 64, 65, 1, 129];
+                for step in 0.. {
+                    assert!(step < 2000, "{width} {most} {lacking:?}");
+                    let turn = if step % 2 == 0 { Turn::Short } else { Turn::Long };
+                    let shares = divide(width.min(most), most, turn, &lacking);
+                    let total: usize = shares.iter().sum();
+                    assert!(total > 0 && total <= most, "{width} {most} {lacking:?} {shares:?}");
+                    lacking.iter_mut().zip(shares).for_each(|(lacking, share)| *lacking -= share);
+                    if lacking.iter().all(|n| *n == 0) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn shares_are_fair() {
-        assert_eq!(divide(512, 2048, &[1000]), [512]);
-        assert_eq!(divide(512, 2048, &[513]), [513]);
-        assert_eq!(divide(512, 512, &[513]), [512]);
-        assert_eq!(divide(10, 64, &[100, 2, 100]), [4, 2, 4]);
-        assert_eq!(divide(1, 64, &[5, 5]), [1, 0]);
-        assert_eq!(divide(4, 64, &[]), []);
-        assert_eq!(divide(8, 64, &[3, 0]), [3, 0]);
+        assert_eq!(evenly(512, 2048, &[1000]), [512]);
+        assert_eq!(evenly(512, 2048, &[513]), [513]);
+        assert_eq!(evenly(512, 512, &[513]), [512]);
+        assert_eq!(evenly(10, 64, &[100, 2, 100]), [4, 2, 4]);
+        assert_eq!(evenly(1, 64, &[5, 5]), [1, 0]);
+        assert_eq!(evenly(4, 64, &[]), []);
+        assert_eq!(evenly(8, 64, &[3, 0]), [3, 0]);
     }
 }

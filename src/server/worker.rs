@@ -14,7 +14,7 @@ use crossbeam_channel::Receiver;
 use hobbit::{Model, Session};
 
 use super::job::{Command, Failure, FailureKind, Job, SlotCommand};
-use super::schedule::Pace;
+use super::schedule::{Pace, Turn};
 use super::status::Status;
 use crate::log::Log;
 use slot::Slot;
@@ -48,6 +48,8 @@ pub struct Worker {
     waiting: VecDeque<Job>,
     actions: Vec<SlotCommand>,
     pace: Pace,
+    /// Which prompts went on last.
+    turn: Turn,
     status: Arc<Status>,
     log: Log,
     /// Counts what ended, for the age of slots.
@@ -62,8 +64,20 @@ impl Worker {
         let pace = Pace::new(options.stall_limit.as_secs_f64());
         let model = session.model().clone();
         let (waiting, actions) = (VecDeque::new(), Vec::new());
-        let mut worker =
-            Self { session, model, options, slots, waiting, actions, pace, status, log, clock: 0, ends_at: None };
+        let mut worker = Self {
+            session,
+            model,
+            options,
+            slots,
+            waiting,
+            actions,
+            pace,
+            turn: Turn::Long,
+            status,
+            log,
+            clock: 0,
+            ends_at: None,
+        };
         worker.publish();
         worker
     }

@@ -99,7 +99,9 @@ impl Worker {
 
     /// Has a slot begin with a request.
     fn begin(&mut self, job: Job, placement: slots::Placement) {
-        let refuse = |job: &Job, failure: Failure| drop(job.events.send(Event::Failed(failure)));
+        let refuse = |job: &Job, failure: Failure| {
+            job.events.send(Event::Failed(failure));
+        };
         let (n_prompt, n_ctx) = (job.prompt.len(), self.options.n_ctx);
         let needs_room = matches!(job.work, Work::Generate(_));
         if n_prompt >= n_ctx + usize::from(!needs_room) {

@@ -8,12 +8,15 @@ use super::Worker;
 use super::slot::{Phase, Slot};
 use super::step::progress;
 use crate::server::job::{Event, Failure, Work};
-use crate::server::schedule::divide;
+use crate::server::schedule::{Turn, divide};
 
 impl Worker {
     /// Evaluates one piece of the prompts that wait, a part of each.
     pub(super) fn evaluate_prompts(&mut self) {
-        let lacking: Vec<usize> = self.slots.iter().map(Slot::n_lacking).collect();
+        // The oldest first.
+        let mut order: Vec<usize> = (0..self.slots.len()).collect();
+        order.sort_by_key(|at| self.slots[*at].run.as_ref().map_or(u64::MAX, |run| run.job.id));
+        let lacking: Vec<usize> = order.iter().map(|at| self.slots[*at].n_lacking()).collect();
         if lacking.iter().all(|n| *n == 0) {
             return;
         }
@@ -24,35 +27,37 @@ impl Worker {
             true => whole(n_batch, &lacking),
             false => {
                 let others_generate = self.slots.iter().any(Slot::is_generating);
-                divide(self.pace.width(self.options.n_ubatch, others_generate), n_batch, &lacking)
+                self.turn = if self.turn == Turn::Short { Turn::Long } else { Turn::Short };
+                let n_ubatch = self.options.n_ubatch;
+                divide(self.pace.width(n_ubatch, others_generate), n_ubatch, self.turn, &lacking)
             }
         };
         let mut batch = Vec::new();
         let mut members = Vec::new();
-        for (at, &share) in shares.iter().enumerate() {
+        for ((&at, &share), &lacks) in order.iter().zip(&shares).zip(&lacking) {
             let slot = &self.slots[at];
             let Some(run) = slot.run.as_ref().filter(|_| share > 0) else { continue };
             let is_embedding = is_embedding(slot);
-            members.push((at, batch.len()));
+            members.push((at, batch.len(), share));
             let piece = &run.job.prompt[run.n_prompt_done..][..share];
             for (&token, position) in piece.iter().zip(slot.tokens.len()..) {
                 let (position, sequence) = (position as i32, slot.sequence());
                 batch.push(BatchToken { token, position, sequence, logits: is_embedding });
             }
             if let Some(entry) = batch.last_mut() {
-                entry.logits |= share == lacking[at];
+                entry.logits |= share == lacks;
             }
         }
         let began = Instant::now();
         if let Err(error) = self.evaluate(&batch) {
-            let members: Vec<usize> = members.into_iter().map(|(at, _)| at).collect();
+            let members: Vec<usize> = members.into_iter().map(|(at, ..)| at).collect();
             return self.failed(&members, &error);
         }
         let seconds = began.elapsed().as_secs_f64();
         self.pace.evaluated(batch.len(), seconds);
         self.status.prompted(batch.len(), seconds);
-        for (at, first) in members {
-            self.prompted(at, first, shares[at]);
+        for (at, first, share) in members {
+            self.prompted(at, first, share);
         }
     }
 

@@ -172,7 +172,7 @@ impl Worker {
         };
         let timings = run.timings();
         let event = TokenEvent { text: piece.text, token, probabilities, n_decoded: run.n_decoded, timings };
-        let is_heard = run.job.events.send(Event::Token(Box::new(event))).is_ok();
+        let is_heard = run.job.events.send(Event::Token(Box::new(event)));
         run.pending = Some(token);
         run.phase = Phase::Generating;
         match stop {
