@@ -16,6 +16,7 @@ import json
 import math
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -402,6 +403,7 @@ def main() -> None:
     parser.add_argument("--limit-mib", type=int, help="control group's limit; its models leave the page cache first (root)")
     parser.add_argument("--log", help="the server's output (default: a file in the temporary directory)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # The server is ended too.
     if options.against and options.mode != "rate":
         parser.error("--against is for rate")
     with open(options.text) as file:
