@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -271,10 +272,10 @@ class Fuzz:
             for action in ("save", "restore"):
                 request = f"POST /slots/0?action={action} {name!r}"
                 try:
-                    answer = await self.client.post(f"/slots/0?action={action}", {"filename": name}, timeout=20)
+                    answer = await self.client.post(f"/slots/0?action={action}", {"filename": name}, timeout=10)
                     self.judge(answer, request)
                 except TimeoutError:
-                    self.fail("no answer in 20 s", request)
+                    self.fail("no answer in 10 s", request)
                 except (OSError, asyncio.IncompleteReadError, ValueError) as failure:
                     self.fail(f"{type(failure).__name__}: {failure}", request)
         after = tree(self.slots.parent, self.slots)
@@ -347,6 +348,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", help="the server's output")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # The server is ended too.
     with tempfile.TemporaryDirectory(prefix="hobbit-fuzz-") as directory:
         slots = pathlib.Path(directory) / "root" / "slots"
         slots.mkdir(parents=True)

@@ -66,6 +66,7 @@ pub fn router(app: &Arc<App>) -> Router {
     }
     router
         .fallback(small::nothing)
+        .method_not_allowed_fallback(small::wrong_method)
         .layer(map_response(with_charset))
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))

@@ -13,7 +13,7 @@ pub fn text(state: &State, cache_bytes: u64) -> String {
     let (all, since) = (&state.totals, &state.since);
     let rate = |n: u64, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
     let busy = state.slots.iter().filter(|slot| slot.is_processing).count();
-    let rows: [Row; 20] = [
+    let rows: [Row; 23] = [
         ("counter", "llamacpp:prompt_tokens_total", "Number of prompt tokens processed.", all.prompt_tokens as f64),
         (
             "counter",
@@ -31,6 +31,10 @@ pub fn text(state: &State, cache_bytes: u64) -> String {
         ("counter", "llamacpp:tokens_predicted_seconds_total", "Predict process time", all.predicted_seconds),
         ("counter", "llamacpp:n_decode_total", "Total number of llama_decode() calls", all.n_decode as f64),
         ("counter", "llamacpp:n_tokens_max", "Largest observed n_tokens.", all.n_tokens_max as f64),
+        // There are no drafts here; who reads llama-server's figures looks for them.
+        ("counter", "llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens generated.", 0.0),
+        ("counter", "llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.", 0.0),
+        ("counter", "llamacpp:spec_decode_num_drafts_total", "Drafts verified.", 0.0),
         (
             "gauge",
             "llamacpp:prompt_tokens_seconds",

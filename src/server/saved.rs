@@ -14,6 +14,9 @@ const HEADER: usize = 8 + 8 + 8 + 8 + 8;
 const BYTES_MAX: u64 = 64 << 30;
 
 /// Writes a slot; how many bytes that took. Who reads sees the old file or the new one.
+///
+/// # Errors
+/// `InvalidInput` where there is something of that name that is no file, and what the system says.
 pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io::Result<u64> {
     check_kind(path)?;
     let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len());
@@ -43,7 +46,10 @@ pub fn read(path: &Path, mark: u64) -> Result<(Vec<Token>, Vec<u8>, u64), String
 /// That there is a file, or nothing: a link may lead out of the directory, and a pipe never ends.
 fn check_kind(path: &Path) -> std::io::Result<()> {
     match std::fs::symlink_metadata(path) {
-        Ok(found) if !found.is_file() => Err(std::io::Error::other("there is something of that name that is no file")),
+        Ok(found) if !found.is_file() => {
+            let message = "there is something of that name that is no file";
+            Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, message))
+        },
         _ => Ok(()),
     }
 }

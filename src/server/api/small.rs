@@ -425,3 +425,8 @@ pub async fn rerank() -> Answer {
 pub async fn nothing() -> ApiError {
     ApiError::not_found("File Not Found")
 }
+
+/// Something else with what there is.
+pub async fn wrong_method() -> ApiError {
+    ApiError::wrong_method()
+}

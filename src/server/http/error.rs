@@ -40,6 +40,10 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_found_error", message)
     }
 
+    pub fn wrong_method() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "Method Not Allowed")
+    }
+
     pub fn too_large(bytes: usize) -> Self {
         let message = format!("the body is larger than {bytes} bytes; see --max-body of the server");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)

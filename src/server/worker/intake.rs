@@ -1,5 +1,6 @@
 //! What comes in, what goes to which slot, and what is done with slots that are free.
 
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
@@ -228,8 +229,14 @@ impl Worker {
                 let state =
                     self.session.sequence_state(sequence).map_err(|error| Failure::server(error.to_string()))?;
                 let tokens = &self.slots[at].tokens;
-                let n_bytes = saved::write(path, self.options.mark, tokens, &state)
-                    .map_err(|error| Failure::server(format!("Unable to save slot: {error}")))?;
+                let n_bytes = saved::write(path, self.options.mark, tokens, &state).map_err(|error| {
+                    let message = format!("Unable to save slot: {error}");
+                    match error.kind() {
+                        // Whoever chose the name can choose another one.
+                        ErrorKind::InvalidInput | ErrorKind::InvalidFilename => Failure::invalid(message),
+                        _ => Failure::server(message),
+                    }
+                })?;
                 (tokens.len(), n_bytes)
             }
             SlotAction::Restore(path) => {
