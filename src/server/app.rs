@@ -81,7 +81,7 @@ impl Loaded {
         let job = Job { id, prompt, work, slot, cache_prompt, events, cancelled: cancelled.clone() };
         // A thread that has ended answers nothing: the receiver tells.
         let _ = self.commands.send(Command::Job(Box::new(job)));
-        Running { id, n_prompt, incoming, cancelled, has_ended: false }
+        Running { n_prompt, incoming, cancelled, has_ended: false }
     }
 
     /// Has something done with a slot.
@@ -103,7 +103,6 @@ impl Loaded {
 
 /// A request that the engine works on; dropped, it is given up.
 pub struct Running {
-    pub id: u64,
     pub n_prompt: usize,
     incoming: Heard,
     cancelled: Cancelled,

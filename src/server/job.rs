@@ -209,8 +209,6 @@ pub struct Done {
     pub truncated: bool,
     pub has_new_line: bool,
     pub timings: Timings,
-    /// The seed in use.
-    pub seed: u32,
 }
 
 /// How long a request took, and what its tokens found in memory. Batches are shared: of what one cost, each of its tokens is told an

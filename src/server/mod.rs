@@ -163,7 +163,7 @@ fn load(
     let interrupt = session.interrupt_handle();
     let status = Arc::new(Status::default());
     let (commands, incoming) = crossbeam_channel::unbounded();
-    let worker = Worker::new(session, options, Arc::clone(&status), log.clone());
+    let worker = Worker::new(session, options, Arc::clone(&status));
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
     let loaded = Loaded {
         n_ctx_train: model.info().n_ctx_train,

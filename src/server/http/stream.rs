@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use crate::server::app::Running;
-use crate::server::job::{Done, Event, Failure, Probabilities, Started};
+use crate::server::job::{Done, Event, Failure, Probabilities};
 
 /// One server-sent event.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,7 +142,6 @@ pub struct Whole {
     pub tokens: Vec<i32>,
     /// One entry for each token of the text, where they were asked for.
     pub probabilities: Vec<Probabilities>,
-    pub started: Started,
     pub done: Done,
 }
 
@@ -152,11 +151,9 @@ pub struct Whole {
 /// Its failure.
 pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
     let (mut text, mut tokens, mut probabilities) = (String::new(), Vec::new(), Vec::new());
-    let mut started = Started { slot: 0, n_prompt: 0, n_cached: 0 };
     loop {
         match running.next().await.ok_or_else(gone)? {
-            Event::Started(own) => started = own,
-            Event::Progress(_) | Event::Embedding(_) => {}
+            Event::Started(_) | Event::Progress(_) | Event::Embedding(_) => {}
             Event::Token(event) => {
                 text.push_str(&event.text);
                 tokens.push(event.token);
@@ -165,7 +162,7 @@ pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
             Event::Done(done) => {
                 text.push_str(&done.rest);
                 probabilities.truncate(probabilities.len().saturating_sub(done.n_swallowed));
-                return Ok(Whole { text, tokens, probabilities, started, done: *done });
+                return Ok(Whole { text, tokens, probabilities, done: *done });
             }
             Event::Failed(failure) => return Err(failure.into()),
         }

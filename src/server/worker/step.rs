@@ -231,7 +231,6 @@ impl Worker {
             truncated: run.truncated,
             has_new_line: run.text.has_new_line,
             timings,
-            seed: run.sampler.as_ref().map_or(0, hobbit::Sampler::seed),
         };
         self.freed(at);
         self.publish();
