@@ -183,7 +183,8 @@ fn a_last_message_is_gone_on_with() {
     let events: Vec<Event> = server.stream(PATH, &body).collect();
     assert_eq!(together(&events).0, whole["choices"][0]["message"]["content"].as_str().unwrap());
     let template = server.post("/apply-template", &json!({"messages": body["messages"]})).ok();
-    assert_eq!(template["prompt"], prompt);
+    // Where the vocabulary asks for it, a token that begins all texts stands before it.
+    assert!(prompt.ends_with(template["prompt"].as_str().unwrap()), "{template}");
     let count = server.post(&format!("{PATH}/input_tokens"), &json!({"messages": body["messages"]})).ok();
     assert_eq!(count["input_tokens"], whole["usage"]["prompt_tokens"]);
     assert!(server.get("/props").ok()["chat_template_caps"].is_object());
