@@ -49,7 +49,7 @@ fn check_kind(path: &Path) -> std::io::Result<()> {
         Ok(found) if !found.is_file() => {
             let message = "there is something of that name that is no file";
             Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, message))
-        },
+        }
         _ => Ok(()),
     }
 }
