@@ -67,7 +67,6 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         enable_thinking: args.reasoning.enable_thinking(kwargs, template_thinks)?,
         template_kwargs: kwargs.clone(),
         use_jinja: args.jinja,
-        pure_content: args.reasoning.skip_parsing,
         ..ChatInputs::default()
     };
     let mut talk = Conversation { messages: Vec::new(), n_answers: 0, in_context: Vec::new(), templates, inputs };
@@ -199,8 +198,9 @@ impl Conversation {
         let common = self.keep_common(&wanted, desk)?;
         desk.sampler = self.sampler(&prompt, desk)?;
         // Where there are no thoughts, there is nothing to take apart.
-        let parser = prompt.thinking.is_some().then_some(prompt.parser);
-        let reading = Reading { parser, stops: prompt.additional_stops };
+        let keeps_tags = prompt.thinking.is_some();
+        let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
+        let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
         let spoken = match desk.answer(&wanted[common..], desk.args.predict, &reading) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {

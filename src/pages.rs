@@ -25,8 +25,6 @@ pub struct PagesArgs {
     /// Print the manual page, e.g. for 'man -l'
     #[arg(long, exclusive = true, help_heading = "Help")]
     man: bool,
-    #[arg(long, exclusive = true, hide = true)]
-    completion_bash: bool,
 }
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
@@ -153,7 +151,6 @@ mod tests {
                 assert!(script.contains(part), "{shell}: {part}");
             }
             assert!(!script.contains(ONE_DASH), "{shell}");
-            assert!(!script.contains("completion-bash"), "{shell}");
         }
         assert!(!text(args::command(), Spelling::Clap, Shell::Bash).contains(" -ngl "));
     }

@@ -13,6 +13,8 @@ use hobbit::engine::{ChatDelta, ChatParser, ChatStream};
 pub struct Reading {
     /// Takes it apart; without it it is printed as it comes.
     pub parser: Option<ChatParser>,
+    /// Control tokens that the template names belong to it: tags of thoughts are among them.
+    pub keeps_tags: bool,
     /// Texts at which the answer ends, beside the user's.
     pub stops: Vec<String>,
 }

@@ -119,8 +119,7 @@ impl Desk<'_> {
         let mut decoder = Utf8Decoder::default();
         let mut matcher = StopMatcher::new(&[&self.args.stops[..], &reading.stops].concat());
         let mut reader = Reader::new(reading.parser.clone())?;
-        // For the parser to find.
-        let preserved = reading.parser.as_ref().map(|_| self.sampler.preserved_tokens().to_vec()).unwrap_or_default();
+        let preserved = if reading.keeps_tags { self.sampler.preserved_tokens().to_vec() } else { Vec::new() };
         let mut generation = self.session.generate(&mut self.sampler, limit);
         for token in generation.by_ref() {
             let token = token?;

@@ -158,6 +158,7 @@ static FLAGS: &[Unsupported] = &[
     refused(&["--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"], 1, MEDIA),
     refused(&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"], 0, MEDIA),
     refused(&["-o", "--output", "--output-file"], 1, "redirect the standard output instead"),
+    refused(&["--completion-bash"], 0, "it stands alone, as the only flag; see --completions"),
     refused(&["--log-prompts-dir"], 1, "prompts are not logged; see --verbose-prompt"),
     refused(&["-md", "--model-draft", "-td", "--threads-draft", "-tbd", "--threads-batch-draft"], 1, DRAFT),
     refused(&["-hfd", "-hfrd", "--hf-repo-draft", "-Cd", "--cpu-mask-draft", "-Crd", "--cpu-range-draft"], 1, DRAFT),

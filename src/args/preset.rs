@@ -170,27 +170,27 @@ mod tests {
     fn each_names_what_it_sets() {
         assert_eq!(
             told("hobbit", &[]),
-            "preset hobbit: --policy hobbit --slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on \
+            "preset hobbit: --policy hobbit --expert-slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on \
              --no-overlap --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
         );
         assert_eq!(
             told("edgemoe", &[]),
-            "preset edgemoe: --policy edgemoe --slots even --predictor path-table --prefetch-distance 1 --prefetch on \
+            "preset edgemoe: --policy edgemoe --expert-slots even --predictor path-table --prefetch-distance 1 --prefetch on \
              --cpu-helper off --precision exact"
         );
         assert_eq!(
             told("fate", &[]),
-            "preset fate: --policy arc --slots shallow-first:3 --predictor cross-layer --prefetch-distance 1 --prefetch on \
+            "preset fate: --policy arc --expert-slots shallow-first:3 --predictor cross-layer --prefetch-distance 1 --prefetch on \
              --cpu-helper off --low auto --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
         );
         assert_eq!(
             told("smoe", &[]),
-            "preset smoe: --policy smoe --slots even --predictor stacked-gate --prefetch-distance 1 --prefetch on --cpu-helper auto \
+            "preset smoe: --policy smoe --expert-slots even --predictor stacked-gate --prefetch-distance 1 --prefetch on --cpu-helper auto \
              --substitute 0.3 --keep-top 0"
         );
         assert_eq!(
             told("swapmoe", &[]),
-            "preset swapmoe: --policy foresight --slots even --predictor none --prefetch-distance 1 --prefetch off \
+            "preset swapmoe: --policy foresight --expert-slots even --predictor none --prefetch-distance 1 --prefetch off \
              --cpu-helper off --virtual-experts auto"
         );
         assert_eq!(told("none", &[]), "");
@@ -208,7 +208,7 @@ mod tests {
     fn what_is_typed_is_not_set() {
         let told = told("hobbit", &["--policy=lru", "--low=q3_k", "--overlap=on"]);
         assert!(
-            told.starts_with("preset hobbit: --slots even")
+            told.starts_with("preset hobbit: --expert-slots even")
                 && !told.contains("--low auto")
                 && told.contains("--t1 0.6")
         );

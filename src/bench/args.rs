@@ -390,7 +390,9 @@ mod tests {
         assert!(!args.caching.overlap.0);
         let (args, notes) = with_notes(&["--preset=hobbit".into(), "--policy=lru".into()]).unwrap();
         assert_eq!((args.caching.policy.name(), args.caching.predictor.name()), ("lru", "stacked-gate"));
-        assert!(matches!(&notes[..], [Note::Preset(words)] if words.starts_with("preset hobbit: --slots even ")));
+        assert!(
+            matches!(&notes[..], [Note::Preset(words)] if words.starts_with("preset hobbit: --expert-slots even "))
+        );
     }
 
     #[test]

@@ -5,10 +5,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use hobbit::engine::ChatTemplates;
 use hobbit::options::{Pooling, SamplingOptions, Token};
 use hobbit::{Interrupt, Model};
 use tokio::sync::oneshot;
 
+use super::control::Controls;
 use super::http::error::ApiError;
 use super::job::{self, Cancelled, Command, Event, Failure, Heard, Job, SlotAction, SlotAnswer, SlotCommand, Work};
 use super::settings::Settings;
@@ -21,6 +23,8 @@ pub struct App {
     pub loaded: OnceLock<Loaded>,
     /// When the server began, in seconds since 1970.
     pub began: u64,
+    /// Streamed answers that can be spoken to.
+    pub controls: Arc<Controls>,
 }
 
 /// A model that answers.
@@ -36,6 +40,8 @@ pub struct Loaded {
     /// What requests do not say.
     pub sampling: SamplingOptions,
     pub pooling: Option<Pooling>,
+    /// How conversations are written down.
+    pub templates: ChatTemplates,
     pub next_id: AtomicU64,
     /// Ends an evaluation that runs.
     pub interrupt: Interrupt,
@@ -75,7 +81,7 @@ impl Loaded {
         let job = Job { id, prompt, work, slot, cache_prompt, events, cancelled: cancelled.clone() };
         // A thread that has ended answers nothing: the receiver tells.
         let _ = self.commands.send(Command::Job(Box::new(job)));
-        Running { id, n_prompt, incoming, cancelled, has_ended: false }
+        Running { n_prompt, incoming, cancelled, has_ended: false }
     }
 
     /// Has something done with a slot.
@@ -97,7 +103,6 @@ impl Loaded {
 
 /// A request that the engine works on; dropped, it is given up.
 pub struct Running {
-    pub id: u64,
     pub n_prompt: usize,
     incoming: Heard,
     cancelled: Cancelled,

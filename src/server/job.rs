@@ -9,6 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use hobbit::options::{SamplingOptions, Token};
 
+use super::control::Nudge;
+
 /// Whoever asked has gone: nothing more is computed for them. Set when the last handle outside of the engine is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Cancelled(Arc<AtomicBool>);
@@ -114,6 +116,8 @@ pub struct Generate {
     pub time_limit: Option<Duration>,
     /// Spaces that every line must begin with; a line with fewer ends the text. 0: no matter.
     pub n_indent: usize,
+    /// Through which the thought of the moment can be ended.
+    pub nudge: Option<Nudge>,
 }
 
 /// What the engine tells about a job, in this order: `Started`, `Progress`…, then `Token`… and `Done`, or `Embedding`; `Failed` ends it
@@ -205,8 +209,6 @@ pub struct Done {
     pub truncated: bool,
     pub has_new_line: bool,
     pub timings: Timings,
-    /// The seed in use.
-    pub seed: u32,
 }
 
 /// How long a request took, and what its tokens found in memory. Batches are shared: of what one cost, each of its tokens is told an

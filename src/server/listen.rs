@@ -13,7 +13,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::api::{native, small};
+use super::api::{anthropic, chat, completions, embeddings, native, responses, small};
 use super::app::App;
 use super::http::guard;
 use super::page;
@@ -37,7 +37,24 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/infill", post(small::infill))
         .route("/lora-adapters", get(small::adapters).post(small::set_adapters))
         .route("/completion", post(native::completion))
-        .route("/completions", post(native::completion));
+        .route("/completions", post(native::completion))
+        .route("/v1/completions", post(completions::completions))
+        .route("/apply-template", post(chat::apply_template))
+        .route("/v1/embeddings", post(embeddings::openai))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens));
+    for path in ["/embedding", "/embeddings"] {
+        router = router.route(path, post(embeddings::native));
+    }
+    for path in ["/responses", "/v1/responses"] {
+        router = router.route(path, post(responses::responses));
+        router = router.route(&format!("{path}/input_tokens"), post(responses::input_tokens));
+    }
+    for path in ["/chat/completions", "/v1/chat/completions"] {
+        router = router.route(path, post(chat::completions));
+        router = router.route(&format!("{path}/input_tokens"), post(chat::input_tokens));
+        router = router.route(&format!("{path}/control"), post(chat::control));
+    }
     for path in ["/models", "/v1/models", "/api/tags"] {
         router = router.route(path, get(small::models));
     }

@@ -7,6 +7,7 @@
 
 mod api;
 mod app;
+mod control;
 mod http;
 mod job;
 mod listen;
@@ -28,6 +29,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use hobbit::engine::{ChatInputs, ChatTemplates};
 use hobbit::{Model, ModelOptions, SessionOptions};
 
 use crate::args::{self, server::ServerArgs};
@@ -82,7 +84,7 @@ fn answer(
     let ctrl_c = run::begin(notes, session_options, None, false, log)?;
     hobbit::engine::watch_memory_signals();
     let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let app = Arc::new(App { settings, loaded: OnceLock::new(), began });
+    let app = Arc::new(App { settings, loaded: OnceLock::new(), began, controls: Arc::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("http")
@@ -141,6 +143,7 @@ fn load(
         return Err(signals::Interrupted.into());
     }
     run::describe(&model, &session, settings.is_demo, model_options, log);
+    let templates = templates(&model, settings, log)?;
     let n_ctx_all = session.n_ctx() as usize;
     let n_slots = settings.n_slots;
     let n_ctx = if settings.shares_context { n_ctx_all } else { n_ctx_all / n_slots };
@@ -160,7 +163,7 @@ fn load(
     let interrupt = session.interrupt_handle();
     let status = Arc::new(Status::default());
     let (commands, incoming) = crossbeam_channel::unbounded();
-    let worker = Worker::new(session, options, Arc::clone(&status), log.clone());
+    let worker = Worker::new(session, options, Arc::clone(&status));
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
     let loaded = Loaded {
         n_ctx_train: model.info().n_ctx_train,
@@ -172,11 +175,45 @@ fn load(
         n_batch,
         sampling: settings.sampling.clone(),
         pooling,
+        templates,
         next_id: AtomicU64::new(0),
         interrupt,
     };
     assert!(app.loaded.set(loaded).is_ok(), "a model is loaded once");
     Ok(thread)
+}
+
+/// The chat templates of the model, or the one that was given.
+///
+/// # Errors
+/// One that cannot be read.
+fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<ChatTemplates> {
+    let given = settings.template.as_deref();
+    let templates = ChatTemplates::new(model, given).with_context(|| match given {
+        Some(_) => "--chat-template: this is no chat template",
+        None => "the model's chat template cannot be read; --chat-template gives another, a name (chatml) or a text",
+    })?;
+    let trial = ChatInputs {
+        messages: r#"[{"role": "user", "content": "Hi"}]"#.to_owned(),
+        use_jinja: settings.jinja,
+        ..ChatInputs::default()
+    };
+    match templates.apply(&trial) {
+        Err(error) if !settings.jinja => {
+            return Err(error).context("--no-jinja: llama.cpp does not know this chat template by itself");
+        }
+        Err(error) => {
+            log.line(Level::Warning, format!("warning: the chat template fails on a single message: {error}"))
+        }
+        Ok(_) if !templates.was_explicit() => {
+            log.line(
+                Level::Info,
+                "hobbit: the model has no chat template: chats are written as chatml; see --chat-template",
+            );
+        }
+        Ok(_) => {}
+    }
+    Ok(templates)
 }
 
 /// What was done.

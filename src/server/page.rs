@@ -1,8 +1,8 @@
 //! The page at `/`: chat, and where the experts are. Plain files, built into the program; they ask for nothing from
 //! elsewhere.
 //!
-//! A model's text is data of a stranger's: the page makes text nodes of it and never HTML, and [`POLICY`] leaves nothing
-//! to run should that fail.
+//! A model's text is data of a stranger's: the page makes text nodes of it and never HTML, and [`POLICY`] leaves
+//! nothing to run should that fail.
 
 use axum::Router;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};

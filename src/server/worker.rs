@@ -16,7 +16,6 @@ use hobbit::{Model, Session};
 use super::job::{Command, Failure, FailureKind, Job, SlotCommand};
 use super::schedule::{Pace, Turn};
 use super::status::Status;
-use crate::log::Log;
 use slot::Slot;
 
 /// How the engine's thread works.
@@ -51,7 +50,6 @@ pub struct Worker {
     /// Which prompts went on last.
     turn: Turn,
     status: Arc<Status>,
-    log: Log,
     /// Counts what ended, for the age of slots.
     clock: u64,
     /// Nothing new is begun; whatever runs then is ended.
@@ -59,7 +57,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(session: Session, options: WorkerOptions, status: Arc<Status>, log: Log) -> Self {
+    pub fn new(session: Session, options: WorkerOptions, status: Arc<Status>) -> Self {
         let slots = (0..options.n_slots).map(Slot::new).collect();
         let pace = Pace::new(options.stall_limit.as_secs_f64());
         let model = session.model().clone();
@@ -74,7 +72,6 @@ impl Worker {
             pace,
             turn: Turn::Long,
             status,
-            log,
             clock: 0,
             ends_at: None,
         };

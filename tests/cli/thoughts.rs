@@ -4,14 +4,14 @@ use crate::rig::*;
 
 /// Opens a thought, as Qwen3's newer templates do, unless it is told not to.
 const THINKS: &str = "{%- for message in messages -%}\
-{{- message.role + ': ' -}}\
+{{- message.role + ':\n' -}}\
 {%- if message.role == 'assistant' and message.reasoning_content -%}\
 {{- '<think>' + message.reasoning_content + '</think>' -}}\
 {%- endif -%}\
 {{- message.content + '\n' -}}\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}\
-{{- 'assistant: <think>' -}}\
+{{- 'assistant:\n<think>' -}}\
 {%- if enable_thinking is defined and enable_thinking is false -%}{{- '</think>' -}}{%- endif -%}\
 {%- endif -%}";
 

@@ -62,10 +62,11 @@ impl Drop for Driver {
 /// A window with its own storage.
 pub struct Browser {
     pub client: Client,
+    // Ends before its directories do.
+    _driver: Driver,
     /// Where it saves files.
     pub downloads: TempDir,
     _data: TempDir,
-    _driver: Driver,
 }
 
 /// No window, no graphics card, and nothing asked of the network by itself.
@@ -109,7 +110,7 @@ impl Browser {
             .connect(&format!("http://127.0.0.1:{}", driver.port))
             .await
             .expect("chromedriver is there, but no Chromium starts: install chromium of the same version");
-        Some(Browser { client, downloads, _data: data, _driver: driver })
+        Some(Browser { client, _driver: driver, downloads, _data: data })
     }
 
     /// The element of a selector, once there is one.

@@ -1,5 +1,6 @@
 //! What the browser keeps.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -65,7 +66,12 @@ async fn what_is_exported_can_be_imported() {
             loop {
                 let files = browser.downloads.path().read_dir().unwrap();
                 let mut paths = files.map(|entry| entry.unwrap().path());
-                if let Some(path) = paths.find(|path| path.extension().is_some_and(|extension| extension == "json")) {
+                // It is there before it has anything in it.
+                let complete = |path: &PathBuf| {
+                    let text = path.extension().filter(|&end| end == "json").and_then(|_| std::fs::read(path).ok());
+                    text.is_some_and(|text| serde_json::from_slice::<Value>(&text).is_ok())
+                };
+                if let Some(path) = paths.find(complete) {
                     return path;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -76,7 +82,7 @@ async fn what_is_exported_can_be_imported() {
         assert_eq!(file["hobbit_conversations"], 1);
         assert_eq!(file["conversations"][0]["messages"][1]["content"], "Kept.");
 
-        let import = async |path: &std::path::Path| {
+        let import = async |path: &Path| {
             browser.find("#import-file").await.send_keys(path.to_str().unwrap()).await.unwrap();
         };
         import(&path).await;

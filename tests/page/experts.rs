@@ -108,9 +108,44 @@ async fn a_cell_is_told_by_mouse_and_by_keys() {
             browser.reads("#map-tip", "Layer 4, expert 1: on a device").await;
             browser.value("document.getElementById('map').blur()").await;
             browser.until("document.getElementById('map-tip').hidden").await;
-            // A click is made in the middle: between experts 1 and 2.
-            browser.click("#map").await;
-            browser.says("#map-tip", "Layer 4, expert 2: not in memory").await;
+            // Cells of 16 pixels, four by two.
+            assert!(down_is_layer);
+            browser.point("#map", 8.0, 8.0).await;
+            browser.reads("#map-tip", "Layer 4, expert 2: not in memory").await;
+            browser.point("#map", -24.0, 8.0).await;
+            browser.reads("#map-tip", "Layer 4, expert 0: being read, low precision").await;
+            browser.point("#composer", 0.0, 0.0).await;
+            browser.until("document.getElementById('map-tip').hidden").await;
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_map_has_more_room_when_it_is_asked_for() {
+    let experts = json!({
+        "managed": true, "n_expert": 128, "n_expert_used": 8,
+        "layers": (0..48).map(|layer| json!({"layer": layer, "cells": "H".repeat(128)})).collect::<Vec<_>>(),
+        "totals": {"hits": 1, "misses": 0, "bytes_read": 0, "tokens": 1, "seconds": 1.0, "io_wait_seconds": 0.0},
+        "capacity_bytes": 1, "resident_bytes": 1, "requests": {"processing": 0, "waiting": 0}, "slots": [],
+    });
+    page_after(
+        Window::Desk,
+        |server| server.set_experts(experts),
+        async |page| {
+            page.ready().await;
+            let browser = &page.browser;
+            browser.says("#map-axes", "Layers across").await;
+            let width = async || browser.value("document.getElementById('map').width").await.as_u64().unwrap();
+            let narrow = width().await;
+            browser.click("#widen").await;
+            browser.until(&format!("document.getElementById('map').width > {narrow}")).await;
+            browser.says("#map-axes", "Experts across").await;
+            let wide = width().await;
+            page.reload().await;
+            browser.until(&format!("document.getElementById('map').width === {wide}")).await;
+            browser.click("#widen").await;
+            browser.until(&format!("document.getElementById('map').width === {narrow}")).await;
         },
     )
     .await;

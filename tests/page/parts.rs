@@ -80,8 +80,14 @@ const EVENTS: &str = "
     for (const size of [1, 2, 3, 7, bytes.length]) {
         const pieces = [];
         for (let from = 0; from < bytes.length; from += size) pieces.push(bytes.slice(from, from + size));
+        const stream = new ReadableStream({
+            start(controller) {
+                pieces.forEach((piece) => controller.enqueue(piece));
+                controller.close();
+            },
+        });
         const all = [];
-        for await (const data of events(ReadableStream.from(pieces))) all.push(data);
+        for await (const data of events(stream)) all.push(data);
         found.push(all);
     }
     return found;";

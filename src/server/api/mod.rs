@@ -1,9 +1,15 @@
-//! What the server understands: llama-server's endpoints and OpenAI's.
+//! What the server understands: llama-server's endpoints, OpenAI's and Anthropic's.
 
+pub mod anthropic;
+pub mod chat;
+pub mod completions;
+pub mod embeddings;
 pub mod fields;
 pub mod native;
+pub mod openai;
 pub mod params;
 pub mod prompts;
+pub mod responses;
 pub mod small;
 
 /// How the server names itself to clients.

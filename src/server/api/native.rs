@@ -14,7 +14,7 @@ use super::prompts;
 use crate::server::app::{App, Asked, Loaded, Running};
 use crate::server::http::body::Body;
 use crate::server::http::error::ApiError;
-use crate::server::http::stream::{Frame, Shape, Whole, respond, whole};
+use crate::server::http::stream::{Frame, Shape, respond, whole};
 use crate::server::job::{Candidate, Done, Event, Probabilities, Stop, Work};
 
 /// `POST /completion`
@@ -113,7 +113,7 @@ struct Native {
 }
 
 impl Shape for Native {
-    fn event(&mut self, index: usize, event: Event) -> Vec<Frame> {
+    fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
         let base = |own: &Self, content: &str, tokens: Vec<Token>, n_decoded: usize| {
             json!({
                 "index": index,
@@ -126,7 +126,7 @@ impl Shape for Native {
             })
         };
         debug_assert!(index < self.n);
-        match event {
+        Ok(match event {
             Event::Started(started) => {
                 self.slots[index] = started.slot;
                 Vec::new()
@@ -154,7 +154,7 @@ impl Shape for Native {
                 vec![Frame::data(&value)]
             }
             Event::Progress(_) | Event::Embedding(_) | Event::Failed(_) => Vec::new(),
-        }
+        })
     }
 }
 
@@ -227,11 +227,6 @@ fn select(answer: Value, fields: &[String]) -> Value {
         Some((path.clone(), found.clone()))
     };
     Value::Object(fields.iter().filter_map(find).collect())
-}
-
-/// All that was told of a generation, for those who ask for everything.
-pub fn verbose(app: &App, params: &Params, own: &Whole, index: usize, prompt: &str) -> Value {
-    last(app, params, &own.done, index, prompt, &own.text)
 }
 
 #[cfg(test)]

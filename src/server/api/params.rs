@@ -60,6 +60,7 @@ impl Params {
                 .filter(|ms| *ms > 0)
                 .map(Duration::from_millis),
             n_indent: whole(body, &["n_indent"], 0..=MOST)?.unwrap_or(0) as usize,
+            nudge: None,
         };
         let slot = whole(body, &["id_slot"], -1..=MOST)?.and_then(|slot| usize::try_from(slot).ok());
         if slot.is_some_and(|slot| slot >= loaded.n_slots) {

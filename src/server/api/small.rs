@@ -73,7 +73,8 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
         token.map_or_else(String::new, |token| String::from_utf8_lossy(&loaded.model.piece(token, true)).into_owned())
     };
     let defaults = params::Params::of(&serde_json::Map::new(), &app)?;
-    Ok(Json(json!({
+    let templates = &loaded.templates;
+    let mut props = json!({
         "default_generation_settings": {
             "params": params::shown(&defaults.generate, &loaded.model, true, false, false),
             "n_ctx": loaded.n_ctx,
@@ -88,13 +89,18 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
         "endpoint_metrics": app.settings.has_metrics,
         "ui": app.settings.has_page,
         "ui_settings": {},
-        "chat_template": app.settings.template.as_deref().or(info.chat_template.as_deref()).unwrap_or_default(),
+        "chat_template": templates.source(),
+        "chat_template_caps": templates.capabilities(),
         "bos_token": piece(special.bos),
         "eos_token": piece(special.eos),
         "build_info": super::build(),
         "is_sleeping": false,
         "cors_proxy_enabled": false,
-    })))
+    });
+    if !templates.source_tool_use().is_empty() {
+        props["chat_template_tool_use"] = json!(templates.source_tool_use());
+    }
+    Ok(Json(props))
 }
 
 /// `POST /props`

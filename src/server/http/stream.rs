@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use crate::server::app::Running;
-use crate::server::job::{Done, Event, Failure, Probabilities, Started};
+use crate::server::job::{Done, Event, Failure, Probabilities};
 
 /// One server-sent event.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +37,10 @@ impl Frame {
 /// How a protocol says what happens.
 pub trait Shape: Send + 'static {
     /// What is told of an event of request `index`; never a failure.
-    fn event(&mut self, index: usize, event: Event) -> Vec<Frame>;
+    ///
+    /// # Errors
+    /// What the model has said cannot be told: all ends.
+    fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError>;
 
     /// All requests have ended.
     fn end(&mut self) -> Vec<Frame> {
@@ -66,7 +69,7 @@ pub async fn respond(
         let event = if index == 0 { own.next().await } else { own.next_now() };
         match event {
             Some(Event::Failed(failure)) => return Err(failure.into()),
-            Some(event) => frames.extend(shape.event(index, event)),
+            Some(event) => frames.extend(shape.event(index, event)?),
             None if index == 0 => return Err(gone()),
             None => {}
         }
@@ -85,7 +88,14 @@ pub async fn respond(
                     frames.extend(shape.failure(&failure.into()));
                     has_ended = true;
                 }
-                Some((index, event)) => frames.extend(shape.event(index, event)),
+                Some((index, event)) => match shape.event(index, event) {
+                    Ok(own) => frames.extend(own),
+                    Err(error) => {
+                        frames.extend(shape.failure(&error));
+                        running.clear();
+                        has_ended = true;
+                    }
+                },
                 None => {
                     frames.extend(shape.end());
                     has_ended = true;
@@ -132,7 +142,6 @@ pub struct Whole {
     pub tokens: Vec<i32>,
     /// One entry for each token of the text, where they were asked for.
     pub probabilities: Vec<Probabilities>,
-    pub started: Started,
     pub done: Done,
 }
 
@@ -142,11 +151,9 @@ pub struct Whole {
 /// Its failure.
 pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
     let (mut text, mut tokens, mut probabilities) = (String::new(), Vec::new(), Vec::new());
-    let mut started = Started { slot: 0, n_prompt: 0, n_cached: 0 };
     loop {
         match running.next().await.ok_or_else(gone)? {
-            Event::Started(own) => started = own,
-            Event::Progress(_) | Event::Embedding(_) => {}
+            Event::Started(_) | Event::Progress(_) | Event::Embedding(_) => {}
             Event::Token(event) => {
                 text.push_str(&event.text);
                 tokens.push(event.token);
@@ -155,7 +162,7 @@ pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
             Event::Done(done) => {
                 text.push_str(&done.rest);
                 probabilities.truncate(probabilities.len().saturating_sub(done.n_swallowed));
-                return Ok(Whole { text, tokens, probabilities, started, done: *done });
+                return Ok(Whole { text, tokens, probabilities, done: *done });
             }
             Event::Failed(failure) => return Err(failure.into()),
         }

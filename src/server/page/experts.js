@@ -10,6 +10,8 @@ const BUSY_MS = 500;
 const IDLE_MS = 2000;
 const TROUBLE_MS = 5000;
 
+const WIDE = "hobbit.wide";
+
 const at = (id) => document.getElementById(id);
 const panel = at("experts");
 
@@ -21,14 +23,31 @@ let open = false;
 
 /** Prepares the panel. */
 export function start() {
-  map = new ExpertMap(at("map"), at("map-frame"), pointed);
+  map = new ExpertMap(at("map"), at("map-frame"), pointed, laid);
   legend();
   for (const scheme of ["light", "dark"]) {
     matchMedia(`(prefers-color-scheme: ${scheme})`).addEventListener("change", colors);
   }
   addEventListener("themechange", colors);
+  try {
+    widen(localStorage.getItem(WIDE) === "yes");
+  } catch {
+    // As narrow as it is without a wish.
+  }
+  at("widen").addEventListener("click", () => widen(!panel.classList.contains("wide")));
   document.addEventListener("visibilitychange", poll);
   poll();
+}
+
+/** Gives the map more room, or takes it back. */
+function widen(wide) {
+  panel.classList.toggle("wide", wide);
+  at("widen").ariaPressed = String(wide);
+  try {
+    localStorage.setItem(WIDE, wide ? "yes" : "no");
+  } catch {
+    // Until the page is closed, then.
+  }
 }
 
 /** The panel was opened or closed. @param {boolean} shown */
@@ -138,10 +157,11 @@ function summary({ n_expert_used }, layers) {
   ];
   at("map-summary").textContent = parts.join("");
   for (const item of at("legend").children) item.querySelector("small").textContent = count(found[item.dataset.state]);
-  const across = map.shape?.across === "layers";
-  at("map-axes").textContent =
-    `${across ? "Layers" : "Experts"} across, ${across ? "experts" : "layers"} down` +
-    (n_expert_used > 0 ? `; a token uses ${count(n_expert_used)} per layer.` : ".");
+  at("map-used").textContent = n_expert_used > 0 ? `; a token uses ${count(n_expert_used)} per layer.` : ".";
+}
+
+function laid(across) {
+  at("map-across").textContent = across === "layers" ? "Layers across, experts down" : "Experts across, layers down";
 }
 
 function slots(list) {

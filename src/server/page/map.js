@@ -76,16 +76,19 @@ export class ExpertMap {
   #step = { wide: 0, high: 0 };
   #cursor = null;
   #pointed;
+  #laid;
 
   /**
    * @param {HTMLCanvasElement} canvas @param {HTMLElement} frame it scrolls in
    * @param {(cell: {layer: number, expert: number, state: string} | null, at: DOMRect | null, byKey: boolean)
    *   => void} pointed
+   * @param {(across: "layers" | "experts") => void} laid how the map lies now
    */
-  constructor(canvas, frame, pointed) {
+  constructor(canvas, frame, pointed, laid) {
     this.#canvas = canvas;
     this.#frame = frame;
     this.#pointed = pointed;
+    this.#laid = laid;
     new ResizeObserver(() => this.draw()).observe(frame);
     canvas.addEventListener("pointermove", (event) => this.#point(event));
     canvas.addEventListener("pointerdown", (event) => this.#point(event));
@@ -107,11 +110,6 @@ export class ExpertMap {
     this.draw();
   }
 
-  /** How the map lies; null before it was drawn. */
-  get shape() {
-    return this.#shape;
-  }
-
   draw() {
     const width = this.#frame.clientWidth;
     if (width === 0 || this.#layers.length === 0 || this.#experts === 0) return;
@@ -122,6 +120,7 @@ export class ExpertMap {
     const step = (pixels) => Math.max(1, Math.floor(pixels * scale));
     const [right, down] = [step(shape.wide), step(shape.high)];
     this.#step = { wide: right, high: down };
+    if (this.#shape?.across !== shape.across) this.#laid(shape.across);
     this.#shape = shape;
     const canvas = this.#canvas;
     const [wide, high] = [shape.columns * right, shape.rows * down];

@@ -145,7 +145,6 @@ impl Worker {
             text,
             traffic: Traffic::default(),
             truncated: false,
-            embeddings: Vec::new(),
             phase: Phase::Prompt,
             job,
         };

@@ -36,7 +36,6 @@ pub struct Run {
     pub text: Text,
     pub traffic: Traffic,
     pub truncated: bool,
-    pub embeddings: Vec<Vec<f32>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

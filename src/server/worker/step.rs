@@ -7,6 +7,7 @@ use hobbit::{BatchToken, Error};
 
 use super::Worker;
 use super::slot::{LastRun, Phase, Run, Slot};
+use crate::server::control::Nudge;
 use crate::server::job::{Done, Event, Failure, FailureKind, Progress, Stop, TokenEvent, Work};
 use crate::server::probabilities;
 use crate::server::slots;
@@ -140,6 +141,9 @@ impl Worker {
             return self.finish(at, Stop::Limit, String::new(), 0);
         }
         let sampler = run.sampler.as_mut().expect("a generation has one");
+        if generate.nudge.as_ref().is_some_and(Nudge::take) {
+            sampler.end_thought();
+        }
         let token = match self.session.sample(sampler, index as i32) {
             Ok(token) => token,
             Err(error) => {
@@ -227,7 +231,6 @@ impl Worker {
             truncated: run.truncated,
             has_new_line: run.text.has_new_line,
             timings,
-            seed: run.sampler.as_ref().map_or(0, hobbit::Sampler::seed),
         };
         self.freed(at);
         self.publish();

@@ -8,6 +8,50 @@ pub(super) const DEPTH_MAX: usize = 100;
 /// The longest text that is passed on, in bytes.
 pub(super) const BYTES_MAX: usize = 64 << 20;
 
+/// Brackets within each other in an answer that are read on any thread: llama.cpp's parsers take some 2.5 KiB of stack for
+/// each.
+const SHALLOW: usize = 100;
+
+/// Those that are read at all. An answer that opens brackets and does not close them, as intervals in mathematics do, counts
+/// as deep, too.
+pub(super) const ANSWER_DEPTH_MAX: usize = 5000;
+
+/// Stack for each of them.
+const STACK_BYTES: usize = 6 << 10;
+
+/// Runs `read`, which recurses with the brackets of an answer, with the stack that it takes.
+///
+/// # Errors
+/// Brackets that are nested too deep, or no memory for the stack.
+pub(super) fn with_stack_for<T: Send>(answer: &str, read: impl FnOnce() -> T + Send) -> Result<T, String> {
+    let depth = open_brackets(answer);
+    if depth <= SHALLOW {
+        return Ok(read());
+    }
+    if depth > ANSWER_DEPTH_MAX {
+        return Err(format!("brackets are nested more than {ANSWER_DEPTH_MAX} deep"));
+    }
+    std::thread::scope(|scope| {
+        let stack = std::thread::Builder::new().stack_size((1 << 20) + depth * STACK_BYTES);
+        let reader = stack.spawn_scoped(scope, read).map_err(|error| format!("no stack to read it: {error}"))?;
+        reader.join().map_err(|_| "reading it has failed".to_owned())
+    })
+}
+
+/// How many brackets are open at once, at most, wherever they stand.
+fn open_brackets(text: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
 /// That `text` is JSON of bearable length and depth.
 ///
 /// # Errors
@@ -70,6 +114,16 @@ mod tests {
         ] {
             assert_eq!(depth(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn answers_get_the_stack_that_they_take() {
+        let own = std::thread::current().id();
+        let id = || std::thread::current().id();
+        assert_eq!(with_stack_for("plain [text]", id), Ok(own));
+        assert_ne!(with_stack_for(&"[0, 1) ".repeat(SHALLOW + 1), id), Ok(own));
+        assert!(with_stack_for(&"[".repeat(ANSWER_DEPTH_MAX + 1), id).unwrap_err().contains("deep"));
+        assert_eq!(open_brackets("[\"[\" ]]] {"), 2);
     }
 
     #[test]

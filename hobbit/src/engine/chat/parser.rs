@@ -9,9 +9,9 @@ use ggml_sys::chat;
 use serde::Serialize;
 
 use super::call;
-use super::inputs::ChatInputs;
+use super::inputs::{ChatInputs, Continuation};
+use super::nesting;
 use super::reply::ChatReply;
-use super::{Continuation, reply};
 use crate::engine::error::Error;
 
 /// Takes answers apart. Cheap to clone.
@@ -75,21 +75,15 @@ impl ChatParser {
     /// # Errors
     /// [`Error::ChatReply`] where the text is not of the form that the template asks for.
     pub fn parse(&self, text: &str, is_partial: bool) -> Result<ChatReply, Error> {
-        reply::check_depth(text)?;
-        let raw = self.0.raw.as_ptr();
-        // SAFETY: the parser is live; the text is valid for its length, the message buffer for its capacity.
-        let parsed = call::text(true, |output, context, message, capacity| unsafe {
-            chat::hobbit_chat_parse(
-                raw,
-                text.as_ptr().cast(),
-                text.len(),
-                is_partial,
-                output,
-                context,
-                message,
-                capacity,
-            )
-        });
+        let inner = &*self.0;
+        let parse = || {
+            // SAFETY: the parser is live; the text is valid for its length, the message buffer for its capacity.
+            call::text(true, |output, context, message, capacity| unsafe {
+                let (bytes, len) = (text.as_ptr().cast(), text.len());
+                chat::hobbit_chat_parse(inner.raw.as_ptr(), bytes, len, is_partial, output, context, message, capacity)
+            })
+        };
+        let parsed = nesting::with_stack_for(text, parse).map_err(Error::ChatReply)?;
         let parsed = parsed.map_err(|(_, reason)| Error::ChatReply(reason))?;
         serde_json::from_str(&parsed).map_err(|error| Error::ChatReply(error.to_string()))
     }

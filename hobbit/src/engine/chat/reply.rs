@@ -112,28 +112,6 @@ fn added<'a>(before: &str, now: &'a str) -> Result<&'a str, Error> {
     }
 }
 
-/// Brackets within each other in an answer that are read: llama.cpp's parsers recurse with them.
-pub(super) const DEPTH_MAX: usize = 1000;
-
-/// That reading `text` does not end the process.
-///
-/// # Errors
-/// [`Error::ChatReply`] where brackets are nested too deep.
-pub(super) fn check_depth(text: &str) -> Result<(), Error> {
-    let mut depth = 0_usize;
-    for byte in text.bytes() {
-        match byte {
-            b'[' | b'{' => depth += 1,
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > DEPTH_MAX {
-            return Err(Error::ChatReply(format!("brackets are nested more than {DEPTH_MAX} deep")));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -349,7 +349,9 @@ fn answers_that_are_nested_deep() {
         let said = |arguments: &str| {
             format!("<tool_call>\n{{\"name\": \"get_time\", \"arguments\": {{\"city\": {arguments}}}}}\n</tool_call>")
         };
-        for (text, is_partial) in [(said(&nested(reply::DEPTH_MAX - 2)), false), (said(&"[".repeat(990)), true)] {
+        for (text, is_partial) in
+            [(said(&nested(nesting::ANSWER_DEPTH_MAX - 2)), false), (said(&"[".repeat(4990)), true)]
+        {
             let _ = parser.parse(&text, is_partial);
         }
         let error = parser.parse(&said(&nested(1_000_000)), false).unwrap_err();

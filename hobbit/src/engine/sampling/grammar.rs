@@ -12,11 +12,12 @@ use crate::engine::model::Model;
 use crate::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
 /// The longest text in bytes in which patterns look for a trigger. Each token has them look through all of it again, and the
-/// C++ library's regular expressions recurse with the length of what they match.
-pub(super) const SEARCHED_BYTES_MAX: usize = 16 << 10;
+/// C++ library's regular expressions recurse with the length of what they match, by some 350 bytes of stack for each.
+pub(super) const SEARCHED_BYTES_MAX: usize = 2 << 10;
 
-/// Tokens at the end of that text that are kept when it grows too long: a trigger may have begun there.
+/// Tokens, and their bytes, at the end of that text that are kept when it grows too long: a trigger may have begun there.
 const TAIL_TOKENS: usize = 64;
+const TAIL_BYTES: usize = SEARCHED_BYTES_MAX / 2;
 
 /// A grammar in its state.
 pub(super) struct Grammar {
@@ -25,7 +26,8 @@ pub(super) struct Grammar {
     prefill: Vec<Token>,
     /// Sleeps until a trigger, and while the model thinks.
     pub(super) is_lazy: bool,
-    /// What patterns look through; `None` where there are none.
+    has_patterns: bool,
+    /// What patterns look through; `None` where there are none, and once the grammar is awake.
     searched: Option<Searched>,
 }
 
@@ -91,6 +93,7 @@ impl Grammar {
             raw: Raw::new(made, "grammar")?,
             prefill: if is_prefilled { prefill.to_vec() } else { Vec::new() },
             is_lazy: options.grammar_lazy,
+            has_patterns: !patterns.is_empty(),
             searched: (!patterns.is_empty()).then(Searched::default),
         };
         grammar.accept_prefill()?;
@@ -129,9 +132,7 @@ impl Grammar {
     /// A generation prompt that does not go with the grammar.
     pub(super) fn reset(&mut self) -> Result<(), Error> {
         self.raw.reset();
-        if let Some(searched) = &mut self.searched {
-            *searched = Searched::default();
-        }
+        self.searched = self.has_patterns.then(Searched::default);
         self.accept_prefill()
     }
 
@@ -169,11 +170,19 @@ impl Grammar {
     fn shorten(&mut self, model: &Model) -> Result<(), Error> {
         self.raw.reset();
         let Some(searched) = &mut self.searched else { return Ok(()) };
-        let begins = |token: &Token| model.piece(*token, true).first().is_some_and(u8::is_ascii_alphabetic);
-        let first = searched.tail.iter().position(begins).unwrap_or(searched.tail.len());
+        let pieces: Vec<Vec<u8>> = searched.tail.iter().map(|token| model.piece(*token, true)).collect();
+        let mut bytes = 0;
+        let fits = |piece: &&Vec<u8>| {
+            bytes += piece.len();
+            bytes <= TAIL_BYTES
+        };
+        let n_fitting = pieces.iter().rev().take_while(fits).count();
+        let begins = |piece: &Vec<u8>| piece.first().is_some_and(u8::is_ascii_alphabetic);
+        let skipped = pieces.len() - n_fitting;
+        let first = pieces[skipped..].iter().position(begins).map_or(pieces.len(), |at| skipped + at);
         searched.tail.drain(..first);
+        searched.bytes = pieces[first..].iter().map(Vec::len).sum();
         let tail = Vec::from(searched.tail.clone());
-        searched.bytes = tail.iter().map(|token| model.piece(*token, true).len()).sum();
         tail.into_iter().try_for_each(|token| self.accept_raw(token))
     }
 }

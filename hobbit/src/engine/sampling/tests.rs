@@ -158,7 +158,7 @@ fn a_trigger_is_found_after_any_length() {
     let mut sampler = Sampler::new(model(), &options).unwrap();
     let words = tokens_of(" and it came to pass in those days");
     let n_bytes = text_of(&words).len();
-    for _ in 0..grammar::SEARCHED_BYTES_MAX * 2 / n_bytes {
+    for _ in 0..grammar::SEARCHED_BYTES_MAX * 8 / n_bytes {
         for &token in &words {
             sampler.accept_generated(token).unwrap();
         }
@@ -169,6 +169,20 @@ fn a_trigger_is_found_after_any_length() {
     let mut session = session(PROMPT);
     let said: Vec<Token> = session.generate(&mut sampler, Some(3)).map(Result::unwrap).collect();
     assert!(text_of(&said).starts_with("!"), "{:?}", text_of(&said));
+}
+
+#[test]
+fn endless_white_space_is_borne() {
+    let pattern = GrammarTrigger::Pattern("^\\s+to$".to_owned());
+    let options = SamplingOptions { grammar_triggers: vec![pattern], ..exclaims("<tool_call>") };
+    // The standard library gives a thread so much stack.
+    let run = move || {
+        let mut sampler = Sampler::new(model(), &options).unwrap();
+        for token in tokens_of(" ").repeat(6000) {
+            sampler.accept_generated(token).unwrap();
+        }
+    };
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();
 }
 
 #[test]

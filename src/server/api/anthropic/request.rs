@@ -1,0 +1,282 @@
+//! A request of Anthropic's Messages, as one of OpenAI's chat completions.
+
+use serde_json::{Map, Value, json};
+
+use crate::server::api::fields::get;
+use crate::server::http::error::ApiError;
+
+/// Tokens at most where nobody says.
+const MAX_TOKENS: u64 = 4096;
+
+/// Tokens of a thought where nobody says.
+const THINKING_BUDGET: u64 = 10_000;
+
+/// How a client of Anthropic's begins a system prompt that differs with every request.
+const BILLING_HEADER: &str = "x-anthropic-billing-header:";
+
+/// Fields that mean the same.
+const SAME: [&str; 13] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "stream",
+    "chat_template_kwargs",
+    "seed",
+    "cache_prompt",
+    "id_slot",
+    "verbose",
+    "reasoning_format",
+    "timings_per_token",
+    "sse_ping_interval",
+    "t_max_predict_ms",
+];
+
+/// The same request in OpenAI's form.
+///
+/// # Errors
+/// No messages.
+pub fn to_openai(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+    let mut own = Map::new();
+    let mut set = |name: &str, value: Value| drop(own.insert(name.to_owned(), value));
+    let mut messages: Vec<Value> = get(body, "system").map(system).into_iter().collect();
+    match get(body, "messages") {
+        None => return Err(ApiError::invalid("'messages' is required")),
+        Some(Value::Array(list)) => list.iter().for_each(|message| convert(message, &mut messages)),
+        Some(_) => return Err(ApiError::invalid("Expected 'messages' to be an array")),
+    }
+    set("messages", Value::Array(messages));
+    if let Some(Value::Array(tools)) = get(body, "tools") {
+        set("tools", tools.iter().map(tool).collect());
+    }
+    let choice = get(body, "tool_choice");
+    match choice.and_then(|choice| choice.get("type")).and_then(Value::as_str) {
+        Some("auto") => set("tool_choice", json!("auto")),
+        Some("any") => set("tool_choice", json!("required")),
+        Some("none") => set("tool_choice", json!("none")),
+        Some("tool") => match choice.and_then(|choice| choice.get("name")) {
+            Some(name) => set("tool_choice", json!({"type": "function", "function": {"name": name}})),
+            None => set("tool_choice", json!("required")),
+        },
+        _ => {}
+    }
+    if let Some(is_single) = choice.and_then(|choice| choice.get("disable_parallel_tool_use")).and_then(Value::as_bool)
+    {
+        set("parallel_tool_calls", json!(!is_single));
+    }
+    if let Some(stops) = get(body, "stop_sequences") {
+        set("stop", stops.clone());
+    }
+    set("max_tokens", get(body, "max_tokens").cloned().unwrap_or_else(|| json!(MAX_TOKENS)));
+    if let Some(thinking) = get(body, "thinking") {
+        match thinking.get("type").and_then(Value::as_str) {
+            Some("enabled") => {
+                let budget = thinking.get("budget_tokens").filter(|budget| !budget.is_null());
+                set("thinking_budget_tokens", budget.cloned().unwrap_or_else(|| json!(THINKING_BUDGET)));
+            }
+            Some("disabled") => set("reasoning_effort", json!("none")),
+            _ => {}
+        }
+    }
+    for name in SAME {
+        if let Some(value) = get(body, name) {
+            set(name, value.clone());
+        }
+    }
+    Ok(own)
+}
+
+/// A system prompt: a text, or blocks of text.
+fn system(value: &Value) -> Value {
+    let text = match value {
+        Value::Array(blocks) => {
+            blocks.iter().filter(|block| block["type"] == "text").map(|block| stable(text_of(block, "text"))).collect()
+        }
+        other => stable(other.as_str().unwrap_or_default()),
+    };
+    json!({"role": "system", "content": text})
+}
+
+/// A system prompt without the mark that a client puts into each one, for which nothing would be found in the cache: its five
+/// characters become others, always the same.
+fn stable(text: &str) -> String {
+    let mark = text.strip_prefix(BILLING_HEADER).and_then(|rest| rest.find("cch="));
+    let Some(begin) = mark.map(|at| BILLING_HEADER.len() + at + 4) else { return text.to_owned() };
+    match text.get(begin..begin + 5).filter(|_| text[begin..].get(5..6) == Some(";")) {
+        Some(_) => format!("{}fffff{}", &text[..begin], &text[begin + 5..]),
+        None => text.to_owned(),
+    }
+}
+
+fn tool(tool: &Value) -> Value {
+    let schema = tool.get("input_schema").cloned().unwrap_or_else(|| json!({}));
+    json!({"type": "function", "function": {
+        "name": text_of(tool, "name"), "description": text_of(tool, "description"), "parameters": schema,
+    }})
+}
+
+fn text_of<'a>(block: &'a Value, name: &str) -> &'a str {
+    block.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// A message and, behind it, the results of tools that it has.
+fn convert(message: &Value, messages: &mut Vec<Value>) {
+    let role = text_of(message, "role");
+    let Some(Value::Array(blocks)) = message.get("content") else {
+        // An assistant who has said nothing yet.
+        if role != "assistant" || message.get("content").is_some() {
+            messages.push(message.clone());
+        }
+        return;
+    };
+    let (mut content, mut calls, mut results) = (Vec::new(), Vec::new(), Vec::new());
+    let mut thought = String::new();
+    for block in blocks {
+        match text_of(block, "type") {
+            "text" => content.push(json!({"type": "text", "text": text_of(block, "text")})),
+            "thinking" => thought.push_str(text_of(block, "thinking")),
+            "image" => content.push(image(block)),
+            "tool_use" => {
+                let input = block.get("input").map_or_else(|| "{}".to_owned(), Value::to_string);
+                calls.push(json!({
+                    "id": text_of(block, "id"), "type": "function",
+                    "function": {"name": text_of(block, "name"), "arguments": input},
+                }));
+            }
+            "tool_result" => results.push(result(block)),
+            _ => {}
+        }
+    }
+    if !content.is_empty() || !calls.is_empty() || !thought.is_empty() {
+        let content = if content.is_empty() { json!("") } else { Value::Array(content) };
+        let mut own = json!({"role": role, "content": content});
+        if !calls.is_empty() {
+            own["tool_calls"] = Value::Array(calls);
+        }
+        if !thought.is_empty() {
+            own["reasoning_content"] = json!(thought);
+        }
+        messages.push(own);
+    }
+    messages.append(&mut results);
+}
+
+/// What a tool has answered: a text, or parts where there are images.
+fn result(block: &Value) -> Value {
+    let content = match block.get("content") {
+        Some(Value::String(text)) => json!(text),
+        Some(Value::Array(parts)) if parts.iter().any(|part| part["type"] == "image") => parts
+            .iter()
+            .filter_map(|part| match text_of(part, "type") {
+                "text" => Some(json!({"type": "text", "text": text_of(part, "text")})),
+                "image" => Some(image(part)),
+                _ => None,
+            })
+            .collect(),
+        Some(Value::Array(parts)) => {
+            json!(
+                parts
+                    .iter()
+                    .filter(|part| part["type"] == "text")
+                    .map(|part| text_of(part, "text"))
+                    .collect::<String>()
+            )
+        }
+        _ => json!(""),
+    };
+    json!({"role": "tool", "tool_call_id": text_of(block, "tool_use_id"), "content": content})
+}
+
+fn image(block: &Value) -> Value {
+    let source = &block["source"];
+    let url = match text_of(source, "type") {
+        "base64" => format!("data:{};base64,{}", text_of(source, "media_type"), text_of(source, "data")),
+        _ => text_of(source, "url").to_owned(),
+    };
+    json!({"type": "image_url", "image_url": {"url": url}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn converted(body: Value) -> Value {
+        let Value::Object(body) = body else { panic!("a body is an object") };
+        Value::Object(to_openai(&body).unwrap())
+    }
+
+    #[test]
+    fn a_conversation_with_tools() {
+        let own = converted(json!({
+            "model": "m",
+            "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+            "max_tokens": 9,
+            "stop_sequences": ["END"],
+            "tools": [{"name": "w", "description": "d", "input_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+            "thinking": {"type": "enabled", "budget_tokens": 5},
+            "temperature": 0,
+            "metadata": {"user_id": "x"},
+            "messages": [
+                {"role": "user", "content": "Weather?"},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": ""},
+                    {"type": "tool_use", "id": "t1", "name": "w", "input": {"z": 1, "b": 2}},
+                ]},
+                {"role": "user", "content": [
+                    {"type": "text", "text": "Here:"},
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "su"}, {"type": "text", "text": "nny"}]},
+                    {"type": "tool_result", "tool_use_id": "t2"},
+                ]},
+            ],
+        }));
+        let expected = json!({
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Weather?"},
+                {"role": "assistant", "content": "", "tool_calls": [
+                    {"id": "t1", "type": "function", "function": {"name": "w", "arguments": "{\"z\":1,\"b\":2}"}},
+                ], "reasoning_content": "hm"},
+                {"role": "user", "content": [{"type": "text", "text": "Here:"}]},
+                {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
+                {"role": "tool", "tool_call_id": "t2", "content": ""},
+            ],
+            "tools": [{"type": "function", "function": {"name": "w", "description": "d",
+                "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}}],
+            "tool_choice": "required",
+            "parallel_tool_calls": false,
+            "stop": ["END"],
+            "max_tokens": 9,
+            "thinking_budget_tokens": 5,
+            "temperature": 0,
+        });
+        assert_eq!(own, expected);
+    }
+
+    #[test]
+    fn what_is_not_said() {
+        let own = converted(
+            json!({"messages": [], "thinking": {"type": "disabled"}, "tool_choice": {"type": "tool", "name": "w"}}),
+        );
+        assert_eq!(own["max_tokens"], 4096);
+        assert_eq!(own["reasoning_effort"], "none");
+        assert_eq!(own["tool_choice"]["function"]["name"], "w");
+        assert!(to_openai(&Map::new()).is_err());
+    }
+
+    #[test]
+    fn images_are_passed_on() {
+        let source = json!({"type": "base64", "media_type": "image/png", "data": "AAAA"});
+        let own = converted(json!({"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}));
+        assert_eq!(own["messages"][0]["content"][0]["image_url"]["url"], "data:image/png;base64,AAAA");
+    }
+
+    #[test]
+    fn marks_of_clients_do_not_matter() {
+        let header = "x-anthropic-billing-header: cc_version=2; cch=a5145;You are";
+        assert_eq!(stable(header), "x-anthropic-billing-header: cc_version=2; cch=fffff;You are");
+        for text in ["cch=a5145;", "x-anthropic-billing-header: cch=a51", "x-anthropic-billing-header: cch=äöüäö;"]
+        {
+            assert_eq!(stable(text), text);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What the model says, taken apart as the chat template wants it: contents, thoughts, calls of tools.
+
+use hobbit::engine::{ChatDelta, ChatPrompt, ChatStream, ToolCall, ToolCallDelta};
+use serde_json::{Value, json};
+
+use crate::server::api::openai::random_id;
+use crate::server::http::error::ApiError;
+use crate::server::http::stream::Whole;
+use crate::server::job::Stop;
+
+/// Takes an answer apart while it comes.
+pub struct Reader {
+    stream: ChatStream,
+    /// A call without arguments yet: its name may still grow.
+    held: Option<ToolCallDelta>,
+}
+
+impl Reader {
+    /// Of an answer to `prompt`.
+    ///
+    /// # Errors
+    /// A message to go on with that is not of the template's form.
+    pub fn new(prompt: &ChatPrompt) -> Result<Self, ApiError> {
+        let stream = ChatStream::new(prompt.parser.clone(), random_id);
+        let stream = stream.map_err(|error| ApiError::invalid(error.to_string()))?;
+        Ok(Self { stream, held: None })
+    }
+
+    /// Goes on with `text`, and tells what is new and certain.
+    pub fn push(&mut self, text: &str) -> Vec<ChatDelta> {
+        if text.is_empty() {
+            return Vec::new();
+        }
+        // What cannot be understood yet may be later; the end decides.
+        let new = self.stream.push(text, true).unwrap_or_default();
+        settle(&mut self.held, new)
+    }
+
+    /// The answer ends with `rest`.
+    ///
+    /// # Errors
+    /// It is not of the form that the template asks for. What was cut off is not complete, and need not be.
+    pub fn finish(&mut self, rest: &str, stop: &Stop) -> Result<Vec<ChatDelta>, ApiError> {
+        let new = match (self.stream.push(rest, false), stop) {
+            (Err(_), Stop::Limit) => self.stream.push("", true),
+            (new, _) => new,
+        };
+        let new = new.map_err(|error| ApiError::server(error.to_string()))?;
+        let mut told = settle(&mut self.held, new);
+        told.extend(self.held.take().map(ChatDelta::ToolCall));
+        Ok(told)
+    }
+}
+
+/// What of `new` can be told: a call's name once it is complete, together with the first of its arguments.
+fn settle(held: &mut Option<ToolCallDelta>, new: Vec<ChatDelta>) -> Vec<ChatDelta> {
+    let mut told = Vec::new();
+    for delta in new {
+        match delta {
+            ChatDelta::ToolCall(mut call) => {
+                match held.take() {
+                    Some(before) if before.index == call.index => {
+                        if call.name.is_empty() {
+                            (call.id, call.name) = (before.id, before.name);
+                        }
+                    }
+                    Some(before) => told.push(ChatDelta::ToolCall(before)),
+                    None => {}
+                }
+                match call.arguments.is_empty() {
+                    true => *held = Some(call),
+                    false => told.push(ChatDelta::ToolCall(call)),
+                }
+            }
+            other => {
+                told.extend(held.take().map(ChatDelta::ToolCall));
+                told.push(other);
+            }
+        }
+    }
+    told
+}
+
+/// A complete answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    pub content: String,
+    pub reasoning: String,
+    pub calls: Vec<ToolCall>,
+}
+
+impl Message {
+    /// All that was generated, taken apart: what a stream tells piece by piece.
+    ///
+    /// # Errors
+    /// As [`Reader`].
+    pub fn of(prompt: &ChatPrompt, whole: &Whole) -> Result<Self, ApiError> {
+        let mut message = Self::default();
+        Reader::new(prompt)?.finish(&whole.text, &whole.done.stop)?.iter().for_each(|delta| message.add(delta));
+        Ok(message)
+    }
+
+    /// Goes on.
+    pub fn add(&mut self, delta: &ChatDelta) {
+        match delta {
+            ChatDelta::Reasoning(text) => self.reasoning.push_str(text),
+            ChatDelta::Content(text) => self.content.push_str(text),
+            ChatDelta::ToolCall(call) => {
+                if self.calls.len() <= call.index {
+                    self.calls.resize_with(call.index + 1, ToolCall::default);
+                }
+                let own = &mut self.calls[call.index];
+                if !call.name.is_empty() {
+                    (own.id, own.name) = (call.id.clone(), call.name.clone());
+                }
+                own.arguments.push_str(&call.arguments);
+            }
+        }
+    }
+
+    /// In OpenAI's form.
+    pub fn json(&self) -> Value {
+        let mut value = json!({"role": "assistant", "content": self.content});
+        if !self.reasoning.is_empty() {
+            value["reasoning_content"] = json!(self.reasoning);
+        }
+        if !self.calls.is_empty() {
+            let call = |call: &ToolCall| {
+                json!({
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                    "id": call.id,
+                })
+            };
+            value["tool_calls"] = self.calls.iter().map(call).collect();
+        }
+        value
+    }
+}
+
+/// A piece of an answer in OpenAI's form.
+pub fn delta_json(delta: &ChatDelta) -> Value {
+    match delta {
+        ChatDelta::Reasoning(text) => json!({"reasoning_content": text}),
+        ChatDelta::Content(text) => json!({"content": text}),
+        ChatDelta::ToolCall(call) => {
+            let mut own = json!({"index": call.index, "function": {}});
+            if !call.name.is_empty() {
+                (own["id"], own["type"]) = (json!(call.id), json!("function"));
+                own["function"]["name"] = json!(call.name);
+            }
+            own["function"]["arguments"] = json!(call.arguments);
+            json!({"tool_calls": [own]})
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(index: usize, name: &str, arguments: &str) -> ChatDelta {
+        let id = if name.is_empty() { String::new() } else { format!("id{index}") };
+        ChatDelta::ToolCall(ToolCallDelta { index, id, name: name.to_owned(), arguments: arguments.to_owned() })
+    }
+
+    #[test]
+    fn names_wait_for_arguments() {
+        let mut held = None;
+        assert_eq!(settle(&mut held, vec![call(0, "get", "")]), []);
+        assert_eq!(settle(&mut held, vec![call(0, "get_time", "")]), []);
+        assert_eq!(settle(&mut held, vec![call(0, "", "{")]), [call(0, "get_time", "{")]);
+        assert_eq!(settle(&mut held, vec![call(0, "", "}"), call(1, "stop", "")]), [call(0, "", "}")]);
+        let content = ChatDelta::Content("x".to_owned());
+        assert_eq!(settle(&mut held, vec![content.clone()]), [call(1, "stop", ""), content]);
+        assert_eq!(held, None);
+    }
+
+    #[test]
+    fn pieces_make_a_message() {
+        let mut message = Message::default();
+        for delta in [
+            ChatDelta::Reasoning("hm".to_owned()),
+            ChatDelta::Content("J".to_owned()),
+            ChatDelta::Content("a".to_owned()),
+            call(0, "get", "{\"a\""),
+            call(0, "", ":1}"),
+        ] {
+            message.add(&delta);
+        }
+        assert_eq!(
+            message.json(),
+            json!({
+                "role": "assistant", "content": "Ja", "reasoning_content": "hm",
+                "tool_calls": [{"type": "function", "function": {"name": "get", "arguments": "{\"a\":1}"}, "id": "id0"}],
+            })
+        );
+        assert_eq!(Message::default().json(), json!({"role": "assistant", "content": ""}));
+    }
+
+    #[test]
+    fn pieces_in_openai_form() {
+        assert_eq!(delta_json(&ChatDelta::Content("x".to_owned())), json!({"content": "x"}));
+        assert_eq!(
+            delta_json(&call(1, "get", "{")),
+            json!({"tool_calls": [{"index": 1, "id": "id1", "type": "function", "function": {"name": "get", "arguments": "{"}}]})
+        );
+        assert_eq!(
+            delta_json(&call(1, "", "}")),
+            json!({"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]})
+        );
+    }
+}

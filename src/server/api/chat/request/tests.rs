@@ -1,0 +1,154 @@
+//! Literal requests.
+
+use super::*;
+
+fn read_with(body: Value, change: impl FnOnce(&mut Defaults)) -> Result<Request, ApiError> {
+    let reasoning = Reasoning { budget: Some(7), ..Reasoning::default() };
+    let mut defaults = Defaults {
+        reasoning: &reasoning,
+        jinja: true,
+        prefills_assistant: true,
+        template_thinks: true,
+        calls_in_parallel: false,
+    };
+    change(&mut defaults);
+    let Value::Object(mut fields) = body else { panic!("a body is an object") };
+    fields.entry("messages").or_insert_with(|| json!([{"role": "user", "content": "Hi"}]));
+    read(fields, &defaults)
+}
+
+fn read_one(body: Value) -> Request {
+    read_with(body.clone(), |_| {}).unwrap_or_else(|error| panic!("{body}: {}", error.message))
+}
+
+fn message(body: Value) -> String {
+    let error = read_with(body.clone(), |_| {}).err().unwrap_or_else(|| panic!("{body} was read"));
+    assert_eq!(error.status.as_u16(), 400);
+    error.message
+}
+
+fn tool(name: &str) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}})
+}
+
+#[test]
+fn a_plain_request() {
+    let request = read_one(json!({"max_tokens": 5, "stream": true, "stream_options": {"include_usage": true}}));
+    assert_eq!(request.inputs.messages, r#"[{"role":"user","content":"Hi"}]"#);
+    assert!(request.inputs.add_generation_prompt && request.inputs.enable_thinking && request.include_usage);
+    assert_eq!(request.inputs.continue_final_message, Continuation::None);
+    assert_eq!((request.inputs.tools, request.inputs.json_schema), (None, None));
+    assert_eq!(request.rest["max_tokens"], 5);
+    assert_eq!(request.budget.tokens, Some(7));
+}
+
+#[test]
+fn tools_keep_their_order() {
+    let request = read_one(json!({"tools": [tool("b"), tool("a")], "parallel_tool_calls": true}));
+    let tools = request.inputs.tools.unwrap();
+    assert!(tools.find(r#""b""#) < tools.find(r#""a","#) && tools.contains(r#"{"z":{},"a":{}}"#), "{tools}");
+    assert!(request.inputs.parallel_tool_calls);
+    for (choice, expected) in
+        [("auto", ToolChoice::Auto), ("required", ToolChoice::Required), ("none", ToolChoice::None)]
+    {
+        let request = read_one(json!({"tools": [tool("b")], "tool_choice": choice}));
+        assert_eq!(request.inputs.tool_choice, expected);
+    }
+}
+
+#[test]
+fn one_tool_by_name() {
+    let choice = json!({"type": "function", "function": {"name": "a"}});
+    let request = read_one(json!({"tools": [tool("b"), tool("a")], "tool_choice": choice}));
+    assert_eq!(request.inputs.tool_choice, ToolChoice::Required);
+    assert!(!request.inputs.tools.unwrap().contains(r#""b""#));
+    assert!(message(json!({"tools": [tool("b")], "tool_choice": choice})).contains("no tool 'a'"));
+    assert_eq!(message(json!({"tool_choice": "always"})), "Invalid tool_choice: always");
+}
+
+#[test]
+fn without_jinja_there_are_no_tools() {
+    let plain = |body: Value| read_with(body, |defaults| defaults.jinja = false).map_err(|error| error.message);
+    assert!(plain(json!({})).is_ok());
+    assert_eq!(plain(json!({"tools": [tool("a")]})).unwrap_err(), "tools param requires --jinja flag");
+    assert_eq!(plain(json!({"tool_choice": "none"})).unwrap_err(), "tool_choice param requires --jinja flag");
+}
+
+#[test]
+fn schemas() {
+    let schema = |body: Value| read_one(body).inputs.json_schema;
+    let any = Some(r#"{"type":"object"}"#.to_owned());
+    assert_eq!(schema(json!({"response_format": {"type": "text"}})), None);
+    assert_eq!(schema(json!({"response_format": {"type": "json_object"}})), any);
+    let given = json!({"response_format": {"type": "json_object", "schema": {"const": "42"}}});
+    assert_eq!(schema(given), Some(r#"{"const":"42"}"#.to_owned()));
+    let wrapped =
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"b": 1, "a": 2}}}});
+    assert_eq!(schema(wrapped), Some(r#"{"b":1,"a":2}"#.to_owned()));
+    assert_eq!(schema(json!({"json_schema": {}})), any);
+    for format in [
+        json!("sound"),
+        json!({"type": 123}),
+        json!({"type": "hiccup"}),
+        json!({"type": "json_object", "schema": 123}),
+        json!({"type": "json_schema", "json_schema": 123}),
+    ] {
+        message(json!({"response_format": format}));
+    }
+    assert_eq!(
+        message(json!({"json_schema": {}, "grammar": "root ::= \"a\""})),
+        "Cannot use both json_schema and grammar"
+    );
+    let both = json!({"tools": [tool("a")], "grammar": "root ::= \"a\""});
+    assert_eq!(message(both), "Cannot use custom grammar constraints with tools.");
+}
+
+#[test]
+fn last_messages_are_gone_on_with() {
+    let talk = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]);
+    let request = read_one(json!({"messages": talk}));
+    assert_eq!(
+        (request.inputs.continue_final_message, request.inputs.add_generation_prompt),
+        (Continuation::Auto, false)
+    );
+    let request = read_with(json!({"messages": talk}), |defaults| defaults.prefills_assistant = false).unwrap();
+    assert_eq!(
+        (request.inputs.continue_final_message, request.inputs.add_generation_prompt),
+        (Continuation::None, true)
+    );
+    let request = read_one(json!({"messages": talk, "continue_final_message": "reasoning_content"}));
+    assert_eq!(request.inputs.continue_final_message, Continuation::Reasoning);
+    let both = json!({"messages": talk, "continue_final_message": true, "add_generation_prompt": true});
+    assert!(message(both).contains("Cannot set both"));
+    let two = json!([{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]);
+    assert!(message(json!({"messages": two})).contains("2 or more assistant messages"));
+    let calls = json!([{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "a", "arguments": "{}"}}]}]);
+    assert!(message(json!({"messages": calls})).contains("contains tool calls"));
+}
+
+#[test]
+fn thoughts() {
+    let request =
+        read_one(json!({"reasoning_effort": "none", "thinking_budget_tokens": 3, "reasoning_budget_message": "So:"}));
+    assert!(!request.inputs.enable_thinking);
+    assert_eq!((request.budget.tokens, request.budget.message.as_str()), (Some(3), "So:"));
+    let request = read_one(json!({"reasoning_effort": "high", "reasoning_budget_tokens": -1}));
+    assert_eq!(request.inputs.template_kwargs[REASONING_EFFORT], r#""high""#);
+    assert_eq!(request.budget.tokens, Some(7));
+    let request =
+        read_one(json!({"chat_template_kwargs": {"enable_thinking": false, "x": [1]}, "reasoning_format": "none"}));
+    assert!(!request.inputs.enable_thinking);
+    assert_eq!(request.inputs.template_kwargs["x"], "[1]");
+    assert_eq!(request.inputs.reasoning_format, ReasoningFormat::None);
+    message(json!({"chat_template_kwargs": {"enable_thinking": "no"}}));
+    message(json!({"reasoning_format": "loud"}));
+}
+
+#[test]
+fn probabilities_of_tokens() {
+    assert_eq!(read_one(json!({"logprobs": true})).rest["n_probs"], 20);
+    assert_eq!(read_one(json!({"logprobs": true, "top_logprobs": 3})).rest["n_probs"], 3);
+    assert!(!read_one(json!({"logprobs": false})).rest.contains_key("n_probs"));
+    assert!(message(json!({"top_logprobs": 3})).contains("requires logprobs"));
+    assert!(message(json!({"logprobs": true, "stream": true, "tools": [tool("a")]})).contains("tools + stream"));
+}

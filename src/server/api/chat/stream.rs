@@ -1,0 +1,141 @@
+//! A chat answer, piece by piece, in OpenAI's shape.
+
+use hobbit::engine::ChatDelta;
+use serde_json::{Value, json};
+
+use super::Talk;
+use super::answer::{Reader, delta_json};
+use crate::server::api::openai::{Stamp, Usage, finish_reason, logprobs};
+use crate::server::control::Listed;
+use crate::server::http::error::ApiError;
+use crate::server::http::stream::{Frame, Shape};
+use crate::server::job::{Done, Event, Probabilities, Progress, Timings, TokenEvent};
+
+/// OpenAI's stream.
+pub struct Chat {
+    talk: Talk,
+    stamp: Stamp,
+    answers: Vec<Answer>,
+    usage: Usage,
+    /// Of the answer that ended last.
+    timings: Timings,
+    /// While the stream lasts.
+    _listed: Listed,
+}
+
+/// One of the answers.
+struct Answer {
+    reader: Reader,
+    /// Who speaks is said.
+    has_begun: bool,
+    has_calls: bool,
+    /// Of tokens whose text is not told yet.
+    probabilities: Vec<Probabilities>,
+}
+
+impl Chat {
+    /// # Errors
+    /// As [`Reader::new`].
+    pub fn new(talk: Talk) -> Result<Self, ApiError> {
+        let stamp = Stamp::new(&talk.app, "chat.completion.chunk");
+        let answer = |_| {
+            let reader = Reader::new(&talk.prompt)?;
+            Ok(Answer { reader, has_begun: false, has_calls: false, probabilities: Vec::new() })
+        };
+        let answers = (0..talk.params.n).map(answer).collect::<Result<_, ApiError>>()?;
+        let listed = talk.app.controls.list(stamp.id(), talk.params.generate.nudge.clone());
+        let (usage, timings) = (Usage::default(), Timings::default());
+        Ok(Self { talk, stamp, answers, usage, timings, _listed: listed })
+    }
+
+    fn chunk(&self, index: usize, delta: Value, finish_reason: Option<&str>) -> Value {
+        self.stamp.part(json!([{"finish_reason": finish_reason, "index": index, "delta": delta}]))
+    }
+
+    /// Who speaks, where that is not said yet.
+    fn begin(&mut self, index: usize) -> Option<Value> {
+        let is_first = !std::mem::replace(&mut self.answers[index].has_begun, true);
+        is_first.then(|| self.chunk(index, json!({"role": "assistant", "content": null}), None))
+    }
+
+    /// What is new; the last of it carries the probabilities of its tokens.
+    fn told(&mut self, index: usize, deltas: &[ChatDelta]) -> Vec<Value> {
+        let mut chunks: Vec<Value> = deltas.iter().map(|delta| self.chunk(index, delta_json(delta), None)).collect();
+        let answer = &mut self.answers[index];
+        answer.has_calls |= deltas.iter().any(|delta| matches!(delta, ChatDelta::ToolCall(_)));
+        if let Some(last) = chunks.last_mut()
+            && !answer.probabilities.is_empty()
+        {
+            last["choices"][0]["logprobs"] = logprobs(&std::mem::take(&mut answer.probabilities));
+        }
+        chunks
+    }
+
+    fn progress(&mut self, index: usize, progress: &Progress) -> Value {
+        self.answers[index].has_begun = true;
+        let mut chunk = self.chunk(index, json!({"role": "assistant", "content": null}), None);
+        chunk["prompt_progress"] = json!(progress);
+        if self.talk.params.timings_per_token {
+            chunk["timings"] = progress.timings.json();
+        }
+        chunk
+    }
+
+    fn token(&mut self, index: usize, token: TokenEvent) -> Vec<Value> {
+        let mut chunks: Vec<Value> = self.begin(index).into_iter().collect();
+        let answer = &mut self.answers[index];
+        answer.probabilities.extend(token.probabilities);
+        let deltas = answer.reader.push(&token.text);
+        let mut told = self.told(index, &deltas);
+        if let Some(last) = told.last_mut().filter(|_| self.talk.params.timings_per_token) {
+            last["timings"] = token.timings.json();
+        }
+        chunks.append(&mut told);
+        chunks
+    }
+
+    fn done(&mut self, index: usize, done: &Done) -> Result<Vec<Value>, ApiError> {
+        let mut chunks: Vec<Value> = self.begin(index).into_iter().collect();
+        let n_before = chunks.len();
+        let answer = &mut self.answers[index];
+        answer.probabilities.truncate(answer.probabilities.len().saturating_sub(done.n_swallowed));
+        let deltas = answer.reader.finish(&done.rest, &done.stop)?;
+        chunks.append(&mut self.told(index, &deltas));
+        let reason = finish_reason(&done.stop, self.answers[index].has_calls);
+        let mut last = self.chunk(index, json!({}), Some(reason));
+        if !self.talk.include_usage {
+            last["timings"] = done.timings.json();
+        }
+        chunks.push(last);
+        if let Some(verbose) = self.talk.verbose(done, index, "") {
+            chunks[n_before]["__verbose"] = verbose;
+        }
+        self.usage.add(Usage::of(done), index, self.talk.params.n);
+        self.timings = done.timings;
+        Ok(chunks)
+    }
+}
+
+impl Shape for Chat {
+    fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
+        let chunks = match event {
+            Event::Progress(progress) if self.talk.params.return_progress => vec![self.progress(index, &progress)],
+            Event::Token(token) => self.token(index, *token),
+            Event::Done(done) => self.done(index, &done)?,
+            Event::Started(_) | Event::Progress(_) | Event::Embedding(_) | Event::Failed(_) => Vec::new(),
+        };
+        Ok(chunks.iter().map(Frame::data).collect())
+    }
+
+    fn end(&mut self) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        if self.talk.include_usage {
+            let mut last = self.stamp.part(json!([]));
+            last["usage"] = self.usage.json();
+            last["timings"] = self.timings.json();
+            frames.push(Frame::data(&last));
+        }
+        frames.push(Frame { name: None, data: "[DONE]".to_owned() });
+        frames
+    }
+}

@@ -1,0 +1,177 @@
+//! Embeddings: texts as vectors, in OpenAI's shape and in llama-server's own.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use hobbit::Model;
+use hobbit::options::Token;
+use serde_json::{Map, Value, json};
+
+use super::chat::messages;
+use super::fields::{get, text, whole};
+use super::prompts;
+use crate::server::app::{App, Asked, Loaded};
+use crate::server::http::body::Body;
+use crate::server::http::error::ApiError;
+use crate::server::http::stream::embeddings;
+use crate::server::job::Work;
+
+type Answer = Result<Json<Value>, ApiError>;
+
+/// The Euclidean norm, llama.cpp's number for it.
+const EUCLIDEAN: i64 = 2;
+
+/// The greatest of the numbers that `embd_normalize` 0 scales to.
+const INT16_SCALE: f64 = 32760.0;
+
+/// What a text has become: one row, or one for each token.
+struct Embedded {
+    rows: Vec<Vec<f32>>,
+    n_tokens: usize,
+}
+
+/// `POST /v1/embeddings`
+pub async fn openai(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
+    let loaded = loaded(&app)?;
+    if loaded.pooling.is_none() {
+        return Err(ApiError::invalid(
+            "Pooling type 'none' is not OAI compatible. Please use a different pooling type",
+        ));
+    }
+    let is_base64 = match text(&body, "encoding_format")? {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => {
+            return Err(ApiError::invalid("The format to return the embeddings in. Can be either float or base64"));
+        }
+    };
+    let all = embed(loaded, &body).await?;
+    if get(&body, "input").is_none() {
+        return Ok(Json(plain(&all)));
+    }
+    let n_tokens: usize = all.iter().map(|own| own.n_tokens).sum();
+    let data: Vec<Value> = all
+        .iter()
+        .enumerate()
+        .map(|(index, own)| {
+            let row = own.rows.first().map_or(&[][..], Vec::as_slice);
+            match is_base64 {
+                false => json!({"embedding": row, "index": index, "object": "embedding"}),
+                true => {
+                    let bytes: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
+                    let encoded = STANDARD.encode(bytes);
+                    json!({"embedding": encoded, "index": index, "object": "embedding", "encoding_format": "base64"})
+                }
+            }
+        })
+        .collect();
+    Ok(Json(json!({
+        "model": get(&body, "model").and_then(Value::as_str).unwrap_or(app.model_name()),
+        "object": "list",
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        "data": data,
+    })))
+}
+
+/// `POST /embedding`
+pub async fn native(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
+    let loaded = loaded(&app)?;
+    Ok(Json(plain(&embed(loaded, &body).await?)))
+}
+
+fn loaded(app: &App) -> Result<&Loaded, ApiError> {
+    match app.settings.embeds {
+        true => app.loaded(),
+        false => Err(ApiError::unsupported("This server does not support embeddings. Start it with `--embeddings`")),
+    }
+}
+
+/// llama-server's own shape.
+fn plain(all: &[Embedded]) -> Value {
+    all.iter().enumerate().map(|(index, own)| json!({"index": index, "embedding": own.rows})).collect()
+}
+
+/// The vectors of all inputs, in their order; as many are worked on at once as there are slots.
+async fn embed(loaded: &Loaded, body: &Map<String, Value>) -> Result<Vec<Embedded>, ApiError> {
+    let input = get(body, "input").or_else(|| get(body, "content"));
+    let input = input.ok_or_else(|| ApiError::invalid("\"input\" or \"content\" must be provided"))?;
+    let inputs = inputs(input, &loaded.model)?;
+    // Rows of single tokens stay as they are.
+    let norm = match loaded.pooling {
+        None => -1,
+        Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
+    };
+    let work = inputs.into_iter().map(|prompt| async move {
+        let running = loaded.start(Asked { prompt, work: Work::Embed, slot: None, cache_prompt: false });
+        let (mut rows, n_tokens) = embeddings(running).await?;
+        rows.iter_mut().for_each(|row| normalise(row, norm));
+        Ok::<_, ApiError>(Embedded { rows, n_tokens })
+    });
+    stream::iter(work).buffered(loaded.n_slots).try_collect().await
+}
+
+/// The tokens of every input: of one, or of a list of them.
+fn inputs(value: &Value, model: &Model) -> Result<Vec<Vec<Token>>, ApiError> {
+    let all = match value {
+        Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"input\" must not be empty")),
+        Value::Array(list) if !list.iter().any(Value::is_number) => {
+            list.iter().map(|own| input(own, model)).collect::<Result<Vec<_>, _>>()?
+        }
+        one => vec![input(one, model)?],
+    };
+    match all.iter().any(Vec::is_empty) {
+        true => Err(ApiError::invalid("Input content cannot be empty")),
+        false => Ok(all),
+    }
+}
+
+/// The tokens of one input: of a prompt, or of a message's content.
+fn input(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
+    match value.get("content") {
+        None => prompts::one(value, model),
+        Some(Value::Array(parts)) => {
+            parts.iter().try_for_each(messages::check_part)?;
+            let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+            prompts::tokens(model, &text, true)
+        }
+        Some(_) => Err(ApiError::invalid("\"content\" must be an array of parts")),
+    }
+}
+
+/// Scales a row as llama.cpp's `common_embd_normalize` does: -1 not at all, 0 to whole numbers of 16 bits, otherwise to a p-norm of 1.
+fn normalise(row: &mut [f32], norm: i64) {
+    let values = || row.iter().map(|value| f64::from(*value).abs());
+    let length = match norm {
+        -1 => return,
+        0 => values().fold(0.0, f64::max) / INT16_SCALE,
+        EUCLIDEAN => values().map(|value| value * value).sum::<f64>().sqrt(),
+        p => values().map(|value| value.powf(p as f64)).sum::<f64>().powf(1.0 / p as f64),
+    };
+    let scale = if length > 0.0 { (1.0 / length) as f32 } else { 0.0 };
+    row.iter_mut().for_each(|value| *value *= scale);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms() {
+        let scaled = |norm: i64| {
+            let mut row = [3.0, -4.0];
+            normalise(&mut row, norm);
+            row
+        };
+        assert_eq!(scaled(-1), [3.0, -4.0]);
+        assert_eq!(scaled(2), [0.6, -0.8]);
+        assert_eq!(scaled(0), [24570.0, -32760.0]);
+        assert_eq!(scaled(1), [3.0 * (1.0 / 7.0), -4.0 * (1.0 / 7.0)]);
+        let mut zero = [0.0; 2];
+        normalise(&mut zero, 2);
+        assert_eq!(zero, [0.0; 2]);
+    }
+}

@@ -1,0 +1,142 @@
+//! What OpenAI's endpoints have in common: ids, the fields of every answer, counts of tokens.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::native::probabilities_json;
+use crate::server::app::App;
+use crate::server::job::{Done, Probabilities, Stop};
+
+/// Letters and digits by chance: 32, as many as nobody guesses or meets twice.
+pub fn random_id() -> String {
+    const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    let mut id = String::with_capacity(32);
+    for _ in 0..4 {
+        // Hashes of the standard library begin with a key from the operating system.
+        let mut bits = RandomState::new().hash_one(id.as_str());
+        for _ in 0..8 {
+            id.push(char::from(LETTERS[(bits % 62) as usize]));
+            bits /= 62;
+        }
+    }
+    id
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What every part of an answer says of it.
+#[derive(Clone, Debug)]
+pub struct Stamp {
+    id: String,
+    model: String,
+    created: u64,
+    object: &'static str,
+}
+
+impl Stamp {
+    /// Of a new answer, whose parts are each an `object`.
+    pub fn new(app: &App, object: &'static str) -> Self {
+        Self { id: format!("chatcmpl-{}", random_id()), model: app.model_name().to_owned(), created: now(), object }
+    }
+
+    /// The answer's.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// A part with these choices.
+    pub fn part(&self, choices: Value) -> Value {
+        json!({
+            "choices": choices,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": super::build(),
+            "object": self.object,
+            "id": self.id,
+        })
+    }
+}
+
+/// Tokens of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub n_prompt: usize,
+    /// Tokens of the prompt that were known.
+    pub n_cached: usize,
+    pub n_decoded: usize,
+}
+
+impl Usage {
+    pub fn of(done: &Done) -> Self {
+        Self { n_prompt: done.n_prompt, n_cached: done.timings.n_cached, n_decoded: done.n_decoded }
+    }
+
+    /// Adds the `index`-th answer, of which `n` are to each prompt: prompts count once.
+    pub fn add(&mut self, own: Self, index: usize, n: usize) {
+        if index.is_multiple_of(n) {
+            self.n_prompt += own.n_prompt;
+            self.n_cached += own.n_cached;
+        }
+        self.n_decoded += own.n_decoded;
+    }
+
+    pub fn json(self) -> Value {
+        json!({
+            "completion_tokens": self.n_decoded,
+            "prompt_tokens": self.n_prompt,
+            "total_tokens": self.n_prompt + self.n_decoded,
+            "prompt_tokens_details": {"cached_tokens": self.n_cached},
+        })
+    }
+}
+
+/// Why an answer has ended.
+pub fn finish_reason(stop: &Stop, has_calls: bool) -> &'static str {
+    match stop {
+        Stop::Limit => "length",
+        Stop::Eos | Stop::Word(_) if has_calls => "tool_calls",
+        Stop::Eos | Stop::Word(_) => "stop",
+    }
+}
+
+/// `logprobs`: null where there are none.
+pub fn logprobs(all: &[Probabilities]) -> Value {
+    match all.is_empty() {
+        true => Value::Null,
+        false => json!({"content": probabilities_json(all)}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ() {
+        let ids: std::collections::BTreeSet<String> = (0..100).map(|_| random_id()).collect();
+        assert_eq!(ids.len(), 100);
+        assert!(ids.iter().all(|id| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())));
+    }
+
+    #[test]
+    fn prompts_count_once() {
+        let mut all = Usage::default();
+        for index in 0..4 {
+            all.add(Usage { n_prompt: 10, n_cached: if index % 2 == 0 { 3 } else { 9 }, n_decoded: 5 }, index, 2);
+        }
+        assert_eq!(all, Usage { n_prompt: 20, n_cached: 6, n_decoded: 20 });
+        assert_eq!(all.json()["total_tokens"], 40);
+    }
+
+    #[test]
+    fn reasons() {
+        assert_eq!(finish_reason(&Stop::Limit, true), "length");
+        assert_eq!(finish_reason(&Stop::Eos, true), "tool_calls");
+        assert_eq!(finish_reason(&Stop::Word("x".to_owned()), false), "stop");
+    }
+}

@@ -1,0 +1,217 @@
+//! A request of OpenAI's Responses, as one of its chat completions.
+
+use serde_json::{Map, Value, json};
+
+use crate::server::api::fields::{get, text};
+use crate::server::http::error::ApiError;
+
+/// The same request as a chat completion's. What both have in common stays as it is.
+///
+/// # Errors
+/// Input that is none, and conversations that are kept elsewhere.
+pub fn to_chat(mut body: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+    let input = body.remove("input").ok_or_else(|| ApiError::invalid("'input' is required"))?;
+    if text(&body, "previous_response_id")?.is_some_and(|id| !id.is_empty()) {
+        return Err(ApiError::invalid("hobbit-server does not support 'previous_response_id'."));
+    }
+    let mut messages = Vec::new();
+    if let Some(instructions) = text(&body, "instructions")? {
+        messages.push(json!({"role": "system", "content": instructions}));
+    }
+    match input {
+        Value::String(text) => messages.push(json!({"role": "user", "content": text})),
+        Value::Array(items) => items.iter().try_for_each(|item| add(item, &mut messages))?,
+        _ => return Err(ApiError::invalid("'input' must be a string or array of objects")),
+    }
+    match body.remove("tools") {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(tools)) => {
+            // Others than functions are the provider's own.
+            let tools: Vec<Value> = tools.into_iter().filter_map(tool).collect();
+            body.insert("tools".to_owned(), Value::Array(tools));
+        }
+        Some(_) => return Err(ApiError::invalid("'tools' must be an array of objects")),
+    }
+    if let Some(n) = body.remove("max_output_tokens") {
+        body.insert("max_tokens".to_owned(), n);
+    }
+    if let Some(effort) = get(&body, "reasoning").and_then(|reasoning| reasoning.get("effort")).cloned() {
+        body.insert("reasoning_effort".to_owned(), effort);
+    }
+    if let Some(format) = get(&body, "text").and_then(|text| text.get("format")).and_then(format) {
+        body.insert("response_format".to_owned(), format);
+    }
+    for name in ["instructions", "reasoning", "text", "n"] {
+        body.remove(name);
+    }
+    body.insert("messages".to_owned(), Value::Array(messages));
+    Ok(body)
+}
+
+/// A function, whose fields lie one deeper in a chat completion's.
+fn tool(tool: Value) -> Option<Value> {
+    let Value::Object(mut function) = tool else { return None };
+    let kind = function.shift_remove("type")?;
+    function.entry("strict").or_insert(Value::Bool(true));
+    (kind == "function").then(|| json!({"type": "function", "function": function}))
+}
+
+/// The form of the answer, whose fields lie one deeper in a chat completion's.
+fn format(format: &Value) -> Option<Value> {
+    match format["type"].as_str()? {
+        "json_schema" => Some(json!({"type": "json_schema", "json_schema": {"schema": format.get("schema")}})),
+        kind => Some(json!({"type": kind})),
+    }
+}
+
+/// Adds an item of the conversation.
+fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let of = |name: &str| item.get(name).and_then(Value::as_str);
+    let needs = |name: &str| of(name).ok_or_else(|| ApiError::invalid("Cannot determine type of 'item'"));
+    match (of("role"), of("type")) {
+        (Some("user" | "system" | "developer"), _) if item.get("content").is_some() => {
+            let content = content(&item["content"], &["input_text"])?;
+            messages.push(json!({"role": of("role"), "content": content}));
+        }
+        (Some("assistant"), None | Some("message")) => {
+            let content = content(&item["content"], &["output_text", "input_text", "refusal"])?;
+            let own = assistant(messages);
+            match own.get_mut("content").and_then(Value::as_array_mut) {
+                Some(before) => before.extend(content),
+                None => own["content"] = Value::Array(content),
+            }
+        }
+        (_, Some("function_call")) => {
+            let call = json!({
+                "id": needs("call_id")?, "type": "function",
+                "function": {"name": needs("name")?, "arguments": needs("arguments")?},
+            });
+            let own = assistant(messages);
+            match own.get_mut("tool_calls").and_then(Value::as_array_mut) {
+                Some(calls) => calls.push(call),
+                None => own["tool_calls"] = json!([call]),
+            }
+        }
+        (_, Some("function_call_output")) => {
+            let content = match item.get("output") {
+                Some(Value::String(text)) => json!(text),
+                Some(output @ Value::Array(_)) => Value::Array(content(output, &["input_text", "output_text"])?),
+                _ => return Err(ApiError::invalid("Cannot determine type of 'item'")),
+            };
+            messages.push(json!({"role": "tool", "tool_call_id": needs("call_id")?, "content": content}));
+        }
+        (_, Some("reasoning")) => {
+            let thought: String = ["content", "summary"]
+                .iter()
+                .find_map(|name| item.get(*name)?.as_array().filter(|parts| !parts.is_empty()))
+                .map(|parts| parts.iter().filter_map(|part| part.get("text")?.as_str()).collect())
+                .unwrap_or_default();
+            if !thought.is_empty() {
+                assistant(messages)["reasoning_content"] = json!(thought);
+            }
+        }
+        _ => return Err(ApiError::invalid("Cannot determine type of 'item'")),
+    }
+    Ok(())
+}
+
+/// The assistant's message that is gone on with: thoughts, texts and calls in turn are one.
+fn assistant(messages: &mut Vec<Value>) -> &mut Value {
+    if messages.last().is_none_or(|last| last["role"] != "assistant") {
+        messages.push(json!({"role": "assistant", "content": []}));
+    }
+    messages.last_mut().expect("there is one now")
+}
+
+/// Parts of a content as a chat completion's. `kinds` are those that are texts.
+fn content(value: &Value, kinds: &[&str]) -> Result<Vec<Value>, ApiError> {
+    let parts = match value {
+        Value::String(text) => return Ok(vec![json!({"type": "text", "text": text})]),
+        Value::Array(parts) => parts,
+        Value::Null => return Ok(Vec::new()),
+        _ => return Err(ApiError::invalid("Expected 'content' to be a string or an array")),
+    };
+    let part = |part: &Value| match part.get("type").and_then(Value::as_str) {
+        Some(kind) if kinds.contains(&kind) => {
+            let text = part.get("text").or_else(|| part.get("refusal")).and_then(Value::as_str);
+            let text = text.ok_or_else(|| ApiError::invalid(format!("'{kind}' requires 'text'")))?;
+            Ok(json!({"type": "text", "text": text}))
+        }
+        Some("input_image") => Ok(json!({"type": "image_url", "image_url": {"url": part.get("image_url")}})),
+        Some("input_file") => Err(ApiError::invalid("'input_file' is not supported at this moment")),
+        _ => Err(ApiError::invalid(format!("'type' must be one of '{}' or 'input_image'", kinds.join("', '")))),
+    };
+    parts.iter().map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn converted(body: Value) -> Result<Value, String> {
+        let Value::Object(body) = body else { panic!("a body is an object") };
+        to_chat(body).map(Value::Object).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn a_text() {
+        let own = converted(json!({
+            "input": "Hi", "instructions": "Be brief.", "max_output_tokens": 8, "temperature": 0.5,
+            "reasoning": {"effort": "low"}, "text": {"format": {"type": "json_schema", "name": "x", "schema": {"b": 1, "a": 2}}},
+        }));
+        let expected = json!({
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+            "max_tokens": 8, "temperature": 0.5, "reasoning_effort": "low",
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"b": 1, "a": 2}}},
+        });
+        assert_eq!(own.unwrap(), expected);
+    }
+
+    #[test]
+    fn a_conversation_with_tools() {
+        let own = converted(json!({
+            "tools": [{"type": "web_search"}, {"type": "function", "name": "w", "parameters": {"z": 1, "a": 2}}],
+            "input": [
+                {"role": "developer", "content": "Be brief."},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}], "status": "completed"},
+                {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
+                {"type": "function_call", "call_id": "c1", "name": "w", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+                {"role": "assistant", "content": "Sun."},
+            ],
+        }));
+        let text = |text: &str| json!([{"type": "text", "text": text}]);
+        let expected = json!([
+            {"role": "developer", "content": text("Be brief.")},
+            {"role": "user", "content": text("Weather?")},
+            {"role": "assistant", "content": text("I look."), "reasoning_content": "hm",
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "w", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+            {"role": "assistant", "content": text("Sun.")},
+        ]);
+        let own = own.unwrap();
+        assert_eq!(own["messages"], expected);
+        let function = json!({"name": "w", "parameters": {"z": 1, "a": 2}, "strict": true});
+        assert_eq!(own["tools"], json!([{"type": "function", "function": function}]));
+    }
+
+    #[test]
+    fn what_is_no_input() {
+        for (body, expected) in [
+            (json!({}), "'input' is required"),
+            (json!({"input": 1}), "'input' must be a string or array of objects"),
+            (json!({"input": [1]}), "Cannot determine type of 'item'"),
+            (json!({"input": [{"type": "function_call", "name": "w"}]}), "Cannot determine type of 'item'"),
+            (
+                json!({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}),
+                "'input_file' is not supported",
+            ),
+            (json!({"input": "x", "previous_response_id": "resp_1"}), "previous_response_id"),
+            (json!({"input": "x", "tools": {}}), "'tools' must be an array"),
+        ] {
+            let error = converted(body.clone()).unwrap_err();
+            assert!(error.contains(expected), "{body}: {error}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! `/v1/chat/completions`.
+
+use serde_json::{Value, json};
+
+use crate::rig::{Event, Server};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn ask(text: &str, n: u32) -> Value {
+    json!({"messages": [{"role": "system", "content": "Book"}, {"role": "user", "content": text}], "max_tokens": n})
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// Choices of a stream put together: content, calls (without their ids) and the reason of the end.
+fn together(events: &[Event]) -> (String, Vec<Value>, String) {
+    let (mut content, mut calls, mut reason) = (String::new(), Vec::<Value>::new(), String::new());
+    for choice in events.iter().filter_map(|event| event.data.pointer("/choices/0")) {
+        let delta = &choice["delta"];
+        content += delta["content"].as_str().unwrap_or_default();
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().unwrap() as usize;
+            if calls.len() <= index {
+                assert!(call["id"].as_str().is_some_and(|id| !id.is_empty()), "{call}");
+                calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
+            }
+            let arguments = calls[index]["arguments"].as_str().unwrap().to_owned();
+            calls[index]["arguments"] = json!(arguments + call["function"]["arguments"].as_str().unwrap_or_default());
+        }
+        reason += choice["finish_reason"].as_str().unwrap_or_default();
+    }
+    (content, calls, reason)
+}
+
+#[test]
+fn a_stream_says_what_an_answer_says() {
+    let server = Server::start(&["--alias", "demo"]);
+    let body = ask("What is the best book?", 32);
+    let whole = server.post(PATH, &body).ok();
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["model"], "demo");
+    assert!(whole["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    let usage = &whole["usage"];
+    assert_eq!(usage["completion_tokens"], 32);
+    assert!(whole["timings"].as_object().unwrap().values().all(|value| value.as_f64().is_some_and(|own| own >= 0.0)));
+    let options = json!({"stream_options": {"include_usage": true}});
+    let events: Vec<Event> = server.stream(PATH, &with(body.clone(), options)).collect();
+    assert_eq!(events[0].data["choices"][0]["delta"], json!({"role": "assistant", "content": null}));
+    let ids: Vec<&Value> = events.iter().filter(|event| !event.data.is_null()).map(|event| &event.data["id"]).collect();
+    assert!(ids.iter().all(|id| *id == ids[0]));
+    let (content, calls, reason) = together(&events);
+    assert_eq!(content, choice["message"]["content"].as_str().unwrap());
+    assert!(!content.is_empty() && calls.is_empty());
+    assert_eq!(reason, choice["finish_reason"].as_str().unwrap());
+    let [.., last, done] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(done.data, Value::Null);
+    assert_eq!(last.data["choices"], json!([]));
+    assert_eq!(last.data["usage"]["total_tokens"], usage["total_tokens"]);
+    // The same prompt once more: all of it but the last token was known.
+    let cached = &last.data["usage"]["prompt_tokens_details"]["cached_tokens"];
+    assert_eq!(cached.as_u64().unwrap() + 1, usage["prompt_tokens"].as_u64().unwrap());
+    let plain: Vec<Event> = server.stream(PATH, &body).collect();
+    assert!(plain.iter().all(|event| event.data["usage"].is_null()));
+    assert!(plain[plain.len() - 2].data["timings"].is_object());
+}
+
+#[test]
+fn a_tool_that_must_be_called_is_called() {
+    let server = Server::start(&[]);
+    let parameters =
+        json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
+    let tools = json!({
+        "tools": [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": parameters}}],
+        "tool_choice": "required",
+    });
+    let body = with(ask("The weather?", 200), tools);
+    let whole = server.post(PATH, &body).ok();
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{whole}");
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    let function = &calls[0]["function"];
+    assert_eq!((&calls[0]["type"], &function["name"]), (&json!("function"), &json!("weather")));
+    let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+    assert!(["Paris", "Rome"].iter().any(|city| arguments == json!({"city": city})), "{arguments}");
+    let events: Vec<Event> = server.stream(PATH, &body).collect();
+    let (content, streamed, reason) = together(&events);
+    assert_eq!(content, choice["message"]["content"].as_str().unwrap());
+    let plain: Vec<Value> = calls.iter().map(|call| call["function"].clone()).collect();
+    assert_eq!(streamed, plain);
+    assert_eq!(reason, "tool_calls");
+    let named = json!({"tool_choice": {"type": "function", "function": {"name": "weather"}}});
+    let whole = server.post(PATH, &with(body.clone(), named)).ok();
+    assert_eq!(whole["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "weather");
+    // What a tool has said goes back to the model.
+    let mut messages = body["messages"].as_array().unwrap().clone();
+    messages.push(choice["message"].clone());
+    messages.push(json!({"role": "tool", "tool_call_id": calls[0]["id"], "content": "sunny"}));
+    server
+        .post(PATH, &json!({"messages": messages, "tools": body["tools"], "max_tokens": 4, "tool_choice": "none"}))
+        .ok();
+}
+
+#[test]
+fn schemas_and_grammars_are_obeyed() {
+    let server = Server::start(&[]);
+    let content = |more: Value| {
+        let whole = server.post(PATH, &with(ask("A thing?", 100), more)).ok();
+        whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let schema = json!({"type": "object", "properties": {"b": {"enum": ["x", "y"]}, "a": {"type": "boolean"}},
+        "required": ["b", "a"], "additionalProperties": false});
+    let formats = [
+        json!({"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}),
+        json!({"type": "json_object", "schema": schema}),
+    ];
+    for format in formats {
+        let text = content(json!({"response_format": format}));
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let fields: Vec<&String> = value.as_object().unwrap().keys().collect();
+        assert_eq!(fields, ["b", "a"], "{text}");
+    }
+    assert_eq!(content(json!({"json_schema": {"const": "42"}})).trim(), "\"42\"");
+    assert_eq!(content(json!({"grammar": "root ::= \"a\"{5,5}"})), "aaaaa");
+}
+
+#[test]
+fn probabilities_are_of_the_text() {
+    let server = Server::start(&[]);
+    let body = with(ask("Well?", 12), json!({"logprobs": true, "top_logprobs": 3}));
+    let whole = server.post(PATH, &body).ok();
+    let choice = &whole["choices"][0];
+    let spelled =
+        |entries: &[Value]| -> String { entries.iter().map(|entry| entry["token"].as_str().unwrap()).collect() };
+    let entries = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(spelled(entries), choice["message"]["content"].as_str().unwrap());
+    assert!(entries.iter().all(|entry| entry["top_logprobs"].as_array().unwrap().len() == 3));
+    assert!(entries.iter().all(|entry| entry["logprob"].as_f64().unwrap() <= 0.0));
+    let events: Vec<Event> = server.stream(PATH, &body).collect();
+    let streamed: Vec<Value> = events
+        .iter()
+        .filter_map(|event| event.data.pointer("/choices/0/logprobs/content")?.as_array().cloned())
+        .flatten()
+        .collect();
+    assert_eq!(spelled(&streamed), spelled(entries));
+}
+
+#[test]
+fn several_answers_and_seeds() {
+    let server = Server::start(&[]);
+    let body = with(ask("Well?", 24), json!({"n": 2, "temperature": 1.5, "seed": 7}));
+    let whole = server.post(PATH, &body).ok();
+    let contents = |whole: &Value| -> Vec<String> {
+        let choices = whole["choices"].as_array().unwrap();
+        assert!(choices.iter().enumerate().all(|(at, choice)| choice["index"] == at));
+        choices.iter().map(|choice| choice["message"]["content"].as_str().unwrap().to_owned()).collect()
+    };
+    let both = contents(&whole);
+    assert_eq!(both.len(), 2);
+    assert_ne!(both[0], both[1]);
+    assert!(whole["usage"]["completion_tokens"].as_u64().unwrap() > 24);
+    let events: Vec<Event> = server.stream(PATH, &body).collect();
+    let ends =
+        events.iter().filter(|event| event.data.pointer("/choices/0/finish_reason").is_some_and(Value::is_string));
+    assert_eq!(ends.count(), 2);
+    assert_eq!(events.last().unwrap().data, Value::Null);
+    server.post(PATH, &with(ask("Well?", 1), json!({"n": 3}))).error(400, "invalid_request_error");
+}
+
+#[test]
+fn a_last_message_is_gone_on_with() {
+    let server = Server::start(&[]);
+    let mut body = ask("Well?", 8);
+    body["messages"].as_array_mut().unwrap().push(json!({"role": "assistant", "content": "Once upon"}));
+    body["verbose"] = json!(true);
+    let whole = server.post(PATH, &body).ok();
+    let prompt = whole["__verbose"]["prompt"].as_str().unwrap();
+    assert!(prompt.ends_with("<|im_start|>assistant\nOnce upon"), "{prompt}");
+    let events: Vec<Event> = server.stream(PATH, &body).collect();
+    assert_eq!(together(&events).0, whole["choices"][0]["message"]["content"].as_str().unwrap());
+    let template = server.post("/apply-template", &json!({"messages": body["messages"]})).ok();
+    assert_eq!(template["prompt"], prompt);
+    let count = server.post(&format!("{PATH}/input_tokens"), &json!({"messages": body["messages"]})).ok();
+    assert_eq!(count["input_tokens"], whole["usage"]["prompt_tokens"]);
+    assert!(server.get("/props").ok()["chat_template_caps"].is_object());
+}
+
+#[test]
+fn what_cannot_be_answered_is_said() {
+    let server = Server::start(&[]);
+    for body in [
+        json!({}),
+        json!({"messages": "string"}),
+        json!({"messages": [{"role": "user", "content": 123}]}),
+        json!({"messages": [], "response_format": {"type": "hiccup"}}),
+        json!({"messages": [{"role": "user", "content": "x"}], "grammar": "root ::= nothing"}),
+        json!({"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}),
+        json!({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "dream"}]}),
+    ] {
+        let answer = server.post(PATH, &body);
+        assert!(!answer.error(400, "invalid_request_error").is_empty(), "{body}");
+    }
+    server.post_text(PATH, "{\"messages\":").error(400, "invalid_request_error");
+    // Too long: also where a stream was asked for, nothing of which has begun.
+    let long = with(ask(&"word ".repeat(2000), 4), json!({"stream": true}));
+    let answer = server.post(PATH, &long);
+    assert!(answer.body["error"]["n_prompt_tokens"].as_u64().unwrap() > 512, "{}", answer.body);
+    answer.error(400, "exceed_context_size_error");
+}
+
+#[test]
+fn progress_is_told() {
+    let server = Server::start(&["-b", "32", "-ub", "32"]);
+    let body =
+        with(ask(&"This is a test. ".repeat(12), 4), json!({"return_progress": true, "timings_per_token": true}));
+    let events: Vec<Event> = server.stream(PATH, &body).collect();
+    let progress: Vec<&Value> =
+        events.iter().map(|event| &event.data["prompt_progress"]).filter(|own| own.is_object()).collect();
+    assert!(progress.len() > 2);
+    assert_eq!(progress[0]["processed"], progress[0]["cache"]);
+    assert_eq!(progress.last().unwrap()["processed"], progress[0]["total"]);
+}

@@ -1,0 +1,9 @@
+//! hobbit-server, asked over HTTP.
+
+mod chat;
+mod completions;
+mod embeddings;
+mod guard;
+mod messages;
+mod responses;
+mod rig;

@@ -1,0 +1,154 @@
+//! A hobbit-server of its own for each test, on loopback with the demo model, and a client of it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use ureq::{Agent, Body};
+
+/// Killed when dropped.
+pub struct Server {
+    child: Child,
+    url: String,
+    agent: Agent,
+    key: Option<&'static str>,
+}
+
+/// An answer: JSON.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub body: Value,
+}
+
+impl Answer {
+    /// The body of an answer that must be one.
+    #[track_caller]
+    pub fn ok(self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.body);
+        self.body
+    }
+
+    /// The message of an error that must be one.
+    #[track_caller]
+    pub fn error(self, status: u16, kind: &str) -> String {
+        let error = &self.body["error"];
+        assert_eq!((self.status, error["type"].as_str()), (status, Some(kind)), "{}", self.body);
+        assert_eq!(error["code"], status, "{}", self.body);
+        error["message"].as_str().expect("an error has a message").to_owned()
+    }
+}
+
+/// A server-sent event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    pub name: Option<String>,
+    /// Null for `[DONE]`.
+    pub data: Value,
+}
+
+impl Server {
+    /// Of two slots with 512 tokens each, unless `flags` say otherwise.
+    pub fn start(flags: &[&str]) -> Server {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_hobbit-server"))
+            .args(["--port", "0", "-t", "1", "-np", "2", "-c", "1024", "--temp", "0"])
+            .args(flags)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut said = String::new();
+        let url = loop {
+            let Some(Ok(line)) = lines.next() else { panic!("the server ended: {said}") };
+            if let Some(addresses) = line.strip_prefix("hobbit: ready; ") {
+                break addresses.split(", ").next().unwrap().to_owned();
+            }
+            said += &(line + "\n");
+        };
+        std::thread::spawn(move || lines.for_each(drop));
+        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(120)));
+        Server { child, url, agent: config.build().into(), key: None }
+    }
+
+    /// Requests bring this key.
+    pub fn with_key(mut self, key: &'static str) -> Server {
+        self.key = Some(key);
+        self
+    }
+
+    fn send(&self, path: &str, body: &str) -> ureq::http::Response<Body> {
+        let mut request = self.agent.post(format!("{}{path}", self.url)).content_type("application/json");
+        if let Some(key) = self.key {
+            request = request.header("Authorization", format!("Bearer {key}"));
+        }
+        request.send(body).unwrap()
+    }
+
+    /// Asks with whatever is given.
+    pub fn post_text(&self, path: &str, body: &str) -> Answer {
+        let mut response = self.send(path, body);
+        let text = response.body_mut().read_to_string().unwrap();
+        let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        Answer { status: response.status().as_u16(), body }
+    }
+
+    /// Asks.
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_text(path, &body.to_string())
+    }
+
+    /// Looks.
+    pub fn get(&self, path: &str) -> Answer {
+        let mut response = self.agent.get(format!("{}{path}", self.url)).call().unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
+        Answer { status: response.status().as_u16(), body }
+    }
+
+    /// Asks for a stream; its events come as they are read. Dropped, it is given up.
+    pub fn stream(&self, path: &str, body: &Value) -> impl Iterator<Item = Event> + use<> {
+        let mut body = body.clone();
+        body["stream"] = Value::Bool(true);
+        let response = self.send(path, &body.to_string());
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        events(response.into_body().into_reader())
+    }
+
+    /// Slots that do something.
+    pub fn n_busy(&self) -> usize {
+        let slots = self.get("/slots").ok();
+        slots.as_array().unwrap().iter().filter(|slot| slot["is_processing"] == true).count()
+    }
+
+    /// Waits until so many slots do something.
+    pub fn wait_for_busy(&self, n: usize) {
+        let began = Instant::now();
+        while self.n_busy() != n {
+            assert!(began.elapsed() < Duration::from_secs(60), "{} slots do something, not {n}", self.n_busy());
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The events in a stream, without what only keeps it alive.
+fn events(reader: impl Read) -> impl Iterator<Item = Event> {
+    let mut name = None;
+    BufReader::new(reader).lines().map_while(Result::ok).filter_map(move |line| {
+        if let Some(own) = line.strip_prefix("event: ") {
+            name = Some(own.to_owned());
+        }
+        let data = line.strip_prefix("data: ")?;
+        let data = if data == "[DONE]" { Value::Null } else { serde_json::from_str(data).expect("data is JSON") };
+        Some(Event { name: name.take(), data })
+    })
+}
