@@ -6,6 +6,7 @@ mod chain;
 mod grammar;
 mod probabilities;
 mod raw;
+mod repetitions;
 mod validate;
 
 use std::ffi::{CStr, CString, c_char};
