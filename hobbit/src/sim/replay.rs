@@ -265,7 +265,10 @@ fn reroute(
     record: &LayerRecord,
 ) -> Option<Vec<f32>> {
     let weighing = Weighing::Normalised;
-    if !chosen.may_reroute(residency) || !chosen.wants_scores(residency, &Elsewhere::NOTHING, weighing) {
+    if chosen.may_reroute(residency) && residency.has_virtual_experts() {
+        chosen.heard(&record.weights, None);
+    }
+    if !chosen.may_reroute(residency) || !chosen.wants_scores(residency, &Elsewhere::NOTHING, || weighing) {
         return None;
     }
     let n_expert = n_expert(recording, record);
