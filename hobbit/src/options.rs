@@ -14,7 +14,7 @@ pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverri
 pub use kernels::KernelChoice;
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};
-pub use routing::{RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
+pub use routing::{Knob, RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
 use std::path::PathBuf;

@@ -19,7 +19,7 @@ fn a_latency_target_is_told_and_kept_in_the_statistics() {
         let stats: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let latency = &stats["target_latency"];
         assert_eq!((&latency["is_reachable"], &latency["trials"]), (&is_reachable.into(), &1.into()), "{latency}");
-        assert_eq!(latency["cache_bias"], if is_reachable { 0.0 } else { 0.3 }, "{latency}");
+        assert_eq!(latency["strength"], if is_reachable { 0.0 } else { 0.3 }, "{latency}");
         assert_eq!(latency["measured"].as_array().unwrap().len(), 3, "{latency}");
         assert_eq!(ran.stderr.contains("out of reach here: a token takes "), !is_reachable, "{}", ran.stderr);
         assert!(ran.stderr.contains("; a token takes "), "{}", ran.stderr);

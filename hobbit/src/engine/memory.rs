@@ -4,6 +4,8 @@
 mod costs;
 mod report;
 
+use std::time::Duration;
+
 use ggml_sys::llama::ggml_backend_dev_t;
 
 use super::error::Error;
@@ -183,7 +185,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
         (routing.rerouting(), routing.prompts, routing.drop);
-    host.latency = routing.target_latency.map(|target| Latency::new(target.as_secs_f64(), LatencyOptions::default()));
+    let latency = |target: Duration| Latency::new(target.as_secs_f64(), routing.ladder(), LatencyOptions::default());
+    host.latency = routing.target_latency.map(latency);
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
     let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));
