@@ -112,7 +112,7 @@ impl RoutingArgs {
                 () => "",
             };
             if !other.is_empty() {
-                let percent = crate::promise::in_percent(max_loss);
+                let percent = hobbit::profile::in_percent(max_loss);
                 return Err(format!("'--max-loss {percent}%' cannot be had with {other}; drop one of them"));
             }
         }
