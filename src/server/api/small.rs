@@ -18,7 +18,7 @@ use crate::server::http::body::{AnyBody, Body};
 use crate::server::http::error::ApiError;
 use crate::server::job::SlotAction;
 use crate::server::metrics;
-use crate::server::saved::is_file_name;
+use crate::saved::is_file_name;
 use crate::server::status::SlotState;
 
 type Answer = Result<Json<Value>, ApiError>;

@@ -10,7 +10,7 @@ use super::slot::{Phase, Run};
 use crate::server::job::{
     Command, Event, Failure, FailureKind, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work,
 };
-use crate::server::saved;
+use crate::saved;
 use crate::server::slots::{self, SlotView};
 use crate::server::text::Text;
 
