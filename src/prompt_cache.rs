@@ -56,9 +56,8 @@ impl PromptCache {
         {
             return Ok(0);
         }
-        let refused = |why: String| {
-            anyhow!("--prompt-cache {}: {why}; give another file, or remove this one", self.path.display())
-        };
+        let file = self.path.display().to_string();
+        let refused = |why: String| anyhow!("--prompt-cache {file}: {why}; give another file, or remove this one");
         let (tokens, state, _) = saved::read(&self.path, self.mark).map_err(refused)?;
         let shared = shared(&tokens, prompt);
         self.kept = if shared == prompt.len() { tokens.len() } else { 0 };
@@ -71,7 +70,7 @@ impl PromptCache {
             }
         }
         let known = session.n_past();
-        let (all, file) = (prompt.len(), self.path.display());
+        let all = prompt.len();
         log.line(Level::Info, format!("hobbit: prompt: {known} of {all} tokens are known from {file}"));
         Ok(known)
     }
