@@ -30,7 +30,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
-use hobbit::{Model, ModelOptions, SessionOptions};
+use hobbit::options::{FlashAttn, KvType};
+use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
 
 use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
@@ -138,6 +139,7 @@ fn load(
 ) -> Result<std::thread::JoinHandle<()>> {
     let settings = &app.settings;
     let model: Model = run::open(&settings.model, settings.is_demo, model_options, log, ctrl_c)?;
+    let session_options = &attending(&model, &model_options.device.rpc, session_options, log);
     let session = ctrl_c.during(|| model.session(session_options))?;
     if ctrl_c.was_pressed() {
         return Err(signals::Interrupted.into());
@@ -227,6 +229,34 @@ fn closing_line(totals: &Totals) -> String {
         line += &format!("; hits {:.1} %, {per_token} read per token written", 100.0 * hits / (hits + misses));
     }
     line
+}
+
+/// Bytes of scores that plain attention may keep for texts that do not depend on each other.
+const SCORES_BYTES_MAX: u64 = 256 << 20;
+
+/// The same with plain attention, where nobody chose, there are several slots, and it takes little memory: the CPU's fused attention adds
+/// up in another way for one row than for several, and for many, by how much all slots hold.
+fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log) -> SessionOptions {
+    let has_no_devices = hobbit::devices(rpc)
+        .is_ok_and(|found| found.iter().all(|device| matches!(device.kind, DeviceKind::Cpu | DeviceKind::Accelerator)));
+    let gguf = model.gguf();
+    let n_head = gguf.metadata.get_u64(&format!("{}.attention.head_count", gguf.architecture())).unwrap_or(u64::MAX);
+    let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
+    let scores = [n_head, n_ctx.into(), options.n_ubatch.into(), 4].into_iter().fold(1, u64::saturating_mul);
+    let is_plain = |kind| matches!(kind, KvType::F32 | KvType::F16 | KvType::Bf16);
+    let may = options.flash_attn == FlashAttn::Auto && is_plain(options.type_v) && has_no_devices;
+    if !may || options.n_seq_max == 1 {
+        return options.clone();
+    }
+    if scores > SCORES_BYTES_MAX {
+        let more = hobbit::units::Bytes(scores);
+        let line = format!(
+            "hobbit: texts may depend on what else is asked for, by more than last bits (-fa off: not, for {more})"
+        );
+        log.line(Level::Info, line);
+        return options.clone();
+    }
+    SessionOptions { flash_attn: FlashAttn::Off, ..options.clone() }
 }
 
 /// What tells saved slots of this model and these types of KV cache from others.

@@ -2,17 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server};
+use crate::rig::{Event, Server, TEMPLATE, pushed, with};
 
 const PATH: &str = "/v1/chat/completions";
 
 fn ask(text: &str, n: u32) -> Value {
     json!({"messages": [{"role": "system", "content": "Book"}, {"role": "user", "content": text}], "max_tokens": n})
-}
-
-fn with(mut body: Value, more: Value) -> Value {
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
 }
 
 /// Choices of a stream put together: content, calls (without their ids) and the reason of the end.
@@ -71,14 +66,14 @@ fn a_stream_says_what_an_answer_says() {
 
 #[test]
 fn a_tool_that_must_be_called_is_called() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--chat-template-file", TEMPLATE]);
     let parameters =
         json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
     let tools = json!({
         "tools": [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": parameters}}],
         "tool_choice": "required",
     });
-    let body = with(ask("The weather?", 200), tools);
+    let body = with(with(ask("The weather?", 200), tools), pushed());
     let whole = server.post(PATH, &body).ok();
     let choice = &whole["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls", "{whole}");
@@ -183,7 +178,8 @@ fn a_last_message_is_gone_on_with() {
     let events: Vec<Event> = server.stream(PATH, &body).collect();
     assert_eq!(together(&events).0, whole["choices"][0]["message"]["content"].as_str().unwrap());
     let template = server.post("/apply-template", &json!({"messages": body["messages"]})).ok();
-    assert_eq!(template["prompt"], prompt);
+    // Where the vocabulary asks for it, a token that begins all texts stands before it.
+    assert!(prompt.ends_with(template["prompt"].as_str().unwrap()), "{template}");
     let count = server.post(&format!("{PATH}/input_tokens"), &json!({"messages": body["messages"]})).ok();
     assert_eq!(count["input_tokens"], whole["usage"]["prompt_tokens"]);
     assert!(server.get("/props").ok()["chat_template_caps"].is_object());

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server};
+use crate::rig::{Event, Server, TEMPLATE, pushed, with};
 
 const PATH: &str = "/v1/messages";
 
@@ -42,8 +42,8 @@ fn a_stream_says_what_an_answer_says() {
 
 #[test]
 fn tools_are_called() {
-    let server = Server::start(&[]);
-    let mut body = body();
+    let server = Server::start(&["--chat-template-file", TEMPLATE]);
+    let mut body = with(body(), pushed());
     body["max_tokens"] = json!(200);
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]});
     body["tools"] = json!([{"name": "weather", "description": "d", "input_schema": schema}]);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server};
+use crate::rig::{Event, Server, TEMPLATE, pushed, with};
 
 const PATH: &str = "/v1/responses";
 
@@ -48,12 +48,13 @@ fn a_stream_says_what_an_answer_says() {
 
 #[test]
 fn tools_are_called() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--chat-template-file", TEMPLATE]);
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]});
     let body = json!({
         "input": "The weather?", "max_output_tokens": 200, "tool_choice": "required",
         "tools": [{"type": "web_search"}, {"type": "function", "name": "weather", "description": "d", "parameters": parameters}],
     });
+    let body = with(body, pushed());
     let whole = server.post(PATH, &body).ok();
     let call = whole["output"].as_array().unwrap().last().unwrap();
     assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("weather")), "{whole}");

@@ -4,8 +4,23 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use ureq::{Agent, Body};
+
+/// Calls of tools are JSON and nothing else. The model of the tests has to be pushed to call one: it may talk before.
+pub const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/server/tools.jinja");
+
+/// Fields of a request with which the model begins with a call.
+pub fn pushed() -> Value {
+    json!({"logit_bias": [["{", 100]], "parallel_tool_calls": false})
+}
+
+/// A request, and further fields of it.
+pub fn with(mut body: Value, more: Value) -> Value {
+    let (Value::Object(fields), Value::Object(more)) = (&mut body, more) else { panic!("a request is an object") };
+    fields.extend(more);
+    body
+}
 
 /// Killed when dropped.
 pub struct Server {

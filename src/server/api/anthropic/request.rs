@@ -14,29 +14,17 @@ const THINKING_BUDGET: u64 = 10_000;
 /// How a client of Anthropic's begins a system prompt that differs with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
-/// Fields that mean the same.
-const SAME: [&str; 13] = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "stream",
-    "chat_template_kwargs",
-    "seed",
-    "cache_prompt",
-    "id_slot",
-    "verbose",
-    "reasoning_format",
-    "timings_per_token",
-    "sse_ping_interval",
-    "t_max_predict_ms",
-];
+/// Fields that mean something else in OpenAI's form, or nothing. All others are the same there, or llama-server's.
+const OWN: [&str; 9] =
+    ["system", "messages", "tools", "tool_choice", "stop_sequences", "max_tokens", "thinking", "metadata", "n"];
 
 /// The same request in OpenAI's form.
 ///
 /// # Errors
 /// No messages.
 pub fn to_openai(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
-    let mut own = Map::new();
+    let others = body.iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
+    let mut own: Map<String, Value> = others.map(|(name, value)| (name.clone(), value.clone())).collect();
     let mut set = |name: &str, value: Value| drop(own.insert(name.to_owned(), value));
     let mut messages: Vec<Value> = get(body, "system").map(system).into_iter().collect();
     match get(body, "messages") {
@@ -75,11 +63,6 @@ pub fn to_openai(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiErr
             }
             Some("disabled") => set("reasoning_effort", json!("none")),
             _ => {}
-        }
-    }
-    for name in SAME {
-        if let Some(value) = get(body, name) {
-            set(name, value.clone());
         }
     }
     Ok(own)
@@ -207,7 +190,7 @@ mod tests {
     #[test]
     fn a_conversation_with_tools() {
         let own = converted(json!({
-            "model": "m",
+            "seed": 7,
             "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
             "max_tokens": 9,
             "stop_sequences": ["END"],
@@ -248,6 +231,7 @@ mod tests {
             "max_tokens": 9,
             "thinking_budget_tokens": 5,
             "temperature": 0,
+            "seed": 7,
         });
         assert_eq!(own, expected);
     }
