@@ -3,10 +3,10 @@
 
 mod budget;
 mod chain;
+mod gbnf;
 mod grammar;
 mod probabilities;
 mod raw;
-mod repetitions;
 mod validate;
 
 use std::ffi::{CStr, CString, c_char};

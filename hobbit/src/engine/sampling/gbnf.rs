@@ -1,21 +1,39 @@
-//! Repetitions of a grammar, looked at before llama.cpp does: of `{m,n}` with `n` below `m` it makes rules without end
-//! (`handle_repetitions` in `src/llama-grammar.cpp` subtracts unsigned numbers), and it writes such a thing itself for a schema that
-//! wants an integer of 2^53 or more.
+//! A grammar's text, looked at before llama.cpp does.
+//!
+//! * Of a repetition `{m,n}` with `n` below `m` llama.cpp makes rules without end (`handle_repetitions` in `src/llama-grammar.cpp`
+//!   subtracts unsigned numbers), and it writes such a thing itself for a schema that wants an integer of 2^53 or more.
+//! * Its parser calls itself for every parenthesis.
 
 use crate::engine::error::Error;
 
-/// Refuses a grammar in GBNF with a repetition that ends before it begins.
+/// Parentheses within each other.
+const NESTING_MAX: usize = 256;
+
+/// Refuses a grammar in GBNF that llama.cpp's parser would not survive.
 ///
 /// # Errors
-/// [`Error::Grammar`], with the repetition.
+/// [`Error::Grammar`], with the repetition that ends before it begins, or the bound on nesting.
 pub(super) fn check(grammar: &str) -> Result<(), Error> {
     let mut rest = grammar;
-    while let Some(start) = rest.find(['"', '[', '#', '{']) {
+    let mut depth = 0_usize;
+    while let Some(start) = rest.find(['"', '[', '#', '{', '(', ')']) {
         let (opening, after) = (rest.as_bytes()[start], &rest[start + 1..]);
         rest = match opening {
             b'"' => after_closing(after, '"'),
             b'[' => after_closing(after, ']'),
             b'#' => after.find('\n').map_or("", |end| &after[end..]),
+            b'(' => {
+                depth += 1;
+                if depth > NESTING_MAX {
+                    let message = format!("more than {NESTING_MAX} parentheses are open at once");
+                    return Err(Error::Grammar(message));
+                }
+                after
+            }
+            b')' => {
+                depth = depth.saturating_sub(1);
+                after
+            }
             _ => {
                 let (inside, rest) = after.split_once('}').unwrap_or((after, ""));
                 if let Some((least, most)) = bounds(inside)
@@ -84,8 +102,19 @@ mod tests {
             "root ::= \"unclosed {3,2}",
             "root ::= \"a\"{",
             "",
+            "root ::= ((\"a\") (\"b\"))",
         ] {
             assert!(check(allowed).is_ok(), "{allowed}");
         }
+    }
+
+    #[test]
+    fn nesting_is_bounded() {
+        let nested = |n: usize| format!("root ::= {}\"a\"{}", "(".repeat(n), ")".repeat(n));
+        assert!(check(&nested(NESTING_MAX)).is_ok());
+        assert!(check(&nested(NESTING_MAX + 1)).is_err());
+        assert!(check(&"(".repeat(1 << 20)).is_err());
+        assert!(check(&"root ::= (\"a\") ".repeat(1000)).is_ok());
+        assert!(check("root ::= \"((((\" [(((]").is_ok());
     }
 }
