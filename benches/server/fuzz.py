@@ -233,9 +233,9 @@ class Fuzz:
         if method == "HEAD":
             return
         try:
-            self.judge(await self.client.request(method, path, raw, timeout=60), request)
+            self.judge(await self.client.request(method, path, raw, timeout=30), request)
         except TimeoutError:
-            self.fail("no answer in 60 s", request)
+            self.fail("no answer in 30 s", request)
         except (OSError, asyncio.IncompleteReadError, ValueError) as failure:
             self.fail(f"{type(failure).__name__}: {failure}", request)
 
@@ -305,9 +305,13 @@ class Fuzz:
                 await (self.broken(rng) if rng.random() < 0.05 else self.body(rng))
                 if time.monotonic() - shown > 30:
                     shown = time.monotonic()
-                    health = await self.client.request("GET", "/health", timeout=30)
-                    if health.status != 200:
-                        self.fail(f"/health says {health.status}", "")
+                    try:
+                        health = await self.client.request("GET", "/health", timeout=30)
+                        if health.status != 200:
+                            self.fail(f"/health says {health.status}", "")
+                    except (OSError, TimeoutError) as failure:
+                        self.fail(f"/health: {type(failure).__name__} {failure}", "")
+                        continue
                     print(json.dumps({"sent": self.sent, "statuses": dict(sorted(self.statuses.items())),
                                       "rss_anon_kib": self.server.resident_kib(), "failures": len(self.failures)}), flush=True)
 
@@ -346,6 +350,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--address-space-gib", type=int, default=8, help="what the server may map at most")
     parser.add_argument("--log", help="the server's output")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # The server is ended too.
@@ -353,7 +358,7 @@ def main() -> None:
         slots = pathlib.Path(directory) / "root" / "slots"
         slots.mkdir(parents=True)
         log = options.log or os.path.join(directory, "server.log")
-        server = Server(f"{options.server} --slot-save-path {slots}/", log)
+        server = Server(f"{options.server} --slot-save-path {slots}/", log, address_space=options.address_space_gib << 30)
         try:
             server.wait_ready()
             good = asyncio.run(Fuzz(server, slots, options.seed).run(options.minutes, options.clients))

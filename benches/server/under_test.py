@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import resource
 import shlex
 import signal
 import socket
@@ -57,9 +58,11 @@ def leave_page_cache(path: str) -> None:
 
 class Server:
     """A server process and where it answers. `command` is a shell-like line; `--host` and `--port` are added to it.
-    `limit`: bytes of a control group that it gets of its own."""
+    `limit`: bytes of a control group that it gets of its own; `address_space`: bytes that it may map at most, so that
+    one that takes all memory takes only its own."""
 
-    def __init__(self, command: str, log: str, key: str | None = None, limit: int | None = None):
+    def __init__(self, command: str, log: str, key: str | None = None, limit: int | None = None,
+                 address_space: int | None = None):
         self.port = free_port()
         self.key = key
         self.log = log
@@ -71,8 +74,14 @@ class Server:
             for argument in arguments:
                 if argument.endswith(".gguf"):
                     leave_page_cache(argument)
-        self.process = subprocess.Popen(arguments, stdout=open(log, "wb"), stderr=subprocess.STDOUT,
-                                        preexec_fn=self.group.join if self.group else None)
+
+        def prepare() -> None:
+            if self.group:
+                self.group.join()
+            if address_space:
+                resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+
+        self.process = subprocess.Popen(arguments, stdout=open(log, "wb"), stderr=subprocess.STDOUT, preexec_fn=prepare)
 
     @property
     def url(self) -> str:

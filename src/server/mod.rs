@@ -3,7 +3,7 @@
 //! **Two threads of life.** HTTP ([`http`], [`api`], [`page`]) runs on tokio: it turns requests into jobs ([`job`]) and what the
 //! engine tells of them into answers. The engine's thread ([`worker`]) alone has the session; [`slots`] chooses which sequence takes a
 //! prompt, [`schedule`] how much of prompts may be evaluated while others wait for their next token, [`text`] what of a token may be
-//! shown. [`status`] is what both may look at. [`saved`] keeps slots in files.
+//! shown. [`status`] is what both may look at. [`saved`](crate::saved) keeps slots in files.
 
 mod api;
 mod app;
@@ -14,7 +14,6 @@ mod listen;
 mod metrics;
 pub mod page;
 mod probabilities;
-mod saved;
 mod schedule;
 mod settings;
 mod slots;
@@ -30,13 +29,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
-use hobbit::{Model, ModelOptions, SessionOptions};
+use hobbit::options::{FlashAttn, KvType};
+use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
 
 use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
 use crate::pages::{self, Spelling};
-use crate::{download, exit, memory_signals, run, signals};
+use crate::{download, exit, memory_signals, run, saved, signals};
 use app::{App, Loaded};
 use settings::{Resolved, resolve};
 use status::{Status, Totals};
@@ -138,6 +138,7 @@ fn load(
 ) -> Result<std::thread::JoinHandle<()>> {
     let settings = &app.settings;
     let model: Model = run::open(&settings.model, settings.is_demo, model_options, log, ctrl_c)?;
+    let session_options = &attending(&model, &model_options.device.rpc, session_options, log);
     let session = ctrl_c.during(|| model.session(session_options))?;
     if ctrl_c.was_pressed() {
         return Err(signals::Interrupted.into());
@@ -157,7 +158,7 @@ fn load(
         n_waiting_max: settings.n_waiting_max,
         n_ubatch: session_options.n_ubatch.min(session_options.n_batch) as usize,
         n_batch: session_options.n_batch as usize,
-        mark: mark(&model, session_options),
+        mark: saved::mark(&model, session_options),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());
     let interrupt = session.interrupt_handle();
@@ -229,18 +230,30 @@ fn closing_line(totals: &Totals) -> String {
     line
 }
 
-/// What tells saved slots of this model and these types of KV cache from others.
-fn mark(model: &Model, options: &SessionOptions) -> u64 {
-    let info = model.info();
-    let words = format!(
-        "{} {} {} {} {} {:?} {:?}",
-        info.architecture,
-        info.n_params,
-        info.tensor_bytes,
-        info.n_layer,
-        model.n_vocab(),
-        options.type_k,
-        options.type_v
-    );
-    xxhash_rust::xxh3::xxh3_64(words.as_bytes())
+/// Bytes of scores that plain attention may keep for texts that do not depend on each other.
+const SCORES_BYTES_MAX: u64 = 256 << 20;
+
+/// The same with plain attention, where nobody chose, there are several slots, and it takes little memory: the CPU's fused attention adds
+/// up in another way for one row than for several, and for many, by how much all slots hold.
+fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log) -> SessionOptions {
+    let has_no_devices = hobbit::devices(rpc)
+        .is_ok_and(|found| found.iter().all(|device| matches!(device.kind, DeviceKind::Cpu | DeviceKind::Accelerator)));
+    let gguf = model.gguf();
+    let n_head = gguf.metadata.get_u64(&format!("{}.attention.head_count", gguf.architecture())).unwrap_or(u64::MAX);
+    let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
+    let scores = [n_head, n_ctx.into(), options.n_ubatch.into(), 4].into_iter().fold(1, u64::saturating_mul);
+    let is_plain = |kind| matches!(kind, KvType::F32 | KvType::F16 | KvType::Bf16);
+    let may = options.flash_attn == FlashAttn::Auto && is_plain(options.type_v) && has_no_devices;
+    if !may || options.n_seq_max == 1 {
+        return options.clone();
+    }
+    if scores > SCORES_BYTES_MAX {
+        let more = hobbit::units::Bytes(scores);
+        let line = format!(
+            "hobbit: texts may depend on what else is asked for, by more than last bits (-fa off: not, for {more})"
+        );
+        log.line(Level::Info, line);
+        return options.clone();
+    }
+    SessionOptions { flash_attn: FlashAttn::Off, ..options.clone() }
 }

@@ -3,6 +3,7 @@
 
 mod budget;
 mod chain;
+mod gbnf;
 mod grammar;
 mod probabilities;
 mod raw;

@@ -147,7 +147,15 @@ impl Worker {
         let token = match self.session.sample(sampler, index as i32) {
             Ok(token) => token,
             Err(error) => {
-                return self.fail(at, &Failure::server(error.to_string()));
+                let message = error.to_string();
+                return self.fail(
+                    at,
+                    &match error {
+                        // Settings or a grammar that leave nothing to choose.
+                        Error::Sampling(_) | Error::Grammar(_) => Failure::invalid(message),
+                        _ => Failure::server(message),
+                    },
+                );
             }
         };
         let now = Instant::now();

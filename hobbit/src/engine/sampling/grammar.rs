@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char};
 
 use ggml_sys::llama::{self, llama_token_data, llama_token_data_array};
 
+use super::gbnf;
 use super::raw::Raw;
 use crate::engine::error::Error;
 use crate::engine::log;
@@ -54,6 +55,7 @@ impl Grammar {
         if text.starts_with("%llguidance") {
             return Err(Error::Grammar("llguidance is not built in; write it in GBNF".into()));
         }
+        gbnf::check(text)?;
         let text = c_text(text)?;
         let triggers = if options.grammar_lazy {
             Triggers::new(model, &options.grammar_triggers, preserved)?

@@ -1,0 +1,120 @@
+//! A grammar's text, looked at before llama.cpp does.
+//!
+//! * Of a repetition `{m,n}` with `n` below `m` llama.cpp makes rules without end (`handle_repetitions` in `src/llama-grammar.cpp`
+//!   subtracts unsigned numbers), and it writes such a thing itself for a schema that wants an integer of 2^53 or more.
+//! * Its parser calls itself for every parenthesis.
+
+use crate::engine::error::Error;
+
+/// Parentheses within each other.
+const NESTING_MAX: usize = 256;
+
+/// Refuses a grammar in GBNF that llama.cpp's parser would not survive.
+///
+/// # Errors
+/// [`Error::Grammar`], with the repetition that ends before it begins, or the bound on nesting.
+pub(super) fn check(grammar: &str) -> Result<(), Error> {
+    let mut rest = grammar;
+    let mut depth = 0_usize;
+    while let Some(start) = rest.find(['"', '[', '#', '{', '(', ')']) {
+        let (opening, after) = (rest.as_bytes()[start], &rest[start + 1..]);
+        rest = match opening {
+            b'"' => after_closing(after, '"'),
+            b'[' => after_closing(after, ']'),
+            b'#' => after.find('\n').map_or("", |end| &after[end..]),
+            b'(' => {
+                depth += 1;
+                if depth > NESTING_MAX {
+                    let message = format!("more than {NESTING_MAX} parentheses are open at once");
+                    return Err(Error::Grammar(message));
+                }
+                after
+            }
+            b')' => {
+                depth = depth.saturating_sub(1);
+                after
+            }
+            _ => {
+                let (inside, rest) = after.split_once('}').unwrap_or((after, ""));
+                if let Some((least, most)) = bounds(inside)
+                    && most < least
+                {
+                    let message = format!("the repetition {{{least},{most}}} ends before it begins");
+                    return Err(Error::Grammar(message));
+                }
+                rest
+            }
+        };
+    }
+    Ok(())
+}
+
+/// What follows a literal or a class of characters, of which `text` begins with the inside.
+fn after_closing(text: &str, closing: char) -> &str {
+    let mut is_escaped = false;
+    for (at, character) in text.char_indices() {
+        match character {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            _ if character == closing => return &text[at + character.len_utf8()..],
+            _ => {}
+        }
+    }
+    ""
+}
+
+/// The numbers of `m,n`; a number that is too large for llama.cpp is so for any repetition.
+fn bounds(inside: &str) -> Option<(u128, u128)> {
+    let (least, most) = inside.split_once(',')?;
+    let number = |text: &str| {
+        let digits = text.trim();
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| digits.parse().unwrap_or(u128::MAX))
+    };
+    Some((number(least)?, number(most)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_must_end_after_they_begin() {
+        for refused in [
+            r#"root ::= "a"{3,2}"#,
+            "root ::= [0-9]{16,15}",
+            "root ::= (\"a\" | b){ 2 , 1 }\nb ::= \"b\"",
+            "root ::= \"{1,2\" \"a\"{5,4}",
+            "root ::= \"\\\"\" \"a\"{5,4}",
+            "root ::= [\\]{] \"a\"{5,4}",
+            "# \"\nroot ::= \"a\"{5,4}",
+        ] {
+            let error = check(refused).unwrap_err().to_string();
+            assert!(error.contains("ends before it begins"), "{refused}: {error}");
+        }
+        for allowed in [
+            "root ::= \"a\"{2,3}",
+            "root ::= \"a\"{3}",
+            "root ::= \"a\"{3,}",
+            "root ::= \"a\"{2,2} # \"a\"{3,2}",
+            "root ::= \"a{3,2}\" [{3,2}] \"\\\"{3,2}\"",
+            "root ::= \"a\"{x,y}",
+            "root ::= \"unclosed {3,2}",
+            "root ::= \"a\"{",
+            "",
+            "root ::= ((\"a\") (\"b\"))",
+        ] {
+            assert!(check(allowed).is_ok(), "{allowed}");
+        }
+    }
+
+    #[test]
+    fn nesting_is_bounded() {
+        let nested = |n: usize| format!("root ::= {}\"a\"{}", "(".repeat(n), ")".repeat(n));
+        assert!(check(&nested(NESTING_MAX)).is_ok());
+        assert!(check(&nested(NESTING_MAX + 1)).is_err());
+        assert!(check(&"(".repeat(1 << 20)).is_err());
+        assert!(check(&"root ::= (\"a\") ".repeat(1000)).is_ok());
+        assert!(check("root ::= \"((((\" [(((]").is_ok());
+    }
+}
