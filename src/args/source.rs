@@ -38,7 +38,7 @@ impl SourceArgs {
     /// What is no repository; a file without one.
     pub fn source(&self) -> Result<Option<Source>, String> {
         // A variable that is empty says nothing.
-        let said = |text: &'_ Option<String>| text.clone().filter(|text| !text.is_empty());
+        let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let (repo, file, url) = (said(&self.hf_repo), said(&self.hf_file), said(&self.model_url));
         match (repo, url) {
             (Some(repo), _) => Source::repo(&repo, file.as_deref()).map(Some).map_err(|error| format!("-hf: {error}")),
