@@ -4,6 +4,7 @@ mod caching;
 mod device;
 mod precision;
 pub mod preset;
+mod prompt;
 mod reasoning;
 mod routing;
 mod sampling;
@@ -23,6 +24,7 @@ pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
+pub use prompt::PromptArgs;
 pub use reasoning::ReasoningArgs;
 pub use routing::RoutingArgs;
 pub use sampling::SamplingArgs;
@@ -155,35 +157,6 @@ pub struct MemoryArgs {
     /// Read experts around the page cache (direct), through it (buffered), or as fits the machine
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
     pub io: IoMode,
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Prompt")]
-pub struct PromptArgs {
-    /// Text to continue, or the first message of a conversation (default: what is piped in)
-    #[arg(short, long, value_name = "PROMPT", overrides_with_all = ["file", "binary_file"])]
-    pub prompt: Option<String>,
-    /// File with the prompt, '-' for the standard input; one newline at its end is dropped
-    #[arg(short, long, value_name = "FNAME", overrides_with_all = ["prompt", "binary_file"])]
-    pub file: Option<PathBuf>,
-    /// File with the prompt, '-' for the standard input; its bytes are taken as they are
-    #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
-    pub binary_file: Option<PathBuf>,
-    /// Process \n, \r, \t, \', \", \\ and \xHH in prompts and affixes
-    #[arg(short, long, value_name = Switch::NAME, default_value = "on")]
-    pub escape: Switch,
-    /// Print the prompt before what is generated
-    #[arg(long, value_name = Switch::NAME, default_value = "on")]
-    pub display_prompt: Switch,
-    /// Print the prompt's tokens on stderr
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
-    pub verbose_prompt: Switch,
-    /// Tokens to generate (per turn); -1 without end, -2 until the context is full
-    #[arg(short = 'n', long, value_name = "N", env = "LLAMA_ARG_N_PREDICT")]
-    pub predict: Option<i32>,
-    /// Stop at this text; in interactive mode it is the user's turn then. May be repeated
-    #[arg(short, long, value_name = "PROMPT")]
-    pub reverse_prompt: Vec<String>,
 }
 
 #[derive(Args, Debug)]

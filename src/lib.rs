@@ -6,7 +6,8 @@
 //! processed, options of a model and a session made; [`reasoning`] how a model thinks. [`demo`] finds the bundled model, [`hub`] and
 //! `download` fetch others.
 //!
-//! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`) or `conversation` (with its [`commands`]);
+//! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`, which `prompt_cache` keeps in a file as
+//! [`saved`] has it) or `conversation` (with its [`commands`]);
 //! both let `stream` print a generation (`reading` takes answers apart) on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
 //! `ctrl_c` stops it, `memory_signals` resize its caches. [`report`] puts measurements into words.
 //!
@@ -41,6 +42,7 @@ mod promise;
 mod reasoning;
 mod report;
 mod resolve;
+mod saved;
 pub mod signals;
 mod sim;
 mod stop;
@@ -68,6 +70,8 @@ mod memory_signals;
 mod progress;
 #[cfg(feature = "engine")]
 mod prompt;
+#[cfg(feature = "engine")]
+mod prompt_cache;
 #[cfg(feature = "engine")]
 mod reading;
 #[cfg(feature = "rpc")]

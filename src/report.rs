@@ -243,6 +243,7 @@ mod tests {
             divided: false,
             kernels: Default::default(),
             routing: None,
+            promise: None,
             upgrade: true,
             high: Default::default(),
             low: None,

@@ -62,6 +62,7 @@ pub struct HiArgs {
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
     pub prompt: Option<Bytes>,
     pub system_prompt: Option<String>,
+    pub prompt_cache: Option<PromptCacheOptions>,
     /// Tokens to generate at once; `None` until the model or the context ends.
     pub predict: Option<usize>,
     /// The same where the demo model continues its own text.
@@ -89,6 +90,15 @@ pub struct HiArgs {
     pub output: Reporting,
     /// Files that were read for all this, by their flags.
     pub read: Vec<(&'static str, PathBuf)>,
+}
+
+/// The file of `--prompt-cache`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptCacheOptions {
+    pub path: PathBuf,
+    /// Keep what is generated, too.
+    pub keeps_all: bool,
+    pub is_read_only: bool,
 }
 
 /// A text that need not be UTF-8.
@@ -147,6 +157,11 @@ impl HiArgs {
         let interactive = low.chat.interactive.0 || interactive_first;
         let mut prompt = prompt(&low.prompt, around)?;
         let mut predict = low.prompt.predict;
+        let prompt_cache = low.prompt.prompt_cache.map(|path| PromptCacheOptions {
+            path,
+            keeps_all: low.prompt.prompt_cache_all.0,
+            is_read_only: low.prompt.prompt_cache_ro.0,
+        });
         let demo_predict = predict.unwrap_or(demo::PREDICT);
         if is_demo && prompt.is_none() && !interactive && conversation != Some(true) && !around.has_input() {
             prompt = Some(Bytes(demo::PROMPT.into()));
@@ -177,6 +192,7 @@ impl HiArgs {
                 (None, Some(path)) => Some(utf8(&without_newline(read(path, around)?), path)?.to_owned()),
                 (typed, _) => typed,
             },
+            prompt_cache,
             predict: predict.and_then(|n| usize::try_from(n).ok()),
             demo_predict: usize::try_from(demo_predict).ok(),
             stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
@@ -218,8 +234,12 @@ impl HiArgs {
 
     /// Checks that nothing is written over what is read, or over files of other kinds.
     pub fn check_outputs(&self) -> Result<(), OutputError> {
-        let written =
-            [("--log-file", &self.output.log_file, Kind::Log), ("--stats-json", &self.output.stats_json, Kind::Json)];
+        let cache = self.prompt_cache.as_ref().filter(|cache| !cache.is_read_only).map(|cache| cache.path.clone());
+        let written = [
+            ("--log-file", &self.output.log_file, Kind::Log),
+            ("--stats-json", &self.output.stats_json, Kind::Json),
+            ("--prompt-cache", &cache, Kind::Sequence),
+        ];
         check_outputs(&self.model_options, &self.model, &written, &self.read)
     }
 

@@ -24,12 +24,13 @@ use super::log::{Level, Log};
 use super::output::{is_closed_pipe, write_json};
 use super::pages::{self, Spelling};
 use super::progress::bar;
+use super::prompt_cache::PromptCache;
 use super::report;
 use super::report::brief::{self, Closing, ModelFacts};
 use super::resolve::{self, Bytes, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
-use super::{completion, conversation, prompt};
+use super::{completion, conversation, prompt, saved};
 use hobbit::engine::{low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::pack::WriteError;
@@ -97,7 +98,13 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let seed = drawn_once(args.sampling.seed);
     let sampler = Sampler::new(&model, &SamplingOptions { seed, ..args.sampling.clone() })?;
     let screen = Screen::new(args.colour);
-    let mut desk = Desk { args, model: &model, session, sampler, seed, screen, log, ctrl_c: &ctrl_c, failed: false };
+    let cache =
+        args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, saved::mark(&model, &args.session_options)));
+    if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.interactive) {
+        anyhow::bail!("--prompt-cache-all keeps a text that is continued, not a conversation; leave it out");
+    }
+    let mut desk =
+        Desk { args, model: &model, session, sampler, seed, screen, log, ctrl_c: &ctrl_c, failed: false, cache };
 
     let outcome = match &given {
         Some((prompt, predict)) => completion::run(&mut desk, prompt, *predict),
@@ -118,6 +125,9 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         }
     };
     let ended = desk.screen.end_line();
+    if let Some(cache) = desk.cache.take() {
+        cache.finish(&mut desk.session, log)?;
+    }
     finish(&desk, &end)?;
     if !ctrl_c.is_ending() {
         ended?;
@@ -272,7 +282,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     if let Some(line) = brief::third_line(session.devices(), session.precision()) {
         say(Level::Info, &line);
     }
-    if let Some(promise) = options.routing.promise.as_ref().filter(|_| session.precision().routing.is_none()) {
+    if let Some(promise) = session.precision().promise.as_ref().filter(|_| session.precision().routing.is_none()) {
         say(Level::Info, promise);
     }
     devices::warn_without_devices(options, !session.devices().is_empty(), log);

@@ -7,6 +7,7 @@ use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
 use super::memory_signals;
 use super::progress::TokenBar;
+use super::prompt_cache::PromptCache;
 use super::reading::{Reader, Reading};
 use super::resolve::HiArgs;
 use super::stop::StopMatcher;
@@ -26,6 +27,8 @@ pub struct Desk<'a> {
     pub ctrl_c: &'a CtrlC,
     /// Whether a message got no answer.
     pub failed: bool,
+    /// Where the state after the prompt is kept.
+    pub cache: Option<PromptCache>,
 }
 
 /// Why `tokens` tokens of `what` cannot be read; `None` if they fit in a context of `n_ctx`.
@@ -81,6 +84,9 @@ impl Desk<'_> {
     pub fn answer(&mut self, prompt: &[Token], limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
         let ctrl_c = self.ctrl_c.clone();
         let spoken = ctrl_c.during(|| self.feed_and_generate(prompt, limit, reading))?;
+        if let Some(cache) = &mut self.cache {
+            cache.note(&spoken.tokens);
+        }
         if spoken.end == End::ContextFull {
             let n_ctx = self.session.n_ctx();
             self.screen.end_line()?;
@@ -109,12 +115,19 @@ impl Desk<'_> {
         for &token in prompt {
             self.sampler.accept(token);
         }
+        let known = match &mut self.cache {
+            Some(cache) => cache.restore(&mut self.session, prompt, self.log)?,
+            None => 0,
+        };
         if !prompt.is_empty() {
-            match self.feed(prompt) {
+            match self.feed(&prompt[known..]) {
                 Ok(()) => {}
                 Err(Error::Interrupted) => return Ok(Spoken { end: End::Interrupted, ..spoken }),
                 Err(error) => return Err(error.into()),
             }
+        }
+        if let Some(cache) = &mut self.cache {
+            cache.keep_prompt(&mut self.session, prompt)?;
         }
         let mut decoder = Utf8Decoder::default();
         let mut matcher = StopMatcher::new(&[&self.args.stops[..], &reading.stops].concat());

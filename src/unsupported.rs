@@ -148,8 +148,6 @@ static FLAGS: &[Unsupported] = &[
     refused(&["-cl", "--cache-list"], 0, "the Hub's own client lists what is kept: hf cache ls"),
     refused(&["--gpt-oss-20b-default", "--gpt-oss-120b-default"], 0, DEFAULTS),
     refused(&["--vision-gemma-4b-default", "--vision-gemma-12b-default"], 0, MEDIA),
-    refused(&["--prompt-cache"], 1, "sessions are not saved yet; leave it out"),
-    refused(&["--prompt-cache-all", "--prompt-cache-ro"], 0, "sessions are not saved yet; leave it out"),
     refused(&["-ptc", "--print-token-count"], 1, "see --stats-json for the counts at the end"),
     refused(&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], 1, "self-extend is not supported; see --rope-scale"),
     refused(&["--server-base"], 1, "hobbit-cli runs the model itself"),

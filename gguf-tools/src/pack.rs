@@ -90,7 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut spec = spec(&args, imatrix.as_ref())?;
     let chosen = args.widths.choose(&source, args.low.as_ref())?;
     spec.widths = chosen.widths;
-    spec.norms = chosen.norms;
+    (spec.norms, spec.mixes) = (chosen.norms, chosen.mixes);
     let policy = args.policy.as_deref().map(|path| policy(path, &source)).transpose()?;
     spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(FittedPolicy::thresholds));
     spec.policy = policy.as_ref().map(FittedPolicy::to_json);
@@ -159,6 +159,7 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         path_table: args.path_table.as_deref().map(read_path_table).transpose()?,
         policy: None,
         norms: None,
+        mixes: None,
         importance: imatrix,
         threads: threads(args.threads),
         force: args.force,

@@ -9,7 +9,7 @@ use hobbit::gguf::Gguf;
 use hobbit::options::DeviceChoice;
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::{Profile, norms_of_json};
+use hobbit::profile::{MeasuredMix, Mix, Mixes, Profile, mixes_of_json, norms_of_json};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
 
 fn tool(args: &[&str]) -> Output {
@@ -70,6 +70,7 @@ fn each_expert_gets_its_own_width() {
     assert!(
         norms.len() == 6 && norms.iter().all(|own| own.norms.len() == 8 && own.norms.iter().all(|norm| *norm > 0.0))
     );
+    assert_eq!(info.mixes, None, "none were sought");
     let sized = size(["--target-size", "8MiB"]);
     assert!(sized <= 8 << 20 && sized > 7 << 20, "{sized}");
 
@@ -86,6 +87,29 @@ fn each_expert_gets_its_own_width() {
     let refused = tool(&["pack", &model, "-o", &pack, "--force", "--profile", &profile, "--target-size", "1MiB"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(words(&refused.stderr).contains("cannot be reached"), "{}", words(&refused.stderr));
+    // Whatever was sought goes along.
+    let one =
+        MeasuredMix { mix: Mix { cache_bias: 0.2, ..Mix::EXACT }, loss: 0.004, error: 0.001, bytes_per_token: 1e5 };
+    let mixes = vec![Mixes {
+        text: "prose.txt".into(),
+        text_sha256: "00".repeat(32),
+        tokens: 128,
+        expert_cache: "25%".into(),
+        cache_share: 0.25,
+        high: "q8_0".into(),
+        low: None,
+        exact_bytes_per_token: 2e5,
+        mixes: vec![one],
+    }];
+    std::fs::write(&profile, Profile { mixes: mixes.clone(), ..measured }.to_json()).unwrap();
+    let plain = tool(&["pack", &model, "-o", &pack, "--force", "--profile", &profile]);
+    assert!(plain.status.success(), "{}", words(&plain.stderr));
+    let info = Pack::open(Path::new(&pack)).unwrap().info;
+    assert_eq!(info.mixes.as_deref().map(mixes_of_json), Some(Ok(mixes)));
+    let inspected = tool(&["inspect", &pack]);
+    let line = "measured for --max-loss: 1 mixes on prose.txt with 25 % of the experts in memory";
+    assert!(words(&inspected.stdout).contains(line), "{}", words(&inspected.stdout));
+
     let refused = tool(&["pack", &model, "-o", &pack, "--force", "--max-loss", "1%"]);
     assert_eq!(refused.status.code(), Some(2), "a goal without a profile");
 }

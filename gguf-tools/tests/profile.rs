@@ -5,7 +5,9 @@ use std::process::{Command, Output};
 
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::gguf::Gguf;
-use hobbit::profile::{Goal, Profile, ProfileError, widths};
+use hobbit::plan::{Budget, ExpertCache};
+use hobbit::profile::{Goal, Profile, ProfileError, Promise, beside, widths};
+use hobbit::{Model, ModelOptions, SessionOptions};
 
 fn demo(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)
@@ -125,8 +127,9 @@ fn a_tolerated_loss_is_kept_and_saves_traffic() {
     assert_eq!((measured.expert_cache.as_str(), measured.low.as_str()), ("25%", "q2_K"));
     assert_eq!(fitted.goal, "max loss 0.5%");
     assert!(first.widths.is_empty());
-    let mixes = first.mixes.as_ref().unwrap();
-    assert_eq!((mixes.tokens, mixes.text_sha256.len(), mixes.low.as_deref()), (128, 64, Some("q2_K")));
+    let [mixes] = &first.mixes[..] else { panic!("{:?}", first.mixes) };
+    assert_eq!((mixes.tokens, mixes.text_sha256.len()), (128, 64));
+    assert_eq!((mixes.high.as_str(), mixes.low.as_deref()), ("q8_0", Some("q2_K")));
     assert!((0.2..0.3).contains(&mixes.cache_share) && mixes.exact_bytes_per_token > 0.0, "{mixes:?}");
     assert!(mixes.mixes.len() <= 6 && mixes.mixes.iter().all(|own| own.error >= 0.0), "{mixes:?}");
     assert_eq!(profile(&model, &text, &args), first, "a second run measures the same");
@@ -138,14 +141,68 @@ fn mixes_are_found_without_low_versions() {
     let (model, text) = random(dir.path(), Format::Q8_0);
     let args = ["--tokens", "256", "--context", "128", "--no-widths", "--max-loss", "100%"];
     let found = profile(&model, &text, &args);
-    let mixes = found.mixes.as_ref().unwrap();
+    let [mixes] = &found.mixes[..] else { panic!("{:?}", found.mixes) };
     assert!(found.thresholds.is_none() && mixes.low.is_none());
     // Random routers hardly care: what is cheapest goes furthest.
     let best = mixes.cheapest(1.0, false).unwrap();
     assert!(best.bytes_per_token < 0.8 * mixes.exact_bytes_per_token, "{mixes:?}");
     assert!(mixes.mixes.iter().all(|own| !own.mix.uses_low()));
     let alone = profile(&model, &text, &["--tokens", "128", "--context", "128", "--no-widths", "--max-loss", "1%"]);
-    assert!(alone.mixes.is_none(), "one window has no other half");
+    assert!(alone.mixes.is_empty(), "one window has no other half");
+}
+
+#[test]
+fn a_pack_is_measured_with_its_own_low_versions_and_with_several_caches() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random(dir.path(), Format::Q8_0);
+    let pack = dir.path().join("random.hobbit.gguf");
+    let made = Command::new(env!("CARGO_BIN_EXE_gguf-tools"))
+        .arg("pack")
+        .args([&model, Path::new("-o"), &pack])
+        .args(["--low", "q2_k"])
+        .output();
+    assert!(made.unwrap().status.success());
+    let args = ["--tokens", "256", "--context", "128", "--no-widths", "--max-loss", "100%"];
+    let found = profile(&pack, &text, &[&args[..], &["--expert-cache", "50%,25%"]].concat());
+    let [half, quarter] = &found.mixes[..] else { panic!("{:?}", found.mixes) };
+    assert_eq!((half.expert_cache.as_str(), quarter.expert_cache.as_str()), ("50%", "25%"));
+    assert!((half.cache_share - 0.5).abs() < 0.05 && (quarter.cache_share - 0.25).abs() < 0.05, "{found:?}");
+    assert!(half.exact_bytes_per_token < quarter.exact_bytes_per_token, "{found:?}");
+    assert_eq!((half.high.as_str(), half.low.as_deref()), ("q8_0", Some("q2_K")));
+    assert!(quarter.mixes.iter().any(|own| own.mix.uses_low()), "{quarter:?}");
+    assert_eq!(found.thresholds.unwrap().measured.unwrap().expert_cache, "50%", "by the first");
+
+    // What a session takes of it, by how much is in memory.
+    let promise =
+        |max_loss| Promise { max_loss, measured: found.mixes.clone(), file: beside(&pack), model: pack.clone() };
+    let run = |cache: f64, promise: Promise| {
+        let options = ModelOptions {
+            budget: Budget::Bytes(4 << 30),
+            expert_cache: ExpertCache::Percent(cache),
+            promise: Some(promise),
+            ..ModelOptions::default()
+        };
+        let model = Model::open(&pack, &options, |_| true).unwrap();
+        let session = model.session(&SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() });
+        session.map(|session| session.precision().clone())
+    };
+    let low = run(30.0, promise(1.0)).unwrap();
+    assert!(low.is_dynamic(), "{low:?}");
+    let said = low.promise.unwrap();
+    assert!(said.contains("with 25 % of the experts in memory (here ") && said.contains("--t1"), "{said}");
+    // Where low versions are not part of the choice, no slot is theirs.
+    let mut without = promise(1.0);
+    without.measured.iter_mut().for_each(|own| own.mixes.retain(|own| !own.mix.uses_low()));
+    let high = run(60.0, without).unwrap();
+    assert!(!high.is_dynamic() && high.low.is_none_or(|low| low.slots == 0));
+    assert!(high.promise.unwrap().contains("with 50 % of the experts in memory (here "));
+    let refused = run(15.0, promise(1.0)).unwrap_err().to_string();
+    assert!(refused.contains("has measured with 25 %, 50 %") && refused.contains("--expert-cache 1"), "{refused}");
+
+    let refused = tool(&pack, &text, &["--tokens", "256"]);
+    assert!(words(&refused.stderr).contains("give --no-widths, or the plain model"), "{}", words(&refused.stderr));
+    let refused = tool(&pack, &text, &[&args[..], &["--low", "q3_k"]].concat());
+    assert!(words(&refused.stderr).contains("not made of a pack"), "{}", words(&refused.stderr));
 }
 
 #[test]

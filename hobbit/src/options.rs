@@ -18,7 +18,7 @@ pub use kernels::KernelChoice;
 pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};
 pub use reasoning::{ReasoningBudget, ReasoningFormat};
-pub use routing::{RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
+pub use routing::{Knob, RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
 pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
 
 use std::path::PathBuf;
@@ -26,6 +26,7 @@ use std::str::FromStr;
 
 use smart_default::SmartDefault;
 
+use crate::profile::Promise;
 use crate::words::named;
 
 #[doc(inline)]
@@ -84,6 +85,10 @@ pub struct ModelOptions {
     pub precision: PrecisionOptions,
     /// Where tokens may go in place of experts that are not in memory.
     pub routing: RoutingOptions,
+    /// A loss that is not to be exceeded: what of [`ModelOptions::routing`] and of T1 and T2 it takes is then chosen by what was
+    /// measured of the model, when the first session says how many experts are in memory. Low versions are used only where the
+    /// choice has some.
+    pub promise: Option<Promise>,
     /// Which kernels multiply the experts' rows in batches. [`KernelChoice::Fastest`] counts as [`KernelChoice::Identical`] where
     /// [`ModelOptions::precision`] asks for [`PrecisionMode::Exact`] or for deterministic results.
     pub kernels: KernelChoice,

@@ -40,12 +40,13 @@ pub struct RoutingArgs {
     #[arg(long, value_name = "auto|N", default_value = "auto", env = "HOBBIT_ARG_VIRTUAL_UPDATE")]
     pub virtual_update: VirtualUpdate,
     /// Give up at most N percent of perplexity for the fewest bytes: the cheapest mix of --cache-bias, --substitute, --drop and low
-    /// precision whose measured loss, with one standard error, stays below, as 'gguf-tools profile --max-loss' found it and wrote
-    /// it beside the model (MODEL.profile.json)
+    /// precision whose measured loss, with one standard error, stays below, as 'gguf-tools profile --max-loss' found it with no more
+    /// of the experts in memory, and wrote it beside the model (MODEL.profile.json) or 'gguf-tools pack' into the pack
     #[arg(long, value_name = "N%", value_parser = percent, env = "HOBBIT_ARG_MAX_LOSS")]
     pub max_loss: Option<f64>,
-    /// A token shall take no more than N milliseconds while it decodes: --cache-bias is then the least, up to 0.3, that suffices, as
-    /// measured in trials while it runs. If none does, 0.3 is taken, and what can be reached is told. Not with --deterministic
+    /// A token shall take no more than N milliseconds while it decodes: --cache-bias is then the least, up to what is given or 0.3,
+    /// that suffices, as measured in trials while it runs; or, where --substitute is given and no --cache-bias, SMoE's alpha up to that.
+    /// If none does, the most is taken, and what can be reached is told. Not with --deterministic
     #[arg(long, value_name = "N", value_parser = milliseconds, env = "HOBBIT_ARG_TARGET_LATENCY")]
     pub target_latency: Option<Duration>,
     /// Send the tokens of prompts elsewhere too; what that leaves in the context stays there
@@ -93,7 +94,6 @@ impl RoutingArgs {
             let target = format!("'--target-latency {}'", target.as_secs_f64() * 1e3);
             let other = match () {
                 () if precision.deterministic.0 => "--deterministic, for it goes by what tokens take",
-                () if self.cache_bias > 0.0 => "--cache-bias, for it chooses that itself",
                 () if options.virtual_experts != VirtualExperts::Off => "--virtual-experts, where no token waits",
                 () => "",
             };
@@ -112,7 +112,7 @@ impl RoutingArgs {
                 () => "",
             };
             if !other.is_empty() {
-                let percent = crate::promise::in_percent(max_loss);
+                let percent = hobbit::profile::in_percent(max_loss);
                 return Err(format!("'--max-loss {percent}%' cannot be had with {other}; drop one of them"));
             }
         }
@@ -213,9 +213,10 @@ mod tests {
         }
         assert!(["0", "-1", "nan", "inf", "1e9", "", "50ms"].iter().all(|bad| milliseconds(bad).is_err()));
         assert_eq!(said(&["--target-latency=50", "--substitute=0.3", "--route-prompts=on"]), "");
+        assert_eq!(said(&["--target-latency=50", "--cache-bias=0.2"]), "");
+        assert!(said(&["--target-latency=50", "--cache-bias=0.5"]).contains("above 0.3"));
         for (other, part) in [
             ("--deterministic=on", "cannot be had with --deterministic"),
-            ("--cache-bias=0.1", "cannot be had with --cache-bias"),
             ("--virtual-experts=auto", "cannot be had with --virtual-experts"),
             ("--precision=exact", "'--target-latency' contradicts '--precision exact'"),
         ] {

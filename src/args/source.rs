@@ -18,7 +18,7 @@ pub struct SourceArgs {
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_HF_FILE")]
     pub hf_file: Option<String>,
     /// Token for private and gated repositories (default: the one that `hf auth login` has kept)
-    #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", value_parser = Token::new)]
+    #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", value_parser = Token::typed)]
     pub hf_token: Option<Token>,
     /// Model at this URL, fetched if it is not here yet
     #[arg(long, value_name = "URL", env = "LLAMA_ARG_MODEL_URL")]
@@ -37,15 +37,15 @@ impl SourceArgs {
     /// # Errors
     /// What is no repository; a file without one.
     pub fn source(&self) -> Result<Option<Source>, String> {
-        match (&self.hf_repo, &self.model_url) {
-            (Some(repo), _) => {
-                Source::repo(repo, self.hf_file.as_deref()).map(Some).map_err(|error| format!("-hf: {error}"))
-            }
-            (None, _) if self.hf_file.is_some() => {
+        // A variable that is empty says nothing.
+        let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let (repo, file, url) = (said(&self.hf_repo), said(&self.hf_file), said(&self.model_url));
+        match (repo, url) {
+            (Some(repo), _) => Source::repo(&repo, file.as_deref()).map(Some).map_err(|error| format!("-hf: {error}")),
+            (None, _) if file.is_some() => {
                 Err("-hff: the repository of this file is missing: give -hf USER/REPO".to_owned())
             }
-            (None, Some(url)) => Ok(Some(Source::Url(url.clone()))),
-            (None, None) => Ok(None),
+            (None, url) => Ok(url.map(Source::Url)),
         }
     }
 
@@ -62,7 +62,8 @@ pub fn is_named(matches: &ArgMatches) -> bool {
 
 fn sources(matches: &ArgMatches) -> [Option<ValueSource>; 3] {
     let is_known = |id: &str| matches.try_contains_id(id).is_ok();
-    NAMES.map(|(id, _)| if is_known(id) { matches.value_source(id) } else { None })
+    let is_empty = |id: &str| matches!(matches.try_get_one::<String>(id), Ok(Some(text)) if text.is_empty());
+    NAMES.map(|(id, _)| if is_known(id) && !is_empty(id) { matches.value_source(id) } else { None })
 }
 
 /// Makes sure that one model is named at most, and soundly: what is typed beats the environment.
@@ -144,7 +145,7 @@ mod tests {
     fn the_token_is_not_shown() {
         let (low, _) = parse(["-hft", "hf_secret"].map(OsString::from)).unwrap();
         assert!(!format!("{low:?}").contains("hf_secret"));
-        let error = parse(["-hft", "hf secret"].map(OsString::from)).unwrap_err().to_string();
-        assert!(error.contains("expected a token"), "{error}");
+        // Nor looked at where none is needed: it may come from the environment.
+        assert!(parse(["-hft", "hf secret"].map(OsString::from)).is_ok());
     }
 }

@@ -18,6 +18,11 @@ impl Token {
         is_sound.then(|| Self(text.to_owned())).ok_or_else(|| "expected a token such as hf_...".to_owned())
     }
 
+    /// As it was typed: whoever needs none is not asked for a sound one.
+    pub fn typed(text: &str) -> Result<Self, std::convert::Infallible> {
+        Ok(Self(text.trim().to_owned()))
+    }
+
     /// What the header says.
     pub fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
@@ -91,8 +96,8 @@ impl Places {
             read(&file).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
         };
         let takes_kept = endpoint == HUB && !is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN");
-        let token = match given.token {
-            Some(token) => Some(token),
+        let token = match given.token.filter(|token| !token.0.is_empty()) {
+            Some(Token(text)) => Some(Token::new(&text).map_err(|why| format!("--hf-token (or HF_TOKEN): {why}"))?),
             None if takes_kept => kept().map(|text| Token::new(&text)).transpose()?,
             None => None,
         };
@@ -148,6 +153,9 @@ mod tests {
         assert_eq!(token(&[("HOME", "/h"), ("HF_ENDPOINT", "http://a")], None), None);
         let given = Some("Bearer hf_given".to_owned());
         assert_eq!(token(&[("HOME", "/h"), ("HF_ENDPOINT", "http://a")], Some("hf_given")), given);
+        let typed = |text| Given { token: Token::typed(text).ok(), offline: false };
+        let places = |text| places(&[("HOME", "/h"), ("HF_ENDPOINT", "http://a")], typed(text));
+        assert!(places("hf secret").unwrap_err().contains("HF_TOKEN") && places(" ").unwrap().token.is_none());
         assert!(Token::new("a b").is_err() && Token::new("a\r\nX: y").is_err() && Token::new("").is_err());
         assert_eq!(format!("{:?}", Token::new("secret").unwrap()), "Token(...)");
     }

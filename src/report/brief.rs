@@ -89,6 +89,9 @@ pub fn third_line(devices: &[DeviceReport], precision: &PrecisionReport) -> Opti
             .map_or_else(|| "no low".to_owned(), |low| format!("low {} from {}", low.types, low.source));
         let PrecisionReport { t1, t2, .. } = precision;
         parts.push(format!("precision: dynamic (T1 {t1:.2}, T2 {t2:.2}), {low}; results are approximate"));
+    } else if precision.routing.is_some() {
+        let unused = precision.low.as_ref().map(|low| format!("low {} from {} is not used", low.types, low.source));
+        parts.extend(unused);
     } else if precision.divided || precision.cpu_helper || is_fastest || precision.low.is_some() {
         parts.push(precision.to_string());
     }
@@ -227,6 +230,7 @@ mod tests {
             divided: false,
             kernels: Default::default(),
             routing: None,
+            promise: None,
             upgrade: true,
             high: Default::default(),
             low: None,
@@ -317,6 +321,9 @@ mod tests {
         ] {
             assert_eq!(third_line(&[], &report), Some(report.to_string()));
         }
+        let routing = Some("cache bias 0.2".to_owned());
+        let routed = third_line(&[], &PrecisionReport { routing, mode: PrecisionMode::Exact, ..with_low }).unwrap();
+        assert_eq!(routed, "routing: cache bias 0.2; results are approximate; low q2_K from a.gguf is not used");
         let device = DeviceReport { name: "CUDA0".into(), n_layers: 2, slots: 4, experts: 16, ..Default::default() };
         assert_eq!(third_line(&[device], &exact()).unwrap(), "CUDA0: 2 layers, 4 of 16 experts (25 %)");
     }

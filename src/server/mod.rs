@@ -3,7 +3,7 @@
 //! **Two threads of life.** HTTP ([`http`], [`api`], [`page`]) runs on tokio: it turns requests into jobs ([`job`]) and what the
 //! engine tells of them into answers. The engine's thread ([`worker`]) alone has the session; [`slots`] chooses which sequence takes a
 //! prompt, [`schedule`] how much of prompts may be evaluated while others wait for their next token, [`text`] what of a token may be
-//! shown. [`status`] is what both may look at. [`saved`] keeps slots in files.
+//! shown. [`status`] is what both may look at. [`saved`](crate::saved) keeps slots in files.
 
 mod api;
 mod app;
@@ -14,7 +14,6 @@ mod listen;
 mod metrics;
 pub mod page;
 mod probabilities;
-mod saved;
 mod schedule;
 mod settings;
 mod slots;
@@ -37,7 +36,7 @@ use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
 use crate::pages::{self, Spelling};
-use crate::{download, exit, memory_signals, run, signals};
+use crate::{download, exit, memory_signals, run, saved, signals};
 use app::{App, Loaded};
 use settings::{Resolved, resolve};
 use status::{Status, Totals};
@@ -159,7 +158,7 @@ fn load(
         n_waiting_max: settings.n_waiting_max,
         n_ubatch: session_options.n_ubatch.min(session_options.n_batch) as usize,
         n_batch: session_options.n_batch as usize,
-        mark: mark(&model, session_options),
+        mark: saved::mark(&model, session_options),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());
     let interrupt = session.interrupt_handle();
@@ -257,20 +256,4 @@ fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log)
         return options.clone();
     }
     SessionOptions { flash_attn: FlashAttn::Off, ..options.clone() }
-}
-
-/// What tells saved slots of this model and these types of KV cache from others.
-fn mark(model: &Model, options: &SessionOptions) -> u64 {
-    let info = model.info();
-    let words = format!(
-        "{} {} {} {} {} {:?} {:?}",
-        info.architecture,
-        info.n_params,
-        info.tensor_bytes,
-        info.n_layer,
-        model.n_vocab(),
-        options.type_k,
-        options.type_v
-    );
-    xxhash_rust::xxh3::xxh3_64(words.as_bytes())
 }

@@ -10,7 +10,7 @@ use crate::pages::PagesArgs;
 use crate::switch::Switch;
 use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::fitted::FittedPolicy;
-use hobbit::options::PrecisionMode;
+use hobbit::options::{PrecisionMode, VirtualUpdate};
 use hobbit::predict::PredictorKind;
 use hobbit::route::{Shares, Thresholds};
 use hobbit::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
@@ -30,7 +30,7 @@ Examples:
       A table of hits, penalty and simulated speed for each combination.
   hobbit-sim replay prose.trace --link 7GB --expert-ms 0.08 --layer-ms 0.3 --json
       The same for another machine, as JSON.
-  hobbit-sim replay prose.trace --cache-bias 0.2 --budget 25%,50%
+  hobbit-sim replay prose.trace --cache-bias 0,0.1,0.2,0.3 --policy lru --budget 25%,50%
       What it would read if tokens might go to experts in memory.
   hobbit-sim curve prose.trace
       Hit rates by share of slots, for 'gguf-tools inspect --forecast'.
@@ -199,7 +199,7 @@ pub struct ReportArgs {
 }
 
 /// The machine and the model, where they are to differ from the recorded ones.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
 pub struct WorldArgs {
     /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it), or
@@ -232,21 +232,28 @@ pub struct WorldArgs {
     pub upgrade: Option<Switch>,
     /// Send tokens to experts in memory: λ times the range of a token's scores these are ahead, as hobbit-cli --cache-bias. For this
     /// and --substitute a trace has to have scores (--trace of hobbit-cli, without --routes). Open-loop: what is computed with
-    /// another expert would change the tokens after it, and the recorded ones stay
-    #[arg(long, value_name = "N", value_parser = strength)]
-    pub cache_bias: Option<f32>,
+    /// another expert would change the tokens after it, and the recorded ones stay. Of this, --substitute and --drop 'replay' takes
+    /// several, separated by commas: all combinations
+    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
+    pub cache_bias: Vec<f32>,
     /// A token's best N experts stay whatever is in memory, as hobbit-cli --keep-top
     #[arg(long, value_name = "N")]
     pub keep_top: Option<u16>,
     /// Exchange experts of scores within N (SMoE's alpha), as hobbit-cli --substitute
-    #[arg(long, value_name = "N", value_parser = strength)]
-    pub substitute: Option<f32>,
+    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
+    pub substitute: Vec<f32>,
     /// Of a token at most N by --substitute
     #[arg(long, value_name = "N")]
     pub substitute_max: Option<u16>,
     /// Leave out a missing expert with less than N times the uniform share of a token's weight, as hobbit-cli --drop
-    #[arg(long, value_name = "N", value_parser = strength)]
-    pub drop: Option<f32>,
+    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
+    pub drop: Vec<f32>,
+    /// Single tokens use what is in memory only, which changes beside them (SwapMoE), as hobbit-cli --virtual-experts auto
+    #[arg(long, value_name = Switch::NAME)]
+    pub virtual_experts: Option<Switch>,
+    /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens
+    #[arg(long, value_name = "auto|N")]
+    pub virtual_update: Option<VirtualUpdate>,
     /// Weights of the weighted policies: lru,lfu,lhu,fld
     #[arg(long, value_name = "W,W,W,W")]
     pub policy_weights: Option<Weights>,
@@ -277,11 +284,33 @@ pub struct WorldArgs {
 }
 
 impl WorldArgs {
+    /// One for each combination of strengths, in the order they were typed in.
+    pub fn each(&self) -> Vec<Self> {
+        let one_by_one = |given: &Vec<f32>| match given[..] {
+            [] => vec![Vec::new()],
+            _ => given.iter().map(|strength| vec![*strength]).collect(),
+        };
+        let mut all = Vec::new();
+        for cache_bias in one_by_one(&self.cache_bias) {
+            for substitute in one_by_one(&self.substitute) {
+                for drop in one_by_one(&self.drop) {
+                    let (cache_bias, substitute) = (cache_bias.clone(), substitute.clone());
+                    all.push(Self { cache_bias, substitute, drop, ..self.clone() });
+                }
+            }
+        }
+        all
+    }
+
     /// The recorded settings with what was typed.
     ///
     /// # Errors
-    /// Thresholds that make no sense; a trace of another version.
+    /// Thresholds that make no sense; a trace of another version; several strengths, see [`WorldArgs::each`].
     pub fn config(&self, recording: &Recording) -> Result<Config> {
+        let strengths = [("cache-bias", &self.cache_bias), ("substitute", &self.substitute), ("drop", &self.drop)];
+        if let Some((flag, _)) = strengths.iter().find(|(_, given)| given.len() > 1) {
+            anyhow::bail!("--{flag}: only 'hobbit-sim replay' takes several strengths; give one");
+        }
         let mut config = Config::recorded(recording)?;
         config.slots = self.slots.unwrap_or(config.slots);
         if !self.calibration.is_empty() {
@@ -313,11 +342,22 @@ impl WorldArgs {
             config.upgrade = upgrade.0;
         }
         let rules = &mut config.rerouting;
-        rules.bias = self.cache_bias.unwrap_or(rules.bias);
+        rules.bias = self.cache_bias.first().copied().unwrap_or(rules.bias);
         rules.keep_top = self.keep_top.map_or(rules.keep_top, usize::from);
-        rules.substitute = self.substitute.unwrap_or(rules.substitute);
+        rules.substitute = self.substitute.first().copied().unwrap_or(rules.substitute);
         rules.substitute_max = self.substitute_max.map(usize::from).or(rules.substitute_max);
-        config.drop = self.drop.unwrap_or(config.drop);
+        config.drop = self.drop.first().copied().unwrap_or(config.drop);
+        if let Some(is_on) = self.virtual_experts {
+            config.virtual_experts = is_on.0.then(|| config.virtual_experts.unwrap_or_default());
+        }
+        config.rerouting.only_present = config.virtual_experts.is_some();
+        if let Some(update) = self.virtual_update {
+            anyhow::ensure!(
+                config.virtual_experts.is_some(),
+                "--virtual-update is of no use without --virtual-experts on"
+            );
+            config.virtual_experts = Some(update);
+        }
         config.weights = self.policy_weights.unwrap_or(config.weights);
         if let Some(bytes) = self.link {
             config.link.bytes_per_second = bytes as f64;

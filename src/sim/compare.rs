@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::args::WorldArgs;
-use hobbit::options::RoutingOptions;
+use hobbit::options::{RoutingOptions, VirtualExperts};
 use hobbit::predict::PredictorKind;
 use hobbit::route::Rerouting;
 use hobbit::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
@@ -94,6 +94,7 @@ fn routing_words(config: &Config) -> Option<String> {
         substitute,
         substitute_max: substitute_max.map(number),
         drop: config.drop,
+        virtual_experts: config.virtual_experts.map_or(VirtualExperts::Off, |_| VirtualExperts::Auto),
         ..RoutingOptions::default()
     };
     options.words()

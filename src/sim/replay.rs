@@ -4,7 +4,7 @@ use std::io::Write;
 
 use anyhow::{Result, ensure};
 
-use super::args::ReplayArgs;
+use super::args::{ReplayArgs, WorldArgs};
 use super::compare::{Row, compare};
 use super::table::table;
 use hobbit::predict::{PredictorKind, RecallCounts};
@@ -24,7 +24,8 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     let mut all = Vec::new();
     for (file, n_before) in args.files.iter().zip(0..) {
         let recording = super::open(file, args.world.low_bytes)?;
-        let rows = compare(&recording, &args.world, &args.budget, &args.predictor.0, &args.policy.0)?;
+        let of_world = |world: &WorldArgs| compare(&recording, world, &args.budget, &args.predictor.0, &args.policy.0);
+        let by_strength: Vec<Vec<Row>> = args.world.each().iter().map(of_world).collect::<Result<_>>()?;
         if args.json {
             all.push(serde_json::json!({
                 "file": file,
@@ -32,14 +33,21 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
                 "settings": recording.header.settings,
                 "tokens": recording.n_tokens(),
                 "recall": recalls(&recording),
-                "open_loop": rows.iter().any(|row| row.routing.is_some()),
-                "replays": rows,
+                "open_loop": by_strength.iter().flatten().any(|row| row.routing.is_some()),
+                "replays": by_strength.concat(),
             }));
         } else {
             let gap = if n_before > 0 { "\n" } else { "" };
-            write!(out, "{gap}{}\n{}", about(&recording), lines(&rows))?;
-            if let Some(words) = rows.first().and_then(|row| row.routing.as_ref()) {
-                write!(out, "{}", routing_lines(words, &rows))?;
+            writeln!(out, "{gap}{}", about(&recording))?;
+            for rows in &by_strength {
+                let words = rows.first().and_then(|row| row.routing.as_deref());
+                if by_strength.len() > 1 {
+                    writeln!(out, "\nWith {}:", words.unwrap_or("what routers chose"))?;
+                }
+                write!(out, "{}", lines(rows))?;
+                if let Some(words) = words {
+                    write!(out, "{}", routing_lines(words, rows))?;
+                }
             }
         }
     }

@@ -96,6 +96,30 @@ fn replay_compares_with_lru_and_the_optimum() {
 }
 
 #[test]
+fn several_strengths_are_replayed_in_one_call() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = path(&directory, "a.trace");
+    trace(Path::new(&file), 60);
+    let words = ["replay", &file, "--policy", "lru", "--budget", "4slots", "--drop", "0,0.9", "--json"];
+    let json: serde_json::Value = serde_json::from_str(&hobbit_sim(&words).unwrap().1).unwrap();
+    let rows = json[0]["replays"].as_array().unwrap();
+    let of = |drop: &str| {
+        let words = [&words[..7], &[drop, "--json"]].concat();
+        let json: serde_json::Value = serde_json::from_str(&hobbit_sim(&words).unwrap().1).unwrap();
+        json[0]["replays"].as_array().unwrap().clone()
+    };
+    assert_eq!(rows, &[of("0"), of("0.9")].concat(), "as one by one");
+    assert!(rows[0]["routing"].is_null() && rows[2]["routing"] == "missing below 0.9 left out", "{rows:?}");
+    let (_, text) = hobbit_sim(&words[..8]).unwrap();
+    for heading in ["With what routers chose:", "With missing below 0.9 left out:"] {
+        assert!(text.contains(heading), "{text}");
+    }
+    let html = path(&directory, "a.html");
+    let error = hobbit_sim(&["report", &file, "-o", &html, "--drop", "0,1"]).unwrap_err().to_string();
+    assert!(error.contains("--drop") && error.contains("give one"), "{error}");
+}
+
+#[test]
 fn baselines_of_the_papers() {
     let directory = tempfile::tempdir().unwrap();
     let (file, other) = (path(&directory, "a.trace"), path(&directory, "b.trace"));

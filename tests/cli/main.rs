@@ -4,6 +4,7 @@
 mod downloads;
 mod fitted;
 mod presets;
+mod prompt_cache;
 mod prompts;
 mod reports;
 mod rig;

@@ -1,5 +1,11 @@
 //! Tokens that go to experts in memory, and what was promised for it.
 
+use std::path::Path;
+
+use hobbit::engine::Ggml;
+use hobbit::gguf::Gguf;
+use hobbit::pack::{PackKind, PackSpec};
+use hobbit::profile::{FORMAT, MeasuredMix, Mix, Mixes, ModelId, Profile, TextId, VERSION, mixes_to_json};
 use serde_json::Value;
 
 use crate::rig::*;
@@ -19,7 +25,7 @@ fn a_latency_target_is_told_and_kept_in_the_statistics() {
         let stats: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let latency = &stats["target_latency"];
         assert_eq!((&latency["is_reachable"], &latency["trials"]), (&is_reachable.into(), &1.into()), "{latency}");
-        assert_eq!(latency["cache_bias"], if is_reachable { 0.0 } else { 0.3 }, "{latency}");
+        assert_eq!(latency["strength"], if is_reachable { 0.0 } else { 0.3 }, "{latency}");
         assert_eq!(latency["measured"].as_array().unwrap().len(), 3, "{latency}");
         assert_eq!(ran.stderr.contains("out of reach here: a token takes "), !is_reachable, "{}", ran.stderr);
         assert!(ran.stderr.contains("; a token takes "), "{}", ran.stderr);
@@ -37,4 +43,95 @@ fn a_promise_takes_a_profile() {
     assert!(stderr.contains("demo.profile.json") && stderr.contains("gguf-tools profile"), "{stderr}");
     let stderr = demo(&[&WHOLE[..], &["--max-loss", "1%", "--cache-bias", "0.1"]].concat()).run().expect(2).stderr;
     assert!(stderr.contains("'--max-loss 1%' cannot be had with"), "{stderr}");
+}
+
+/// λ that was measured to lose half a percent with this share of the experts in memory.
+fn measured(cache_share: f64, cache_bias: f32) -> Mixes {
+    let mix = Mix { cache_bias, ..Mix::EXACT };
+    Mixes {
+        text: "prose.txt".into(),
+        text_sha256: "00".repeat(32),
+        tokens: 2048,
+        expert_cache: format!("{}%", 100.0 * cache_share),
+        cache_share,
+        high: "q8_0".into(),
+        low: None,
+        exact_bytes_per_token: 1000.0,
+        mixes: vec![MeasuredMix { mix, loss: 0.005, error: 0.001, bytes_per_token: 500.0 }],
+    }
+}
+
+/// The third line of a run that promises to lose at most 1 %, or why there is none.
+fn promised(model: &Path, cache: &str) -> String {
+    let args = ["--temp", "0", "-t", "1", "-c", "256", "-p", "In the beginning", "-n", "8", "--expert-cache", cache];
+    let mut cli = cli(&args);
+    cli.command.arg("-m").arg(model).args(["--max-loss", "1%"]);
+    let ran = cli.run();
+    assert!(matches!(ran.status, Some(0 | 1)), "{}", ran.stderr);
+    ran.stderr
+}
+
+#[test]
+fn a_promise_is_kept_by_what_was_measured_with_no_more_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("demo.gguf");
+    std::fs::copy(demo_model(), &model).unwrap();
+    let gguf = Gguf::open(&model).unwrap();
+    let profile = Profile {
+        format: FORMAT.into(),
+        version: VERSION,
+        model: ModelId::of(&gguf, &gguf.experts().unwrap()),
+        text: TextId { file: "prose.txt".into(), tokens: 4096, context: 512, perplexity: 30.0 },
+        thresholds: None,
+        mixes: vec![measured(0.25, 0.15), measured(0.5, 0.25)],
+        prefill: None,
+        widths: Vec::new(),
+        norms: Vec::new(),
+    };
+    let beside = dir.path().join("demo.profile.json");
+    std::fs::write(&beside, profile.to_json()).unwrap();
+    let half = promised(&model, "50%");
+    let chosen = "(max loss 1.0 %: --cache-bias 0.25 --keep-top 1 was measured at +0.50 % +- 0.10 % on prose.txt, reading 50 % of \
+                  exact's bytes with 50 % of the experts in memory)";
+    assert!(half.contains("routing: cache bias 0.25, the best 1 kept ") && half.contains(chosen), "{half}");
+    let less = promised(&model, "40%");
+    assert!(
+        less.contains("routing: cache bias 0.15") && less.contains("with 25 % of the experts in memory (here "),
+        "{less}"
+    );
+    let refused = promised(&model, "20%");
+    assert!(refused.contains("has measured with 25 %, 50 % of the experts in memory, and here are "), "{refused}");
+    assert!(refused.contains("gguf-tools profile") && refused.contains("%,25%,50%"), "{refused}");
+    let all = promised(&model, "100%");
+    assert!(all.contains("max loss 1.0 %: everything is in memory, nothing is given up"), "{all}");
+
+    // A pack carries them, and what lies beside it comes first.
+    let pack = dir.path().join("demo.hobbit.gguf");
+    let mixes = Some(mixes_to_json(&profile.mixes[..1]));
+    let spec = PackSpec { mixes, ..PackSpec::new(PackKind::Full) };
+    hobbit::pack::write(&gguf, &pack, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    let carried = promised(&pack, "50%");
+    assert!(carried.contains("routing: cache bias 0.15") && carried.contains("(here 50 %)"), "{carried}");
+    std::fs::copy(&beside, dir.path().join("demo.hobbit.profile.json")).unwrap();
+    let given = promised(&pack, "50%");
+    assert!(given.contains("routing: cache bias 0.25"), "{given}");
+    let spec = PackSpec { mixes: Some("[{}]".into()), force: true, ..PackSpec::new(PackKind::Full) };
+    let broken = dir.path().join("broken.gguf");
+    hobbit::pack::write(&gguf, &broken, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    let refused = promised(&broken, "50%");
+    assert!(refused.contains("key 'hobbit.mixes'") && refused.contains("make the pack again"), "{refused}");
+}
+
+#[test]
+fn a_latency_target_sets_alpha_where_that_was_given() {
+    let words =
+        [&WHOLE[..], &["--target-latency", "0.001", "--substitute", "0.2", "--stats-json", "stats.json"]].concat();
+    let cli = demo(&words);
+    let path = cli.dir.path().join("stats.json");
+    let (child, _dir) = cli.spawn();
+    let ran = ran(child.wait_with_output().unwrap()).expect(0);
+    assert!(ran.stderr.contains("routing: substitutes within up to 0.2, as 0.001 ms a token need"), "{}", ran.stderr);
+    let stats: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let latency = &stats["target_latency"];
+    assert_eq!((&latency["knob"], &latency["strength"]), (&"substitute".into(), &0.2.into()), "{latency}");
 }

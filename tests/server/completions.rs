@@ -9,7 +9,7 @@ const PATH: &str = "/v1/completions";
 #[test]
 fn a_stream_says_what_an_answer_says() {
     let server = Server::start(&[]);
-    let body = json!({"prompt": "The river runs", "max_tokens": 24, "logprobs": 2});
+    let body = json!({"prompt": "The river runs", "max_tokens": 24, "logprobs": 2, "cache_prompt": false});
     let whole = server.post(PATH, &body).ok();
     assert_eq!(whole["object"], "text_completion");
     let choice = &whole["choices"][0];

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server};
+use crate::rig::Server;
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -10,8 +10,15 @@ fn ask(text: &str, n: i32) -> Value {
     json!({"messages": [{"role": "user", "content": text}], "max_tokens": n})
 }
 
-fn content(events: &[Event]) -> String {
-    events.iter().filter_map(|event| event.data.pointer("/choices/0/delta/content")?.as_str()).collect()
+/// A text to go on with, by a stream.
+fn go_on(server: &Server, text: &str) -> String {
+    let body = json!({"prompt": text, "max_tokens": 40, "cache_prompt": false});
+    let mut whole = String::new();
+    for event in server.stream("/v1/completions", &body) {
+        assert!(event.data.get("error").is_none(), "{event:?}");
+        whole += event.data.pointer("/choices/0/text").and_then(Value::as_str).unwrap_or_default();
+    }
+    whole
 }
 
 #[test]
@@ -50,23 +57,11 @@ fn who_goes_frees_a_slot() {
 fn streams_do_not_mix() {
     let server = Server::start(&["--ignore-eos"]);
     let texts = ["The river", "A letter to", "def main():"];
-    let alone: Vec<String> =
-        texts.iter().map(|text| content(&server.stream(PATH, &ask(text, 40)).collect::<Vec<_>>())).collect();
+    let alone: Vec<String> = texts.iter().map(|text| go_on(&server, text)).collect();
     assert!(alone[0] != alone[1] && alone[1] != alone[2]);
     // Three at once for two slots: one waits.
     let beside: Vec<String> = std::thread::scope(|scope| {
-        let ask_one = |text| {
-            let server = &server;
-            scope.spawn(move || {
-                let mut events = Vec::new();
-                for event in server.stream(PATH, &ask(text, 40)) {
-                    assert!(event.data.get("error").is_none(), "{event:?}");
-                    events.push(event);
-                }
-                content(&events)
-            })
-        };
-        let threads: Vec<_> = texts.iter().map(|text| ask_one(*text)).collect();
+        let threads: Vec<_> = texts.iter().map(|text| scope.spawn(|| go_on(&server, text))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     // Exactness is promised at equal width alone: a batch of two may round otherwise. What is not another's is certain: each begins as

@@ -7,3 +7,4 @@ mod guard;
 mod messages;
 mod responses;
 mod rig;
+mod thoughts;

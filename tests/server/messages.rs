@@ -7,7 +7,8 @@ use crate::rig::{Event, Server, TEMPLATE, pushed, with};
 const PATH: &str = "/v1/messages";
 
 fn body() -> Value {
-    json!({"model": "x", "max_tokens": 16, "system": "Book", "messages": [{"role": "user", "content": "Say hello"}]})
+    let messages = json!([{"role": "user", "content": "Say hello"}]);
+    json!({"model": "x", "max_tokens": 16, "system": "Book", "messages": messages, "cache_prompt": false})
 }
 
 #[test]

@@ -9,8 +9,7 @@ const PATH: &str = "/v1/responses";
 #[test]
 fn a_stream_says_what_an_answer_says() {
     let server = Server::start(&[]);
-    let body =
-        json!({"input": "Say hello", "instructions": "Book", "max_output_tokens": 16, "timings_per_token": true});
+    let body = json!({"input": "Say hello", "instructions": "Book", "max_output_tokens": 16, "timings_per_token": true, "cache_prompt": false});
     let whole = server.post(PATH, &body).ok();
     assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("completed")));
     assert!(whole["id"].as_str().unwrap().starts_with("resp_"));
@@ -51,7 +50,7 @@ fn tools_are_called() {
     let server = Server::start(&["--chat-template-file", TEMPLATE]);
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]});
     let body = json!({
-        "input": "The weather?", "max_output_tokens": 200, "tool_choice": "required",
+        "input": "The weather?", "max_output_tokens": 200, "cache_prompt": false, "tool_choice": "required",
         "tools": [{"type": "web_search"}, {"type": "function", "name": "weather", "description": "d", "parameters": parameters}],
     });
     let body = with(body, pushed());

@@ -157,13 +157,16 @@ impl Drop for Server {
 
 /// The events in a stream, without what only keeps it alive.
 fn events(reader: impl Read) -> impl Iterator<Item = Event> {
-    let mut name = None;
+    let (mut name, mut data) = (None, None);
     BufReader::new(reader).lines().map_while(Result::ok).filter_map(move |line| {
         if let Some(own) = line.strip_prefix("event: ") {
             name = Some(own.to_owned());
+        } else if let Some(own) = line.strip_prefix("data: ") {
+            assert!(data.is_none(), "an event has one line of data");
+            data = Some(if own == "[DONE]" { Value::Null } else { serde_json::from_str(own).expect("data is JSON") });
         }
-        let data = line.strip_prefix("data: ")?;
-        let data = if data == "[DONE]" { Value::Null } else { serde_json::from_str(data).expect("data is JSON") };
+        // An empty line ends an event.
+        let data = data.take_if(|_| line.is_empty())?;
         Some(Event { name: name.take(), data })
     })
 }

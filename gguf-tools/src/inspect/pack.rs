@@ -8,7 +8,8 @@ use hobbit::expert::Precision;
 use hobbit::fitted::{FittedOn, FittedPolicy};
 use hobbit::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, slice_name};
 use hobbit::predict::PathTable;
-use hobbit::units::Bytes;
+use hobbit::profile::{Mixes, mixes_of_json};
+use hobbit::units::{Bytes, Percent};
 use serde::Serialize;
 
 /// The report; `--json` prints it as it is.
@@ -33,6 +34,8 @@ pub struct Report {
     path_table: Option<Paths>,
     /// What `hobbit-sim calibrate` fitted, if it is there.
     policy: Option<String>,
+    /// With what `hobbit-cli --max-loss` may do, if that was measured.
+    mixes: Option<String>,
     /// The file from its first byte to its last.
     layout: Vec<Region>,
     layers: Vec<Layer>,
@@ -127,6 +130,7 @@ impl Report {
             t2: info.t2,
             path_table: paths(pack)?,
             policy: info.policy.as_deref().map(policy),
+            mixes: info.mixes.as_deref().map(mixes),
             layout: regions(pack),
             layers,
             ordinary_bytes: tensor_bytes - own - high_bytes - low_bytes,
@@ -158,6 +162,18 @@ fn policy(text: &str) -> String {
             )
         }
         Err(error) => format!("damaged: {error}"),
+    }
+}
+
+/// What was measured for `--max-loss`, in a few words.
+fn mixes(text: &str) -> String {
+    let of = |own: &Mixes| {
+        let Mixes { mixes, text, cache_share, .. } = own;
+        format!("{} mixes on {text} with {:.0} of the experts in memory", mixes.len(), Percent(*cache_share))
+    };
+    match mixes_of_json(text) {
+        Ok(all) => all.iter().map(of).collect::<Vec<_>>().join(", "),
+        Err(reason) => format!("damaged: {reason}"),
     }
 }
 
@@ -245,6 +261,9 @@ impl fmt::Display for Report {
         }
         if let Some(policy) = &self.policy {
             writeln!(f, "fitted policy: {policy}")?;
+        }
+        if let Some(mixes) = &self.mixes {
+            writeln!(f, "measured for --max-loss: {mixes}")?;
         }
 
         writeln!(f, "\n{:>16}{:>16}  content", "offset", "bytes")?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use hobbit::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf};
 use hobbit::pack::{TypeChoice, Widths, fitting};
-use hobbit::profile::{self, Goal, Profile, norms_to_json};
+use hobbit::profile::{self, Goal, Profile, mixes_to_json, norms_to_json};
 use hobbit::store::BLOCK_BYTES;
 use hobbit::units::{Bytes, Percent, parse_bytes, parse_percent};
 use hobbit_programs::output::tell;
@@ -34,6 +34,8 @@ pub struct Chosen {
     pub thresholds: Option<(f32, f32)>,
     /// Norms of the experts' weights.
     pub norms: Option<String>,
+    /// The cheapest ways to give up a little.
+    pub mixes: Option<String>,
 }
 
 impl Args {
@@ -52,6 +54,7 @@ impl Args {
         let map = source.experts()?;
         profile.check_model(source, &map)?;
         let norms = (!profile.norms.is_empty()).then(|| norms_to_json(&profile.norms));
+        let mixes = (!profile.mixes.is_empty()).then(|| mixes_to_json(&profile.mixes));
         let thresholds = profile.thresholds.as_ref().map(|fitted| (fitted.t1, fitted.t2));
         if let Some(width) = self.tolerated {
             let (lowered, tolerated) = profile.tolerated(width, &map)?;
@@ -61,12 +64,12 @@ impl Args {
                 Percent(tolerated.loss),
                 Percent(tolerated.max_loss)
             ));
-            return Ok(Chosen { widths: Some(lowered.into_iter().collect()), thresholds, norms });
+            return Ok(Chosen { widths: Some(lowered.into_iter().collect()), thresholds, norms, mixes });
         }
         let goal = match (self.max_loss, self.target_size) {
             (Some(max_loss), _) => Goal::MaxLoss(max_loss),
             (None, Some(bytes)) => Goal::TargetSize { bytes, other: other_bytes(source, &map, low) },
-            (None, None) => return Ok(Chosen { widths: None, thresholds, norms }),
+            (None, None) => return Ok(Chosen { widths: None, thresholds, norms, mixes }),
         };
         let chosen = profile::widths(&profile, &map, goal)?;
         let counts: Vec<_> = chosen.counts.iter().map(|(dtype, n)| format!("{n} at {dtype}")).collect();
@@ -78,7 +81,7 @@ impl Args {
             Bytes(chosen.record_bytes)
         ));
         let widths = chosen.types.into_iter().collect();
-        Ok(Chosen { widths: Some(widths), thresholds, norms })
+        Ok(Chosen { widths: Some(widths), thresholds, norms, mixes })
     }
 }
 

@@ -9,14 +9,13 @@ use hobbit::profile::{MeasuredMix, Mix, Mixes, Part, RUNS_MAX, nll, search_mixes
 use hobbit::route::Thresholds;
 use hobbit_programs::output::tell;
 
-use super::Run;
 use super::text::{Runner, Text};
+use super::{LowVersions, Run};
 use crate::bar::Bar;
 
 /// Low versions that mixes may have.
 pub struct Low<'a> {
-    pub path: &'a Path,
-    pub name: String,
+    pub versions: LowVersions<'a>,
     /// What was found with low versions alone.
     pub thresholds: Thresholds,
 }
@@ -35,20 +34,22 @@ pub fn find(run: &Run, text: &Text, file: &Path, low: Option<&Low>, max_loss: f6
         return Ok(None);
     }
     let bytes = std::fs::read(file).with_context(|| format!("{}: cannot read", file.display()))?;
+    let low_versions = low.map(|low| low.versions);
     let mut measurer =
-        Measurer { run, text, half, low: low.map(|low| low.path), runner: None, exact: Default::default() };
+        Measurer { run, text, half, low: low_versions, runner: None, low_types: None, exact: Default::default() };
     let mut exact_bytes = 0.0;
     for (at, part) in [Part::Search, Part::HeldOut].into_iter().enumerate() {
         let (losses, bytes) = measurer.decode(Mix::EXACT, part)?;
         (measurer.exact[at], exact_bytes) = (losses, bytes);
     }
-    let plan = measurer.runner(false)?.session.plan();
+    let session = &measurer.runner(false)?.session;
+    let (plan, high) = (session.plan(), session.precision().high.types.clone());
+    let cache_share = plan.cache_share();
     anyhow::ensure!(
         !plan.is_fully_resident() && plan.n_experts > 0,
         "--expert-cache {}: every expert fits, nothing is missed and nothing can be saved; give a smaller one",
         run.expert_cache_word
     );
-    let cache_share = plan.n_slots as f64 / plan.n_experts as f64;
     let lows = low.map_or_else(Vec::new, |low| {
         let Thresholds { t1, t2 } = low.thresholds;
         let mut lows = vec![Thresholds { t1, t2 }, Thresholds { t1, t2: 1.0 }];
@@ -67,7 +68,8 @@ pub fn find(run: &Run, text: &Text, file: &Path, low: Option<&Low>, max_loss: f6
         tokens: text.windows[half..].iter().map(|window| window.len() as u64).sum(),
         expert_cache: run.expert_cache_word.clone(),
         cache_share,
-        low: low.map(|low| low.name.clone()),
+        high,
+        low: measurer.low_types,
         exact_bytes_per_token: exact_bytes,
         mixes,
     }))
@@ -79,9 +81,11 @@ struct Measurer<'a> {
     text: &'a Text,
     /// Windows of the first half.
     half: usize,
-    low: Option<&'a Path>,
+    low: Option<LowVersions<'a>>,
     /// The model that is open, and whether it has low versions.
     runner: Option<(bool, Runner)>,
+    /// Types of the low versions, once they have been used.
+    low_types: Option<String>,
     /// Negative log-likelihoods of the exact model, by part.
     exact: [Vec<f64>; 2],
 }
@@ -92,7 +96,11 @@ impl Measurer<'_> {
             // One model at a time.
             self.runner = None;
             let low = self.low.filter(|_| with_low);
-            self.runner = Some((with_low, self.run.open(low, self.run.expert_cache, None)?));
+            let runner = self.run.open(low, self.run.expert_cache, None)?;
+            if let (true, Some(low)) = (with_low, &runner.session.precision().low) {
+                self.low_types = Some(low.types.clone());
+            }
+            self.runner = Some((with_low, runner));
         }
         let (_, runner) = self.runner.as_mut().context("it has just been opened")?;
         Ok(runner)

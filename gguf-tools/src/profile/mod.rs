@@ -40,7 +40,8 @@ use text::{Runner, Text};
 
 Examples:
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
-  gguf-tools profile model.gguf --text some.txt --max-loss 1% --no-widths -o model.profile.json
+  gguf-tools profile model.gguf --text some.txt --max-loss 1% --no-widths --expert-cache 25%,50% -o model.profile.json
+  gguf-tools profile model.hobbit.gguf --text some.txt --max-loss 1% --no-widths -o model.hobbit.profile.json
   gguf-tools profile model.gguf --text some.txt --no-widths --max-prefill-loss 0.5% --low q2_k
   gguf-tools profile model.gguf --text some.txt --widths q2_k --tolerance 2% -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths
@@ -73,9 +74,11 @@ pub struct Args {
     /// the smallest of --widths]
     #[arg(long, value_name = "FILE|TYPE", requires = "loss")]
     low: Option<String>,
-    /// Expert cache for --max-loss and --max-prefill-loss: a size, or a percentage of all experts
-    #[arg(long, value_name = "SIZE|N%", default_value = "25%")]
-    expert_cache: String,
+    /// Expert cache for --max-loss and --max-prefill-loss: a size, or a percentage of all experts. Of several, as in 25%,50%, mixes for
+    /// --max-loss are sought with each ('hobbit-cli --max-loss' takes those of the largest that is no larger than its own), and all
+    /// else with the first
+    #[arg(long, value_name = "SIZE|N%,...", default_value = "25%", value_delimiter = ',')]
+    expert_cache: Vec<String>,
     /// Memory for everything
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     mem_budget: Budget,
@@ -111,7 +114,17 @@ pub struct Args {
     json: bool,
 }
 
+/// Low-precision versions that the model is opened with.
+#[derive(Clone, Copy, Debug)]
+pub enum LowVersions<'a> {
+    /// Of a smaller quant.
+    File(&'a Path),
+    /// A pack's own.
+    Own,
+}
+
 /// What all measurements share.
+#[derive(Clone)]
 pub struct Run {
     pub file: PathBuf,
     pub budget: Budget,
@@ -128,10 +141,15 @@ pub struct Run {
 impl Run {
     /// The model with these low-precision experts; every use asks for high precision, no token goes elsewhere, and nothing depends on
     /// how fast reads are.
-    fn open(&self, low: Option<&Path>, expert_cache: ExpertCache, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
+    fn open(
+        &self,
+        low: Option<LowVersions>,
+        expert_cache: ExpertCache,
+        prefill_low: Option<f32>,
+    ) -> anyhow::Result<Runner> {
         let thresholds = low.map(|_| 1.0);
         let precision = PrecisionOptions {
-            mode: low.map(|_| PrecisionMode::Dynamic),
+            mode: Some(if low.is_some() { PrecisionMode::Dynamic } else { PrecisionMode::Exact }),
             t1: thresholds,
             t2: thresholds,
             prefill_low,
@@ -139,7 +157,10 @@ impl Run {
             deterministic: true,
             ..Default::default()
         };
-        let low = low.map(|low| LowSource::File(low.to_owned()));
+        let low = match low {
+            Some(LowVersions::File(path)) => Some(LowSource::File(path.to_owned())),
+            Some(LowVersions::Own) | None => None,
+        };
         // Opened with some freedom, so that more may be tried.
         let routing = RoutingOptions { cache_bias: f32::EPSILON, ..RoutingOptions::default() };
         let options = ModelOptions { budget: self.budget, expert_cache, low, precision, routing, ..Default::default() };
@@ -153,7 +174,7 @@ impl Run {
     ///
     /// # Errors
     /// A model that cannot be run, a cache in which everything fits.
-    fn open_for_misses(&self, low: &Path, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
+    fn open_for_misses(&self, low: LowVersions, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
         let runner = self.open(Some(low), self.expert_cache, prefill_low)?;
         ensure!(
             runner.session.precision().is_dynamic(),
@@ -211,17 +232,27 @@ fn check_outputs(args: &Args) -> anyhow::Result<()> {
 }
 
 fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
-    let expert_cache = args.expert_cache.parse().context("--expert-cache")?;
+    let caches = args.expert_cache.iter().map(|word| Ok((word.parse().context("--expert-cache")?, word.clone())));
+    let caches: Vec<(ExpertCache, String)> = caches.collect::<anyhow::Result<_>>()?;
+    let (expert_cache, expert_cache_word) = caches.first().cloned().context("--expert-cache: give a size, or 25%")?;
     let gguf = Gguf::open(&args.file)?;
-    ensure!(
-        !Pack::is_pack(&gguf),
-        "{}: this is an expert pack; give the plain model that it was made of, packs of it take the profile",
-        args.file.display()
-    );
-    let map = gguf.experts()?;
+    let pack = if Pack::is_pack(&gguf) { Some(Pack::open(&args.file)?) } else { None };
+    if let Some(pack) = &pack {
+        pack.require_full()?;
+        ensure!(
+            args.no_widths,
+            "{}: this is an expert pack, whose experts are not lowered any more; give --no-widths, or the plain model that it \
+             was made of: packs of it take the profile",
+            args.file.display()
+        );
+    }
+    let (gguf, map) = match &pack {
+        Some(pack) => (&pack.plain, pack.experts.clone()),
+        None => (&gguf, gguf.experts()?),
+    };
     ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to profile", args.file.display());
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
-    let source = Source { gguf: &gguf, map: &map, imatrix: imatrix.as_ref(), threads: threads(args.threads) };
+    let source = Source { gguf, map: &map, imatrix: imatrix.as_ref(), threads: threads(args.threads) };
     let widths = if args.no_widths { Vec::new() } else { widths(args, &source)? };
 
     let model = Model::open(&args.file, &options(args.mem_budget), |_| true)?;
@@ -232,7 +263,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         file: args.file.clone(),
         budget: args.mem_budget,
         expert_cache,
-        expert_cache_word: args.expert_cache.clone(),
+        expert_cache_word,
         context,
         threads: args.threads.map(i32::from),
         check: args.check,
@@ -252,7 +283,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     let mut profile = Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
-        model: ModelId::of(&gguf, &map),
+        model: ModelId::of(gguf, &map),
         text: TextId {
             file: text_file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             tokens: text.n_tokens(),
@@ -260,28 +291,51 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
             perplexity,
         },
         thresholds: None,
-        mixes: None,
+        mixes: Vec::new(),
         prefill: None,
         widths: Vec::new(),
-        norms: norms::of(&gguf, &map, threads(args.threads))?,
+        norms: match &pack {
+            Some(pack) => norms::carried(pack)?,
+            None => norms::of(gguf, &map, threads(args.threads))?,
+        },
     };
     profile.thresholds = args.shares.map(|target| thresholds::for_shares(&uses, target)).transpose()?;
-    let has_no_low = args.low.is_none() && widths.is_empty() && args.max_prefill_loss.is_none();
+    let has_own = pack.as_ref().is_some_and(|pack| pack.catalog.has_low());
+    let has_no_low = args.low.is_none() && widths.is_empty() && args.max_prefill_loss.is_none() && !has_own;
+    let mixes = |low: Option<&mixes::Low>, run: &Run, max_loss: f64| mixes::find(run, &text, text_file, low, max_loss);
+    let with_caches = || {
+        let with = |(expert_cache, expert_cache_word): &(ExpertCache, String)| Run {
+            expert_cache: *expert_cache,
+            expert_cache_word: expert_cache_word.clone(),
+            ..run.clone()
+        };
+        caches.iter().map(with)
+    };
     if let Some(max_loss) = args.max_loss.filter(|_| has_no_low) {
-        profile.mixes = mixes::find(&run, &text, text_file, None, max_loss)?;
+        for run in with_caches() {
+            profile.mixes.extend(mixes(None, &run, max_loss)?);
+        }
     } else if args.max_loss.is_some() || args.max_prefill_loss.is_some() {
-        let (low, name) = low(args, &source, widths.last().copied(), directory.path())?;
+        let (low, name) = match &args.low {
+            None if has_own => (None, "the pack".to_owned()),
+            _ => {
+                let (path, name) = low(args, &source, pack.is_some(), widths.last().copied(), directory.path())?;
+                (Some(path), name)
+            }
+        };
+        let versions = low.as_deref().map_or(LowVersions::Own, LowVersions::File);
         if let Some(max_loss) = args.max_loss {
-            let fitted = thresholds::for_loss(&run, &text, &uses, &low, name.clone(), max_loss)?;
-            let thresholds = Thresholds { t1: fitted.t1, t2: fitted.t2 };
-            let alone = mixes::Low { path: &low, name: name.clone(), thresholds };
-            profile.mixes = mixes::find(&run, &text, text_file, Some(&alone), max_loss)?;
-            profile.thresholds = Some(fitted);
+            for run in with_caches() {
+                let fitted = thresholds::for_loss(&run, &text, &uses, versions, name.clone(), max_loss)?;
+                let thresholds = Thresholds { t1: fitted.t1, t2: fitted.t2 };
+                profile.mixes.extend(mixes(Some(&mixes::Low { versions, thresholds }), &run, max_loss)?);
+                profile.thresholds.get_or_insert(fitted);
+            }
         }
         if let Some(max_loss) = args.max_prefill_loss {
-            profile.prefill = Some(prompts::for_loss(&run, &text, &low, name, max_loss)?);
+            profile.prefill = Some(prompts::for_loss(&run, &text, versions, name, max_loss)?);
         }
-        if low.starts_with(directory.path()) {
+        if let Some(low) = low.filter(|low| low.starts_with(directory.path())) {
             std::fs::remove_file(low)?;
         }
     }
@@ -294,9 +348,10 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
 }
 
 fn options(budget: Budget) -> ModelOptions {
-    // What is measured must not depend on how fast reads are.
+    // What is measured must not depend on how fast reads are, nor on a pack's low versions.
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
-    ModelOptions { budget, caching, stand_aside: false, ..ModelOptions::default() }
+    let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
+    ModelOptions { budget, caching, precision, stand_aside: false, ..ModelOptions::default() }
 }
 
 /// The widths that make anything smaller, widest first.
@@ -328,6 +383,7 @@ fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
 fn low(
     args: &Args,
     source: &Source<'_>,
+    is_pack: bool,
     smallest: Option<GgmlType>,
     directory: &Path,
 ) -> anyhow::Result<(PathBuf, String)> {
@@ -344,6 +400,10 @@ fn low(
         }
         None => smallest.context("--no-widths leaves nothing to take low-precision experts of; give --low FILE, or a type such as --low q2_k")?,
     };
+    ensure!(
+        !is_pack,
+        "--low {dtype}: low versions are not made of a pack; give a GGUF of the model in a smaller quant, or make a pack with --low"
+    );
     hobbit::engine::Ggml.supports(dtype).context("--low")?;
     ensure!(source.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");
     Ok((source.lower(dtype, directory)?.path, dtype.name().to_owned()))

@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use anyhow::Context;
 use hobbit::engine::Ggml;
 use hobbit::gguf::{ExpertMap, ExpertTensor, Gguf, Recode};
-use hobbit::profile::LayerNorms;
+use hobbit::pack::Pack;
+use hobbit::profile::{LayerNorms, ProfileError, norms_of_json};
 
 use crate::bar::Bar;
 
@@ -57,4 +58,13 @@ fn square(file: &File, tensor: &ExpertTensor, expert: u16) -> anyhow::Result<f64
     let mut floats = Vec::new();
     Ggml.dequantise(tensor.dtype, tensor.ne0, &bytes, &mut floats)?;
     Ok(floats.iter().map(|x| f64::from(*x).powi(2)).sum())
+}
+
+/// Those that a pack carries; none if it has none.
+///
+/// # Errors
+/// What it carries are no norms.
+pub fn carried(pack: &Pack) -> Result<Vec<LayerNorms>, ProfileError> {
+    let norms = pack.info.norms.as_deref().map_or(Ok(Vec::new()), norms_of_json);
+    norms.map_err(|reason| ProfileError::Norms { path: pack.path.clone(), reason })
 }

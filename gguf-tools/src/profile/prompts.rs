@@ -1,12 +1,10 @@
 //! The share of a prompt's experts in low precision, for a goal.
 
-use std::path::Path;
-
 use hobbit::perplexity::estimate::{Estimate, Sums};
 use hobbit::profile::{FittedPrefill, most_lowered, nll};
 
-use super::Run;
 use super::text::{Runner, Text};
+use super::{LowVersions, Run};
 use crate::bar::Bar;
 
 /// What is tried first, in percent: Fate's own for Qwen1.5-MoE.
@@ -17,7 +15,13 @@ const FIRST: usize = 25;
 ///
 /// # Errors
 /// A model that cannot be run, an expert cache in which everything fits.
-pub fn for_loss(run: &Run, text: &Text, low: &Path, low_name: String, max_loss: f64) -> anyhow::Result<FittedPrefill> {
+pub fn for_loss(
+    run: &Run,
+    text: &Text,
+    low: LowVersions,
+    low_name: String,
+    max_loss: f64,
+) -> anyhow::Result<FittedPrefill> {
     let mut runner = run.open_for_misses(low, Some(0.0))?;
     let (exact, exact_bytes_per_token) = prompts(&mut runner, text, 0)?;
     // A share of nothing loses nothing.

@@ -7,9 +7,9 @@ use hobbit::gguf::{ExpertMap, GgmlType};
 use hobbit::plan::ExpertCache;
 use hobbit::profile::{Check, Checked, LayerWidth, Tolerated, Uses, Width, divide, most_lowered, spearman};
 
-use super::Run;
 use super::lower::Lowered;
 use super::text::{Runner, Text};
+use super::{LowVersions, Run};
 
 /// Layers are lowered whole while all others stay as they are: everything fits but a little, so that the engine keeps
 /// low-precision versions at all.
@@ -27,10 +27,10 @@ pub fn width(
     dtype: GgmlType,
     lowered: &Lowered,
 ) -> anyhow::Result<Width> {
-    let mut runner = match run.open(Some(&lowered.path), EXPERT_CACHE, Some(0.0)) {
+    let mut runner = match run.open(Some(LowVersions::File(&lowered.path)), EXPERT_CACHE, Some(0.0)) {
         // Too much for this machine: then what it has room for.
         Err(error) if matches!(error.downcast_ref(), Some(Error::Plan(_))) => {
-            run.open(Some(&lowered.path), ExpertCache::Auto, Some(0.0))?
+            run.open(Some(LowVersions::File(&lowered.path)), ExpertCache::Auto, Some(0.0))?
         }
         opened => opened?,
     };

@@ -29,9 +29,7 @@ impl fmt::Display for Table<'_> {
         if let Some(fitted) = thresholds {
             show_thresholds(f, fitted)?;
         }
-        if let Some(mixes) = mixes {
-            show_mixes(f, mixes)?;
-        }
+        mixes.iter().try_for_each(|mixes| show_mixes(f, mixes))?;
         if let Some(fitted) = prefill {
             show_prefill(f, fitted)?;
         }

@@ -1,13 +1,11 @@
 //! T1 and T2 for a goal.
 
-use std::path::Path;
-
 use anyhow::Context;
 use hobbit::profile::{FittedThresholds, MeasuredThresholds, Trial, Uses, nll, search};
 use hobbit::route::{Shares, Thresholds, fit};
 
-use super::Run;
 use super::text::{Runner, Text};
+use super::{LowVersions, Run};
 use crate::bar::Bar;
 
 /// Thresholds tried lie this many quantiles of the text's uses apart.
@@ -37,7 +35,7 @@ pub fn for_loss(
     run: &Run,
     text: &Text,
     uses: &Uses,
-    low: &Path,
+    low: LowVersions,
     low_name: String,
     max_loss: f64,
 ) -> anyhow::Result<FittedThresholds> {

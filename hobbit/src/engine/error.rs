@@ -9,7 +9,7 @@ use crate::fitted::FittedError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
-use crate::profile::{ProfileError, VirtualPlanError};
+use crate::profile::{ProfileError, PromiseError, VirtualPlanError};
 use crate::route::ThresholdError;
 use crate::store::StoreError;
 
@@ -89,6 +89,9 @@ pub enum Error {
     /// A plan of virtual experts that is damaged, another model's, or too large.
     #[error(transparent)]
     VirtualPlan(#[from] VirtualPlanError),
+    /// A loss that cannot be promised with as little in memory.
+    #[error(transparent)]
+    Promise(#[from] PromiseError),
     /// Nobody knows what layers' misses cost.
     #[error(
         "--slots by-penalty goes by what each layer's misses cost, and {found}; record a run with --trace run.trace, let \

@@ -4,6 +4,8 @@
 mod costs;
 mod report;
 
+use std::time::Duration;
+
 use ggml_sys::llama::ggml_backend_dev_t;
 
 use super::error::Error;
@@ -24,7 +26,7 @@ use crate::cache::ModelMark;
 use crate::expert::Precision;
 use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use crate::load::{Loader, LoaderOptions};
-use crate::options::{PrecisionMode, Prefetch, Repack, SessionOptions, VirtualExperts};
+use crate::options::{PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts};
 use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
 use crate::predict::{self, PredictorKind};
 use crate::profile::{PlanFault, VirtualPlanError};
@@ -52,7 +54,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if shared.precisions.is_exact() {
         catalog.drop_low();
     }
-    let pools = pools_of(&catalog);
+    let mut pools = pools_of(&catalog);
     let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
     let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
     let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
@@ -71,7 +73,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     let high_slots = planned_slots(model, &pools, &specs)?;
     let expert_cache = high_slots.as_ref().map_or(expert_cache, |(bytes, _)| ExpertCache::Bytes(*bytes));
-    let mut plan = MemoryPlan::new(&PlanInput {
+    let input = PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
         overcommit: shared.options.overcommit,
@@ -82,11 +84,31 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         pools: specs,
         n_expert_used: model.info().n_expert_used,
         staging: StagingWish::of(slice_bytes, n_kinds),
-    })?;
+    };
+    let mut plan = MemoryPlan::new(&input)?;
+    let (mut precisions, mut routing) = (shared.precisions.clone(), shared.options.routing.clone());
+    if let Some(promise) = &shared.options.promise {
+        let mut high = catalog.clone();
+        high.drop_low();
+        let high_pools = pools_of(&high);
+        let specs = high_pools.iter().map(|pool| pool.spec(&high)).collect();
+        let high_plan = MemoryPlan::new(&PlanInput { pools: specs, ..input })?;
+        let kept = match on_devices || high_plan.is_fully_resident() {
+            true => promise.of_no_use(),
+            false => promise.keep(&report::here(&high_plan, &catalog, &tiers))?,
+        };
+        routing = RoutingOptions { promise: Some(kept.words), ..routing.with(kept.mix) };
+        shared.check_routing(&routing)?;
+        precisions.thresholds = Thresholds { t1: kept.mix.t1, t2: kept.mix.t2 };
+        if !kept.mix.uses_low() && !precisions.is_exact() && tiers.is_empty() {
+            // Slots of low versions would stay empty.
+            precisions.mode = PrecisionMode::Exact;
+            (catalog, pools, plan) = (high, high_pools, high_plan);
+        }
+    }
     if let Some((_, slots)) = high_slots.filter(|_| !plan.is_fully_resident()) {
         plan.set_high_slots(&slots);
     }
-    let mut precisions = shared.precisions.clone();
     // Nothing is ever evicted: low precision would save one read per expert.
     if plan.is_fully_resident() || on_devices {
         precisions.mode = PrecisionMode::Exact;
@@ -96,7 +118,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         // Nothing is read twice, however few slots the host has.
         plan.warning = None;
     }
-    let precision = report::precision(model, &precisions, &plan, &catalog, &tiers);
+    let precision = report::precision(model, (&precisions, &routing), &plan, &catalog, &tiers);
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
         let devices = tiers::reports(&shared.placement, &[]);
@@ -148,7 +170,9 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let io_choice = format!("{choice}{how}");
     let description = Description { plan, io_choice, precision, caching, devices, warm_start: None };
     let recorder = match &shared.options.trace {
-        Some(path) => Recorder::create(path, &report::trace_header(model, &catalog, &cache, &precisions, plan_bytes))?,
+        Some(path) => {
+            Recorder::create(path, &report::trace_header(model, &catalog, &cache, (&precisions, &routing), plan_bytes))?
+        }
         None => Recorder::default(),
     };
     // When a read ahead lands depends on how fast reads are.
@@ -173,7 +197,6 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         precisions,
         lookahead,
     });
-    let routing = &shared.options.routing;
     if routing.virtual_experts != VirtualExperts::Off {
         let n_used = model.info().n_expert_used as usize;
         let planned = shared.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
@@ -183,7 +206,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
         (routing.rerouting(), routing.prompts, routing.drop);
-    host.latency = routing.target_latency.map(|target| Latency::new(target.as_secs_f64(), LatencyOptions::default()));
+    let latency = |target: Duration| Latency::new(target.as_secs_f64(), routing.ladder(), LatencyOptions::default());
+    host.latency = routing.target_latency.map(latency);
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
     let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));
@@ -253,9 +277,11 @@ fn stand_aside(
         n_expert_used: model.info().n_expert_used,
         staging: StagingWish::default(),
     })?;
+    let kept = shared.options.promise.as_ref().map(|promise| promise.of_no_use().words);
+    let routing = RoutingOptions { promise: kept, ..shared.options.routing.clone() };
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
     Ok(Description {
-        precision: report::precision(model, &shared.precisions, &plan, &shared.catalog, &[]),
+        precision: report::precision(model, (&shared.precisions, &routing), &plan, &shared.catalog, &[]),
         plan,
         io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
         caching: model.caching_report(),

@@ -264,8 +264,11 @@ impl Model {
     /// The experts, if their backend must be told the router's weights: a layer with scales comes in several splits.
     pub(super) fn wants_router_weights(&self) -> Option<Arc<Experts>> {
         let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
-        let wanted =
-            !self.shared.precisions.is_exact() || self.shared.routes.is_some() || !self.shared.options.routing.is_off();
+        let options = &self.shared.options;
+        let wanted = !self.shared.precisions.is_exact()
+            || self.shared.routes.is_some()
+            || !options.routing.is_off()
+            || options.promise.is_some();
         (wanted && scaled()).then(|| Arc::clone(&self.shared.experts))
     }
 

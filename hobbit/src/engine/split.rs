@@ -162,26 +162,37 @@ pub(super) unsafe fn reroute(
     let (layer, n_expert, n_tokens) = (chosen.layer(), chosen.n_expert, chosen.routing.n_tokens);
     let [ids, values] = router.values;
     // SAFETY: by the caller.
-    let normalises = unsafe { super::gates::normalises(router.weights, router.ids) };
-    // SAFETY: by the caller.
-    let is_known =
-        routers.gates.knows(layer) || unsafe { super::gates::learn(&mut routers.gates, layer, router.ids, n_expert) };
-    let weighing = match (normalises, routers.gates.gating(layer)) {
-        (Some(true), _) => Weighing::Normalised,
-        (_, Some(Gating::Softmax)) => Weighing::OfAll,
-        _ => Weighing::Each,
-    };
-    // SAFETY: by the caller.
-    let before: Vec<f32> = unsafe { values.read() }.collect();
-    if host.has_virtual_experts() {
-        chosen.heard(&before, router.input);
+    let read = || -> Vec<f32> { unsafe { values.read() }.collect() };
+    let heard = host.has_virtual_experts().then(read);
+    if let Some(heard) = &heard {
+        chosen.heard(heard, router.input);
     }
-    if !chosen.wants_scores(host, elsewhere, weighing) {
+    // Mostly everything is there, and then nothing is asked: a layer's router is understood, at the price of a copy of its
+    // weights, where it is first needed.
+    let gates = &mut routers.gates;
+    let mut understood = None;
+    let mut understand = || {
+        *understood.get_or_insert_with(|| {
+            // SAFETY: by the caller.
+            let normalises = unsafe { super::gates::normalises(router.weights, router.ids) };
+            // SAFETY: by the caller.
+            let is_known = gates.knows(layer) || unsafe { super::gates::learn(gates, layer, router.ids, n_expert) };
+            let weighing = match (normalises, gates.gating(layer)) {
+                (Some(true), _) => Weighing::Normalised,
+                (_, Some(Gating::Softmax)) => Weighing::OfAll,
+                _ => Weighing::Each,
+            };
+            (is_known && normalises.is_some(), weighing)
+        })
+    };
+    if !chosen.wants_scores(host, elsewhere, || understand().1) {
         return false;
     }
+    let (is_understood, weighing) = understand();
+    let before = heard.unwrap_or_else(read);
     let mut judged = vec![RouterScores::default(); n_tokens];
     // SAFETY: by the caller.
-    let sees = is_known && normalises.is_some() && unsafe { super::gates::sees_input_of(router.product, router.ids) };
+    let sees = is_understood && unsafe { super::gates::sees_input_of(router.product, router.ids) };
     let input = router.input.filter(|input| sees && !input.is_empty());
     let width = input.map_or(1, |input| input.len() / n_tokens);
     let rows = input.unwrap_or_default().chunks_exact(width.max(1));

@@ -16,7 +16,7 @@ pub(crate) mod sole;
 pub mod state;
 
 pub(crate) use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
-pub use outputs::{Input, Kind, Output, OutputError, check, create};
+pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC, check, create};
 pub use replace::replace;
 pub use state::FileState;
 

@@ -10,6 +10,7 @@
 //! | JSON | what begins with `{` or `[` |
 //! | a page | what begins as HTML does |
 //! | a trace, a path table, a model or pack | what begins as one, be it cut off |
+//! | a saved sequence | what begins as one |
 //! | log-probabilities | a base file, or one whose run did not end |
 //!
 //! An empty file may always be written, and so may what is no file: a pipe, `/dev/null`.
@@ -29,6 +30,9 @@ pub(crate) const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
 /// First bytes of a path table.
 pub(crate) const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
 
+/// First bytes of a saved sequence: tokens, and what llama.cpp keeps of them.
+pub const SEQUENCE_MAGIC: [u8; 8] = *b"HOBSLOT1";
+
 /// First bytes of a base file, once its run has ended: zeros before.
 pub(crate) const BASE_MAGIC: [u8; 8] = *b"_logits_";
 
@@ -45,6 +49,8 @@ pub enum Kind {
     Trace,
     /// Log-probabilities to compare with, as `llama-perplexity --kl-divergence-base` writes them.
     Base,
+    /// A sequence's tokens and state.
+    Sequence,
     /// Which experts follow which.
     PathTable,
     /// A GGUF: a model or an expert pack.
@@ -64,6 +70,7 @@ impl Kind {
             Self::Page => "HTML page",
             Self::Trace => "trace",
             Self::Base => "file of log-probabilities",
+            Self::Sequence => "saved sequence",
             Self::PathTable => "path table",
             Self::Model => "GGUF",
             Self::PartialModel => "unfinished GGUF",
@@ -87,6 +94,7 @@ impl Kind {
             }),
             Self::Trace => begins_with(&TRACE_MAGIC),
             Self::Base => is_base(head),
+            Self::Sequence => begins_with(&SEQUENCE_MAGIC),
             Self::PathTable => begins_with(&PATH_TABLE_MAGIC),
             Self::Model => begins_with(GGUF),
             Self::PartialModel => begins_with(GGUF) || head.iter().all(|byte| *byte == 0),

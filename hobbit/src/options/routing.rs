@@ -1,5 +1,6 @@
 //! Where a token may go in place of experts that are not in memory.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -30,13 +31,33 @@ pub struct RoutingOptions {
     pub virtual_experts: VirtualExperts,
     /// How often the resident set changes then.
     pub virtual_update: VirtualUpdate,
-    /// What a token may take while it decodes: [`RoutingOptions::cache_bias`] is then the least of [`RoutingOptions::LADDER`] that
-    /// suffices, as measured while tokens decode, and whatever is set does not count.
+    /// What a token may take while it decodes: one strength is then the least of [`RoutingOptions::ladder`] that suffices, as
+    /// measured while tokens decode.
     pub target_latency: Option<Duration>,
     /// What was promised, and is kept by all of this, in words: for people.
     pub promise: Option<String>,
     /// Prompts as well. What they leave in the KV cache stays there.
     pub prompts: bool,
+}
+
+/// The strength that a latency target sets. Displays as what it sets, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Knob {
+    /// [`RoutingOptions::cache_bias`].
+    #[default]
+    CacheBias,
+    /// [`RoutingOptions::substitute`].
+    Substitute,
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CacheBias => "cache bias",
+            Self::Substitute => "substitutes within",
+        })
+    }
 }
 
 /// SwapMoE's virtual experts: while it decodes, a token uses only what is in memory.
@@ -70,8 +91,21 @@ impl RoutingOptions {
     pub const ALPHA: f32 = 0.3;
     /// λ above this has its own word to be confirmed by: beyond it text stays fluent and becomes wrong.
     pub const CACHE_BIAS_MAX: f32 = 0.3;
-    /// What a latency target may choose among, ascending.
-    pub const LADDER: [f32; 7] = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, Self::CACHE_BIAS_MAX];
+    /// Strengths that a latency target chooses among.
+    pub const STEPS: usize = 7;
+
+    /// What a latency target sets, and what it may choose among, ascending from 0 in even steps: α up to what is given where λ is
+    /// not, else λ up to what is given, or [`RoutingOptions::CACHE_BIAS_MAX`]; beside λ, α stays as it is given.
+    pub fn ladder(&self) -> (Knob, [f32; Self::STEPS]) {
+        let (knob, most) = match (self.cache_bias > 0.0, self.substitute > 0.0) {
+            (true, _) => (Knob::CacheBias, self.cache_bias),
+            (false, true) => (Knob::Substitute, self.substitute),
+            (false, false) => (Knob::CacheBias, Self::CACHE_BIAS_MAX),
+        };
+        // Rounded for people: 0.05, 0.1, ...
+        let step = |at: usize| (f64::from(most) * at as f64 / (Self::STEPS - 1) as f64 * 1e4).round() / 1e4;
+        (knob, std::array::from_fn(|at| if at + 1 == Self::STEPS { most } else { step(at) as f32 }))
+    }
 
     /// Whether every token is computed with the experts that its routers chose.
     pub fn is_off(&self) -> bool {
@@ -105,15 +139,19 @@ impl RoutingOptions {
             VirtualExperts::Auto => parts.push("only experts in memory".to_owned()),
             VirtualExperts::Plan(path) => parts.push(format!("only experts in memory, by {}", path.display())),
         }
-        if let Some(target) = target_latency {
-            let most = Self::CACHE_BIAS_MAX;
-            parts.push(format!("cache bias up to {most}, as {} ms a token need", target.as_secs_f64() * 1e3));
-        } else if *cache_bias > 0.0 {
-            parts.push(format!("cache bias {cache_bias}"));
+        let (knob, ladder) = self.ladder();
+        let timed = target_latency.map(|target| {
+            let (most, ms) = (ladder[Self::STEPS - 1], target.as_secs_f64() * 1e3);
+            (knob, format!("{knob} up to {most}, as {ms} ms a token need"))
+        });
+        match &timed {
+            Some((Knob::CacheBias, words)) => parts.push(words.clone()),
+            _ => parts.extend((*cache_bias > 0.0).then(|| format!("cache bias {cache_bias}"))),
         }
-        if *substitute > 0.0 {
-            let most = substitute_max.map_or_else(String::new, |max| format!(" (at most {max})"));
-            parts.push(format!("substitutes within {substitute}{most}"));
+        let most = substitute_max.map_or_else(String::new, |max| format!(" (at most {max})"));
+        match &timed {
+            Some((Knob::Substitute, words)) => parts.push(format!("{words}{most}")),
+            _ => parts.extend((*substitute > 0.0).then(|| format!("substitutes within {substitute}{most}"))),
         }
         if (*cache_bias > 0.0 || *substitute > 0.0 || target_latency.is_some()) && *keep_top > 0 {
             parts.push(format!("the best {keep_top} kept"));
@@ -128,12 +166,13 @@ impl RoutingOptions {
         (!parts.is_empty()).then(|| parts.join(", ") + &promise)
     }
 
-    /// The rules for a token's choice.
+    /// The rules for a token's choice; with a latency target, the mildest.
     pub fn rerouting(&self) -> Rerouting {
+        let timed = self.target_latency.map(|_| self.ladder().0);
         Rerouting {
-            bias: if self.target_latency.is_some() { 0.0 } else { self.cache_bias },
+            bias: if timed == Some(Knob::CacheBias) { 0.0 } else { self.cache_bias },
             keep_top: self.keep_top as usize,
-            substitute: self.substitute,
+            substitute: if timed == Some(Knob::Substitute) { 0.0 } else { self.substitute },
             substitute_max: self.substitute_max.map(|max| max as usize),
             only_present: self.virtual_experts != VirtualExperts::Off,
         }
@@ -198,8 +237,30 @@ mod tests {
         let timed = RoutingOptions { target_latency: Some(Duration::from_millis(40)), ..Default::default() };
         let words = timed.words().unwrap();
         assert!(words == "cache bias up to 0.3, as 40 ms a token need, the best 1 kept", "{words}");
+        let alpha = RoutingOptions { substitute: 0.6, substitute_max: Some(2), ..timed.clone() };
+        let words = "substitutes within up to 0.6, as 40 ms a token need (at most 2), the best 1 kept";
+        assert_eq!(alpha.words().as_deref(), Some(words));
+        let both = RoutingOptions { cache_bias: 0.1, substitute: 0.3, ..timed };
+        let words = "cache bias up to 0.1, as 40 ms a token need, substitutes within 0.3, the best 1 kept";
+        assert_eq!(both.words().as_deref(), Some(words));
         let virtual_experts = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..Default::default() };
         assert_eq!(virtual_experts.words().as_deref(), Some("only experts in memory"));
+    }
+
+    #[test]
+    fn a_latency_target_sets_what_was_given_as_the_most() {
+        let of = |cache_bias, substitute| {
+            let target_latency = Some(Duration::from_millis(40));
+            let options = RoutingOptions { cache_bias, substitute, target_latency, ..Default::default() };
+            let Rerouting { bias, substitute, .. } = options.rerouting();
+            (options.ladder(), [bias, substitute])
+        };
+        let usual = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3];
+        assert_eq!(of(0.0, 0.0), ((Knob::CacheBias, usual), [0.0, 0.0]));
+        assert_eq!(of(0.3, 0.2), ((Knob::CacheBias, usual), [0.0, 0.2]));
+        assert_eq!(of(0.0, 0.3), ((Knob::Substitute, usual), [0.0, 0.0]));
+        let (_, ladder) = of(0.0, 0.35).0;
+        assert!(ladder.is_sorted() && ladder[0] == 0.0 && ladder[6] == 0.35 && ladder[1] == 0.0583, "{ladder:?}");
     }
 
     #[test]

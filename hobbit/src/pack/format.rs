@@ -31,6 +31,7 @@ pub(super) mod key {
     pub const T2: &str = "hobbit.t2";
     pub const POLICY: &str = "hobbit.policy";
     pub const NORMS: &str = "hobbit.expert_norms";
+    pub const MIXES: &str = "hobbit.mixes";
 }
 
 /// What begins with this is the format's own, keys and tensors alike.

@@ -46,6 +46,8 @@ pub struct PackSpec<'a> {
     pub policy: Option<String>,
     /// Norms of the experts' weights, as `profile::norms_to_json` writes them.
     pub norms: Option<String>,
+    /// The cheapest ways to give up a little, as `profile::mixes_to_json` writes them.
+    pub mixes: Option<String>,
     /// Importance matrix.
     pub importance: Option<&'a Imatrix>,
     /// Threads that recode, at least 1.
@@ -211,6 +213,9 @@ impl<'a> Plan<'a> {
         }
         if let Some(norms) = &self.spec.norms {
             header.key(key::NORMS, norms.clone())?;
+        }
+        if let Some(mixes) = &self.spec.mixes {
+            header.key(key::MIXES, mixes.clone())?;
         }
         for i in self.ordinary() {
             let tensor = &self.source.tensors[i];

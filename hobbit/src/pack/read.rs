@@ -50,6 +50,8 @@ pub struct PackInfo {
     pub policy: Option<String>,
     /// Norms of the experts' weights, as `profile::norms_to_json` wrote them.
     pub norms: Option<String>,
+    /// The cheapest ways to give up a little, as `profile::mixes_to_json` wrote them.
+    pub mixes: Option<String>,
 }
 
 /// One version of an expert in a pack: one record.
@@ -266,6 +268,7 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         t2: threshold(key::T2)?,
         policy: optional_text(key::POLICY)?,
         norms: optional_text(key::NORMS)?,
+        mixes: optional_text(key::MIXES)?,
     };
     Ok((kind, info))
 }

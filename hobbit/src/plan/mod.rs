@@ -406,6 +406,13 @@ impl MemoryPlan {
         self.budget - self.margin - self.fixed.total() - self.expert_cache - self.staging
     }
 
+    /// Bytes of all slots, as a share of the bytes of all high versions, `0.0..=1.0`.
+    pub fn cache_share(&self) -> f64 {
+        let high = self.pools.iter().filter(|pool| pool.precision == Precision::High);
+        let bytes: u64 = high.map(|pool| pool.expert_stride * u64::from(pool.n_versions)).sum();
+        self.expert_cache as f64 / bytes.max(1) as f64
+    }
+
     /// Whether every high version has a slot: nothing is read after it was read once, and low versions have none.
     pub fn is_fully_resident(&self) -> bool {
         self.n_slots == self.n_experts

@@ -24,6 +24,9 @@ pub enum ProfileError {
     /// Norms in a pack that are none.
     #[error("{}: key 'hobbit.expert_norms': {reason}; make the pack again with gguf-tools pack", path.display())]
     Norms { path: PathBuf, reason: String },
+    /// Mixes in a pack that are none.
+    #[error("{}: key 'hobbit.mixes': {reason}; make the pack again with gguf-tools pack", path.display())]
+    Mixes { path: PathBuf, reason: String },
     /// Nothing was measured for a tolerance.
     #[error(
         "the profile of {profiled} has not measured how many experts at {dtype} are tolerated; make it with \
@@ -56,4 +59,20 @@ pub enum WidthsError {
     /// The profile's layers are not the model's.
     #[error("layer {layer}: the profile has {found} experts, expected {expected}; it was made of another model")]
     Layer { layer: u16, found: usize, expected: usize },
+}
+
+/// Why a loss cannot be promised.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PromiseError {
+    /// Of experts in other precisions.
+    #[error(
+        "--max-loss {max_loss}: {} measured a model whose experts are {measured}, here they are {here}; {make}", file.display()
+    )]
+    OtherExperts { max_loss: String, file: PathBuf, measured: String, here: String, make: String },
+    /// With less in memory more is lost.
+    #[error(
+        "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more may be lost; \
+         {make}", file.display()
+    )]
+    SmallerCache { max_loss: String, file: PathBuf, measured: String, here: String, make: String },
 }

@@ -32,9 +32,9 @@ pub struct Profile {
     pub text: TextId,
     /// T1 and T2, if they were asked for.
     pub thresholds: Option<FittedThresholds>,
-    /// The cheapest ways to give up a little, if they were asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mixes: Option<Mixes>,
+    /// The cheapest ways to give up a little, by expert cache, if they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mixes: Vec<Mixes>,
     /// What share of a prompt's experts may come in low precision, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<FittedPrefill>,
@@ -264,7 +264,7 @@ impl Profile {
         });
         let wrong = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)).copied();
         drop(losses);
-        if let Some(Err(reason)) = profile.mixes.as_ref().map(Mixes::check) {
+        if let Err(reason) = profile.mixes.iter().try_for_each(Mixes::check) {
             return Err(malformed(reason));
         }
         match wrong {

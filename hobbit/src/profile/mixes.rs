@@ -102,9 +102,11 @@ pub struct Mixes {
     pub tokens: u64,
     /// Expert cache, as given.
     pub expert_cache: String,
-    /// Share of the experts that had slots, `0.0..=1.0`.
+    /// Share of the experts that had slots where no low version had any, `0.0..=1.0`.
     pub cache_share: f64,
-    /// Where low versions came from, if mixes have them.
+    /// Types of the experts, as a session reports them: `q8_0`.
+    pub high: String,
+    /// The same of the low versions, if mixes have them.
     pub low: Option<String>,
     /// Expert bytes read per token with nothing given up.
     pub exact_bytes_per_token: f64,
@@ -122,6 +124,13 @@ impl Mixes {
 
     /// That its numbers make sense. Words: what was found, what was expected.
     pub(super) fn check(&self) -> Result<(), String> {
+        let Self { cache_share, exact_bytes_per_token, .. } = self;
+        if !(0.0..=1.0).contains(cache_share) || !(0.0..=f64::MAX).contains(exact_bytes_per_token) {
+            return Err(format!(
+                "mixes were measured with {cache_share} of the experts in memory and {exact_bytes_per_token} bytes a token, expected \
+                 a share from 0 to 1, and bytes from 0 on"
+            ));
+        }
         for own in &self.mixes {
             let Mix { cache_bias, substitute, drop, t1, t2, .. } = own.mix;
             let is_strength = [cache_bias, substitute, drop].iter().all(|strength| (0.0..=100.0).contains(strength));
@@ -142,6 +151,21 @@ impl Mixes {
         }
         Ok(())
     }
+}
+
+/// As a pack carries them.
+pub fn mixes_to_json(mixes: &[Mixes]) -> String {
+    serde_json::to_string(mixes).expect("names and numbers can always be written")
+}
+
+/// What [`mixes_to_json`] wrote.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn mixes_of_json(text: &str) -> Result<Vec<Mixes>, String> {
+    let mixes: Vec<Mixes> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    mixes.iter().try_for_each(Mixes::check)?;
+    Ok(mixes)
 }
 
 /// Which part of a text.
@@ -304,6 +328,7 @@ mod tests {
             tokens: 1000,
             expert_cache: "25%".into(),
             cache_share: 0.25,
+            high: "q8_0".into(),
             low: None,
             exact_bytes_per_token: 1e6,
             mixes: found,
@@ -358,6 +383,19 @@ mod tests {
         ] {
             assert!(of(change).is_err());
         }
+        for share in [-0.1, 1.1, f64::NAN] {
+            assert!(Mixes { cache_share: share, ..mixes(Vec::new()) }.check().is_err());
+        }
+        assert!(Mixes { exact_bytes_per_token: f64::INFINITY, ..mixes(Vec::new()) }.check().is_err());
+    }
+
+    #[test]
+    fn what_a_pack_carries_comes_back() {
+        let all = vec![mixes(vec![machine(Mix { cache_bias: 0.2, ..Mix::EXACT })]), mixes(Vec::new())];
+        assert_eq!(mixes_of_json(&mixes_to_json(&all)), Ok(all.clone()));
+        assert!(["", "{}", "[1]", "[{\"text\": \"a\"}]"].iter().all(|bad| mixes_of_json(bad).is_err()));
+        let hostile = mixes_to_json(&all).replacen("0.25", "-3.0", 1);
+        assert!(mixes_of_json(&hostile).unwrap_err().contains("-3"));
     }
 
     #[test]

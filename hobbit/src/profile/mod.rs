@@ -35,6 +35,7 @@ mod mixes;
 mod norms;
 mod paths;
 pub mod planner;
+mod promise;
 mod proxy;
 mod rank;
 mod search;
@@ -43,15 +44,18 @@ mod virtual_plan;
 mod widths;
 
 pub use crate::pack::SliceTypes;
-pub use error::{ProfileError, WidthsError};
+pub use error::{ProfileError, PromiseError, WidthsError};
 pub use format::{
     Check, Checked, FORMAT, FittedPrefill, FittedThresholds, LayerWidth, MeasuredThresholds, ModelId, Profile, TextId,
     Tolerated, VERSION, Width,
 };
 pub use loss::{Loss, log_softmax, nll};
-pub use mixes::{MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, search_mixes, text_sha256};
+pub use mixes::{
+    MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, mixes_of_json, mixes_to_json, search_mixes, text_sha256,
+};
 pub use norms::{LayerNorms, norms_of_json, norms_to_json};
 pub use paths::{read_path_table, write_path_table};
+pub use promise::{Here, Kept, Promise, in_percent};
 pub use proxy::{SliceError, divide, output_error};
 pub use rank::spearman;
 pub use search::{Trial, most_lowered, search};

@@ -6,6 +6,7 @@ use super::wanted::Wanted;
 use super::{NeededExpert, Observer, Reads, Residency};
 use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceId, Version};
+use crate::options::Knob;
 use crate::route::{Rerouted, Routing, resolve};
 use crate::stats::{LayerStats, PrecisionCounts, RerouteCounts};
 
@@ -83,7 +84,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if n_tokens == 1 {
             if let Some(latency) = &mut self.latency {
                 latency.end_token(seconds);
-                self.rerouting.bias = latency.bias();
+                *match latency.knob() {
+                    Knob::CacheBias => &mut self.rerouting.bias,
+                    Knob::Substitute => &mut self.rerouting.substitute,
+                } = latency.strength();
             }
             self.fill_between_tokens();
         }

@@ -144,19 +144,19 @@ impl Chosen {
     }
 
     /// Whether [`Chosen::reroute`] may change anything: an expert is missing and would take another's slot (what finds a free one
-    /// is read once and stays), or what is missing changes all weights.
+    /// is read once and stays), or what is missing changes all weights. `weighing` is asked only where that decides.
     pub fn wants_scores<R: Reads, O: Observer>(
         &self,
         residency: &Residency<R, O>,
         elsewhere: &Elsewhere,
-        weighing: Weighing,
+        weighing: impl FnOnce() -> Weighing,
     ) -> bool {
         let layer = self.layer();
         let only_present = residency.rerouting.only_present;
         let is_there = |&&index: &&u16| residency.is_present(ExpertId { layer, index }, elsewhere.has);
         let mut missing = self.routing.needed.iter().filter(|index| !is_there(index)).peekable();
         if missing.peek().is_none() {
-            return only_present && weighing == Weighing::OfAll;
+            return only_present && weighing() == Weighing::OfAll;
         }
         let has_room = |&index: &u16| residency.cache().has_empty_slot(Version::high(ExpertId { layer, index }));
         only_present || !missing.any(has_room)

@@ -1,6 +1,6 @@
 //! The smallest strength of rerouting with which tokens take no longer than they may (SMoE's latency target).
 //!
-//! A strength is a step on a ladder of λ ([`RoutingOptions::LADDER`]): with every step tokens may go a little further for an
+//! A strength is a step on a ladder of λ or α ([`RoutingOptions::ladder`](crate::options::RoutingOptions::ladder)): with every step tokens may go a little further for an
 //! expert that is in memory, and take less time, or as long. A *trial* tries three of them in six windows, A B C C B A, so that
 //! what changes steadily meanwhile (a cache that fills, a context that grows) falls on all alike. Through what is known of all
 //! strengths a curve is drawn that never rises (isotonic regression), and the smallest strength below the target is taken. The
@@ -14,7 +14,7 @@
 
 use smart_default::SmartDefault;
 
-use crate::options::RoutingOptions;
+use crate::options::Knob;
 use crate::stats::{LatencyReport, LatencyStep};
 
 /// How long a [`Latency`] tries. All lengths are in tokens.
@@ -37,16 +37,18 @@ pub struct LatencyOptions {
     pub slack: f64,
 }
 
-/// See the module. One engine thread uses it: [`Latency::bias`], a single token, [`Latency::end_token`]. Batches are not
+/// See the module. One engine thread uses it: [`Latency::strength`], a single token, [`Latency::end_token`]. Batches are not
 /// shown to it.
 #[derive(Clone, Debug)]
 pub struct Latency {
     options: LatencyOptions,
     target_seconds: f64,
-    /// λ by strength, ascending.
+    /// What is set.
+    knob: Knob,
+    /// Strengths of it, ascending, at least 3.
     ladder: Vec<f32>,
-    /// What was found last.
-    strength: usize,
+    /// The step that was found last.
+    step: usize,
     state: State,
     /// What tokens took with each strength, as was measured last.
     known: Vec<Option<Measured>>,
@@ -119,7 +121,8 @@ const STALE: f64 = 0.125;
 
 impl Latency {
     /// Begins with a trial. Lengths of 0 count as 1, a longest rest below the first one as the first one.
-    pub fn new(target_seconds: f64, options: LatencyOptions) -> Self {
+    pub fn new<const N: usize>(target_seconds: f64, (knob, ladder): (Knob, [f32; N]), options: LatencyOptions) -> Self {
+        const { assert!(N >= 3, "a trial tries three") };
         let rest_tokens = options.rest_tokens.max(1);
         let options = LatencyOptions {
             window_tokens: options.window_tokens.clamp(1, 1 << 20),
@@ -128,14 +131,14 @@ impl Latency {
             rest_tokens_max: options.rest_tokens_max.max(rest_tokens),
             ..options
         };
-        let ladder = RoutingOptions::LADDER.to_vec();
-        let top = ladder.len() - 1;
+        let top = N - 1;
         Self {
             options,
             target_seconds,
-            known: vec![None; ladder.len()],
-            ladder,
-            strength: 0,
+            known: vec![None; N],
+            knob,
+            ladder: ladder.to_vec(),
+            step: 0,
             state: State::trial([0, top / 2, top]),
             rest: rest_tokens,
             would_lower: false,
@@ -146,16 +149,21 @@ impl Latency {
         }
     }
 
-    /// λ for the running token.
-    pub fn bias(&self) -> f32 {
+    /// What is set.
+    pub fn knob(&self) -> Knob {
+        self.knob
+    }
+
+    /// How strong it is for the running token.
+    pub fn strength(&self) -> f32 {
         self.ladder[self.running()]
     }
 
-    /// The strength for the running token.
+    /// The step for the running token.
     fn running(&self) -> usize {
         match &self.state {
             State::Trial { tried, token, .. } => tried[self.window(*token, tried.len())],
-            State::Rest { .. } => self.strength,
+            State::Rest { .. } => self.step,
         }
     }
 
@@ -203,7 +211,7 @@ impl Latency {
 
     /// Three strengths, the one that was found in their middle as far as the ladder goes.
     fn neighbours(&self) -> [usize; 3] {
-        let low = self.strength.saturating_sub(1).min(self.ladder.len() - 3);
+        let low = self.step.saturating_sub(1).min(self.ladder.len() - 3);
         [low, low + 1, low + 2]
     }
 
@@ -216,13 +224,13 @@ impl Latency {
         if mean.n == 0 {
             return;
         }
-        self.learn(self.strength, &mean, 0.75);
+        self.learn(self.step, &mean, 0.75);
         let is_slow = mean.seconds - mean.error() > self.target_seconds * (1.0 + self.options.slack);
         let is_clear = is_slow && self.was_slow;
         self.was_slow = is_slow && !is_clear;
-        if is_clear && self.strength + 1 < self.ladder.len() {
+        if is_clear && self.step + 1 < self.ladder.len() {
             self.known.iter_mut().flatten().for_each(|measured| measured.weight *= STALE);
-            self.strength += 1;
+            self.step += 1;
             self.rest = self.options.rest_tokens;
             self.would_lower = false;
             if let State::Rest { left, token, .. } = &mut self.state {
@@ -255,17 +263,17 @@ impl Latency {
             self.learn(strength, &mean, 1.0);
         }
         self.trials += 1;
-        let before = self.strength;
+        let before = self.step;
         let top = self.ladder.len() - 1;
         let needed = (0..top).find(|&strength| self.seconds(strength).is_none_or(|took| took <= self.target_seconds));
         let needed = needed.unwrap_or(top);
-        let is_step_down = needed + 1 == self.strength && self.trials > 1;
+        let is_step_down = needed + 1 == self.step && self.trials > 1;
         let waits = is_step_down && !self.would_lower;
         self.would_lower = waits;
         if !waits {
-            self.strength = needed;
+            self.step = needed;
         }
-        let is_confirmed = self.strength == before && !waits && self.trials > 1;
+        let is_confirmed = self.step == before && !waits && self.trials > 1;
         self.rest = match is_confirmed {
             true => self.rest.saturating_mul(2).min(self.options.rest_tokens_max),
             false => self.options.rest_tokens,
@@ -302,14 +310,15 @@ impl Latency {
     /// For the stats.
     pub fn report(&self) -> LatencyReport {
         let measured = self.ladder.iter().zip(&self.known);
-        let step = |(&cache_bias, known): (&f32, &Option<Measured>)| {
-            known.map(|Measured { seconds, .. }| LatencyStep { cache_bias, seconds })
+        let step = |(&strength, known): (&f32, &Option<Measured>)| {
+            known.map(|Measured { seconds, .. }| LatencyStep { strength, seconds })
         };
         LatencyReport {
             target_seconds: self.target_seconds,
-            cache_bias: self.ladder[self.strength],
+            knob: self.knob,
+            strength: self.ladder[self.step],
             is_trying: matches!(self.state, State::Trial { .. }),
-            seconds: self.seconds(self.strength),
+            seconds: self.seconds(self.step),
             is_reachable: self.is_reachable(),
             least_seconds: self.seconds(self.ladder.len() - 1),
             trials: self.trials,

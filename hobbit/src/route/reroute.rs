@@ -64,7 +64,7 @@ pub struct Choice<'a> {
 pub struct Rerouted {
     /// Uses of experts that went to another one.
     pub exchanged: u64,
-    /// Tokens that were left alone because these scores do not explain their choice.
+    /// Tokens that miss an expert and were left alone, because these scores do not explain their choice.
     pub refused: u64,
     /// Shares of the chosen experts' weight that exchanged ones had, less what their substitutes would have had; summed.
     pub given_up: f64,
@@ -138,14 +138,19 @@ pub fn reroute(
         _ => ids.chunks(n_used).zip(scores).map(|(ids, scores)| kept(rules, ids, scores)).collect(),
     };
     let tokens = ids.chunks_mut(n_used).zip(weights.chunks_mut(n_used)).zip(scores);
+    // What is masked changes all weights, whatever was chosen.
+    let masks = rules.only_present && weighing == Weighing::OfAll;
     for (token, ((ids, weights), scores)) in tokens.enumerate() {
-        if !explains(scores, ids, weights) {
-            outcome.refused += 1;
-            continue;
-        }
         let is_needed =
             |index: u16| needs.iter().enumerate().any(|(other, needs)| other != token && needs.contains(&index));
-        exchange(rules, ids, weights, scores, weighing, &|index| is_present(index) || is_needed(index), &mut outcome);
+        let is_there = |index: u16| is_present(index) || is_needed(index);
+        if masks || ids.iter().any(|&index| !is_there(index)) {
+            if !explains(scores, ids, weights) {
+                outcome.refused += 1;
+                continue;
+            }
+            exchange(rules, ids, weights, scores, weighing, &is_there, &mut outcome);
+        }
         if needs.len() > 1 {
             needs[token] = ids.to_vec();
         }

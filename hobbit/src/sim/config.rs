@@ -13,7 +13,7 @@ use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::fitted::LayerPenalty;
-use crate::options::PrecisionMode;
+use crate::options::{PrecisionMode, VirtualExperts, VirtualUpdate};
 use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
 use crate::words::UnknownWord;
@@ -154,6 +154,9 @@ pub struct Config {
     /// Where tokens go in place of experts that are missing. The tokens themselves stay those of the recording, which these would
     /// have changed.
     pub rerouting: Rerouting,
+    /// SwapMoE's virtual experts: how often they change, where decoded tokens use what is in memory only. Experts weigh by their
+    /// router weights alone: a trace has neither the norms of their inputs nor of their weights.
+    pub virtual_experts: Option<VirtualUpdate>,
     /// A missing expert with less than so many times the uniform share of a token's weight is left out of decoding.
     pub drop: f32,
     /// Who predicts, for prefetches.
@@ -207,6 +210,8 @@ impl Config {
             upgrade: settings.upgrade,
             deterministic: settings.deterministic,
             rerouting: settings.routing.rerouting(),
+            virtual_experts: (settings.routing.virtual_experts != VirtualExperts::Off)
+                .then_some(settings.routing.virtual_update),
             drop: settings.routing.drop,
             prefetch: is_read_ahead.then(|| Prefetch { distance_max, ..Prefetch::default() }),
             foresight,
@@ -217,7 +222,7 @@ impl Config {
 
     /// Whether tokens go elsewhere, or do without: then the replay is open-loop.
     pub fn gives_up(&self) -> bool {
-        !self.rerouting.is_off() || self.drop > 0.0
+        !self.rerouting.is_off() || self.virtual_experts.is_some() || self.drop > 0.0
     }
 
     /// Whether what tokens ask for is what the recorded run's did.

@@ -23,7 +23,7 @@ pub enum SimError {
         path: PathBuf,
     },
     /// Tokens that are to go elsewhere, and nobody knows where they could.
-    #[error("{}: the trace has no scores of experts that were not chosen, without which --cache-bias and --substitute cannot tell where tokens could go; record one with hobbit-cli --trace, without --routes (imported routes have none)", path.display())]
+    #[error("{}: the trace has no scores of experts that were not chosen, without which --cache-bias, --substitute and --virtual-experts cannot tell where tokens could go; record one with hobbit-cli --trace, without --routes (imported routes have none)", path.display())]
     NoScores {
         /// File.
         path: PathBuf,

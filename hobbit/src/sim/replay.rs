@@ -16,7 +16,7 @@ use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::{self, Predictor};
 use crate::residency::{
     self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
-    Residency, RestBytes, RouterSays, Split, StagingOptions, TokenChoice, Used, VersionBytes,
+    Residency, RestBytes, RouterSays, Split, StagingOptions, TokenChoice, Used, VersionBytes, VirtualExpertsOptions,
 };
 use crate::route::{DECODE_TOKENS_MAX, Demand, Thresholds, TokenScores, Weighing};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
@@ -62,7 +62,7 @@ impl<'a> Replay<'a> {
         if config.mode == PrecisionMode::Dynamic && low == 0 {
             return Err(SimError::NoLow { path: recording.path.clone() });
         }
-        if !config.rerouting.is_off() && !recording.has_unselected_scores() {
+        if (!config.rerouting.is_off() || config.virtual_experts.is_some()) && !recording.has_unselected_scores() {
             return Err(SimError::NoScores { path: recording.path.clone() });
         }
         let low_cost = if low > 0 { low as f64 / high as f64 } else { 1.0 };
@@ -103,6 +103,11 @@ impl<'a> Replay<'a> {
             lookahead: config.prefetch.map(|prefetch| lookahead(recording, config, prefetch)),
         });
         residency.rerouting = config.rerouting;
+        if let Some(update) = config.virtual_experts {
+            residency.rerouting.only_present = true;
+            let n_used = layers.iter().map(|layer| usize::from(layer.n_used)).max().unwrap_or(0);
+            residency.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms: Vec::new() });
+        }
         Ok(Self { recording, config, residency, chosen: Chosen::default(), scores: Vec::new() })
     }
 
@@ -125,7 +130,9 @@ impl<'a> Replay<'a> {
         for record in &batch.layers {
             self.layer(batch, record);
         }
-        self.residency.end_batch(batch.n_tokens, 0.0);
+        // Only virtual experts go by what tokens take.
+        let took = |now: f64| if self.config.virtual_experts.is_some() { now - started } else { 0.0 };
+        self.residency.end_batch(batch.n_tokens, took(self.residency.reads().seconds()));
         let seconds = self.residency.reads().seconds() - started;
         let (rerouted, bytes) =
             (self.residency.counters().rerouted - before.0, self.residency.reads().bytes - before.1);
@@ -265,7 +272,10 @@ fn reroute(
     record: &LayerRecord,
 ) -> Option<Vec<f32>> {
     let weighing = Weighing::Normalised;
-    if !chosen.may_reroute(residency) || !chosen.wants_scores(residency, &Elsewhere::NOTHING, weighing) {
+    if chosen.may_reroute(residency) && residency.has_virtual_experts() {
+        chosen.heard(&record.weights, None);
+    }
+    if !chosen.may_reroute(residency) || !chosen.wants_scores(residency, &Elsewhere::NOTHING, || weighing) {
         return None;
     }
     let n_expert = n_expert(recording, record);

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use super::fields::{boolean, get, text};
 use super::{params, prompts};
+use crate::saved::is_file_name;
 use crate::server::app::App;
 use crate::server::http::body::{AnyBody, Body};
 use crate::server::http::error::ApiError;
 use crate::server::job::SlotAction;
 use crate::server::metrics;
-use crate::server::saved::is_file_name;
 use crate::server::status::SlotState;
 
 type Answer = Result<Json<Value>, ApiError>;

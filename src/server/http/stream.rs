@@ -113,10 +113,11 @@ pub async fn respond(
 }
 
 fn sse(frame: Frame) -> SseEvent {
-    let event = SseEvent::default().data(frame.data);
+    // The name first: not every client reads an event to its end before it looks.
+    let event = SseEvent::default();
     match frame.name {
-        Some(name) => event.event(name),
-        None => event,
+        Some(name) => event.event(name).data(frame.data),
+        None => event.data(frame.data),
     }
 }
 

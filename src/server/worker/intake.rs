@@ -8,10 +8,10 @@ use hobbit::Sampler;
 
 use super::Worker;
 use super::slot::{Phase, Run};
+use crate::saved;
 use crate::server::job::{
     Command, Event, Failure, FailureKind, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work,
 };
-use crate::server::saved;
 use crate::server::slots::{self, SlotView};
 use crate::server::text::Text;
 

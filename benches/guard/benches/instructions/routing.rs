@@ -6,9 +6,10 @@ use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit::expert::Precision;
 use hobbit::route::Routing;
 use hobbit::route::{
-    DECODE_TOKENS_MAX, Demand, Thresholds, lower_least_popular, merge, renormalise, resolve, unimportance,
+    Choice, DECODE_TOKENS_MAX, Demand, Rerouting, Thresholds, TokenScores, Weighing, lower_least_popular, merge,
+    renormalise, reroute, resolve, unimportance,
 };
-use hobbit_guard::inputs::{self, N_EXPERT, N_PROMPT, N_USED};
+use hobbit_guard::inputs::{self, N_EXPERT, N_PROMPT, N_USED, Token};
 
 /// Batches of a layer, with what is computed of them.
 struct Batches {
@@ -148,4 +149,42 @@ fn make_up(mut batches: Batches) -> Batches {
     batches
 }
 
-library_benchmark_group!(name = route, benchmarks = [regroup, remap, classify, shares, make_up]);
+/// A token's layers, and what may be sent elsewhere there.
+struct Elsewhere {
+    rules: Rerouting,
+    token: Token,
+    /// Whether one expert in two is missing.
+    misses: bool,
+    /// By layer, `[N_USED]` each.
+    ids: Vec<Vec<u16>>,
+    weights: Vec<Vec<f32>>,
+    exchanged: u64,
+}
+
+const LAMBDA: Rerouting =
+    Rerouting { bias: 0.2, keep_top: 1, substitute: 0.0, substitute_max: None, only_present: false };
+const ALPHA: Rerouting = Rerouting { bias: 0.0, substitute: 0.3, ..LAMBDA };
+
+fn elsewhere(rules: Rerouting, misses: bool) -> Elsewhere {
+    let token = inputs::tokens(1, 2).remove(0);
+    let of = |choice: &inputs::Choice| choice.chosen.iter().copied().unzip();
+    let (ids, weights) = token.iter().map(of).unzip();
+    Elsewhere { rules, token, misses, ids, weights, exchanged: 0 }
+}
+
+// Tokens sent to experts in memory: where nothing is missing, and where one expert in two is.
+#[library_benchmark(setup = elsewhere)]
+#[bench::all_present(LAMBDA, false)]
+#[bench::lambda(LAMBDA, true)]
+#[bench::alpha(ALPHA, true)]
+fn sent(mut elsewhere: Elsewhere) -> Elsewhere {
+    let Elsewhere { rules, token, misses, ids, weights, exchanged } = black_box(&mut elsewhere);
+    for ((choice, ids), weights) in token.iter().zip(ids).zip(weights) {
+        let choice_of = Choice { ids, weights, n_used: N_USED.into(), weighing: Weighing::Normalised };
+        let scores = TokenScores { selection: &choice.scores, weights: &choice.scores };
+        *exchanged += reroute(rules, choice_of, &[scores], &|index| !*misses || index % 2 == 0).exchanged;
+    }
+    elsewhere
+}
+
+library_benchmark_group!(name = route, benchmarks = [regroup, remap, classify, shares, make_up, sent]);

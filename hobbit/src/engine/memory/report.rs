@@ -5,15 +5,17 @@ use crate::engine::model::Model;
 use crate::engine::tier::Tier;
 use crate::expert::{ExpertId, Precision, Version};
 use crate::gguf::{Catalog, LayerCatalog, VersionSource};
+use crate::options::RoutingOptions;
 use crate::plan::MemoryPlan;
+use crate::profile::Here;
 use crate::residency::Precisions;
 use crate::stats::{LowReport, PrecisionReport, VersionsReport};
 use crate::trace;
 
-/// What users are told about precision.
+/// What users are told about precision, and about what `routing` gives up.
 pub(super) fn precision(
     model: &Model,
-    precisions: &Precisions,
+    (precisions, routing): (&Precisions, &RoutingOptions),
     plan: &MemoryPlan,
     catalog: &Catalog,
     tiers: &[Tier],
@@ -45,7 +47,8 @@ pub(super) fn precision(
         cpu_helper: tiers.iter().any(Tier::has_helper),
         divided: tiers.iter().any(Tier::is_divided),
         kernels: shared.options.kernels_taken(),
-        routing: shared.options.routing.words().filter(|_| !plan.is_fully_resident()),
+        routing: routing.words().filter(|_| !plan.is_fully_resident()),
+        promise: routing.promise.clone(),
         high: VersionsReport {
             types: types_of(catalog, Precision::High),
             bytes: catalog.bytes(Precision::High),
@@ -53,6 +56,18 @@ pub(super) fn precision(
             experts: n_versions(Precision::High),
         },
         low,
+    }
+}
+
+/// What is in memory, for a promise: by a plan of high versions alone. What a device holds the host may hold too: no less than the
+/// larger of both is there.
+pub(super) fn here(plan: &MemoryPlan, catalog: &Catalog, tiers: &[Tier]) -> Here {
+    let slots: u64 = tiers.iter().map(|tier| tier.report.slots).sum();
+    let on_devices = slots as f64 / plan.n_experts.max(1) as f64;
+    Here {
+        cache_share: plan.cache_share().max(on_devices),
+        high: types_of(catalog, Precision::High),
+        low: catalog.has_low().then(|| types_of(catalog, Precision::Low)),
     }
 }
 
@@ -79,7 +94,7 @@ pub(super) fn trace_header(
     model: &Model,
     catalog: &Catalog,
     cache: &Cache,
-    precisions: &Precisions,
+    (precisions, routing): (&Precisions, &RoutingOptions),
     cache_bytes: u64,
 ) -> trace::Header {
     let bytes = |layer: &LayerCatalog, precision| {
@@ -125,7 +140,7 @@ pub(super) fn trace_header(
             prefill_low: wanted.prefill_low_at(thresholds.t1),
             upgrade: wanted.upgrade,
             deterministic: wanted.deterministic,
-            routing: options.routing.clone(),
+            routing: routing.clone(),
             cache_bytes,
             more: [
                 ("policy_weights".to_owned(), model.policy_weights().to_string()),

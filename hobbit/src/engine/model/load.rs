@@ -24,7 +24,7 @@ use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
 use crate::gguf::Gguf;
-use crate::options::{KvValue, ModelOptions, Repack, VirtualExperts};
+use crate::options::{KvValue, ModelOptions, Repack, RoutingOptions, VirtualExperts};
 use crate::plan::Regime;
 use crate::profile::{ProfileError, VirtualPlan, VirtualPlanError};
 use crate::store::{Original, Store};
@@ -155,7 +155,7 @@ impl Model {
             expert_bytes_read_at_load,
         };
         shared.check_loaded()?;
-        shared.check_routing()?;
+        shared.check_routing(&options.routing)?;
         shared.routes = shared.followed_routes()?;
         shared.virtual_plan = shared.read_virtual_plan()?;
         let model = Model { shared: Arc::new(shared) };
@@ -200,9 +200,8 @@ impl Shared {
     }
 
     /// That tokens can be sent elsewhere, if they are to be.
-    fn check_routing(&self) -> Result<(), Error> {
-        let routing = &self.options.routing;
-        if routing.rerouting().is_off() {
+    pub(in crate::engine) fn check_routing(&self, routing: &RoutingOptions) -> Result<(), Error> {
+        if routing.rerouting().is_off() && routing.target_latency.is_none() {
             return Ok(());
         }
         if self.options.routes.is_some() {

@@ -31,6 +31,30 @@ impl Session {
         Ok(())
     }
 
+    /// Puts the context into the state that [`Session::sequence_state`] gave of sequence 0 when it held `n_tokens` tokens.
+    ///
+    /// # Errors
+    /// A state that does not fit, or is of another number of tokens; the context is then empty.
+    #[doc(hidden)]
+    pub fn restore(&mut self, state: &[u8], n_tokens: usize) -> Result<(), Error> {
+        self.reset();
+        self.set_sequence_state(0, state)?;
+        // SAFETY: the context is live.
+        let last = unsafe { llama::llama_memory_seq_pos_max(self.context.memory(), 0) };
+        if usize::try_from(i64::from(last) + 1).ok() != Some(n_tokens) {
+            self.reset();
+            return Err(Error::Decode(format!("the saved state ends at position {last}, not after {n_tokens} tokens")));
+        }
+        (self.n_past, self.n_prompt) = (n_tokens, n_tokens);
+        Ok(())
+    }
+
+    /// Tokens in the context without a sampled one that waits for its evaluation.
+    #[doc(hidden)]
+    pub fn n_evaluated(&self) -> usize {
+        self.n_past
+    }
+
     /// Evaluates `tokens` after what is in the context, in batches of `n_batch`. Logits of the last are kept for
     /// [`Session::generate`].
     ///

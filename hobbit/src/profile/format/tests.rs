@@ -65,12 +65,13 @@ fn profile() -> Profile {
                 low: "q2_K".to_owned(),
             }),
         }),
-        mixes: Some(Mixes {
+        mixes: vec![Mixes {
             text: "text.txt".to_owned(),
             text_sha256: "00".repeat(32),
             tokens: 2048,
             expert_cache: "25%".to_owned(),
             cache_share: 0.25,
+            high: "q8_0".to_owned(),
             low: None,
             exact_bytes_per_token: 1e5,
             mixes: vec![MeasuredMix {
@@ -79,7 +80,7 @@ fn profile() -> Profile {
                 error: 0.001,
                 bytes_per_token: 4.5e4,
             }],
-        }),
+        }],
         prefill: Some(FittedPrefill {
             prefill_low: 0.25,
             max_loss: 0.01,

@@ -2,6 +2,8 @@
 
 use super::*;
 
+const STRENGTHS: (Knob, [f32; 7]) = (Knob::CacheBias, [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3]);
+
 /// Noise with a mean of 1, of a generator that anybody can repeat.
 struct Noise(u64);
 
@@ -19,9 +21,9 @@ const CURVE: [f64; 7] = [100.0, 80.0, 66.0, 57.0, 51.0, 47.0, 45.0];
 fn run(latency: &mut Latency, tokens: usize, noise: &mut Noise, curve: &dyn Fn(usize, usize) -> f64) -> usize {
     let mut changes = 0;
     for token in 0..tokens {
-        let before = (latency.strength, latency.trials);
+        let before = (latency.step, latency.trials);
         latency.end_token(curve(token, latency.running()) / 1e3 * noise.next(0.4));
-        changes += usize::from(before.1 > 0 && latency.strength != before.0);
+        changes += usize::from(before.1 > 0 && latency.step != before.0);
     }
     changes
 }
@@ -31,16 +33,16 @@ fn the_smallest_strength_that_meets_the_target_is_found_and_kept() {
     for (target, expected) in [(200.0, 0), (101.0, 0), (85.0, 1), (70.0, 2), (60.0, 3), (54.0, 4), (49.0, 5), (46.5, 6)]
     {
         for seed in 0..8 {
-            let mut latency = Latency::new(target / 1e3, LatencyOptions::default());
+            let mut latency = Latency::new(target / 1e3, STRENGTHS, LatencyOptions::default());
             let mut noise = Noise(seed);
             run(&mut latency, 1500, &mut noise, &|_, strength| CURVE[strength]);
-            let found = latency.strength;
+            let found = latency.step;
             assert!(found == expected || found == expected + 1, "target {target}: {found}, expected {expected}");
             let changes = run(&mut latency, 4000, &mut noise, &|_, strength| CURVE[strength]);
             assert!(changes <= 6, "target {target}, seed {seed}: {changes} changes");
             let report = latency.report();
             assert_eq!(report.is_reachable, Some(true), "{report:?}");
-            let took = CURVE[latency.strength];
+            let took = CURVE[latency.step];
             assert!(took <= 1.05 * target, "target {target}: {took}");
         }
     }
@@ -48,11 +50,11 @@ fn the_smallest_strength_that_meets_the_target_is_found_and_kept() {
 
 #[test]
 fn an_exact_machine_is_understood_after_two_trials() {
-    let mut latency = Latency::new(0.060, LatencyOptions::default());
+    let mut latency = Latency::new(0.060, STRENGTHS, LatencyOptions::default());
     for _ in 0..(120 + 64 + 120) {
         latency.end_token(CURVE[latency.running()] / 1e3);
     }
-    assert_eq!((latency.strength, latency.trials, latency.bias()), (3, 2, RoutingOptions::LADDER[3]));
+    assert_eq!((latency.step, latency.trials, latency.strength()), (3, 2, STRENGTHS.1[3]));
     let report = latency.report();
     assert_eq!(report.measured.len(), 5, "the ends, and the neighbours: {report:?}");
     assert!((report.seconds.unwrap() - 0.057).abs() < 1e-9 && !report.is_trying);
@@ -61,7 +63,7 @@ fn an_exact_machine_is_understood_after_two_trials() {
 #[test]
 fn a_trial_tries_three_strengths_there_and_back() {
     let options = LatencyOptions { window_tokens: 2, settle_tokens: 1, ..LatencyOptions::default() };
-    let mut latency = Latency::new(1.0, options);
+    let mut latency = Latency::new(1.0, STRENGTHS, options);
     let mut tried = Vec::new();
     for token in 0..18 {
         tried.push(latency.running());
@@ -69,14 +71,14 @@ fn a_trial_tries_three_strengths_there_and_back() {
         latency.end_token(if token % 3 == 0 { 1e3 } else { 0.1 });
     }
     assert_eq!(tried, [0, 0, 0, 3, 3, 3, 6, 6, 6, 6, 6, 6, 3, 3, 3, 0, 0, 0]);
-    assert_eq!((latency.trials, latency.strength), (1, 0));
+    assert_eq!((latency.trials, latency.step), (1, 0));
     assert!((latency.report().seconds.unwrap() - 0.1).abs() < 1e-9);
 }
 
 #[test]
 fn what_drifts_steadily_misleads_nobody() {
     // Tokens get slower by a half in a trial of 120, whatever the strength: nothing is gained by any.
-    let mut latency = Latency::new(10.0, LatencyOptions::default());
+    let mut latency = Latency::new(10.0, STRENGTHS, LatencyOptions::default());
     for token in 0..120 {
         latency.end_token(1.0 + f64::from(token) / 240.0);
     }
@@ -86,36 +88,36 @@ fn what_drifts_steadily_misleads_nobody() {
 
 #[test]
 fn out_of_reach_is_the_maximum_and_told_once() {
-    let mut latency = Latency::new(0.020, LatencyOptions::default());
+    let mut latency = Latency::new(0.020, STRENGTHS, LatencyOptions::default());
     let mut noise = Noise(7);
     run(&mut latency, 120, &mut noise, &|_, strength| CURVE[strength]);
-    assert_eq!(latency.strength, 6);
+    assert_eq!(latency.step, 6);
     let news = latency.take_news().unwrap();
     assert!((news.least_seconds.unwrap() - 0.045).abs() < 0.005, "{news:?}");
-    assert_eq!((news.is_reachable, news.cache_bias), (Some(false), 0.3));
+    assert_eq!((news.is_reachable, news.strength), (Some(false), 0.3));
     run(&mut latency, 60, &mut noise, &|_, strength| CURVE[strength]);
-    assert_eq!((latency.take_news().is_some(), latency.strength), (false, 6));
+    assert_eq!((latency.take_news().is_some(), latency.step), (false, 6));
 }
 
 #[test]
 fn another_text_or_a_smaller_cache_is_followed() {
-    let mut latency = Latency::new(0.060, LatencyOptions::default());
+    let mut latency = Latency::new(0.060, STRENGTHS, LatencyOptions::default());
     let mut noise = Noise(1);
     run(&mut latency, 3000, &mut noise, &|_, strength| CURVE[strength]);
-    let before = latency.strength;
+    let before = latency.step;
     // A quarter slower: the target takes two or three more steps, of which the first ones do not wait for a trial.
     run(&mut latency, 300, &mut noise, &|_, strength| 1.25 * CURVE[strength]);
-    assert!(latency.strength > before, "{before} and {}", latency.strength);
+    assert!(latency.step > before, "{before} and {}", latency.step);
     run(&mut latency, 2000, &mut noise, &|_, strength| 1.25 * CURVE[strength]);
-    assert!(1.25 * CURVE[latency.strength] <= 1.05 * 60.0, "{}", latency.strength);
+    assert!(1.25 * CURVE[latency.step] <= 1.05 * 60.0, "{}", latency.step);
     // Twice as fast: soon nothing has to be given up.
     run(&mut latency, 20_000, &mut noise, &|_, strength| 0.5 * CURVE[strength]);
-    assert_eq!(latency.strength, 0);
+    assert_eq!(latency.step, 0);
 }
 
 #[test]
 fn rests_double_while_trials_confirm_each_other() {
-    let mut latency = Latency::new(0.070, LatencyOptions::default());
+    let mut latency = Latency::new(0.070, STRENGTHS, LatencyOptions::default());
     let mut rests = Vec::new();
     for _ in 0..6000 {
         let trials = latency.trials;
@@ -126,24 +128,24 @@ fn rests_double_while_trials_confirm_each_other() {
     }
     assert_eq!(rests[rests.len() - 3..].windows(2).filter(|pair| pair[1] == 2 * pair[0]).count(), 2, "{rests:?}");
     let most = LatencyOptions { rest_tokens: 64, rest_tokens_max: 100, ..LatencyOptions::default() };
-    let mut latency = Latency::new(0.2, most);
+    let mut latency = Latency::new(0.2, STRENGTHS, most);
     (0..2000).for_each(|_| latency.end_token(0.1));
     assert_eq!(latency.rest, 100);
 }
 
 #[test]
 fn times_that_are_none_do_not_count() {
-    let mut latency = Latency::new(0.060, LatencyOptions::default());
+    let mut latency = Latency::new(0.060, STRENGTHS, LatencyOptions::default());
     for seconds in [f64::NAN, f64::INFINITY, -1.0, 0.0].into_iter().cycle().take(2000) {
         latency.end_token(seconds);
     }
     let report = latency.report();
-    assert_eq!((report.cache_bias, report.is_reachable, report.seconds), (0.0, None, None));
+    assert_eq!((report.strength, report.is_reachable, report.seconds), (0.0, None, None));
     assert!(latency.take_news().is_none() && report.measured.is_empty());
     let zero = LatencyOptions { window_tokens: 0, settle_tokens: 0, rest_tokens: 0, rest_tokens_max: 0, slack: 0.0 };
-    let mut latency = Latency::new(0.060, zero);
+    let mut latency = Latency::new(0.060, STRENGTHS, zero);
     (0..100).for_each(|_| latency.end_token(CURVE[latency.running()] / 1e3));
-    assert_eq!(latency.strength, 3);
+    assert_eq!(latency.step, 3);
 }
 
 #[test]

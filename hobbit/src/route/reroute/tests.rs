@@ -91,8 +91,11 @@ fn scores_that_do_not_explain_a_choice_leave_it_alone() {
         let (mut changed, mut weights) = (ids, [0.5, 0.5]);
         let choice = Choice { ids: &mut changed, weights: &mut weights, n_used: 2, weighing: Weighing::Each };
         let scores = TokenScores { selection: &selection, weights: &selection };
-        let outcome = reroute(&bias(9.0, 0), choice, &[scores], &|_| true);
+        let outcome = reroute(&bias(9.0, 0), choice, &[scores], &|index| index > 1);
         assert_eq!((outcome.refused, changed, weights), (1, ids, [0.5, 0.5]), "{selection:?}");
+        let choice = Choice { ids: &mut changed, weights: &mut weights, n_used: 2, weighing: Weighing::Each };
+        let outcome = reroute(&bias(9.0, 0), choice, &[scores], &|_| true);
+        assert_eq!((outcome, changed, weights), (Rerouted::default(), ids, [0.5, 0.5]), "nothing is missing");
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::{recorded, recording, replayed};
 use crate::expert::Precision;
-use crate::options::RoutingOptions;
+use crate::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use crate::route::Rerouting;
-use crate::sim::{Config, SimError, replay};
+use crate::sim::{Budget, Config, SimError, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
 
 /// A layer of four experts with two slots; single tokens, each of two experts, with these scores. `n_unselected` are kept.
@@ -69,6 +69,31 @@ fn a_missing_expert_gives_way_to_one_that_is_there() {
     assert_eq!(outcome.decode.rerouted.uses, 1, "0.25 is less than 1.5 times 0.1875");
     let (_, outcome) = replayed(&recording, &Config { drop: 0.8, ..exact });
     assert_eq!((outcome.decode.misses.skipped, outcome.decode.hits), (2, 2), "{outcome:?}");
+}
+
+#[test]
+fn virtual_experts_change_beside_tokens_that_wait_for_none() {
+    let first = ([0, 1], [0.5, 0.3, 0.1, 0.1]);
+    let then = ([2, 3], [0.1, 0.15, 0.4, 0.35]);
+    let tokens: Vec<_> = std::iter::repeat_n(first, 8).chain(std::iter::repeat_n(then, 300)).collect();
+    let recording = recording(&trace(&tokens, Some(2), RoutingOptions::default()));
+    let exact = Config { budget: Budget::Slots(3), ..Config::recorded(&recording).unwrap() };
+    for update in [VirtualUpdate::Tokens(1), VirtualUpdate::Tokens(4), VirtualUpdate::Auto] {
+        let (seen, outcome) = replayed(&recording, &Config { virtual_experts: Some(update), ..exact.clone() });
+        let decode = outcome.decode;
+        assert_eq!(
+            (decode.misses.high, decode.misses.skipped),
+            (2, 0),
+            "{update:?}: only the first token waits: {decode:?}"
+        );
+        assert!(decode.rerouted.uses > 0 && decode.rerouted.refused == 0, "{decode:?}");
+        assert!(decode.bytes >= 16_000, "two were read, and two more beside tokens: {decode:?}");
+        let last: Vec<u16> = seen[seen.len() - 2..].iter().map(|(expert, ..)| expert.index).collect();
+        assert_eq!(last.iter().sum::<u16>(), 5, "{update:?}: {last:?}, where the first ones gave way");
+    }
+    let recorded = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..RoutingOptions::default() };
+    let ran = super::recording(&trace(&tokens, Some(2), recorded));
+    assert_eq!(Config::recorded(&ran).unwrap().virtual_experts, Some(VirtualUpdate::Auto));
 }
 
 #[test]

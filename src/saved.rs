@@ -1,4 +1,4 @@
-//! A slot in a file: the tokens and what llama.cpp keeps of them. Damaged files and those of another model are refused before
+//! A sequence in a file, a slot of the server's or a prompt of hobbit-cli's: the tokens and what llama.cpp keeps of them. Damaged files and those of another model are refused before
 //! llama.cpp sees them.
 
 use std::path::Path;
@@ -7,11 +7,27 @@ use hobbit::files;
 use hobbit::options::Token;
 use xxhash_rust::xxh3::xxh3_64;
 
-const MAGIC: &[u8; 8] = b"HOBSLOT1";
 /// Magic, mark, number of tokens, bytes of the state, checksum of what follows.
 const HEADER: usize = 8 + 8 + 8 + 8 + 8;
 /// The most that is read.
 const BYTES_MAX: u64 = 64 << 30;
+
+/// What tells sequences of this model and these types of KV cache from others.
+#[cfg(feature = "engine")]
+pub fn mark(model: &hobbit::Model, options: &hobbit::SessionOptions) -> u64 {
+    let info = model.info();
+    let words = format!(
+        "{} {} {} {} {} {:?} {:?}",
+        info.architecture,
+        info.n_params,
+        info.tensor_bytes,
+        info.n_layer,
+        model.n_vocab(),
+        options.type_k,
+        options.type_v
+    );
+    xxh3_64(words.as_bytes())
+}
 
 /// Writes a slot; how many bytes that took. Who reads sees the old file or the new one.
 ///
@@ -20,7 +36,7 @@ const BYTES_MAX: u64 = 64 << 30;
 pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io::Result<u64> {
     check_kind(path)?;
     let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len());
-    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&files::SEQUENCE_MAGIC);
     bytes.extend_from_slice(&mark.to_le_bytes());
     bytes.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
     bytes.extend_from_slice(&(state.len() as u64).to_le_bytes());
@@ -59,7 +75,7 @@ fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
         let eight = bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok());
         eight.map(u64::from_le_bytes).ok_or_else(|| "the file is cut off".to_owned())
     };
-    if bytes.get(..8) != Some(MAGIC) {
+    if bytes.get(..8) != Some(&files::SEQUENCE_MAGIC) {
         return Err("it is no saved slot".to_owned());
     }
     let (found, n_tokens, n_state, sum) = (number(8)?, number(16)?, number(24)?, number(32)?);
@@ -78,6 +94,7 @@ fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
 }
 
 /// Whether a name is that of a file in a directory, and of nothing else anywhere.
+#[cfg(any(test, feature = "server"))]
 pub fn is_file_name(name: &str) -> bool {
     const FORBIDDEN: &[char] =
         &['/', '\\', ':', '*', '?', '"', '<', '>', '|', '\u{FF0E}', '\u{2215}', '\u{2216}', '\u{FFFD}', '\u{FEFF}'];
