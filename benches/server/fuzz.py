@@ -233,9 +233,9 @@ class Fuzz:
         if method == "HEAD":
             return
         try:
-            self.judge(await self.client.request(method, path, raw, timeout=30), request)
+            self.judge(await self.client.request(method, path, raw, timeout=120), request)
         except TimeoutError:
-            self.fail("no answer in 30 s", request)
+            self.fail("no answer in 120 s", request)
         except (OSError, asyncio.IncompleteReadError, ValueError) as failure:
             self.fail(f"{type(failure).__name__}: {failure}", request)
 
