@@ -375,7 +375,10 @@ impl Transfer<'_> {
         let path = etag_path(&self.item.part);
         match self.etag.as_ref().filter(|etag| is_strong(etag) && !self.item.is_addressed) {
             Some(etag) => hobbit::files::replace(&path, etag.as_bytes()).map_err(failed(&path, "write this file")),
-            None => Ok(drop(fs::remove_file(&path))),
+            None => {
+                let _ = fs::remove_file(&path);
+                Ok(())
+            }
         }
     }
 

@@ -100,7 +100,10 @@ fn one(item: &Item, web: &Web, witness: &dyn Witness) -> Result<(), HubError> {
     let path = etag_path(&item.target);
     match etag {
         Some(etag) => hobbit::files::replace(&path, etag.as_bytes()).map_err(failed(&path, "write this file")),
-        None => Ok(drop(std::fs::remove_file(&path))),
+        None => {
+            let _ = std::fs::remove_file(&path);
+            Ok(())
+        }
     }
 }
 

@@ -91,7 +91,7 @@ pub enum Error {
     VirtualPlan(#[from] VirtualPlanError),
     /// A loss that cannot be promised with as little in memory.
     #[error(transparent)]
-    Promise(#[from] PromiseError),
+    Promise(Box<PromiseError>),
     /// Nobody knows what layers' misses cost.
     #[error(
         "--slots by-penalty goes by what each layer's misses cost, and {found}; record a run with --trace run.trace, let \
@@ -238,6 +238,12 @@ pub enum Error {
     /// The expert products did not reach hobbit's backend.
     #[error("{0}")]
     Seam(String),
+}
+
+impl From<PromiseError> for Error {
+    fn from(error: PromiseError) -> Self {
+        Self::Promise(Box::new(error))
+    }
 }
 
 /// What the user can do about llama.cpp's refusal.

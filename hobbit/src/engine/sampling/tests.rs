@@ -235,7 +235,7 @@ fn probabilities_of_a_choice() {
     let mut sampler = Sampler::new(model(), &seeded).unwrap();
     let token = session.sample(&mut sampler, -1).unwrap();
     let after = sampler.probabilities(99, true).unwrap();
-    assert!(after.top.len() <= 5 && after.top.iter().any(|one| *one == (token, after.chosen)));
+    assert!(after.top.len() <= 5 && after.top.contains(&(token, after.chosen)));
     let sum: f32 = after.top.iter().map(|(_, log)| log.exp()).sum();
     assert!((sum - 1.0).abs() < 1e-5, "{sum}");
     assert_eq!(sampler.probabilities(1, false), None, "logits are not kept unless asked for");

@@ -58,14 +58,12 @@ fn settle(held: &mut Option<ToolCallDelta>, new: Vec<ChatDelta>) -> Vec<ChatDelt
     for delta in new {
         match delta {
             ChatDelta::ToolCall(mut call) => {
-                match held.take() {
-                    Some(before) if before.index == call.index => {
-                        if call.name.is_empty() {
-                            (call.id, call.name) = (before.id, before.name);
-                        }
+                if let Some(before) = held.take() {
+                    if before.index != call.index {
+                        told.push(ChatDelta::ToolCall(before));
+                    } else if call.name.is_empty() {
+                        (call.id, call.name) = (before.id, before.name);
                     }
-                    Some(before) => told.push(ChatDelta::ToolCall(before)),
-                    None => {}
                 }
                 match call.arguments.is_empty() {
                     true => *held = Some(call),
