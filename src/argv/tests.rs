@@ -67,7 +67,7 @@ fn paths_need_not_be_text() {
 
 #[test]
 fn llama_cpps_other_flags() {
-    let line = run(&["--skip-chat-parsing", "--no-mmap", "--prio", "2", "-p", "x"]).unwrap();
+    let line = run(&["--no-log-jsonl", "--no-mmap", "--prio", "2", "-p", "x"]).unwrap();
     assert_eq!(line.words, ["--prompt=x"]);
     assert!(matches!(&line.notes[..], [Note::NoEffect { flag, .. }] if flag == "--prio"), "{:?}", line.notes);
     let error = run(&["--lora", "x.gguf"]).unwrap_err();

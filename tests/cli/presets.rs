@@ -17,7 +17,7 @@ fn one_line_names_what_a_preset_sets() {
             "hobbit",
             &["--policy hobbit ", "--low auto --low-share 20% --t1 0.6 --t2 0.9", "--predictor stacked-gate"][..],
         ),
-        ("fate", &["--policy arc --slots shallow-first:3", "--t1 1 --t2 1 --prefill-low 25%"]),
+        ("fate", &["--policy arc --expert-slots shallow-first:3", "--t1 1 --t2 1 --prefill-low 25%"]),
         ("smoe", &["--policy smoe --expert-slots even --predictor stacked-gate", "--substitute 0.3 --keep-top 0"]),
     ] {
         let low_dir = if preset == "smoe" { &[][..] } else { &["--low-dir", "."] };

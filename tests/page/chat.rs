@@ -201,10 +201,14 @@ async fn what_goes_wrong_is_said_with_the_answer() {
         ];
         let failures = cases.len();
         for (steps, text, expected) in cases {
+            // A gate that is opened where there is none would be open for the next.
+            let has_gate = steps.iter().any(|step| matches!(step, Gate));
             page.server.answer(steps);
             page.ask("Hello?").await;
             browser.reads(ANSWER, text).await;
-            page.server.open();
+            if has_gate {
+                page.server.open();
+            }
             browser.reads(".message.assistant:last-child .error", expected).await;
             page.answered().await;
         }
