@@ -1,5 +1,6 @@
 //! What was typed: every flag as given, unread and unresolved. Names, defaults and environment follow llama.cpp.
 
+mod adapters;
 mod caching;
 mod device;
 mod precision;
@@ -20,6 +21,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
+pub use adapters::AdapterArgs;
 pub use caching::CachingArgs;
 pub use device::DeviceArgs;
 pub use precision::PrecisionArgs;
@@ -122,6 +124,8 @@ pub struct ModelArgs {
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<KvOverride>,
+    #[command(flatten)]
+    pub adapters: AdapterArgs,
 }
 
 /// Where experts are kept and how they are computed: flags of every program that runs a model.

@@ -95,7 +95,7 @@ pub fn other_spellings(long: &str) -> Vec<String> {
 /// Every spelling of a flag but its letter, and whether a value may follow it.
 pub fn spellings(arg: &clap::Arg) -> Vec<(String, bool)> {
     let all = arg.get_long().map(|long| spellings_of(arg, long)).unwrap_or_default();
-    let takes_value = |takes| matches!(takes, Takes::Value | Takes::TriWord);
+    let takes_value = |takes| matches!(takes, Takes::Value | Takes::Pair | Takes::TriWord);
     let is_letter = |spelling: &str| arg.get_short().is_some_and(|letter| spelling == format!("-{letter}"));
     all.into_iter()
         .filter(|(spelling, _)| !is_letter(spelling))
@@ -110,6 +110,8 @@ fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
         Takes::Switch(true)
     } else if is_named(Tri::NAME) {
         Takes::TriWord
+    } else if is_named(PAIR) {
+        Takes::Pair
     } else if arg.get_action().takes_values() {
         Takes::Value
     } else {
@@ -126,11 +128,16 @@ fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
     all
 }
 
+/// Name of the value of a flag that two words follow; clap sees them as one, with a comma in between.
+pub const PAIR: &str = "START END";
+
 /// What follows a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     /// The next word, always.
     Value,
+    /// The next two words, always.
+    Pair,
     /// The next word if it is on, off or auto.
     TriWord,
     /// Nothing; the flag switches this way.
@@ -271,13 +278,20 @@ fn join(
     inline: Option<&str>,
     rest: &mut Peekable<impl Iterator<Item = OsString>>,
 ) -> Result<OsString, UsageError> {
+    let mut next = || rest.next().ok_or_else(|| UsageError::ValueMissing { flag: name.to_owned() });
     let value: OsString = match (takes, inline) {
         (Takes::Switch(false) | Takes::Nothing, Some(_)) => {
             return Err(UsageError::ValueUnexpected { flag: name.to_owned() });
         }
         (Takes::Nothing, None) => return Ok(format!("--{long}").into()),
         (_, Some(inline)) => inline.into(),
-        (Takes::Value, None) => rest.next().ok_or_else(|| UsageError::ValueMissing { flag: name.to_owned() })?,
+        (Takes::Value, None) => next()?,
+        (Takes::Pair, None) => {
+            let mut pair = next()?;
+            pair.push(",");
+            pair.push(next()?);
+            pair
+        }
         (Takes::TriWord, None) => {
             rest.next_if(|next| next.to_str().is_some_and(is_tri_word)).unwrap_or_else(|| "on".into())
         }

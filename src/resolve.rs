@@ -176,12 +176,7 @@ impl HiArgs {
         Ok(Self {
             model,
             is_demo,
-            model_options: ModelOptions {
-                repack: low.model.repack.into(),
-                check_tensors: low.model.check_tensors.0,
-                kv_overrides: low.model.override_kv,
-                ..experts
-            },
+            model_options: of_model(&low.model, experts),
             session_options: session,
             chooses_ubatch,
             sampling: sampling(low.sampling, json_schema.as_ref(), escape, around)?,
@@ -300,6 +295,17 @@ pub fn model(args: &ModelArgs, around: &dyn Surroundings) -> Result<(PathBuf, bo
     match &args.model {
         Some(path) => Ok((path.clone(), false)),
         None => Ok((around.demo_model().map_err(anyhow::Error::msg)?, true)),
+    }
+}
+
+/// What flags say of the model itself, and where its experts are kept.
+pub fn of_model(args: &ModelArgs, experts: ModelOptions) -> ModelOptions {
+    ModelOptions {
+        repack: args.repack.into(),
+        check_tensors: args.check_tensors.0,
+        kv_overrides: args.override_kv.clone(),
+        adapters: args.adapters.options(),
+        ..experts
     }
 }
 

@@ -98,8 +98,11 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let seed = drawn_once(args.sampling.seed);
     let sampler = Sampler::new(&model, &SamplingOptions { seed, ..args.sampling.clone() })?;
     let screen = Screen::new(args.colour);
-    let cache =
-        args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, saved::mark(&model, &args.session_options)));
+    let mark = || {
+        let scales: Vec<f32> = model.adapters().map(|adapter| adapter.scale).collect();
+        saved::mark_with(saved::mark(&model, &args.session_options, &args.model_options.adapters), &scales)
+    };
+    let cache = args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, mark()));
     if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.interactive) {
         anyhow::bail!("--prompt-cache-all keeps a text that is continued, not a conversation; leave it out");
     }

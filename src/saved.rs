@@ -14,7 +14,11 @@ const BYTES_MAX: u64 = 64 << 30;
 
 /// What tells sequences of this model and these types of KV cache from others.
 #[cfg(feature = "engine")]
-pub fn mark(model: &hobbit::Model, options: &hobbit::SessionOptions) -> u64 {
+pub fn mark(
+    model: &hobbit::Model,
+    options: &hobbit::SessionOptions,
+    adapters: &hobbit::options::AdapterOptions,
+) -> u64 {
     let info = model.info();
     let words = format!(
         "{} {} {} {} {} {:?} {:?}",
@@ -26,7 +30,25 @@ pub fn mark(model: &hobbit::Model, options: &hobbit::SessionOptions) -> u64 {
         options.type_k,
         options.type_v
     );
-    xxh3_64(words.as_bytes())
+    // What is added to the model changes what is kept of a text: files by their names and sizes.
+    let mut words = vec![words];
+    for (flag, path) in adapters.files() {
+        let size = std::fs::metadata(path).map_or(0, |found| found.len());
+        words.push(format!("{flag} {} {size}", path.file_name().unwrap_or_default().display()));
+    }
+    words.extend(adapters.control_vectors.iter().map(|file| file.scale.to_string()));
+    words.extend(adapters.control_layers.map(|layers| format!("{layers:?}")));
+    xxh3_64(words.join("\n").as_bytes())
+}
+
+/// The same where LoRA adapters are used by so much.
+pub fn mark_with(mark: u64, lora: &[f32]) -> u64 {
+    match lora.iter().all(|scale| *scale == 0.0) {
+        true => mark,
+        false => lora.iter().fold(mark, |mark, scale| {
+            xxh3_64(&[mark.to_le_bytes(), u64::from(scale.to_bits()).to_le_bytes()].concat())
+        }),
+    }
 }
 
 /// Writes a slot; how many bytes that took. Who reads sees the old file or the new one.
@@ -80,7 +102,7 @@ fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
     }
     let (found, n_tokens, n_state, sum) = (number(8)?, number(16)?, number(24)?, number(32)?);
     if found != mark {
-        return Err("it is of another model, or of another type of KV cache".to_owned());
+        return Err("it is of another model, of other adapters, or of another type of KV cache".to_owned());
     }
     let rest = &bytes[HEADER..];
     let n_token_bytes = n_tokens.checked_mul(4).filter(|n| n.checked_add(n_state) == Some(rest.len() as u64));

@@ -138,12 +138,6 @@ static FLAGS: &[Unsupported] = &[
         SCHEDULING,
     ),
     refused(&["-np", "--parallel"], 1, "hobbit-cli runs one sequence"),
-    refused(
-        &["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"],
-        1,
-        "adapters are not supported yet",
-    ),
-    refused(&["--control-vector-layer-range"], 2, "adapters are not supported yet"),
     refused(&["-dr", "--docker-repo"], 1, DOCKER),
     refused(&["-cl", "--cache-list"], 0, "the Hub's own client lists what is kept: hf cache ls"),
     refused(&["--gpt-oss-20b-default", "--gpt-oss-120b-default"], 0, DEFAULTS),

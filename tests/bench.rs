@@ -135,7 +135,7 @@ fn what_is_wrong_is_told_with_its_exit_status() {
         (&["--policy", "best"][..], "best"),
         (&["-p", "x"], "-p: 'x'"),
         (&["-p", "0", "-n", "0"], "nothing to test"),
-        (&["--lora", "x"], "'--lora' is a llama.cpp flag"),
+        (&["--mmproj", "x"], "'--mmproj' is a llama.cpp flag"),
         (&["--precision", "exact", "--t1", "0.5"], "contradicts"),
         // What the laboratory does.
         (&["report", "dir"], "hobbit-prove report"),

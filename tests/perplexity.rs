@@ -120,7 +120,7 @@ fn wrong_usage_exits_with_2() {
         (&["--frobnicate"][..], "'--frobnicate'"),
         (&["-c", "1"], "invalid value '1'"),
         (&["--hellaswag", "--winogrande"], "cannot be used with"),
-        (&["--lora", "x"], "'--lora' is a llama.cpp flag"),
+        (&["--mmproj", "x"], "'--mmproj' is a llama.cpp flag"),
     ] {
         let ran = Bench::new().bare(args).expect(2);
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(part), "{args:?}: {}", ran.stderr);

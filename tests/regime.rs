@@ -56,7 +56,7 @@ fn logits_of(path: &Path, options: &ModelOptions) -> Vec<Vec<u32>> {
 
 fn stock_options() -> StockOptions {
     let device = ModelOptions::default().device;
-    StockOptions { device, n_gpu_layers: 0, load_mode: None, repack: true, routes: None }
+    StockOptions { device, n_gpu_layers: 0, load_mode: None, repack: true, routes: None, adapters: Default::default() }
 }
 
 fn stock_logits(path: &Path, repack: bool) -> Vec<Vec<u32>> {

@@ -135,6 +135,7 @@ fn open(settings: &Settings, contestant: Contestant, device: &Device) -> Result<
                 load_mode: Some("none".to_owned()),
                 repack: false,
                 routes: None,
+                adapters: Default::default(),
             };
             Box::new(Stock::open(&settings.path, &stock, &session)?)
         }

@@ -1,5 +1,6 @@
 //! What a caller may choose: plain data, defaults as in llama.cpp's `common_params`.
 
+mod adapters;
 mod caching;
 mod device;
 mod files;
@@ -11,6 +12,7 @@ mod reasoning;
 mod routing;
 mod sampling;
 
+pub use adapters::{AdapterOptions, ScaledFile};
 pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 pub use grammar::{GrammarKind, GrammarTrigger};
@@ -123,6 +125,8 @@ pub struct ModelOptions {
     pub check_tensors: bool,
     /// Metadata values that replace the file's.
     pub kv_overrides: Vec<KvOverride>,
+    /// LoRA adapters and control vectors.
+    pub adapters: AdapterOptions,
 }
 
 impl ModelOptions {

@@ -156,6 +156,9 @@ pub struct SlotArgs {
     /// Directory in which slots are saved, and restored from
     #[arg(long, value_name = "PATH", env = "LLAMA_ARG_SLOT_SAVE_PATH")]
     pub slot_save_path: Option<PathBuf>,
+    /// Load LoRA adapters without applying them: requests and POST /lora-adapters say by how much
+    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    pub lora_init_without_apply: Switch,
     /// Tokens to generate where a request does not say; -1 without end
     #[arg(short = 'n', long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i32).range(-1..), env = "LLAMA_ARG_N_PREDICT")]
     pub predict: i32,

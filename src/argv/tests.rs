@@ -70,9 +70,17 @@ fn llama_cpps_other_flags() {
     let line = run(&["--no-log-jsonl", "--no-mmap", "--prio", "2", "-p", "x"]).unwrap();
     assert_eq!(line.words, ["--prompt=x"]);
     assert!(matches!(&line.notes[..], [Note::NoEffect { flag, .. }] if flag == "--prio"), "{:?}", line.notes);
-    let error = run(&["--lora", "x.gguf"]).unwrap_err();
-    assert!(error.to_string().starts_with("'--lora' is a llama.cpp flag that hobbit does not have: "), "{error}");
+    let error = run(&["--mmproj", "x.gguf"]).unwrap_err();
+    assert!(error.to_string().starts_with("'--mmproj' is a llama.cpp flag that hobbit does not have: "), "{error}");
     assert_eq!(run(&["--prio"]), Err(UsageError::ValueMissing { flag: "--prio".into() }));
+}
+
+#[test]
+fn two_words_after_a_flag() {
+    let line = run(&["--control-vector-layer-range", "2", "-1", "-p", "x"]).unwrap();
+    assert_eq!(line.words, ["--control-vector-layer-range=2,-1", "--prompt=x"]);
+    let flag = "--control-vector-layer-range".to_owned();
+    assert_eq!(run(&["--control-vector-layer-range", "2"]), Err(UsageError::ValueMissing { flag }));
 }
 
 #[test]

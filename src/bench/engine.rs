@@ -58,6 +58,7 @@ pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
             load_mode: (task.load_mode != "auto").then(|| task.load_mode.clone()),
             repack: task.repack,
             routes: options.routes,
+            adapters: options.adapters,
         };
         return Ok(Box::new(Stock::open(&case.model, &stock, &session)?));
     }

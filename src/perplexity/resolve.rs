@@ -110,10 +110,7 @@ impl HiArgs {
             model_options: ModelOptions {
                 // What is measured here is what hobbit does with experts.
                 stand_aside: false,
-                repack: low.model.repack.into(),
-                check_tensors: low.model.check_tensors.0,
-                kv_overrides: low.model.override_kv,
-                ..experts
+                ..resolve::of_model(&low.model, experts)
             },
             // Whole batches are scored.
             session_options: SessionOptions { n_outputs_max: 0, ..session },

@@ -10,6 +10,7 @@ use hobbit::options::{Pooling, SamplingOptions, Token};
 use hobbit::{Interrupt, Model};
 use tokio::sync::oneshot;
 
+use super::adapters::Adapters;
 use super::control::Controls;
 use super::http::error::ApiError;
 use super::job::{self, Cancelled, Command, Event, Failure, Heard, Job, SlotAction, SlotAnswer, SlotCommand, Work};
@@ -40,6 +41,8 @@ pub struct Loaded {
     /// What requests do not say.
     pub sampling: SamplingOptions,
     pub pooling: Option<Pooling>,
+    /// How much of them requests use that say nothing.
+    pub adapters: Adapters,
     /// How conversations are written down.
     pub templates: ChatTemplates,
     pub next_id: AtomicU64,
@@ -78,7 +81,11 @@ impl Loaded {
         let Asked { prompt, work, slot, cache_prompt } = asked;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let n_prompt = prompt.len();
-        let job = Job { id, prompt, work, slot, cache_prompt, events, cancelled: cancelled.clone() };
+        let lora = match &work {
+            Work::Generate(generate) => Arc::clone(&generate.lora),
+            Work::Embed => self.adapters.scales(),
+        };
+        let job = Job { id, prompt, work, slot, lora, cache_prompt, events, cancelled: cancelled.clone() };
         // A thread that has ended answers nothing: the receiver tells.
         let _ = self.commands.send(Command::Job(Box::new(job)));
         Running { n_prompt, incoming, cancelled, has_ended: false }

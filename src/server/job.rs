@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use hobbit::options::{SamplingOptions, Token};
 
+use super::adapters::Scales;
 use super::control::Nudge;
 
 /// Whoever asked has gone: nothing more is computed for them. Set when the last handle outside of the engine is dropped.
@@ -33,6 +34,8 @@ pub struct Job {
     pub work: Work,
     /// The slot that must take it; `None`: any.
     pub slot: Option<usize>,
+    /// How much of each LoRA adapter is used.
+    pub lora: Scales,
     /// Begin with what the slot, or another one, has evaluated of the same beginning.
     pub cache_prompt: bool,
     pub events: Events,
@@ -118,6 +121,8 @@ pub struct Generate {
     pub n_indent: usize,
     /// Through which the thought of the moment can be ended.
     pub nudge: Option<Nudge>,
+    /// How much of each LoRA adapter is used.
+    pub lora: Scales,
 }
 
 /// What the engine tells about a job, in this order: `Started`, `Progress`…, then `Token`… and `Done`, or `Embedding`; `Failed` ends it
@@ -307,7 +312,8 @@ pub struct SlotCommand {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlotAction {
     Save(std::path::PathBuf),
-    Restore(std::path::PathBuf),
+    /// Of a file that was saved with so much of each adapter.
+    Restore(std::path::PathBuf, Scales),
     Erase,
 }
 

@@ -5,6 +5,7 @@
 //! prompt, [`schedule`] how much of prompts may be evaluated while others wait for their next token, [`text`] what of a token may be
 //! shown. [`status`] is what both may look at. [`saved`] keeps slots in files.
 
+mod adapters;
 mod api;
 mod app;
 mod control;
@@ -158,7 +159,7 @@ fn load(
         n_waiting_max: settings.n_waiting_max,
         n_ubatch: session_options.n_ubatch.min(session_options.n_batch) as usize,
         n_batch: session_options.n_batch as usize,
-        mark: saved::mark(&model, session_options),
+        mark: saved::mark(&model, session_options, &model_options.adapters),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());
     let interrupt = session.interrupt_handle();
@@ -167,6 +168,7 @@ fn load(
     let worker = Worker::new(session, options, Arc::clone(&status));
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
     let loaded = Loaded {
+        adapters: Adapters::of(&model, settings.applies_adapters),
         n_ctx_train: model.info().n_ctx_train,
         model,
         commands,

@@ -58,6 +58,8 @@ pub struct Settings {
     pub model: PathBuf,
     pub is_demo: bool,
     pub verbose: bool,
+    /// LoRA adapters hold from the start.
+    pub applies_adapters: bool,
 }
 
 /// All that a run of the server needs.
@@ -122,10 +124,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         ..base
     };
     let shifts = context.context_shift.0;
-    let mut model_options = resolve::experts(experts, &path, session_options.clone())?;
-    model_options.check_tensors = model.check_tensors.0;
-    model_options.kv_overrides = model.override_kv.clone();
-    model_options.repack = model.repack.into();
+    let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
     let schema = resolve::json_schema(&sampling, around)?;
     let settings = Settings {
         hosts: http.host,
@@ -145,6 +144,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         shutdown_grace: http.shutdown_grace,
         n_slots: n_slots as usize,
         n_waiting_max: slots.max_waiting as usize,
+        applies_adapters: !slots.lora_init_without_apply.0,
         shares_context: slots.kv_unified.0 || slots.parallel.is_none(),
         stall_limit: slots.stall_limit,
         cache_prompt: slots.cache_prompt.0,

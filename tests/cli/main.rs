@@ -1,7 +1,10 @@
 //! `hobbit-cli` as its users meet it: the real binary, in a fresh directory, with a clean environment.
 
+mod adapters;
 #[cfg(feature = "hub")]
 mod downloads;
+#[path = "../fixture/adapters.rs"]
+mod files;
 mod fitted;
 mod presets;
 mod prompt_cache;

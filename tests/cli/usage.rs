@@ -29,7 +29,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
         (&["--frobnicate"][..], "'--frobnicate'"),
         (&["-frob"], "unknown flag '-frob'"),
         (&["-ngl=99"], "write '-ngl 99'"),
-        (&["--lora", "x"], "'--lora' is a llama.cpp flag"),
+        (&["--mmproj", "x"], "'--mmproj' is a llama.cpp flag"),
         (&["--prompt-cache-ro"], "--prompt-cache"),
         (&["-sm", "row"], "its slots hold whole matrices"),
         (&["-otd", "exps=CPU"], "'-otd' is a llama.cpp flag"),

@@ -5,6 +5,7 @@
 //! Both get the same batches, and every row of logits is compared: bit-identity holds only at equal batch width and
 //! equal kernels, so like is compared with like (`use_extra_bufts` off, one thread, same context settings).
 
+mod adapters;
 mod cases;
 mod compare;
 mod dynamic;
@@ -31,6 +32,14 @@ fn check_all(cases: Vec<Case>, variants: &[Variant]) {
     fixture::quiet_llama_cpp();
     let failures: Vec<String> = cases.iter().flat_map(|case| check(case, variants)).collect();
     assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+/// What is added to ordinary weights is llama.cpp's own affair.
+#[test]
+fn adapters() {
+    fixture::quiet_llama_cpp();
+    let failures: Vec<String> = cases::all_architectures().iter().flat_map(adapters::check).collect();
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
 /// Reads ahead decide what is read, and when; not what comes out.

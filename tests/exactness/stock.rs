@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hobbit::engine::StockOptions;
-use hobbit::options::{DeviceChoice, RouteOptions, TensorOverride};
+use hobbit::options::{AdapterOptions, DeviceChoice, RouteOptions, TensorOverride};
 use hobbit::{BatchToken, DeviceOptions, SessionOptions};
 
 use super::script::Evaluate;
@@ -21,11 +21,19 @@ pub struct Placed<'a> {
     pub on_cpu: &'a str,
     /// Where tokens are sent.
     pub routes: Option<&'a RouteOptions>,
+    pub adapters: AdapterOptions,
 }
 
 impl Default for Placed<'_> {
     fn default() -> Self {
-        Self { devices: &[], n_gpu_layers: 999, tensor_split: &[], on_cpu: "", routes: None }
+        Self {
+            devices: &[],
+            n_gpu_layers: 999,
+            tensor_split: &[],
+            on_cpu: "",
+            routes: None,
+            adapters: AdapterOptions::default(),
+        }
     }
 }
 
@@ -44,6 +52,7 @@ impl Stock {
             load_mode: Some("none".to_owned()),
             repack: true,
             routes: None,
+            adapters: AdapterOptions::default(),
         };
         hobbit::engine::Stock::open(path, &stock, options).map(Stock).map_err(|error| error.to_string())
     }
@@ -78,6 +87,7 @@ impl Stock {
             load_mode: Some("none".to_owned()),
             repack: false,
             routes: placed.routes.cloned(),
+            adapters: placed.adapters.clone(),
         };
         hobbit::engine::Stock::open(path, &stock, options).map(Stock).map_err(|error| error.to_string())
     }

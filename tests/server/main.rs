@@ -1,8 +1,12 @@
 //! hobbit-server, asked over HTTP.
 
+mod adapters;
 mod chat;
 mod completions;
 mod embeddings;
+#[path = "../fixture/adapters.rs"]
+#[allow(dead_code)]
+mod files;
 mod guard;
 mod messages;
 mod responses;

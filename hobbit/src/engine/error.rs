@@ -6,6 +6,7 @@ use super::device_error::DeviceError;
 use super::low::LowError;
 use crate::files::OutputError;
 use crate::fitted::FittedError;
+use crate::gguf::adapter::AdapterError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
@@ -130,6 +131,12 @@ pub enum Error {
     /// A pack that is damaged, or of the wrong kind.
     #[error(transparent)]
     Pack(#[from] PackError),
+    /// A LoRA adapter or control vector that cannot be used.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// llama.cpp refused the sum of the control vectors.
+    #[error("cannot apply the control vectors: {0}")]
+    ControlVector(String),
     /// Low-precision versions could not be written.
     #[error(transparent)]
     PackWrite(#[from] crate::pack::WriteError),

@@ -5,6 +5,7 @@
 //! `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up
 //! the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
+mod adapters;
 mod backends;
 mod buffer;
 mod calibrate;
@@ -57,6 +58,7 @@ mod tiers;
 mod ubatch;
 mod validate;
 
+pub use adapters::AdapterInfo;
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
 pub use chat::{
     ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates,

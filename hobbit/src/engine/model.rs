@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use ggml_sys::llama;
 
+use super::adapters::{AdapterInfo, Adapters};
 use super::error::Error;
 use super::experts::Experts;
 use super::fitted::Fitted;
@@ -81,6 +82,8 @@ pub struct Model {
 pub(super) struct Shared {
     // Freed first.
     pub(super) raw: RawModel,
+    /// Freed with it.
+    pub(super) adapters: Adapters,
     gguf: Gguf,
     pub(super) experts: Arc<Experts>,
     /// Where every version of every expert lies, in `originals`.
@@ -122,6 +125,11 @@ impl Model {
     #[doc(hidden)]
     pub fn regime(&self) -> Regime {
         self.shared.regime
+    }
+
+    /// The LoRA adapters that were loaded beside it, in the order of [`AdapterOptions::lora`](crate::options::AdapterOptions).
+    pub fn adapters(&self) -> impl ExactSizeIterator<Item = &AdapterInfo> {
+        self.shared.adapters.infos()
     }
 
     /// Changes T1 and T2 for every session of the model, from the next evaluation on.

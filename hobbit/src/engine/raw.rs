@@ -27,7 +27,7 @@ pub struct BatchToken {
 pub(super) const MESSAGE_BYTES: usize = 1024;
 
 /// Calls a function of the shim that fills a message buffer when it returns null.
-fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -> Result<NonNull<T>, String> {
+pub(super) fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -> Result<NonNull<T>, String> {
     let mut message = [0u8; MESSAGE_BYTES];
     NonNull::new(call(message.as_mut_ptr().cast(), message.len())).ok_or_else(|| text_of(&message))
 }

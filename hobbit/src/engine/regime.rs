@@ -25,11 +25,11 @@ const PROCESS_BYTES: u64 = 24 << 20;
 const VOCABULARY_BYTES: u64 = 400;
 
 /// Chooses the regime for a model with experts, and the tokens of a context where the options name none: 0 for as many as the
-/// model was trained on.
+/// model was trained on. `adapters` is the size of what is loaded besides, in bytes.
 ///
 /// # Errors
 /// A budget that certainly exceeds what the system has.
-pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<(Regime, u32), Error> {
+pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(Regime, u32), Error> {
     let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
     let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
     let limits = MemoryLimits::read();
@@ -41,15 +41,20 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions) -> Result<(Re
     let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((Regime::Seam, 0)) };
     let may_stand_aside = !source.is_pack && options.stand_aside && !wants_a_cache(options);
     let regime = |expects: &SessionOptions| -> Regime {
-        let (least, mut most) = bounds(&source.gguf, expects);
+        let (mut least, mut most) = bounds(&source.gguf, expects);
+        for needs in [&mut least, &mut most] {
+            needs.runtime = needs.runtime.saturating_add(adapters);
+        }
         let products = products_bytes(source, expects);
         most.compute = most.compute.saturating_add(products);
         if options.repack == Repack::Off {
             most.repacked = 0;
         }
         // Where llama.cpp cannot say, the seam says why.
-        let asked =
-            || ask(&source.gguf, options, expects, products).map_or(Regime::Seam, |needs| Regime::of(&needs, room));
+        let asked = || {
+            ask(&source.gguf, options, expects, products + adapters)
+                .map_or(Regime::Seam, |needs| Regime::of(&needs, room))
+        };
         match Regime::within(&least, &most, room).unwrap_or_else(asked) {
             Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack != Repack::Off },
             Regime::Seam => Regime::Seam,

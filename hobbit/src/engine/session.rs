@@ -143,6 +143,7 @@ impl Session {
             let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
             Error::Context { n_ctx, reason }
         })?;
+        model.shared.adapters.begin(&context)?;
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
         let description = memory::set_up(model, options, &context)?;
@@ -248,6 +249,12 @@ impl Session {
     /// otherwise the first token is [`Error::NothingEvaluated`].
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
+    }
+
+    /// Uses so much of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; of those without a scale nothing. What is in
+    /// the context stays as it was computed.
+    pub fn set_adapters(&mut self, scales: &[f32]) {
+        self.model.shared.adapters.apply(&self.context, scales);
     }
 
     /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.

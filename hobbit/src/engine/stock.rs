@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use ggml_sys::llama;
 
+use super::adapters::CheckedAdapters;
 use super::backends;
 use super::devices;
 use super::error::Error;
@@ -16,7 +17,8 @@ use super::log;
 use super::params::{Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
-use crate::options::{DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
+use crate::gguf::Gguf;
+use crate::options::{AdapterOptions, DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
 use followed::{Followed, Mode};
 
 /// Experts of a layer, as llama.cpp's `--n-cpu-moe` has them.
@@ -35,6 +37,8 @@ pub struct StockOptions {
     pub repack: bool,
     /// Routes that tokens are sent along, in place of what routers choose.
     pub routes: Option<RouteOptions>,
+    /// LoRA adapters and control vectors.
+    pub adapters: AdapterOptions,
 }
 
 /// A model and a context of plain llama.cpp. In a process where a [`Model`](crate::Model) was opened ggml knows hobbit's
@@ -98,6 +102,13 @@ impl Stock {
         };
         // SAFETY: everything that params point to outlives the call.
         let model = unsafe { RawModel::load_path(path, params) }.map_err(with_reason)?;
+        let adapters = match options.adapters.is_empty() {
+            true => None,
+            false => {
+                let gguf = Gguf::open(path)?;
+                Some(CheckedAdapters::read(&options.adapters, &gguf)?.load(&model, &gguf)?)
+            }
+        };
         let interrupted = Box::new(AtomicBool::new(false));
         let mut params = context_params(session, &raw const *interrupted);
         if let Some(followed) = &mut followed {
@@ -105,6 +116,7 @@ impl Stock {
         }
         // SAFETY: the model, the flag and the callback's state outlive the context.
         let context = unsafe { RawContext::new(&model, params) }.map_err(with_reason)?;
+        adapters.iter().try_for_each(|adapters| adapters.begin(&context))?;
         Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, followed, _interrupted: interrupted })
     }
 

@@ -5,6 +5,7 @@
 //!
 //! Only little-endian GGUF versions 2 and 3 are read. No length or offset in a file is trusted: see [`header`].
 
+pub mod adapter;
 pub mod catalog;
 pub mod dtype;
 mod error;

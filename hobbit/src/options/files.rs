@@ -29,6 +29,7 @@ impl ModelOptions {
         inputs.extend(low_shards.iter().map(|path| Input { flag: "--low", path }));
         let files = [("--path-table", &self.path_table), ("--profile", &self.profile)];
         inputs.extend(files.into_iter().filter_map(|(flag, path)| Some(Input { flag, path: path.as_deref()? })));
+        inputs.extend(self.adapters.files().map(|(flag, path)| Input { flag, path }));
         inputs.extend_from_slice(more.1);
         files::check(&outputs, &inputs)
     }

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::text;
 use super::openai::{Stamp, Usage, finish_reason, logprobs};
-use super::params::{self, Params};
+use super::params::Params;
 use super::{native, prompts};
 use crate::server::app::{App, Loaded, Running};
 use crate::server::control::Nudge;
@@ -47,7 +47,6 @@ impl Talk {
     /// What makes no sense, or a template that fails on it.
     pub fn new(app: &Arc<App>, loaded: &Loaded, body: Map<String, Value>) -> Result<Self, ApiError> {
         native::refuse_embedding_server(app)?;
-        params::refuse_unsupported(&body)?;
         let Request { inputs, rest, budget, include_usage } = read(app, loaded, body)?;
         let (prompt, tokens) = write(loaded, &inputs)?;
         let mut params = Params::of(&rest, app)?;

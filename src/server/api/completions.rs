@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::fields::{boolean, get, whole as integer};
 use super::native::{self, text_of};
 use super::openai::{Stamp, Usage, finish_reason, logprobs};
-use super::params::{self, Params};
+use super::params::Params;
 use super::prompts;
 use crate::server::app::App;
 use crate::server::http::body::Body;
@@ -26,7 +26,6 @@ pub async fn completions(State(app): State<Arc<App>>, Body(mut body): Body) -> R
     let loaded = app.loaded()?;
     native::refuse_embedding_server(&app)?;
     check(&mut body)?;
-    params::refuse_unsupported(&body)?;
     let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
     let prompts = prompts::prompts(prompt, &loaded.model)?;
     let params = Params::of(&body, &app)?;

@@ -36,7 +36,6 @@ pub async fn complete(
     prompts: Vec<Vec<Token>>,
 ) -> Result<Response, ApiError> {
     refuse_embedding_server(app)?;
-    params::refuse_unsupported(body)?;
     let params = Params::of(body, app)?;
     let texts: Vec<String> = prompts.iter().map(|tokens| text_of(&loaded.model, tokens)).collect();
     let running = start(loaded, &params, &prompts);

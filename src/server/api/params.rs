@@ -7,6 +7,7 @@ use hobbit::{Model, Sampler};
 use serde_json::{Map, Value, json};
 
 use super::fields::{boolean, first, get, number, text, texts, whole};
+use crate::server::adapters;
 use crate::server::app::App;
 use crate::server::http::error::ApiError;
 use crate::server::job::Generate;
@@ -61,6 +62,10 @@ impl Params {
                 .map(Duration::from_millis),
             n_indent: whole(body, &["n_indent"], 0..=MOST)?.unwrap_or(0) as usize,
             nudge: None,
+            lora: match get(body, "lora") {
+                Some(list) => adapters::read(list, model.adapters().len())?,
+                None => loaded.adapters.scales(),
+            },
         };
         let slot = whole(body, &["id_slot"], -1..=MOST)?.and_then(|slot| usize::try_from(slot).ok());
         if slot.is_some_and(|slot| slot >= loaded.n_slots) {
@@ -270,7 +275,7 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
         "timings_per_token": timings_per_token,
         "post_sampling_probs": generate.post_sampling_probs,
         "backend_sampling": false,
-        "lora": [],
+        "lora": adapters::shown(&generate.lora),
     });
     if let (Value::Object(fields), Value::Object(more)) = (&mut value, more) {
         fields.extend(more);
@@ -291,18 +296,4 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
         fields.insert("preserved_tokens".to_owned(), json!(own.preserved_tokens));
     }
     value
-}
-
-/// Whether a request asks for something that is not here.
-///
-/// # Errors
-/// It does.
-pub fn refuse_unsupported(body: &Map<String, Value>) -> Result<(), ApiError> {
-    if let Some((name, value)) = first(body, &["lora"]) {
-        let list = value.as_array().ok_or_else(|| ApiError::field(name, "expected an array"))?;
-        if !list.is_empty() {
-            return Err(ApiError::unsupported("no adapter is loaded"));
-        }
-    }
-    Ok(())
 }

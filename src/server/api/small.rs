@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::fields::{boolean, get, text};
 use super::{params, prompts};
 use crate::saved::is_file_name;
+use crate::server::adapters;
 use crate::server::app::App;
 use crate::server::http::body::{AnyBody, Body};
 use crate::server::http::error::ApiError;
@@ -201,7 +202,7 @@ pub async fn act_on_slot(
             "timings": {"save_ms": answer.ms},
         })));
     }
-    let answer = loaded.act(slot, SlotAction::Restore(path)).await?;
+    let answer = loaded.act(slot, SlotAction::Restore(path, loaded.adapters.scales())).await?;
     Ok(Json(json!({
         "id_slot": slot, "filename": name, "n_restored": answer.n_tokens, "n_read": answer.n_bytes,
         "timings": {"restore_ms": answer.ms},
@@ -402,18 +403,18 @@ fn letter(place: ExpertPlace) -> char {
 
 /// `GET /lora-adapters`
 pub async fn adapters(State(app): State<Arc<App>>) -> Answer {
-    app.loaded()?;
-    Ok(Json(json!([])))
+    let loaded = app.loaded()?;
+    Ok(Json(adapters::described(&loaded.model, &loaded.adapters.scales())))
 }
 
 /// `POST /lora-adapters`
 pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body): AnyBody) -> Answer {
-    app.loaded()?;
-    match body.as_array().map(Vec::len) {
-        None => Err(ApiError::invalid("Request body must be an array")),
-        Some(0) => Ok(Json(json!({"success": true}))),
-        Some(_) => Err(ApiError::invalid("no adapter is loaded")),
+    let loaded = app.loaded()?;
+    if !body.is_array() {
+        return Err(ApiError::invalid("Request body must be an array"));
     }
+    loaded.adapters.set(adapters::read(&body, loaded.model.adapters().len())?);
+    Ok(Json(json!({"success": true})))
 }
 
 /// `POST /rerank`

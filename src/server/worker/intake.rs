@@ -85,7 +85,11 @@ impl Worker {
             let views: Vec<SlotView<'_>> = self
                 .slots
                 .iter()
-                .map(|slot| SlotView { is_free: slot.is_free(), tokens: &slot.tokens, last_used: slot.last_used })
+                .map(|slot| SlotView {
+                    is_free: slot.is_free(),
+                    tokens: slot.tokens_with(&job.lora),
+                    last_used: slot.last_used,
+                })
                 .collect();
             let shares = job.cache_prompt;
             match slots::place(&views, &job.prompt, job.slot, self.options.similarity, shares) {
@@ -196,6 +200,7 @@ impl Worker {
             self.session.forget_from(sequence, 0)?;
         }
         self.slots[at].tokens.truncate(n);
+        self.slots[at].lora = std::sync::Arc::clone(&job.lora);
         Ok(n)
     }
 
@@ -228,27 +233,31 @@ impl Worker {
                 let state =
                     self.session.sequence_state(sequence).map_err(|error| Failure::server(error.to_string()))?;
                 let tokens = &self.slots[at].tokens;
-                let n_bytes = saved::write(path, self.options.mark, tokens, &state).map_err(|error| {
-                    let message = format!("Unable to save slot: {error}");
-                    match error.kind() {
-                        // Whoever chose the name can choose another one.
-                        ErrorKind::InvalidInput | ErrorKind::InvalidFilename => Failure::invalid(message),
-                        _ => Failure::server(message),
-                    }
-                })?;
+                let n_bytes =
+                    saved::write(path, saved::mark_with(self.options.mark, &self.slots[at].lora), tokens, &state)
+                        .map_err(|error| {
+                            let message = format!("Unable to save slot: {error}");
+                            match error.kind() {
+                                // Whoever chose the name can choose another one.
+                                ErrorKind::InvalidInput | ErrorKind::InvalidFilename => Failure::invalid(message),
+                                _ => Failure::server(message),
+                            }
+                        })?;
                 (tokens.len(), n_bytes)
             }
-            SlotAction::Restore(path) => {
+            SlotAction::Restore(path, lora) => {
                 self.session.forget_from(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
                 self.slots[at].tokens.clear();
                 let fail = |why: String| Failure::invalid(format!("Unable to restore slot: {why}"));
-                let (tokens, state, n_bytes) = saved::read(path, self.options.mark).map_err(fail)?;
+                let (tokens, state, n_bytes) =
+                    saved::read(path, saved::mark_with(self.options.mark, lora)).map_err(fail)?;
                 if tokens.len() > self.options.n_ctx {
                     let n_ctx = self.options.n_ctx;
                     return Err(fail(format!("it holds {} tokens, and a slot {n_ctx}", tokens.len())));
                 }
                 self.session.set_sequence_state(sequence, &state).map_err(|error| fail(error.to_string()))?;
                 self.slots[at].tokens = tokens;
+                self.slots[at].lora = std::sync::Arc::clone(lora);
                 (self.slots[at].tokens.len(), n_bytes)
             }
         };

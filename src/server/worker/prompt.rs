@@ -16,6 +16,12 @@ impl Worker {
         // The oldest first.
         let mut order: Vec<usize> = (0..self.slots.len()).collect();
         order.sort_by_key(|at| self.slots[*at].run.as_ref().map_or(u64::MAX, |run| run.job.id));
+        // Those with other adapters than the oldest wait until it is through.
+        let oldest = order.iter().find(|at| self.slots[**at].n_lacking() > 0);
+        if let Some(lora) = oldest.map(|at| std::sync::Arc::clone(&self.slots[*at].lora)) {
+            order.retain(|at| self.slots[*at].lora == lora);
+            self.session.set_adapters(&lora);
+        }
         let lacking: Vec<usize> = order.iter().map(|at| self.slots[*at].n_lacking()).collect();
         if lacking.iter().all(|n| *n == 0) {
             return;

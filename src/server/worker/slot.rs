@@ -5,6 +5,7 @@ use std::time::Instant;
 use hobbit::Sampler;
 use hobbit::options::Token;
 
+use crate::server::adapters::Scales;
 use crate::server::job::{Generate, Job, Timings, Traffic};
 use crate::server::text::Text;
 
@@ -13,6 +14,8 @@ pub struct Slot {
     pub id: usize,
     /// Evaluated, in the order of their positions.
     pub tokens: Vec<Token>,
+    /// How much of each LoRA adapter they were evaluated with.
+    pub lora: Scales,
     pub last_used: u64,
     pub run: Option<Run>,
     /// Of the last request, for who asks.
@@ -59,11 +62,16 @@ pub struct LastRun {
 
 impl Slot {
     pub fn new(id: usize) -> Self {
-        Self { id, tokens: Vec::new(), last_used: 0, run: None, last: None }
+        Self { id, tokens: Vec::new(), lora: Scales::default(), last_used: 0, run: None, last: None }
     }
 
     pub fn is_free(&self) -> bool {
         self.run.is_none()
+    }
+
+    /// What it holds that was evaluated with so much of each adapter: all of it, or nothing.
+    pub fn tokens_with(&self, lora: &[f32]) -> &[Token] {
+        if *self.lora == *lora { &self.tokens } else { &[] }
     }
 
     /// Its number as llama.cpp takes it.

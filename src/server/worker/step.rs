@@ -17,13 +17,26 @@ impl Worker {
     pub(super) fn step(&mut self) {
         let generating: Vec<usize> = (0..self.slots.len()).filter(|at| self.slots[*at].is_generating()).collect();
         let began = Instant::now();
-        for group in generating.chunks(self.session.decodes_at_once().min(self.options.n_batch)) {
-            self.step_together(group);
+        let n_at_once = self.session.decodes_at_once().min(self.options.n_batch);
+        for group in self.by_adapters(&generating) {
+            group.chunks(n_at_once).for_each(|group| self.step_together(group));
         }
         if !generating.is_empty() {
             self.pace.stepped(began.elapsed().as_secs_f64());
             self.status.stepped(generating.len());
         }
+    }
+
+    /// Slots whose tokens may share a batch: they use as much of each adapter.
+    pub(super) fn by_adapters(&self, slots: &[usize]) -> Vec<Vec<usize>> {
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for &at in slots {
+            match groups.iter_mut().find(|group| self.slots[group[0]].lora == self.slots[at].lora) {
+                Some(group) => group.push(at),
+                None => groups.push(vec![at]),
+            }
+        }
+        groups
     }
 
     fn step_together(&mut self, group: &[usize]) {
@@ -42,6 +55,7 @@ impl Worker {
         if batch.is_empty() {
             return;
         }
+        self.session.set_adapters(&self.slots[members[0]].lora);
         let before = self.traffic();
         if let Err(error) = self.evaluate(&batch) {
             self.failed(&members, &error);

@@ -136,6 +136,30 @@ llama_context * hobbit_context_init(llama_model * model, llama_context_params pa
     }
 }
 
+llama_adapter_lora * hobbit_adapter_load(llama_model * model, const char * path, char * error, size_t error_capacity) {
+    try {
+        throwing_guard guard;
+        llama_adapter_lora * adapter = llama_adapter_lora_init(model, path);
+        if (adapter == nullptr) {
+            put_error(error, error_capacity, "");
+        }
+        return adapter;
+    } catch (const std::exception & e) {
+        put_error(error, error_capacity, e.what());
+        return nullptr;
+    }
+}
+
+int32_t hobbit_set_control_vector(llama_context * ctx, const float * data, size_t len, int32_t n_embd, int32_t first,
+                                  int32_t last) {
+    try {
+        throwing_guard guard;
+        return llama_set_adapter_cvec(ctx, data, len, n_embd, first, last);
+    } catch (const std::exception &) {
+        return -1;
+    }
+}
+
 void hobbit_computing() {
     computing = true;
 }

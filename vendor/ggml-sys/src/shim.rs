@@ -43,6 +43,24 @@ unsafe extern "C" {
         error_capacity: usize,
     ) -> *mut llama_model;
 
+    /// `llama_adapter_lora_init` that does not throw. Null and a message in `error` on failure; what was reserved by then is lost.
+    pub fn hobbit_adapter_load(
+        model: *mut llama_model,
+        path: *const c_char,
+        error: *mut c_char,
+        error_capacity: usize,
+    ) -> *mut llama_adapter_lora;
+
+    /// `llama_set_adapter_cvec` that does not throw: -1 then.
+    pub fn hobbit_set_control_vector(
+        ctx: *mut llama_context,
+        data: *const f32,
+        len: usize,
+        n_embd: i32,
+        first: i32,
+        last: i32,
+    ) -> i32;
+
     /// `llama_init_from_model` that does not throw. Null and a message in `error` on failure.
     pub fn hobbit_context_init(
         model: *mut llama_model,

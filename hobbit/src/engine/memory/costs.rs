@@ -34,7 +34,8 @@ pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &Raw
     };
     let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
     let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
-    let runtime = resident + scratch_bytes(model, options) + buffers;
+    let graph = model.shared.adapters.graph_bytes(options);
+    let runtime = resident + scratch_bytes(model, options) + buffers + graph;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 

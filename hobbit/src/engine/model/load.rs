@@ -10,6 +10,7 @@ use std::time::Instant;
 use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore};
+use crate::engine::adapters::CheckedAdapters;
 use crate::engine::backends;
 use crate::engine::buffer::while_loading;
 use crate::engine::device::Device;
@@ -62,10 +63,14 @@ impl Model {
         let source = ModelSource::open(path, options, &mut progress)?;
         validate::check_header(&source.gguf, options)?;
         backends::ready();
+        let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
         let (regime, n_ctx) = match source.map.is_empty() || wrap_store.is_some() {
             true => (Regime::Seam, 0),
-            false => regime::choose(&source, options)?,
+            false => regime::choose(&source, options, adapters.bytes())?,
         };
+        if !source.map.is_empty() && !regime.stands_aside() {
+            adapters.leave_experts()?;
+        }
         let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, fitted, norms, .. } =
             source;
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
@@ -128,11 +133,13 @@ impl Model {
         if !regime.stands_aside() {
             experts.loaded();
         }
+        let adapters = adapters.load(&raw, &gguf)?;
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(&raw, &gguf, &experts, options);
         let (table_path, path_table) = path_table.unzip();
         let mut shared = Shared {
             raw,
+            adapters,
             gguf,
             experts,
             catalog,

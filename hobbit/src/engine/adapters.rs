@@ -1,0 +1,194 @@
+//! LoRA adapters and control vectors: what llama.cpp adds to ordinary weights and to what layers put out.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+
+use ggml_sys::llama::{self, llama_adapter_lora};
+use ggml_sys::shim;
+
+use super::error::Error;
+use super::log;
+use super::raw::{RawContext, RawModel, with_message};
+use crate::gguf::Gguf;
+use crate::gguf::adapter::{AdapterError, Directions, LoraSummary, check_lora, read_directions};
+use crate::options::{AdapterOptions, SessionOptions};
+
+/// A LoRA adapter that is loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterInfo {
+    /// Its file.
+    pub path: PathBuf,
+    /// By how much of it sessions begin.
+    pub scale: f32,
+    /// `adapter.lora.task_name`, or nothing.
+    pub task_name: String,
+    /// `adapter.lora.prompt_prefix`, or nothing.
+    pub prompt_prefix: String,
+}
+
+/// Adapters whose headers fit the model.
+pub(super) struct CheckedAdapters {
+    options: AdapterOptions,
+    lora: Vec<LoraSummary>,
+}
+
+impl CheckedAdapters {
+    /// # Errors
+    /// [`Error::Adapter`].
+    pub(super) fn read(options: &AdapterOptions, model: &Gguf) -> Result<Self, Error> {
+        let check = |file: &crate::options::ScaledFile| check_lora(&file.path, model);
+        let lora = options.lora.iter().map(check).collect::<Result<_, _>>()?;
+        Ok(Self { options: options.clone(), lora })
+    }
+
+    /// Bytes that their weights take.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lora.iter().fold(0, |sum, lora| sum.saturating_add(lora.bytes))
+    }
+
+    /// Experts that hobbit keeps come from the model's file as they are.
+    ///
+    /// # Errors
+    /// [`AdapterError::OfExperts`].
+    pub(super) fn leave_experts(&self) -> Result<(), Error> {
+        for (file, lora) in self.options.lora.iter().zip(&self.lora) {
+            if let Some(tensor) = &lora.of_experts {
+                let (path, tensor) = (file.path.clone(), tensor.clone());
+                return Err(AdapterError::OfExperts { path, tensor }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Has llama.cpp load them beside the model, which frees them when it is freed.
+    ///
+    /// # Errors
+    /// [`Error::Adapter`].
+    pub(super) fn load(self, raw: &RawModel, model: &Gguf) -> Result<Adapters, Error> {
+        let mut lora = Vec::new();
+        for (file, summary) in self.options.lora.iter().zip(self.lora) {
+            let unusable = |fault| AdapterError::Unusable { path: file.path.clone(), kind: "LoRA adapter", fault };
+            let name = CString::new(file.path.as_os_str().as_bytes());
+            let name = name.map_err(|_| unusable("its name contains a NUL byte".to_owned()))?;
+            log::clear_errors();
+            // SAFETY: the model is live, the name NUL-terminated.
+            let load = |message, capacity| unsafe {
+                shim::hobbit_adapter_load(raw.as_ptr(), name.as_ptr(), message, capacity)
+            };
+            let adapter = with_message(load).map_err(|message| match log::take_errors() {
+                said if message.is_empty() => unusable(said),
+                _ => unusable(message),
+            })?;
+            if summary.n_left_out > 0 {
+                log::notice(format_args!(
+                    "{}: {} norm vectors of this LoRA adapter are left out, as llama.cpp leaves them",
+                    file.path.display(),
+                    summary.n_left_out
+                ));
+            }
+            let info = AdapterInfo {
+                path: file.path.clone(),
+                scale: file.scale,
+                task_name: summary.task_name.clone(),
+                prompt_prefix: summary.prompt_prefix.clone(),
+            };
+            lora.push(Lora { raw: adapter, summary, info });
+        }
+        let AdapterOptions { control_vectors, control_layers, .. } = self.options;
+        let directions = match control_vectors.is_empty() {
+            true => None,
+            false => {
+                Some(read_directions(control_vectors.iter().map(|file| (file.path.as_path(), file.scale)), model)?)
+            }
+        };
+        Ok(Adapters { lora, directions, layers: control_layers })
+    }
+}
+
+/// What is loaded beside a model.
+pub(super) struct Adapters {
+    lora: Vec<Lora>,
+    directions: Option<Directions>,
+    layers: Option<(u32, u32)>,
+}
+
+struct Lora {
+    raw: NonNull<llama_adapter_lora>,
+    summary: LoraSummary,
+    info: AdapterInfo,
+}
+
+// SAFETY: immutable after loading; contexts on several threads only look at them.
+unsafe impl Send for Adapters {}
+// SAFETY: as above.
+unsafe impl Sync for Adapters {}
+
+impl Adapters {
+    pub(super) fn infos(&self) -> impl ExactSizeIterator<Item = &AdapterInfo> {
+        self.lora.iter().map(|lora| &lora.info)
+    }
+
+    pub(super) fn scales(&self) -> Vec<f32> {
+        self.infos().map(|info| info.scale).collect()
+    }
+
+    /// Bytes by which graphs of a session may grow beside llama.cpp's first estimate.
+    pub(super) fn graph_bytes(&self, session: &SessionOptions) -> u64 {
+        let n_rows = u64::from(session.n_ubatch.min(session.n_batch));
+        let n_outputs = if session.n_outputs_max == 0 { n_rows } else { n_rows.min(session.n_outputs_max.into()) };
+        let bytes = |lora: &Lora| {
+            let rows = lora.summary.row_elements.saturating_mul(n_rows);
+            rows.max(lora.summary.output_row_elements.saturating_mul(n_outputs)).saturating_mul(4)
+        };
+        self.lora.iter().map(bytes).max().unwrap_or(0)
+    }
+
+    /// Gives a new context what was asked for.
+    ///
+    /// # Errors
+    /// A control vector that llama.cpp refuses.
+    pub(super) fn begin(&self, context: &RawContext) -> Result<(), Error> {
+        self.apply(context, &self.scales());
+        let Some(directions) = &self.directions else { return Ok(()) };
+        let last = directions.data.len() / (directions.n_embd.max(1) as usize);
+        let (first, last) = self.layers.unwrap_or((1, last as u32));
+        let whole = |n: u32| i32::try_from(n).unwrap_or(i32::MAX);
+        log::clear_errors();
+        // SAFETY: the context is live, the data valid for its length.
+        let code = unsafe {
+            let (data, len) = (directions.data.as_ptr(), directions.data.len());
+            shim::hobbit_set_control_vector(
+                context.as_ptr(),
+                data,
+                len,
+                whole(directions.n_embd),
+                whole(first),
+                whole(last),
+            )
+        };
+        match code {
+            0 => Ok(()),
+            _ => Err(Error::ControlVector(log::take_errors())),
+        }
+    }
+
+    /// Has a context's next graphs use so much of each adapter; what is missing is 0.
+    pub(super) fn apply(&self, context: &RawContext, scales: &[f32]) {
+        if self.lora.is_empty() {
+            return;
+        }
+        let mut adapters: Vec<*mut llama_adapter_lora> = self.lora.iter().map(|lora| lora.raw.as_ptr()).collect();
+        let mut scales: Vec<f32> = scales.iter().copied().chain(std::iter::repeat(0.0)).take(adapters.len()).collect();
+        // SAFETY: the context is live, and its model, which the adapters were made for; both lists are as long.
+        unsafe {
+            llama::llama_set_adapters_lora(
+                context.as_ptr(),
+                adapters.as_mut_ptr(),
+                adapters.len(),
+                scales.as_mut_ptr(),
+            );
+        }
+    }
+}

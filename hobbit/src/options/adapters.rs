@@ -1,0 +1,71 @@
+//! What changes a model without being part of its file: LoRA adapters and control vectors.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// A file and by how much of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaledFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Factor; finite.
+    pub scale: f32,
+}
+
+/// LoRA adapters and control vectors, as llama.cpp has them. Experts in files are read as they are: an adapter of theirs is
+/// refused, unless the whole model fits and llama.cpp runs it by itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterOptions {
+    /// LoRA adapters: low-rank additions to ordinary weights. A scale of 0 loads one without applying it.
+    pub lora: Vec<ScaledFile>,
+    /// Control vectors: directions that are added to what layers put out, summed up.
+    pub control_vectors: Vec<ScaledFile>,
+    /// The first and the last layer that control vectors act on, from 1; `None` for all but layer 0, which no vector has.
+    pub control_layers: Option<(u32, u32)>,
+}
+
+impl AdapterOptions {
+    /// Their files, by the flags of the programs.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let lora = self.lora.iter().map(|file| ("--lora", file.path.as_path()));
+        lora.chain(self.control_vectors.iter().map(|file| ("--control-vector", file.path.as_path())))
+    }
+
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.lora.is_empty() && self.control_vectors.is_empty()
+    }
+}
+
+impl ScaledFile {
+    /// A file as it is.
+    pub fn whole(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), scale: 1.0 }
+    }
+}
+
+impl FromStr for ScaledFile {
+    type Err = String;
+
+    /// `FNAME:SCALE`; the scale stands behind the last colon.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (path, scale) = text.rsplit_once(':').filter(|(path, _)| !path.is_empty()).ok_or("expected FNAME:SCALE")?;
+        let scale = scale.parse::<f32>().ok().filter(|scale| scale.is_finite());
+        let scale = scale.ok_or_else(|| format!("expected a finite number behind the last colon of '{text}'"))?;
+        Ok(Self { path: path.into(), scale })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_and_a_scale() {
+        let file = ScaledFile { path: "a:b.gguf".into(), scale: -0.5 };
+        assert_eq!("a:b.gguf:-0.5".parse(), Ok(file));
+        for wrong in ["a.gguf", ":1", "a.gguf:", "a.gguf:inf", "a.gguf:x"] {
+            assert!(wrong.parse::<ScaledFile>().is_err(), "{wrong}");
+        }
+    }
+}

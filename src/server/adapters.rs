@@ -1,0 +1,92 @@
+//! How much of each LoRA adapter is used: by requests that say nothing of it, and as requests say.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hobbit::Model;
+use serde_json::{Value, json};
+
+use super::http::error::ApiError;
+
+/// A factor for each adapter, in their order; empty where there are none.
+pub type Scales = Arc<[f32]>;
+
+/// What holds for requests that say nothing.
+pub struct Adapters(Mutex<Scales>);
+
+impl Adapters {
+    /// As they were loaded, or all off.
+    pub fn of(model: &Model, are_applied: bool) -> Self {
+        let scales = model.adapters().map(|adapter| if are_applied { adapter.scale } else { 0.0 });
+        Self(Mutex::new(scales.collect()))
+    }
+
+    pub fn scales(&self) -> Scales {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn set(&self, scales: Scales) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = scales;
+    }
+}
+
+/// Reads `[{"id": 0, "scale": 0.5}, …]`, for `n` adapters; those that are not named are off, as in llama-server.
+///
+/// # Errors
+/// No such list, or an adapter that there is not.
+pub fn read(list: &Value, n: usize) -> Result<Scales, ApiError> {
+    let wrong = |what: String| ApiError::field("lora", what);
+    let list = list.as_array().ok_or_else(|| wrong("expected an array of {\"id\", \"scale\"}".to_owned()))?;
+    let mut scales = vec![0.0; n];
+    for entry in list {
+        let id =
+            entry.get("id").and_then(Value::as_u64).ok_or_else(|| wrong("expected a whole number as id".to_owned()))?;
+        let scale = match entry.get("scale") {
+            None => 0.0,
+            Some(scale) => scale
+                .as_f64()
+                .map(|scale| scale as f32)
+                .filter(|scale| scale.is_finite())
+                .ok_or_else(|| wrong("expected a finite number as scale".to_owned()))?,
+        };
+        let place = usize::try_from(id).ok().and_then(|id| scales.get_mut(id));
+        *place.ok_or_else(|| wrong(format!("Invalid adapter id: there is no adapter {id}, {n} are loaded")))? = scale;
+    }
+    Ok(scales.into())
+}
+
+/// As requests give them.
+pub fn shown(scales: &[f32]) -> Value {
+    scales.iter().enumerate().map(|(id, scale)| json!({"id": id, "scale": scale})).collect()
+}
+
+/// What there is, as `/lora-adapters` tells it.
+pub fn described(model: &Model, scales: &[f32]) -> Value {
+    let describe = |(id, (adapter, scale)): (usize, (&hobbit::engine::AdapterInfo, &f32))| {
+        json!({
+            "id": id,
+            "path": adapter.path.display().to_string(),
+            "scale": scale,
+            "task_name": adapter.task_name,
+            "prompt_prefix": adapter.prompt_prefix,
+        })
+    };
+    model.adapters().zip(scales).enumerate().map(describe).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_not_named_is_off() {
+        let read = |list: Value| read(&list, 2).map(|scales| scales.to_vec());
+        assert_eq!(read(json!([{"id": 1, "scale": 0.5}])), Ok(vec![0.0, 0.5]));
+        assert_eq!(read(json!([])), Ok(vec![0.0, 0.0]));
+        for wrong in
+            [json!({}), json!([{"id": 2, "scale": 1}]), json!([{"scale": 1}]), json!([{"id": 0, "scale": "x"}])]
+        {
+            assert!(read(wrong.clone()).is_err(), "{wrong}");
+        }
+        assert_eq!(shown(&[0.5]), json!([{"id": 0, "scale": 0.5}]));
+    }
+}

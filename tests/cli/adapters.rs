@@ -1,0 +1,86 @@
+//! LoRA adapters and control vectors.
+
+use std::path::{Path, PathBuf};
+
+use crate::files;
+use crate::rig::*;
+
+const PROMPT: [&str; 5] = ["-p", "In the beginning", "-n", "16", "-no-cnv"];
+
+fn text(flags: &[&str]) -> String {
+    demo(&[&PROMPT, flags].concat()).run().expect(0).stdout
+}
+
+fn of_attention(dir: &Path) -> PathBuf {
+    files::lora(&demo_model(), dir.join("attention.gguf"), 4, |name| {
+        name.contains("attn_q.") || name.contains("attn_v.")
+    })
+}
+
+fn of_experts(dir: &Path) -> PathBuf {
+    files::lora(&demo_model(), dir.join("experts.gguf"), 4, |name| name.contains("ffn_up_exps"))
+}
+
+fn scaled(path: &Path, scale: &str) -> String {
+    format!("{}:{scale}", path.display())
+}
+
+#[test]
+fn an_adapter_changes_a_text_by_as_much_as_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let lora = of_attention(dir.path());
+    let name = lora.to_str().unwrap();
+    let plain = text(&[]);
+    assert_eq!(text(&["--lora-scaled", &scaled(&lora, "0")]), plain);
+    let changed = text(&["--lora", name]);
+    assert_ne!(changed, plain);
+    assert_eq!(text(&["--lora-scaled", &scaled(&lora, "1")]), changed);
+    // Two halves are one, but for rounding; with experts out of memory it is the same adapter.
+    let half = scaled(&lora, "-1");
+    assert_eq!(text(&["--lora", name, "--lora-scaled", &half]), plain);
+    assert_eq!(text(&["--lora", name, "--expert-cache", "50%"]), changed);
+}
+
+#[test]
+fn experts_are_changed_only_where_llama_cpp_has_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let lora = of_experts(dir.path());
+    let name = lora.to_str().unwrap();
+    assert_ne!(text(&["--lora", name]), text(&[]));
+    let ran = demo(&[&PROMPT[..], &["--lora", name, "--expert-cache", "50%"]].concat()).run().expect(1);
+    for part in ["experts.gguf", "blk.0.ffn_up_exps.weight", "merge it into the model"] {
+        assert!(ran.stderr.contains(part), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn directions_are_added_where_they_are_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let vector = files::control_vector(&demo_model(), dir.path().join("vector.gguf"), 1..=2);
+    let strong = scaled(&vector, "40");
+    let (plain, changed) = (text(&[]), text(&["--control-vector-scaled", &strong]));
+    assert_ne!(changed, plain);
+    assert_eq!(text(&["--control-vector-scaled", &strong, "--expert-cache", "50%"]), changed);
+    assert_eq!(text(&["--control-vector-scaled", &strong, "--control-vector-layer-range", "3", "9"]), plain);
+    assert_ne!(text(&["--control-vector-scaled", &strong, "--control-vector-layer-range", "2", "-1"]), plain);
+}
+
+#[test]
+fn what_cannot_be_used_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = demo_model();
+    let fine = model.with_file_name("fine.gguf");
+    let other = files::lora(&fine, dir.path().join("other.gguf"), 2, |name| name.contains("attn_q."));
+    for (flags, status, part) in [
+        (["--lora", "missing.gguf"], 1, "missing.gguf"),
+        (["--lora", model.to_str().unwrap()], 1, "expected 'adapter'"),
+        (["--lora", other.to_str().unwrap()], 1, "other.gguf: this file cannot be used as a LoRA adapter"),
+        (["--control-vector", other.to_str().unwrap()], 1, "is no direction of a layer"),
+        (["--lora-scaled", "x.gguf"], 2, "expected FNAME:SCALE"),
+    ] {
+        let ran = demo(&[&PROMPT[..], &flags].concat()).run().expect(status);
+        assert!(ran.stderr.contains(part), "{flags:?}: {}", ran.stderr);
+    }
+    let ran = demo(&[&PROMPT[..], &["--control-vector-layer-range", "4", "2"]].concat()).run().expect(2);
+    assert!(ran.stderr.contains("layer 4 is behind layer 2"), "{}", ran.stderr);
+}
