@@ -4,9 +4,10 @@
 mod fixture;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use fixture::gate::{Gate, Held};
 use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit::plan::{Budget, ExpertCache};
@@ -33,56 +34,6 @@ fn options(virtual_experts: VirtualExperts, expert_cache: f64) -> ModelOptions {
         expert_cache: ExpertCache::Percent(expert_cache),
         routing: RoutingOptions { virtual_experts, virtual_update, ..RoutingOptions::default() },
         ..ModelOptions::default()
-    }
-}
-
-/// A store whose reads begin when somebody opens it, and meanwhile do not.
-struct Gate {
-    inner: Arc<dyn Store>,
-    held: Arc<Held>,
-}
-
-#[derive(Default)]
-struct Held(Mutex<HeldReads>);
-
-#[derive(Default)]
-struct HeldReads {
-    is_closed: bool,
-    reads: Vec<HeldRead>,
-}
-
-/// Reads, who makes them, and who is told.
-type HeldRead = (Arc<dyn Store>, Vec<ReadRequest>, Arc<dyn Completion>);
-
-impl Held {
-    fn close(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
-    }
-
-    fn open(&self) -> usize {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        held.is_closed = false;
-        let reads = std::mem::take(&mut held.reads);
-        drop(held);
-        let n_reads = reads.len();
-        reads.into_iter().for_each(|(store, requests, sink)| store.submit(requests, &sink));
-        n_reads
-    }
-}
-
-impl Store for Gate {
-    fn name(&self) -> &'static str {
-        "gate"
-    }
-
-    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
-        let mut held = self.held.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.is_closed {
-            held.reads.push((Arc::clone(&self.inner), requests, Arc::clone(sink)));
-            return;
-        }
-        drop(held);
-        self.inner.submit(requests, sink);
     }
 }
 

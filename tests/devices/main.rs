@@ -32,6 +32,7 @@ mod skipping;
 #[allow(dead_code)]
 mod stock;
 mod trouble;
+mod virtual_experts;
 mod warm;
 
 use cases::Case;

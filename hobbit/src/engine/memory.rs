@@ -61,14 +61,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let (mut tiers, on_devices) = tiers::set_up(model, &catalog, scratch_bytes(model, options))?;
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
-    // The host only passes on what the devices keep.
+    let has_virtual_experts = shared.options.routing.virtual_experts != VirtualExperts::Off;
+    // The host only passes on what the devices keep, unless its slots are what tokens go by.
     let expert_cache = match shared.options.expert_cache {
-        ExpertCache::Auto if on_devices => ExpertCache::Bytes(0),
+        ExpertCache::Auto if on_devices && !has_virtual_experts => ExpertCache::Bytes(0),
         wanted => wanted,
     };
-    if on_devices && shared.options.routing.virtual_experts != VirtualExperts::Off {
-        let reason =
-            "virtual experts change in the host's memory only, and a device holds layers here (-ngl 0 has none there)";
+    if on_devices && has_virtual_experts && expert_cache == ExpertCache::Bytes(0) {
+        let reason = "virtual experts change in the host's memory, from where a device has them, and --host-cache leaves none there";
         return Err(Error::Routing(reason.to_owned()));
     }
     let high_slots = planned_slots(model, &pools, &specs)?;
