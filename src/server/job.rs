@@ -309,7 +309,7 @@ pub struct SlotCommand {
     pub answer: oneshot::Sender<Result<SlotAnswer, Failure>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum SlotAction {
     Save(std::path::PathBuf),
     /// Of a file that was saved with so much of each adapter.

@@ -38,6 +38,7 @@ use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
 use crate::pages::{self, Spelling};
 use crate::{download, exit, memory_signals, run, saved, signals};
+use adapters::Adapters;
 use app::{App, Loaded};
 use settings::{Resolved, resolve};
 use status::{Status, Totals};

@@ -6,7 +6,7 @@ use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
 use hobbit::{Model, Sampler};
 use serde_json::{Map, Value, json};
 
-use super::fields::{boolean, first, get, number, text, texts, whole};
+use super::fields::{boolean, get, number, text, texts, whole};
 use crate::server::adapters;
 use crate::server::app::App;
 use crate::server::http::error::ApiError;

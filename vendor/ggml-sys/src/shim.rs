@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::llama::{
-    ggml_backend_buffer_type_t, ggml_backend_t, ggml_cgraph, ggml_status, llama_batch, llama_context,
-    llama_context_params, llama_model, llama_model_params, llama_sampler, llama_token, llama_vocab,
+    ggml_backend_buffer_type_t, ggml_backend_t, ggml_cgraph, ggml_status, llama_adapter_lora, llama_batch,
+    llama_context, llama_context_params, llama_model, llama_model_params, llama_sampler, llama_token, llama_vocab,
 };
 
 /// Called with text that the other side owns; `context` is what the caller passed in.
