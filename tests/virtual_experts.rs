@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fixture::gate::{Gate, Held};
+use fixture::gate::{Gate, Held, OpenAtLast};
 use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit::plan::{Budget, ExpertCache};
@@ -93,6 +93,7 @@ fn no_token_waits_however_slow_the_disk_is() {
     decode(&mut session, 40..60).expect("nothing fails");
     let before = (session.stats().decode, report(&session).replacements);
     assert_eq!(before.0.rerouted.refused, 0, "every choice is explained: such tokens would read what they chose");
+    let _at_last = OpenAtLast(Arc::clone(&held));
     // From here on no read ends: a token that waited for one would never.
     held.close();
     decode(&mut session, 60..140).expect("nothing fails");

@@ -45,9 +45,9 @@ fn an_adapter_changes_a_text_by_as_much_as_is_said() {
 fn experts_are_changed_only_where_llama_cpp_has_them() {
     let dir = tempfile::tempdir().unwrap();
     let lora = of_experts(dir.path());
-    let name = lora.to_str().unwrap();
-    assert_ne!(text(&["--lora", name]), text(&[]));
-    let ran = demo(&[&PROMPT[..], &["--lora", name, "--expert-cache", "50%"]].concat()).run().expect(1);
+    let strong = scaled(&lora, "30");
+    assert_ne!(text(&["--lora-scaled", &strong]), text(&[]));
+    let ran = demo(&[&PROMPT[..], &["--lora-scaled", &strong, "--expert-cache", "50%"]].concat()).run().expect(1);
     for part in ["experts.gguf", "blk.0.ffn_up_exps.weight", "merge it into the model"] {
         assert!(ran.stderr.contains(part), "{}", ran.stderr);
     }

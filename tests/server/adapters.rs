@@ -26,10 +26,10 @@ fn text(server: &Server, lora: Option<Value>) -> String {
 fn requests_say_how_much_of_an_adapter() {
     let dir = tempfile::tempdir().unwrap();
     let path = adapter(dir.path());
-    let (plain, server) = (Server::start(&[]), Server::start(&["--lora", path.to_str().unwrap()]));
+    let (plain, server) = (Server::start(&[]), Server::start(&["--lora-scaled", &format!("{}:2", path.display())]));
     assert_eq!(plain.get("/lora-adapters").ok(), json!([]));
     let there = server.get("/lora-adapters").ok();
-    assert_eq!((&there[0]["id"], &there[0]["scale"]), (&json!(0), &json!(1.0)));
+    assert_eq!((&there[0]["id"], &there[0]["scale"]), (&json!(0), &json!(2.0)));
     assert_eq!(there[0]["path"], path.to_str().unwrap());
     let off = text(&plain, None);
     let whole = text(&server, None);
@@ -38,10 +38,10 @@ fn requests_say_how_much_of_an_adapter() {
     for _ in 0..2 {
         assert_eq!(text(&server, Some(json!([{"id": 0, "scale": 0.0}]))), off);
         assert_eq!(text(&server, Some(json!([]))), off, "who is not named is off");
-        assert_eq!(text(&server, Some(json!([{"id": 0, "scale": 1.0}]))), whole);
+        assert_eq!(text(&server, Some(json!([{"id": 0, "scale": 2.0}]))), whole);
     }
     let settings = server.post("/completion", &body(None)).ok();
-    assert_eq!(settings["generation_settings"]["lora"], json!([{"id": 0, "scale": 1.0}]));
+    assert_eq!(settings["generation_settings"]["lora"], json!([{"id": 0, "scale": 2.0}]));
     let error =
         server.post("/completion", &body(Some(json!([{"id": 1, "scale": 1.0}])))).error(400, "invalid_request_error");
     assert!(error.contains("Invalid adapter id"), "{error}");
@@ -72,7 +72,7 @@ fn at_the_same_time_each_has_its_own() {
         let asked: Vec<_> = [1.0, -1.0, 1.0, -1.0].into_iter().map(ask).collect();
         asked.into_iter().map(|own| own.join().unwrap()).collect::<Vec<_>>()
     });
-    assert_eq!(together, [&alone[0], &alone[1], &alone[0], &alone[1]]);
+    assert_eq!(together, [&alone[0], &alone[1], &alone[0], &alone[1]].map(String::clone));
 }
 
 #[test]

@@ -61,13 +61,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let (mut tiers, on_devices) = tiers::set_up(model, &catalog, scratch_bytes(model, options))?;
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
-    let has_virtual_experts = shared.options.routing.virtual_experts != VirtualExperts::Off;
-    // The host only passes on what the devices keep, unless its slots are what tokens go by.
+    // The host only passes on what the devices keep.
     let expert_cache = match shared.options.expert_cache {
-        ExpertCache::Auto if on_devices && !has_virtual_experts => ExpertCache::Bytes(0),
+        ExpertCache::Auto if on_devices => ExpertCache::Bytes(0),
         wanted => wanted,
     };
-    if on_devices && has_virtual_experts && expert_cache == ExpertCache::Bytes(0) {
+    // Where devices have a place for every expert, none gives way.
+    let changes = shared.options.routing.virtual_experts != VirtualExperts::Off && !on_devices;
+    if changes && !tiers.is_empty() && expert_cache == ExpertCache::Bytes(0) {
         let reason = "virtual experts change in the host's memory, from where a device has them, and --host-cache leaves none there";
         return Err(Error::Routing(reason.to_owned()));
     }
