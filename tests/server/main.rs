@@ -5,6 +5,7 @@ mod completions;
 mod embeddings;
 mod guard;
 mod messages;
+mod predictions;
 mod responses;
 mod rig;
 mod thoughts;
