@@ -3,6 +3,7 @@
 mod chat;
 mod completions;
 mod embeddings;
+mod grammars;
 mod guard;
 mod messages;
 mod predictions;
