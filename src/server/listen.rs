@@ -4,15 +4,17 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use axum::Router;
+use axum::http::Method;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use tower_http::catch_panic::CatchPanicLayer;
 
+use super::api::predict::Predictor;
 use super::api::{anthropic, chat, completions, embeddings, native, responses, small};
 use super::app::App;
 use super::http::guard;
@@ -22,56 +24,99 @@ use crate::log::{Level, Log};
 /// How long a client may take to send a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A path, and who answers there.
+type Endpoint = (&'static str, MethodRouter<Arc<App>>);
+
+/// What can be looked at.
+fn gets() -> Vec<Endpoint> {
+    vec![
+        ("/health", get(small::health)),
+        ("/v1/health", get(small::health)),
+        ("/models", get(small::models)),
+        ("/v1/models", get(small::models)),
+        ("/api/tags", get(small::models)),
+        ("/props", get(small::props)),
+        ("/slots", get(small::slots)),
+        ("/metrics", get(small::metrics)),
+        ("/experts", get(small::experts)),
+        ("/lora-adapters", get(small::adapters)),
+    ]
+}
+
+/// What can be asked.
+fn posts() -> Vec<Endpoint> {
+    vec![
+        ("/props", post(small::set_props)),
+        ("/slots/{id}", post(small::act_on_slot)),
+        ("/tokenize", post(small::tokenize)),
+        ("/detokenize", post(small::detokenize)),
+        ("/infill", post(small::infill)),
+        ("/lora-adapters", post(small::set_adapters)),
+        ("/completion", post(native::completion)),
+        ("/completions", post(native::completion)),
+        ("/v1/completions", post(completions::completions)),
+        ("/apply-template", post(chat::apply_template)),
+        ("/chat/completions", post(chat::completions)),
+        ("/chat/completions/input_tokens", post(chat::input_tokens)),
+        ("/chat/completions/control", post(chat::control)),
+        ("/v1/chat/completions", post(chat::completions)),
+        ("/v1/chat/completions/input_tokens", post(chat::input_tokens)),
+        ("/v1/chat/completions/control", post(chat::control)),
+        ("/responses", post(responses::responses)),
+        ("/responses/input_tokens", post(responses::input_tokens)),
+        ("/v1/responses", post(responses::responses)),
+        ("/v1/responses/input_tokens", post(responses::input_tokens)),
+        ("/v1/messages", post(anthropic::messages)),
+        ("/v1/messages/count_tokens", post(anthropic::count_tokens)),
+        ("/embedding", post(embeddings::native)),
+        ("/embeddings", post(embeddings::native)),
+        ("/v1/embeddings", post(embeddings::openai)),
+        ("/rerank", post(small::rerank)),
+        ("/reranking", post(small::rerank)),
+        ("/v1/rerank", post(small::rerank)),
+        ("/v1/reranking", post(small::rerank)),
+    ]
+}
+
 /// All endpoints.
-pub fn router(app: &Arc<App>) -> Router {
-    let mut router = Router::new()
-        .route("/health", get(small::health))
-        .route("/v1/health", get(small::health))
-        .route("/props", get(small::props).post(small::set_props))
-        .route("/slots", get(small::slots))
-        .route("/slots/{id}", post(small::act_on_slot))
-        .route("/metrics", get(small::metrics))
-        .route("/experts", get(small::experts))
-        .route("/tokenize", post(small::tokenize))
-        .route("/detokenize", post(small::detokenize))
-        .route("/infill", post(small::infill))
-        .route("/lora-adapters", get(small::adapters).post(small::set_adapters))
-        .route("/completion", post(native::completion))
-        .route("/completions", post(native::completion))
-        .route("/v1/completions", post(completions::completions))
-        .route("/apply-template", post(chat::apply_template))
-        .route("/v1/embeddings", post(embeddings::openai))
-        .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens));
-    for path in ["/embedding", "/embeddings"] {
-        router = router.route(path, post(embeddings::native));
-    }
-    for path in ["/responses", "/v1/responses"] {
-        router = router.route(path, post(responses::responses));
-        router = router.route(&format!("{path}/input_tokens"), post(responses::input_tokens));
-    }
-    for path in ["/chat/completions", "/v1/chat/completions"] {
-        router = router.route(path, post(chat::completions));
-        router = router.route(&format!("{path}/input_tokens"), post(chat::input_tokens));
-        router = router.route(&format!("{path}/control"), post(chat::control));
-    }
-    for path in ["/models", "/v1/models", "/api/tags"] {
-        router = router.route(path, get(small::models));
-    }
-    for path in ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"] {
-        router = router.route(path, post(small::rerank));
-    }
+///
+/// # Errors
+/// Predictions have the path of another endpoint.
+fn router(app: &Arc<App>) -> Result<Router> {
+    let (gets, posts) = (gets(), posts());
+    let path = |(path, _): &Endpoint| *path;
+    let looked: Vec<&str> = gets.iter().map(path).collect();
+    let asked: Vec<&str> = posts.iter().map(path).collect();
+    let endpoints = gets.into_iter().chain(posts).fold(Router::new(), |all, (path, own)| all.route(path, own));
+    let mut router = endpoints.clone();
     if app.settings.has_page {
         router = router.merge(page::router());
     }
-    router
-        .fallback(small::nothing)
-        .method_not_allowed_fallback(small::wrong_method)
+    router = router.fallback(small::nothing).method_not_allowed_fallback(small::wrong_method);
+    if let Some(vertex) = &app.settings.vertex {
+        let path = &vertex.predict;
+        if looked.iter().chain(&asked).any(|own| own == path) {
+            bail!("AIP_PREDICT_ROUTE={path}: another endpoint has this path");
+        }
+        let paths = looked.into_iter().map(|path| (Method::GET, path));
+        let paths = paths.chain(asked.into_iter().map(|path| (Method::POST, path)));
+        let predictor = Predictor::new(endpoints.with_state(Arc::clone(app)), paths);
+        // Around the others: whatever else had the path of health, Vertex AI looks there for health.
+        let mut outer = Router::new()
+            .without_v07_checks()
+            .route(path, post(move |app, body| predictor.clone().predict(app, body)))
+            .method_not_allowed_fallback(small::wrong_method);
+        if let Some(path) = &vertex.health {
+            outer = outer.route(path, get(small::health));
+        }
+        router = outer.fallback_service(router.with_state(Arc::clone(app)));
+    }
+    Ok(router
         .layer(map_response(with_charset))
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))
         .layer(from_fn_with_state(Arc::clone(app), guard::cross_origin))
-        .with_state(Arc::clone(app))
+        .with_state(Arc::clone(app)))
 }
 
 /// JSON says how it is encoded, as llama-server's does.
@@ -112,7 +157,7 @@ impl Listening {
 /// Binds all addresses and begins to answer; until the model is there, that it is loading.
 ///
 /// # Errors
-/// An address that cannot be had, keys that cannot be read.
+/// An address that cannot be had, keys that cannot be read, a path for predictions that is taken.
 pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     let settings = &app.settings;
     let tls = match &settings.tls {
@@ -139,7 +184,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         // The same for all where it was for us to choose.
         port = bound.port();
         let handle = Handle::new();
-        let service = router(app).into_make_service();
+        let service = router(app)?.into_make_service();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let task = match &tls {
             None => {

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use hobbit::options::{ModelOptions, SamplingOptions, SessionOptions};
 
 use super::http::guard::Cors;
+use super::vertex::Vertex;
 use crate::args::server::ServerArgs;
 use crate::reasoning::Reasoning;
 use crate::resolve::{self, Surroundings, Verbosity};
@@ -19,6 +20,8 @@ const SLOTS: u32 = 4;
 pub struct Settings {
     pub hosts: Vec<String>,
     pub port: u16,
+    /// Whom predictions are served.
+    pub vertex: Option<Vertex>,
     /// Sorted.
     pub aliases: Vec<String>,
     pub tags: Vec<String>,
@@ -126,9 +129,12 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     let shifts = context.context_shift.0;
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
     let schema = resolve::json_schema(&sampling, around)?;
+    let vertex = Vertex::read(|name| std::env::var_os(name))?;
     let settings = Settings {
         hosts: http.host,
-        port: http.port,
+        // As in llama-server, whatever --port says.
+        port: vertex.as_ref().map_or(http.port, |vertex| vertex.port),
+        vertex,
         aliases,
         tags: http.tags,
         api_keys,

@@ -1,6 +1,5 @@
 //! Asking and answering.
 
-use fantoccini::Locator;
 use fantoccini::key::Key;
 use serde_json::{Value, json};
 
@@ -92,7 +91,7 @@ async fn the_last_answer_is_regenerated_and_the_last_message_edited() {
             page.answered().await;
         }
         page.server.answer([Say("Zwei."), End]);
-        click_action(page, "Regenerate").await;
+        page.act("Regenerate").await;
         browser.reads(ANSWER, "Zwei.").await;
         page.answered().await;
         let asked = |content: &[&str]| {
@@ -102,12 +101,12 @@ async fn the_last_answer_is_regenerated_and_the_last_message_edited() {
         assert_eq!(page.server.last_request()["messages"], asked(&["One?", "Uno.", "Two?"]));
 
         // Changed and given up: nothing is asked.
-        click_action(page, "Edit").await;
+        page.act("Edit").await;
         browser.keys(" Not this.").await;
         browser.keys(&char::from(Key::Escape).to_string()).await;
         browser.until("!document.querySelector('.edit')").await;
         page.server.answer([Say("Tre."), End]);
-        click_action(page, "Edit").await;
+        page.act("Edit").await;
         browser.find(".edit textarea").await.clear().await.unwrap();
         browser.find(".edit textarea").await.send_keys("Three?").await.unwrap();
         browser.click(".edit .primary").await;
@@ -121,11 +120,6 @@ async fn the_last_answer_is_regenerated_and_the_last_message_edited() {
         assert_eq!(actions(page).await, ["Copy", "Copy", "Copy", "Edit", "Copy", "Regenerate"]);
     })
     .await;
-}
-
-async fn click_action(page: &crate::Page, name: &str) {
-    let path = format!("//article//footer//button[text()='{name}']");
-    page.browser.client.wait().for_element(Locator::XPath(&path)).await.unwrap().click().await.unwrap();
 }
 
 async fn actions(page: &crate::Page) -> Vec<Value> {
@@ -214,7 +208,7 @@ async fn what_goes_wrong_is_said_with_the_answer() {
         }
         let (half, rest) = ("data: {\"choices\":[{\"delta\":{\"content\":\"Bet", "ter.\"}}]}\r");
         page.server.answer([Raw(": still here\r\n\r\n"), Raw(half), Raw(rest), Raw("\n\r\n"), End]);
-        click_action(page, "Regenerate").await;
+        page.act("Regenerate").await;
         browser.reads(ANSWER, "Better.").await;
         page.answered().await;
         assert_eq!(browser.value("document.querySelectorAll('.error:not([hidden])').length").await, failures - 1);

@@ -1,4 +1,4 @@
-//! The server's page as its users meet it: in Chromium, against a server whose answers the tests write.
+//! The server's page as its users meet it: in Chromium, against a server whose answers the tests write, and against hobbit-server.
 
 mod browser;
 mod chat;
@@ -9,20 +9,28 @@ mod mock;
 #[path = "../fixture/not_run.rs"]
 mod not_run;
 mod parts;
+#[path = "../server/rig.rs"]
+#[allow(dead_code)]
+mod rig;
+mod served;
 
 use std::sync::Arc;
 
 use browser::{Browser, Window};
+use fantoccini::Locator;
 use mock::{Mock, Shared};
+use rig::Server;
 
-/// A page that is open.
-pub struct Page {
+/// A page that is open, and its server.
+pub struct Page<S = Arc<Shared>> {
     pub browser: Browser,
-    pub server: Arc<Shared>,
+    pub server: S,
     address: String,
+    /// The name that the server gives its model.
+    model: &'static str,
 }
 
-impl Page {
+impl<S> Page<S> {
     /// Loads the page afresh.
     pub async fn load(&self) {
         // Not only another fragment of the address.
@@ -38,7 +46,7 @@ impl Page {
 
     /// Waits until the page knows its server.
     pub async fn ready(&self) {
-        self.browser.reads("#model", "Tiny-8x1B").await;
+        self.browser.reads("#model", self.model).await;
     }
 
     /// Types a message and sends it.
@@ -53,6 +61,13 @@ impl Page {
             .until("document.querySelector('.message.assistant') && !document.getElementById('send').hidden")
             .await;
     }
+
+    /// Presses what stands under a message.
+    pub async fn act(&self, name: &str) {
+        let path = format!("//article//footer//button[text()='{name}']");
+        let button = self.browser.client.wait().for_element(Locator::XPath(&path)).await;
+        button.unwrap().click().await.unwrap();
+    }
 }
 
 /// Runs a test on a page; says so where it cannot.
@@ -64,10 +79,21 @@ pub async fn page(window: Window, test: impl AsyncFnOnce(&Page)) {
 pub async fn page_after(window: Window, prepare: impl FnOnce(&Shared), test: impl AsyncFnOnce(&Page)) {
     let mock = Mock::start().await;
     prepare(&mock.state);
+    open(window, mock.state, format!("http://{}/", mock.address), "Tiny-8x1B", test).await;
+}
+
+/// The same with hobbit-server and the demo model.
+pub async fn served(flags: &[&str], test: impl AsyncFnOnce(&Page<Server>)) {
+    let server = Server::start(&[&["--alias", "demo"], flags].concat());
+    let address = format!("{}/", server.url);
+    open(Window::Desk, server, address, "demo", test).await;
+}
+
+async fn open<S>(window: Window, server: S, address: String, model: &'static str, test: impl AsyncFnOnce(&Page<S>)) {
     let Some(browser) = Browser::start(window).await else {
         return not_run::not_run("the server's page", "chromedriver is not installed (setup.sh --browser installs it)");
     };
-    let page = Page { browser, server: mock.state, address: format!("http://{}/", mock.address) };
+    let page = Page { browser, server, address, model };
     page.load().await;
     test(&page).await;
     // Nothing was against the policy, and no script failed.

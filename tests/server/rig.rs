@@ -25,7 +25,8 @@ pub fn with(mut body: Value, more: Value) -> Value {
 /// Killed when dropped.
 pub struct Server {
     child: Child,
-    url: String,
+    /// Where it answers.
+    pub url: String,
     agent: Agent,
     key: Option<&'static str>,
 }
@@ -66,9 +67,15 @@ pub struct Event {
 impl Server {
     /// Of two slots with 512 tokens each, unless `flags` say otherwise.
     pub fn start(flags: &[&str]) -> Server {
+        Server::start_in(&[], flags)
+    }
+
+    /// With variables in its environment.
+    pub fn start_in(variables: &[(&str, &str)], flags: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_hobbit-server"))
             .args(["--port", "0", "-t", "1", "-np", "2", "-c", "1024", "--temp", "0"])
             .args(flags)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -116,6 +116,7 @@ fn compile_shim(source: &Path) {
         .std("c++17")
         .file("shim/shim.cpp")
         .file("shim/chat.cpp")
+        .file("shim/grammar.cpp")
         .include(source.join("include"))
         .include(source.join("src"))
         .include(source.join("common"))

@@ -4,6 +4,7 @@ mod call;
 mod inputs;
 mod nesting;
 mod parser;
+mod plain;
 mod prompt;
 mod reply;
 mod stream;

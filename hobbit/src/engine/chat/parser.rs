@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::call;
 use super::inputs::{ChatInputs, Continuation};
 use super::nesting;
+use super::plain::Delimiters;
 use super::reply::ChatReply;
 use crate::engine::error::Error;
 
@@ -21,6 +22,7 @@ pub struct ChatParser(Arc<Inner>);
 struct Inner {
     raw: NonNull<c_void>,
     is_continuation: bool,
+    delimiters: Option<Delimiters>,
 }
 
 // SAFETY: immutable once made; `hobbit_chat_parse` only reads it, and may be called from several threads at once.
@@ -49,7 +51,12 @@ struct Fields<'a> {
 
 impl ChatParser {
     /// Of what a template said: `parser` is llama.cpp's notation.
-    pub(super) fn new(format: i32, parser: &str, generation_prompt: &str, inputs: &ChatInputs) -> Result<Self, Error> {
+    pub(super) fn new(
+        (format, format_name): (i32, &str),
+        parser: &str,
+        generation_prompt: &str,
+        inputs: &ChatInputs,
+    ) -> Result<Self, Error> {
         let is_continuation = inputs.continue_final_message != Continuation::None;
         let fields = Fields {
             format,
@@ -66,7 +73,13 @@ impl ChatParser {
             chat::hobbit_chat_parser_init(text.as_ptr().cast(), text.len(), message, capacity)
         };
         let raw = call::made(make).map_err(Error::ChatTemplate)?;
-        Ok(Self(Arc::new(Inner { raw, is_continuation })))
+        let delimiters = Delimiters::of(format_name, parser);
+        Ok(Self(Arc::new(Inner { raw, is_continuation, delimiters })))
+    }
+
+    /// What may end contents and thoughts, where it is certain that nothing else does.
+    pub(super) fn delimiters(&self) -> Option<&Delimiters> {
+        self.0.delimiters.as_ref()
     }
 
     /// Takes `text` apart: all that the model has said, with the preserved tokens written out. `is_partial`: it goes on; the end

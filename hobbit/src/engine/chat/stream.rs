@@ -13,6 +13,15 @@ pub struct ChatStream {
     /// Made up for tool calls that the model has not numbered.
     ids: Vec<String>,
     make_id: fn() -> String,
+    /// What goes on by whatever is said, as long as no delimiter begins in it.
+    growing: Option<Growing>,
+}
+
+/// What may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Growing {
+    Reasoning,
+    Content,
 }
 
 impl ChatStream {
@@ -22,7 +31,7 @@ impl ChatStream {
     /// [`Error::ChatReply`] where the message that is gone on with is not of the template's form.
     pub fn new(parser: ChatParser, make_id: fn() -> String) -> Result<Self, Error> {
         let reply = parser.prefilled()?;
-        Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id })
+        Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id, growing: None })
     }
 
     /// Goes on with `text`, and tells what is new. Once more with `is_partial` false at the end.
@@ -30,7 +39,12 @@ impl ChatStream {
     /// # Errors
     /// [`Error::ChatReply`] where the answer is not of the template's form.
     pub fn push(&mut self, text: &str, is_partial: bool) -> Result<Vec<ChatDelta>, Error> {
+        let goes_on = is_partial && !text.is_empty() && self.can_only_go_on(text);
+        if goes_on && let Some(growing) = self.growing {
+            return Ok(vec![self.grow(growing, text)]);
+        }
         self.text.push_str(text);
+        self.growing = None;
         let mut reply = self.parser.parse(&self.text, is_partial)?;
         if reply.is_empty() {
             return Ok(Vec::new());
@@ -43,7 +57,37 @@ impl ChatStream {
         }
         let changes = reply.changes_since(&self.reply)?;
         self.reply = reply;
+        // What took this text as it is takes the next.
+        self.growing = match &changes[..] {
+            [ChatDelta::Reasoning(added)] if goes_on && added == text => Some(Growing::Reasoning),
+            [ChatDelta::Content(added)] if goes_on && added == text => Some(Growing::Content),
+            _ => None,
+        };
+        self.growing = self.growing.filter(|_| self.reply.tool_calls.is_empty());
         Ok(changes)
+    }
+
+    /// Whether `text` neither begins a delimiter nor may end one.
+    fn can_only_go_on(&self, text: &str) -> bool {
+        self.parser.delimiters().is_some_and(|delimiters| {
+            !delimiters.may_begin_in(text.as_bytes()) && !delimiters.may_be_open_after(&self.text)
+        })
+    }
+
+    /// Goes on without reading all of it again.
+    fn grow(&mut self, growing: Growing, text: &str) -> ChatDelta {
+        self.text.push_str(text);
+        let reply = &mut self.reply;
+        match growing {
+            Growing::Reasoning => {
+                reply.reasoning_content.push_str(text);
+                ChatDelta::Reasoning(text.to_owned())
+            }
+            Growing::Content => {
+                reply.content.push_str(text);
+                ChatDelta::Content(text.to_owned())
+            }
+        }
     }
 
     /// The answer so far.
@@ -54,5 +98,11 @@ impl ChatStream {
     /// All that the model has said.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Whether what comes next need not be read with all that was said before, unless it may begin a delimiter.
+    #[cfg(test)]
+    pub(super) fn is_growing(&self) -> bool {
+        self.growing.is_some()
     }
 }

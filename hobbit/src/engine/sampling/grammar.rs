@@ -1,9 +1,9 @@
 //! Grammars that the output must follow: at once, or from a trigger on.
 
 use std::collections::VecDeque;
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 
-use ggml_sys::llama::{self, llama_token_data, llama_token_data_array};
+use ggml_sys::llama::{llama_token_data, llama_token_data_array};
 
 use super::gbnf;
 use super::raw::Raw;
@@ -19,6 +19,10 @@ pub(super) const SEARCHED_BYTES_MAX: usize = 2 << 10;
 /// Tokens, and their bytes, at the end of that text that are kept when it grows too long: a trigger may have begun there.
 const TAIL_TOKENS: usize = 64;
 const TAIL_BYTES: usize = SEARCHED_BYTES_MAX / 2;
+
+/// What llama.cpp may do to go on by one character: stacks that it copies, entry by entry, and stacks that it compares with. Nothing can
+/// interrupt it, and all requests wait meanwhile: this many take some 60 ms on a Xeon. Grammars that are not ambiguous take a few hundred.
+const STEPS_MAX: usize = 1 << 25;
 
 /// A grammar in its state.
 pub(super) struct Grammar {
@@ -63,36 +67,10 @@ impl Grammar {
             Triggers::default()
         };
         let patterns: Vec<*const c_char> = triggers.patterns.iter().map(|pattern| pattern.as_ptr()).collect();
-        log::clear_errors();
-        // SAFETY: the model's vocabulary is live, the strings are NUL-terminated, the arrays have as many entries as is said
-        // and outlive the call, which copies; the wrappers do not throw.
-        let made = unsafe {
-            if options.grammar_lazy {
-                llama::llama_rs_sampler_init_grammar_lazy_patterns(
-                    model.vocab(),
-                    text.as_ptr(),
-                    c"root".as_ptr(),
-                    patterns.as_ptr().cast_mut(),
-                    patterns.len(),
-                    triggers.tokens.as_ptr(),
-                    triggers.tokens.len(),
-                )
-            } else {
-                llama::llama_rs_sampler_init_grammar(model.vocab(), text.as_ptr(), c"root".as_ptr())
-            }
-        };
-        if made.is_null() {
-            let reason = log::take_errors();
-            let what = if patterns.is_empty() { "it" } else { "it or the patterns that wake it" };
-            return Err(Error::Grammar(if reason.is_empty() {
-                format!("llama.cpp cannot parse {what}")
-            } else {
-                reason
-            }));
-        }
+        let made = made(model, &text, options.grammar_lazy, &patterns, &triggers.tokens)?;
         let is_prefilled = options.grammar_kind == GrammarKind::Template && !options.grammar_lazy;
         let mut grammar = Self {
-            raw: Raw::new(made, "grammar")?,
+            raw: made,
             prefill: if is_prefilled { prefill.to_vec() } else { Vec::new() },
             is_lazy: options.grammar_lazy,
             has_patterns: !patterns.is_empty(),
@@ -150,6 +128,12 @@ impl Grammar {
     }
 
     fn accept_raw(&mut self, token: Token) -> Result<(), Error> {
+        // SAFETY: the sampler is one of grammars, and live.
+        if !unsafe { ggml_sys::grammar::hobbit_grammar_can_follow(self.raw.as_ptr(), token, STEPS_MAX) } {
+            let reason =
+                "it is too ambiguous to be followed: what was said so far can be read in too many ways at once";
+            return Err(Error::Grammar(reason.into()));
+        }
         if self.raw.accept(token) {
             return Ok(());
         }
@@ -187,6 +171,44 @@ impl Grammar {
         let tail = Vec::from(searched.tail.clone());
         tail.into_iter().try_for_each(|token| self.accept_raw(token))
     }
+}
+
+/// A sampler of llama.cpp's for a grammar.
+fn made(
+    model: &Model,
+    text: &CString,
+    is_lazy: bool,
+    patterns: &[*const c_char],
+    tokens: &[Token],
+) -> Result<Raw, Error> {
+    log::clear_errors();
+    let mut message: [c_char; 256] = [0; 256];
+    // SAFETY: the model's vocabulary is live, the strings are NUL-terminated, the arrays have as many entries as is said and outlive
+    // the call, which copies; the message buffer is valid for its capacity.
+    let (made, message) = unsafe {
+        let made = ggml_sys::grammar::hobbit_grammar_init(
+            model.vocab(),
+            text.as_ptr(),
+            is_lazy,
+            patterns.as_ptr(),
+            patterns.len(),
+            tokens.as_ptr(),
+            tokens.len(),
+            STEPS_MAX,
+            message.as_mut_ptr(),
+            message.len(),
+        );
+        (made, CStr::from_ptr(message.as_ptr()).to_string_lossy())
+    };
+    if !made.is_null() {
+        return Raw::new(made, "grammar");
+    }
+    let what = if patterns.is_empty() { "it" } else { "it or the patterns that wake it" };
+    Err(Error::Grammar(match (message, log::take_errors()) {
+        (message, reason) if message.is_empty() && reason.is_empty() => format!("llama.cpp cannot parse {what}"),
+        (message, reason) if message.is_empty() => reason,
+        (message, _) => message.into_owned(),
+    }))
 }
 
 /// What wakes a lazy grammar, as llama.cpp takes it.

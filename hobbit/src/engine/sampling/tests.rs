@@ -249,6 +249,45 @@ fn tokens_that_are_preserved() {
     assert_eq!(Sampler::new(model(), &options).unwrap().preserved_tokens(), plain(1));
 }
 
+/// Every further x can be read in twice as many ways.
+const DOUBLING: &str = "root ::= s\ns ::= \"x\" s \"b\"? | \"x\" s \"c\"? | \"x\"";
+
+/// How many x a grammar follows, 1,000 at most, and why no more.
+fn n_followed(sampler: &mut Sampler) -> (usize, Option<String>) {
+    let x = (0..model().n_vocab() as Token).find(|token| model().piece(*token, true) == b"x").unwrap();
+    for n in 0..1000 {
+        if let Err(error) = sampler.accept_generated(x) {
+            return (n, Some(error.to_string()));
+        }
+    }
+    (1000, None)
+}
+
+#[test]
+fn grammars_that_grow_ambiguous_are_not_followed_for_ever() {
+    let with = |grammar: &str| SamplingOptions { grammar: Some(grammar.to_owned()), ..SamplingOptions::greedy() };
+    let growing = "root ::= a*\na ::= \"x\" | \"x\" a*";
+    for (grammar, least, most) in [(DOUBLING, 8, 16), (growing, 100, 400)] {
+        let mut sampler = Sampler::new(model(), &with(grammar)).unwrap();
+        for _ in 0..2 {
+            let (n, why) = n_followed(&mut sampler);
+            assert!((least..most).contains(&n), "{grammar}: {n}");
+            let why = why.unwrap();
+            assert!(why.contains("too ambiguous to be followed"), "{why}");
+            sampler.reset();
+        }
+    }
+    for plain in
+        ["root ::= [a-z ]*", "root ::= (\"x\"*)*", "root ::= a\na ::= \"x\" a | \"y\"", "root ::= (\"x\"? \"y\"?)*"]
+    {
+        assert_eq!(n_followed(&mut Sampler::new(model(), &with(plain)).unwrap()), (1000, None), "{plain}");
+    }
+    // Twice as many ways by every rule, before anything is said.
+    let rules: String = (0..40).map(|n| format!("r{n} ::= r{m} \"a\"? | r{m} \"b\"?\n", m = n + 1)).collect();
+    let error = Sampler::new(model(), &with(&format!("root ::= r0\n{rules}r40 ::= \"x\""))).err().unwrap().to_string();
+    assert!(error.contains("begins in too many ways at once"), "{error}");
+}
+
 #[test]
 fn json_schemas() {
     let grammar =

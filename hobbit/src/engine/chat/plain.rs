@@ -1,0 +1,176 @@
+//! When an answer just goes on: llama.cpp's parser reads all that was said at every token, which need not be where the new text can
+//! only be more of the same.
+//!
+//! llama.cpp writes down what an answer must look like (`common_peg_arena::save`). Contents and thoughts are there what stands before
+//! delimiters, or all that follows. As long as no delimiter begins in what is new, nor could be open at the end of what was said, the
+//! place that is being filled goes on: every decision before it was made on text that has not changed, for what needs more text than
+//! there is says so (`NEED_MORE_INPUT`) and is filled itself. Parsers of which this is not certain are not used so.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+/// What may end the contents and thoughts of answers of one form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Delimiters {
+    /// Bytes with which one begins.
+    first: [bool; 256],
+    /// The longest, in bytes.
+    longest: usize,
+}
+
+/// Formats whose contents are what their parser finds, as it is.
+const PLAIN: [&str; 3] = ["Content-only", "peg-simple", "peg-native"];
+
+/// How deep a node may stand in what decides on it.
+const DEPTH_MAX: usize = 32;
+
+/// As `common_peg_arena::to_json` writes it.
+#[derive(Deserialize)]
+struct Arena {
+    parsers: Vec<Node>,
+    rules: HashMap<String, usize>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    r#type: String,
+    child: Option<usize>,
+    #[serde(default)]
+    children: Vec<usize>,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    tag: String,
+    #[serde(default)]
+    delimiters: Vec<String>,
+}
+
+/// Nodes that succeed, fail or want more for what they are looked at for: at the end of the text they do not fail.
+const KNOWN: [&str; 18] = [
+    "epsilon",
+    "start",
+    "end",
+    "literal",
+    "sequence",
+    "choice",
+    "repetition",
+    "and",
+    "not",
+    "any",
+    "space",
+    "chars",
+    "string",
+    "schema",
+    "rule",
+    "ref",
+    "atomic",
+    "tag",
+];
+
+impl Delimiters {
+    /// Of a parser in llama.cpp's notation; none where contents may be anything else than what stands before delimiters.
+    pub(super) fn of(format: &str, parser: &str) -> Option<Self> {
+        let mut own = Self { first: [false; 256], longest: 0 };
+        if !PLAIN.contains(&format) {
+            return None;
+        }
+        if parser.is_empty() {
+            return Some(own);
+        }
+        let arena: Arena = serde_json::from_str(parser).ok()?;
+        for node in &arena.parsers {
+            let child = || arena.resolved(node.child?);
+            match node.r#type.as_str() {
+                "until" => {
+                    for delimiter in &node.delimiters {
+                        own.first[usize::from(*delimiter.as_bytes().first()?)] = true;
+                        own.longest = own.longest.max(delimiter.len());
+                    }
+                }
+                "tag" if matches!(node.tag.as_str(), "content" | "reasoning") => {
+                    child().filter(|child| child.r#type == "until")?;
+                }
+                // What looks ahead must not take the end of the text for an answer.
+                "and" => arena.consists_of(node.child?, &["literal", "chars", "sequence", "choice", "space"], 0)?,
+                "not" => arena.consists_of(node.child?, &["literal", "chars", "choice"], 0)?,
+                "gbnf" | "ac" => {}
+                known => drop(KNOWN.contains(&known).then_some(())?),
+            }
+        }
+        Some(own)
+    }
+
+    /// Whether one may begin in `text`.
+    pub(super) fn may_begin_in(&self, text: &[u8]) -> bool {
+        text.iter().any(|byte| self.first[usize::from(*byte)])
+    }
+
+    /// Whether one may be open at the end of `text`, of which more may stand before.
+    pub(super) fn may_be_open_after(&self, text: &str) -> bool {
+        let bytes = text.as_bytes();
+        bytes.len() < self.longest || self.may_begin_in(&bytes[bytes.len() - self.longest..])
+    }
+}
+
+impl Arena {
+    /// A node, or what it is another name of.
+    fn resolved(&self, mut at: usize) -> Option<&Node> {
+        for _ in 0..DEPTH_MAX {
+            let node = self.parsers.get(at)?;
+            at = match node.r#type.as_str() {
+                "ref" => *self.rules.get(&node.name)?,
+                "rule" => node.child?,
+                _ => return Some(node),
+            };
+        }
+        None
+    }
+
+    /// Something where a node is made of nothing else.
+    fn consists_of(&self, at: usize, types: &[&str], depth: usize) -> Option<()> {
+        let node = self.resolved(at).filter(|node| depth < DEPTH_MAX && types.contains(&node.r#type.as_str()))?;
+        node.child.iter().chain(&node.children).try_for_each(|child| self.consists_of(*child, types, depth + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(parsers: &str) -> String {
+        format!(r#"{{"parsers": [{parsers}], "rules": {{"own": 1}}, "root": 0}}"#)
+    }
+
+    #[test]
+    fn delimiters_of_contents() {
+        let until = r#"{"type": "until", "delimiters": ["</a>", "[b"]}"#;
+        let tag = r#"{"type": "tag", "tag": "content", "child": 2}, {"type": "rule", "name": "own", "child": 3}"#;
+        let text = arena(&format!(r#"{tag}, {{"type": "ref", "name": "own"}}, {until}"#));
+        let own = Delimiters::of("peg-native", &text).unwrap();
+        assert_eq!(own.longest, 4);
+        assert!(own.may_begin_in(b"a < b") && own.may_begin_in(b"[") && !own.may_begin_in(b"a/b>"));
+        assert!(own.may_be_open_after("abc") && own.may_be_open_after("abc[xyz") && !own.may_be_open_after("abc[wxyz"));
+        assert_eq!(Delimiters::of("peg-gemma4", &text), None);
+        let rest = Delimiters::of("Content-only", "").unwrap();
+        assert!(!rest.may_begin_in(b"<") && !rest.may_be_open_after(""));
+    }
+
+    #[test]
+    fn what_is_not_certain_is_not_used() {
+        let tag = r#"{"type": "tag", "tag": "reasoning", "child": 1}"#;
+        for other in [
+            format!(r#"{tag}, {{"type": "any"}}"#),
+            format!(r#"{tag}, {{"type": "ref", "name": "none"}}"#),
+            r#"{"type": "something"}"#.to_owned(),
+            r#"{"type": "until", "delimiters": [""]}"#.to_owned(),
+            r#"{"type": "not", "child": 1}, {"type": "end"}"#.to_owned(),
+            r#"{"type": "and", "child": 0}"#.to_owned(),
+        ] {
+            assert_eq!(Delimiters::of("peg-native", &arena(&other)), None, "{other}");
+        }
+        assert_eq!(Delimiters::of("peg-native", "{"), None);
+        let not = arena(r#"{"type": "not", "child": 1}, {"type": "literal", "literal": "a"}"#);
+        assert!(Delimiters::of("peg-native", &not).is_some());
+    }
+}
