@@ -18,7 +18,8 @@ if [ ! -x "$place/toolkit/bin/nvcc" ]; then
   python3 -m pip download --quiet --no-deps --dest "$place/wheels" \
     nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cublas
   for wheel in "$place"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$place/unpacked"; done
-  root=$(dirname "$(find "$place/unpacked/nvidia" -path '*/bin/nvcc' | head -n 1)")/..
+  nvcc=$(find "$place/unpacked/nvidia" -path '*/bin/nvcc' | head -n 1)
+  root=${nvcc%/bin/nvcc}
   chmod +x "$root"/bin/* "$root"/nvvm/bin/* # zipfile forgets who may run what
   mv "$root" "$place/toolkit"
   rm -r "$place/unpacked" "$place/wheels"

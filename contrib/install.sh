@@ -8,7 +8,8 @@
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
-prefix=${1:-${CARGO_HOME:-$HOME/.cargo}}
+mkdir -p "${1:-${CARGO_HOME:-$HOME/.cargo}}"
+prefix=$(cd "${1:-${CARGO_HOME:-$HOME/.cargo}}" && pwd)
 cd "$tree"
 ./setup.sh
 target=${CARGO_TARGET_DIR:-$tree/target}
@@ -16,17 +17,17 @@ cargo install --locked --path . --root "$prefix" --target-dir "$target" ${FEATUR
 cargo install --locked --path gguf-tools --root "$prefix" --target-dir "$target"
 [ -z "${SKIP_PAGES:-}" ] || exit 0
 
-# Where shells and man look for what a user has: beside XDG_DATA_HOME, or below a prefix such as /usr/local.
+# Man looks beside the programs (PREFIX/share), shells below XDG_DATA_HOME for what a user has, below /usr/local for everybody.
 case "$prefix" in
   "$HOME"/*) share=${XDG_DATA_HOME:-$HOME/.local/share} ;;
   *) share=$prefix/share ;;
 esac
-mkdir -p "$share/man/man1" "$share/bash-completion/completions" "$share/zsh/site-functions" "$share/fish/vendor_completions.d"
+mkdir -p "$prefix/share/man/man1" "$share/bash-completion/completions" "$share/zsh/site-functions" "$share/fish/vendor_completions.d"
 for program in hobbit-cli hobbit-server hobbit-bench hobbit-sim hobbit-perplexity hobbit-rpc gguf-tools; do
   [ -x "$prefix/bin/$program" ] || continue
-  "$prefix/bin/$program" --man > "$share/man/man1/$program.1"
+  "$prefix/bin/$program" --man > "$prefix/share/man/man1/$program.1"
   "$prefix/bin/$program" --completions bash > "$share/bash-completion/completions/$program"
   "$prefix/bin/$program" --completions zsh > "$share/zsh/site-functions/_$program"
   "$prefix/bin/$program" --completions fish > "$share/fish/vendor_completions.d/$program.fish"
 done
-echo "installed below $prefix; completions and manual pages below $share"
+echo "installed below $prefix; completions below $share (zsh: $share/zsh/site-functions must be in fpath)"
