@@ -11,7 +11,8 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use axum_server::Handle;
-use axum_server::tls_rustls::RustlsConfig;
+use axum_server::accept::NoDelayAcceptor;
+use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::api::predict::Predictor;
@@ -186,15 +187,17 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         let handle = Handle::new();
         let service = router(app)?.into_make_service();
         let scheme = if tls.is_some() { "https" } else { "http" };
+        let server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
+        // An event is a small write, which must not wait until the one before it was acknowledged: 40 ms.
+        let at_once = NoDelayAcceptor::new();
         let task = match &tls {
             None => {
-                let mut server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
+                let mut server = server.acceptor(at_once);
                 configure(server.http_builder());
                 tokio::spawn(server.serve(service))
             }
             Some(tls) => {
-                let mut server =
-                    axum_server::from_tcp_rustls(listener, tls.clone()).with_context(fail)?.handle(handle.clone());
+                let mut server = server.acceptor(RustlsAcceptor::new(tls.clone()).acceptor(at_once));
                 configure(server.http_builder());
                 tokio::spawn(server.serve(service))
             }
