@@ -5,7 +5,8 @@
 #
 # ARCH is the GPU's compute capability (default 89: RTX 40; 86: RTX 30; 90: H100). TOOLKIT_ONLY=1 stops before the build.
 # What a GPU does with the result this script cannot know. The program needs libcublas.so.13 and libcublasLt.so.13 at run
-# time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1.
+# time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1: without a driver it does not start, unless
+# LD_LIBRARY_PATH is DIRECTORY/toolkit/lib/stubs, with which it finds no device.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -34,6 +35,7 @@ ln -sfn lib "$toolkit/lib64"
 mkdir -p stubs
 grep -oE '\bcu[A-Z][A-Za-z0-9_]+' "$toolkit/include/cuda.h" | sort -u | sed 's/.*/int &(void) { return 1; }/' |
   cc -shared -fPIC -x c - -Wl,-soname,libcuda.so.1 -o stubs/libcuda.so
+ln -sf libcuda.so stubs/libcuda.so.1
 ln -sf stubs/libcuda.so libcuda.so
 echo | cc -c -x c - -o empty.o
 for library in cublas_static cublasLt_static culibos; do rm -f "lib$library.a" && ar rcs "lib$library.a" empty.o; done
