@@ -28,7 +28,7 @@ impl Pace {
 
     /// All that generate have their next token.
     pub fn stepped(&mut self, seconds: f64) {
-        self.step = Some(slowest(self.step, seconds));
+        self.step = Some(blend(self.step, seconds));
     }
 
     /// A piece of so many tokens was evaluated.
@@ -36,7 +36,7 @@ impl Pace {
         if n_tokens > 0 {
             let own = &mut self.pieces[bucket(n_tokens)];
             let (width, took) = own.unzip();
-            *own = Some((blend(width, n_tokens as f64), slowest(took, seconds)));
+            *own = Some((blend(width, n_tokens as f64), blend(took, seconds)));
         }
     }
 
@@ -86,11 +86,6 @@ fn bucket(n_tokens: usize) -> usize {
 
 fn blend(before: Option<f64>, now: f64) -> f64 {
     before.map_or(now, |before| before + NEWEST * (now - before))
-}
-
-/// As [`blend`], but what is slower counts at once: a bound is for the slow ones.
-fn slowest(before: Option<f64>, now: f64) -> f64 {
-    blend(before, now).max(now)
 }
 
 /// From so many rows on llama.cpp's fused attention on the CPU adds up in another way (`GGML_FA_TILE_Q`): results differ by more than
@@ -212,17 +207,6 @@ mod tests {
         }
         assert!(widths.is_sorted(), "{widths:?}");
         assert_eq!(widths.last(), Some(&64), "{widths:?}");
-    }
-
-    #[test]
-    fn one_slow_piece_is_enough_to_be_careful() {
-        let mut pace = Pace::new(1.0);
-        (0..4).for_each(|_| pace.evaluated(64, 0.5));
-        assert_eq!(pace.width(512, true), 64, "0.5 s, and twice as wide 1 s: no more");
-        pace.evaluated(64, 1.2);
-        assert!(pace.width(512, true) < 64);
-        (0..3).for_each(|_| pace.evaluated(64, 0.5));
-        assert_eq!(pace.width(512, true), 64, "it is forgotten again");
     }
 
     #[test]
