@@ -38,6 +38,22 @@ fn several_prompts_are_several_choices() {
 }
 
 #[test]
+fn candidates_are_bounded_by_what_they_take() {
+    let server = Server::start(&[]);
+    let all = json!({"prompt": "One", "n_predict": 1, "n_probs": 1 << 30});
+    let whole = server.post("/completion", &all).ok();
+    assert!(whole["completion_probabilities"][0]["top_logprobs"].as_array().unwrap().len() > 1000);
+    for body in [
+        json!({"prompt": "One", "logprobs": 1 << 30}),
+        json!({"prompt": "One", "logprobs": 1 << 30, "max_tokens": 400}),
+    ] {
+        let error = server.post(PATH, &body).error(400, "invalid_request_error");
+        assert!(error.contains("ask for fewer"), "{error}");
+    }
+    server.post(PATH, &json!({"prompt": "One", "logprobs": 5, "max_tokens": 4})).ok();
+}
+
+#[test]
 fn what_cannot_be_continued_is_said() {
     let server = Server::start(&[]);
     for (body, expected) in [

@@ -45,7 +45,8 @@ impl Params {
             Some(n) => usize::try_from(n).ok(),
             None => settings.n_predict,
         };
-        let n_probs = whole(body, &["n_probs"], 0..=MOST)?.unwrap_or(0);
+        let n_probs = whole(body, &["n_probs"], 0..=MOST)?.unwrap_or(0).min(model.n_vocab() as i64) as usize;
+        check_candidates(n_probs, n_predict.map_or(loaded.n_ctx, |n| n.min(loaded.n_ctx)))?;
         let generate = Generate {
             sampling: sampling(body, &loaded.sampling, model)?,
             n_predict,
@@ -53,7 +54,7 @@ impl Params {
             n_discard: whole(body, &["n_discard"], 0..=MOST)?.unwrap_or(0) as usize,
             cache_reuse: whole(body, &["n_cache_reuse"], 0..=MOST)?.map_or(settings.cache_reuse, |n| n as usize),
             stops: texts(body, "stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect(),
-            n_probs: n_probs.min(model.n_vocab() as i64) as usize,
+            n_probs,
             post_sampling_probs: boolean(body, "post_sampling_probs")?.unwrap_or(false),
             shows_special: settings.shows_special,
             time_limit: whole(body, &["t_max_predict_ms"], -1..=MOST)?
@@ -98,6 +99,21 @@ impl Params {
         }
         generate
     }
+}
+
+/// As many candidates as OpenAI tells at most are told of any number of tokens.
+const CANDIDATES_ALWAYS: usize = 20;
+
+/// The most that a request may ask for besides, all tokens together: some 300 bytes each until it is answered.
+const CANDIDATES_MAX: usize = 1 << 19;
+
+fn check_candidates(n_probs: usize, n_tokens: usize) -> Result<(), ApiError> {
+    if n_probs <= CANDIDATES_ALWAYS || n_probs.saturating_mul(n_tokens) <= CANDIDATES_MAX {
+        return Ok(());
+    }
+    Err(ApiError::invalid(format!(
+        "{n_probs} candidates for each of {n_tokens} tokens are too many: ask for fewer (n_probs, logprobs), or for fewer tokens"
+    )))
 }
 
 fn sampling(body: &Map<String, Value>, defaults: &SamplingOptions, model: &Model) -> Result<SamplingOptions, ApiError> {

@@ -417,8 +417,8 @@ pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body): AnyBody) -
     Ok(Json(json!({"success": true})))
 }
 
-/// `POST /rerank`
-pub async fn rerank() -> Answer {
+/// `POST /rerank`; its body is read, or whoever still sends it hears nothing but that the connection is gone.
+pub async fn rerank(_body: Result<AnyBody, ApiError>) -> Answer {
     Err(ApiError::unsupported("This server does not support reranking. Start it with `--reranking`"))
 }
 

@@ -56,10 +56,15 @@ struct steps {
         const size_t       deepest = first.size() + rules.size();
         stacks             seen;
         std::vector<stack> todo = { std::move(first) };
+        // Counted before it is there: a rule has as many ways as its grammar likes, and each is a stack of its own.
+        const auto enough_for = [this](const stack & own) { return take(own.size() + stack_steps); };
+        if (!enough_for(todo.back())) {
+            return false;
+        }
         while (!todo.empty()) {
             stack own = std::move(todo.back());
             todo.pop_back();
-            if (own.size() > deepest || !take(own.size() + stack_steps)) {
+            if (own.size() > deepest) {
                 return false;
             }
             if (!seen.insert(own).second) {
@@ -81,6 +86,9 @@ struct steps {
                 todo.push_back(own);
                 if (!ends(way)) {
                     todo.back().push_back(way);
+                }
+                if (!enough_for(todo.back())) {
+                    return false;
                 }
                 while (!ends(way)) {
                     ++way;
