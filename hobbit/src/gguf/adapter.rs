@@ -63,7 +63,16 @@ pub fn check_lora(path: &Path, model: &Gguf) -> Result<LoraSummary, AdapterError
     lora_summary(&adapter, model).map_err(|fault| AdapterError::Unusable { path: path.to_owned(), kind: LORA, fault })
 }
 
+/// llama.cpp reads one file, and so does [`read_directions`].
+fn check_whole(file: &Gguf) -> Result<(), String> {
+    match file.files.len() {
+        1 => Ok(()),
+        n => Err(format!("it is one of {n} parts, and has to be one file")),
+    }
+}
+
 fn lora_summary(adapter: &Gguf, model: &Gguf) -> Result<LoraSummary, String> {
+    check_whole(adapter)?;
     let text = |key: &str| adapter.metadata.get_str(key).unwrap_or_default();
     for (key, expected) in [("general.type", "adapter"), ("adapter.type", "lora")] {
         if text(key) != expected {
@@ -182,7 +191,7 @@ pub fn read_directions<'a>(
     for (path, scale) in files {
         let vector = Gguf::open(path)?;
         let unusable = |fault| AdapterError::Unusable { path: path.to_owned(), kind: CONTROL, fault };
-        let directions = directions(&vector, n_embd, n_layer).map_err(unusable)?;
+        let directions = check_whole(&vector).and_then(|()| directions(&vector, n_embd, n_layer)).map_err(unusable)?;
         let read = |source| AdapterError::Read { path: path.to_owned(), source };
         let file = std::fs::File::open(path).map_err(read)?;
         let mut bytes = vec![0; n_embd as usize * 4];

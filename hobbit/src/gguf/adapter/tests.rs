@@ -178,3 +178,25 @@ fn directions_are_summed_up() {
     let error = read_directions([(vector("empty.gguf", &[]).as_path(), 1.0)], &model).unwrap_err();
     assert!(error.to_string().contains("no directions"), "{error}");
 }
+
+#[test]
+fn parts_of_a_file_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path(), &[]);
+    let part = |no: u16, tensors: &[Tensor]| {
+        let header = |header: &mut HeaderBuilder| {
+            lora_header(header);
+            header.key("split.no", no).unwrap();
+            header.key("split.count", 2u16).unwrap();
+            header.key("split.tensors.count", 2i32).unwrap();
+        };
+        write(dir.path(), &format!("part-{:05}-of-00002.gguf", no + 1), header, tensors)
+    };
+    let first = part(0, &[("direction.1", F32, &[8])]);
+    part(1, &[("direction.2", F32, &[8])]);
+    for error in
+        [check_lora(&first, &model).unwrap_err(), read_directions([(first.as_path(), 1.0)], &model).unwrap_err()]
+    {
+        assert!(error.to_string().contains("it is one of 2 parts"), "{error}");
+    }
+}
