@@ -10,6 +10,16 @@ const NEWEST: f64 = 0.5;
 /// The first width of which anything is learned.
 const FIRST: usize = ATTENTION_ROWS;
 
+/// Pieces are planned to take this much less than they may: no two take as long.
+const MARGIN: f64 = 1.25;
+
+/// After a piece that took longer than foretold, all are expected to take as much longer. What each that comes in time takes off from
+/// that, as a part of what is above the margin.
+const CALM: f64 = 0.25;
+
+/// What a slow piece adds to the mean of its width at the most: if it was the disk's doing, that width is soon to be tried again.
+const DRIFT: f64 = 1.05;
+
 /// What pieces of prompts and steps of decoding took.
 #[derive(Clone, Debug)]
 pub struct Pace {
@@ -19,25 +29,34 @@ pub struct Pace {
     step: Option<f64>,
     /// Pieces of `2^i` to `2^(i+1) - 1` tokens: tokens and seconds.
     pieces: [Option<(f64, f64)>; WIDTHS],
+    /// What a piece of any width may take, as a multiple of what such pieces took in the mean: a disk that was slow for one is
+    /// expected to be slow for the next, whatever their widths, until pieces come in time again.
+    slowness: f64,
 }
 
 impl Pace {
     pub fn new(limit: f64) -> Self {
-        Self { limit, step: None, pieces: [None; WIDTHS] }
+        Self { limit, step: None, pieces: [None; WIDTHS], slowness: MARGIN }
     }
 
-    /// All that generate have their next token.
+    /// All that generate have their next token. A step that took long counts at once, one that did not by and by.
     pub fn stepped(&mut self, seconds: f64) {
-        self.step = Some(blend(self.step, seconds));
+        self.step = Some(blend(self.step, seconds).max(seconds));
     }
 
     /// A piece of so many tokens was evaluated.
     pub fn evaluated(&mut self, n_tokens: usize, seconds: f64) {
-        if n_tokens > 0 {
-            let own = &mut self.pieces[bucket(n_tokens)];
-            let (width, took) = own.unzip();
-            *own = Some((blend(width, n_tokens as f64), blend(took, seconds)));
+        if n_tokens == 0 {
+            return;
         }
+        if let Some(expected) = self.expected(n_tokens).filter(|expected| *expected > 0.0) {
+            let calmer = self.slowness - CALM * (self.slowness - MARGIN);
+            self.slowness = calmer.max(seconds / expected);
+        }
+        let own = &mut self.pieces[bucket(n_tokens)];
+        let (width, took) = own.unzip();
+        let seconds = took.map_or(seconds, |took| seconds.min(DRIFT * took));
+        *own = Some((blend(width, n_tokens as f64), blend(took, seconds)));
     }
 
     /// Tokens of prompts to evaluate now, at most `widest`: as many as are expected to keep the limit while others generate, and the
@@ -46,7 +65,7 @@ impl Pace {
         if !others_generate {
             return widest;
         }
-        let left = self.limit - self.step.unwrap_or(0.0);
+        let left = (self.limit - self.step.unwrap_or(0.0)) / self.slowness;
         let mut width = 1;
         let mut best = FIRST.min(widest);
         let mut is_first = true;
@@ -65,15 +84,12 @@ impl Pace {
         best.clamp(1, widest)
     }
 
-    /// Seconds that a piece of so many tokens takes, as far as that is known: of wider ones than any before, in proportion.
+    /// Seconds that a piece of so many tokens takes, as far as that is known: of wider ones than those before, in proportion.
     fn expected(&self, width: usize) -> Option<f64> {
         let at = bucket(width);
-        if let Some((_, seconds)) = self.pieces[at] {
-            return Some(seconds);
-        }
-        let below = self.pieces[..at].iter().flatten().next_back();
-        if let Some((known, seconds)) = below {
-            return Some(seconds * width as f64 / known.max(1.0));
+        let known = self.pieces[..=at].iter().flatten().next_back();
+        if let Some((known, seconds)) = known {
+            return Some(seconds * (width as f64 / known.max(1.0)).max(1.0));
         }
         // Narrower than any before: not more than those.
         self.pieces[at..].iter().flatten().next().map(|(_, seconds)| *seconds)
@@ -103,8 +119,9 @@ pub enum Turn {
 /// Divides `width` among prompts that lack so many tokens, the oldest first. Every token is computed among as many others as it would be
 /// alone, on the same side of [`ATTENTION_ROWS`], so that a text does not depend on what else is asked for: short prompts go
 /// together and whole as far as they stay below it, of long ones every piece, the last one too, is at least as wide. Together they
-/// are not wider than `most`. Where `width` is below it, what each lacks is divided evenly; a prompt of which one token would be left
-/// gets that too: alone it would pass for a generated one.
+/// are not wider than `width`, save that the first may end with a piece of up to twice [`ATTENTION_ROWS`], and never than `most`.
+/// Where `width` is below [`ATTENTION_ROWS`], what each lacks is divided evenly; a prompt of which one token would be left gets that
+/// too: alone it would pass for a generated one.
 pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<usize> {
     let is_short = |n: usize| (1..ATTENTION_ROWS).contains(&n);
     let has_short = lacking.iter().any(|n| is_short(*n));
@@ -122,7 +139,8 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
     }
     let n_long = lacking.iter().filter(|n| **n >= ATTENTION_ROWS).count();
     let each = width / n_long.clamp(1, width / ATTENTION_ROWS);
-    let mut left = most;
+    let mut left = width;
+    let mut is_first = true;
     let share = |&n: &usize| {
         if n < ATTENTION_ROWS || left < ATTENTION_ROWS {
             return 0;
@@ -134,8 +152,10 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
             _ if n >= 2 * ATTENTION_ROWS => n - ATTENTION_ROWS,
             _ => n,
         };
-        let share = if share <= left { share } else { 0 };
-        left -= share;
+        let is_taken = share <= if is_first { most } else { left };
+        is_first = false;
+        let share = if is_taken { share } else { 0 };
+        left = left.saturating_sub(share);
         share
     };
     let shares: Vec<usize> = lacking.iter().map(share).collect();
@@ -220,6 +240,39 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_piece_narrows_the_next_ones_for_a_while() {
+        let mut pace = Pace::new(1.0);
+        let timely = |width: usize| 0.004 * width as f64;
+        for _ in 0..12 {
+            let width = pace.width(512, true);
+            pace.evaluated(width, timely(width));
+        }
+        assert_eq!(pace.width(512, true), 128, "0.51 s, and a margin");
+        pace.evaluated(128, 3.0 * timely(128));
+        let narrow = pace.width(512, true);
+        assert!(3.0 * timely(narrow) < 1.0, "as slow once more, {narrow} tokens keep the limit");
+        let again = (1..30).find(|_| {
+            let width = pace.width(512, true);
+            pace.evaluated(width, timely(width));
+            width == 128
+        });
+        assert!(again.is_some(), "a width that was slow once is tried again");
+    }
+
+    #[test]
+    fn a_slow_step_leaves_less_to_the_next_piece() {
+        let mut pace = Pace::new(1.0);
+        (0..12).for_each(|_| pace.stepped(0.1));
+        pace.evaluated(64, 0.3);
+        pace.evaluated(128, 0.6);
+        assert_eq!(pace.width(512, true), 128);
+        pace.stepped(0.6);
+        assert_eq!(pace.width(512, true), 64);
+        (0..4).for_each(|_| pace.stepped(0.1));
+        assert_eq!(pace.width(512, true), 128);
+    }
+
+    #[test]
     fn rows_stay_on_their_side() {
         let long = |width, most, lacking: &[usize]| divide(width, most, Turn::Long, lacking);
         assert_eq!(long(512, 512, &[1000]), [512]);
@@ -227,7 +280,8 @@ mod tests {
         assert_eq!(long(64, 512, &[100]), [100]);
         assert_eq!(long(64, 512, &[150]), [64]);
         assert_eq!(long(512, 512, &[400, 400]), [256, 256]);
-        assert_eq!(long(128, 512, &[400, 10, 400, 400]), [64, 0, 64, 64]);
+        assert_eq!(long(128, 512, &[400, 10, 400, 400]), [64, 0, 64, 0]);
+        assert_eq!(long(128, 512, &[100, 100]), [100, 0], "together they are not wider than that");
         assert_eq!(divide(512, 512, Turn::Short, &[400, 10, 30, 40]), [0, 10, 30, 0]);
         assert_eq!(divide(512, 512, Turn::Short, &[400]), [400]);
         assert_eq!(long(512, 512, &[20]), [20]);
