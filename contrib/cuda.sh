@@ -53,7 +53,7 @@ echo "toolkit: $(nvcc --version | sed -n 's/^Cuda compilation tools, //p'), in $
 [ -z "${TOOLKIT_ONLY:-}" ] || exit 0
 
 # 4. hobbit.
-export CMAKE_CUDA_ARCHITECTURES="$arch" CMAKE_CUDA_COMPILER="$toolkit/bin/nvcc"
+export CMAKE_CUDA_ARCHITECTURES="$arch" CMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" CUDA_LIBRARY_PATH="$toolkit"
 export RUSTFLAGS="${RUSTFLAGS:--C target-cpu=native} -C link-arg=-L$toolkit/lib -C link-arg=-lcublas -C link-arg=-lcublasLt
   -C link-arg=-Wl,-rpath,$toolkit/lib"
 cd "$tree"
