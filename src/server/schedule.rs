@@ -7,6 +7,9 @@ const WIDTHS: usize = 16;
 /// The part of a measurement that the newest one makes.
 const NEWEST: f64 = 0.5;
 
+/// Waiting for reads of a piece twice as wide: the most of what there is to read is wanted by few tokens already.
+const WIDER_READS: f64 = 1.25;
+
 /// The first width of which anything is learned.
 const FIRST: usize = ATTENTION_ROWS;
 
@@ -27,11 +30,28 @@ pub struct Pace {
     limit: f64,
     /// A step of all that generate, in seconds.
     step: Option<f64>,
-    /// Pieces of `2^i` to `2^(i+1) - 1` tokens: tokens and seconds.
-    pieces: [Option<(f64, f64)>; WIDTHS],
+    /// Pieces of `2^i` to `2^(i+1) - 1` tokens.
+    pieces: [Option<Piece>; WIDTHS],
     /// What a piece of any width may take, as a multiple of what such pieces took in the mean: a disk that was slow for one is
     /// expected to be slow for the next, whatever their widths, until pieces come in time again.
     slowness: f64,
+}
+
+/// What pieces of about a width took in the mean.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    n_tokens: f64,
+    seconds: f64,
+    /// How many of these seconds they waited for reads.
+    waited: f64,
+}
+
+impl Piece {
+    /// Seconds that a piece of `width` takes, by these: of a wider one products take as much longer as it is wider, reads do not.
+    fn seconds_at(&self, width: usize) -> f64 {
+        let wider = (width as f64 / self.n_tokens.max(1.0)).max(1.0);
+        (self.seconds - self.waited) * wider + self.waited * WIDER_READS.powf(wider.log2())
+    }
 }
 
 impl Pace {
@@ -44,8 +64,8 @@ impl Pace {
         self.step = Some(blend(self.step, seconds).max(seconds));
     }
 
-    /// A piece of so many tokens was evaluated.
-    pub fn evaluated(&mut self, n_tokens: usize, seconds: f64) {
+    /// A piece of so many tokens was evaluated, which waited so long for reads.
+    pub fn evaluated(&mut self, n_tokens: usize, seconds: f64, waited: f64) {
         if n_tokens == 0 {
             return;
         }
@@ -53,10 +73,17 @@ impl Pace {
             let calmer = self.slowness - CALM * (self.slowness - MARGIN);
             self.slowness = calmer.max(seconds / expected);
         }
+        let now = Piece { n_tokens: n_tokens as f64, seconds, waited: waited.clamp(0.0, seconds) };
         let own = &mut self.pieces[bucket(n_tokens)];
-        let (width, took) = own.unzip();
-        let seconds = took.map_or(seconds, |took| seconds.min(DRIFT * took));
-        *own = Some((blend(width, n_tokens as f64), blend(took, seconds)));
+        *own = Some(own.map_or(now, |before| {
+            // What is too slow by far changes its measure by little.
+            let part = (DRIFT * before.seconds / now.seconds).min(1.0);
+            Piece {
+                n_tokens: blend(Some(before.n_tokens), now.n_tokens),
+                seconds: blend(Some(before.seconds), now.seconds * part),
+                waited: blend(Some(before.waited), now.waited * part),
+            }
+        }));
     }
 
     /// Tokens of prompts to evaluate now, at most `widest`: as many as are expected to keep the limit while others generate, and the
@@ -84,15 +111,16 @@ impl Pace {
         best.clamp(1, widest)
     }
 
-    /// Seconds that a piece of so many tokens takes, as far as that is known: of wider ones than those before, in proportion.
+    /// Seconds that a piece of so many tokens takes, as far as that is known: no longer than wider ones, and longer than narrower
+    /// ones as [`Piece::seconds_at`] has it.
     fn expected(&self, width: usize) -> Option<f64> {
-        let at = bucket(width);
-        let known = self.pieces[..=at].iter().flatten().next_back();
-        if let Some((known, seconds)) = known {
-            return Some(seconds * (width as f64 / known.max(1.0)).max(1.0));
+        let (narrower, wider) = self.pieces.split_at(bucket(width) + 1);
+        let below = narrower.iter().flatten().next_back().map(|piece| piece.seconds_at(width));
+        let above = wider.iter().flatten().next().map(|piece| piece.seconds);
+        match (below, above) {
+            (Some(below), Some(above)) if narrower.last().is_some_and(Option::is_none) => Some(below.min(above)),
+            (below, above) => below.or(above),
         }
-        // Narrower than any before: not more than those.
-        self.pieces[at..].iter().flatten().next().map(|(_, seconds)| *seconds)
     }
 }
 
@@ -210,7 +238,7 @@ mod tests {
         assert_eq!(Pace::new(1.0).width(512, true), FIRST);
         assert_eq!(Pace::new(1.0).width(4, true), 4);
         let mut pace = Pace::new(1.0);
-        pace.evaluated(512, 8.0);
+        pace.evaluated(512, 8.0, 0.0);
         assert_eq!(pace.width(512, true), 1, "what took long alone is not tried");
     }
 
@@ -223,7 +251,7 @@ mod tests {
             widths.push(width);
             pace.stepped(0.1);
             // 0.2 s, and 5 ms a token.
-            pace.evaluated(width, 0.2 + 0.005 * width as f64);
+            pace.evaluated(width, 0.2 + 0.005 * width as f64, 0.0);
         }
         assert!(widths.is_sorted(), "{widths:?}");
         assert_eq!(widths.last(), Some(&64), "{widths:?}");
@@ -234,7 +262,7 @@ mod tests {
         let mut pace = Pace::new(0.1);
         for _ in 0..20 {
             let width = pace.width(512, true);
-            pace.evaluated(width, 5.0);
+            pace.evaluated(width, 5.0, 0.0);
         }
         assert_eq!(pace.width(512, true), 1);
     }
@@ -245,26 +273,42 @@ mod tests {
         let timely = |width: usize| 0.004 * width as f64;
         for _ in 0..12 {
             let width = pace.width(512, true);
-            pace.evaluated(width, timely(width));
+            pace.evaluated(width, timely(width), 0.0);
         }
         assert_eq!(pace.width(512, true), 128, "0.51 s, and a margin");
-        pace.evaluated(128, 3.0 * timely(128));
+        pace.evaluated(128, 3.0 * timely(128), 0.0);
         let narrow = pace.width(512, true);
         assert!(3.0 * timely(narrow) < 1.0, "as slow once more, {narrow} tokens keep the limit");
         let again = (1..30).find(|_| {
             let width = pace.width(512, true);
-            pace.evaluated(width, timely(width));
+            pace.evaluated(width, timely(width), 0.0);
             width == 128
         });
         assert!(again.is_some(), "a width that was slow once is tried again");
     }
 
     #[test]
+    fn what_waits_for_reads_takes_little_longer_when_it_is_wider() {
+        let mut pace = Pace::new(1.0);
+        pace.evaluated(64, 0.6, 0.0);
+        assert_eq!(pace.width(512, true), 64, "twice as many products");
+        let mut pace = Pace::new(1.0);
+        pace.evaluated(64, 0.6, 0.5);
+        assert_eq!(pace.width(512, true), 64, "0.83 s, and a margin");
+        let mut pace = Pace::new(1.2);
+        pace.evaluated(64, 0.6, 0.5);
+        assert_eq!(pace.width(512, true), 128);
+        // One that was evaluated while nobody generated says that narrower ones do not take longer.
+        pace.evaluated(300, 0.8, 0.6);
+        assert_eq!(pace.width(512, true), 256);
+    }
+
+    #[test]
     fn a_slow_step_leaves_less_to_the_next_piece() {
         let mut pace = Pace::new(1.0);
         (0..12).for_each(|_| pace.stepped(0.1));
-        pace.evaluated(64, 0.3);
-        pace.evaluated(128, 0.6);
+        pace.evaluated(64, 0.3, 0.0);
+        pace.evaluated(128, 0.6, 0.0);
         assert_eq!(pace.width(512, true), 128);
         pace.stepped(0.6);
         assert_eq!(pace.width(512, true), 64);

@@ -54,13 +54,13 @@ impl Worker {
                 entry.logits |= share == lacks;
             }
         }
-        let began = Instant::now();
+        let (began, before) = (Instant::now(), self.traffic());
         if let Err(error) = self.evaluate(&batch) {
             let members: Vec<usize> = members.into_iter().map(|(at, ..)| at).collect();
             return self.failed(&members, &error);
         }
         let seconds = began.elapsed().as_secs_f64();
-        self.pace.evaluated(batch.len(), seconds);
+        self.pace.evaluated(batch.len(), seconds, (self.traffic() - before).waited_seconds());
         self.status.prompted(batch.len(), seconds);
         for (at, first, share) in members {
             self.prompted(at, first, share);

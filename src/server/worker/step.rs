@@ -287,6 +287,13 @@ pub(super) struct Cost {
     io_wait_ms: f64,
 }
 
+impl Cost {
+    /// How long products waited for reads.
+    pub(super) fn waited_seconds(&self) -> f64 {
+        self.io_wait_ms / 1e3
+    }
+}
+
 /// Adds to a request its part of what a step of `n` cost.
 fn add(run: &mut Run, cost: &Cost, n: usize) {
     let share = 1.0 / n as f64;
