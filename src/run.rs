@@ -100,7 +100,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let screen = Screen::new(args.colour);
     let mark = || {
         let scales: Vec<f32> = model.adapters().map(|adapter| adapter.scale).collect();
-        saved::mark_with(saved::mark(&model, &args.session_options, &args.model_options.adapters), &scales)
+        saved::mark_with(saved::mark(&model, &args.model_options, &args.session_options), &scales)
     };
     let cache = args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, mark()));
     if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.interactive) {

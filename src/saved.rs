@@ -12,24 +12,31 @@ const HEADER: usize = 8 + 8 + 8 + 8 + 8;
 /// The most that is read.
 const BYTES_MAX: u64 = 64 << 30;
 
-/// What tells sequences of this model and these types of KV cache from others.
+/// What tells sequences of this model, evaluated as these options have it, from others.
 #[cfg(feature = "engine")]
-pub fn mark(
-    model: &hobbit::Model,
-    options: &hobbit::SessionOptions,
-    adapters: &hobbit::options::AdapterOptions,
-) -> u64 {
+pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options: &hobbit::SessionOptions) -> u64 {
     let info = model.info();
+    let adapters = &model_options.adapters;
     let words = format!(
-        "{} {} {} {} {} {:?} {:?}",
+        "{} {} {} {} {} {:?} {:?} {:?} {:?}",
         info.architecture,
         info.n_params,
         info.tensor_bytes,
         info.n_layer,
         model.n_vocab(),
         options.type_k,
-        options.type_v
+        options.type_v,
+        options.rope,
+        model_options.kv_overrides,
     );
+    // Fine-tunes of a model differ in their weights alone.
+    let print = hobbit::pack::fingerprint(model.gguf()).map_or_else(|_| String::new(), |print| print.to_string());
+    // Keys and values of approximate runs are approximate.
+    let approximate = match model_options.precision.demands_exactness() {
+        true => String::new(),
+        false => format!("{:?} {:?} {:?}", model_options.low, model_options.precision, model_options.routing),
+    };
+    let words = format!("{words} {print} {approximate}");
     // What is added to the model changes what is kept of a text: files by their names and sizes.
     let mut words = vec![words];
     for (flag, path) in adapters.files() {
@@ -102,7 +109,11 @@ fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
     }
     let (found, n_tokens, n_state, sum) = (number(8)?, number(16)?, number(24)?, number(32)?);
     if found != mark {
-        return Err("it is of another model, of other adapters, or of another type of KV cache".to_owned());
+        return Err(
+            "it is of another model, of other adapters, of another type of KV cache, or was evaluated with other \
+                    settings (rope, --override-kv, precision, routing)"
+                .to_owned(),
+        );
     }
     let rest = &bytes[HEADER..];
     let n_token_bytes = n_tokens.checked_mul(4).filter(|n| n.checked_add(n_state) == Some(rest.len() as u64));

@@ -86,7 +86,7 @@ pub struct HttpArgs {
     /// A key that requests must bring; comma-separated or repeated
     #[arg(long, value_name = "KEY", value_delimiter = ',', env = "LLAMA_API_KEY", hide_env_values = true)]
     pub api_key: Vec<String>,
-    /// File with keys, one a line
+    /// File with keys, one a line; lines that begin with # are comments
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Whose pages may use the server from a browser: 'localhost', '*', or origins, comma-separated (default: only its own)

@@ -301,12 +301,21 @@ impl Transfer<'_> {
                 if from != self.part.at {
                     return Err(self.not_understood("another range than was asked for"));
                 }
+                // A server may not look at what the range was asked for.
+                let now = answer.linked.etag.as_deref().or(answer.header(header::ETAG)).filter(|etag| is_etag(etag));
+                let is_other = matches!((self.etag.as_deref(), now), (Some(before), Some(now)) if before != now);
+                if is_other && self.item.sha256.is_none() {
+                    self.part.forget(&self.item.part)?;
+                    self.etag = None;
+                    return Ok(Attempt::Broken { why: "(it has changed there)".to_owned(), wait: None });
+                }
                 self.expect(all)?;
             }
             // What lies there is all of it, or more.
             416 => {
                 let all = answer.header(header::CONTENT_RANGE).and_then(|text| text.trim().strip_prefix("bytes */"));
-                if all.and_then(|all| all.parse().ok()) == Some(self.part.at) {
+                let is_whole = all.and_then(|all| all.parse().ok()) == Some(self.part.at);
+                if is_whole && self.size.is_none_or(|size| size == self.part.at) {
                     return Ok(Attempt::Done);
                 }
                 self.part.forget(&self.item.part)?;

@@ -159,9 +159,10 @@ fn load(
         similarity: settings.similarity,
         stall_limit: settings.stall_limit,
         n_waiting_max: settings.n_waiting_max,
-        n_ubatch: session_options.n_ubatch.min(session_options.n_batch) as usize,
-        n_batch: session_options.n_batch as usize,
-        mark: saved::mark(&model, session_options, &model_options.adapters),
+        // What llama.cpp made of what was asked for.
+        n_ubatch: session_options.n_ubatch.min(session_options.n_batch).min(session.n_batch() as u32) as usize,
+        n_batch: session.n_batch(),
+        mark: saved::mark(&model, model_options, session_options),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());
     let interrupt = session.interrupt_handle();

@@ -156,11 +156,9 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
     let has_long = lacking.iter().any(|n| *n >= ATTENTION_ROWS);
     if has_short && (turn == Turn::Short || !has_long) {
         let mut left = width.min(ATTENTION_ROWS - 1);
-        let mut shares = take_whole(lacking, is_short, &mut left);
-        if shares.iter().all(|share| *share == 0) {
-            shares = evenly(width, most, lacking);
-        }
-        return shares;
+        let oldest = lacking.iter().copied().find(|n| is_short(*n)).unwrap_or(0);
+        // Later and shorter ones must not keep it waiting for ever.
+        return if oldest > left { evenly(width, most, lacking) } else { take_whole(lacking, is_short, &mut left) };
     }
     if width < ATTENTION_ROWS || most < ATTENTION_ROWS {
         return evenly(width, most, lacking);
@@ -331,6 +329,7 @@ mod tests {
         assert_eq!(long(512, 512, &[20]), [20]);
         assert_eq!(long(8, 512, &[400]), [8], "who may not be that wide goes on");
         assert_eq!(divide(8, 512, Turn::Short, &[20]), [8]);
+        assert_eq!(divide(16, 512, Turn::Short, &[40, 10]), [8, 8], "the oldest goes on");
         assert_eq!(long(32, 32, &[100, 100]), [16, 16]);
     }
 

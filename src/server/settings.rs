@@ -92,7 +92,8 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     let mut api_keys: Vec<String> = http.api_key.into_iter().filter(|key| !key.is_empty()).collect();
     if let Some(file) = &http.api_key_file {
         let bytes = resolve::read(file, around)?;
-        let keys = resolve::utf8(&bytes, file)?.lines().map(str::trim).filter(|key| !key.is_empty());
+        let lines = resolve::utf8(&bytes, file)?.lines().map(str::trim);
+        let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         api_keys.extend(keys.map(str::to_owned));
         if api_keys.is_empty() {
             bail!("{}: no key in this file; leave --api-key-file out to let everybody ask", file.display());

@@ -12,6 +12,16 @@ pub struct SlotView<'a> {
     pub last_used: u64,
 }
 
+/// What of a prompt needs no evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shares {
+    Nothing,
+    /// The beginning that the slot itself holds.
+    Own,
+    /// That, or a longer one that another slot holds.
+    All,
+}
+
 /// Where a prompt goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
@@ -23,14 +33,14 @@ pub struct Placement {
 }
 
 /// Chooses a slot for `prompt`: the one that was `wanted`, or of the free ones that with the longest common beginning, if it is at least
-/// `similarity` (0..=1) of the prompt, or the one that was free the longest. `None` where none is free. With `shares`, a beginning that
-/// another slot holds more of is taken from there.
+/// `similarity` (0..=1) of the prompt, or the one that was free the longest. `None` where none is free. What of its beginning is
+/// taken, and from where, `shares` says.
 pub fn place(
     slots: &[SlotView<'_>],
     prompt: &[Token],
     wanted: Option<usize>,
     similarity: f32,
-    shares: bool,
+    shares: Shares,
 ) -> Option<Placement> {
     let common = |slot: &SlotView<'_>| common_prefix(slot.tokens, prompt).min(prompt.len().saturating_sub(1));
     let slot = match wanted {
@@ -46,8 +56,10 @@ pub fn place(
         }
     }?;
     let own = common(&slots[slot]);
-    if !shares {
-        return Some(Placement { slot, n_shared: 0, from: None });
+    match shares {
+        Shares::Nothing => return Some(Placement { slot, n_shared: 0, from: None }),
+        Shares::Own => return Some(Placement { slot, n_shared: own, from: None }),
+        Shares::All => {}
     }
     let other = slots.iter().enumerate().filter(|(at, _)| *at != slot).max_by_key(|(_, other)| common(other));
     match other {
@@ -109,7 +121,7 @@ mod tests {
     #[test]
     fn the_longest_beginning_decides_then_age() {
         let slots = [view(true, &[1, 2, 3], 5), view(true, &[1, 2, 3, 4], 9), view(true, &[], 1)];
-        let at = |prompt: &[Token]| place(&slots, prompt, None, 0.1, true).unwrap();
+        let at = |prompt: &[Token]| place(&slots, prompt, None, 0.1, Shares::All).unwrap();
         assert_eq!(at(&[1, 2, 3, 4, 5]), Placement { slot: 1, n_shared: 4, from: None });
         assert_eq!(at(&[9, 9]), Placement { slot: 2, n_shared: 0, from: None });
         // As much in both: the shorter one loses less.
@@ -119,21 +131,21 @@ mod tests {
     #[test]
     fn one_token_is_left_to_evaluate() {
         let slots = [view(true, &[1, 2, 3], 0)];
-        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, true).unwrap().n_shared, 2);
-        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, false).unwrap().n_shared, 0);
-        assert_eq!(place(&slots, &[], None, 0.1, true).unwrap().n_shared, 0);
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::All).unwrap().n_shared, 2);
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::Nothing).unwrap().n_shared, 0);
+        assert_eq!(place(&slots, &[], None, 0.1, Shares::All).unwrap().n_shared, 0);
     }
 
     #[test]
     fn beginnings_come_from_busy_slots_too() {
         let slots = [view(false, &[1, 2, 3, 4], 0), view(true, &[1], 0)];
         assert_eq!(
-            place(&slots, &[1, 2, 3, 9], None, 0.5, true),
+            place(&slots, &[1, 2, 3, 9], None, 0.5, Shares::All),
             Some(Placement { slot: 1, n_shared: 3, from: Some(0) })
         );
-        assert_eq!(place(&slots, &[1], Some(0), 0.1, true), None, "a slot that is wanted is waited for");
-        assert_eq!(place(&slots[..1], &[1], None, 0.1, true), None);
-        assert_eq!(place(&slots, &[1], Some(7), 0.1, true), None);
+        assert_eq!(place(&slots, &[1], Some(0), 0.1, Shares::All), None, "a slot that is wanted is waited for");
+        assert_eq!(place(&slots[..1], &[1], None, 0.1, Shares::All), None);
+        assert_eq!(place(&slots, &[1], Some(7), 0.1, Shares::All), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-use super::job::Timings;
+use super::job::Traffic;
 use super::worker::slot::{LastRun, Slot};
 
 /// Shared by the engine's thread, which writes, and requests, which read.
@@ -110,28 +110,27 @@ impl Status {
         });
     }
 
-    /// So many slots took a step together.
-    pub fn stepped(&self, n: usize) {
+    /// So many slots took a step together, in so many seconds.
+    pub fn stepped(&self, n: usize, seconds: f64) {
         self.count(|totals| {
             totals.n_decode += 1;
             totals.n_busy += n as u64;
+            totals.predicted_seconds += n as f64 * seconds;
+        });
+    }
+
+    /// What a step moved.
+    pub fn moved(&self, traffic: &Traffic) {
+        self.count(|totals| {
+            totals.hits += traffic.hits;
+            totals.misses += traffic.misses;
+            totals.bytes_read += traffic.bytes_read;
+            totals.io_wait_seconds += traffic.io_wait_ms / 1e3;
         });
     }
 
     /// A token was chosen.
     pub fn predicted(&self) {
         self.count(|totals| totals.predicted_tokens += 1);
-    }
-
-    /// A request ended.
-    pub fn ended(&self, timings: &Timings) {
-        let traffic = timings.traffic;
-        self.count(|totals| {
-            totals.predicted_seconds += timings.predicted_ms / 1e3;
-            totals.hits += traffic.hits;
-            totals.misses += traffic.misses;
-            totals.bytes_read += traffic.bytes_read;
-            totals.io_wait_seconds += traffic.io_wait_ms / 1e3;
-        });
     }
 }

@@ -109,6 +109,12 @@ impl Worker {
         for at in 0..self.slots.len() {
             self.fail(at, &failure);
         }
+        self.refuse_waiting();
+    }
+
+    /// Nothing is begun any more: who waits may ask elsewhere.
+    fn refuse_waiting(&mut self) {
+        let failure = Failure { kind: FailureKind::Unavailable, message: "the server is shutting down".to_owned() };
         for job in self.waiting.drain(..) {
             let _ = job.events.send(super::job::Event::Failed(failure.clone()));
         }

@@ -15,7 +15,7 @@ fn two_layers(tokens: u64) -> Value {
             "hits": 3 * tokens, "misses": tokens, "bytes_read": tokens << 20, "tokens": tokens,
             "seconds": tokens as f64 / 8.0, "io_wait_seconds": tokens as f64 / 40.0,
         },
-        "capacity_bytes": 3_u64 << 30, "resident_bytes": 2_u64 << 30, "requests": {"processing": 1, "waiting": 2},
+        "capacity_bytes": 3_u64 << 30, "expert_bytes": 7_u64 << 30, "requests": {"processing": 1, "waiting": 2},
         "slots": [
             {"id": 0, "is_processing": true, "n_ctx": 4096, "n_past": 100, "n_decoded": 12},
             {"id": 1, "is_processing": false, "n_ctx": 4096, "n_past": 0, "n_decoded": 0},
@@ -49,7 +49,8 @@ async fn the_map_draws_every_state_and_says_it_in_words() {
             browser.reads("#map-summary", words).await;
             browser.says("#map-axes", "a token uses 2 per layer.").await;
             browser.says("#rates", "75 % since start").await;
-            browser.says("#rates", "2 GiB").await;
+            browser.says("#rates", "3 GiB").await;
+            browser.says("#rates", "for experts of 7 GiB").await;
             browser.says("#slots", "busy, 12 tokens so far").await;
             assert_eq!(
                 browser.value("[...document.querySelectorAll('#legend li')].map((one) => one.textContent)").await,
@@ -127,7 +128,7 @@ async fn the_map_has_more_room_when_it_is_asked_for() {
         "managed": true, "n_expert": 128, "n_expert_used": 8,
         "layers": (0..48).map(|layer| json!({"layer": layer, "cells": "H".repeat(128)})).collect::<Vec<_>>(),
         "totals": {"hits": 1, "misses": 0, "bytes_read": 0, "tokens": 1, "seconds": 1.0, "io_wait_seconds": 0.0},
-        "capacity_bytes": 1, "resident_bytes": 1, "requests": {"processing": 0, "waiting": 0}, "slots": [],
+        "capacity_bytes": 1, "expert_bytes": 1, "requests": {"processing": 0, "waiting": 0}, "slots": [],
     });
     page_after(
         Window::Desk,

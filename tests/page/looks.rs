@@ -34,7 +34,7 @@ async fn nothing_is_wider_than_a_telephone() {
             "managed": true, "n_expert": 128, "n_expert_used": 8,
             "layers": (0..48).map(|layer| json!({"layer": layer, "cells": "H".repeat(128)})).collect::<Vec<_>>(),
             "totals": {"hits": 1, "misses": 0, "bytes_read": 0, "tokens": 1, "seconds": 1.0, "io_wait_seconds": 0.0},
-            "capacity_bytes": 1, "resident_bytes": 1, "requests": {"processing": 0, "waiting": 0}, "slots": [],
+            "capacity_bytes": 1, "expert_bytes": 1, "requests": {"processing": 0, "waiting": 0}, "slots": [],
         }));
         let fits = async |what: &str| {
             let wide = browser.run(TOO_WIDE, json!(null)).await;

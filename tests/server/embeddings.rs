@@ -54,6 +54,13 @@ fn without_pooling_there_is_a_row_for_each_token() {
 }
 
 #[test]
+fn who_ranks_has_one_number() {
+    let server = Server::start(&["--embeddings", "--pooling", "rank"]);
+    let native = server.post("/embedding", &json!({"content": "hello world"})).ok();
+    assert_eq!(native[0]["embedding"][0].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn they_must_be_asked_for() {
     let server = Server::start(&[]);
     server.post(PATH, &json!({"input": "x"})).error(501, "not_supported_error");

@@ -35,6 +35,71 @@ fn a_key_is_needed() {
 }
 
 #[test]
+fn a_file_of_keys_has_comments() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, b"# of the house\nsecret\n#old\n").unwrap();
+    let server = Server::start(&["--api-key-file", file.path().to_str().unwrap()]).with_key("secret");
+    server.post(PATH, &ask("x", 1)).ok();
+    for key in ["# of the house", "#old", "old"] {
+        server.with_key_now(key).post(PATH, &ask("x", 1)).error(401, "authentication_error");
+    }
+}
+
+#[test]
+fn pages_that_are_not_named_may_not_ask() {
+    let server = Server::start(&["--cors-origins", "http://here.example"]);
+    assert_eq!(server.from_page("http://here.example", PATH, &ask("x", 1)), 200);
+    assert_eq!(server.from_page("http://evil.example", PATH, &ask("x", 1)), 403);
+    assert_eq!(server.from_page(&server.url, PATH, &ask("x", 1)), 200, "its own");
+    let server = Server::start(&[]);
+    assert_eq!(server.from_page("http://here.example", PATH, &ask("x", 1)), 403);
+    assert_eq!(server.from_page(&server.url, PATH, &ask("x", 1)), 200);
+}
+
+#[test]
+fn stop_texts_are_bounded() {
+    let server = Server::start(&[]);
+    let many: Vec<String> = (0..1000).map(|n| format!("s{n}")).collect();
+    for stop in [json!("x".repeat(1 << 20)), json!(many)] {
+        let error =
+            server.post("/completion", &json!({"prompt": "x", "stop": stop})).error(400, "invalid_request_error");
+        assert!(error.contains("stop"), "{error}");
+    }
+    let error =
+        server.post("/completion", &json!({"prompt": "x", "samplers": "eee"})).error(400, "invalid_request_error");
+    assert!(error.contains("twice"), "{error}");
+}
+
+/// The most probable first token of an answer, and how probable it is.
+fn first(server: &Server, body: &Value) -> (i64, f64) {
+    let answer = server.post("/completion", body).ok();
+    let first = &answer["completion_probabilities"][0];
+    (first["id"].as_i64().unwrap(), first["logprob"].as_f64().unwrap())
+}
+
+#[test]
+fn what_one_slot_moves_stays_for_others() {
+    let server = Server::start(&[]);
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt")).unwrap();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let tokens =
+        |text: String| server.post("/tokenize", &json!({"content": text})).ok()["tokens"].as_array().unwrap().clone();
+    let [start, left_out, kept, question] =
+        [0..20, 20..50, 50..90, 90..100].map(|range| tokens(words[range].join(" ")));
+    let whole = [&start[..], &left_out, &kept].concat();
+    let ask = |prompt: &[Value], slot: u32, reuse: u32| json!({"prompt": prompt, "n_predict": 1, "n_probs": 1, "id_slot": slot, "n_cache_reuse": reuse});
+    // One slot holds all of it; another begins alike and goes on with a later part.
+    first(&server, &ask(&whole, 0, 0));
+    first(&server, &ask(&[&start[..], &kept, &question].concat(), 1, 8));
+    let after = [&whole[..], &question].concat();
+    let (token, probability) = first(&server, &ask(&after, 0, 0));
+    let mut alone = ask(&after, 1, 0);
+    alone["cache_prompt"] = json!(false);
+    let (expected, of_it) = first(&server, &alone);
+    assert!(token == expected && (probability - of_it).abs() < 0.02, "{token} {probability}, not {expected} {of_it}");
+}
+
+#[test]
 fn bodies_are_bounded() {
     let server = Server::start(&["--max-body", "2000"]);
     server.post(PATH, &ask(&"x".repeat(4000), 1)).error(413, "invalid_request_error");

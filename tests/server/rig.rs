@@ -101,6 +101,17 @@ impl Server {
         self
     }
 
+    /// As [`Server::with_key`], for what is asked next.
+    pub fn with_key_now(&self, key: &str) -> Keyed<'_> {
+        Keyed { server: self, key: key.to_owned() }
+    }
+
+    /// The status of what a page of an origin asks.
+    pub fn from_page(&self, origin: &str, path: &str, body: &Value) -> u16 {
+        let request = self.agent.post(format!("{}{path}", self.url)).header("Origin", origin);
+        request.send(body.to_string()).unwrap().status().as_u16()
+    }
+
     fn send(&self, path: &str, body: &str) -> ureq::http::Response<Body> {
         let mut request = self.agent.post(format!("{}{path}", self.url)).content_type("application/json");
         if let Some(key) = self.key {
@@ -152,6 +163,23 @@ impl Server {
         while self.n_busy() != n {
             assert!(began.elapsed() < Duration::from_secs(60), "{} slots do something, not {n}", self.n_busy());
         }
+    }
+}
+
+/// A server, asked with a key.
+pub struct Keyed<'a> {
+    server: &'a Server,
+    key: String,
+}
+
+impl Keyed<'_> {
+    /// Asks.
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        let request = self.server.agent.post(format!("{}{path}", self.server.url)).content_type("application/json");
+        let mut response =
+            request.header("Authorization", format!("Bearer {}", self.key)).send(body.to_string()).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        Answer { status: response.status().as_u16(), body: serde_json::from_str(&text).unwrap_or(Value::String(text)) }
     }
 }
 

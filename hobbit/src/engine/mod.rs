@@ -47,9 +47,11 @@ mod repack;
 #[cfg(feature = "rpc")]
 mod rpc;
 mod sampling;
+mod schema;
 mod session;
 mod source;
 mod split;
+mod stack;
 mod state_file;
 mod stock;
 mod stream;

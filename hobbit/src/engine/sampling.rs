@@ -17,6 +17,7 @@ use ggml_sys::llama::{self, llama_token_data, llama_token_data_array};
 use super::error::Error;
 use super::model::Model;
 use super::raw::RawContext;
+use super::{schema, stack};
 use crate::options::{SamplingOptions, Token};
 
 use budget::Budget;
@@ -72,25 +73,30 @@ impl Sampler {
     /// [`Error::Grammar`] for a schema that is not JSON or that llama.cpp cannot express.
     pub fn json_schema_to_grammar(schema: &str) -> Result<String, Error> {
         // Parsed here too: serde_json says where the error is, and bounds the depth.
-        serde_json::from_str::<serde_json::Value>(schema)
-            .map_err(|error| Error::Grammar(format!("the schema is not JSON: {error}")))?;
+        let value: serde_json::Value =
+            serde_json::from_str(schema).map_err(|error| Error::Grammar(format!("the schema is not JSON: {error}")))?;
+        let stack_bytes =
+            schema::stack_bytes(&value).map_err(|error| Error::Grammar(format!("the schema: {error}")))?;
         let schema = CString::new(schema).map_err(|_| Error::Grammar("the schema contains a NUL byte".into()))?;
-        let mut made: *mut c_char = ptr::null_mut();
-        // SAFETY: the schema is NUL-terminated, `made` receives a string of ours to free; the wrapper does not throw.
-        let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
-        if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
-            return Err(Error::Grammar(
-                "llama.cpp cannot turn this JSON schema into a grammar; see which keywords and patterns it supports in \
-                 llama.cpp's grammars/README.md"
-                    .into(),
-            ));
-        }
-        // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
-        unsafe {
-            let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
-            llama::llama_rs_string_free(made);
-            Ok(grammar)
-        }
+        let make = || {
+            let mut made: *mut c_char = ptr::null_mut();
+            // SAFETY: the schema is NUL-terminated, `made` receives a string of ours to free; the wrapper does not throw.
+            let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
+            if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
+                return Err(Error::Grammar(
+                    "llama.cpp cannot turn this JSON schema into a grammar; see which keywords and patterns it supports in \
+                     llama.cpp's grammars/README.md"
+                        .into(),
+                ));
+            }
+            // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
+            unsafe {
+                let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
+                llama::llama_rs_string_free(made);
+                Ok(grammar)
+            }
+        };
+        stack::with_bytes(stack_bytes, make).map_err(Error::Grammar)?
     }
 
     /// Chooses a token from the logits at `index` of the last batch (-1: the last) and remembers it as generated.

@@ -315,7 +315,9 @@ impl Session {
         unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
     }
 
-    fn n_batch(&self) -> usize {
+    /// Tokens that may be evaluated in one call ([`Session::evaluate`]).
+    #[doc(hidden)]
+    pub fn n_batch(&self) -> usize {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
     }

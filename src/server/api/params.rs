@@ -53,7 +53,7 @@ impl Params {
             n_keep: whole(body, &["n_keep"], -1..=MOST)?.map_or(settings.n_keep, |n| n as i32),
             n_discard: whole(body, &["n_discard"], 0..=MOST)?.unwrap_or(0) as usize,
             cache_reuse: whole(body, &["n_cache_reuse"], 0..=MOST)?.map_or(settings.cache_reuse, |n| n as usize),
-            stops: texts(body, "stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect(),
+            stops: stops(body)?,
             n_probs,
             post_sampling_probs: boolean(body, "post_sampling_probs")?.unwrap_or(false),
             shows_special: settings.shows_special,
@@ -199,6 +199,23 @@ fn sampling(body: &Map<String, Value>, defaults: &SamplingOptions, model: &Model
     Ok(own)
 }
 
+/// Texts that end an answer.
+const STOPS_MAX: usize = 256;
+
+/// Their bytes together: each is looked for at every token, while all others wait.
+const STOP_BYTES_MAX: usize = 16 << 10;
+
+/// `stop`: a text, or several.
+fn stops(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
+    let stops: Vec<String> =
+        texts(body, "stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect();
+    if stops.len() > STOPS_MAX || stops.iter().map(String::len).sum::<usize>() > STOP_BYTES_MAX {
+        let expected = format!("at most {STOPS_MAX} texts of {STOP_BYTES_MAX} bytes together");
+        return Err(ApiError::field("stop", format!("expected {expected}")));
+    }
+    Ok(stops)
+}
+
 /// `[[token or text, bias or false], …]`, or an object of the same.
 fn logit_bias(body: &Map<String, Value>, model: &Model) -> Result<Vec<(Token, f32)>, ApiError> {
     let fail = || ApiError::field("logit_bias", "expected pairs of a token or a text and a number or false");
@@ -225,8 +242,7 @@ fn logit_bias(body: &Map<String, Value>, model: &Model) -> Result<Vec<(Token, f3
         };
         match key {
             Value::String(text) => {
-                let tokens =
-                    model.tokenize(&text, false, false).map_err(|error| ApiError::invalid(error.to_string()))?;
+                let tokens = super::prompts::encode(model, &text, false, false)?;
                 all.extend(tokens.into_iter().map(|token| (token, bias)));
             }
             other => {

@@ -76,5 +76,18 @@ pub fn token(value: &Value, model: &Model) -> Result<Token, ApiError> {
 /// # Errors
 /// What the vocabulary cannot encode.
 pub fn tokens(model: &Model, text: &str, adds_special: bool) -> Result<Vec<Token>, ApiError> {
-    model.tokenize(text, adds_special, true).map_err(|error| ApiError::invalid(error.to_string()))
+    encode(model, text, adds_special, true)
+}
+
+/// The longest text in bytes that is read between two events of streams.
+const AT_ONCE: usize = 16 << 10;
+
+/// The tokens of a text; other requests go on meanwhile.
+///
+/// # Errors
+/// What the vocabulary cannot encode.
+pub fn encode(model: &Model, text: &str, adds_special: bool, parses_special: bool) -> Result<Vec<Token>, ApiError> {
+    let encode = || model.tokenize(text, adds_special, parses_special);
+    let encoded = if text.len() > AT_ONCE { tokio::task::block_in_place(encode) } else { encode() };
+    encoded.map_err(|error| ApiError::invalid(error.to_string()))
 }

@@ -216,9 +216,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
     let parses_special = boolean(&body, "parse_special")?.unwrap_or(true);
     let tokens = match get(&body, "content") {
         None => Vec::new(),
-        Some(Value::String(text)) => {
-            model.tokenize(text, adds_special, parses_special).map_err(|error| ApiError::invalid(error.to_string()))?
-        }
+        Some(Value::String(text)) => prompts::encode(model, text, adds_special, parses_special)?,
         Some(Value::Array(parts)) if parts.iter().all(|part| part.is_number() || part.is_string()) => {
             prompts::mixed(parts, model, adds_special)?
         }

@@ -7,6 +7,7 @@ use axum::http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, ORIGIN, VARY,
 };
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -81,20 +82,22 @@ impl Cors {
 /// Says which pages may read the answer, and answers their browsers' questions beforehand.
 pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let cors = &app.settings.cors;
-    if *cors == Cors::Off {
+    let origin = request.headers().get(ORIGIN).cloned();
+    let is_allowed = |origin: &HeaderValue| origin.to_str().is_ok_and(|origin| cors.allows(origin));
+    let is_asking = request.method() == Method::OPTIONS;
+    let changes = request.method() != Method::GET && (*cors == Cors::Off || !is_asking);
+    if changes && is_foreign(&request) && !origin.as_ref().is_some_and(is_allowed) {
         // A page of another origin that guessed the address, by whatever name: refused, as its browser would hide the answer
         // alone, not the request.
-        return match is_foreign(request.headers()) && request.method() != Method::GET {
-            true => (StatusCode::FORBIDDEN, "requests from pages of other origins are off; see --cors-origins\n")
-                .into_response(),
-            false => next.run(request).await,
-        };
+        let message = "requests from pages of other origins are off; see --cors-origins\n";
+        return (StatusCode::FORBIDDEN, message).into_response();
     }
-    let origin = request.headers().get(ORIGIN).cloned();
-    let is_asking = request.method() == Method::OPTIONS;
+    if *cors == Cors::Off {
+        return next.run(request).await;
+    }
     let mut response = if is_asking { StatusCode::OK.into_response() } else { next.run(request).await };
     let headers = response.headers_mut();
-    if let Some(origin) = origin.filter(|origin| origin.to_str().is_ok_and(|origin| cors.allows(origin))) {
+    if let Some(origin) = origin.filter(is_allowed) {
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.append(VARY, HeaderValue::from_static("Origin"));
     }
@@ -107,9 +110,13 @@ pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: N
 }
 
 /// Whether a browser says that the request comes from a page of another origin.
-fn is_foreign(headers: &HeaderMap) -> bool {
-    let Some(origin) = headers.get(ORIGIN).and_then(|origin| origin.to_str().ok()) else { return false };
-    let host = headers.get("host").and_then(|host| host.to_str().ok()).unwrap_or_default();
+fn is_foreign(request: &Request) -> bool {
+    let headers = request.headers();
+    let Some(origin) = headers.get(ORIGIN) else { return false };
+    let Ok(origin) = origin.to_str() else { return true };
+    // HTTP/2 has it in the address.
+    let authority = request.uri().authority().map(Authority::as_str);
+    let host = authority.or_else(|| headers.get("host").and_then(|host| host.to_str().ok())).unwrap_or_default();
     origin.split_once("://").is_none_or(|(_, own)| !own.eq_ignore_ascii_case(host))
 }
 
@@ -159,12 +166,16 @@ mod tests {
 
     #[test]
     fn pages_of_other_origins_are_known() {
-        let mut own = headers("origin", "http://127.0.0.1:8080");
-        own.insert("host", HeaderValue::from_static("127.0.0.1:8080"));
-        assert!(!is_foreign(&own));
-        own.insert("host", HeaderValue::from_static("other:8080"));
-        assert!(is_foreign(&own));
-        assert!(is_foreign(&headers("origin", "null")));
-        assert!(!is_foreign(&HeaderMap::new()));
+        let request = |uri: &str, headers: &[(&str, &str)]| {
+            let all = headers.iter().fold(Request::builder().uri(uri), |all, (name, value)| all.header(*name, *value));
+            all.body(axum::body::Body::empty()).unwrap()
+        };
+        let own = ("origin", "http://127.0.0.1:8080");
+        assert!(!is_foreign(&request("/", &[own, ("host", "127.0.0.1:8080")])));
+        assert!(is_foreign(&request("/", &[own, ("host", "other:8080")])));
+        assert!(!is_foreign(&request("https://127.0.0.1:8080/", &[own])), "HTTP/2");
+        assert!(is_foreign(&request("https://other:8080/", &[own])));
+        assert!(is_foreign(&request("/", &[("origin", "null")])));
+        assert!(!is_foreign(&request("/", &[])));
     }
 }

@@ -108,7 +108,7 @@ function draw(answer) {
   slots(Array.isArray(answer.slots) ? answer.slots : []);
 }
 
-function figures({ totals, requests, capacity_bytes, resident_bytes }) {
+function figures({ totals, requests, capacity_bytes, expert_bytes }) {
   const now = rates.latest;
   const overall = totals.hits + totals.misses;
   const rows = [
@@ -127,7 +127,7 @@ function figures({ totals, requests, capacity_bytes, resident_bytes }) {
       now ? `${short(now.ms_per_token)} ms` : "–",
       now && `${short(now.wait_ms_per_token)} ms for the disk`,
     ],
-    ["In memory", bytes(resident_bytes), `of ${bytes(capacity_bytes)}`],
+    ["Room in memory", bytes(capacity_bytes), `for experts of ${bytes(expert_bytes)}`],
     ["Requests", count(requests?.processing ?? 0), `${count(requests?.waiting ?? 0)} waiting`],
   ];
   at("rates").classList.toggle("resting", !rates.moving);

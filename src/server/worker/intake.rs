@@ -12,7 +12,7 @@ use crate::saved;
 use crate::server::job::{
     Command, Event, Failure, FailureKind, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work,
 };
-use crate::server::slots::{self, SlotView};
+use crate::server::slots::{self, Shares, SlotView};
 use crate::server::text::Text;
 
 /// How long nothing may happen before it is looked for who has gone.
@@ -40,6 +40,7 @@ impl Worker {
                 // What runs is ended first.
                 Err(TryRecvError::Disconnected) => {
                     self.ends_at.get_or_insert_with(Instant::now);
+                    self.refuse_waiting();
                     return true;
                 }
             }
@@ -58,7 +59,10 @@ impl Worker {
             }
             Command::Job(job) => self.waiting.push_back(*job),
             Command::Slot(command) => self.actions.push(command),
-            Command::Stop(grace) => self.ends_at = Some(Instant::now() + grace),
+            Command::Stop(grace) => {
+                self.ends_at = Some(Instant::now() + grace);
+                self.refuse_waiting();
+            }
         }
     }
 
@@ -91,7 +95,12 @@ impl Worker {
                     last_used: slot.last_used,
                 })
                 .collect();
-            let shares = job.cache_prompt;
+            // A sliding window's cells are used anew only where one slot has them: those of two would take all room from both.
+            let shares = match (job.cache_prompt, self.session.has_window()) {
+                (false, _) => Shares::Nothing,
+                (true, true) => Shares::Own,
+                (true, false) => Shares::All,
+            };
             match slots::place(&views, &job.prompt, job.slot, self.options.similarity, shares) {
                 None => at += 1,
                 Some(placement) => {
@@ -175,13 +184,17 @@ impl Worker {
             self.slots[at].tokens.clear();
             self.session.copy_sequence(self.slots[from].sequence(), sequence)?;
             self.slots[at].tokens = self.slots[from].tokens.clone();
+            // Both have the same cells from here on.
+            self.slots[at].is_shared = true;
+            self.slots[from].is_shared = true;
         }
         let reuse = match &job.work {
             Work::Generate(generate) if placement.n_shared > 0 => generate.cache_reuse,
             _ => 0,
         };
         let mut n = placement.n_shared;
-        if reuse > 0 && self.session.can_move_tokens() {
+        // What is moved is moved for all that have it.
+        if reuse > 0 && self.session.can_move_tokens() && !self.slots[at].is_shared {
             for run in slots::reusable(&self.slots[at].tokens, &job.prompt, n, reuse) {
                 let (from, end) = (run.from as i32, (run.from + run.n) as i32);
                 self.session.move_tokens(sequence, from..end, run.to as i32 - from)?;
@@ -198,6 +211,7 @@ impl Worker {
         }
         if n == 0 {
             self.session.forget_from(sequence, 0)?;
+            self.slots[at].is_shared = false;
         }
         self.slots[at].tokens.truncate(n);
         self.slots[at].lora = std::sync::Arc::clone(&job.lora);
@@ -227,6 +241,7 @@ impl Worker {
         let (n_tokens, n_bytes) = match action {
             SlotAction::Erase => {
                 self.session.forget_from(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
+                self.slots[at].is_shared = false;
                 (std::mem::take(&mut self.slots[at].tokens).len(), 0)
             }
             SlotAction::Save(path) => {
@@ -248,6 +263,7 @@ impl Worker {
             SlotAction::Restore(path, lora) => {
                 self.session.forget_from(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
                 self.slots[at].tokens.clear();
+                self.slots[at].is_shared = false;
                 let fail = |why: String| Failure::invalid(format!("Unable to restore slot: {why}"));
                 let (tokens, state, n_bytes) =
                     saved::read(path, saved::mark_with(self.options.mark, lora)).map_err(fail)?;
@@ -255,7 +271,12 @@ impl Worker {
                     let n_ctx = self.options.n_ctx;
                     return Err(fail(format!("it holds {} tokens, and a slot {n_ctx}", tokens.len())));
                 }
-                self.session.set_sequence_state(sequence, &state).map_err(|error| fail(error.to_string()))?;
+                // Where there is no room for it, what idle slots keep makes room.
+                while let Err(error) = self.session.set_sequence_state(sequence, &state) {
+                    if !self.forget_oldest_idle(Some(at)).map_err(|error| Failure::server(error.to_string()))? {
+                        return Err(fail(error.to_string()));
+                    }
+                }
                 self.slots[at].tokens = tokens;
                 self.slots[at].lora = std::sync::Arc::clone(lora);
                 (self.slots[at].tokens.len(), n_bytes)

@@ -60,7 +60,7 @@ impl Worker {
             return self.failed(&members, &error);
         }
         let seconds = began.elapsed().as_secs_f64();
-        self.pace.evaluated(batch.len(), seconds, (self.traffic() - before).waited_seconds());
+        self.pace.evaluated(batch.len(), seconds, (self.traffic() - before).io_wait_ms / 1e3);
         self.status.prompted(batch.len(), seconds);
         for (at, first, share) in members {
             self.prompted(at, first, share);
@@ -104,7 +104,6 @@ impl Worker {
             Some(rows) => run.job.events.send(Event::Embedding(rows)),
             None => run.job.events.send(Event::Failed(Failure::server("llama.cpp computed no embeddings"))),
         };
-        self.status.ended(&run.timings());
         // Nothing goes on from here.
         slot.tokens.clear();
         let sequence = slot.sequence();

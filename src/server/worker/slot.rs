@@ -16,6 +16,8 @@ pub struct Slot {
     pub tokens: Vec<Token>,
     /// How much of each LoRA adapter they were evaluated with.
     pub lora: Scales,
+    /// Whether another slot may have the same cells of the context: tokens of one must not be moved then.
+    pub is_shared: bool,
     pub last_used: u64,
     pub run: Option<Run>,
     /// Of the last request, for who asks.
@@ -62,7 +64,7 @@ pub struct LastRun {
 
 impl Slot {
     pub fn new(id: usize) -> Self {
-        Self { id, tokens: Vec::new(), lora: Scales::default(), last_used: 0, run: None, last: None }
+        Self { id, tokens: Vec::new(), lora: Scales::default(), is_shared: false, last_used: 0, run: None, last: None }
     }
 
     pub fn is_free(&self) -> bool {

@@ -8,7 +8,7 @@ use hobbit::{BatchToken, Error};
 use super::Worker;
 use super::slot::{LastRun, Phase, Run, Slot};
 use crate::server::control::Nudge;
-use crate::server::job::{Done, Event, Failure, FailureKind, Progress, Stop, TokenEvent, Work};
+use crate::server::job::{Done, Event, Failure, FailureKind, Progress, Stop, TokenEvent, Traffic, Work};
 use crate::server::probabilities;
 use crate::server::slots;
 
@@ -22,8 +22,9 @@ impl Worker {
             group.chunks(n_at_once).for_each(|group| self.step_together(group));
         }
         if !generating.is_empty() {
-            self.pace.stepped(began.elapsed().as_secs_f64());
-            self.status.stepped(generating.len());
+            let seconds = began.elapsed().as_secs_f64();
+            self.pace.stepped(seconds);
+            self.status.stepped(generating.len(), seconds);
         }
     }
 
@@ -62,6 +63,7 @@ impl Worker {
             return;
         }
         let cost = self.traffic() - before;
+        self.status.moved(&cost);
         for (index, &at) in members.iter().enumerate() {
             let slot = &mut self.slots[at];
             let run = slot.run.as_mut().expect("it is a member");
@@ -76,17 +78,42 @@ impl Worker {
         loop {
             match self.session.evaluate(batch) {
                 Err(Error::ContextFull { n_ctx }) => {
-                    let idle = self.slots.iter_mut().filter(|slot| slot.is_free() && !slot.tokens.is_empty());
-                    let Some(slot) = idle.min_by_key(|slot| slot.last_used) else {
+                    if !self.forget_oldest_idle(None)? {
                         return Err(Error::ContextFull { n_ctx });
-                    };
-                    slot.tokens.clear();
-                    let sequence = slot.sequence();
-                    self.session.forget_from(sequence, 0)?;
+                    }
                 }
                 other => return other,
             }
         }
+    }
+
+    /// Forgets what the slot keeps that was idle the longest, but for one. False where none keeps anything.
+    pub(super) fn forget_oldest_idle(&mut self, but: Option<usize>) -> Result<bool, Error> {
+        let idle =
+            self.slots.iter_mut().filter(|slot| slot.is_free() && !slot.tokens.is_empty() && Some(slot.id) != but);
+        let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(false) };
+        slot.tokens.clear();
+        slot.is_shared = false;
+        let sequence = slot.sequence();
+        self.session.forget_from(sequence, 0)?;
+        Ok(true)
+    }
+
+    /// Makes a slot the only one that has its cells of the context, at the price of room for those that it shared.
+    fn make_private(&mut self, at: usize) -> Result<(), Error> {
+        if !self.slots[at].is_shared {
+            return Ok(());
+        }
+        let sequence = self.slots[at].sequence();
+        let state = self.session.sequence_state(sequence)?;
+        while let Err(error) = self.session.set_sequence_state(sequence, &state) {
+            if !self.forget_oldest_idle(Some(at))? {
+                self.slots[at].tokens.clear();
+                return Err(error);
+            }
+        }
+        self.slots[at].is_shared = false;
+        Ok(())
     }
 
     /// An evaluation failed: those that it was of are told. What it placed is taken back; or all is lost.
@@ -109,9 +136,9 @@ impl Worker {
     }
 
     /// Traffic of the session so far, both phases together.
-    pub(super) fn traffic(&self) -> Traffic {
+    pub(super) fn traffic(&self) -> Moved {
         let (prompt, decode) = self.session.phases();
-        Traffic(prompt + decode)
+        Moved(prompt + decode)
     }
 
     /// Room for one more token, by a context shift where that is wanted. False where the text ends here.
@@ -133,8 +160,12 @@ impl Worker {
         };
         let (from, end) = ((n_keep + n) as i32, slot.tokens.len() as i32);
         run.truncated = true;
-        slot.tokens.drain(n_keep..n_keep + n);
         let sequence = slot.sequence();
+        if let Err(error) = self.make_private(at) {
+            self.failed(&[at], &error);
+            return false;
+        }
+        self.slots[at].tokens.drain(n_keep..n_keep + n);
         match self.session.move_tokens(sequence, from..end, -(n as i32)) {
             Ok(()) => true,
             Err(error) => {
@@ -227,7 +258,6 @@ impl Worker {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
         let timings = run.timings();
-        self.status.ended(&timings);
         let generate = match &run.job.work {
             Work::Generate(generate) => Some(std::sync::Arc::clone(generate)),
             Work::Embed => None,
@@ -262,14 +292,16 @@ impl Worker {
 
 /// What a session has moved until now.
 #[derive(Clone, Copy)]
-pub(super) struct Traffic(PhaseStats);
+pub(super) struct Moved(PhaseStats);
 
-impl std::ops::Sub for Traffic {
-    type Output = Cost;
+impl std::ops::Sub for Moved {
+    type Output = Traffic;
 
-    fn sub(self, before: Self) -> Cost {
+    /// What was moved since: all of it, for whomever.
+    fn sub(self, before: Self) -> Traffic {
         let (now, before) = (self.0, before.0);
-        Cost {
+        Traffic {
+            tokens: 0.0,
             hits: (now.hits - before.hits) as f64,
             misses: (now.misses - before.misses) as f64,
             bytes_read: (now.bytes_read - before.bytes_read) as f64,
@@ -278,24 +310,8 @@ impl std::ops::Sub for Traffic {
     }
 }
 
-/// What one evaluation moved.
-#[derive(Clone, Copy)]
-pub(super) struct Cost {
-    hits: f64,
-    misses: f64,
-    bytes_read: f64,
-    io_wait_ms: f64,
-}
-
-impl Cost {
-    /// How long products waited for reads.
-    pub(super) fn waited_seconds(&self) -> f64 {
-        self.io_wait_ms / 1e3
-    }
-}
-
-/// Adds to a request its part of what a step of `n` cost.
-fn add(run: &mut Run, cost: &Cost, n: usize) {
+/// Adds to a request its part of what a step of `n` cost; all of them waited for all reads.
+fn add(run: &mut Run, cost: &Traffic, n: usize) {
     let share = 1.0 / n as f64;
     run.traffic.tokens += 1.0;
     run.traffic.hits += cost.hits * share;

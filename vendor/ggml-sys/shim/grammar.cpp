@@ -8,6 +8,7 @@
 #include "llama.h"
 #include "unicode.h"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <string>
@@ -99,6 +100,92 @@ struct steps {
             }
         }
         return true;
+    }
+};
+
+// What llama.cpp takes to find out whether a rule begins with itself (llama_grammar_detect_left_recursion): it goes through the
+// rules that a rule may begin with, again for every place where one stands, by calling itself.
+struct beginnings {
+    const llama_grammar_rules & rules;
+    // The calls for each rule and all below it, and how deep they go; 0 while unknown.
+    std::vector<size_t> calls = std::vector<size_t>(rules.size());
+    std::vector<size_t> depths = std::vector<size_t>(rules.size());
+
+    static constexpr size_t deepest = 2000;
+
+    explicit beginnings(const llama_grammar_rules & rules) : rules(rules) {}
+
+    static bool may_be_empty(const llama_grammar_rule & rule) {
+        bool starts = true;
+        for (const element & at : rule) {
+            if (ends(&at) && starts) {
+                return true;
+            }
+            starts = ends(&at);
+        }
+        return false;
+    }
+
+    std::vector<size_t> first_rules(const llama_grammar_rule & rule) const {
+        std::vector<size_t> found;
+        bool                is_first = true;
+        for (const element & at : rule) {
+            if (at.type == LLAMA_GRETYPE_RULE_REF && is_first) {
+                found.push_back(at.value);
+                is_first = may_be_empty(rules[at.value]);
+            } else {
+                is_first = ends(&at);
+            }
+        }
+        return found;
+    }
+
+    // Whether that is bearable. A rule that begins with itself is not.
+    bool are_few(size_t limit) {
+        struct visit {
+            size_t              rule;
+            std::vector<size_t> below;
+            size_t              next;
+        };
+        std::vector<bool> open(rules.size());
+        size_t            total = 0;
+        for (size_t root = 0; root < rules.size(); ++root) {
+            std::vector<visit> path;
+            const auto enter = [&](size_t rule) {
+                open[rule] = true;
+                path.push_back({ rule, first_rules(rules[rule]), 0 });
+            };
+            if (calls[root] == 0) {
+                enter(root);
+            }
+            while (!path.empty()) {
+                visit & at = path.back();
+                if (at.next < at.below.size()) {
+                    const size_t rule = at.below[at.next++];
+                    if (open[rule]) {
+                        return false;
+                    }
+                    if (calls[rule] == 0) {
+                        enter(rule);
+                    }
+                    continue;
+                }
+                size_t sum = 1 + rules[at.rule].size(), depth = 0;
+                for (const size_t rule : at.below) {
+                    sum   = std::min(limit + 1, sum + calls[rule]);
+                    depth = std::max(depth, depths[rule]);
+                }
+                calls[at.rule]  = sum;
+                depths[at.rule] = depth + 1;
+                open[at.rule]   = false;
+                if (sum > limit || depth >= deepest) {
+                    return false;
+                }
+                path.pop_back();
+            }
+            total = std::min(limit + 1, total + calls[root]);
+        }
+        return total <= limit;
     }
 };
 
@@ -220,7 +307,7 @@ llama_sampler * hobbit_grammar_init(const llama_vocab * vocab, const char * text
         const element begin[2] = { { LLAMA_GRETYPE_RULE_REF, root->second }, { LLAMA_GRETYPE_END, 0 } };
         steps  own = { limit };
         stacks first;
-        if (!own.advance(parser.rules, { begin }, first)) {
+        if (!own.advance(parser.rules, { begin }, first) || !beginnings(parser.rules).are_few(limit)) {
             put_error(error, error_capacity, "it begins in too many ways at once, or with itself");
             return nullptr;
         }

@@ -8,6 +8,7 @@ use smart_default::SmartDefault;
 
 use super::nesting::{check_depth, check_json};
 use crate::engine::error::Error;
+use crate::engine::schema;
 use crate::options::ReasoningFormat;
 use crate::words::named;
 
@@ -107,12 +108,12 @@ struct Fields<'a> {
 }
 
 impl ChatInputs {
-    /// For the shim, checked.
+    /// For the shim, checked; and the bytes of stack that it takes.
     ///
     /// # Errors
     /// [`Error::ChatInput`] for what is not JSON, too deep, too long, or excludes each other.
-    pub(super) fn to_json(&self, use_jinja: bool) -> Result<String, Error> {
-        self.check(use_jinja).map_err(Error::ChatInput)?;
+    pub(super) fn to_json(&self, use_jinja: bool) -> Result<(String, usize), Error> {
+        let stack_bytes = self.check(use_jinja).map_err(Error::ChatInput)?;
         let fields = Fields {
             messages: &self.messages,
             tools: self.tools.as_deref().unwrap_or_default(),
@@ -128,21 +129,25 @@ impl ChatInputs {
             use_jinja,
             force_pure_content: self.pure_content,
         };
-        serde_json::to_string(&fields).map_err(|error| Error::ChatInput(error.to_string()))
+        let text = serde_json::to_string(&fields).map_err(|error| Error::ChatInput(error.to_string()))?;
+        Ok((text, stack_bytes))
     }
 
-    fn check(&self, use_jinja: bool) -> Result<(), String> {
+    fn check(&self, use_jinja: bool) -> Result<usize, String> {
         check_json(&self.messages, "messages")?;
         let messages: Value = serde_json::from_str(&self.messages).map_err(|error| format!("messages: {error}"))?;
         check_arguments(&messages)?;
         if !use_jinja && has_nul(&messages) {
             return Err("messages: a text contains a NUL byte, at which templates that are not Jinja end".to_owned());
         }
+        let mut stack_bytes = 0;
         if let Some(tools) = &self.tools {
             check_json(tools, "tools")?;
+            stack_bytes = stack_of_tools(tools)?;
         }
         if let Some(schema) = &self.json_schema {
             check_json(schema, "the JSON schema")?;
+            stack_bytes = stack_bytes.max(stack_of(schema, "the JSON schema")?);
         }
         for (name, value) in &self.template_kwargs {
             check_json(value, &format!("the template's variable '{name}'"))?;
@@ -152,8 +157,22 @@ impl ChatInputs {
                         add_generation_prompt)";
             return Err(rule.to_owned());
         }
-        Ok(())
+        Ok(stack_bytes)
     }
+}
+
+/// The bytes of stack that a schema takes.
+fn stack_of(schema: &str, what: &str) -> Result<usize, String> {
+    let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{what}: {error}"))?;
+    schema::stack_bytes(&schema).map_err(|error| format!("{what}: {error}"))
+}
+
+/// The same of the schemas of all tools.
+fn stack_of_tools(tools: &str) -> Result<usize, String> {
+    let tools: Value = serde_json::from_str(tools).map_err(|error| format!("tools: {error}"))?;
+    let parameters = tools.as_array().into_iter().flatten().filter_map(|tool| tool.pointer("/function/parameters"));
+    let of_all: Result<Vec<usize>, String> = parameters.map(schema::stack_bytes).collect();
+    Ok(of_all.map_err(|error| format!("tools: {error}"))?.into_iter().max().unwrap_or(0))
 }
 
 /// That the arguments of tool calls, which are JSON within strings, are of bearable depth: some templates take them apart.

@@ -2,6 +2,8 @@
 
 use serde::de::IgnoredAny;
 
+use crate::engine::stack;
+
 /// Brackets within each other that are passed on.
 pub(super) const DEPTH_MAX: usize = 100;
 
@@ -19,11 +21,11 @@ pub(super) const ANSWER_DEPTH_MAX: usize = 5000;
 /// Stack for each of them.
 const STACK_BYTES: usize = 6 << 10;
 
-/// Runs `read`, which recurses with the brackets of an answer, with the stack that it takes.
+/// Runs `read`, which recurses with the brackets of an answer, given in parts, with the stack that it takes.
 ///
 /// # Errors
 /// Brackets that are nested too deep, or no memory for the stack.
-pub(super) fn with_stack_for<T: Send>(answer: &str, read: impl FnOnce() -> T + Send) -> Result<T, String> {
+pub(super) fn with_stack_for<T: Send>(answer: &[&str], read: impl FnOnce() -> T + Send) -> Result<T, String> {
     let depth = open_brackets(answer);
     if depth <= SHALLOW {
         return Ok(read());
@@ -31,20 +33,30 @@ pub(super) fn with_stack_for<T: Send>(answer: &str, read: impl FnOnce() -> T + S
     if depth > ANSWER_DEPTH_MAX {
         return Err(format!("brackets are nested more than {ANSWER_DEPTH_MAX} deep"));
     }
-    std::thread::scope(|scope| {
-        let stack = std::thread::Builder::new().stack_size((1 << 20) + depth * STACK_BYTES);
-        let reader = stack.spawn_scoped(scope, read).map_err(|error| format!("no stack to read it: {error}"))?;
-        reader.join().map_err(|_| "reading it has failed".to_owned())
-    })
+    stack::with_bytes((1 << 20) + depth * STACK_BYTES, read)
 }
 
 /// How many brackets are open at once, at most, wherever they stand.
-fn open_brackets(text: &str) -> usize {
+pub(super) fn open_brackets(parts: &[&str]) -> usize {
     let (mut open, mut most) = (0_usize, 0);
-    for byte in text.bytes() {
+    for byte in parts.iter().flat_map(|part| part.bytes()) {
         match byte {
             b'[' | b'{' => open += 1,
             b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
+/// The same of parentheses.
+pub(super) fn open_parentheses(text: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'(' => open += 1,
+            b')' => open = open.saturating_sub(1),
             _ => {}
         }
         most = most.max(open);
@@ -120,10 +132,12 @@ mod tests {
     fn answers_get_the_stack_that_they_take() {
         let own = std::thread::current().id();
         let id = || std::thread::current().id();
-        assert_eq!(with_stack_for("plain [text]", id), Ok(own));
-        assert_ne!(with_stack_for(&"[0, 1) ".repeat(SHALLOW + 1), id), Ok(own));
-        assert!(with_stack_for(&"[".repeat(ANSWER_DEPTH_MAX + 1), id).unwrap_err().contains("deep"));
-        assert_eq!(open_brackets("[\"[\" ]]] {"), 2);
+        assert_eq!(with_stack_for(&["plain [text]"], id), Ok(own));
+        assert_ne!(with_stack_for(&[&"[0, 1) ".repeat(SHALLOW + 1)], id), Ok(own));
+        let (prompt, answer) = ("[".repeat(SHALLOW), "[");
+        assert_ne!(with_stack_for(&[&prompt, answer], id), Ok(own), "what stands before it counts");
+        assert!(with_stack_for(&[&"[".repeat(ANSWER_DEPTH_MAX + 1)], id).unwrap_err().contains("deep"));
+        assert_eq!(open_brackets(&["[\"[\" ]]] {"]), 2);
     }
 
     #[test]

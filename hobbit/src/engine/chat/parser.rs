@@ -21,6 +21,8 @@ pub struct ChatParser(Arc<Inner>);
 
 struct Inner {
     raw: NonNull<c_void>,
+    /// What llama.cpp reads before the answer: of a message that is gone on with, its caller's text, too.
+    generation_prompt: String,
     is_continuation: bool,
     delimiters: Option<Delimiters>,
 }
@@ -74,7 +76,8 @@ impl ChatParser {
         };
         let raw = call::made(make).map_err(Error::ChatTemplate)?;
         let delimiters = Delimiters::of(format_name, parser);
-        Ok(Self(Arc::new(Inner { raw, is_continuation, delimiters })))
+        let generation_prompt = generation_prompt.to_owned();
+        Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation, delimiters })))
     }
 
     /// What may end contents and thoughts, where it is certain that nothing else does.
@@ -96,7 +99,7 @@ impl ChatParser {
                 chat::hobbit_chat_parse(inner.raw.as_ptr(), bytes, len, is_partial, output, context, message, capacity)
             })
         };
-        let parsed = nesting::with_stack_for(text, parse).map_err(Error::ChatReply)?;
+        let parsed = nesting::with_stack_for(&[&inner.generation_prompt, text], parse).map_err(Error::ChatReply)?;
         let parsed = parsed.map_err(|(_, reason)| Error::ChatReply(reason))?;
         serde_json::from_str(&parsed).map_err(|error| Error::ChatReply(error.to_string()))
     }

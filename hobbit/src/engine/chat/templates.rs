@@ -11,9 +11,11 @@ use serde::Deserialize;
 
 use super::call;
 use super::inputs::ChatInputs;
+use super::nesting;
 use super::prompt::{ChatPrompt, Fields};
 use crate::engine::error::Error;
 use crate::engine::model::Model;
+use crate::engine::stack;
 
 /// What `hobbit_chat_apply` returns for inputs that are none.
 const INPUTS_FAILED: i32 = 1;
@@ -23,11 +25,19 @@ pub struct ChatTemplates {
     raw: Raw,
     description: Description,
     supports_thinking: bool,
+    /// Stack that it takes to run them.
+    stack_bytes: usize,
     /// The name of a format that llama.cpp writes itself: as Jinja it would be a text that renders as itself.
     is_built_in: bool,
 }
 
 struct Raw(NonNull<c_void>);
+
+impl Raw {
+    fn as_ptr(&self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+}
 
 // SAFETY: immutable once made; the shim's functions only read it, and may be called from several threads at once.
 unsafe impl Send for Raw {}
@@ -69,19 +79,28 @@ impl ChatTemplates {
         let is_built_in = template != "chatml" && is_built_in(template);
         let template =
             CString::new(template).map_err(|_| Error::ChatTemplate("the template contains a NUL byte".into()))?;
-        // SAFETY: the template is NUL-terminated, the message buffer valid for its capacity, the model live or not looked at.
-        let make = |message, capacity| unsafe {
-            chat::hobbit_chat_templates_init(model, template.as_ptr(), message, capacity)
+        // SAFETY: the model is live, or not looked at; its templates live as long.
+        let stack_bytes = unsafe { stack_of(model, &template) }.map_err(Error::ChatTemplate)?;
+        let shared = Shared(model);
+        let make = || {
+            let shared = &shared;
+            // SAFETY: the template is NUL-terminated, the message buffer valid for its capacity, the model live or not looked at.
+            let made = call::made(|message, capacity| unsafe {
+                chat::hobbit_chat_templates_init(shared.0, template.as_ptr(), message, capacity)
+            });
+            let raw = Raw(made?);
+            // SAFETY: the templates are live; the message buffer is valid for its capacity.
+            let described = call::text(true, |output, context, message, capacity| unsafe {
+                chat::hobbit_chat_templates_describe(raw.as_ptr(), output, context, message, capacity)
+            });
+            let described = described.map_err(|(_, reason)| reason)?;
+            let supports_thinking = !is_built_in && supports_thinking(&raw);
+            Ok((raw, described, supports_thinking))
         };
-        let raw = Raw(call::made(make).map_err(Error::ChatTemplate)?);
-        // SAFETY: the templates are live; the message buffer is valid for its capacity.
-        let described = call::text(true, |output, context, message, capacity| unsafe {
-            chat::hobbit_chat_templates_describe(raw.0.as_ptr(), output, context, message, capacity)
-        });
-        let described = described.map_err(|(_, reason)| Error::ChatTemplate(reason))?;
+        let made = stack::with_bytes(READING_BYTES, make).and_then(|made| made);
+        let (raw, described, supports_thinking) = made.map_err(Error::ChatTemplate)?;
         let description = serde_json::from_str(&described).map_err(|error| Error::ChatTemplate(error.to_string()))?;
-        let supports_thinking = !is_built_in && supports_thinking(&raw);
-        Ok(Self { raw, description, supports_thinking, is_built_in })
+        Ok(Self { raw, description, supports_thinking, stack_bytes, is_built_in })
     }
 
     /// The template's text, or its built-in name.
@@ -115,12 +134,16 @@ impl ChatTemplates {
     /// [`Error::ChatInput`] for messages and tools that cannot be understood, [`Error::ChatTemplate`] where the template fails
     /// on them.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, Error> {
-        let text = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
-        let raw = self.raw.0.as_ptr();
-        // SAFETY: the templates are live; the text is valid for its length, the message buffer for its capacity.
-        let applied = call::text(0, |output, context, message, capacity| unsafe {
-            chat::hobbit_chat_apply(raw, text.as_ptr().cast(), text.len(), output, context, message, capacity)
-        });
+        let (text, stack_bytes) = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
+        let raw = &self.raw;
+        let apply = || {
+            // SAFETY: the templates are live; the text is valid for its length, the message buffer for its capacity.
+            call::text(0, |output, context, message, capacity| unsafe {
+                let (bytes, len) = (text.as_ptr().cast(), text.len());
+                chat::hobbit_chat_apply(raw.as_ptr(), bytes, len, output, context, message, capacity)
+            })
+        };
+        let applied = stack::with_bytes(stack_bytes.max(self.stack_bytes), apply).map_err(Error::ChatTemplate)?;
         let applied = applied.map_err(|(code, reason)| match code {
             INPUTS_FAILED => Error::ChatInput(reason),
             _ => Error::ChatTemplate(reason),
@@ -138,11 +161,60 @@ impl fmt::Debug for ChatTemplates {
     }
 }
 
+/// The model whose templates are read, on whatever thread.
+struct Shared(*const llama_model);
+
+// SAFETY: a model is immutable once loaded, and outlives the reading.
+unsafe impl Sync for Shared {}
+
+/// The longest template in bytes, brackets within each other, and `not`s in it: llama.cpp's reader calls itself for each.
+const TEMPLATE_MAX: usize = 256 << 10;
+const TEMPLATE_NESTING_MAX: usize = 1000;
+const TEMPLATE_NOTS_MAX: usize = 1000;
+
+/// Stack to read a template with, and to run one that is nested.
+const READING_BYTES: usize = 32 << 20;
+
+/// How many brackets a template may have within each other to be run on any thread.
+const SHALLOW: usize = 50;
+
+/// How much stack it takes to run a template, or those of a model.
+///
+/// # Safety
+/// The model is live, or null.
+unsafe fn stack_of(model: *const llama_model, template: &CStr) -> Result<usize, String> {
+    let mut texts = vec![template.to_bytes()];
+    if !model.is_null() {
+        for name in [ptr::null(), c"tool_use".as_ptr()] {
+            // SAFETY: the model is live, and owns what it answers.
+            let own = unsafe { llama::llama_model_chat_template(model, name) };
+            if !own.is_null() {
+                // SAFETY: as above; the text is NUL-terminated.
+                texts.push(unsafe { CStr::from_ptr(own) }.to_bytes());
+            }
+        }
+    }
+    let mut deepest = 0;
+    for text in texts {
+        let text = String::from_utf8_lossy(text);
+        let nested = nesting::open_brackets(&[&text]).max(nesting::open_parentheses(&text));
+        if text.len() > TEMPLATE_MAX
+            || nested > TEMPLATE_NESTING_MAX
+            || text.matches("not ").count() > TEMPLATE_NOTS_MAX
+        {
+            let bound = format!("{TEMPLATE_MAX} bytes, or {TEMPLATE_NESTING_MAX} brackets within each other");
+            return Err(format!("the template has more than {bound}"));
+        }
+        deepest = deepest.max(nested);
+    }
+    Ok(if deepest > SHALLOW { READING_BYTES } else { 0 })
+}
+
 fn supports_thinking(raw: &Raw) -> bool {
     let mut supported = false;
     // SAFETY: the templates are live; no room for a message is given.
     let done =
-        unsafe { chat::hobbit_chat_templates_support_thinking(raw.0.as_ptr(), &raw mut supported, ptr::null_mut(), 0) };
+        unsafe { chat::hobbit_chat_templates_support_thinking(raw.as_ptr(), &raw mut supported, ptr::null_mut(), 0) };
     done && supported
 }
 

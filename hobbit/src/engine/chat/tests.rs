@@ -454,3 +454,54 @@ fn answers_that_are_nested_deep() {
         assert!(error.to_string().contains("nested"), "{error}");
     });
 }
+
+#[test]
+fn what_a_message_is_gone_on_with_may_be_deep() {
+    let messages = serde_json::json!([
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "{\"a\": ".to_owned() + &"[".repeat(2000)},
+    ]);
+    let inputs = ChatInputs {
+        messages: messages.to_string(),
+        json_schema: Some("{}".to_owned()),
+        add_generation_prompt: false,
+        continue_final_message: Continuation::Auto,
+        ..ChatInputs::default()
+    };
+    let read = || {
+        let prompt = templates(THINKS).apply(&inputs).unwrap();
+        // Whatever it makes of that, it comes back.
+        let _ = (prompt.parser.prefilled(), prompt.parser.parse("[", true));
+    };
+    std::thread::Builder::new().stack_size(2 << 20).spawn(read).unwrap().join().unwrap();
+}
+
+#[test]
+fn schemas_without_end_are_refused() {
+    let endless = r##"{"$defs": {"a": {"$ref": "#/$defs/a"}}, "allOf": [{"$ref": "#/$defs/a"}]}"##;
+    let tool = format!(r#"[{{"type": "function", "function": {{"name": "f", "parameters": {endless}}}}}]"#);
+    for inputs in [
+        ChatInputs { json_schema: Some(endless.to_owned()), ..one_message() },
+        ChatInputs { tools: Some(tool), ..one_message() },
+    ] {
+        let error = templates(THINKS).apply(&inputs).unwrap_err();
+        assert!(matches!(&error, Error::ChatInput(reason) if reason.contains("leads to itself")), "{error}");
+    }
+}
+
+#[test]
+fn templates_that_are_too_deep_are_refused() {
+    for hostile in [
+        format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000)),
+        "{{ ".to_owned() + &"not ".repeat(60_000) + "x }}",
+    ] {
+        let error = ChatTemplates::read(std::ptr::null(), Some(&hostile)).unwrap_err();
+        assert!(
+            matches!(&error, Error::ChatTemplate(reason) if reason.contains("the template has more than")),
+            "{error}"
+        );
+    }
+    let deep = format!("{{{{ {}1{} }}}}", "(".repeat(900), ")".repeat(900));
+    let templates = ChatTemplates::read(std::ptr::null(), Some(&deep)).unwrap();
+    assert_eq!(templates.apply(&one_message()).unwrap().prompt, "1");
+}

@@ -9,6 +9,12 @@ use crate::engine::error::Error;
 /// Parentheses within each other.
 const NESTING_MAX: usize = 256;
 
+/// Characters and classes that repetitions may make of literals: llama.cpp writes each out as often as it may come.
+const REPEATED_MAX: u64 = 1 << 22;
+
+/// llama.cpp refuses to repeat more often.
+const REPETITIONS_MAX: u128 = 2000;
+
 /// Refuses a grammar in GBNF that llama.cpp's parser would not survive.
 ///
 /// # Errors
@@ -16,11 +22,19 @@ const NESTING_MAX: usize = 256;
 pub(super) fn check(grammar: &str) -> Result<(), Error> {
     let mut rest = grammar;
     let mut depth = 0_usize;
+    // Bytes of the literal or class that was read last, 1 for anything else.
+    let (mut last, mut repeated) = (1_u64, 0_u64);
     while let Some(start) = rest.find(['"', '[', '#', '{', '(', ')']) {
         let (opening, after) = (rest.as_bytes()[start], &rest[start + 1..]);
+        if !rest[..start].trim().is_empty() || matches!(opening, b'(' | b')') {
+            last = 1;
+        }
         rest = match opening {
-            b'"' => after_closing(after, '"'),
-            b'[' => after_closing(after, ']'),
+            b'"' | b'[' => {
+                let rest = after_closing(after, if opening == b'"' { '"' } else { ']' });
+                last = (after.len() - rest.len()) as u64;
+                rest
+            }
             b'#' => after.find('\n').map_or("", |end| &after[end..]),
             b'(' => {
                 depth += 1;
@@ -36,6 +50,11 @@ pub(super) fn check(grammar: &str) -> Result<(), Error> {
             }
             _ => {
                 let (inside, rest) = after.split_once('}').unwrap_or((after, ""));
+                let most = inside.split(',').filter_map(number).max().unwrap_or(1).min(REPETITIONS_MAX);
+                repeated = repeated.saturating_add(last.saturating_mul(most as u64));
+                if repeated > REPEATED_MAX {
+                    return Err(Error::Grammar(format!("what it repeats is longer than {REPEATED_MAX} characters")));
+                }
                 if let Some((least, most)) = bounds(inside)
                     && most < least
                 {
@@ -66,12 +85,13 @@ fn after_closing(text: &str, closing: char) -> &str {
 /// The numbers of `m,n`; a number that is too large for llama.cpp is so for any repetition.
 fn bounds(inside: &str) -> Option<(u128, u128)> {
     let (least, most) = inside.split_once(',')?;
-    let number = |text: &str| {
-        let digits = text.trim();
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| digits.parse().unwrap_or(u128::MAX))
-    };
     Some((number(least)?, number(most)?))
+}
+
+fn number(text: &str) -> Option<u128> {
+    let digits = text.trim();
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.parse().unwrap_or(u128::MAX))
 }
 
 #[cfg(test)]
@@ -106,6 +126,21 @@ mod tests {
         ] {
             assert!(check(allowed).is_ok(), "{allowed}");
         }
+    }
+
+    #[test]
+    fn what_is_repeated_is_bounded() {
+        let literal = "a".repeat(1 << 20);
+        for bounds in ["{2000}", "{0,5}", "{9,}", "{99999999999999999999}"] {
+            let error = check(&format!("root ::= \"{literal}\" {bounds}")).unwrap_err().to_string();
+            assert!(error.contains("longer than"), "{bounds}: {error}");
+        }
+        let class = format!("root ::= [{literal}]{{8}}");
+        assert!(check(&class).is_err());
+        for allowed in ["{2}", " b{2000}", " (\"b\"){2000}", "", "?"] {
+            assert!(check(&format!("root ::= \"{literal}\"{allowed}\nb ::= \"b\"")).is_ok(), "{allowed}");
+        }
+        assert!(check(&"root ::= [a-z]{2000} ".repeat(100)).is_ok());
     }
 
     #[test]

@@ -117,8 +117,10 @@ impl Grammar {
     }
 
     fn accept_prefill(&mut self) -> Result<(), Error> {
-        for &token in &self.prefill {
-            if !self.raw.accept(token) {
+        for at in 0..self.prefill.len() {
+            // It may hold what the caller says for the model, and is followed within the same bound.
+            self.check_steps(self.prefill[at])?;
+            if !self.raw.accept(self.prefill[at]) {
                 self.raw.reset();
                 let reason = "it does not allow what the chat template says for the model (the generation prompt)";
                 return Err(Error::Grammar(reason.into()));
@@ -127,13 +129,18 @@ impl Grammar {
         Ok(())
     }
 
-    fn accept_raw(&mut self, token: Token) -> Result<(), Error> {
+    /// That llama.cpp can go on with a token in a bearable number of steps.
+    fn check_steps(&self, token: Token) -> Result<(), Error> {
         // SAFETY: the sampler is one of grammars, and live.
-        if !unsafe { ggml_sys::grammar::hobbit_grammar_can_follow(self.raw.as_ptr(), token, STEPS_MAX) } {
-            let reason =
-                "it is too ambiguous to be followed: what was said so far can be read in too many ways at once";
-            return Err(Error::Grammar(reason.into()));
+        if unsafe { ggml_sys::grammar::hobbit_grammar_can_follow(self.raw.as_ptr(), token, STEPS_MAX) } {
+            return Ok(());
         }
+        let reason = "it is too ambiguous to be followed: what was said so far can be read in too many ways at once";
+        Err(Error::Grammar(reason.into()))
+    }
+
+    fn accept_raw(&mut self, token: Token) -> Result<(), Error> {
+        self.check_steps(token)?;
         if self.raw.accept(token) {
             return Ok(());
         }

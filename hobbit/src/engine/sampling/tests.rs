@@ -197,6 +197,14 @@ fn a_templates_grammar_goes_on_after_the_generation_prompt() {
     assert!(!said.is_empty() && said.bytes().all(|byte| byte.is_ascii_digit()), "{said:?}");
     let said = text_of(&generate(&options(GrammarKind::User, "said:"), 8).unwrap());
     assert!(said.starts_with("said:"), "{said:?}");
+    let doubling = SamplingOptions {
+        grammar: Some(DOUBLING.to_owned()),
+        grammar_kind: GrammarKind::Template,
+        generation_prompt: "x".repeat(60),
+        ..SamplingOptions::greedy()
+    };
+    let error = Sampler::new(model(), &doubling).err().expect("too many ways").to_string();
+    assert!(error.contains("too ambiguous to be followed"), "{error}");
     let error = Sampler::new(model(), &options(GrammarKind::Template, "other")).err().expect("another prompt");
     assert!(error.to_string().contains("the generation prompt"), "{error}");
 }
@@ -286,6 +294,17 @@ fn grammars_that_grow_ambiguous_are_not_followed_for_ever() {
     let rules: String = (0..40).map(|n| format!("r{n} ::= r{m} \"a\"? | r{m} \"b\"?\n", m = n + 1)).collect();
     let error = Sampler::new(model(), &with(&format!("root ::= r0\n{rules}r40 ::= \"x\""))).err().unwrap().to_string();
     assert!(error.contains("begins in too many ways at once"), "{error}");
+    // Looked through by llama.cpp again for every place where a rule stands, or one within the other without end.
+    let twice: String = (0..60).map(|n| format!("r{n} ::= r{m} | r{m}\n", m = n + 1)).collect();
+    let deep: String = (0..100_000).map(|n| format!("r{n} ::= r{}\n", n + 1)).collect();
+    for rules in [
+        format!("{twice}r60 ::= \"x\""),
+        format!("{deep}r100000 ::= \"x\""),
+        "r0 ::= \"x\" a\na ::= a \"y\"".to_owned(),
+    ] {
+        let error = Sampler::new(model(), &with(&format!("root ::= r0\n{rules}"))).err().unwrap().to_string();
+        assert!(error.contains("begins in too many ways at once, or with itself"), "{error}");
+    }
 }
 
 #[test]
@@ -301,6 +320,18 @@ fn json_schemas() {
         let message = Sampler::json_schema_to_grammar(schema).unwrap_err().to_string();
         assert!(message.contains(expected), "{schema}: {message}");
     }
+    for endless in [
+        r##"{"$defs": {"a": {"$ref": "#/$defs/a"}}, "allOf": [{"$ref": "#/$defs/a"}]}"##.to_owned(),
+        format!(r#"{{"properties": {{"{}": {{}}}}, "additionalProperties": true}}"#, "n".repeat(50_000)),
+    ] {
+        assert!(Sampler::json_schema_to_grammar(&endless).is_err());
+    }
+    // References from one to the next, as many as are followed.
+    let chain: Vec<String> =
+        (0..500).map(|n| format!(r##""d{n}": {{"items": {{"$ref": "#/$defs/d{}"}}}}"##, n + 1)).collect();
+    let chain =
+        format!(r##"{{"$defs": {{{}, "d500": {{"type": "string"}}}}, "$ref": "#/$defs/d0"}}"##, chain.join(", "));
+    assert!(Sampler::json_schema_to_grammar(&chain).unwrap().contains("d500"));
     let deep = "[".repeat(100_000);
     assert!(Sampler::json_schema_to_grammar(&deep).is_err());
 }

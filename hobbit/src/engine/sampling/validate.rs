@@ -6,6 +6,12 @@ use crate::options::SamplingOptions;
 /// Tokens that penalties may look back over: a bound on the memory that one number can claim (64 MiB).
 const LOOK_BACK_TOKENS_MAX: i32 = 1 << 24;
 
+/// Texts at which repetitions end (DRY): the whole vocabulary is looked through for each.
+const SEQUENCE_BREAKERS_MAX: usize = 64;
+
+/// Their bytes together.
+const SEQUENCE_BREAKER_BYTES_MAX: usize = 4 << 10;
+
 /// Refuses what would make llama.cpp abort, exhaust memory or choose at random.
 pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
     let fail = |flag: &str, expected: &str, found: &dyn std::fmt::Display| {
@@ -51,6 +57,22 @@ pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
             return fail(flag, &format!("at most {LOOK_BACK_TOKENS_MAX} tokens"), &tokens);
         }
     }
+    // Each sampler has memory and passes over the vocabulary of its own.
+    for (at, kind) in options.samplers.iter().enumerate() {
+        if options.samplers[..at].contains(kind) {
+            return fail("--samplers", "samplers of different names", &format!("{} twice", kind.name()));
+        }
+    }
+    let breakers = &options.dry.sequence_breakers;
+    if breakers.len() > SEQUENCE_BREAKERS_MAX {
+        let expected = format!("at most {SEQUENCE_BREAKERS_MAX} texts");
+        return fail("--dry-sequence-breaker", &expected, &breakers.len());
+    }
+    let n_bytes: usize = breakers.iter().map(String::len).sum();
+    if n_bytes > SEQUENCE_BREAKER_BYTES_MAX {
+        let expected = format!("at most {SEQUENCE_BREAKER_BYTES_MAX} bytes together");
+        return fail("--dry-sequence-breaker", &expected, &n_bytes);
+    }
     if options.mirostat.version > 2 {
         return fail("--mirostat", "0, 1 or 2", &options.mirostat.version);
     }
@@ -65,6 +87,7 @@ pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::SamplerKind;
 
     fn refusal(change: impl FnOnce(&mut SamplingOptions)) -> String {
         let mut options = SamplingOptions::default();
@@ -102,6 +125,18 @@ mod tests {
                 "--repeat-last-n must be at most 16777216 tokens, not 2147483647",
             ),
             (refusal(|o| o.dry.penalty_last_n = i32::MAX), "--dry-penalty-last-n must be at most 16777216 tokens"),
+            (
+                refusal(|o| o.samplers = vec![SamplerKind::TopK, SamplerKind::Dry, SamplerKind::TopK]),
+                "--samplers must be samplers of different names, not top_k twice",
+            ),
+            (
+                refusal(|o| o.dry.sequence_breakers = vec!["a".to_owned(); 65]),
+                "--dry-sequence-breaker must be at most 64 texts, not 65",
+            ),
+            (
+                refusal(|o| o.dry.sequence_breakers = vec!["a".repeat(1 << 20)]),
+                "--dry-sequence-breaker must be at most 4096 bytes together",
+            ),
             (refusal(|o| o.mirostat.version = 3), "--mirostat must be 0, 1 or 2, not 3"),
             (refusal(|o| o.logit_bias = vec![(7, f32::INFINITY)]), "the logit bias of token 7 must be below infinity"),
         ];

@@ -19,8 +19,14 @@ impl Session {
     pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), Error> {
         self.check_sequence(from)?;
         self.check_sequence(to)?;
-        // SAFETY: the context is live and has both sequences.
-        unsafe { llama::llama_memory_seq_cp(self.context.memory(), from, to, -1, -1) };
+        if from == to {
+            return Ok(());
+        }
+        // SAFETY: the context is live and has both sequences. Where they share one cache, copying alone would add to what is there.
+        unsafe {
+            llama::llama_memory_seq_rm(self.context.memory(), to, -1, -1);
+            llama::llama_memory_seq_cp(self.context.memory(), from, to, -1, -1);
+        }
         Ok(())
     }
 
@@ -47,6 +53,13 @@ impl Session {
         };
         let wanted = i64::try_from(n).unwrap_or(i64::MAX).saturating_sub(window.into()).max(0);
         first >= 0 && i64::from(first) <= wanted
+    }
+
+    /// Whether the model's layers look back through a window whose cells are used anew behind it.
+    #[doc(hidden)]
+    pub fn has_window(&self) -> bool {
+        // SAFETY: the model is live.
+        !self.options.swa_full && unsafe { llama::llama_model_n_swa(self.model.shared.raw.as_ptr()) } > 0
     }
 
     /// Whether tokens can be moved to other positions ([`Session::move_tokens`]).
@@ -135,21 +148,28 @@ impl Session {
     pub fn embedding_of(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;
         // SAFETY: the context is live; a non-null answer is one row of its output.
-        unsafe { self.embedding(llama::llama_get_embeddings_ith(self.context.as_ptr(), index)) }
+        unsafe { self.embedding(llama::llama_get_embeddings_ith(self.context.as_ptr(), index), self.model.n_embd()) }
     }
 
-    /// The embedding, `[n_embd]`, of a sequence of the last batch; of sessions that pool.
+    /// The embedding, `[n_embd]`, of a sequence of the last batch; of sessions that pool. Of those that rank
+    /// ([`Pooling::Rank`]), the scores of the model's classes.
     #[doc(hidden)]
     pub fn embedding_of_sequence(&self, sequence: i32) -> Option<&[f32]> {
-        // SAFETY: as above.
-        unsafe { self.embedding(llama::llama_get_embeddings_seq(self.context.as_ptr(), sequence)) }
+        // SAFETY: the model is live; the context is, and a non-null answer is one row of its output, of as many numbers.
+        unsafe {
+            let n = match self.pooling() {
+                Some(Pooling::Rank) => llama::llama_model_n_cls_out(self.model.shared.raw.as_ptr()) as usize,
+                _ => self.model.n_embd(),
+            };
+            self.embedding(llama::llama_get_embeddings_seq(self.context.as_ptr(), sequence), n)
+        }
     }
 
     /// # Safety
-    /// Null, or a row of the context's output.
-    unsafe fn embedding(&self, row: *const f32) -> Option<&[f32]> {
+    /// Null, or a row of `n` numbers of the context's output.
+    unsafe fn embedding(&self, row: *const f32, n: usize) -> Option<&[f32]> {
         // SAFETY: by the caller; the row lives until the next evaluation, which needs `&mut`.
-        (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, self.model.n_embd()) })
+        (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, n) })
     }
 
     /// How the embeddings of a sequence's tokens become one: what was asked for, or the model's way. `None`: not at all.

@@ -18,3 +18,43 @@ fn an_assertion_before_anything_is_computed_is_an_error() {
     assert!(matches!(&error, Error::Decode(reason) if reason.contains("n_tokens_all <= cparams.n_batch")), "{error}");
     session.feed(&tokens[..n_batch]).unwrap();
 }
+
+#[test]
+fn a_copied_sequence_is_in_place_of_what_was_there() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
+    let model = Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
+    let base = SessionOptions { n_ctx: 64, n_seq_max: 2, threads: Some(1), ..SessionOptions::default() };
+    for kv_unified in [true, false] {
+        let mut session = model.session(&SessionOptions { kv_unified, ..base.clone() }).unwrap();
+        let text = |tokens: &[Token], sequence| -> Vec<BatchToken> {
+            let entry = |(at, token): (usize, &Token)| BatchToken {
+                token: *token,
+                position: at as i32,
+                sequence,
+                logits: true,
+            };
+            tokens.iter().enumerate().map(entry).collect()
+        };
+        session.evaluate(&text(&[5, 6, 7], 0)).unwrap();
+        session.evaluate(&text(&[80, 90, 100], 1)).unwrap();
+        session.copy_sequence(0, 1).unwrap();
+        let next = |sequence| [BatchToken { token: 8, position: 3, sequence, logits: true }];
+        session.evaluate(&next(0)).unwrap();
+        let expected = session.logits(0).unwrap().to_vec();
+        session.evaluate(&next(1)).unwrap();
+        assert_eq!(session.logits(0).unwrap(), expected, "unified: {kv_unified}");
+    }
+}
+
+#[test]
+fn a_session_that_ranks_has_a_score_for_each_class() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
+    let model = Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
+    let embeddings = Some(Some(crate::options::Pooling::Rank));
+    let mut session = model
+        .session(&SessionOptions { n_ctx: 64, embeddings, threads: Some(1), ..SessionOptions::default() })
+        .unwrap();
+    let entry = |at: i32| BatchToken { token: 5 + at, position: at, sequence: 0, logits: true };
+    session.evaluate(&[entry(0), entry(1)]).unwrap();
+    assert_eq!(session.embedding_of_sequence(0).map(<[f32]>::len), Some(1));
+}

@@ -1,0 +1,191 @@
+//! JSON schemas, looked at before llama.cpp makes a grammar of them (`common/json-schema.cpp`, `json-schema-to-grammar.cpp`).
+//!
+//! It follows references by calling itself, without end where they lead back to themselves, goes through names character by
+//! character in the same way, and takes the cube of an object's optional properties in time.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+/// Names, references: bytes.
+const NAME_MAX: usize = 512;
+/// Patterns: bytes, and parentheses within each other.
+const PATTERN_MAX: usize = 4 << 10;
+const PATTERN_NESTING_MAX: usize = 64;
+/// Properties of one object.
+const PROPERTIES_MAX: usize = 256;
+/// Properties that `allOf` may put together.
+const COMBINED_MAX: usize = 512;
+/// References one after another that lead to nothing but the next.
+const HOPS_MAX: usize = 64;
+/// Levels of all that is referred to together.
+const LEVELS_MAX: usize = 32 << 10;
+/// Stack for each of them, in bytes.
+const LEVEL_BYTES: usize = 8 << 10;
+
+/// How much stack llama.cpp takes for a schema, in bytes.
+///
+/// # Errors
+/// Why it would not get through it.
+pub(super) fn stack_bytes(schema: &Value) -> Result<usize, String> {
+    let mut found = Found::default();
+    found.look(schema, 1)?;
+    if found.combined.saturating_mul(found.widest) > COMBINED_MAX {
+        return Err(format!("allOf may put together more than {COMBINED_MAX} properties"));
+    }
+    for reference in &found.references {
+        leads_somewhere(schema, reference)?;
+    }
+    let levels = (found.references.len() + 1).saturating_mul(found.depth);
+    if levels > LEVELS_MAX {
+        return Err(format!(
+            "{} references to parts of a schema {} deep are too many",
+            found.references.len(),
+            found.depth
+        ));
+    }
+    Ok(levels * LEVEL_BYTES)
+}
+
+#[derive(Default)]
+struct Found<'a> {
+    references: BTreeSet<&'a str>,
+    depth: usize,
+    /// Properties of an object, at most.
+    widest: usize,
+    /// Schemas that an `allOf` has, and an `anyOf` in it, at most.
+    combined: usize,
+}
+
+impl<'a> Found<'a> {
+    /// Recurses with the depth of the JSON, which its reader has bounded.
+    fn look(&mut self, value: &'a Value, depth: usize) -> Result<(), String> {
+        self.depth = self.depth.max(depth);
+        match value {
+            Value::Array(values) => values.iter().try_for_each(|value| self.look(value, depth + 1)),
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    self.look_at(name, value)?;
+                    self.look(value, depth + 1)?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn look_at(&mut self, name: &str, value: &'a Value) -> Result<(), String> {
+        match (name, value) {
+            ("$ref", Value::String(reference)) => {
+                if reference.len() > NAME_MAX {
+                    return Err(format!("a $ref is longer than {NAME_MAX} bytes"));
+                }
+                self.references.insert(reference);
+            }
+            ("properties", Value::Object(properties)) => {
+                self.widest = self.widest.max(properties.len());
+                if properties.len() > PROPERTIES_MAX {
+                    return Err(format!("an object has more than {PROPERTIES_MAX} properties"));
+                }
+                if properties.keys().any(|name| name.len() > NAME_MAX) {
+                    return Err(format!("the name of a property is longer than {NAME_MAX} bytes"));
+                }
+            }
+            ("pattern", Value::String(pattern)) => {
+                if pattern.len() > PATTERN_MAX || nesting(pattern) > PATTERN_NESTING_MAX {
+                    let bound = format!("{PATTERN_MAX} bytes, or {PATTERN_NESTING_MAX} parentheses within each other");
+                    return Err(format!("a pattern has more than {bound}"));
+                }
+            }
+            ("allOf", Value::Array(schemas)) => {
+                let alternatives = |schema: &Value| schema.get("anyOf").and_then(Value::as_array).map_or(1, Vec::len);
+                self.combined = self.combined.max(schemas.iter().map(alternatives).sum());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn nesting(pattern: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for byte in pattern.bytes() {
+        match byte {
+            b'(' => open += 1,
+            b')' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
+/// That a reference does not lead to itself alone. One that leads nowhere llama.cpp refuses.
+fn leads_somewhere(root: &Value, reference: &str) -> Result<(), String> {
+    let mut at = reference;
+    for _ in 0..HOPS_MAX {
+        match resolve(root, at).and_then(|found| found.get("$ref")?.as_str()) {
+            Some(next) => at = next,
+            None => return Ok(()),
+        }
+    }
+    Err(format!("$ref {reference} leads to itself, or over more than {HOPS_MAX} others"))
+}
+
+/// As llama.cpp does it: names as they stand, nothing unescaped.
+fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    let path = reference.strip_prefix("#/")?;
+    path.split('/').try_fold(root, |at, name| match at {
+        Value::Object(fields) => fields.get(name),
+        Value::Array(values) => values.get(name.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_usual_takes_little() {
+        let schema = json!({
+            "type": "object",
+            "properties": {"next": {"$ref": "#"}, "a": {"$ref": "#/$defs/a"}},
+            "$defs": {"a": {"anyOf": [{"type": "string", "pattern": "^(a|b)+$"}, {"$ref": "#/$defs/a"}]}},
+            "allOf": [{"$ref": "#/$defs/a"}, {"properties": {"b": {}}}],
+        });
+        assert!(stack_bytes(&schema).unwrap() <= 256 << 10);
+    }
+
+    #[test]
+    fn what_would_not_end_is_refused() {
+        let own = json!({"$defs": {"a": {"$ref": "#/$defs/a"}}, "allOf": [{"$ref": "#/$defs/a"}]});
+        assert!(stack_bytes(&own).unwrap_err().contains("leads to itself"));
+        let round = json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"});
+        assert!(stack_bytes(&round).unwrap_err().contains("leads to itself"));
+        let chain: serde_json::Map<String, Value> = (0..100_000)
+            .map(|n| (format!("d{n}"), json!({"items": {"$ref": format!("#/$defs/d{}", n + 1)}})))
+            .collect();
+        let chain = json!({"$defs": chain, "$ref": "#/$defs/d0"});
+        assert!(stack_bytes(&chain).unwrap_err().contains("too many"));
+    }
+
+    #[test]
+    fn names_patterns_and_properties_are_bounded() {
+        let object = |names: Vec<String>| {
+            let properties: serde_json::Map<String, Value> = names.into_iter().map(|name| (name, json!({}))).collect();
+            json!({"type": "array", "items": {"properties": properties}})
+        };
+        let names = |n: usize| (0..n).map(|n| format!("p{n}")).collect::<Vec<_>>();
+        assert!(stack_bytes(&object(names(PROPERTIES_MAX))).is_ok());
+        assert!(stack_bytes(&object(names(PROPERTIES_MAX + 1))).unwrap_err().contains("properties"));
+        assert!(stack_bytes(&object(vec!["a".repeat(20_000)])).unwrap_err().contains("name"));
+        assert!(stack_bytes(&json!({"$ref": format!("#/{}", "%".repeat(10_000))})).unwrap_err().contains("$ref"));
+        assert!(stack_bytes(&json!({"pattern": format!("^{}$", "(".repeat(100))})).unwrap_err().contains("pattern"));
+        let mut all = object(names(100));
+        all["allOf"] = json!([{"anyOf": [{}, {}, {}]}, {}, {}, {}]);
+        assert!(stack_bytes(&all).unwrap_err().contains("allOf"));
+    }
+}
