@@ -468,7 +468,7 @@ fn what_a_message_is_gone_on_with_may_be_deep() {
         continue_final_message: Continuation::Auto,
         ..ChatInputs::default()
     };
-    let read = || {
+    let read = move || {
         let prompt = templates(THINKS).apply(&inputs).unwrap();
         // Whatever it makes of that, it comes back.
         let _ = (prompt.parser.prefilled(), prompt.parser.parse("[", true));

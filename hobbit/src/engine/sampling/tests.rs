@@ -327,11 +327,12 @@ fn json_schemas() {
         assert!(Sampler::json_schema_to_grammar(&endless).is_err());
     }
     // References from one to the next, as many as are followed.
-    let chain: Vec<String> =
-        (0..500).map(|n| format!(r##""d{n}": {{"items": {{"$ref": "#/$defs/d{}"}}}}"##, n + 1)).collect();
+    let chain: Vec<String> = (0..500)
+        .map(|n| format!(r##""d{n}": {{"type": "array", "items": {{"$ref": "#/$defs/d{}"}}}}"##, n + 1))
+        .collect();
     let chain =
         format!(r##"{{"$defs": {{{}, "d500": {{"type": "string"}}}}, "$ref": "#/$defs/d0"}}"##, chain.join(", "));
-    assert!(Sampler::json_schema_to_grammar(&chain).unwrap().contains("d500"));
+    assert!(Sampler::json_schema_to_grammar(&chain).unwrap().contains("defs-d500"));
     let deep = "[".repeat(100_000);
     assert!(Sampler::json_schema_to_grammar(&deep).is_err());
 }
