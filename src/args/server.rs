@@ -142,7 +142,7 @@ pub struct SlotArgs {
     pub cont_batching: Switch,
     /// A stream should not wait longer than this for its next token because prompts of others are read, in seconds: they are read in
     /// pieces as wide as keep it, of one token at the least
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds, env = "HOBBIT_ARG_STALL_LIMIT")]
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_STALL_LIMIT")]
     pub stall_limit: Duration,
     /// Begin with what a slot has evaluated of the same beginning
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CACHE_PROMPT")]

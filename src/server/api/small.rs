@@ -417,7 +417,7 @@ pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body): AnyBody) -
 
 /// `POST /rerank`; its body is read, or whoever still sends it hears nothing but that the connection is gone.
 pub async fn rerank(_body: Result<AnyBody, ApiError>) -> Answer {
-    Err(ApiError::unsupported("This server does not support reranking. Start it with `--reranking`"))
+    Err(ApiError::unsupported("This server does not support reranking"))
 }
 
 /// Anything else.
