@@ -6,7 +6,7 @@
 #
 # Debian's packages: gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libclang-dev cmake.
 # ARCH is what llama.cpp's kernels are compiled for (default armv8.2-a+dotprod), CPU what qemu is to be (default max), TESTS
-# what is run (default: exactness), BUILD_ONLY=1 stops before.
+# what is run (default: exactness), NAMES single tests of them, BUILD_ONLY=1 stops before.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -35,5 +35,12 @@ flags="--release --locked --target $target --no-default-features --features engi
 # shellcheck disable=SC2086
 cargo test $flags --no-run
 [ -z "${BUILD_ONLY:-}" ] || exit 0
+# Each in a process of its own: qemu keeps what it has translated, and a budget counts that.
 # shellcheck disable=SC2086
-cargo test $flags
+names=${NAMES:-$(cargo test $flags -- --list 2>/dev/null | sed -n 's/: test$//p')}
+failed=
+for name in $names; do
+  # shellcheck disable=SC2086
+  cargo test --quiet $flags -- --exact "$name" </dev/null && echo "aarch64: $name passed" || failed="$failed $name"
+done
+[ -z "$failed" ] || { echo "aarch64: failed:$failed" >&2; exit 1; }
