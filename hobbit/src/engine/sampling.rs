@@ -110,9 +110,9 @@ impl Sampler {
     pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, Error> {
         self.chosen = None;
         let mut token = self.choose(context, index, false)?;
-        if !self.grammar_allows(token) {
+        if !self.grammar_allows(token)? {
             token = self.choose(context, index, true)?;
-            if !self.grammar_allows(token) {
+            if !self.grammar_allows(token)? {
                 return Err(Error::Grammar("no token of this model continues the output as the grammar wants".into()));
             }
         }
@@ -230,8 +230,8 @@ impl Sampler {
         if let Some(budget) = &mut self.budget {
             budget.raw().apply(&mut array);
         }
-        if masked && let Some(grammar) = &mut self.grammar {
-            grammar.raw().apply(&mut array);
+        if masked && let Some(grammar) = &self.grammar {
+            grammar.mask(&mut array)?;
         }
         self.chain.apply(&mut array);
         // Samplers shorten and reorder the array but leave it where it is.
@@ -289,11 +289,11 @@ impl Sampler {
     }
 
     /// Whether the grammar, if it has a say, can go on with `token`. Does not advance it.
-    fn grammar_allows(&mut self, token: Token) -> bool {
-        if !self.grammar_applies() {
-            return true;
+    fn grammar_allows(&self, token: Token) -> Result<bool, Error> {
+        match &self.grammar {
+            Some(grammar) if self.grammar_applies() => grammar.allows(token),
+            _ => Ok(true),
         }
-        self.grammar.as_mut().is_none_or(|grammar| grammar.raw().allows(token))
     }
 }
 

@@ -1,107 +1,25 @@
 // llama.cpp's grammar sampler (llama_sampler_init_grammar), with what it holds in sight: a grammar that could go on in very many
 // ways at once is refused before llama.cpp follows it, which nothing could interrupt. Declared in ../src/grammar.rs.
 
+#include "grammar_mask.h"
+#include "grammar_stacks.h"
 #include "guard.h"
 
 #include "llama-grammar.h"
 #include "llama-vocab.h"
 #include "llama.h"
-#include "unicode.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 namespace {
 
-using element = llama_grammar_element;
-using stack   = llama_grammar_stack;
-
-struct hash {
-    size_t operator()(const stack & own) const {
-        size_t sum = own.size();
-        for (const element * at : own) {
-            sum = (sum ^ reinterpret_cast<size_t>(at) / sizeof(element)) * 0x9e3779b97f4a7c15u;
-        }
-        return sum ^ sum >> 32;
-    }
-};
-
-using stacks = std::unordered_set<stack, hash>;
-
-bool ends(const element * at) {
-    return at->type == LLAMA_GRETYPE_END || at->type == LLAMA_GRETYPE_ALT;
-}
-
-// What a stack costs besides its entries.
-constexpr size_t stack_steps = 64;
-
-// What llama.cpp will do for one character, by its own way of doing it, counted until it is too much.
-struct steps {
-    size_t left;
-
-    bool take(size_t n) {
-        const bool enough = n <= left;
-        left -= enough ? n : left;
-        return enough;
-    }
-
-    // Adds the places where a stack can go on, as llama_grammar_advance_stack finds them: each stack that it makes is copied, each
-    // that it keeps is looked for among those it has. False where it is too much.
-    bool advance(const llama_grammar_rules & rules, stack first, stacks & found) {
-        // A rule that is deeper within others than there are rules begins with itself.
-        const size_t       deepest = first.size() + rules.size();
-        stacks             seen;
-        std::vector<stack> todo = { std::move(first) };
-        // Counted before it is there: a rule has as many ways as its grammar likes, and each is a stack of its own.
-        const auto enough_for = [this](const stack & own) { return take(own.size() + stack_steps); };
-        if (!enough_for(todo.back())) {
-            return false;
-        }
-        while (!todo.empty()) {
-            stack own = std::move(todo.back());
-            todo.pop_back();
-            if (own.size() > deepest) {
-                return false;
-            }
-            if (!seen.insert(own).second) {
-                continue;
-            }
-            const element * at = own.empty() ? nullptr : own.back();
-            if (at == nullptr || at->type != LLAMA_GRETYPE_RULE_REF) {
-                if (!take(found.size())) {
-                    return false;
-                }
-                found.insert(std::move(own));
-                continue;
-            }
-            own.pop_back();
-            if (!ends(at + 1)) {
-                own.push_back(at + 1);
-            }
-            for (const element * way = rules[at->value].data();; ++way) {
-                todo.push_back(own);
-                if (!ends(way)) {
-                    todo.back().push_back(way);
-                }
-                if (!enough_for(todo.back())) {
-                    return false;
-                }
-                while (!ends(way)) {
-                    ++way;
-                }
-                if (way->type == LLAMA_GRETYPE_END) {
-                    break;
-                }
-            }
-        }
-        return true;
-    }
-};
+using namespace grammars;
 
 // What llama.cpp takes to find out whether a rule begins with itself (llama_grammar_detect_left_recursion): it goes through the
 // rules that a rule may begin with, again for every place where one stands, by calling itself.
@@ -189,51 +107,35 @@ struct beginnings {
     }
 };
 
-// Whether a character may stand at a place, and what comes after it.
-std::pair<bool, const element *> match(const element * at, uint32_t character) {
-    const bool negated = at->type == LLAMA_GRETYPE_CHAR_NOT;
-    bool       found   = false;
-    do {
-        const bool is_range = at[1].type == LLAMA_GRETYPE_CHAR_RNG_UPPER;
-        if (at->type == LLAMA_GRETYPE_CHAR_ANY) {
-            found = true;
-        } else {
-            found |= is_range ? at->value <= character && character <= at[1].value : at->value == character;
-        }
-        at += is_range ? 2 : 1;
-    } while (at->type == LLAMA_GRETYPE_CHAR_ALT);
-    return { found != negated, at };
-}
-
-bool is_token(const element * at) {
-    return at->type == LLAMA_GRETYPE_TOKEN || at->type == LLAMA_GRETYPE_TOKEN_NOT;
-}
-
 // Whether a grammar can go on with a text in at most so many steps for each character.
 bool can_follow(const llama_grammar & grammar, const std::string & text, size_t limit) {
+    std::vector<uint32_t> characters;
+    decode(text, grammar.partial_utf8, characters);
     stacks now(grammar.stacks.begin(), grammar.stacks.end());
-    for (const uint32_t character : unicode_cpts_from_utf8(text)) {
+    for (const uint32_t character : characters) {
         steps  own = { limit };
         stacks next;
         for (const stack & from : now) {
-            if (from.empty() || is_token(from.back())) {
+            if (from.empty() || is_token(from.back()) || !match(from.back(), character).first) {
                 continue;
             }
-            const auto [matches, after] = match(from.back(), character);
-            if (!matches) {
-                continue;
-            }
-            stack to(from.begin(), from.end() - 1);
-            if (!ends(after)) {
-                to.push_back(after);
-            }
-            if (!own.advance(grammar.rules, std::move(to), next)) {
+            if (!own.advance(grammar.rules, after(from), next)) {
                 return false;
             }
         }
         now = std::move(next);
     }
     return true;
+}
+
+// Where what wakes a grammar begins in a text; npos where nothing does.
+size_t found_by_patterns(const llama_grammar & grammar, const std::string & text) {
+    for (const auto & pattern : grammar.trigger_patterns) {
+        if (const size_t start = pattern.find(text); start != std::string::npos) {
+            return start;
+        }
+    }
+    return std::string::npos;
 }
 
 // The grammar and how it began.
@@ -330,16 +232,61 @@ llama_sampler * hobbit_grammar_init(const llama_vocab * vocab, const char * text
     }
 }
 
-bool hobbit_grammar_can_follow(const llama_sampler * sampler, llama_token token, size_t limit) {
+bool hobbit_grammar_is_asleep(const llama_sampler * sampler) {
+    return of(sampler).grammar->awaiting_trigger;
+}
+
+bool hobbit_grammar_mask(const llama_sampler * sampler, llama_token_data_array * candidates, size_t limit) {
     try {
         const llama_grammar & grammar = *of(sampler).grammar;
-        if (grammar.awaiting_trigger || grammar.vocab->is_eog(token)) {
+        if (grammar.awaiting_trigger) {
             return true;
         }
-        return can_follow(grammar, grammar.vocab->token_to_piece(token), limit);
-    } catch (const std::exception &) {
-        // A part of a character: few stacks can come of it.
+        const auto & now     = grammar.stacks;
+        const bool   may_end = std::any_of(now.begin(), now.end(), [](const stack & own) { return own.empty(); });
+        automaton    all(grammar, limit);
+        for (size_t i = 0; i < candidates->size; ++i) {
+            llama_token_data & candidate = candidates->data[i];
+            const bool         is_end    = grammar.vocab->is_eog(candidate.id);
+            if (!(is_end ? may_end : all.allows(candidate.id, grammar.vocab->token_to_piece(candidate.id)))) {
+                candidate.logit = -INFINITY;
+            }
+            if (all.is_exhausted()) {
+                return false;
+            }
+        }
         return true;
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
+int hobbit_grammar_accept(llama_sampler * sampler, llama_token token, size_t limit) {
+    try {
+        throwing_guard      guard;
+        llama_grammar &     grammar  = *of(sampler).grammar;
+        const std::string & piece    = grammar.vocab->token_to_piece(token);
+        const auto &        wakers   = grammar.trigger_tokens;
+        const bool          is_asleep = grammar.awaiting_trigger;
+        std::string         followed = piece;
+        if (is_asleep && std::find(wakers.begin(), wakers.end(), token) == wakers.end()) {
+            const size_t before = grammar.trigger_buffer.size();
+            followed.insert(0, grammar.trigger_buffer);
+            const size_t start = found_by_patterns(grammar, followed);
+            if (start == std::string::npos) {
+                grammar.trigger_buffer_positions.push_back({ token, { before, followed.size() } });
+                grammar.trigger_buffer = std::move(followed);
+                return 0;
+            }
+            followed.erase(0, start);
+        }
+        if ((is_asleep || !grammar.vocab->is_eog(token)) && !can_follow(grammar, followed, limit)) {
+            return 1;
+        }
+        llama_grammar_accept_impl(grammar, token);
+        return 0;
+    } catch (const std::exception &) {
+        return 2;
     }
 }
 

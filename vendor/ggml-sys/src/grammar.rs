@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use crate::llama::{llama_sampler, llama_token, llama_vocab};
+use crate::llama::{llama_sampler, llama_token, llama_token_data_array, llama_vocab};
 
 unsafe extern "C" {
     /// `llama_sampler_init_grammar`, or `_lazy_patterns` where it is `lazy`, from the rule `root` on, that neither throws nor aborts and
@@ -21,7 +21,18 @@ unsafe extern "C" {
         error_capacity: usize,
     ) -> *mut llama_sampler;
 
-    /// Whether llama.cpp takes at most `limit` steps for each character of a token to go on with it. Of a grammar that waits for its
-    /// trigger it does.
-    pub fn hobbit_grammar_can_follow(sampler: *const llama_sampler, token: llama_token, limit: usize) -> bool;
+    /// Whether it waits for its trigger: it then allows any token.
+    pub fn hobbit_grammar_is_asleep(sampler: *const llama_sampler) -> bool;
+
+    /// What `llama_sampler_apply` does: tokens that the grammar does not allow get a logit of minus infinity. False where
+    /// it would take more than some `limit` steps; some tokens are then masked and others not.
+    pub fn hobbit_grammar_mask(
+        sampler: *const llama_sampler,
+        candidates: *mut llama_token_data_array,
+        limit: usize,
+    ) -> bool;
+
+    /// `llama_sampler_accept` of a token that the grammar allows: 0. Nothing is done where llama.cpp would take more than `limit`
+    /// steps for one of its characters, or of what it said since it waits for its trigger: 1. 2 where llama.cpp throws.
+    pub fn hobbit_grammar_accept(sampler: *mut llama_sampler, token: llama_token, limit: usize) -> i32;
 }

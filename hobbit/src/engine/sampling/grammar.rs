@@ -80,10 +80,6 @@ impl Grammar {
         Ok(Some(grammar))
     }
 
-    pub(super) fn raw(&mut self) -> &mut Raw {
-        &mut self.raw
-    }
-
     /// Goes on with a token that the grammar allows.
     ///
     /// # Errors
@@ -99,7 +95,7 @@ impl Grammar {
         if searched.bytes <= SEARCHED_BYTES_MAX {
             return Ok(());
         }
-        if !self.is_asleep(model) {
+        if !self.is_asleep() {
             self.searched = None;
             return Ok(());
         }
@@ -116,11 +112,32 @@ impl Grammar {
         self.accept_prefill()
     }
 
+    /// Masks the tokens that the grammar does not allow: their logits become minus infinity.
+    ///
+    /// # Errors
+    /// A grammar that is too ambiguous to tell in bearable time.
+    pub(super) fn mask(&self, candidates: &mut llama_token_data_array) -> Result<(), Error> {
+        // SAFETY: the sampler is one of grammars, and live; the array's data is valid for its size.
+        match unsafe { ggml_sys::grammar::hobbit_grammar_mask(self.raw.as_ptr(), candidates, STEPS_MAX) } {
+            true => Ok(()),
+            false => Err(too_ambiguous()),
+        }
+    }
+
+    /// Whether the grammar can go on with `token`.
+    ///
+    /// # Errors
+    /// As of [`Self::mask`].
+    pub(super) fn allows(&self, token: Token) -> Result<bool, Error> {
+        let mut single = llama_token_data { id: token, logit: 1.0, p: 0.0 };
+        self.mask(&mut llama_token_data_array { data: &raw mut single, size: 1, selected: -1, sorted: false })?;
+        Ok(single.logit != f32::NEG_INFINITY)
+    }
+
     fn accept_prefill(&mut self) -> Result<(), Error> {
         for at in 0..self.prefill.len() {
             // It may hold what the caller says for the model, and is followed within the same bound.
-            self.check_steps(self.prefill[at])?;
-            if !self.raw.accept(self.prefill[at]) {
+            if !self.follow(self.prefill[at])? {
                 self.raw.reset();
                 let reason = "it does not allow what the chat template says for the model (the generation prompt)";
                 return Err(Error::Grammar(reason.into()));
@@ -129,19 +146,18 @@ impl Grammar {
         Ok(())
     }
 
-    /// That llama.cpp can go on with a token in a bearable number of steps.
-    fn check_steps(&self, token: Token) -> Result<(), Error> {
+    /// Has llama.cpp go on with a token, if it can in a bearable number of steps. False where it has lost its place: to be reset.
+    fn follow(&mut self, token: Token) -> Result<bool, Error> {
         // SAFETY: the sampler is one of grammars, and live.
-        if unsafe { ggml_sys::grammar::hobbit_grammar_can_follow(self.raw.as_ptr(), token, STEPS_MAX) } {
-            return Ok(());
+        match unsafe { ggml_sys::grammar::hobbit_grammar_accept(self.raw.as_ptr(), token, STEPS_MAX) } {
+            0 => Ok(true),
+            1 => Err(too_ambiguous()),
+            _ => Ok(false),
         }
-        let reason = "it is too ambiguous to be followed: what was said so far can be read in too many ways at once";
-        Err(Error::Grammar(reason.into()))
     }
 
     fn accept_raw(&mut self, token: Token) -> Result<(), Error> {
-        self.check_steps(token)?;
-        if self.raw.accept(token) {
+        if self.follow(token)? {
             return Ok(());
         }
         // A grammar without a state would abort the process at its next use.
@@ -150,12 +166,9 @@ impl Grammar {
     }
 
     /// Whether a lazy grammar waits for its trigger: it then refuses no token at all.
-    fn is_asleep(&mut self, model: &Model) -> bool {
-        let mut candidates: Vec<llama_token_data> =
-            (0..).take(model.n_vocab()).map(|id| llama_token_data { id, logit: 1.0, p: 0.0 }).collect();
-        let (data, size) = (candidates.as_mut_ptr(), candidates.len());
-        self.raw.apply(&mut llama_token_data_array { data, size, selected: -1, sorted: false });
-        candidates.iter().all(|candidate| candidate.logit > f32::NEG_INFINITY)
+    fn is_asleep(&self) -> bool {
+        // SAFETY: the sampler is one of grammars, and live.
+        unsafe { ggml_sys::grammar::hobbit_grammar_is_asleep(self.raw.as_ptr()) }
     }
 
     /// Has patterns look through the last tokens only, from one on that begins with a letter: a pattern for the beginning of all
@@ -178,6 +191,11 @@ impl Grammar {
         let tail = Vec::from(searched.tail.clone());
         tail.into_iter().try_for_each(|token| self.accept_raw(token))
     }
+}
+
+fn too_ambiguous() -> Error {
+    let reason = "it is too ambiguous to be followed: what was said so far can be read in too many ways at once";
+    Error::Grammar(reason.into())
 }
 
 /// A sampler of llama.cpp's for a grammar.
@@ -280,6 +298,11 @@ fn c_text(text: &str) -> Result<CString, Error> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::Rng as _;
+    use proptest::test_runner::{RngAlgorithm, TestRng};
+
+    use super::super::Sampler;
+    use super::super::tests::model;
     use super::*;
 
     #[test]
@@ -287,5 +310,78 @@ mod tests {
         assert_eq!(escaped("<tool_call>"), "<tool_call>");
         assert_eq!(escaped("{\"a\": [1|2]}"), "\\{\"a\": \\[1\\|2\\]\\}");
         assert_eq!(["", "a", "^a", "a$", "^a$"].map(anchored), ["^$", "^a$", "^a$", "^a$", "^a$"]);
+    }
+
+    fn grammar(text: &str) -> Grammar {
+        let options = SamplingOptions { grammar: Some(text.to_owned()), ..SamplingOptions::greedy() };
+        Grammar::new(model(), &options, &[], &[]).unwrap().unwrap()
+    }
+
+    fn allowed(mask: impl FnOnce(&mut llama_token_data_array)) -> Vec<Token> {
+        let mut all: Vec<llama_token_data> =
+            (0..).take(model().n_vocab()).map(|id| llama_token_data { id, logit: 1.0, p: 0.0 }).collect();
+        let (data, size) = (all.as_mut_ptr(), all.len());
+        mask(&mut llama_token_data_array { data, size, selected: -1, sorted: false });
+        all.iter().filter(|token| token.logit != f32::NEG_INFINITY).map(|token| token.id).collect()
+    }
+
+    #[test]
+    fn masks_are_llama_cpps() {
+        let json = Sampler::json_schema_to_grammar(
+            r#"{"type": "object", "properties": {"name": {"type": "string"}, "n": {"enum": ["--", "-", 1.5, null]}}}"#,
+        );
+        let json = json.unwrap();
+        let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        for text in [
+            json.as_str(),
+            "root ::= .*",
+            "root ::= [^a-z]+ \"é\"?",
+            "root ::= ([à-ü] | \"日本\" | [😀-😎] | \"x\"){1,8}",
+            "root ::= [^\\x00-\\x7f]* | [^à-ü日]*",
+            "root ::= (\"a\" | \"an\" | \"and\" | [a-d] \" \"?)* \"\\n\"",
+            "root ::= s\ns ::= \" \" s | [ ] s | \"x\" s? | \"\"",
+            "root ::= <[300]> [a-z ]* (<[301]> | !<[302]>)* \".\"",
+        ] {
+            let mut grammar = grammar(text);
+            for n in 0..24 {
+                let theirs = allowed(|candidates| grammar.raw.apply(candidates));
+                let ours = allowed(|candidates| grammar.mask(candidates).unwrap());
+                assert_eq!(ours, theirs, "{text} after {n} tokens");
+                let on: Vec<Token> = ours.into_iter().filter(|token| !model().is_eog(*token)).collect();
+                let Some(token) = on.get(rng.next_u32() as usize % on.len().max(1)) else { break };
+                assert!(grammar.allows(*token).unwrap());
+                grammar.accept(model(), *token).unwrap();
+            }
+        }
+    }
+
+    /// A token of 36 characters that fails at its last, after 34 that may each be read in two ways.
+    #[test]
+    fn long_tokens_are_refused_in_little_time() {
+        let grammar = grammar("root ::= \"\\n\" a{34} \"x\"\na ::= \" \" | [ ]");
+        let expected = format!("\n{}x", " ".repeat(34));
+        let pieces = (0..model().n_vocab() as Token).map(|token| (token, model().piece(token, true)));
+        let begins = |piece: &Vec<u8>| !piece.is_empty() && expected.as_bytes().starts_with(piece);
+        let expected: Vec<Token> = pieces.clone().filter(|(_, piece)| begins(piece)).map(|(token, _)| token).collect();
+        assert!(pieces.clone().any(|(_, piece)| piece.len() > 35 && piece.ends_with(&[b' '; 35])));
+        assert_eq!(allowed(|candidates| grammar.mask(candidates).unwrap()), expected);
+    }
+
+    #[test]
+    fn what_wakes_a_grammar_is_followed_within_the_bound() {
+        // Whatever was said since the pattern's group can be read in twice as many ways with every character.
+        let options = SamplingOptions {
+            grammar: Some("root ::= s\ns ::= [^!] s \"b\"? | [^!] s \"c\"? | [^!]".to_owned()),
+            grammar_lazy: true,
+            grammar_triggers: vec![GrammarTrigger::Pattern("^([^!]{30})".to_owned())],
+            ..SamplingOptions::greedy()
+        };
+        let mut grammar = Grammar::new(model(), &options, &[], &[]).unwrap().unwrap();
+        let x = (0..model().n_vocab() as Token).find(|token| model().piece(*token, true) == b"x").unwrap();
+        for _ in 0..29 {
+            grammar.accept(model(), x).unwrap();
+        }
+        assert!(grammar.is_asleep());
+        assert!(grammar.accept(model(), x).unwrap_err().to_string().contains("too ambiguous to be followed"));
     }
 }

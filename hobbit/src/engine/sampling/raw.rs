@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use ggml_sys::llama::{self, llama_sampler, llama_token_data, llama_token_data_array};
+use ggml_sys::llama::{self, llama_sampler, llama_token_data_array};
 use ggml_sys::shim;
 
 use crate::engine::error::Error;
@@ -32,14 +32,6 @@ impl Raw {
     pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) {
         // SAFETY: the sampler is live; the array's data is valid for its size and stays in place.
         unsafe { llama::llama_sampler_apply(self.as_ptr(), candidates) };
-    }
-
-    /// Whether the sampler leaves `token` a chance.
-    pub(super) fn allows(&mut self, token: Token) -> bool {
-        let mut single = llama_token_data { id: token, logit: 1.0, p: 0.0 };
-        let mut array = llama_token_data_array { data: &raw mut single, size: 1, selected: -1, sorted: false };
-        self.apply(&mut array);
-        single.logit != f32::NEG_INFINITY
     }
 
     pub(super) fn reset(&mut self) {

@@ -9,7 +9,7 @@ use crate::options::{GrammarKind, GrammarTrigger, ModelOptions, ReasoningBudget,
 
 const PROMPT: &str = "And the LORD said unto";
 
-fn model() -> &'static Model {
+pub(super) fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
