@@ -67,6 +67,7 @@
 //! | `store` | where bytes come from: direct, buffered, memory, faulty |
 //! | `calibrate` | what this machine can do, measured once |
 //! | `gguf` | which bytes of which file are whose |
+//! | `grammar` | which tokens go on with a text that must follow rules |
 //! | `cache` `route` `predict` | who stays, who is wanted in which precision, what comes |
 //! | `pack` | a model with every expert as one record, in two precisions |
 //! | `profile` | what a model tolerates |
@@ -124,6 +125,8 @@ pub mod fitted;
 pub mod forecast;
 #[doc(hidden)]
 pub mod gguf;
+#[doc(hidden)]
+pub mod grammar;
 #[doc(hidden)]
 pub mod load;
 pub mod options;

@@ -2,6 +2,7 @@
 
 mod experts_seen;
 mod load;
+mod pieces;
 mod vocabulary;
 
 pub use experts_seen::{ExpertPlace, LayerPlaces};
@@ -9,11 +10,12 @@ pub use vocabulary::SpecialTokens;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ggml_sys::llama;
 
+use self::pieces::Pieces;
 use super::adapters::{AdapterInfo, Adapters};
 use super::error::Error;
 use super::experts::Experts;
@@ -113,6 +115,8 @@ pub(super) struct Shared {
     pub(super) opened_at: Instant,
     info: ModelInfo,
     expert_bytes_read_at_load: u64,
+    /// Made when something first asks.
+    pieces: OnceLock<Pieces>,
 }
 
 impl Model {
@@ -328,6 +332,11 @@ impl Model {
     /// The bytes a token stands for; they may be part of a UTF-8 character. `special` spells out control tokens.
     pub fn piece(&self, token: Token, special: bool) -> Vec<u8> {
         self.shared.raw.piece(token, special)
+    }
+
+    /// What every token stands for.
+    pub(super) fn pieces(&self) -> &Pieces {
+        self.shared.pieces.get_or_init(|| Pieces::new(&self.shared.raw, |token| self.is_eog(token)))
     }
 
     /// Number of tokens in the vocabulary.

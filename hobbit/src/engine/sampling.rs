@@ -10,7 +10,7 @@ mod raw;
 mod validate;
 
 use std::ffi::{CStr, CString, c_char};
-use std::ptr;
+use std::{ptr, slice};
 
 use ggml_sys::llama::{self, llama_token_data, llama_token_data_array};
 
@@ -188,7 +188,7 @@ impl Sampler {
             budget.reset();
         }
         if let Some(grammar) = &mut self.grammar {
-            let begun = grammar.reset();
+            let begun = grammar.reset(&self.model);
             debug_assert!(begun.is_ok(), "a grammar that once began begins again");
         }
     }
@@ -230,8 +230,9 @@ impl Sampler {
         if let Some(budget) = &mut self.budget {
             budget.raw().apply(&mut array);
         }
-        if masked && let Some(grammar) = &self.grammar {
-            grammar.mask(&mut array)?;
+        if masked && let Some(grammar) = &mut self.grammar {
+            // SAFETY: the array's data is valid for its size.
+            grammar.mask(&self.model, unsafe { slice::from_raw_parts_mut(array.data, array.size) })?;
         }
         self.chain.apply(&mut array);
         // Samplers shorten and reorder the array but leave it where it is.
@@ -289,9 +290,10 @@ impl Sampler {
     }
 
     /// Whether the grammar, if it has a say, can go on with `token`. Does not advance it.
-    fn grammar_allows(&self, token: Token) -> Result<bool, Error> {
-        match &self.grammar {
-            Some(grammar) if self.grammar_applies() => grammar.allows(token),
+    fn grammar_allows(&mut self, token: Token) -> Result<bool, Error> {
+        let applies = self.grammar_applies();
+        match &mut self.grammar {
+            Some(grammar) if applies => grammar.allows(&self.model, token),
             _ => Ok(true),
         }
     }

@@ -91,11 +91,11 @@ impl<'a> Found<'a> {
                     return Err(format!("the name of a property is longer than {NAME_MAX} bytes"));
                 }
             }
-            ("pattern", Value::String(pattern)) => {
-                if pattern.len() > PATTERN_MAX || nesting(pattern) > PATTERN_NESTING_MAX {
-                    let bound = format!("{PATTERN_MAX} bytes, or {PATTERN_NESTING_MAX} parentheses within each other");
-                    return Err(format!("a pattern has more than {bound}"));
-                }
+            ("pattern", Value::String(pattern))
+                if pattern.len() > PATTERN_MAX || nesting(pattern) > PATTERN_NESTING_MAX =>
+            {
+                let bound = format!("{PATTERN_MAX} bytes, or {PATTERN_NESTING_MAX} parentheses within each other");
+                return Err(format!("a pattern has more than {bound}"));
             }
             ("allOf", Value::Array(schemas)) => {
                 let alternatives = |schema: &Value| schema.get("anyOf").and_then(Value::as_array).map_or(1, Vec::len);

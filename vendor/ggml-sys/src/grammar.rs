@@ -1,38 +1,41 @@
 //! Declarations of `shim/grammar.cpp`.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int, c_void};
 
-use crate::llama::{llama_sampler, llama_token, llama_token_data_array, llama_vocab};
+use crate::llama::llama_vocab;
+
+/// `llama_grammar_trigger_pattern`.
+#[repr(C)]
+pub struct Pattern {
+    _opaque: [u8; 0],
+}
+
+/// `llama_grammar_element`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Element {
+    /// `llama_gretype`.
+    pub kind: u32,
+    /// A character, a rule or a token.
+    pub value: u32,
+}
 
 unsafe extern "C" {
-    /// `llama_sampler_init_grammar`, or `_lazy_patterns` where it is `lazy`, from the rule `root` on, that neither throws nor aborts and
-    /// cannot be cloned. Null where llama.cpp refuses it, and where it could begin in so many ways that llama.cpp would take more
-    /// than `limit` steps to find them; a message in `error` where it is known.
-    pub fn hobbit_grammar_init(
+    /// Parses a grammar as llama.cpp does and shows each of its rules, in order of their numbers. The number of the rule `root`; -1 where
+    /// it cannot be parsed, -2 where it has no such rule.
+    pub fn hobbit_grammar_parse(
         vocab: *const llama_vocab,
         text: *const c_char,
-        lazy: bool,
-        patterns: *const *const c_char,
-        n_patterns: usize,
-        tokens: *const llama_token,
-        n_tokens: usize,
-        limit: usize,
-        error: *mut c_char,
-        error_capacity: usize,
-    ) -> *mut llama_sampler;
+        output: unsafe extern "C" fn(context: *mut c_void, elements: *const Element, n: usize),
+        context: *mut c_void,
+    ) -> c_int;
 
-    /// Whether it waits for its trigger: it then allows any token.
-    pub fn hobbit_grammar_is_asleep(sampler: *const llama_sampler) -> bool;
+    /// A regular expression (ECMAScript) that may wake a grammar. Null where it is none.
+    pub fn hobbit_pattern_init(pattern: *const c_char) -> *mut Pattern;
 
-    /// What `llama_sampler_apply` does: tokens that the grammar does not allow get a logit of minus infinity. False where
-    /// it would take more than some `limit` steps; some tokens are then masked and others not.
-    pub fn hobbit_grammar_mask(
-        sampler: *const llama_sampler,
-        candidates: *mut llama_token_data_array,
-        limit: usize,
-    ) -> bool;
+    /// Where what a grammar has to go on with begins in a text: the first group that is not empty, or all that is found. `usize::MAX`
+    /// where nothing is found.
+    pub fn hobbit_pattern_find(pattern: *const Pattern, text: *const c_char, len: usize) -> usize;
 
-    /// `llama_sampler_accept` of a token that the grammar allows: 0. Nothing is done where llama.cpp would take more than `limit`
-    /// steps for one of its characters, or of what it said since it waits for its trigger: 1. 2 where llama.cpp throws.
-    pub fn hobbit_grammar_accept(sampler: *mut llama_sampler, token: llama_token, limit: usize) -> i32;
+    pub fn hobbit_pattern_free(pattern: *mut Pattern);
 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ggml_sys::llama;
@@ -160,6 +160,7 @@ impl Model {
             opened_at: started,
             info,
             expert_bytes_read_at_load,
+            pieces: OnceLock::new(),
         };
         shared.check_loaded()?;
         shared.check_routing(&options.routing)?;

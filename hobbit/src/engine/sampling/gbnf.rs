@@ -22,11 +22,12 @@ const REPETITIONS_MAX: u128 = 2000;
 pub(super) fn check(grammar: &str) -> Result<(), Error> {
     let mut rest = grammar;
     let mut depth = 0_usize;
-    // Bytes of the literal or class that was read last, 1 for anything else.
+    // Characters that what was read last stands for: bytes of a literal or class, 1 for anything else, times its repetitions.
     let (mut last, mut repeated) = (1_u64, 0_u64);
     while let Some(start) = rest.find(['"', '[', '#', '{', '(', ')']) {
         let (opening, after) = (rest.as_bytes()[start], &rest[start + 1..]);
-        if !rest[..start].trim().is_empty() || matches!(opening, b'(' | b')') {
+        let is_behind_repetition = |character: char| character.is_whitespace() || "*+?".contains(character);
+        if !rest[..start].chars().all(is_behind_repetition) || matches!(opening, b'(' | b')') {
             last = 1;
         }
         rest = match opening {
@@ -51,7 +52,8 @@ pub(super) fn check(grammar: &str) -> Result<(), Error> {
             _ => {
                 let (inside, rest) = after.split_once('}').unwrap_or((after, ""));
                 let most = inside.split(',').filter_map(number).max().unwrap_or(1).min(REPETITIONS_MAX);
-                repeated = repeated.saturating_add(last.saturating_mul(most as u64));
+                last = last.saturating_mul((most as u64).max(1));
+                repeated = repeated.saturating_add(last);
                 if repeated > REPEATED_MAX {
                     return Err(Error::Grammar(format!("what it repeats is longer than {REPEATED_MAX} characters")));
                 }
@@ -137,6 +139,9 @@ mod tests {
         }
         let class = format!("root ::= [{literal}]{{8}}");
         assert!(check(&class).is_err());
+        for again in ["+{2000}", "* + {9}", "{2}{2}{2}", "{3}?{3}"] {
+            assert!(check(&format!("root ::= \"{literal}\"{again}")).is_err(), "{again}");
+        }
         for allowed in ["{2}", " b{2000}", " (\"b\"){2000}", "", "?"] {
             assert!(check(&format!("root ::= \"{literal}\"{allowed}\nb ::= \"b\"")).is_ok(), "{allowed}");
         }

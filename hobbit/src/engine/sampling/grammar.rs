@@ -1,54 +1,43 @@
 //! Grammars that the output must follow: at once, or from a trigger on.
 
-use std::collections::VecDeque;
-use std::ffi::{CStr, CString, c_char};
+mod pattern;
+pub(super) mod said;
 
-use ggml_sys::llama::{llama_token_data, llama_token_data_array};
+use std::ffi::{CString, c_int, c_void};
+use std::sync::Arc;
 
+use ggml_sys::llama::llama_token_data;
+
+use self::pattern::Pattern;
+use self::said::Said;
 use super::gbnf;
-use super::raw::Raw;
 use crate::engine::error::Error;
 use crate::engine::log;
 use crate::engine::model::Model;
+use crate::grammar::{Candidate, Element, Grammar as Rooted, Rules, TooMany};
 use crate::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
-/// The longest text in bytes in which patterns look for a trigger. Each token has them look through all of it again, and the
-/// C++ library's regular expressions recurse with the length of what they match, by some 350 bytes of stack for each.
-pub(super) const SEARCHED_BYTES_MAX: usize = 2 << 10;
-
-/// Tokens, and their bytes, at the end of that text that are kept when it grows too long: a trigger may have begun there.
-const TAIL_TOKENS: usize = 64;
-const TAIL_BYTES: usize = SEARCHED_BYTES_MAX / 2;
-
-/// What llama.cpp may do to go on by one character: stacks that it copies, entry by entry, and stacks that it compares with. Nothing can
-/// interrupt it, and all requests wait meanwhile: this many take some 60 ms on a Xeon. Grammars that are not ambiguous take a few hundred.
-const STEPS_MAX: usize = 1 << 25;
+/// What may be done to find out what a grammar allows, or to go on in it. Nothing interrupts that, and all requests wait meanwhile:
+/// this many take some 60 ms on a Xeon. Grammars that are not ambiguous take some thousand.
+const STEPS_MAX: u64 = 1 << 25;
 
 /// A grammar in its state.
 pub(super) struct Grammar {
-    raw: Raw,
+    own: Rooted,
     /// What the template has said for the model, if the grammar describes that, too.
     prefill: Vec<Token>,
     /// Sleeps until a trigger, and while the model thinks.
     pub(super) is_lazy: bool,
-    has_patterns: bool,
-    /// What patterns look through; `None` where there are none, and once the grammar is awake.
-    searched: Option<Searched>,
-}
-
-/// What was said since a lazy grammar began to wait.
-#[derive(Default)]
-struct Searched {
-    bytes: usize,
-    /// Its last tokens.
-    tail: VecDeque<Token>,
+    triggers: Triggers,
+    /// What was said while it waits for a trigger; `None` once it is awake.
+    said: Option<Said>,
 }
 
 impl Grammar {
     /// The grammar of `options`, if it has one. `prefill` are the tokens of the generation prompt.
     ///
     /// # Errors
-    /// [`Error::Grammar`] for one that llama.cpp refuses, or that does not go with the generation prompt.
+    /// [`Error::Grammar`] for one that llama.cpp cannot parse, that cannot be followed, or that does not go with the generation prompt.
     pub(super) fn new(
         model: &Model,
         options: &SamplingOptions,
@@ -60,186 +49,146 @@ impl Grammar {
             return Err(Error::Grammar("llguidance is not built in; write it in GBNF".into()));
         }
         gbnf::check(text)?;
-        let text = c_text(text)?;
         let triggers = if options.grammar_lazy {
             Triggers::new(model, &options.grammar_triggers, preserved)?
         } else {
             Triggers::default()
         };
-        let patterns: Vec<*const c_char> = triggers.patterns.iter().map(|pattern| pattern.as_ptr()).collect();
-        let made = made(model, &text, options.grammar_lazy, &patterns, &triggers.tokens)?;
+        let rules = Arc::new(parsed(model, text)?);
+        let own = Rooted::new(rules, STEPS_MAX).map_err(|TooMany| {
+            Error::Grammar("it begins in too many ways at once, or goes round without a character".into())
+        })?;
         let is_prefilled = options.grammar_kind == GrammarKind::Template && !options.grammar_lazy;
         let mut grammar = Self {
-            raw: made,
+            own,
             prefill: if is_prefilled { prefill.to_vec() } else { Vec::new() },
             is_lazy: options.grammar_lazy,
-            has_patterns: !patterns.is_empty(),
-            searched: (!patterns.is_empty()).then(Searched::default),
+            triggers,
+            said: options.grammar_lazy.then(Said::default),
         };
-        grammar.accept_prefill()?;
+        grammar.accept_prefill(model)?;
         Ok(Some(grammar))
     }
 
-    /// Goes on with a token that the grammar allows.
-    ///
-    /// # Errors
-    /// [`Error::Grammar`] where llama.cpp has lost its place: the grammar then begins anew.
-    pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), Error> {
-        self.accept_raw(token)?;
-        let Some(searched) = &mut self.searched else { return Ok(()) };
-        searched.bytes += model.piece(token, true).len();
-        if searched.tail.len() == TAIL_TOKENS {
-            searched.tail.pop_front();
-        }
-        searched.tail.push_back(token);
-        if searched.bytes <= SEARCHED_BYTES_MAX {
-            return Ok(());
-        }
-        if !self.is_asleep() {
-            self.searched = None;
-            return Ok(());
-        }
-        self.shorten(model)
-    }
-
-    /// Starts anew.
-    ///
-    /// # Errors
-    /// A generation prompt that does not go with the grammar.
-    pub(super) fn reset(&mut self) -> Result<(), Error> {
-        self.raw.reset();
-        self.searched = self.has_patterns.then(Searched::default);
-        self.accept_prefill()
-    }
-
-    /// Masks the tokens that the grammar does not allow: their logits become minus infinity.
+    /// Masks the tokens that the grammar does not allow: their logits become minus infinity. While it waits for its trigger it
+    /// allows all.
     ///
     /// # Errors
     /// A grammar that is too ambiguous to tell in bearable time.
-    pub(super) fn mask(&self, candidates: &mut llama_token_data_array) -> Result<(), Error> {
-        // SAFETY: the sampler is one of grammars, and live; the array's data is valid for its size.
-        match unsafe { ggml_sys::grammar::hobbit_grammar_mask(self.raw.as_ptr(), candidates, STEPS_MAX) } {
-            true => Ok(()),
-            false => Err(too_ambiguous()),
+    pub(super) fn mask(&mut self, model: &Model, candidates: &mut [llama_token_data]) -> Result<(), Error> {
+        if self.said.is_some() {
+            return Ok(());
         }
+        let tokens = candidates.iter_mut().map(|token| {
+            let candidate = candidate(model, token.id);
+            (token, candidate)
+        });
+        self.own.allows(tokens, STEPS_MAX, |token| token.logit = f32::NEG_INFINITY).map_err(too_ambiguous)
     }
 
     /// Whether the grammar can go on with `token`.
     ///
     /// # Errors
     /// As of [`Self::mask`].
-    pub(super) fn allows(&self, token: Token) -> Result<bool, Error> {
-        let mut single = llama_token_data { id: token, logit: 1.0, p: 0.0 };
-        self.mask(&mut llama_token_data_array { data: &raw mut single, size: 1, selected: -1, sorted: false })?;
-        Ok(single.logit != f32::NEG_INFINITY)
+    pub(super) fn allows(&mut self, model: &Model, token: Token) -> Result<bool, Error> {
+        let mut single = [llama_token_data { id: token, logit: 1.0, p: 0.0 }];
+        self.mask(model, &mut single)?;
+        Ok(single[0].logit != f32::NEG_INFINITY)
     }
 
-    fn accept_prefill(&mut self) -> Result<(), Error> {
-        for at in 0..self.prefill.len() {
-            // It may hold what the caller says for the model, and is followed within the same bound.
-            if !self.follow(self.prefill[at])? {
-                self.raw.reset();
-                let reason = "it does not allow what the chat template says for the model (the generation prompt)";
-                return Err(Error::Grammar(reason.into()));
+    /// Goes on with a token that the grammar allows.
+    ///
+    /// # Errors
+    /// [`Error::Grammar`] where it does not, or cannot tell. What a grammar does not allow after its trigger has it begin anew.
+    pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), Error> {
+        let own = candidate(model, token);
+        let went_on = match &mut self.said {
+            None => self.own.accept(&[own], STEPS_MAX),
+            Some(_) if self.triggers.tokens.contains(&token) => {
+                self.own.accept(&[Candidate { is_end: false, ..own }], STEPS_MAX)
             }
+            Some(said) => {
+                said.push(token, own.piece);
+                let Some(start) = self.triggers.patterns.iter().find_map(|pattern| pattern.find(said.text())) else {
+                    return Ok(());
+                };
+                let replayed = said.since(start).into_iter();
+                let replayed: Vec<Candidate<'_>> =
+                    replayed.map(|(token, piece)| Candidate { id: token as u32, piece, is_end: false }).collect();
+                self.own.accept(&replayed, STEPS_MAX)
+            }
+        };
+        if !went_on.map_err(too_ambiguous)? {
+            self.rewind();
+            return Err(Error::Grammar(format!("it does not go on with token {token}")));
         }
+        self.said = None;
         Ok(())
     }
 
-    /// Has llama.cpp go on with a token, if it can in a bearable number of steps. False where it has lost its place: to be reset.
-    fn follow(&mut self, token: Token) -> Result<bool, Error> {
-        // SAFETY: the sampler is one of grammars, and live.
-        match unsafe { ggml_sys::grammar::hobbit_grammar_accept(self.raw.as_ptr(), token, STEPS_MAX) } {
-            0 => Ok(true),
-            1 => Err(too_ambiguous()),
-            _ => Ok(false),
-        }
+    /// Starts anew.
+    ///
+    /// # Errors
+    /// A generation prompt that does not go with the grammar.
+    pub(super) fn reset(&mut self, model: &Model) -> Result<(), Error> {
+        self.rewind();
+        self.accept_prefill(model)
     }
 
-    fn accept_raw(&mut self, token: Token) -> Result<(), Error> {
-        if self.follow(token)? {
+    fn rewind(&mut self) {
+        self.own.reset();
+        self.said = self.is_lazy.then(Said::default);
+    }
+
+    fn accept_prefill(&mut self, model: &Model) -> Result<(), Error> {
+        // It may hold what the caller says for the model, and is followed within the same bound.
+        let tokens: Vec<Candidate<'_>> = self.prefill.iter().map(|token| candidate(model, *token)).collect();
+        if self.own.accept(&tokens, STEPS_MAX).map_err(too_ambiguous)? {
             return Ok(());
         }
-        // A grammar without a state would abort the process at its next use.
-        self.raw.reset();
-        Err(Error::Grammar(format!("llama.cpp lost its place in it at token {token}")))
-    }
-
-    /// Whether a lazy grammar waits for its trigger: it then refuses no token at all.
-    fn is_asleep(&self) -> bool {
-        // SAFETY: the sampler is one of grammars, and live.
-        unsafe { ggml_sys::grammar::hobbit_grammar_is_asleep(self.raw.as_ptr()) }
-    }
-
-    /// Has patterns look through the last tokens only, from one on that begins with a letter: a pattern for the beginning of all
-    /// that was said must not take this for it.
-    fn shorten(&mut self, model: &Model) -> Result<(), Error> {
-        self.raw.reset();
-        let Some(searched) = &mut self.searched else { return Ok(()) };
-        let pieces: Vec<Vec<u8>> = searched.tail.iter().map(|token| model.piece(*token, true)).collect();
-        let mut bytes = 0;
-        let fits = |piece: &&Vec<u8>| {
-            bytes += piece.len();
-            bytes <= TAIL_BYTES
-        };
-        let n_fitting = pieces.iter().rev().take_while(fits).count();
-        let begins = |piece: &Vec<u8>| piece.first().is_some_and(u8::is_ascii_alphabetic);
-        let skipped = pieces.len() - n_fitting;
-        let first = pieces[skipped..].iter().position(begins).map_or(pieces.len(), |at| skipped + at);
-        searched.tail.drain(..first);
-        searched.bytes = pieces[first..].iter().map(Vec::len).sum();
-        let tail = Vec::from(searched.tail.clone());
-        tail.into_iter().try_for_each(|token| self.accept_raw(token))
+        let reason = "it does not allow what the chat template says for the model (the generation prompt)";
+        Err(Error::Grammar(reason.into()))
     }
 }
 
-fn too_ambiguous() -> Error {
+fn candidate(model: &Model, token: Token) -> Candidate<'_> {
+    let pieces = model.pieces();
+    Candidate { id: token as u32, piece: pieces.piece(token), is_end: pieces.is_end(token) }
+}
+
+fn too_ambiguous(_: TooMany) -> Error {
     let reason = "it is too ambiguous to be followed: what was said so far can be read in too many ways at once";
     Error::Grammar(reason.into())
 }
 
-/// A sampler of llama.cpp's for a grammar.
-fn made(
-    model: &Model,
-    text: &CString,
-    is_lazy: bool,
-    patterns: &[*const c_char],
-    tokens: &[Token],
-) -> Result<Raw, Error> {
-    log::clear_errors();
-    let mut message: [c_char; 256] = [0; 256];
-    // SAFETY: the model's vocabulary is live, the strings are NUL-terminated, the arrays have as many entries as is said and outlive
-    // the call, which copies; the message buffer is valid for its capacity.
-    let (made, message) = unsafe {
-        let made = ggml_sys::grammar::hobbit_grammar_init(
-            model.vocab(),
-            text.as_ptr(),
-            is_lazy,
-            patterns.as_ptr(),
-            patterns.len(),
-            tokens.as_ptr(),
-            tokens.len(),
-            STEPS_MAX,
-            message.as_mut_ptr(),
-            message.len(),
-        );
-        (made, CStr::from_ptr(message.as_ptr()).to_string_lossy())
-    };
-    if !made.is_null() {
-        return Raw::new(made, "grammar");
+/// The rules of a grammar, by llama.cpp's parser.
+fn parsed(model: &Model, text: &str) -> Result<Rules, Error> {
+    unsafe extern "C" fn add(rules: *mut c_void, elements: *const ggml_sys::grammar::Element, n: usize) {
+        // SAFETY: the context is the vector below, the elements are valid during the call.
+        let (rules, elements) =
+            unsafe { (&mut *rules.cast::<Vec<Vec<Element>>>(), std::slice::from_raw_parts(elements, n)) };
+        rules.push(elements.iter().map(|own| Element { kind: own.kind, value: own.value }).collect());
     }
-    let what = if patterns.is_empty() { "it" } else { "it or the patterns that wake it" };
-    Err(Error::Grammar(match (message, log::take_errors()) {
-        (message, reason) if message.is_empty() && reason.is_empty() => format!("llama.cpp cannot parse {what}"),
-        (message, reason) if message.is_empty() => reason,
-        (message, _) => message.into_owned(),
-    }))
+    let text = c_text(text)?;
+    let mut rules: Vec<Vec<Element>> = Vec::new();
+    log::clear_errors();
+    // SAFETY: the vocabulary is live, the text NUL-terminated; the callback is given the vector that it expects.
+    let root: c_int =
+        unsafe { ggml_sys::grammar::hobbit_grammar_parse(model.vocab(), text.as_ptr(), add, (&raw mut rules).cast()) };
+    match u32::try_from(root) {
+        Ok(root) => Rules::new(&rules, root).map_err(Error::Grammar),
+        Err(_) if root == -2 => Err(Error::Grammar("grammar does not contain a 'root' symbol".into())),
+        Err(_) => {
+            let reason = log::take_errors();
+            Err(Error::Grammar(if reason.is_empty() { "failed to parse grammar".into() } else { reason }))
+        }
+    }
 }
 
-/// What wakes a lazy grammar, as llama.cpp takes it.
+/// What wakes a lazy grammar.
 #[derive(Default)]
 struct Triggers {
-    patterns: Vec<CString>,
+    patterns: Vec<Pattern>,
     tokens: Vec<Token>,
 }
 
@@ -253,8 +202,8 @@ impl Triggers {
         for trigger in triggers {
             match trigger {
                 GrammarTrigger::Token(token) => all.tokens.push(*token),
-                GrammarTrigger::Pattern(pattern) => all.patterns.push(c_text(pattern)?),
-                GrammarTrigger::PatternFull(pattern) => all.patterns.push(c_text(&anchored(pattern))?),
+                GrammarTrigger::Pattern(pattern) => all.patterns.push(Pattern::new(pattern)?),
+                GrammarTrigger::PatternFull(pattern) => all.patterns.push(Pattern::new(&anchored(pattern))?),
                 GrammarTrigger::Word(word) => match model.tokenize(word, false, true)?[..] {
                     [token] if preserved.contains(&token) => all.tokens.push(token),
                     [_] => {
@@ -262,7 +211,7 @@ impl Triggers {
                             format!("its trigger '{word}' is one token, and must be among the preserved tokens");
                         return Err(Error::Grammar(reason));
                     }
-                    _ => all.patterns.push(c_text(&escaped(word))?),
+                    _ => all.patterns.push(Pattern::new(&escaped(word))?),
                 },
             }
         }
@@ -298,10 +247,12 @@ fn c_text(text: &str) -> Result<CString, Error> {
 
 #[cfg(test)]
 mod tests {
+    use ggml_sys::llama::{self, llama_token_data_array};
     use proptest::prelude::Rng as _;
     use proptest::test_runner::{RngAlgorithm, TestRng};
 
     use super::super::Sampler;
+    use super::super::raw::Raw;
     use super::super::tests::model;
     use super::*;
 
@@ -317,11 +268,17 @@ mod tests {
         Grammar::new(model(), &options, &[], &[]).unwrap().unwrap()
     }
 
-    fn allowed(mask: impl FnOnce(&mut llama_token_data_array)) -> Vec<Token> {
+    fn llama_cpps(text: &str) -> Raw {
+        let text = c_text(text).unwrap();
+        // SAFETY: the vocabulary is live, the texts are NUL-terminated and outlive the call, which copies.
+        let made = unsafe { llama::llama_sampler_init_grammar(model().vocab(), text.as_ptr(), c"root".as_ptr()) };
+        Raw::new(made, "grammar").unwrap()
+    }
+
+    fn allowed(mask: impl FnOnce(&mut [llama_token_data])) -> Vec<Token> {
         let mut all: Vec<llama_token_data> =
             (0..).take(model().n_vocab()).map(|id| llama_token_data { id, logit: 1.0, p: 0.0 }).collect();
-        let (data, size) = (all.as_mut_ptr(), all.len());
-        mask(&mut llama_token_data_array { data, size, selected: -1, sorted: false });
+        mask(&mut all);
         all.iter().filter(|token| token.logit != f32::NEG_INFINITY).map(|token| token.id).collect()
     }
 
@@ -342,15 +299,20 @@ mod tests {
             "root ::= s\ns ::= \" \" s | [ ] s | \"x\" s? | \"\"",
             "root ::= <[300]> [a-z ]* (<[301]> | !<[302]>)* \".\"",
         ] {
-            let mut grammar = grammar(text);
+            let mut own = grammar(text);
+            let mut llama_cpp = llama_cpps(text);
             for n in 0..24 {
-                let theirs = allowed(|candidates| grammar.raw.apply(candidates));
-                let ours = allowed(|candidates| grammar.mask(candidates).unwrap());
+                let theirs = allowed(|candidates| {
+                    let (data, size) = (candidates.as_mut_ptr(), candidates.len());
+                    llama_cpp.apply(&mut llama_token_data_array { data, size, selected: -1, sorted: false });
+                });
+                let ours = allowed(|candidates| own.mask(model(), candidates).unwrap());
                 assert_eq!(ours, theirs, "{text} after {n} tokens");
                 let on: Vec<Token> = ours.into_iter().filter(|token| !model().is_eog(*token)).collect();
                 let Some(token) = on.get(rng.next_u32() as usize % on.len().max(1)) else { break };
-                assert!(grammar.allows(*token).unwrap());
-                grammar.accept(model(), *token).unwrap();
+                assert!(own.allows(model(), *token).unwrap());
+                own.accept(model(), *token).unwrap();
+                assert!(llama_cpp.accept(*token));
             }
         }
     }
@@ -358,13 +320,13 @@ mod tests {
     /// A token of 36 characters that fails at its last, after 34 that may each be read in two ways.
     #[test]
     fn long_tokens_are_refused_in_little_time() {
-        let grammar = grammar("root ::= \"\\n\" a{34} \"x\"\na ::= \" \" | [ ]");
+        let mut own = grammar("root ::= \"\\n\" a{34} \"x\"\na ::= \" \" | [ ]");
         let expected = format!("\n{}x", " ".repeat(34));
         let pieces = (0..model().n_vocab() as Token).map(|token| (token, model().piece(token, true)));
         let begins = |piece: &Vec<u8>| !piece.is_empty() && expected.as_bytes().starts_with(piece);
         let expected: Vec<Token> = pieces.clone().filter(|(_, piece)| begins(piece)).map(|(token, _)| token).collect();
         assert!(pieces.clone().any(|(_, piece)| piece.len() > 35 && piece.ends_with(&[b' '; 35])));
-        assert_eq!(allowed(|candidates| grammar.mask(candidates).unwrap()), expected);
+        assert_eq!(allowed(|candidates| own.mask(model(), candidates).unwrap()), expected);
     }
 
     #[test]
@@ -381,7 +343,7 @@ mod tests {
         for _ in 0..29 {
             grammar.accept(model(), x).unwrap();
         }
-        assert!(grammar.is_asleep());
+        assert!(grammar.said.is_some());
         assert!(grammar.accept(model(), x).unwrap_err().to_string().contains("too ambiguous to be followed"));
     }
 }

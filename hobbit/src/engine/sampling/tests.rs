@@ -158,7 +158,7 @@ fn a_trigger_is_found_after_any_length() {
     let mut sampler = Sampler::new(model(), &options).unwrap();
     let words = tokens_of(" and it came to pass in those days");
     let n_bytes = text_of(&words).len();
-    for _ in 0..grammar::SEARCHED_BYTES_MAX * 8 / n_bytes {
+    for _ in 0..grammar::said::SEARCHED_BYTES_MAX * 8 / n_bytes {
         for &token in &words {
             sampler.accept_generated(token).unwrap();
         }
@@ -216,7 +216,7 @@ fn grammars_that_cannot_wake_are_refused() {
         Sampler::new(model(), &options).err().expect("a refusal").to_string()
     };
     assert!(refusal(&[]).contains("nothing would wake it"));
-    assert!(refusal(&[GrammarTrigger::Pattern("(".to_owned())]).contains("patterns that wake it"));
+    assert!(refusal(&[GrammarTrigger::Pattern("(".to_owned())]).contains("the pattern that wakes it"));
     assert!(refusal(&[GrammarTrigger::Pattern("\0".to_owned())]).contains("NUL"));
     let one = text_of(&plain(1));
     assert!(refusal(&[GrammarTrigger::Word(one)]).contains("preserved tokens"));
@@ -274,37 +274,37 @@ fn n_followed(sampler: &mut Sampler) -> (usize, Option<String>) {
 #[test]
 fn grammars_that_grow_ambiguous_are_not_followed_for_ever() {
     let with = |grammar: &str| SamplingOptions { grammar: Some(grammar.to_owned()), ..SamplingOptions::greedy() };
-    let growing = "root ::= a*\na ::= \"x\" | \"x\" a*";
-    for (grammar, least, most) in [(DOUBLING, 8, 16), (growing, 100, 400)] {
-        let mut sampler = Sampler::new(model(), &with(grammar)).unwrap();
-        for _ in 0..2 {
-            let (n, why) = n_followed(&mut sampler);
-            assert!((least..most).contains(&n), "{grammar}: {n}");
-            let why = why.unwrap();
-            assert!(why.contains("too ambiguous to be followed"), "{why}");
-            sampler.reset();
-        }
+    let mut sampler = Sampler::new(model(), &with(DOUBLING)).unwrap();
+    for _ in 0..2 {
+        let (n, why) = n_followed(&mut sampler);
+        assert!((8..32).contains(&n), "{n}");
+        let why = why.unwrap();
+        assert!(why.contains("too ambiguous to be followed"), "{why}");
+        sampler.reset();
     }
-    for plain in
-        ["root ::= [a-z ]*", "root ::= (\"x\"*)*", "root ::= a\na ::= \"x\" a | \"y\"", "root ::= (\"x\"? \"y\"?)*"]
-    {
+    // The last of them: as many ways as there are x, and llama.cpp compares each with each.
+    for plain in [
+        "root ::= [a-z ]*",
+        "root ::= (\"x\"*)*",
+        "root ::= a\na ::= \"x\" a | \"y\"",
+        "root ::= (\"x\"? \"y\"?)*",
+        "root ::= a*\na ::= \"x\" | \"x\" a*",
+    ] {
         assert_eq!(n_followed(&mut Sampler::new(model(), &with(plain)).unwrap()), (1000, None), "{plain}");
     }
     // Twice as many ways by every rule, before anything is said.
     let rules: String = (0..40).map(|n| format!("r{n} ::= r{m} \"a\"? | r{m} \"b\"?\n", m = n + 1)).collect();
     let error = Sampler::new(model(), &with(&format!("root ::= r0\n{rules}r40 ::= \"x\""))).err().unwrap().to_string();
     assert!(error.contains("begins in too many ways at once"), "{error}");
-    // Looked through by llama.cpp again for every place where a rule stands, or one within the other without end.
+    // One within the other without end, and twice the same by every rule.
     let twice: String = (0..60).map(|n| format!("r{n} ::= r{m} | r{m}\n", m = n + 1)).collect();
     let deep: String = (0..100_000).map(|n| format!("r{n} ::= r{}\n", n + 1)).collect();
-    for rules in [
-        format!("{twice}r60 ::= \"x\""),
-        format!("{deep}r100000 ::= \"x\""),
-        "r0 ::= \"x\" a\na ::= a \"y\"".to_owned(),
-    ] {
-        let error = Sampler::new(model(), &with(&format!("root ::= r0\n{rules}"))).err().unwrap().to_string();
-        assert!(error.contains("begins in too many ways at once, or with itself"), "{error}");
+    for rules in [format!("{twice}r60 ::= \"x\"*"), format!("{deep}r100000 ::= \"x\"*")] {
+        let mut sampler = Sampler::new(model(), &with(&format!("root ::= r0\n{rules}"))).unwrap();
+        assert_eq!(n_followed(&mut sampler), (1000, None));
     }
+    let own = Sampler::new(model(), &with("root ::= \"x\" a\na ::= a \"y\"")).err().unwrap().to_string();
+    assert!(own.contains("a rule begins with itself"), "{own}");
 }
 
 #[test]

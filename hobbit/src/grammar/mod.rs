@@ -1,0 +1,165 @@
+//! Grammars that a text must follow, token by token: which tokens of a vocabulary go on with it. Pure: rules come parsed.
+//!
+//! What is allowed is what llama.cpp allows (`src/llama-grammar.cpp`), bit for bit. How it is found is not: llama.cpp asks every
+//! stack of places for what the others did not allow, and each that those lead to again, so that a token of n characters that may
+//! each be read in two ways takes 2^n steps that nothing can interrupt. Here stacks share what lies below their tops
+//! ([`stacks`]), a set of stacks is a state that is met once ([`automaton`]), and whatever is done is counted first.
+
+mod automaton;
+mod rules;
+mod stacks;
+mod steps;
+mod text;
+
+use std::sync::Arc;
+
+use automaton::{Automaton, State};
+pub use rules::{Element, Rules};
+use steps::Steps;
+pub use steps::TooMany;
+use text::Part;
+
+/// What an automaton may have taken before it is made anew with what is still needed of it.
+const KEPT_STEPS: u64 = 1 << 22;
+
+/// A grammar and how far a text has come in it.
+pub struct Grammar {
+    automaton: Automaton,
+    /// What `automaton` has taken.
+    taken: u64,
+    first: State,
+    now: State,
+    part: Part,
+    characters: Vec<u32>,
+}
+
+impl Grammar {
+    /// At its beginning.
+    ///
+    /// # Errors
+    /// It begins in more ways than are found in so many steps, or nowhere.
+    pub fn new(rules: Arc<Rules>, limit: u64) -> Result<Self, TooMany> {
+        let mut automaton = Automaton::new(rules);
+        let mut steps = Steps::new(limit);
+        let first = automaton.begin(&mut steps)?.ok_or(TooMany)?;
+        Ok(Self { automaton, taken: steps.taken(), first, now: first, part: Part::NONE, characters: Vec::new() })
+    }
+
+    /// At its beginning again.
+    pub fn reset(&mut self) {
+        (self.now, self.part) = (self.first, Part::NONE);
+    }
+
+    /// Leaves of `tokens` those that may come next: with each is said whether the text ends with it, and what it adds.
+    ///
+    /// # Errors
+    /// That takes more than so many steps.
+    pub fn allows<'a, T>(
+        &mut self,
+        tokens: impl IntoIterator<Item = (T, Candidate<'a>)>,
+        limit: u64,
+        mut refused: impl FnMut(T),
+    ) -> Result<(), TooMany> {
+        self.counted(limit, |own, steps| {
+            for (name, token) in tokens {
+                if !own.allows_token(&token, steps)? {
+                    refused(name);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Goes on with a token. False where that leads nowhere; it then stays where it is.
+    ///
+    /// # Errors
+    /// That takes more than so many steps; it then stays where it is.
+    pub fn accept(&mut self, tokens: &[Candidate<'_>], limit: u64) -> Result<bool, TooMany> {
+        self.counted(limit, |own, steps| {
+            let before = (own.now, own.part);
+            for token in tokens {
+                match own.accept_token(token, steps) {
+                    Ok(true) => {}
+                    other => {
+                        (own.now, own.part) = before;
+                        return other;
+                    }
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    /// Whether the text may end here.
+    pub fn may_end(&self) -> bool {
+        self.automaton.may_end(self.now)
+    }
+
+    fn counted<T>(&mut self, limit: u64, work: impl FnOnce(&mut Self, &mut Steps) -> T) -> T {
+        if self.taken > KEPT_STEPS {
+            [self.first, self.now] = self.automaton.shrink([self.first, self.now]);
+            self.taken = 0;
+        }
+        let mut steps = Steps::new(limit);
+        let done = work(self, &mut steps);
+        self.taken += steps.taken();
+        done
+    }
+
+    fn allows_token(&mut self, token: &Candidate<'_>, steps: &mut Steps) -> Result<bool, TooMany> {
+        if token.is_end {
+            return Ok(self.may_end());
+        }
+        if token.piece.first().is_none_or(|byte| *byte == 0) {
+            return Ok(false);
+        }
+        let Some(rest) = self.part.decode(token.piece, &mut self.characters) else { return Ok(false) };
+        let mut at = self.now;
+        for &character in &self.characters {
+            // To llama.cpp that is where a text ends, written in two bytes, too.
+            if character == 0 {
+                break;
+            }
+            if self.automaton.wants_token(at, token.id) {
+                return Ok(true);
+            }
+            match self.automaton.follow(at, character, steps)? {
+                Some(next) => at = next,
+                None => return Ok(false),
+            }
+        }
+        if rest == Part::NONE { Ok(true) } else { self.automaton.goes_on_with(at, rest, steps) }
+    }
+
+    fn accept_token(&mut self, token: &Candidate<'_>, steps: &mut Steps) -> Result<bool, TooMany> {
+        if token.is_end {
+            return Ok(self.may_end());
+        }
+        let by_token = self.automaton.after_token(self.now, token.id, steps)?;
+        // What is no UTF-8 changes nothing, and nothing can come after it.
+        let rest = self.part.decode(token.piece, &mut self.characters);
+        let mut at =
+            if self.characters.is_empty() { self.automaton.of_characters(self.now, steps)? } else { Some(self.now) };
+        for &character in &self.characters {
+            let Some(from) = at else { break };
+            at = self.automaton.follow(from, character, steps)?;
+        }
+        let Some(next) = self.automaton.either(at, by_token, steps)? else { return Ok(false) };
+        (self.now, self.part) = (next, rest.unwrap_or(Part::BROKEN));
+        Ok(true)
+    }
+}
+
+/// A token of the vocabulary.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// What rules name it by.
+    pub id: u32,
+    /// What it adds to the text.
+    pub piece: &'a [u8],
+    /// Whether it ends the text instead.
+    pub is_end: bool,
+}
+
+#[cfg(test)]
+mod tests;
