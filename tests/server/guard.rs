@@ -48,12 +48,12 @@ fn a_file_of_keys_has_comments() {
 #[test]
 fn pages_that_are_not_named_may_not_ask() {
     let server = Server::start(&["--cors-origins", "http://here.example"]);
-    assert_eq!(server.from_page("http://here.example", PATH, &ask("x", 1)), 200);
-    assert_eq!(server.from_page("http://evil.example", PATH, &ask("x", 1)), 403);
-    assert_eq!(server.from_page(&server.url, PATH, &ask("x", 1)), 200, "its own");
+    assert_eq!(server.ask_from_page("http://here.example", PATH, &ask("x", 1)), 200);
+    assert_eq!(server.ask_from_page("http://evil.example", PATH, &ask("x", 1)), 403);
+    assert_eq!(server.ask_from_page(&server.url, PATH, &ask("x", 1)), 200, "its own");
     let server = Server::start(&[]);
-    assert_eq!(server.from_page("http://here.example", PATH, &ask("x", 1)), 403);
-    assert_eq!(server.from_page(&server.url, PATH, &ask("x", 1)), 200);
+    assert_eq!(server.ask_from_page("http://here.example", PATH, &ask("x", 1)), 403);
+    assert_eq!(server.ask_from_page(&server.url, PATH, &ask("x", 1)), 200);
 }
 
 #[test]

@@ -107,7 +107,7 @@ impl Server {
     }
 
     /// The status of what a page of an origin asks.
-    pub fn from_page(&self, origin: &str, path: &str, body: &Value) -> u16 {
+    pub fn ask_from_page(&self, origin: &str, path: &str, body: &Value) -> u16 {
         let request = self.agent.post(format!("{}{path}", self.url)).header("Origin", origin);
         request.send(body.to_string()).unwrap().status().as_u16()
     }
