@@ -3,7 +3,7 @@
 //! What is allowed is what llama.cpp allows (`src/llama-grammar.cpp`), bit for bit. How it is found is not: llama.cpp asks every
 //! stack of places for what the others did not allow, and each that those lead to again, so that a token of n characters that may
 //! each be read in two ways takes 2^n steps that nothing can interrupt. Here stacks share what lies below their tops
-//! ([`stacks`]), a set of stacks is a state that is met once ([`automaton`]), and whatever is done is counted first.
+//! (`stacks`), a set of stacks is a state that is met once (`automaton`), and whatever is done is counted first.
 
 mod automaton;
 mod rules;
@@ -50,7 +50,7 @@ impl Grammar {
         (self.now, self.part) = (self.first, Part::NONE);
     }
 
-    /// Leaves of `tokens` those that may come next: with each is said whether the text ends with it, and what it adds.
+    /// Of `tokens` finds those that may not come next: `refused` is told what stands beside them.
     ///
     /// # Errors
     /// That takes more than so many steps.
