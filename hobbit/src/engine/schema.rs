@@ -12,6 +12,10 @@ const NAME_MAX: usize = 512;
 /// Patterns: bytes, and parentheses within each other.
 const PATTERN_MAX: usize = 4 << 10;
 const PATTERN_NESTING_MAX: usize = 64;
+/// Patterns: llama.cpp copies all rules that it has for each.
+const PATTERNS_MAX: usize = 512;
+/// Names of the properties that each part of a schema is within: llama.cpp calls its rules by them. Bytes of all together.
+const PATHS_MAX: usize = 8 << 20;
 /// Properties of one object.
 const PROPERTIES_MAX: usize = 256;
 /// Properties that `allOf` may put together.
@@ -29,7 +33,10 @@ const LEVEL_BYTES: usize = 8 << 10;
 /// Why it would not get through it.
 pub(super) fn stack_bytes(schema: &Value) -> Result<usize, String> {
     let mut found = Found::default();
-    found.look(schema, 1)?;
+    found.look(schema, 1, 0)?;
+    if found.n_patterns > PATTERNS_MAX {
+        return Err(format!("it has more than {PATTERNS_MAX} patterns"));
+    }
     if found.combined.saturating_mul(found.widest) > COMBINED_MAX {
         return Err(format!("allOf may put together more than {COMBINED_MAX} properties"));
     }
@@ -55,18 +62,25 @@ struct Found<'a> {
     widest: usize,
     /// Schemas that an `allOf` has, and an `anyOf` in it, at most.
     combined: usize,
+    n_patterns: usize,
+    /// Bytes.
+    paths: usize,
 }
 
 impl<'a> Found<'a> {
     /// Recurses with the depth of the JSON, which its reader has bounded.
-    fn look(&mut self, value: &'a Value, depth: usize) -> Result<(), String> {
+    fn look(&mut self, value: &'a Value, depth: usize, path: usize) -> Result<(), String> {
         self.depth = self.depth.max(depth);
+        self.paths += path;
+        if self.paths > PATHS_MAX {
+            return Err("the names of properties within each other are too long".to_owned());
+        }
         match value {
-            Value::Array(values) => values.iter().try_for_each(|value| self.look(value, depth + 1)),
+            Value::Array(values) => values.iter().try_for_each(|value| self.look(value, depth + 1, path)),
             Value::Object(fields) => {
                 for (name, value) in fields {
                     self.look_at(name, value)?;
-                    self.look(value, depth + 1)?;
+                    self.look(value, depth + 1, path + name.len())?;
                 }
                 Ok(())
             }
@@ -92,8 +106,11 @@ impl<'a> Found<'a> {
                 }
             }
             ("pattern", Value::String(pattern))
-                if pattern.len() > PATTERN_MAX || nesting(pattern) > PATTERN_NESTING_MAX =>
+                if pattern.len() <= PATTERN_MAX && nesting(pattern) <= PATTERN_NESTING_MAX =>
             {
+                self.n_patterns += 1;
+            }
+            ("pattern", Value::String(_)) => {
                 let bound = format!("{PATTERN_MAX} bytes, or {PATTERN_NESTING_MAX} parentheses within each other");
                 return Err(format!("a pattern has more than {bound}"));
             }
@@ -184,6 +201,14 @@ mod tests {
         assert!(stack_bytes(&object(vec!["a".repeat(20_000)])).unwrap_err().contains("name"));
         assert!(stack_bytes(&json!({"$ref": format!("#/{}", "%".repeat(10_000))})).unwrap_err().contains("$ref"));
         assert!(stack_bytes(&json!({"pattern": format!("^{}$", "(".repeat(100))})).unwrap_err().contains("pattern"));
+        let patterns = |n: usize| json!({"anyOf": vec![json!({"type": "string", "pattern": "^a$"}); n]});
+        assert!(stack_bytes(&patterns(PATTERNS_MAX)).is_ok());
+        assert!(stack_bytes(&patterns(PATTERNS_MAX + 1)).unwrap_err().contains("patterns"));
+        let mut deep = json!({"anyOf": vec![json!({"const": 1}); 10_000]});
+        for _ in 0..40 {
+            deep = json!({"properties": {"n".repeat(NAME_MAX): deep}});
+        }
+        assert!(stack_bytes(&deep).unwrap_err().contains("names of properties within each other"));
         let mut all = object(names(100));
         all["allOf"] = json!([{"anyOf": [{}, {}, {}]}, {}, {}, {}]);
         assert!(stack_bytes(&all).unwrap_err().contains("allOf"));

@@ -9,7 +9,7 @@ use super::steps::{MADE, Steps, TooMany};
 use super::text::Part;
 
 /// A set of stacks that is not empty.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct State(u32);
 
 /// What a state's stacks lead to, as far as that is known.
@@ -47,11 +47,20 @@ pub(super) struct Automaton {
     by_stacks: HashMap<Arc<[Stack]>, State>,
     /// Where stacks lead, whose rules have not been looked at.
     after: HashMap<Vec<Stack>, Option<State>>,
+    /// Whether states go on with parts of characters.
+    with_part: HashMap<(State, Part), bool>,
 }
 
 impl Automaton {
     pub(super) fn new(rules: Arc<Rules>) -> Self {
-        Self { rules, stacks: Stacks::new(), states: Vec::new(), by_stacks: HashMap::new(), after: HashMap::new() }
+        Self {
+            rules,
+            stacks: Stacks::new(),
+            states: Vec::new(),
+            by_stacks: HashMap::new(),
+            after: HashMap::new(),
+            with_part: HashMap::new(),
+        }
     }
 
     /// Where a text begins. A grammar whose rules go round without a character begins nowhere.
@@ -113,15 +122,21 @@ impl Automaton {
     }
 
     /// Whether a stack wants a character that begins so.
-    pub(super) fn goes_on_with(&self, state: State, part: Part, steps: &mut Steps) -> Result<bool, TooMany> {
+    pub(super) fn goes_on_with(&mut self, state: State, part: Part, steps: &mut Steps) -> Result<bool, TooMany> {
         let Some((first, last)) = part.becomes() else { return Ok(false) };
+        if let Some(goes_on) = self.with_part.get(&(state, part)) {
+            return Ok(*goes_on);
+        }
         let stacks = &self.met(state).stacks;
-        steps.take(4 * stacks.len() as u64)?;
-        Ok(stacks.iter().filter_map(|stack| self.stacks.top(*stack)).any(|(place, _)| match self.rules.symbol(place) {
+        steps.take(MADE + 4 * stacks.len() as u64)?;
+        let mut tops = stacks.iter().filter_map(|stack| self.stacks.top(*stack));
+        let goes_on = tops.any(|(place, _)| match self.rules.symbol(place) {
             Symbol::Character(wanted) => (first..=last).contains(&wanted),
             Symbol::Class(class) => self.rules.class(class).overlaps(first, last),
             _ => false,
-        }))
+        });
+        self.with_part.insert((state, part), goes_on);
+        Ok(goes_on)
     }
 
     /// Only the stacks that want a character.
@@ -156,11 +171,17 @@ impl Automaton {
         self.states.clear();
         self.by_stacks.clear();
         self.after.clear();
+        self.with_part.clear();
         let mut unbounded = Steps::new(u64::MAX);
         sets.map(|set| {
             let state = self.state_of(set, &mut unbounded).unwrap_or_default();
             state.expect("a state's stacks are not empty")
         })
+    }
+
+    /// How many pairs of a place and what lies below it there are.
+    pub(super) fn n_nodes(&self) -> usize {
+        self.stacks.len()
     }
 
     fn met(&self, state: State) -> &Met {
@@ -175,7 +196,7 @@ impl Automaton {
         is_wanted: impl Fn(&Rules, Symbol) -> bool,
     ) -> Result<Option<State>, TooMany> {
         let stacks = Arc::clone(&self.met(state).stacks);
-        steps.take(4 * stacks.len() as u64)?;
+        steps.take(8 * stacks.len() as u64)?;
         let mut from = Vec::new();
         for stack in stacks.iter() {
             if let Some((place, below)) = self.stacks.top(*stack)

@@ -22,11 +22,15 @@ use text::Part;
 /// What an automaton may have taken before it is made anew with what is still needed of it.
 const KEPT_STEPS: u64 = 1 << 22;
 
+/// Places, with what lies below each, that may be needed still.
+const NODES_MAX: usize = 1 << 20;
+
 /// A grammar and how far a text has come in it.
 pub struct Grammar {
     automaton: Automaton,
-    /// What `automaton` has taken.
+    /// What `automaton` has taken since it was made anew, and what that took.
     taken: u64,
+    kept: u64,
     first: State,
     now: State,
     part: Part,
@@ -42,7 +46,15 @@ impl Grammar {
         let mut automaton = Automaton::new(rules);
         let mut steps = Steps::new(limit);
         let first = automaton.begin(&mut steps)?.ok_or(TooMany)?;
-        Ok(Self { automaton, taken: steps.taken(), first, now: first, part: Part::NONE, characters: Vec::new() })
+        Ok(Self {
+            automaton,
+            taken: steps.taken(),
+            kept: 0,
+            first,
+            now: first,
+            part: Part::NONE,
+            characters: Vec::new(),
+        })
     }
 
     /// At its beginning again.
@@ -95,10 +107,18 @@ impl Grammar {
         self.automaton.may_end(self.now)
     }
 
-    fn counted<T>(&mut self, limit: u64, work: impl FnOnce(&mut Self, &mut Steps) -> T) -> T {
-        if self.taken > KEPT_STEPS {
+    fn counted<T>(
+        &mut self,
+        limit: u64,
+        work: impl FnOnce(&mut Self, &mut Steps) -> Result<T, TooMany>,
+    ) -> Result<T, TooMany> {
+        if self.taken > KEPT_STEPS.max(2 * self.kept) || self.automaton.n_nodes() > NODES_MAX {
             [self.first, self.now] = self.automaton.shrink([self.first, self.now]);
             self.taken = 0;
+            self.kept = steps::MADE * self.automaton.n_nodes() as u64;
+        }
+        if self.automaton.n_nodes() > NODES_MAX {
+            return Err(TooMany);
         }
         let mut steps = Steps::new(limit);
         let done = work(self, &mut steps);

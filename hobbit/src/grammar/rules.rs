@@ -44,12 +44,14 @@ pub(super) enum Symbol {
 pub(super) struct Class {
     /// First and last, in order and apart from each other.
     ranges: Vec<(u32, u32)>,
+    /// Those whose last comes first: no character is within, and yet llama.cpp finds them to overlap others.
+    reversed: Vec<(u32, u32)>,
     is_negated: bool,
 }
 
 impl Class {
     fn new(mut ranges: Vec<(u32, u32)>, is_negated: bool) -> Self {
-        ranges.retain(|(first, last)| first <= last);
+        let reversed = ranges.extract_if(.., |(first, last)| first > last).collect();
         ranges.sort_unstable();
         let mut apart: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
         for (first, last) in ranges {
@@ -58,17 +60,22 @@ impl Class {
                 _ => apart.push((first, last)),
             }
         }
-        Self { ranges: apart, is_negated }
+        Self { ranges: apart, reversed, is_negated }
     }
 
     pub(super) fn has(&self, character: u32) -> bool {
-        self.overlaps(character, character)
+        self.is_within(character, character) != self.is_negated
     }
 
     /// Whether a character between these may be of it. As llama.cpp has it: of characters that must not stand there none may be between.
     pub(super) fn overlaps(&self, first: u32, last: u32) -> bool {
+        let is_reversed = self.reversed.iter().any(|range| range.0 <= last && first <= range.1);
+        (is_reversed || self.is_within(first, last)) != self.is_negated
+    }
+
+    fn is_within(&self, first: u32, last: u32) -> bool {
         let at = self.ranges.partition_point(|range| range.1 < first);
-        self.ranges.get(at).is_some_and(|range| range.0 <= last) != self.is_negated
+        self.ranges.get(at).is_some_and(|range| range.0 <= last)
     }
 
     pub(super) fn ranges(&self) -> &[(u32, u32)] {
@@ -224,7 +231,7 @@ mod tests {
 
     #[test]
     fn classes_have_what_is_between() {
-        let class = Class::new(vec![(5, 7), (1, 2), (3, 3), (9, 8), (20, 30), (25, 26)], false);
+        let class = Class::new(vec![(5, 7), (1, 2), (3, 3), (20, 30), (25, 26)], false);
         assert_eq!(class.ranges(), [(1, 3), (5, 7), (20, 30)]);
         let has: Vec<u32> = (0..40).filter(|character| class.has(*character)).collect();
         assert_eq!(has, (1..4).chain(5..8).chain(20..31).collect::<Vec<_>>());
@@ -233,6 +240,8 @@ mod tests {
         );
         let others = Class { is_negated: true, ..class };
         assert!(others.has(4) && !others.has(5) && !others.overlaps(8, 20));
+        let none = Class::new(vec![(9, 8)], false);
+        assert!(!none.has(8) && !none.has(9) && none.overlaps(7, 10) && !none.overlaps(4, 7));
         assert!(Class::new(vec![(0, u32::MAX), (3, 4)], false).has(u32::MAX));
     }
 }

@@ -40,6 +40,7 @@ impl Stacks {
 
     fn push(&mut self, below: Stack, place: u32, steps: &mut Steps) -> Result<Stack, TooMany> {
         let node = Node { below, place };
+        steps.take(8)?;
         if let Some(stack) = self.known.get(&node) {
             return Ok(*stack);
         }
@@ -87,6 +88,11 @@ impl Stacks {
         }
         found.sort_unstable();
         Ok(found)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
     }
 
     /// What is needed of all for these, which become others.

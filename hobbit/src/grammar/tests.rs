@@ -119,6 +119,17 @@ fn what_is_not_needed_is_forgotten() {
     assert!(own.may_end());
 }
 
+#[test]
+fn what_is_needed_for_ever_is_bounded() {
+    // Each alternative remembers for itself what is to come.
+    let ways = vec!["Ay"; 40_000].join("|");
+    let mut own = grammar(&[('S', &ways), ('A', "5Ay")]);
+    let token = Candidate { id: 5, piece: b"-", is_end: false };
+    let n_followed = (0..1000).take_while(|_| own.accept(&[token], LIMIT) == Ok(true)).count();
+    assert!((10..100).contains(&n_followed), "{n_followed}");
+    assert!(own.automaton.n_nodes() < 2 * NODES_MAX);
+}
+
 /// Whether `text` follows the rules from these symbols on, by trying every way.
 fn follows(texts: &[(char, &str)], symbols: &str, text: &str) -> bool {
     let Some(first) = symbols.chars().next() else { return text.is_empty() };

@@ -1,7 +1,7 @@
 //! Characters of pieces of text that may begin and end within one (`decode_utf8`).
 
 /// What came of a character so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Part {
     value: u32,
     /// Bytes that it lacks.

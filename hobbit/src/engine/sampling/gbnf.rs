@@ -1,73 +1,145 @@
-//! A grammar's text, looked at before llama.cpp does.
+//! A grammar's text, looked at before llama.cpp's parser does (`llama_grammar_parser` in `src/llama-grammar.cpp`), as it does.
 //!
-//! * Of a repetition `{m,n}` with `n` below `m` llama.cpp makes rules without end (`handle_repetitions` in `src/llama-grammar.cpp`
-//!   subtracts unsigned numbers), and it writes such a thing itself for a schema that wants an integer of 2^53 or more.
-//! * Its parser calls itself for every parenthesis.
+//! * Of a repetition `{m,n}` with `n` below `m` it makes rules without end (`handle_repetitions` subtracts unsigned numbers), and
+//!   llama.cpp writes such a thing itself for a schema that wants an integer of 2^53 or more.
+//! * It writes out what is repeated, again for every repetition that follows, and gives each rule that it makes a name.
+//! * It calls itself for every parenthesis.
 
 use crate::engine::error::Error;
+
+/// Bytes of a grammar.
+const TEXT_MAX: usize = 1 << 20;
 
 /// Parentheses within each other.
 const NESTING_MAX: usize = 256;
 
-/// Characters and classes that repetitions may make of literals: llama.cpp writes each out as often as it may come.
+/// Characters, classes and references that repetitions may make.
 const REPEATED_MAX: u64 = 1 << 22;
 
-/// llama.cpp refuses to repeat more often.
-const REPETITIONS_MAX: u128 = 2000;
+/// What the rules that repetitions and parentheses make may take, in bytes, and what each takes besides its name.
+const RULES_BYTES_MAX: u64 = 32 << 20;
+const RULE_BYTES: u64 = 128;
 
-/// Refuses a grammar in GBNF that llama.cpp's parser would not survive.
+/// llama.cpp refuses to repeat more often, and takes more for no bound.
+const REPETITIONS_MAX: u64 = 2000;
+
+/// Refuses a grammar in GBNF that llama.cpp's parser would not survive. What is wrong otherwise is left to it.
 ///
 /// # Errors
-/// [`Error::Grammar`], with the repetition that ends before it begins, or the bound on nesting.
+/// [`Error::Grammar`], with the repetition that ends before it begins, or the bound.
 pub(super) fn check(grammar: &str) -> Result<(), Error> {
+    if grammar.len() > TEXT_MAX {
+        return Err(Error::Grammar(format!("it is longer than {TEXT_MAX} bytes")));
+    }
+    let mut made = Made::default();
     let mut rest = grammar;
     let mut depth = 0_usize;
-    // Characters that what was read last stands for: bytes of a literal or class, 1 for anything else, times its repetitions.
-    let (mut last, mut repeated) = (1_u64, 0_u64);
-    while let Some(start) = rest.find(['"', '[', '#', '{', '(', ')']) {
-        let (opening, after) = (rest.as_bytes()[start], &rest[start + 1..]);
-        let is_behind_repetition = |character: char| character.is_whitespace() || "*+?".contains(character);
-        if !rest[..start].chars().all(is_behind_repetition) || matches!(opening, b'(' | b')') {
-            last = 1;
-        }
-        rest = match opening {
-            b'"' | b'[' => {
-                let rest = after_closing(after, if opening == b'"' { '"' } else { ']' });
-                last = (after.len() - rest.len()) as u64;
+    while let Some(first) = rest.chars().next() {
+        let after = &rest[first.len_utf8()..];
+        rest = match first {
+            '"' | '[' => {
+                let rest = after_closing(after, if first == '"' { '"' } else { ']' });
+                made.last = (after.len() - rest.len()).saturating_sub(1) as u64;
                 rest
             }
-            b'#' => after.find('\n').map_or("", |end| &after[end..]),
-            b'(' => {
+            '#' => behind_comment(after),
+            '<' => {
+                made.last = 1;
+                after.split_once('>').map_or("", |(_, rest)| rest)
+            }
+            '(' => {
                 depth += 1;
+                made.rules += 1;
                 if depth > NESTING_MAX {
-                    let message = format!("more than {NESTING_MAX} parentheses are open at once");
-                    return Err(Error::Grammar(message));
+                    return Err(Error::Grammar(format!("more than {NESTING_MAX} parentheses are open at once")));
                 }
                 after
             }
-            b')' => {
+            ')' => {
                 depth = depth.saturating_sub(1);
+                made.last = 1;
                 after
             }
-            _ => {
-                let (inside, rest) = after.split_once('}').unwrap_or((after, ""));
-                let most = inside.split(',').filter_map(number).max().unwrap_or(1).min(REPETITIONS_MAX);
-                last = last.saturating_mul((most as u64).max(1));
-                repeated = repeated.saturating_add(last);
-                if repeated > REPEATED_MAX {
-                    return Err(Error::Grammar(format!("what it repeats is longer than {REPEATED_MAX} characters")));
-                }
-                if let Some((least, most)) = bounds(inside)
-                    && most < least
-                {
-                    let message = format!("the repetition {{{least},{most}}} ends before it begins");
+            '*' | '+' | '?' => {
+                made.repeat(u64::from(first == '+'), (first == '?').then_some(1));
+                after
+            }
+            '{' => {
+                let Some((least, most, rest)) = repetition(after) else { return made.check() };
+                if most.is_some_and(|most| most < least) {
+                    let message = format!("the repetition {{{least},{}}} ends before it begins", most.unwrap_or(0));
                     return Err(Error::Grammar(message));
                 }
+                made.repeat(least, most.filter(|most| *most <= REPETITIONS_MAX));
                 rest
+            }
+            _ if is_of_words(first) => {
+                let end = rest.find(|character| !is_of_words(character)).unwrap_or(rest.len());
+                made.longest_name = made.longest_name.max(end as u64);
+                made.last = 1;
+                &rest[end..]
+            }
+            _ if first.is_whitespace() => after,
+            _ => {
+                made.last = 1;
+                after
             }
         };
     }
-    Ok(())
+    made.check()
+}
+
+/// What llama.cpp makes of repetitions and parentheses.
+#[derive(Default)]
+struct Made {
+    elements: u64,
+    rules: u64,
+    longest_name: u64,
+    /// Elements that the next repetition is of.
+    last: u64,
+}
+
+impl Made {
+    /// `S{m,n}`: S m times and a rule for each of the others, each with S; a rule that refers to itself where there is no `n`.
+    fn repeat(&mut self, least: u64, most: Option<u64>) {
+        let least = least.min(REPETITIONS_MAX);
+        let n_rules = most.map_or(1, |most| most.saturating_sub(least));
+        let written = least.saturating_sub(1).saturating_mul(self.last);
+        let in_rules = n_rules.saturating_mul(self.last.saturating_add(3));
+        self.elements = self.elements.saturating_add(written).saturating_add(in_rules);
+        self.rules = self.rules.saturating_add(n_rules);
+        self.last = least.saturating_mul(self.last).saturating_add(u64::from(n_rules > 0));
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.elements > REPEATED_MAX {
+            return Err(Error::Grammar(format!("what it repeats is longer than {REPEATED_MAX} characters")));
+        }
+        if self.rules.saturating_mul(RULE_BYTES + self.longest_name) > RULES_BYTES_MAX {
+            let message =
+                format!("its repetitions make {} rules, too many for names of {}", self.rules, self.longest_name);
+            return Err(Error::Grammar(message + " characters"));
+        }
+        Ok(())
+    }
+}
+
+fn is_of_words(character: char) -> bool {
+    character.is_ascii_alphanumeric() || character == '-'
+}
+
+fn behind_comment(text: &str) -> &str {
+    text.find(['\r', '\n']).map_or("", |end| &text[end..])
+}
+
+fn behind_space(mut text: &str) -> &str {
+    loop {
+        text = text.trim_start();
+        match text.strip_prefix('#') {
+            Some(comment) => text = behind_comment(comment),
+            None => return text,
+        }
+    }
 }
 
 /// What follows a literal or a class of characters, of which `text` begins with the inside.
@@ -84,16 +156,22 @@ fn after_closing(text: &str, closing: char) -> &str {
     ""
 }
 
-/// The numbers of `m,n`; a number that is too large for llama.cpp is so for any repetition.
-fn bounds(inside: &str) -> Option<(u128, u128)> {
-    let (least, most) = inside.split_once(',')?;
-    Some((number(least)?, number(most)?))
+/// The numbers of `m}`, `m,}` or `m,n}`, and what follows; `None` for anything else.
+fn repetition(text: &str) -> Option<(u64, Option<u64>, &str)> {
+    let (least, rest) = number(behind_space(text))?;
+    let rest = behind_space(rest);
+    if let Some(rest) = rest.strip_prefix('}') {
+        return Some((least, Some(least), rest));
+    }
+    let rest = behind_space(rest.strip_prefix(',')?);
+    let (most, rest) = number(rest).map_or((None, rest), |(most, rest)| (Some(most), rest));
+    Some((least, most, behind_space(rest).strip_prefix('}')?))
 }
 
-fn number(text: &str) -> Option<u128> {
-    let digits = text.trim();
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| digits.parse().unwrap_or(u128::MAX))
+/// A number that is too large is so for any repetition.
+fn number(text: &str) -> Option<(u64, &str)> {
+    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+    (end > 0).then(|| (text[..end].parse().unwrap_or(u64::MAX), &text[end..]))
 }
 
 #[cfg(test)]
@@ -110,6 +188,11 @@ mod tests {
             "root ::= \"\\\"\" \"a\"{5,4}",
             "root ::= [\\]{] \"a\"{5,4}",
             "# \"\nroot ::= \"a\"{5,4}",
+            "# \"\rroot ::= \"a\"{5,4}",
+            "root ::= (\"a\"{5,#}\n4})",
+            "root ::= (\"a\"{5 #}\r,4})",
+            "root ::= <|\"|> \"a\"{5,4}",
+            "root ::= !<[7]> \"a\"{5,4}",
         ] {
             let error = check(refused).unwrap_err().to_string();
             assert!(error.contains("ends before it begins"), "{refused}: {error}");
@@ -122,6 +205,7 @@ mod tests {
             "root ::= \"a{3,2}\" [{3,2}] \"\\\"{3,2}\"",
             "root ::= \"a\"{x,y}",
             "root ::= \"unclosed {3,2}",
+            "root ::= <|{3,2}|> \"a\"",
             "root ::= \"a\"{",
             "",
             "root ::= ((\"a\") (\"b\"))",
@@ -132,20 +216,33 @@ mod tests {
 
     #[test]
     fn what_is_repeated_is_bounded() {
-        let literal = "a".repeat(1 << 20);
-        for bounds in ["{2000}", "{0,5}", "{9,}", "{99999999999999999999}"] {
-            let error = check(&format!("root ::= \"{literal}\" {bounds}")).unwrap_err().to_string();
-            assert!(error.contains("longer than"), "{bounds}: {error}");
+        let literal = "a".repeat(1 << 19);
+        for again in ["{2000}", "{0,8}", "{9,}", "{99999999999999999999}", "+{2000}", "{3}{4}", "{3}+{3}"] {
+            let error = check(&format!("root ::= \"{literal}\" {again}")).unwrap_err().to_string();
+            assert!(error.contains("longer than"), "{again}: {error}");
         }
-        let class = format!("root ::= [{literal}]{{8}}");
+        let comment = format!("root ::= (\"{literal}\"{{#}}\n2000}})");
+        assert!(check(&comment).is_err());
+        let class = format!("root ::= [{literal}]{{9}}");
         assert!(check(&class).is_err());
-        for again in ["+{2000}", "* + {9}", "{2}{2}{2}", "{3}?{3}"] {
-            assert!(check(&format!("root ::= \"{literal}\"{again}")).is_err(), "{again}");
-        }
-        for allowed in ["{2}", " b{2000}", " (\"b\"){2000}", "", "?"] {
+        for allowed in ["{2}", "* + {9}", " b{2000}", " (\"b\"){2000}", "", "?", "+", "<|\"|>{9}"] {
             assert!(check(&format!("root ::= \"{literal}\"{allowed}\nb ::= \"b\"")).is_ok(), "{allowed}");
         }
+        // Each is of all that the one before has made.
+        assert!(check(&format!("root ::= \"a\"{}", "+".repeat(10_000))).is_err());
+        assert!(check(&format!("root ::= \"a\"{}", "+".repeat(100))).is_ok());
         assert!(check(&"root ::= [a-z]{2000} ".repeat(100)).is_ok());
+    }
+
+    #[test]
+    fn rules_that_are_made_are_bounded() {
+        let error = check(&format!("root ::= {}", "a{0,2000} ".repeat(400))).unwrap_err().to_string();
+        assert!(error.contains("make 800000 rules"), "{error}");
+        assert!(check(&format!("root ::= {}", "a{0,2000} ".repeat(20))).is_ok());
+        let name = "n".repeat(1 << 16);
+        assert!(check(&format!("{name} ::= {}", "x? ".repeat(1000))).is_err());
+        assert!(check(&format!("{name} ::= {}", "x ".repeat(1000))).is_ok());
+        assert!(check(&"x ".repeat(TEXT_MAX)).unwrap_err().to_string().contains("it is longer than"));
     }
 
     #[test]
@@ -154,6 +251,7 @@ mod tests {
         assert!(check(&nested(NESTING_MAX)).is_ok());
         assert!(check(&nested(NESTING_MAX + 1)).is_err());
         assert!(check(&"(".repeat(1 << 20)).is_err());
+        assert!(check(&format!("#\rroot ::= {}", "(".repeat(1000))).is_err());
         assert!(check(&"root ::= (\"a\") ".repeat(1000)).is_ok());
         assert!(check("root ::= \"((((\" [(((]").is_ok());
     }

@@ -99,7 +99,7 @@ impl Grammar {
     /// Goes on with a token that the grammar allows.
     ///
     /// # Errors
-    /// [`Error::Grammar`] where it does not, or cannot tell. What a grammar does not allow after its trigger has it begin anew.
+    /// [`Error::Grammar`] where it does not, or cannot tell: it then stays where it is, or if it is lazy waits for its trigger again.
     pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), Error> {
         let own = candidate(model, token);
         let went_on = match &mut self.said {
@@ -119,7 +119,9 @@ impl Grammar {
             }
         };
         if !went_on.map_err(too_ambiguous)? {
-            self.rewind();
+            if self.is_lazy {
+                self.rewind();
+            }
             return Err(Error::Grammar(format!("it does not go on with token {token}")));
         }
         self.said = None;
@@ -297,6 +299,7 @@ mod tests {
             "root ::= [^\\x00-\\x7f]* | [^à-ü日]*",
             "root ::= (\"a\" | \"an\" | \"and\" | [a-d] \" \"?)* \"\\n\"",
             "root ::= s\ns ::= \" \" s | [ ] s | \"x\" s? | \"\"",
+            "root ::= [é-à]* | [^日-à]+ | [é-à]",
             "root ::= <[300]> [a-z ]* (<[301]> | !<[302]>)* \".\"",
         ] {
             let mut own = grammar(text);

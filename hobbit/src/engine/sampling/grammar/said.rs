@@ -12,6 +12,9 @@ pub(in crate::engine::sampling) const SEARCHED_BYTES_MAX: usize = 2 << 10;
 const TAIL_TOKENS: usize = 64;
 const TAIL_BYTES: usize = SEARCHED_BYTES_MAX / 2;
 
+/// Tokens that a trigger may have.
+const TRIGGER_TOKENS: usize = 16;
+
 #[derive(Default)]
 pub(super) struct Said {
     text: Vec<u8>,
@@ -40,14 +43,17 @@ impl Said {
     }
 
     /// Leaves the last tokens only, from one on that begins with a letter: a pattern for the beginning of all that was said must not
-    /// take this for it.
+    /// take this for it. But a trigger that is being said is not cut: that letter comes well before the end, or it is done without.
     fn shorten(&mut self) {
         let len = self.text.len();
         let fits = |begin: usize| len - begin <= TAIL_BYTES;
         let begins = |begin: usize| self.text.get(begin).is_some_and(u8::is_ascii_alphabetic);
         let earliest = self.tokens.len().saturating_sub(TAIL_TOKENS);
-        let first = self.tokens.iter().skip(earliest).position(|(_, begin)| fits(*begin) && begins(*begin));
-        let first = first.map_or(self.tokens.len(), |at| earliest + at);
+        let mut fitting =
+            (earliest..).zip(self.tokens.iter().skip(earliest)).filter(|(_, (_, begin))| fits(*begin)).peekable();
+        let any = fitting.peek().map_or(self.tokens.len(), |(at, _)| *at);
+        let with_letter = fitting.find(|(_, (_, begin))| begins(*begin)).map(|(at, _)| at);
+        let first = with_letter.filter(|at| at + TRIGGER_TOKENS <= self.tokens.len()).unwrap_or(any);
         let start = self.tokens.get(first).map_or(len, |(_, begin)| *begin);
         self.tokens.drain(..first);
         self.text.drain(..start);
@@ -83,6 +89,17 @@ mod tests {
         }
         assert!(said.text().starts_with(b"word") && said.text().ends_with(b"word"));
         assert_eq!(said.since(0).iter().map(|(_, piece)| piece.len()).sum::<usize>(), said.text().len());
+        // Where it becomes too long within a trigger.
+        for n_before in 0..40 {
+            let mut said = Said::default();
+            for n in 0..SEARCHED_BYTES_MAX as Token - n_before {
+                said.push(n, b"1");
+            }
+            for piece in ["<", "tool", "_", "call", ">"] {
+                said.push(9, piece.as_bytes());
+            }
+            assert!(said.text().ends_with(b"<tool_call>"), "{n_before}");
+        }
         said.push(7, &[b' '; 5000]);
         assert!(said.text().is_empty() && said.tokens.is_empty());
     }
