@@ -223,7 +223,7 @@ mod tests {
         }
         let comment = format!("root ::= (\"{literal}\"{{#}}\n2000}})");
         assert!(check(&comment).is_err());
-        let class = format!("root ::= [{literal}]{{9}}");
+        let class = format!("root ::= [{literal}]{{10}}");
         assert!(check(&class).is_err());
         for allowed in ["{2}", "* + {9}", " b{2000}", " (\"b\"){2000}", "", "?", "+", "<|\"|>{9}"] {
             assert!(check(&format!("root ::= \"{literal}\"{allowed}\nb ::= \"b\"")).is_ok(), "{allowed}");
