@@ -102,6 +102,8 @@ enum Request {
 /// Typed lines: edited on a terminal, plain otherwise. They are read on a thread of their own, so that a signal is heard
 /// while nobody types.
 pub struct Keyboard {
+    /// Until the first line is asked for: who is never asked takes no memory for a thread.
+    reader: Option<Reader>,
     requests: Sender<Request>,
     lines: Receiver<io::Result<Answer>>,
     /// Whether a line was asked for that has not come: a signal was the answer.
@@ -122,8 +124,8 @@ impl Keyboard {
         }
         let (requests, wanted) = crossbeam_channel::unbounded();
         let (send, lines) = crossbeam_channel::unbounded();
-        std::thread::spawn(move || read_lines(editor, &wanted, &send));
-        Self { requests, lines, is_awaited: false, edits, multiline, prompts: io::stdin().is_terminal() }
+        let reader = Some(Reader { editor, requests: wanted, lines: send });
+        Self { reader, requests, lines, is_awaited: false, edits, multiline, prompts: io::stdin().is_terminal() }
     }
 
     /// Asks for an input of one or more lines. `prompt` shows only where somebody types.
@@ -164,6 +166,9 @@ impl Keyboard {
         let drawn = format!("{}{prompt}", screen.line);
         if self.prompts && !self.edits {
             screen.print(Voice::User, prompt)?;
+        }
+        if let Some(reader) = self.reader.take() {
+            std::thread::Builder::new().name("keyboard".to_owned()).spawn(move || reader.run())?;
         }
         if !self.is_awaited {
             let _ = self.requests.send(Request::Line(drawn));
@@ -208,19 +213,28 @@ impl ConditionalEventHandler for ClearLine {
     }
 }
 
-fn read_lines(mut editor: Option<Editor>, requests: &Receiver<Request>, lines: &Sender<io::Result<Answer>>) {
-    for request in requests {
-        let line = match (request, &mut editor) {
-            (Request::Line(prompt), Some(editor)) => edited_line(editor, &prompt),
-            (Request::Line(_), None) => plain_line(),
-            (Request::Remember(text), Some(editor)) => {
-                let _ = editor.add_history_entry(&text);
-                continue;
+/// What the thread has that reads.
+struct Reader {
+    editor: Option<Editor>,
+    requests: Receiver<Request>,
+    lines: Sender<io::Result<Answer>>,
+}
+
+impl Reader {
+    fn run(mut self) {
+        for request in &self.requests {
+            let line = match (request, &mut self.editor) {
+                (Request::Line(prompt), Some(editor)) => edited_line(editor, &prompt),
+                (Request::Line(_), None) => plain_line(),
+                (Request::Remember(text), Some(editor)) => {
+                    let _ = editor.add_history_entry(&text);
+                    continue;
+                }
+                (Request::Remember(_), None) => continue,
+            };
+            if self.lines.send(line).is_err() {
+                return;
             }
-            (Request::Remember(_), None) => continue,
-        };
-        if lines.send(line).is_err() {
-            return;
         }
     }
 }

@@ -71,12 +71,14 @@ impl TokenBar {
         bar.set_message(what);
         let done = Arc::new(AtomicU64::new(0));
         let (end, ended) = crossbeam_channel::bounded(0);
-        let drawing = std::thread::spawn({
+        let draw = {
             let (bar, done) = (bar.clone(), Arc::clone(&done));
             let position = move || position(done.load(Ordering::Relaxed), all, n_ubatch, share());
             move || draw(&bar, &position, is_mid_line && io::stdout().is_terminal(), &ended)
-        });
-        Some(Self { bar, done, end: Some(end), drawing: Some(drawing) })
+        };
+        // No thread, no bar.
+        let drawing = std::thread::Builder::new().name("progress".to_owned()).spawn(draw).ok();
+        Some(Self { bar, done, end: Some(end), drawing })
     }
 
     /// So many tokens are evaluated.

@@ -40,7 +40,8 @@ pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC)
 /// Reads the standard input, hears signals meanwhile, and says so if nothing comes for a while.
 fn read_patiently(log: &Log, ctrl_c: &CtrlC) -> Result<Vec<u8>> {
     let (send, found) = crossbeam_channel::bounded(1);
-    std::thread::spawn(move || send.send(read()));
+    let reader = std::thread::Builder::new().name("prompt".to_owned()).spawn(move || send.send(read()));
+    reader.context("cannot read the standard input: no thread for it")?;
     let found = ctrl_c.while_asking(|signals| {
         let mut patience = crossbeam_channel::after(PATIENCE);
         loop {
