@@ -1,13 +1,15 @@
 #!/bin/sh
 # Makes sure that what llama.cpp's build needs is there: cmake, a C++ compiler and libclang. Installs what is missing on
 # Debian-like systems when it may; otherwise names it. Changes nothing when all is there.
-# usage: ./setup.sh [--browser]      --browser: also what the tests of the server's page need, Chromium and its driver
+# usage: ./setup.sh [--browser | --ci]
+#   --browser: also Chromium and its driver, for the tests of the server's page
+#   --ci: that, and Python with pip, for .ci/run
 set -eu
 
 case "${1:-}" in
-"" | --browser) ;;
+"" | --browser | --ci) ;;
 *)
-  echo "setup: $1 is unknown; usage: ./setup.sh [--browser]" >&2
+  echo "setup: $1 is unknown; usage: ./setup.sh [--browser | --ci]" >&2
   exit 2
   ;;
 esac
@@ -32,7 +34,10 @@ have_libclang() {
 # bindgen also needs clang's own headers, which come with clang.
 command -v clang >/dev/null 2>&1 || missing="$missing clang"
 have_libclang || missing="$missing libclang-dev"
-if [ "${1:-}" = --browser ]; then
+if [ "${1:-}" = --ci ]; then
+  python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+fi
+if [ -n "${1:-}" ]; then
   command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
   command -v chromedriver >/dev/null 2>&1 || missing="$missing chromium-driver"
 fi

@@ -14,7 +14,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -27,27 +26,61 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-class Group:
-    """A memory control group with a limit, of version 1 or 2. Needs root."""
+class NotReady(SystemExit):
+    """The server did not start. A program that does not catch this ends with the message."""
 
-    def __init__(self, limit: int):
+
+class Group:
+    """A control group of version 1 or 2 that limits memory, reads from the disk of a file, or both. Needs root."""
+
+    def __init__(self, memory: int | None = None, reads: tuple[str, int] | None = None):
         root = pathlib.Path("/sys/fs/cgroup")
         self.second = (root / "cgroup.controllers").exists()
-        self.path = (root if self.second else root / "memory") / f"server-{os.getpid()}"
-        self.path.mkdir()
-        (self.path / ("memory.max" if self.second else "memory.limit_in_bytes")).write_text(str(limit))
+        self.paths: list[pathlib.Path] = []
+        if memory:
+            self.write("memory", "memory.max" if self.second else "memory.limit_in_bytes", str(memory))
+        if reads:
+            path, rate = reads
+            if self.second:
+                self.write("io", "io.max", f"{disk_of(path)} rbps={rate}")
+            else:
+                self.write("blkio", "blkio.throttle.read_bps_device", f"{disk_of(path)} {rate}")
+
+    def write(self, controller: str, name: str, value: str) -> None:
+        """Sets a limit, in a directory that is made for it where there is none yet."""
+        root = pathlib.Path("/sys/fs/cgroup")
+        path = (root if self.second else root / controller) / f"server-{os.getpid()}"
+        path.mkdir(exist_ok=True)
+        if path not in self.paths:
+            self.paths.append(path)
+        (path / name).write_text(value)
 
     def join(self) -> None:
         """Puts the calling process in."""
-        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+        for path in self.paths:
+            (path / "cgroup.procs").write_text(str(os.getpid()))
 
-    def peak(self) -> int:
-        """Most bytes that were in use, page cache included."""
-        return int((self.path / ("memory.peak" if self.second else "memory.max_usage_in_bytes")).read_text())
+    def peak(self) -> int | None:
+        """Most bytes that were in use, page cache included. None where memory is not limited."""
+        for path in self.paths:
+            for name in ("memory.peak", "memory.max_usage_in_bytes"):
+                if (path / name).exists():
+                    return int((path / name).read_text())
+        return None
 
     def remove(self) -> None:
-        """Once nobody is in it."""
-        self.path.rmdir()
+        """Removes the group, which no process may be in any more."""
+        for path in self.paths:
+            path.rmdir()
+
+
+def disk_of(path: str) -> str:
+    """`major:minor` of the whole disk that a file lies on."""
+    device = os.stat(path).st_dev
+    of = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    if (of / "partition").exists():
+        of = of.parent
+    return (of / "dev").read_text().strip()
 
 
 def leave_page_cache(path: str) -> None:
@@ -58,19 +91,21 @@ def leave_page_cache(path: str) -> None:
 
 class Server:
     """A server process and where it answers. `command` is a shell-like line; `--host` and `--port` are added to it.
-    `limit`: bytes of a control group that it gets of its own; `address_space`: bytes that it may map at most, so that
-    one that takes all memory takes only its own."""
+    `limit`: bytes of a control group that it gets of its own; `reads`: a file, and bytes per second that may be read
+    from its disk; `address_space`: bytes that it may map at most, so that one that takes all memory takes only its own;
+    `open_files`: how many descriptors it may have."""
 
     def __init__(self, command: str, log: str, key: str | None = None, limit: int | None = None,
-                 address_space: int | None = None):
+                 reads: tuple[str, int] | None = None, address_space: int | None = None,
+                 open_files: int | None = None):
         self.port = free_port()
         self.key = key
         self.log = log
         arguments = shlex.split(command) + ["--host", "127.0.0.1", "--port", str(self.port)]
         if key:
             arguments += ["--api-key", key]
-        self.group = Group(limit) if limit else None
-        if limit:
+        self.group = Group(limit, reads) if limit or reads else None
+        if self.group:
             for argument in arguments:
                 if argument.endswith(".gguf"):
                     leave_page_cache(argument)
@@ -80,8 +115,11 @@ class Server:
                 self.group.join()
             if address_space:
                 resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+            if open_files:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 
-        self.process = subprocess.Popen(arguments, stdout=open(log, "wb"), stderr=subprocess.STDOUT, preexec_fn=prepare)
+        with open(log, "wb") as output:
+            self.process = subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, preexec_fn=prepare)
 
     @property
     def url(self) -> str:
@@ -89,11 +127,11 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self, seconds: float = 120.0) -> None:
-        """Until /health says 200. SystemExit when the process ends or `seconds` pass."""
+        """Until /health says 200. NotReady when the process ends or `seconds` pass."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.process.poll() is not None:
-                sys.exit(f"the server ended with {self.process.returncode} before it was ready; see {self.log}")
+                raise NotReady(f"the server ended with {self.process.returncode} before it was ready; see {self.log}")
             try:
                 with urllib.request.urlopen(self.url + "/health", timeout=5) as answer:
                     if answer.status == 200:
@@ -101,7 +139,7 @@ class Server:
             except (urllib.error.URLError, OSError):
                 pass
             time.sleep(0.05)
-        sys.exit(f"the server was not ready in {seconds:.0f} s; see {self.log}")
+        raise NotReady(f"the server was not ready in {seconds:.0f} s; see {self.log}")
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -112,6 +150,17 @@ class Server:
         with open(f"/proc/{self.process.pid}/status") as status:
             fields = dict(line.split(":", 1) for line in status if ":" in line)
         return int(fields["RssAnon"].split()[0])
+
+    def peak_kib(self) -> int:
+        """Largest resident set since the start, or since `forget_peak`, in KiB, mapped files included."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            fields = dict(line.split(":", 1) for line in status if ":" in line)
+        return int(fields["VmHWM"].split()[0])
+
+    def forget_peak(self) -> None:
+        """Lets `peak_kib` begin anew."""
+        with open(f"/proc/{self.process.pid}/clear_refs", "w") as refs:
+            refs.write("5")
 
     def read_bytes(self) -> int:
         """Bytes that the process has read from the disk."""

@@ -1,4 +1,4 @@
-//! The cache against its model, on scripts the fuzzer writes: `cargo +nightly fuzz run cache_model`.
+//! The cache against its model, on scripts the fuzzer writes: `fuzz/run cache_model`.
 #![no_main]
 
 use hobbit::cache::model_test;

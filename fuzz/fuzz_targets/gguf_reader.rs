@@ -1,5 +1,5 @@
 //! Any bytes as a GGUF header: no panic, no huge allocation, and what is accepted lies within the file.
-//! `cargo +nightly fuzz run gguf_reader`
+//! `fuzz/run gguf_reader`
 
 #![no_main]
 

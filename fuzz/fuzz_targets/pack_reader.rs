@@ -1,5 +1,5 @@
 //! Any bytes as an expert pack: no panic, no huge allocation, and what is accepted lies within the file.
-//! `cargo +nightly fuzz run pack_reader`; packs made by `gguf-tools pack` are good seeds.
+//! `fuzz/run pack_reader`; packs made by `gguf-tools pack` are good seeds.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
 //! Any bytes as a trace: no panic, no huge allocation, and what is accepted can be written and read again.
-//! `cargo +nightly fuzz run trace_reader`
+//! `fuzz/run trace_reader`
 
 #![no_main]
 
