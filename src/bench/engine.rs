@@ -172,7 +172,7 @@ fn traffic(stats: PhaseStats) -> Traffic {
 
 impl Engine for Stock {
     fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
-        Ok(Stock::tokenize(self, text))
+        Ok(Stock::tokenize(self, text)?)
     }
 
     fn bos(&self) -> Option<Token> {

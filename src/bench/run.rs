@@ -21,6 +21,7 @@ use crate::download;
 use crate::exit::{self, USAGE};
 use crate::measure::disk::random_reads;
 use crate::measure::host::Host;
+use crate::memory;
 use crate::output::{say, tell};
 use crate::pages::{self, Spelling};
 use crate::resolve::{Surroundings, Verbosity};
@@ -29,6 +30,7 @@ use crate::signals::{self, Interrupted};
 
 /// Runs `hobbit-bench` with the arguments of this process.
 pub fn main() -> ExitCode {
+    memory::few_arenas();
     let mut words = std::env::args_os().skip(1).peekable();
     let first = words.peek().and_then(|word| word.to_str()).unwrap_or_default().to_owned();
     let rest = || std::env::args_os().skip(2).collect::<Vec<_>>();

@@ -4,6 +4,7 @@ mod damage;
 mod disk;
 mod limits;
 mod signals;
+mod texts;
 
 #[path = "../fixture/cli.rs"]
 mod cli;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// Names, references: bytes.
-const NAME_MAX: usize = 512;
+pub(super) const NAME_MAX: usize = 512;
 /// Patterns: bytes, and parentheses within each other.
 const PATTERN_MAX: usize = 4 << 10;
 const PATTERN_NESTING_MAX: usize = 64;

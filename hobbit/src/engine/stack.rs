@@ -1,7 +1,7 @@
 //! Stack for those of llama.cpp's functions that call themselves as deep as what they are given is.
 
 /// What a thread may be expected to have left, in bytes.
-const ANY_THREAD: usize = 512 << 10;
+pub(super) const ANY_THREAD: usize = 512 << 10;
 
 /// Runs `work` with so many bytes of stack: on a thread of its own, if they are many.
 ///
@@ -13,7 +13,9 @@ pub(super) fn with_bytes<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send)
     }
     std::thread::scope(|scope| {
         let stack = std::thread::Builder::new().stack_size((1 << 20) + bytes);
-        let worker = stack.spawn_scoped(scope, work).map_err(|error| format!("no stack to read it: {error}"))?;
+        let worker = stack
+            .spawn_scoped(scope, work)
+            .map_err(|error| format!("not enough memory for the stack that this input needs: {error}"))?;
         worker.join().map_err(|_| "reading it has failed".to_owned())
     })
 }

@@ -1,0 +1,74 @@
+//! The tokens of a text. Most pre-tokenizers of llama.cpp match with `std::regex`, which calls itself once for every
+//! character of a match: a long word, or a long run of spaces, overflows the stack of any ordinary thread. Such texts get
+//! a thread with enough stack, and longer ones are refused.
+
+use std::sync::{Mutex, PoisonError};
+
+use ggml_sys::shim;
+
+use super::raw::{MESSAGE_BYTES, RawModel, text_of};
+use super::stack;
+use crate::options::Token;
+
+/// Stack for a character of a match, in bytes. GCC 12's `std::regex` takes 321 with each of the pre-tokenizers; other
+/// compilers and sanitizers may take more.
+const BYTES_PER_CHAR: usize = 1024;
+
+/// Deep texts are tokenised one after another: their stacks are memory that no budget knows.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+impl RawModel {
+    /// The tokens of a text. `add_special` adds BOS and the like where the model wants them, `parse_special` reads
+    /// special tokens written in the text.
+    ///
+    /// # Errors
+    /// Text that the vocabulary cannot encode: why.
+    pub(super) fn tokenize(&self, text: &[u8], add_special: bool, parse_special: bool) -> Result<Vec<Token>, String> {
+        let encode = || self.encode(text, add_special, parse_special);
+        let Some(matches) = self.matches else { return encode() };
+        let (start, length) = matches.longest(text);
+        let most = matches.most();
+        if length > most {
+            return Err(format!(
+                "the text has {length} characters from byte {start} on without a break, and this model's tokenizer takes at \
+                 most {most}: divide them by spaces, line breaks or other characters"
+            ));
+        }
+        let bytes = length * BYTES_PER_CHAR;
+        let _turn = (bytes > stack::ANY_THREAD).then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+        stack::with_bytes(bytes, encode)?
+    }
+
+    fn encode(&self, text: &[u8], add_special: bool, parse_special: bool) -> Result<Vec<Token>, String> {
+        let text_len = i32::try_from(text.len()).map_err(|_| "text of 2 GiB or more".to_owned())?;
+        let mut tokens: Vec<Token> = vec![0; text.len() + 8];
+        loop {
+            let capacity = i32::try_from(tokens.len()).unwrap_or(i32::MAX);
+            let mut message = [0u8; MESSAGE_BYTES];
+            // SAFETY: text and tokens are valid for the lengths passed.
+            let n = unsafe {
+                shim::hobbit_tokenize(
+                    self.vocab(),
+                    text.as_ptr().cast(),
+                    text_len,
+                    tokens.as_mut_ptr(),
+                    capacity,
+                    add_special,
+                    parse_special,
+                    message.as_mut_ptr().cast(),
+                    message.len(),
+                )
+            };
+            let wanted = n.unsigned_abs() as usize;
+            match n {
+                0.. => {
+                    tokens.truncate(wanted);
+                    return Ok(tokens);
+                }
+                // Minus what it takes.
+                _ if n > i32::MIN && wanted > tokens.len() => tokens.resize(wanted, 0),
+                _ => return Err(text_of(&message)),
+            }
+        }
+    }
+}
