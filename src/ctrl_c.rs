@@ -1,10 +1,12 @@
-//! Signals while a model works. The first Ctrl-C stops what is being computed, the next ends the program. SIGTERM, SIGHUP
-//! and Ctrl-C where nothing is computed end it in order: what is computed stops at the next token, everything is written;
-//! one more signal ends at once.
+//! Signals while a model works. The first Ctrl-C stops an answer, the next ends the program. SIGTERM, SIGHUP, and
+//! Ctrl-C while there is no answer to stop, end it in order: computing stops at the next token, and everything is
+//! written. One more signal ends it at once, and so does time: a main thread that hangs in C++ or in a write does not
+//! hear the first one.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::Result;
 use crossbeam_channel::{Receiver, Sender};
@@ -13,6 +15,9 @@ use super::signals::{self, Signal};
 use super::terminal;
 use hobbit::Interrupt;
 
+/// The program is ended at once if it has not reacted to a request to end for so long.
+const PATIENCE: Duration = Duration::from_millis(2500);
+
 struct State {
     /// Something is being computed that a signal should stop.
     busy: AtomicBool,
@@ -20,6 +25,8 @@ struct State {
     pressed: AtomicBool,
     /// SIGTERM or SIGHUP came, or Ctrl-C when nothing was being done: nothing new is begun.
     ending: AtomicBool,
+    /// The main thread has seen that, and ends the program in order.
+    obeyed: AtomicBool,
     /// The user is asked for a line, and a signal is an answer.
     asking: AtomicBool,
     answers: Sender<()>,
@@ -33,14 +40,21 @@ impl State {
         }
     }
 
+    /// Ends the program, after a while, if the main thread does not.
+    fn watch_over(self: &Arc<Self>) {
+        let state = Arc::clone(self);
+        end_later(move || !state.obeyed.load(Ordering::SeqCst));
+    }
+
     /// Whether the program goes on after this signal.
     fn take(&self, signal: Signal) -> bool {
         if self.ending.load(Ordering::SeqCst) {
             return false;
         }
         let (is_busy, is_asking) = (self.busy.load(Ordering::SeqCst), self.asking.load(Ordering::SeqCst));
-        // Between two works nothing but the program is left to end.
-        let ends = signal != Signal::Interrupt || !(is_busy || is_asking);
+        // Between two works, and while the model is loaded, there is nothing to end but the program.
+        let has_session = self.session.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let ends = signal != Signal::Interrupt || !(is_asking || is_busy && has_session);
         self.ending.store(ends, Ordering::SeqCst);
         if is_asking {
             // One is enough.
@@ -66,7 +80,14 @@ impl CtrlC {
         let ctrl_c = Self::new();
         let state = Arc::clone(&ctrl_c.state);
         signals::watch(move |signal| {
-            if !state.take(signal) {
+            let was_ending = state.ending.load(Ordering::SeqCst);
+            let goes_on = state.take(signal);
+            if !was_ending && state.ending.load(Ordering::SeqCst) {
+                state.watch_over();
+            }
+            if !goes_on {
+                // The main thread may hang in a write and hold the lock that the next write needs.
+                end_later(|| true);
                 if colour {
                     let _ = writeln!(std::io::stdout(), "{}", anstyle::Reset);
                 }
@@ -83,6 +104,7 @@ impl CtrlC {
             busy: AtomicBool::new(false),
             pressed: AtomicBool::new(false),
             ending: AtomicBool::new(false),
+            obeyed: AtomicBool::new(false),
             asking: AtomicBool::new(false),
             answers: send,
             session: Mutex::new(None),
@@ -110,17 +132,29 @@ impl CtrlC {
         }
         let result = work();
         state.busy.store(false, Ordering::SeqCst);
+        self.is_ending();
         result
     }
 
     /// Whether a signal came during the work that runs, or ran last.
     pub fn was_pressed(&self) -> bool {
+        self.is_ending();
         self.state.pressed.load(Ordering::SeqCst)
     }
 
-    /// Whether the program was asked to end, and not only what it computes.
+    /// Whether the program was asked to end, and not only what it computes. A caller that sees it ends the program in
+    /// order, and has the time that it needs.
     pub fn is_ending(&self) -> bool {
-        self.state.ending.load(Ordering::SeqCst)
+        let is_ending = self.state.ending.load(Ordering::SeqCst);
+        if is_ending {
+            self.obey();
+        }
+        is_ending
+    }
+
+    /// The program ends in order, and has the time that it needs.
+    pub fn obey(&self) {
+        self.state.obeyed.store(true, Ordering::SeqCst);
     }
 
     /// Runs `ask` while signals are sent to the channel that it is given: the user's turn.
@@ -134,6 +168,25 @@ impl CtrlC {
         self.state.asking.store(false, Ordering::SeqCst);
         answer
     }
+}
+
+/// Ends the program after a while, if `ends` says then that it has to be ended.
+fn end_later(ends: impl FnOnce() -> bool + Send + 'static) {
+    let wait = move || {
+        std::thread::sleep(PATIENCE);
+        if ends() {
+            end_at_once();
+        }
+    };
+    if std::thread::Builder::new().name("end".into()).spawn(wait).is_err() {
+        end_at_once();
+    }
+}
+
+/// Leaves everything as it is: other threads may hold any lock, and C++ may be at work.
+fn end_at_once() {
+    terminal::restore();
+    signal_hook::low_level::exit(i32::from(signals::status()));
 }
 
 #[cfg(test)]
@@ -176,10 +229,19 @@ mod tests {
     fn between_two_works_any_signal_ends_in_order() {
         for signal in [Signal::Interrupt, Signal::Terminate] {
             let ctrl_c = CtrlC::new();
-            assert!(ctrl_c.state.take(signal) && ctrl_c.is_ending(), "{signal:?}");
+            assert!(ctrl_c.state.take(signal), "{signal:?}");
+            assert!(!ctrl_c.state.obeyed.load(Ordering::SeqCst), "the main thread has not looked yet");
+            assert!(ctrl_c.is_ending() && ctrl_c.state.obeyed.load(Ordering::SeqCst));
             ctrl_c.during(|| assert!(ctrl_c.was_pressed()));
             assert!(!ctrl_c.state.take(signal), "the second ends at once: {signal:?}");
         }
+    }
+
+    #[test]
+    fn ctrl_c_ends_a_program_that_has_no_session_yet() {
+        let ctrl_c = CtrlC::new();
+        assert!(ctrl_c.during(|| ctrl_c.state.take(Signal::Interrupt)));
+        assert!(ctrl_c.is_ending() && ctrl_c.was_pressed());
     }
 
     #[test]

@@ -58,6 +58,37 @@ fn signals_end_a_completion_in_order_and_the_status_tells_which() {
     }
 }
 
+/// How many bytes wait in a pipe.
+#[cfg(target_os = "linux")]
+fn waiting_in(pipe: &impl std::os::fd::AsRawFd) -> libc::c_int {
+    let mut n = 0;
+    // SAFETY: the pipe is open, and the call writes one number.
+    assert_eq!(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut n) }, 0);
+    n
+}
+
+/// The main thread is blocked in a write and cannot poll for signals.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_ends_a_program_that_hangs() {
+    use std::os::fd::AsRawFd;
+    let (mut child, _dir) = demo(&ENDLESS).spawn();
+    let stdout = child.stdout.take().unwrap();
+    // SAFETY: the pipe is open; the call changes how much it holds.
+    assert!(unsafe { libc::fcntl(stdout.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) } > 0);
+    // The pipe is not read, so once it is full its length stays constant.
+    let mut n_same = 0;
+    while n_same < 20 {
+        let before = waiting_in(&stdout);
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        n_same = if before > 3072 && before == waiting_in(&stdout) { n_same + 1 } else { 0 };
+    }
+    send(&child, "TERM");
+    let (code, stderr) = end_of(child);
+    assert_eq!(code, Some(143), "{stderr}");
+    drop(stdout);
+}
+
 /// As nohup does.
 #[test]
 fn a_hang_up_that_is_to_be_ignored_is_ignored() {
@@ -116,4 +147,39 @@ fn a_closed_pipe_is_not_an_error() {
     assert!(!stderr.contains("error"), "{stderr}");
     let stats: Value = serde_json::from_slice(&std::fs::read(dir.path().join("stats.json")).unwrap()).unwrap();
     assert!(stats["prompt"]["tokens"].as_u64().unwrap() > 0, "{stats:#}");
+}
+
+/// It is sent while the process waits for its prompt: before the model is opened.
+#[test]
+fn memory_signals_wait_for_the_model() {
+    let mut cli =
+        cli(&["-m", demo_model().to_str().unwrap(), "-f", "prompt", "-n", "2", "-t", "1", "-c", "256", "-no-cnv"]);
+    let prompt = cli.dir.path().join("prompt");
+    assert!(Command::new("mkfifo").arg(&prompt).status().unwrap().success());
+    cli.command.args(["--expert-cache", "100%"]);
+    let (child, _dir) = cli.spawn();
+    // Opened once the child opens it, too.
+    let mut text = std::fs::File::options().write(true).open(prompt).unwrap();
+    send(&child, "USR1");
+    text.write_all(b"In the beginning").unwrap();
+    drop(text);
+    let (status, stderr) = end_of(child);
+    assert_eq!(status, Some(0), "{stderr}");
+    assert!(stderr.contains("the expert cache now has"), "{stderr}");
+}
+
+#[test]
+fn a_mapped_model_that_is_cut_ends_the_run_with_its_name() {
+    let cli = cli(&[&ENDLESS[..], &["-t", "1", "-c", "256", "-no-cnv", "--no-repack", "-m", "model.gguf"]].concat());
+    let model = cli.dir.path().join("model.gguf");
+    std::fs::copy(demo_model(), &model).unwrap();
+    let (child, _dir, reader) = endless(cli);
+    std::fs::File::options().write(true).open(&model).unwrap().set_len(4096).unwrap();
+    let (status, stderr) = end_of(child);
+    reader.join().unwrap();
+    assert_eq!(status, Some(1), "{stderr}");
+    let last = stderr.lines().last().unwrap_or_default();
+    for part in ["error: model.gguf: ", "cannot be read any more", "put it back and start again"] {
+        assert!(last.contains(part), "{stderr}");
+    }
 }

@@ -2,21 +2,23 @@
 
 mod call;
 mod inputs;
+mod isolation;
 mod nesting;
 mod parser;
 mod plain;
 mod prompt;
+mod render;
 mod reply;
 mod stream;
 mod templates;
 
-use ggml_sys::llama::llama_model;
 use serde::Serialize;
 
 use super::error::Error;
 use super::model::Model;
 
 pub use inputs::{ChatInputs, Continuation, ToolChoice};
+pub use isolation::isolate_chat_templates;
 pub use parser::ChatParser;
 pub use prompt::{ChatPrompt, LazyGrammar, ThinkingTags};
 pub use reply::{ChatDelta, ChatReply, ToolCall, ToolCallDelta};
@@ -63,14 +65,11 @@ impl Model {
     /// # Errors
     /// No template, or one that fails on these messages.
     pub fn render_chat(&self, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
-        render(self.shared.raw.as_ptr(), messages, options)
+        render(&ChatTemplates::new(self, options.template.as_deref())?, messages, options)
     }
 }
 
-/// Writes `messages` down with the template of `model` or of `options`. `model` is live, or null where `options` names
-/// a template.
-fn render(model: *const llama_model, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
-    let templates = ChatTemplates::read(model, options.template.as_deref())?;
+fn render(templates: &ChatTemplates, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
     let inputs = ChatInputs {
         messages: serde_json::to_string(messages).map_err(|error| Error::ChatInput(error.to_string()))?,
         use_jinja: options.jinja,

@@ -170,6 +170,11 @@ fn stack_of(schema: &str, what: &str) -> Result<usize, String> {
 /// The same of the schemas of all tools.
 fn stack_of_tools(tools: &str) -> Result<usize, String> {
     let tools: Value = serde_json::from_str(tools).map_err(|error| format!("tools: {error}"))?;
+    let names = || tools.as_array().into_iter().flatten().filter_map(|tool| tool.pointer("/function/name")?.as_str());
+    // llama.cpp goes through names by recursion.
+    if names().any(|name| name.len() > schema::NAME_MAX) {
+        return Err(format!("tools: a name is longer than {} bytes", schema::NAME_MAX));
+    }
     let parameters = tools.as_array().into_iter().flatten().filter_map(|tool| tool.pointer("/function/parameters"));
     let of_all: Result<Vec<usize>, String> = parameters.map(schema::stack_bytes).collect();
     Ok(of_all.map_err(|error| format!("tools: {error}"))?.into_iter().max().unwrap_or(0))

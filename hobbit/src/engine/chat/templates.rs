@@ -1,106 +1,77 @@
 //! A model's chat templates, read once.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr;
 
-use ggml_sys::chat;
-use ggml_sys::llama::{self, llama_model};
-use serde::Deserialize;
+use ggml_sys::llama::{self, llama_vocab};
+use serde::{Deserialize, Serialize};
 
-use super::call;
 use super::inputs::ChatInputs;
+use super::isolation;
 use super::nesting;
 use super::prompt::{ChatPrompt, Fields};
+use super::render::{Failure, Task};
 use crate::engine::error::Error;
 use crate::engine::model::Model;
-use crate::engine::stack;
-
-/// What `hobbit_chat_apply` returns for inputs that are none.
-const INPUTS_FAILED: i32 = 1;
+use crate::options::Token;
 
 /// The chat templates of a model, or one in their place.
 pub struct ChatTemplates {
-    raw: Raw,
+    /// [`Texts`] as JSON.
+    texts: String,
     description: Description,
-    supports_thinking: bool,
-    /// Stack that it takes to run them.
-    stack_bytes: usize,
+    was_explicit: bool,
     /// The name of a format that llama.cpp writes itself: as Jinja it would be a text that renders as itself.
     is_built_in: bool,
 }
 
-struct Raw(NonNull<c_void>);
-
-impl Raw {
-    fn as_ptr(&self) -> *mut c_void {
-        self.0.as_ptr()
-    }
-}
-
-// SAFETY: immutable once made; the shim's functions only read it, and may be called from several threads at once.
-unsafe impl Send for Raw {}
-// SAFETY: as above.
-unsafe impl Sync for Raw {}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // SAFETY: made by `hobbit_chat_templates_init`, freed once.
-        unsafe { chat::hobbit_chat_templates_free(self.0.as_ptr()) };
-    }
+/// All that rendering needs to know of a model, as the shim reads it.
+#[derive(Default, Serialize)]
+pub(super) struct Texts {
+    pub(super) source: String,
+    pub(super) source_tool_use: String,
+    pub(super) bos: String,
+    pub(super) eos: String,
+    pub(super) add_bos: bool,
+    pub(super) add_eos: bool,
 }
 
 #[derive(Deserialize)]
 struct Description {
     source: String,
     source_tool_use: String,
-    was_explicit: bool,
+    supports_thinking: bool,
     capabilities: BTreeMap<String, bool>,
 }
 
 impl ChatTemplates {
     /// The templates of `model`, or `template_override`: a built-in template's name (`chatml`, `llama3`) or a Jinja text. With
-    /// neither it is `chatml`.
+    /// neither it is `chatml`. The template is tried on a message.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] for a text that is no template.
+    /// [`Error::ChatTemplate`] for a text that is no template, and for one that takes too much time, memory or stack.
     pub fn new(model: &Model, template_override: Option<&str>) -> Result<Self, Error> {
-        Self::read(model.shared.raw.as_ptr(), template_override)
+        Self::read(Texts::of(model, template_override))
     }
 
-    /// As [`ChatTemplates::new`]; `model` is live, or null where there is a template.
-    pub(super) fn read(model: *const llama_model, template_override: Option<&str>) -> Result<Self, Error> {
-        // To the shim an empty template means none.
-        let template = template_override.unwrap_or("");
-        if template.is_empty() && model.is_null() {
-            return Err(Error::ChatTemplate("there is neither a model nor a template".into()));
-        }
-        let is_built_in = template != "chatml" && is_built_in(template);
-        let template =
-            CString::new(template).map_err(|_| Error::ChatTemplate("the template contains a NUL byte".into()))?;
-        // SAFETY: the model is live, or not looked at; its templates live as long.
-        let stack_bytes = unsafe { stack_of(model, &template) }.map_err(Error::ChatTemplate)?;
-        let shared = Shared(model);
-        let make = || {
-            let shared = &shared;
-            // SAFETY: the template is NUL-terminated, the message buffer valid for its capacity, the model live or not looked at.
-            let made = call::made(|message, capacity| unsafe {
-                chat::hobbit_chat_templates_init(shared.0, template.as_ptr(), message, capacity)
-            });
-            let raw = Raw(made?);
-            // SAFETY: the templates are live; the message buffer is valid for its capacity.
-            let described = call::text(true, |output, context, message, capacity| unsafe {
-                chat::hobbit_chat_templates_describe(raw.as_ptr(), output, context, message, capacity)
-            });
-            let described = described.map_err(|(_, reason)| reason)?;
-            let supports_thinking = !is_built_in && supports_thinking(&raw);
-            Ok((raw, described, supports_thinking))
-        };
-        let made = stack::with_bytes(READING_BYTES, make).and_then(|made| made);
-        let (raw, described, supports_thinking) = made.map_err(Error::ChatTemplate)?;
+    /// A template without a model: BOS and EOS are empty.
+    ///
+    /// # Errors
+    /// As for [`ChatTemplates::new`].
+    pub fn from_text(template: &str) -> Result<Self, Error> {
+        Self::read(Texts { source: template.to_owned(), ..Texts::default() })
+    }
+
+    pub(super) fn read(texts: Texts) -> Result<Self, Error> {
+        texts.check().map_err(Error::ChatTemplate)?;
+        let (was_explicit, is_built_in) = (texts.are_explicit(), texts.is_built_in());
+        let texts = serde_json::to_string(&texts).map_err(|error| Error::ChatTemplate(error.to_string()))?;
+        let task = Task { template: texts, inputs: None, schema_stack: 0 };
+        let described = isolation::run(&task).map_err(error_of)?;
         let description = serde_json::from_str(&described).map_err(|error| Error::ChatTemplate(error.to_string()))?;
-        Ok(Self { raw, description, supports_thinking, stack_bytes, is_built_in })
+        Ok(Self { texts: task.template, description, was_explicit, is_built_in })
     }
 
     /// The template's text, or its built-in name.
@@ -120,34 +91,23 @@ impl ChatTemplates {
 
     /// Whether answers may begin with a thought. False, too, for a template that fails on a single message of the user.
     pub fn supports_thinking(&self) -> bool {
-        self.supports_thinking
+        !self.is_built_in && self.description.supports_thinking
     }
 
     /// Whether the model, or the caller, has a template: otherwise it is `chatml`.
     pub fn was_explicit(&self) -> bool {
-        self.description.was_explicit
+        self.was_explicit
     }
 
     /// Writes a conversation down.
     ///
     /// # Errors
     /// [`Error::ChatInput`] for messages and tools that cannot be understood, [`Error::ChatTemplate`] where the template fails
-    /// on them.
+    /// on them, or takes too much time, memory or stack.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, Error> {
-        let (text, stack_bytes) = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
-        let raw = &self.raw;
-        let apply = || {
-            // SAFETY: the templates are live; the text is valid for its length, the message buffer for its capacity.
-            call::text(0, |output, context, message, capacity| unsafe {
-                let (bytes, len) = (text.as_ptr().cast(), text.len());
-                chat::hobbit_chat_apply(raw.as_ptr(), bytes, len, output, context, message, capacity)
-            })
-        };
-        let applied = stack::with_bytes(stack_bytes.max(self.stack_bytes), apply).map_err(Error::ChatTemplate)?;
-        let applied = applied.map_err(|(code, reason)| match code {
-            INPUTS_FAILED => Error::ChatInput(reason),
-            _ => Error::ChatTemplate(reason),
-        })?;
+        let (text, schema_stack) = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
+        let task = Task { template: self.texts.clone(), inputs: Some(text), schema_stack };
+        let applied = isolation::run(&task).map_err(error_of)?;
         let fields: Fields = serde_json::from_str(&applied).map_err(|error| Error::ChatTemplate(error.to_string()))?;
         fields.into_prompt(inputs)
     }
@@ -161,61 +121,76 @@ impl fmt::Debug for ChatTemplates {
     }
 }
 
-/// The model whose templates are read, on whatever thread.
-struct Shared(*const llama_model);
-
-// SAFETY: a model is immutable once loaded, and outlives the reading.
-unsafe impl Sync for Shared {}
-
 /// The longest template in bytes, brackets within each other, and `not`s in it: llama.cpp's reader calls itself for each.
 const TEMPLATE_MAX: usize = 256 << 10;
 const TEMPLATE_NESTING_MAX: usize = 1000;
 const TEMPLATE_NOTS_MAX: usize = 1000;
 
-/// Stack to read a template with, and to run one that is nested.
-const READING_BYTES: usize = 32 << 20;
+impl Texts {
+    /// The model's templates, or `template` instead of them. An empty `template` counts as none.
+    fn of(model: &Model, template: Option<&str>) -> Self {
+        let (source, source_tool_use) = match template.filter(|template| !template.is_empty()) {
+            Some(template) => (template.to_owned(), String::new()),
+            None => (own_template(model, ptr::null()), own_template(model, c"tool_use".as_ptr())),
+        };
+        let vocab = model.vocab();
+        let piece = |token| String::from_utf8_lossy(&model.piece(token, true)).into_owned();
+        // SAFETY: the vocabulary lives as long as the model.
+        let ask = |of: unsafe extern "C" fn(*const llama_vocab) -> Token| unsafe { of(vocab) };
+        // SAFETY: as above.
+        let add_eos = unsafe { llama::llama_vocab_get_add_eos(vocab) };
+        Self {
+            source,
+            source_tool_use,
+            bos: piece(ask(llama::llama_vocab_bos)),
+            eos: piece(ask(llama::llama_vocab_eos)),
+            add_bos: model.adds_bos(),
+            add_eos,
+        }
+    }
 
-/// How many brackets a template may have within each other to be run on any thread.
-const SHALLOW: usize = 50;
+    fn are_explicit(&self) -> bool {
+        !(self.source.is_empty() && self.source_tool_use.is_empty())
+    }
 
-/// How much stack it takes to run a template, or those of a model.
-///
-/// # Safety
-/// The model is live, or null.
-unsafe fn stack_of(model: *const llama_model, template: &CStr) -> Result<usize, String> {
-    let mut texts = vec![template.to_bytes()];
-    if !model.is_null() {
-        for name in [ptr::null(), c"tool_use".as_ptr()] {
-            // SAFETY: the model is live, and owns what it answers.
-            let own = unsafe { llama::llama_model_chat_template(model, name) };
-            if !own.is_null() {
-                // SAFETY: as above; the text is NUL-terminated.
-                texts.push(unsafe { CStr::from_ptr(own) }.to_bytes());
+    fn is_built_in(&self) -> bool {
+        self.source != "chatml" && is_built_in(&self.source)
+    }
+
+    /// # Errors
+    /// A template that is too long or too deep to be read, or ends early.
+    fn check(&self) -> Result<(), String> {
+        for text in [&self.source, &self.source_tool_use] {
+            let nested = nesting::open_brackets(&[text]).max(nesting::open_parentheses(text));
+            if text.len() > TEMPLATE_MAX
+                || nested > TEMPLATE_NESTING_MAX
+                || text.matches("not ").count() > TEMPLATE_NOTS_MAX
+            {
+                let bound = format!("{TEMPLATE_MAX} bytes, or {TEMPLATE_NESTING_MAX} brackets within each other");
+                return Err(format!("the template has more than {bound}"));
+            }
+            if text.contains('\0') {
+                return Err("the template contains a NUL byte".to_owned());
             }
         }
+        Ok(())
     }
-    let mut deepest = 0;
-    for text in texts {
-        let text = String::from_utf8_lossy(text);
-        let nested = nesting::open_brackets(&[&text]).max(nesting::open_parentheses(&text));
-        if text.len() > TEMPLATE_MAX
-            || nested > TEMPLATE_NESTING_MAX
-            || text.matches("not ").count() > TEMPLATE_NOTS_MAX
-        {
-            let bound = format!("{TEMPLATE_MAX} bytes, or {TEMPLATE_NESTING_MAX} brackets within each other");
-            return Err(format!("the template has more than {bound}"));
-        }
-        deepest = deepest.max(nested);
-    }
-    Ok(if deepest > SHALLOW { READING_BYTES } else { 0 })
 }
 
-fn supports_thinking(raw: &Raw) -> bool {
-    let mut supported = false;
-    // SAFETY: the templates are live; no room for a message is given.
-    let done =
-        unsafe { chat::hobbit_chat_templates_support_thinking(raw.as_ptr(), &raw mut supported, ptr::null_mut(), 0) };
-    done && supported
+/// The text of a template in a model's file; empty if it has none. `name` is NUL-terminated or null.
+fn own_template(model: &Model, name: *const c_char) -> String {
+    // SAFETY: the model is live, and owns the text, which is NUL-terminated.
+    unsafe {
+        let own = llama::llama_model_chat_template(model.shared.raw.as_ptr(), name);
+        if own.is_null() { String::new() } else { CStr::from_ptr(own).to_string_lossy().into_owned() }
+    }
+}
+
+fn error_of(failure: Failure) -> Error {
+    match failure {
+        Failure::Inputs(reason) => Error::ChatInput(reason),
+        Failure::Template(reason) => Error::ChatTemplate(reason),
+    }
 }
 
 /// Whether llama.cpp knows a template by this name.

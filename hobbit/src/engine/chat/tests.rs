@@ -1,14 +1,13 @@
 //! Templates, answers and hostile texts, without a model.
 
-use std::ptr;
-
+use super::templates::Texts;
 use super::*;
 use crate::options::{GrammarKind, GrammarTrigger, ReasoningFormat, SamplingOptions};
 
 fn render_with(template: &str, jinja: bool, add_generation_prompt: bool) -> Result<String, Error> {
     let messages = [ChatMessage::new("system", "Be brief."), ChatMessage::new("user", "Hi")];
-    let options = ChatOptions { template: Some(template.into()), jinja, add_generation_prompt };
-    render(ptr::null(), &messages, &options)
+    let options = ChatOptions { template: None, jinja, add_generation_prompt };
+    render(&ChatTemplates::from_text(template)?, &messages, &options)
 }
 
 #[test]
@@ -39,7 +38,6 @@ fn failures_are_errors() {
         ("{% for m in messages %}", true),
         ("{{ raise_exception('no system messages here') }}", true),
         ("a template that llama.cpp does not recognize", false),
-        ("", true),
         ("nul \0", true),
     ] {
         let error = render_with(template, jinja, true).unwrap_err();
@@ -47,6 +45,30 @@ fn failures_are_errors() {
     }
     let raised = render_with("{{ raise_exception('no system messages here') }}", true, true).unwrap_err();
     assert!(raised.to_string().contains("no system messages here"), "{raised}");
+}
+
+#[test]
+fn a_models_templates_and_tokens_reach_the_interpreter() {
+    let texts = |add| Texts {
+        source: "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}".to_owned(),
+        source_tool_use: "{{ bos_token }}{{ tools[0].function.name }}: {{ messages[0].content }}".to_owned(),
+        bos: "<s>".to_owned(),
+        eos: "</s>".to_owned(),
+        add_bos: add,
+        add_eos: add,
+    };
+    // Tokens that the tokenizer adds are not written twice.
+    for (add, plain, with_tools) in [(false, "<s>Hi</s>", "<s>get_time: Hi"), (true, "Hi", "get_time: Hi")] {
+        let templates = ChatTemplates::read(texts(add)).unwrap();
+        assert!(templates.was_explicit() && templates.source_tool_use().contains("tools[0]"));
+        let asked = ChatInputs { tools: Some(GET_TIME.to_owned()), ..one_message() };
+        for (inputs, expected) in [(one_message(), plain), (asked, with_tools)] {
+            assert_eq!(templates.apply(&inputs).unwrap().prompt, expected, "{add}");
+        }
+    }
+    let none = ChatTemplates::read(Texts::default()).unwrap();
+    assert!(!none.was_explicit());
+    assert_eq!(none.apply(&one_message()).unwrap().prompt, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
 /// As Qwen3's: thoughts between tags, which an empty pair turns off.
@@ -78,7 +100,7 @@ const CHANNELS: &str = "{%- for message in messages -%}\
 {%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}";
 
 fn templates(text: &str) -> ChatTemplates {
-    ChatTemplates::read(ptr::null(), Some(text)).unwrap()
+    ChatTemplates::from_text(text).unwrap()
 }
 
 fn one_message() -> ChatInputs {
@@ -495,13 +517,13 @@ fn templates_that_are_too_deep_are_refused() {
         format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000)),
         "{{ ".to_owned() + &"not ".repeat(60_000) + "x }}",
     ] {
-        let error = ChatTemplates::read(std::ptr::null(), Some(&hostile)).unwrap_err();
+        let error = ChatTemplates::from_text(&hostile).unwrap_err();
         assert!(
             matches!(&error, Error::ChatTemplate(reason) if reason.contains("the template has more than")),
             "{error}"
         );
     }
     let deep = format!("{{{{ {}1{} }}}}", "(".repeat(900), ")".repeat(900));
-    let templates = ChatTemplates::read(std::ptr::null(), Some(&deep)).unwrap();
+    let templates = ChatTemplates::from_text(&deep).unwrap();
     assert_eq!(templates.apply(&one_message()).unwrap().prompt, "1");
 }

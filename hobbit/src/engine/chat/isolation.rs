@@ -1,0 +1,259 @@
+//! Processes that render chat templates, for programs that call [`isolate_chat_templates`].
+//!
+//! A template is a program that comes with a model's file. It may loop for ever, take all memory, overflow the stack
+//! (macros call themselves, lists contain themselves) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++
+//! on a thread cannot be stopped. So each rendering is a process of its own, with limits. These processes are forked
+//! from idle ones, which were forked before the program had threads, and which end when the program does.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam_channel::{Receiver, Sender};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, alarm, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+
+use super::render::{Failure, Task};
+
+/// Idle processes: so many renderings run at once, and others wait.
+const N_PROCESSES: usize = 2;
+
+/// Processor time of a rendering. Renderings of a megabyte take some 30 ms.
+const CPU_SECONDS: u64 = 2;
+
+/// Time of a rendering on a machine that is busy with other things.
+const WALL_SECONDS: u32 = 10;
+
+/// Memory of a rendering, and more for each byte of its inputs: renderings of ten megabytes take 13 bytes for each.
+const MEMORY_BYTES: u64 = 192 << 20;
+const MEMORY_PER_INPUT_BYTE: u64 = 24;
+
+/// Longest message from one process to another.
+const MESSAGE_MAX: u64 = 1 << 30;
+
+/// The idle processes, once asked for.
+static PROCESSES: OnceLock<Result<Processes, String>> = OnceLock::new();
+
+struct Processes {
+    free: Receiver<UnixStream>,
+    used: Sender<UnixStream>,
+    /// Streams that are in use or in the queue.
+    n_streams: AtomicUsize,
+}
+
+/// From now on chat templates are rendered in processes of their own, with limits of time, memory and stack. A program
+/// that does not call this renders in its own process, which a hostile template can hang or crash.
+///
+/// # Safety
+/// This process has one thread.
+pub unsafe fn isolate_chat_templates() {
+    // SAFETY: by the caller.
+    let started = unsafe { Processes::start() };
+    let _ = PROCESSES.set(started.map_err(|error| error.to_string()));
+}
+
+/// Does a task, in another process if [`isolate_chat_templates`] was called.
+///
+/// # Errors
+/// See [`Failure`].
+pub(super) fn run(task: &Task) -> Result<String, Failure> {
+    match PROCESSES.get() {
+        None => task.run(),
+        Some(Ok(processes)) => processes.run(task),
+        Some(Err(reason)) => Err(Failure::Template(format!("there is no process to render it in: {reason}"))),
+    }
+}
+
+impl Processes {
+    /// # Safety
+    /// This process has one thread.
+    unsafe fn start() -> io::Result<Self> {
+        let mut ours: Vec<UnixStream> = Vec::new();
+        for _ in 0..N_PROCESSES {
+            let (near, far) = UnixStream::pair()?;
+            // SAFETY: with one thread, the child may do whatever its parent may.
+            match unsafe { fork() }? {
+                ForkResult::Parent { .. } => ours.push(near),
+                ForkResult::Child => {
+                    // An idle process ends when the other end of its stream is closed: only the program may hold it.
+                    drop((ours, near));
+                    serve(far);
+                    exit(0);
+                }
+            }
+        }
+        let (used, free) = crossbeam_channel::unbounded();
+        for stream in ours {
+            let _ = used.send(stream);
+        }
+        Ok(Self { free, used, n_streams: AtomicUsize::new(N_PROCESSES) })
+    }
+
+    fn run(&self, task: &Task) -> Result<String, Failure> {
+        let mut lost = String::new();
+        for _ in 0..N_PROCESSES {
+            let Ok(mut stream) = self.free.recv() else { break };
+            let answer = ask(&mut stream, task);
+            match answer {
+                Ok(outcome) => {
+                    let _ = self.used.send(stream);
+                    return outcome;
+                }
+                Err(error) => {
+                    lost = error.to_string();
+                    // The last stream stays, broken as it is: without one `recv` would wait for ever.
+                    if self.n_streams.fetch_sub(1, Ordering::AcqRel) == 1 {
+                        self.n_streams.store(1, Ordering::Release);
+                        let _ = self.used.send(stream);
+                    }
+                }
+            }
+        }
+        Err(Failure::Template(format!("the process that renders templates is gone ({lost}): start the program again")))
+    }
+}
+
+/// Sends a task and waits for its outcome.
+fn ask(stream: &mut UnixStream, task: &Task) -> io::Result<Result<String, Failure>> {
+    send(stream, &serde_json::to_vec(task)?)?;
+    Ok(serde_json::from_slice(&receive(stream)?)?)
+}
+
+fn send(stream: &mut UnixStream, message: &[u8]) -> io::Result<()> {
+    stream.write_all(&(message.len() as u64).to_le_bytes())?;
+    stream.write_all(message)
+}
+
+fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut len = [0; 8];
+    stream.read_exact(&mut len)?;
+    let len = u64::from_le_bytes(len);
+    let mut message = Vec::new();
+    stream.take(len.min(MESSAGE_MAX)).read_to_end(&mut message)?;
+    if message.len() as u64 == len { Ok(message) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// The life of an idle process: tasks in, outcomes out, until the program ends.
+fn serve(mut stream: UnixStream) {
+    step_aside();
+    while let Ok(task) = receive(&mut stream) {
+        let outcome = match apart(&task) {
+            Ok(outcome) => outcome,
+            Err(error) => failed(format!("there is no process to render it in: {error}")),
+        };
+        if send(&mut stream, &outcome).is_err() {
+            return;
+        }
+    }
+}
+
+/// Replaces the standard streams by /dev/null, and ignores signals that are meant for the program.
+fn step_aside() {
+    use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
+    // The program may have inherited these ignored or blocked: limits and the wait for children need them.
+    for needed in [SIGALRM, SIGCHLD, SIGXCPU] {
+        // SAFETY: the default runs no handler.
+        let _ = unsafe { signal(needed, SigHandler::SigDfl) };
+    }
+    let _ = nix::sys::signal::SigSet::all().thread_unblock();
+    for ignored in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2] {
+        // SAFETY: ignoring a signal runs no handler.
+        let _ = unsafe { signal(ignored, SigHandler::SigIgn) };
+    }
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
+    }
+    // Sets the name that `ps` shows. Only Linux has this file.
+    let _ = fs::write("/proc/self/comm", "hobbit-template");
+}
+
+/// Does a task in a child, which may come to harm: the outcome as JSON.
+fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
+    let (mut near, far) = UnixStream::pair()?;
+    // SAFETY: this process has one thread.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            drop(near);
+            let done = render(task, far);
+            exit(i32::from(done.is_err()));
+        }
+        ForkResult::Parent { child } => {
+            drop(far);
+            let mut outcome = Vec::new();
+            let read = near.read_to_end(&mut outcome);
+            let status = loop {
+                match waitpid(child, None) {
+                    Err(nix::Error::EINTR) => {}
+                    other => break other?,
+                }
+            };
+            match status {
+                WaitStatus::Exited(_, 0) if read.is_ok() => Ok(outcome),
+                WaitStatus::Signaled(_, signal, _) => Ok(failed(words_for(signal))),
+                _ => Ok(failed("the process that rendered it ended without a result".to_owned())),
+            }
+        }
+    }
+}
+
+/// The child's part.
+fn render(task: &[u8], mut into: UnixStream) -> io::Result<()> {
+    let task: Task = serde_json::from_slice(task)?;
+    let inputs = task.inputs.as_ref().map_or(0, |inputs| inputs.len() as u64);
+    let memory = MEMORY_BYTES + MEMORY_PER_INPUT_BYTE * inputs;
+    limit(task.stack_bytes() as u64 + memory)?;
+    let outcome = match task.run() {
+        // llama.cpp wraps the exception in a text that quotes the template.
+        Err(Failure::Template(reason)) if reason.contains("std::bad_alloc") => {
+            Err(Failure::Template(format!("it takes more than {} MiB of memory", memory >> 20)))
+        }
+        other => other,
+    };
+    into.write_all(&serde_json::to_vec(&outcome)?)
+}
+
+/// Limits CPU time, wall time and memory of this process, and makes it the first that the kernel kills when memory runs
+/// out.
+fn limit(memory: u64) -> io::Result<()> {
+    lower(Resource::RLIMIT_CORE, 0)?;
+    lower(Resource::RLIMIT_CPU, CPU_SECONDS)?;
+    alarm::set(WALL_SECONDS);
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    // Linux alone counts private memory against this limit, and says how much is mapped already.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mapped = status.lines().find_map(|line| line.strip_prefix("VmData:")?.trim().strip_suffix(" kB")?.parse().ok());
+    mapped.map_or(Ok(()), |mapped: u64| lower(Resource::RLIMIT_DATA, (mapped << 10) + memory))
+}
+
+fn lower(resource: Resource, to: u64) -> io::Result<()> {
+    let (soft, hard) = getrlimit(resource)?;
+    // Beyond the hard limit of CPU time the kernel kills, whatever becomes of SIGXCPU.
+    Ok(setrlimit(resource, soft.min(to), hard.min(to.saturating_add(1)))?)
+}
+
+/// Why a rendering was ended.
+fn words_for(signal: Signal) -> String {
+    match signal {
+        Signal::SIGXCPU => format!("it runs for more than {CPU_SECONDS} s"),
+        Signal::SIGALRM => format!("it was not rendered within {WALL_SECONDS} s"),
+        Signal::SIGKILL => "the process that rendered it was killed, as is done where memory is short".to_owned(),
+        Signal::SIGSEGV | Signal::SIGABRT | Signal::SIGBUS => {
+            format!("it calls itself, or nests lists, without end, or llama.cpp fails on it ({signal})")
+        }
+        other => format!("llama.cpp's interpreter failed on it ({other})"),
+    }
+}
+
+fn failed(reason: String) -> Vec<u8> {
+    serde_json::to_vec(&Err::<String, _>(Failure::Template(reason))).unwrap_or_default()
+}
+
+/// Ends this process and leaves what belongs to the program, such as its handlers at exit, alone.
+fn exit(status: i32) -> ! {
+    // SAFETY: ends the process; nothing of this one is needed any more.
+    unsafe { libc::_exit(status) }
+}

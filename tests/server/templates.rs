@@ -1,0 +1,131 @@
+//! Chat templates that loop, swell or crash fail the request that makes them do so, and nothing else.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gguf_tools::synth::{self, Spec};
+use serde_json::json;
+
+use crate::rig::*;
+
+/// What a template may do; the content of the message chooses. The first words say what each is to take.
+const HOSTILE: [(&str, &str); 22] = [
+    ("a macro calls itself", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"),
+    (
+        "two macros call each other",
+        "{% macro g() %}{{ h() }}{% endmacro %}{% macro h() %}{{ g() }}{% endmacro %}{{ g() }}",
+    ),
+    (
+        "a macro calls twice",
+        "{% macro e(n) %}{% if n > 0 %}{{ e(n - 1) }}{{ e(n - 1) }}{% endif %}{% endmacro %}{{ e(99) }}",
+    ),
+    ("call blocks nest", "{% macro c() %}{% call c() %}x{% endcall %}{% endmacro %}{{ c() }}"),
+    ("a list contains itself", "{% set l = [] %}{% set _ = l.append(l) %}{{ l | tojson }}"),
+    ("such a list as text", "{% set l = [] %}{% set _ = l.append(l) %}{{ l | string }}"),
+    (
+        "such a list in a key",
+        "{% set l = [] %}{% set _ = l.append(l) %}{% set k = [] %}{% set _ = k.append(x=l) %}{{ {k[0]: 1} }}",
+    ),
+    ("a namespace contains itself", "{% set n = namespace(x=1) %}{% set n.n = n %}{{ n | tojson }}"),
+    (
+        "lists in lists",
+        "{% set n = namespace(l=[]) %}{% for i in range(200000) %}{% set n.l = [n.l] %}{% endfor %}{{ n.l | tojson }}",
+    ),
+    ("a long range", "{% for i in range(100000000000) %}{% endfor %}"),
+    ("a range by messages", "{{ range(messages | length * 1000000000) | length }}"),
+    ("a range without end", "{% for i in range(0, 9223372036854775807, 4611686018427387905) %}{% endfor %}"),
+    (
+        "loops in loops",
+        "{% for a in range(9999) %}{% for b in range(9999) %}\
+         {% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+    ),
+    ("a text many times", "{{ 'a' * 100000000000 }}"),
+    ("a text doubles", "{% set n = namespace(s='a') %}{% for i in range(64) %}{% set n.s = n.s ~ n.s %}{% endfor %}"),
+    ("a list doubles", "{% set n = namespace(l=[1]) %}{% for i in range(64) %}{% set n.l = n.l + n.l %}{% endfor %}"),
+    (
+        "replacements swell",
+        "{% set n = namespace(s='a') %}{% for i in range(64) %}\
+         {% set n.s = n.s | replace('a', 'aaaaaaaa') %}{% endfor %}",
+    ),
+    ("replacements move", "{{ ('a' * 2000000) | replace('a', 'bb') | length }}"),
+    (
+        "joins swell",
+        "{% set n = namespace(s='a') %}{% for i in range(64) %}{% set n.s = [n.s, n.s] | join(n.s) %}{% endfor %}",
+    ),
+    ("an indent", "{{ [[1]] | tojson(indent=2000000000) }}"),
+    ("a division by zero", "{{ 1 is divisibleby(0) }}"),
+    (
+        "a search",
+        "{% set n = namespace(s='a' * 50000) %}{% for i in range(7) %}\
+         {% set n.s = (n.s ~ n.s) | replace('x', 'y') %}{% endfor %}{{ (n.s ~ 'b') in (n.s ~ n.s) }}",
+    ),
+];
+
+/// A template that does each of [`HOSTILE`] where a message asks for it.
+fn on_demand() -> String {
+    let mut template = "{%- set asked = messages[-1].content -%}".to_owned();
+    for (name, hostile) in HOSTILE {
+        template += &format!("{{%- if asked == '{name}' -%}}{hostile}{{%- endif -%}}");
+    }
+    template + "{%- for m in messages -%}{{ m.role }}: {{ m.content }}\n{% endfor -%}"
+}
+
+#[test]
+fn a_template_that_explodes_fails_one_request() {
+    let server = Server::start(&["--chat-template", &on_demand()]);
+    let ask = |content: &str| {
+        let messages = json!([{"role": "user", "content": content}]);
+        server.post("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1}))
+    };
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some((name, _)) = HOSTILE.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let message = ask(name).error(400, "invalid_request_error");
+                    assert!(message.contains("cannot apply the chat template"), "{name}: {message}");
+                    eprintln!("{name}: {}", &message[..message.len().min(200)]);
+                    ask("Hi").ok();
+                }
+            });
+        }
+    });
+}
+
+/// A small model whose file has another template, filled up with spaces.
+fn model_with(template: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hostile.gguf");
+    synth::write(&path, &Spec::tiny("qwen3moe")).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let find =
+        |text: &[u8]| bytes.windows(text.len()).position(|window| window == text).expect("models have a template");
+    let (start, end) = (find(b"{% for message in messages %}"), find(b"assistant\n' }}{% endif %}") + 25);
+    assert!(template.len() <= end - start && bytes[start..end].ends_with(b"{% endif %}"));
+    bytes[start..end].fill(b' ');
+    bytes[start..start + template.len()].copy_from_slice(template.as_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn a_model_with_such_a_template_is_refused_and_another_replaces_it() {
+    let cli = env!("CARGO_BIN_EXE_hobbit-cli");
+    let server = env!("CARGO_BIN_EXE_hobbit-server");
+    let run = |program: &str, args: &[&str]| -> Output { Command::new(program).args(args).output().unwrap() };
+    for name in ["a macro calls itself", "a list contains itself", "a long range", "a division by zero"] {
+        let (_, hostile) = HOSTILE.iter().find(|(known, _)| *known == name).unwrap();
+        let (_dir, model) = model_with(hostile);
+        let model = model.to_str().unwrap();
+        let talk = ["-m", model, "-p", "Hi", "-st", "-n", "1", "-t", "1", "-c", "64"];
+        for refused in [run(cli, &talk), run(server, &["-m", model, "-t", "1", "-c", "64", "--port", "0"])] {
+            let said = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(1), "{name}: {said}");
+            let parts = ["hostile.gguf: the model's chat template cannot be used; --chat-template chatml"];
+            assert!(parts.iter().all(|part| said.contains(part)), "{name}: {said}");
+        }
+        let other = run(cli, &[&talk[..], &["--chat-template", "chatml"]].concat());
+        assert_eq!(other.status.code(), Some(0), "{name}: {}", String::from_utf8_lossy(&other.stderr));
+    }
+}
