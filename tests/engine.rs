@@ -347,6 +347,69 @@ fn layers_that_llama_cpp_leaves_out_are_not_served() {
     assert_eq!(layers(&["glm4moe.nextn_predict_layers=int:1"]), all - 1);
 }
 
+/// Going back to the first tokens of a context is as if nothing had ever followed, wherever a sliding window has moved
+/// on to.
+#[test]
+fn a_context_that_goes_back_forgets_what_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut with_window = Vec::new();
+    for arch in synth::architectures() {
+        let path = dir.path().join("model.gguf");
+        synth::write(&path, &Spec { ctx: 16384, ..Spec::tiny(arch) }).unwrap();
+        // Two have windows of their own, whatever their header says.
+        let window = match arch {
+            "llama4" => 8192,
+            "smallthinker" => 4096,
+            _ => 32,
+        };
+        // llama.cpp by itself, and at the seam.
+        for stand_aside in [true, false] {
+            let kv_overrides = vec![format!("{arch}.attention.sliding_window=int:{window}").parse().unwrap()];
+            let options = ModelOptions { kv_overrides, stand_aside, ..ModelOptions::default() };
+            let model = Model::open(&path, &options, |_| true).unwrap();
+            let options = SessionOptions { n_ctx: 12288, n_batch: 64, n_ubatch: 64, ..settings() };
+            let mut session = model.session(&options).unwrap();
+            if !session.has_window() {
+                continue;
+            }
+            with_window.push(arch);
+            // llama.cpp rounds the window's cells up to 256; so many tokens more make it use all of them anew.
+            let tokens: Vec<Token> = (0..window + 256 + 448).map(|at| at * 7919 % 509).collect();
+            let tail: Vec<Token> = (0..32).collect();
+            session.feed(&tokens).unwrap();
+            // As far as the window still holds, and to before that. Both are multiples of 64: batches are equal.
+            let near = (tokens.len() / 64 - 1) * 64;
+            let kept = [near, 384].map(|n| {
+                let kept = session.keep(n);
+                session.feed(&tokens[kept..n]).unwrap();
+                session.feed(&tail).unwrap();
+                let found = session.logits(tail.len() - 1).unwrap().to_vec();
+                let mut fresh = model.session(&options).unwrap();
+                fresh.feed(&tokens[..n]).unwrap();
+                fresh.feed(&tail).unwrap();
+                assert!(fresh.logits(tail.len() - 1).unwrap() == found, "{arch}, alone: {stand_aside}, {n} tokens");
+                kept
+            });
+            assert_eq!(kept, [near, 0], "{arch}, alone: {stand_aside}");
+        }
+    }
+    with_window.dedup();
+    let expected = [
+        "gpt-oss",
+        "llama4",
+        "smallthinker",
+        "mimo2",
+        "exaone-moe",
+        "afmoe",
+        "laguna",
+        "mellum",
+        "cohere2moe",
+        "granite_swa",
+        "gemma4",
+    ];
+    assert_eq!(with_window, expected);
+}
+
 /// Logits of a context that is gone are not sampled from.
 #[test]
 fn what_was_not_evaluated_is_not_gone_on_from() {

@@ -12,7 +12,7 @@ mod reasoning;
 mod routing;
 mod sampling;
 
-pub use adapters::{AdapterOptions, ScaledFile};
+pub use adapters::{AdapterOptions, SCALE_MAX, ScaledFile};
 pub use caching::{CachingOptions, Prefetch};
 pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 pub use grammar::{GrammarKind, GrammarTrigger};
@@ -66,6 +66,8 @@ pub enum Repack {
 pub struct ModelOptions {
     /// Memory that weights, KV cache, compute buffers and experts share.
     pub budget: Budget,
+    /// Bytes of the budget that the program keeps for itself, besides what it holds when the first session is opened.
+    pub reserved_bytes: u64,
     /// The budget may exceed what the system says is available.
     pub overcommit: bool,
     /// Where the whole model fits the budget, and nothing here says how experts are to be kept, llama.cpp runs by itself, on

@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ggml_sys::backend as ffi;
 use ggml_sys::llama::{
@@ -36,14 +36,20 @@ pub(super) fn while_loading<T>(experts: &Arc<Experts>, are_skipped: bool, load: 
     load()
 }
 
-/// What `context` of an expert buffer points to.
+/// What `context` of an expert buffer points to: shared by all callbacks.
 struct ExpertBuffer {
     experts: Arc<Experts>,
     base: *mut c_void,
     bytes: usize,
-    /// Boxed so that `ggml_tensor::extra` can point at them.
-    #[allow(clippy::vec_box)]
-    tags: Vec<Box<ExpertTag>>,
+    /// `ggml_tensor::extra` points at them. Not in a `Box`: moving one invalidates every other pointer to its contents.
+    tags: Mutex<Vec<Arc<ExpertTag>>>,
+}
+
+impl Drop for ExpertBuffer {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `alloc_buffer`, unmapped only here; the buffer's tensors are gone.
+        unsafe { libc::munmap(self.base, self.bytes) };
+    }
 }
 
 pub(super) fn buffer_type_interface() -> ffi::ggml_backend_buffer_type_i {
@@ -119,24 +125,21 @@ unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize)
         clear: Some(clear),
         ..ffi::ggml_backend_buffer_i::default()
     };
-    let context = Box::into_raw(Box::new(ExpertBuffer { experts, base, bytes, tags: Vec::new() }));
+    let context = Box::into_raw(Box::new(ExpertBuffer { experts, base, bytes, tags: Mutex::default() }));
     // SAFETY: the interface's functions take the context that is passed here; `free_buffer` takes it back.
     unsafe { ffi::ggml_backend_buffer_init(buft, interface, context.cast(), size) }
 }
 
 /// # Safety
 /// `buffer` was made by `alloc_buffer` and not freed.
-unsafe fn context<'a>(buffer: ggml_backend_buffer_t) -> &'a mut ExpertBuffer {
-    // SAFETY: `alloc_buffer` put a boxed `ExpertBuffer` there; ggml calls on one buffer from one thread at a time.
-    unsafe { &mut *(*buffer.cast::<ffi::ggml_backend_buffer>()).context.cast::<ExpertBuffer>() }
+unsafe fn context<'a>(buffer: ggml_backend_buffer_t) -> &'a ExpertBuffer {
+    // SAFETY: `alloc_buffer` put an `ExpertBuffer` there, all references to it are shared ones.
+    unsafe { &*(*buffer.cast::<ffi::ggml_backend_buffer>()).context.cast::<ExpertBuffer>() }
 }
 
 unsafe extern "C" fn free_buffer(buffer: ggml_backend_buffer_t) {
     // SAFETY: called once, last, by ggml; takes back what `alloc_buffer` made.
-    unsafe {
-        let context = Box::from_raw(context(buffer));
-        libc::munmap(context.base, context.bytes);
-    }
+    unsafe { drop(Box::from_raw((*buffer.cast::<ffi::ggml_backend_buffer>()).context.cast::<ExpertBuffer>())) };
 }
 
 unsafe extern "C" fn get_base(buffer: ggml_backend_buffer_t) -> *mut c_void {
@@ -153,9 +156,9 @@ unsafe extern "C" fn init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggm
     }
     match context.experts.tag(&name) {
         Some(tag) => {
-            let mut tag = Box::new(tag);
-            tensor.extra = (&raw mut *tag).cast();
-            context.tags.push(tag);
+            let tag = Arc::new(tag);
+            tensor.extra = Arc::as_ptr(&tag).cast_mut().cast();
+            context.tags.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
             GGML_STATUS_SUCCESS
         }
         None => {

@@ -187,6 +187,9 @@ pub enum Error {
     /// llama.cpp or the expert backend failed while computing a batch.
     #[error("decoding failed: {0}")]
     Decode(String),
+    /// A failed evaluation that could not be taken back: the context is empty.
+    #[error("decoding failed: {0}; the context is lost, feed it again")]
+    ContextLost(String),
     /// A batch of more tokens than the session was opened for.
     #[error(
         "a batch of {n_tokens} tokens, of at most {n_batch}; evaluate it in parts, or open the session with a larger \
@@ -233,6 +236,12 @@ pub enum Error {
     /// Sampling settings that cannot work, or logits from which nothing can be chosen.
     #[error("cannot sample: {0}")]
     Sampling(String),
+    /// Logits that are NaN or infinite.
+    #[error(
+        "the model computed logits that are not finite numbers; likely causes, in this order: too large a scale of a \
+         LoRA adapter, a control vector, damaged weights (look for them with gguf-tools verify)"
+    )]
+    NotFinite,
     /// Tokens of this model or run cannot be sent to other experts than their routers chose.
     #[error(
         "tokens cannot be sent to experts in memory: {0}; leave out --cache-bias, --substitute and --virtual-experts (--low \

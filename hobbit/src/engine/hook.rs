@@ -8,7 +8,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ggml_sys::llama::{self, ggml_tensor};
 
@@ -30,8 +30,13 @@ pub struct RouterChoice {
 /// Takes what was chosen, layer by layer.
 pub type RouterObserver = Box<dyn FnMut(RouterChoice) + Send>;
 
-/// The state behind the callback.
-pub(super) struct RouterHook {
+/// The callback, for as long as this lives.
+pub(super) struct RouterHook(Arc<Shared>);
+
+type Shared = Mutex<State>;
+
+/// The state behind the callback, which has its address.
+struct State {
     observer: Option<RouterObserver>,
     /// Whose expert backend wants to know the weights.
     experts: Option<Arc<Experts>>,
@@ -60,19 +65,29 @@ pub(super) fn asked(name: &str) -> Option<Asked> {
 
 impl RouterHook {
     /// `None` when nobody wants to know.
-    pub(super) fn new(observer: Option<RouterObserver>, experts: Option<Arc<Experts>>) -> Option<Box<Self>> {
+    pub(super) fn new(observer: Option<RouterObserver>, experts: Option<Arc<Experts>>) -> Option<Self> {
         let wanted = observer.is_some() || experts.is_some();
-        wanted.then(|| Box::new(Self { observer, experts, current: None }))
+        wanted.then(|| Self(Arc::new(Mutex::new(State { observer, experts, current: None }))))
     }
 
-    /// Has `params` call back into `self`, which must outlive the context.
-    pub(super) fn install(self: &mut Box<Self>, params: &mut llama::llama_context_params) {
+    /// Has `params` call back into the state, which must outlive the context.
+    pub(super) fn install(&self, params: &mut llama::llama_context_params) {
         params.cb_eval = Some(on_eval);
-        params.cb_eval_user_data = (&raw mut **self).cast();
+        params.cb_eval_user_data = Arc::as_ptr(&self.0).cast_mut().cast();
     }
 
     /// Hands over the last layer of a batch.
-    pub(super) fn flush(&mut self) {
+    pub(super) fn flush(&self) {
+        lock(&self.0).flush();
+    }
+}
+
+fn lock(state: &Shared) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    fn flush(&mut self) {
         if let (Some(choice), Some(observer)) = (self.current.take(), &mut self.observer) {
             observer(choice);
         }
@@ -128,9 +143,8 @@ unsafe fn copy_of_device_memory(tensor: &ggml_tensor) -> Option<Vec<u8>> {
 }
 
 unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
-    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the hook, which outlives the
-    // context, and one thread evaluates at a time.
-    let (tensor, hook) = unsafe { (&*tensor, &mut *state.cast::<RouterHook>()) };
+    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the context.
+    let (tensor, state) = unsafe { (&*tensor, &*state.cast::<Shared>()) };
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) };
     let Some(asked) = name.to_str().ok().and_then(asked) else { return !ask };
@@ -138,7 +152,7 @@ unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_
         return true;
     }
     // SAFETY: the tensor was just computed by the CPU backend.
-    let _ = catch_unwind(AssertUnwindSafe(|| unsafe { hook.take(asked, tensor) }));
+    let _ = catch_unwind(AssertUnwindSafe(|| unsafe { lock(state).take(asked, tensor) }));
     true
 }
 

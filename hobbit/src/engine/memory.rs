@@ -265,7 +265,7 @@ fn stand_aside(
 ) -> Result<Description, Error> {
     let shared = &model.shared;
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
-    let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options);
+    let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options) + shared.options.reserved_bytes;
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
         limits: MemoryLimits::read(),

@@ -45,6 +45,16 @@ impl MemoryUse {
     }
 }
 
+/// Gives memory that the allocator holds and nothing uses back to the system: glibc keeps most of what is freed. Takes
+/// milliseconds where there is much.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it may be called at any time, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Whether a buffer type is one of the CPU's: its extra ones are not called host memory, for nobody else can read them.
 ///
 /// # Safety
@@ -54,5 +64,45 @@ unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
     unsafe {
         let dev = llama::ggml_backend_buft_get_device(buft);
         !dev.is_null() && llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU
+    }
+}
+
+#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::trim_heap;
+
+    const BLOCK: usize = 1 << 10;
+    const PAGE: usize = 4096;
+
+    /// How many of these pages are in memory.
+    fn resident(pages: &BTreeSet<usize>) -> usize {
+        let is_resident = |page: &&usize| {
+            let mut found = 0u8;
+            // SAFETY: it only tells whether a page is in memory, mapped or not, and writes one byte.
+            unsafe { libc::mincore(**page as *mut libc::c_void, PAGE, &mut found) == 0 && found & 1 == 1 }
+        };
+        pages.iter().filter(is_resident).count()
+    }
+
+    /// Tests on other threads may take the freed pages again in between: one try of five is enough.
+    #[test]
+    fn freed_memory_goes_back_to_the_system() {
+        assert!((0..5).any(|_| is_given_back()));
+    }
+
+    fn is_given_back() -> bool {
+        let mut blocks: Vec<Box<[u8; BLOCK]>> = (0..16 << 10).map(|_| Box::new([1; BLOCK])).collect();
+        // The last one keeps the heap from shrinking by itself.
+        let last = blocks.pop();
+        let pages = blocks.iter().map(|block| block.as_ptr() as usize / PAGE * PAGE).collect();
+        drop(blocks);
+        let before = resident(&pages);
+        trim_heap();
+        let after = resident(&pages);
+        println!("{after} of {before} pages");
+        drop(last);
+        before > 1000 && after < before / 10
     }
 }

@@ -37,6 +37,7 @@ mod pinned;
 mod placement;
 mod pools;
 mod pressure;
+mod pretokenizer;
 mod purpose;
 mod quantise;
 mod raw;
@@ -57,6 +58,7 @@ mod stock;
 mod stream;
 mod tier;
 mod tiers;
+mod tokenize;
 mod ubatch;
 mod validate;
 
@@ -64,7 +66,7 @@ pub use adapters::AdapterInfo;
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
 pub use chat::{
     ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates,
-    Continuation, LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice,
+    Continuation, LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
 };
 pub use device_error::DeviceError;
 pub use device_kind::DeviceKind;
@@ -73,6 +75,7 @@ pub use error::Error;
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
+pub use memory_use::trim_heap;
 pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTokens};
 pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use quantise::Ggml;

@@ -40,16 +40,15 @@ fn c_text(text: &str) -> [c_char; 128] {
 /// Tensors that go where their names say: patterns with buffer types; the first that a name matches decides.
 #[derive(Default)]
 pub(super) struct Overrides {
-    /// What `raw` points to.
-    patterns: Vec<CString>,
+    all: Vec<(CString, ggml_backend_buffer_type_t)>,
+    /// Points to the patterns.
     raw: Vec<llama_model_tensor_buft_override>,
 }
 
 impl Overrides {
     /// After those that are there.
     pub(super) fn push(&mut self, pattern: CString, buft: ggml_backend_buffer_type_t) {
-        self.raw.push(llama_model_tensor_buft_override { pattern: pattern.as_ptr(), buft });
-        self.patterns.push(pattern);
+        self.all.push((pattern, buft));
     }
 
     /// What the user wants, after those that are there. `devices` end with null or with the slice.
@@ -73,9 +72,12 @@ impl Overrides {
         Ok(())
     }
 
-    /// All of them, ended by null. Called once, after the last is added; valid as long as the value.
+    /// All of them, ended by null: valid until one is added, and as long as the value.
     pub(super) fn end(&mut self) -> *const llama_model_tensor_buft_override {
-        self.raw.push(llama_model_tensor_buft_override { pattern: ptr::null(), buft: ptr::null_mut() });
+        // Only now: moving a `CString` invalidates pointers to its text.
+        let texts = self.all.iter().map(|(pattern, buft)| (pattern.as_ptr(), *buft));
+        let entries = texts.chain([(ptr::null(), ptr::null_mut())]);
+        self.raw = entries.map(|(pattern, buft)| llama_model_tensor_buft_override { pattern, buft }).collect();
         self.raw.as_ptr()
     }
 }
@@ -92,6 +94,9 @@ fn buffer_types(devices: &[ggml_backend_dev_t]) -> Vec<(String, ggml_backend_buf
             .collect()
     }
 }
+
+/// For contexts that nothing stops.
+pub(super) static NEVER_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// The parameters of a context. `interrupted` must outlive it: computation stops when it becomes true.
 pub(super) fn context_params(options: &SessionOptions, interrupted: *const AtomicBool) -> llama::llama_context_params {

@@ -46,11 +46,12 @@ impl Reach {
 
 /// Host memory, and how the device that it was made for knows it.
 pub(super) struct HostMemory {
+    // Dropped before the memory that it is of.
+    /// Keeps what the device was shown.
+    pub(super) shown: Option<Buffer>,
     pub(super) arena: Arena,
     /// For a device that computes in it.
     pub(super) buffer: Option<ggml_backend_buffer_t>,
-    /// Keeps what the device was shown.
-    pub(super) shown: Option<Buffer>,
     /// Whose it is.
     pub(super) dev: Option<ggml_backend_dev_t>,
     /// Whether it is pinned.

@@ -1,6 +1,7 @@
 //! llama.cpp's models and contexts as values that own them, and what passes between it and us: texts, tokens, batches.
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -8,6 +9,8 @@ use std::ptr::NonNull;
 use ggml_sys::llama::{self, llama_batch, llama_context, llama_context_params, llama_model, llama_model_params};
 use ggml_sys::shim;
 
+use super::error::Error;
+use super::pretokenizer::Matches;
 use crate::options::Token;
 
 /// One entry of a batch for [`crate::Session::evaluate`].
@@ -23,6 +26,25 @@ pub struct BatchToken {
     pub logits: bool,
 }
 
+/// The text with which the overrides replace `key`; `None` if they do not.
+///
+/// # Safety
+/// The overrides are null, or end with an empty key.
+unsafe fn overridden(params: &llama_model_params, key: &CStr) -> Option<String> {
+    let mut next = params.kv_overrides;
+    // SAFETY: by the caller; keys and texts are NUL-terminated.
+    unsafe {
+        while !next.is_null() && (*next).key[0] != 0 {
+            let own = &*next;
+            if own.tag == llama::LLAMA_KV_OVERRIDE_TYPE_STR && CStr::from_ptr(own.key.as_ptr()) == key {
+                return Some(CStr::from_ptr(own.__bindgen_anon_1.val_str.as_ptr()).to_string_lossy().into_owned());
+            }
+            next = next.add(1);
+        }
+    }
+    None
+}
+
 /// Room for a message from the shim, in bytes.
 pub(super) const MESSAGE_BYTES: usize = 1024;
 
@@ -32,13 +54,33 @@ pub(super) fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -
     NonNull::new(call(message.as_mut_ptr().cast(), message.len())).ok_or_else(|| text_of(&message))
 }
 
+/// Calls a shim function. `is_done` judges its result; on failure the error begins with `doing`, followed by the shim's
+/// message.
+fn checked<T>(
+    doing: &str,
+    is_done: impl FnOnce(&T) -> bool,
+    call: impl FnOnce(*mut c_char, usize) -> T,
+) -> Result<T, Error> {
+    let mut message = [0u8; MESSAGE_BYTES];
+    let answer = call(message.as_mut_ptr().cast(), message.len());
+    if is_done(&answer) {
+        return Ok(answer);
+    }
+    let reason = text_of(&message);
+    Err(Error::Decode(if reason.is_empty() { doing.to_owned() } else { format!("{doing}: {reason}") }))
+}
+
 /// The text of a NUL-terminated message buffer.
 pub(super) fn text_of(message: &[u8]) -> String {
     CStr::from_bytes_until_nul(message).map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
 }
 
 /// A loaded model, freed on drop.
-pub(super) struct RawModel(NonNull<llama_model>);
+pub(super) struct RawModel {
+    model: NonNull<llama_model>,
+    /// How deep its pre-tokenizer goes.
+    pub(super) matches: Option<Matches>,
+}
 
 // SAFETY: a llama_model is immutable after loading; llama.cpp shares it among contexts on several threads.
 unsafe impl Send for RawModel {}
@@ -58,7 +100,8 @@ impl RawModel {
         // SAFETY: by the caller; the name outlives the call.
         let load =
             |message, capacity| unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) };
-        with_message(load).map(Self)
+        // SAFETY: by the caller.
+        with_message(load).map(|model| unsafe { Self::new(model, &params) })
     }
 
     /// Loads from a `FILE*`.
@@ -70,11 +113,28 @@ impl RawModel {
     /// The stream, and all that `params` point to, are valid for the call.
     pub(super) unsafe fn load_stream(file: *mut c_void, params: llama_model_params) -> Result<Self, String> {
         // SAFETY: by the caller.
-        with_message(|message, capacity| unsafe { shim::hobbit_model_load(file, params, message, capacity) }).map(Self)
+        let model =
+            with_message(|message, capacity| unsafe { shim::hobbit_model_load(file, params, message, capacity) })?;
+        // SAFETY: by the caller.
+        Ok(unsafe { Self::new(model, &params) })
+    }
+
+    /// # Safety
+    /// The model was loaded with `params`, whose overrides are valid for the call.
+    unsafe fn new(model: NonNull<llama_model>, params: &llama_model_params) -> Self {
+        let mut own = Self { model, matches: None };
+        // SAFETY: the vocabulary lives as long as the model; the overrides are valid by the caller.
+        let (kind, overridden) =
+            unsafe { (llama::llama_vocab_type(own.vocab()), overridden(params, c"tokenizer.ggml.pre")) };
+        if kind == llama::LLAMA_VOCAB_TYPE_BPE {
+            let pre = overridden.or_else(|| own.metadata(c"tokenizer.ggml.pre"));
+            own.matches = Matches::of(pre.as_deref().unwrap_or("default"));
+        }
+        own
     }
 
     pub(super) fn as_ptr(&self) -> *mut llama_model {
-        self.0.as_ptr()
+        self.model.as_ptr()
     }
 
     pub(super) fn vocab(&self) -> *const llama::llama_vocab {
@@ -88,42 +148,14 @@ impl RawModel {
         unsafe { llama::llama_vocab_n_tokens(self.vocab()).max(0) as usize }
     }
 
-    /// The tokens of a text. `add_special` adds BOS and the like where the model wants them, `parse_special` reads
-    /// special tokens written in the text.
-    ///
-    /// # Errors
-    /// Text that the vocabulary cannot encode: why.
-    pub(super) fn tokenize(&self, text: &[u8], add_special: bool, parse_special: bool) -> Result<Vec<Token>, String> {
-        let text_len = i32::try_from(text.len()).map_err(|_| "text of 2 GiB or more".to_owned())?;
-        let mut tokens: Vec<Token> = vec![0; text.len() + 8];
-        loop {
-            let capacity = i32::try_from(tokens.len()).unwrap_or(i32::MAX);
-            let mut message = [0u8; MESSAGE_BYTES];
-            // SAFETY: text and tokens are valid for the lengths passed.
-            let n = unsafe {
-                shim::hobbit_tokenize(
-                    self.vocab(),
-                    text.as_ptr().cast(),
-                    text_len,
-                    tokens.as_mut_ptr(),
-                    capacity,
-                    add_special,
-                    parse_special,
-                    message.as_mut_ptr().cast(),
-                    message.len(),
-                )
-            };
-            let wanted = n.unsigned_abs() as usize;
-            match n {
-                0.. => {
-                    tokens.truncate(wanted);
-                    return Ok(tokens);
-                }
-                // Minus what it takes.
-                _ if n > i32::MIN && wanted > tokens.len() => tokens.resize(wanted, 0),
-                _ => return Err(text_of(&message)),
-            }
-        }
+    /// A text or number among the model's metadata, as text; `None` where it is missing or longer than 255 bytes.
+    pub(super) fn metadata(&self, key: &CStr) -> Option<String> {
+        let mut text = [0u8; 256];
+        // SAFETY: the model is live; at most as many bytes are written as there are, NUL included.
+        let length = unsafe {
+            llama::llama_model_meta_val_str(self.as_ptr(), key.as_ptr(), text.as_mut_ptr().cast(), text.len())
+        };
+        usize::try_from(length).ok().filter(|length| *length < text.len()).map(|_| text_of(&text))
     }
 
     /// The bytes a token stands for; none for what is no token. `special` spells out control tokens.
@@ -187,15 +219,117 @@ impl RawContext {
     }
 
     /// The sequences.
-    pub(super) fn memory(&self) -> llama::llama_memory_t {
+    fn memory(&self) -> llama::llama_memory_t {
         // SAFETY: the context is live.
         unsafe { llama::llama_get_memory(self.as_ptr()) }
     }
 
-    /// Forgets all sequences.
+    /// Forgets all sequences. llama.cpp asserts nothing there.
     pub(super) fn clear(&mut self) {
         // SAFETY: the context is live.
         unsafe { llama::llama_memory_clear(self.memory(), true) };
+    }
+
+    /// Forgets what a sequence holds at positions from `from` up to, and without, `to` (-1: to its end). False, and no change,
+    /// where the model cannot forget a part.
+    ///
+    /// # Errors
+    /// llama.cpp fails.
+    pub(super) fn forget(&mut self, sequence: i32, from: i32, to: i32) -> Result<bool, Error> {
+        // SAFETY: the context is live, the message buffer valid for its capacity; so below.
+        let remove = |message, capacity| unsafe {
+            shim::hobbit_memory_remove(self.as_ptr(), sequence, from, to, message, capacity)
+        };
+        checked(&format!("llama.cpp cannot forget a part of sequence {sequence}"), |code| *code >= 0, remove)
+            .map(|code| code == 1)
+    }
+
+    /// Adds all that sequence `from` holds to sequence `to`.
+    ///
+    /// # Errors
+    /// llama.cpp fails.
+    pub(super) fn copy(&mut self, from: i32, to: i32) -> Result<(), Error> {
+        // SAFETY: as in `forget`.
+        let copy = |message, capacity| unsafe { shim::hobbit_memory_copy(self.as_ptr(), from, to, message, capacity) };
+        checked(&format!("llama.cpp cannot copy sequence {from} to {to}"), |done| *done, copy).map(drop)
+    }
+
+    /// Puts what a sequence holds at positions `from..to` `by` positions further.
+    ///
+    /// # Errors
+    /// llama.cpp fails.
+    pub(super) fn shift(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), Error> {
+        // SAFETY: as in `forget`.
+        let shift = |message, capacity| unsafe {
+            shim::hobbit_memory_move(self.as_ptr(), sequence, range.start, range.end, by, message, capacity)
+        };
+        checked(&format!("llama.cpp cannot move the tokens of sequence {sequence}"), |done| *done, shift).map(drop)
+    }
+
+    /// Whether tokens can be moved to other positions. llama.cpp asserts nothing there.
+    pub(super) fn can_shift(&self) -> bool {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_memory_can_shift(self.memory()) }
+    }
+
+    /// The first position that a sequence holds; -1 if it is empty, or not there.
+    pub(super) fn first_position(&self, sequence: i32) -> i32 {
+        // SAFETY: the context is live.
+        unsafe { shim::hobbit_memory_first(self.as_ptr(), sequence) }
+    }
+
+    /// The last one.
+    pub(super) fn last_position(&self, sequence: i32) -> i32 {
+        // SAFETY: the context is live.
+        unsafe { shim::hobbit_memory_last(self.as_ptr(), sequence) }
+    }
+
+    /// What a sequence holds, in llama.cpp's format.
+    ///
+    /// # Errors
+    /// llama.cpp refuses.
+    pub(super) fn state(&mut self, sequence: i32) -> Result<Vec<u8>, Error> {
+        let doing = format!("llama.cpp cannot tell what sequence {sequence} holds");
+        // SAFETY: as in `forget`.
+        let size = |message, capacity| unsafe { shim::hobbit_state_size(self.as_ptr(), sequence, message, capacity) };
+        let n = checked(&doing, |n| *n > 0, size)?;
+        let mut bytes = vec![0u8; n];
+        // SAFETY: as in `forget`; at most as many bytes are written as there are.
+        let get = |message, capacity| unsafe {
+            shim::hobbit_state_get(self.as_ptr(), sequence, bytes.as_mut_ptr(), n, message, capacity)
+        };
+        let written = checked(&doing, |written| *written > 0, get)?;
+        bytes.truncate(written);
+        Ok(bytes)
+    }
+
+    /// Makes a sequence hold what [`Self::state`] gave.
+    ///
+    /// # Errors
+    /// llama.cpp refuses; it is not known what the sequence holds then.
+    pub(super) fn set_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), Error> {
+        // SAFETY: as in `forget`; the bytes are valid for their length.
+        let set = |message, capacity| unsafe {
+            shim::hobbit_state_set(self.as_ptr(), sequence, state.as_ptr(), state.len(), message, capacity)
+        };
+        checked("llama.cpp does not take the saved state", |read| *read > 0, set).map(drop)
+    }
+
+    /// Evaluates a batch, and waits for it: llama.cpp's code, and a message where it threw. `tells` as of
+    /// [`shim::hobbit_decode`].
+    ///
+    /// # Safety
+    /// The batch's arrays are valid for the call.
+    pub(super) unsafe fn decode(&mut self, batch: llama_batch, tells: bool) -> (i32, String) {
+        let mut message = [0u8; MESSAGE_BYTES];
+        // SAFETY: the context is live, the message buffer valid for its length; by the caller.
+        let code = unsafe {
+            let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
+            let code = shim::hobbit_decode(self.as_ptr(), batch, tells, text, capacity);
+            llama::llama_synchronize(self.as_ptr());
+            code
+        };
+        (code, text_of(&message))
     }
 
     /// Logits, `[n_vocab]`, of an entry of the last batch (-1: the last); `None` where it has asked for none.
@@ -233,4 +367,82 @@ pub(super) fn with_batch<T>(entries: &[BatchToken], evaluate: impl FnOnce(llama_
         seq_id: sequence_lists.as_mut_ptr(),
         logits: logits.as_mut_ptr(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::backends;
+    use crate::engine::device::Device;
+    use crate::engine::params::{NEVER_INTERRUPTED, context_params};
+    use crate::options::SessionOptions;
+
+    /// The demo model and a context of two sequences, as a session has them.
+    fn loaded() -> (RawContext, RawModel) {
+        backends::ready();
+        Device::get().unwrap();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
+        let session = SessionOptions { n_ctx: 64, n_seq_max: 2, threads: Some(1), ..SessionOptions::default() };
+        // SAFETY: the parameters point to nothing but a static flag; the context is dropped first.
+        unsafe {
+            let model = RawModel::load_path(&path, llama::llama_model_default_params()).unwrap();
+            let context = RawContext::new(&model, context_params(&session, &raw const NEVER_INTERRUPTED)).unwrap();
+            (context, model)
+        }
+    }
+
+    /// The logits after three tokens in an empty sequence 0.
+    fn logits(context: &mut RawContext, model: &RawModel) -> Vec<f32> {
+        let entry = |at: i32| BatchToken { token: 5 + at, position: at, sequence: 0, logits: at == 2 };
+        // SAFETY: the batch is valid for the call.
+        let decoded = with_batch(&[0, 1, 2].map(entry), |batch| unsafe { context.decode(batch, true) });
+        assert_eq!(decoded, (0, String::new()));
+        context.logits(2, model.n_vocab()).unwrap().to_vec()
+    }
+
+    /// Past the checks of sessions, to the assertions of llama.cpp, which otherwise end the process.
+    #[test]
+    fn a_failed_assertion_is_an_error_and_the_context_goes_on() {
+        let (mut context, model) = loaded();
+        let before = logits(&mut context, &model);
+        for sequence in [-7, 1 << 20] {
+            let reasons = [
+                context.forget(sequence, 0, -1).map(drop),
+                context.copy(0, sequence),
+                context.copy(sequence, 0),
+                context.shift(sequence, 0..1, 1),
+            ];
+            for reason in reasons.map(|result| result.unwrap_err().to_string()) {
+                assert!(reason.contains("GGML_ASSERT"), "{reason}");
+            }
+            assert_eq!((context.first_position(sequence), context.last_position(sequence)), (-1, -1));
+            assert!(context.state(sequence).is_err());
+        }
+        assert_eq!((context.first_position(0), context.last_position(0)), (0, 2));
+        assert!(context.forget(0, 0, -1).unwrap());
+        assert_eq!(logits(&mut context, &model), before);
+    }
+
+    /// A file of a saved sequence may hold anything: its checksum is no signature.
+    #[test]
+    fn a_state_that_was_altered_ends_no_process_and_harms_no_later_sequence() {
+        let (mut context, model) = loaded();
+        let before = logits(&mut context, &model);
+        let state = context.state(0).unwrap();
+        let words = state.len().min(512) / 4;
+        for (at, word) in (0..words).flat_map(|at| [0, 1, 1 << 24, -1, i32::MIN, i32::MAX].map(|word| (at * 4, word))) {
+            let mut altered = state.clone();
+            altered[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            // Taken or refused: both are answers.
+            let _ = context.set_state(0, &altered);
+        }
+        for len in (0..state.len()).step_by(state.len() / 32) {
+            assert!(context.set_state(0, &state[..len]).is_err(), "cut to {len} of {} bytes", state.len());
+        }
+        context.clear();
+        assert_eq!(logits(&mut context, &model), before);
+        context.forget(0, 0, -1).unwrap();
+        context.set_state(0, &state).unwrap();
+        assert_eq!(context.last_position(0), 2);
+    }
 }

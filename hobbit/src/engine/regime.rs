@@ -1,22 +1,22 @@
 //! Whether llama.cpp runs by itself, and with how long a context where nobody said so. Near the border of what fits it is
 //! asked what it would take, without taking it.
 
-use std::sync::atomic::AtomicBool;
-
 use ggml_sys::llama;
 
 use super::compute::scratch;
 use super::devices;
 use super::error::Error;
 use super::memory_use::MemoryUse;
-use super::params::{context_params, kv_overrides};
+use super::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::repack::Interleaving;
 use super::source::ModelSource;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
-use crate::plan::{Budget, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, RepackInput, context_tokens};
-use crate::store::IoMode;
+use crate::plan::{
+    Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, RepackInput, context_tokens,
+};
+use crate::store::{IoMode, PLANE_BUFFERS_BYTES};
 
 /// Of what the process holds besides: code, allocator, thread stacks; in bytes.
 const PROCESS_BYTES: u64 = 24 << 20;
@@ -81,11 +81,17 @@ pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions,
         Repack::Auto => {}
     }
     let Some(room) = room(options, &MemoryLimits::read()) else { return false };
+    // The plan keeps a margin below a given budget: do the same here.
+    let room = match options.budget {
+        Budget::Bytes(_) => MemoryPlan::without_margin(room, BudgetSource::Given),
+        Budget::Auto => room,
+    };
     let slices = || catalog.classes.iter().flat_map(|class| &class.slices);
     let expert_bytes = catalog.layers.iter().flat_map(|layer| &layer.high).map(|version| version.bytes()).sum();
     let expects = SessionOptions { n_ctx: options.expects.n_ctx.max(n_ctx), ..options.expects.clone() };
     let (_, most) = bounds(gguf, &expects);
-    let besides = [tensor_bytes(gguf).saturating_sub(expert_bytes), most.kv, most.compute, most.runtime];
+    let weights = tensor_bytes(gguf).saturating_sub(expert_bytes);
+    let besides = [weights, most.kv, most.compute, most.runtime, PLANE_BUFFERS_BYTES];
     let besides = besides.into_iter().fold(0, u64::saturating_add);
     RepackInput { expert_bytes, expert_cache: options.expert_cache, room, besides }
         .pays(slices().map(|slice| slice.dtype))
@@ -106,11 +112,12 @@ fn fitted_context(gguf: &Gguf, session: &SessionOptions, room: u64) -> u32 {
 /// Bytes that plain llama.cpp may take.
 pub(super) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
     let available = limits.budget().map(|(bytes, source)| MemoryPlan::without_margin(bytes, source));
-    match options.budget {
+    let room = match options.budget {
         Budget::Auto => available,
         Budget::Bytes(given) if options.overcommit => Some(given),
         Budget::Bytes(given) => Some(available.map_or(given, |available| available.min(given))),
-    }
+    };
+    room.map(|room| room.saturating_sub(options.reserved_bytes))
 }
 
 /// Whether the options say how experts are to be kept, or ask what only the seam can tell.
@@ -187,9 +194,8 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: 
     params.kv_overrides = overrides.as_ptr();
     // SAFETY: all that params point to is valid for the call.
     let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;
-    let never = AtomicBool::new(false);
-    // SAFETY: model and flag outlive the context.
-    let context = unsafe { RawContext::new(&model, context_params(expects, &raw const never)) }.ok()?;
+    // SAFETY: the model outlives the context.
+    let context = unsafe { RawContext::new(&model, context_params(expects, &raw const NEVER_INTERRUPTED)) }.ok()?;
     let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
     // The vocabulary and all else that the real model will hold as well is resident now.
     let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);

@@ -76,11 +76,13 @@ pub(super) fn backend<B: Computes>(
     .cast()
 }
 
+/// The `B` of a backend, as a pointer, because some callbacks may only read it. One thread uses a backend at a time.
+///
 /// # Safety
-/// `backend` was made by [`backend`] of a `B` and not freed; one thread uses a backend at a time.
-pub(super) unsafe fn context<'a, B>(backend: ggml_backend_t) -> &'a mut B {
+/// `backend` was made by [`backend`] of a `B` and not freed.
+pub(super) unsafe fn context<B>(backend: ggml_backend_t) -> *mut B {
     // SAFETY: by the caller.
-    unsafe { &mut *(*backend.cast::<ffi::ggml_backend>()).context.cast::<B>() }
+    unsafe { (*backend.cast::<ffi::ggml_backend>()).context.cast() }
 }
 
 unsafe extern "C" fn reg_name(_: ggml_backend_reg_t) -> *const c_char {
@@ -105,7 +107,8 @@ unsafe extern "C" fn reg_proc_address<B: Computes>(_: ggml_backend_reg_t, name: 
     }
 }
 
-// SAFETY of the functions below: ggml and llama.cpp pass a live backend that `backend` made of a `B`.
+// SAFETY of the functions below: ggml and llama.cpp pass a live backend that `backend` made of a `B`, and call nothing else of
+// it meanwhile.
 
 unsafe extern "C" fn free<B>(backend: ggml_backend_t) {
     // SAFETY: called once, last; takes back what `backend` made.
@@ -117,7 +120,7 @@ unsafe extern "C" fn free<B>(backend: ggml_backend_t) {
 
 unsafe extern "C" fn set_n_threads<B: Computes>(backend: ggml_backend_t, n_threads: c_int) {
     // SAFETY: see above.
-    unsafe { context::<B>(backend) }.set_n_threads(n_threads);
+    unsafe { &mut *context::<B>(backend) }.set_n_threads(n_threads);
 }
 
 unsafe extern "C" fn set_abort_callback<B: Computes>(
@@ -126,7 +129,7 @@ unsafe extern "C" fn set_abort_callback<B: Computes>(
     data: *mut c_void,
 ) {
     // SAFETY: see above; callback and data stay valid as long as the context.
-    unsafe { context::<B>(backend) }.set_abort_callback(callback, data);
+    unsafe { &mut *context::<B>(backend) }.set_abort_callback(callback, data);
 }
 
 unsafe extern "C" fn graph_compute<B: Computes>(
@@ -134,6 +137,6 @@ unsafe extern "C" fn graph_compute<B: Computes>(
     graph: *mut llama::ggml_cgraph,
 ) -> llama::ggml_status {
     // SAFETY: see above; ggml passes a graph whose nodes are live and allocated.
-    catch_unwind(AssertUnwindSafe(|| unsafe { context::<B>(backend).graph_compute(graph) }))
+    catch_unwind(AssertUnwindSafe(|| unsafe { (&mut *context::<B>(backend)).graph_compute(graph) }))
         .map_or(llama::GGML_STATUS_FAILED, |computed| computed.err().unwrap_or(llama::GGML_STATUS_SUCCESS))
 }

@@ -105,8 +105,8 @@ impl Sampler {
     /// a second choice.
     ///
     /// # Errors
-    /// [`Error::Decode`] where `index` has no logits, [`Error::Sampling`] where they are not numbers or no candidate
-    /// is left, [`Error::Grammar`] where no token continues the grammar.
+    /// [`Error::Decode`] where `index` has no logits, [`Error::NotFinite`] where they are no numbers,
+    /// [`Error::Sampling`] where no candidate is left, [`Error::Grammar`] where no token continues the grammar.
     pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, Error> {
         self.chosen = None;
         let mut token = self.choose(context, index, false)?;
@@ -228,13 +228,13 @@ impl Sampler {
             sorted: false,
         };
         if let Some(budget) = &mut self.budget {
-            budget.raw().apply(&mut array);
+            budget.raw().apply(&mut array)?;
         }
         if masked && let Some(grammar) = &mut self.grammar {
             // SAFETY: the array's data is valid for its size.
             grammar.mask(&self.model, unsafe { slice::from_raw_parts_mut(array.data, array.size) })?;
         }
-        self.chain.apply(&mut array);
+        self.chain.apply(&mut array)?;
         // Samplers shorten and reorder the array but leave it where it is.
         self.n_kept = array.size.min(self.candidates.len());
         let selected = usize::try_from(array.selected).ok().and_then(|selected| self.kept().get(selected));
@@ -269,11 +269,8 @@ impl Sampler {
         let logits = context.logits(index, self.model.n_vocab());
         let logits = logits.ok_or_else(|| Error::Decode(format!("the last batch has no logits at index {index}")))?;
         // Checked here because llama.cpp's samplers sort: with NaN there is no order.
-        if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
-            return Err(Error::Sampling(
-                "the model computed logits that are not finite numbers; look for damaged weights with gguf-tools verify"
-                    .into(),
-            ));
+        if !are_finite(logits) {
+            return Err(Error::NotFinite);
         }
         if let Some(kept) = &mut self.logits {
             kept.clear();
@@ -297,6 +294,12 @@ impl Sampler {
             _ => Ok(true),
         }
     }
+}
+
+/// Whether tokens can be chosen by these logits. Minus infinity excludes one; NaN and infinity are a failed
+/// computation.
+pub(super) fn are_finite(logits: &[f32]) -> bool {
+    !logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY)
 }
 
 /// The texts of `preserved_tokens` that are one token, as those.

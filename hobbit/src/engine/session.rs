@@ -25,7 +25,7 @@ pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
-use crate::plan::MemoryPlan;
+use crate::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError};
 use crate::residency::Latency;
 use crate::stats::{
     CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
@@ -72,7 +72,7 @@ impl Interrupt {
 pub struct Session {
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
-    hook: Option<Box<RouterHook>>,
+    hook: Option<RouterHook>,
     model: Model,
     options: SessionOptions,
     description: Description,
@@ -119,39 +119,49 @@ impl Model {
 impl Session {
     fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, Error> {
         let interrupt = Interrupt::default();
-        let n_ctx = if options.n_ctx == 0 { model.shared.n_ctx } else { options.n_ctx };
-        let options = &SessionOptions { n_ctx, ..options.clone() };
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
-        let mut hook = RouterHook::new(observer, model.wants_router_weights());
-        if let Some(hook) = &mut hook {
+        let hook = RouterHook::new(observer, model.wants_router_weights());
+        if let Some(hook) = &hook {
             hook.install(&mut params);
         }
-        log::clear_errors();
         let n_backends = device::n_backends_made();
         let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.regime.stands_aside());
         let purpose = Purpose { kernels, takes_batches, decodes: false };
-        // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
-        let init = || purpose.during(|| unsafe { RawContext::new(&model.shared.raw, params) });
-        let mut context = init();
-        // An earlier session's experts may have taken what this one needs.
-        while context.is_err() && model.make_room_on_devices() {
-            log::clear_errors();
-            context = init();
-        }
-        let context = context.map_err(|message| {
-            let reason = if message.is_empty() { log::take_errors() } else { message };
-            let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
-            Error::Context { n_ctx, reason }
-        })?;
-        model.shared.adapters.begin(&context)?;
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
-        let description = memory::set_up(model, options, &context)?;
+        let n_ctx_of = |n_ctx: u32| if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx };
+        let prepare = |n_ctx: u32| -> Result<_, Error> {
+            let options = SessionOptions { n_ctx, ..options.clone() };
+            let params = llama::llama_context_params { n_ctx, ..params };
+            log::clear_errors();
+            // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
+            let init = || purpose.during(|| unsafe { RawContext::new(&model.shared.raw, params) });
+            let mut context = init();
+            // An earlier session's experts may have taken what this one needs.
+            while context.is_err() && model.make_room_on_devices() {
+                log::clear_errors();
+                context = init();
+            }
+            let context = context.map_err(|message| {
+                let reason = if message.is_empty() { log::take_errors() } else { message };
+                Error::Context { n_ctx: n_ctx_of(n_ctx), reason }
+            })?;
+            model.shared.adapters.begin(&context)?;
+            let description = memory::set_up(model, &options, &context)?;
+            Ok((options, context, description))
+        };
+        let n_ctx = if options.n_ctx == 0 { model.shared.n_ctx } else { options.n_ctx };
+        let is_fitted = options.n_ctx == 0 && n_ctx_of(n_ctx) > CONTEXT_TOKENS_MIN;
+        let (options, context, description) = match prepare(n_ctx) {
+            // A context that was not asked for is no reason to refuse a budget.
+            Err(Error::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN)?,
+            prepared => prepared?,
+        };
         let mut session = Session {
             context,
             hook,
             model: model.clone(),
-            options: options.clone(),
+            options,
             description,
             interrupt,
             tells: device::n_backends_made() > n_backends,
@@ -167,7 +177,7 @@ impl Session {
             sample_count: 0,
             checked: false,
         };
-        if options.warmup && !model.info().is_moe() {
+        if session.options.warmup && !model.info().is_moe() {
             session.warm_up()?;
         }
         Ok(session)

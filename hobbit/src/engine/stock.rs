@@ -4,7 +4,6 @@ mod followed;
 
 use std::ffi::CString;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use ggml_sys::llama;
@@ -14,7 +13,7 @@ use super::backends;
 use super::devices;
 use super::error::Error;
 use super::log;
-use super::params::{Overrides, context_params};
+use super::params::{NEVER_INTERRUPTED, Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
 use crate::gguf::Gguf;
@@ -44,14 +43,11 @@ pub struct StockOptions {
 /// A model and a context of plain llama.cpp. In a process where a [`Model`](crate::Model) was opened ggml knows hobbit's
 /// device as well: to be compared, each is given a process of its own.
 pub struct Stock {
-    // Dropped before the model and the flag, which it reads.
+    // Dropped before the model, which it reads, and the callback.
     context: RawContext,
     model: RawModel,
     n_batch: usize,
-    /// The context holds its address.
-    followed: Option<Box<Followed>>,
-    /// The context holds its address.
-    _interrupted: Box<AtomicBool>,
+    followed: Option<Followed>,
 }
 
 impl Stock {
@@ -61,7 +57,7 @@ impl Stock {
     /// What llama.cpp says; devices and buffer types that there are not.
     pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, Error> {
         let load = |reason: String| Error::Load { path: path.to_owned(), reason };
-        let mut followed = options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?;
+        let followed = options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?;
         backends::ready();
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
@@ -109,15 +105,14 @@ impl Stock {
                 Some(CheckedAdapters::read(&options.adapters, &gguf)?.load(&model, &gguf)?)
             }
         };
-        let interrupted = Box::new(AtomicBool::new(false));
-        let mut params = context_params(session, &raw const *interrupted);
-        if let Some(followed) = &mut followed {
+        let mut params = context_params(session, &raw const NEVER_INTERRUPTED);
+        if let Some(followed) = &followed {
             followed.install(&mut params);
         }
-        // SAFETY: the model, the flag and the callback's state outlive the context.
+        // SAFETY: the model and the callback's state outlive the context.
         let context = unsafe { RawContext::new(&model, params) }.map_err(with_reason)?;
         adapters.iter().try_for_each(|adapters| adapters.begin(&context))?;
-        Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, followed, _interrupted: interrupted })
+        Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, followed })
     }
 
     /// Uses every tensor once, experts included, as llama-cli does before it begins (`--no-warmup` leaves that); the context
@@ -145,13 +140,11 @@ impl Stock {
         for piece in tokens.chunks(self.n_batch) {
             let mut piece = piece.to_vec();
             // SAFETY: the batch borrows `piece`, which outlives its evaluation.
-            let code = unsafe {
+            let decoded = unsafe {
                 let batch = llama::llama_batch_get_one(piece.as_mut_ptr(), piece.len() as i32);
-                let code = llama::llama_decode(self.context.as_ptr(), batch);
-                llama::llama_synchronize(self.context.as_ptr());
-                code
+                self.context.decode(batch, false)
             };
-            answer(code)?;
+            answer(decoded)?;
         }
         Ok(())
     }
@@ -161,9 +154,8 @@ impl Stock {
     /// # Errors
     /// [`Error::Decode`].
     pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
-        // SAFETY: the context is live, and the batch for the call.
-        let code = with_batch(batch, |raw| unsafe { llama::llama_decode(self.context.as_ptr(), raw) });
-        answer(code)
+        // SAFETY: the batch is valid for the call.
+        answer(with_batch(batch, |raw| unsafe { self.context.decode(raw, false) }))
     }
 
     /// Logits of the last token, `[n_vocab]`; `None` before the first.
@@ -179,7 +171,7 @@ impl Stock {
     /// Empties the context.
     pub fn clear(&mut self) {
         self.context.clear();
-        self.followed.iter_mut().for_each(|followed| followed.rewind());
+        self.followed.iter().for_each(Followed::rewind);
     }
 
     /// Seconds that following routes costs a single token beside the routes themselves, because the graph is stopped
@@ -193,8 +185,8 @@ impl Stock {
         // The first round brings what it takes into memory.
         for round in 0..9 {
             for mode in [Mode::Pass, Mode::Stop, Mode::Stop, Mode::Pass] {
-                let Some(followed) = &mut self.followed else { return Ok(None) };
-                followed.mode = mode;
+                let Some(followed) = &self.followed else { return Ok(None) };
+                followed.set_mode(mode);
                 self.clear();
                 let started = Instant::now();
                 self.feed(&[0])?;
@@ -203,7 +195,7 @@ impl Stock {
                 }
             }
         }
-        self.followed.iter_mut().for_each(|followed| followed.mode = Mode::Follow);
+        self.followed.iter().for_each(|followed| followed.set_mode(Mode::Follow));
         self.clear();
         let [passed, stopped] = times.map(|mut times| {
             times.sort_by(f64::total_cmp);
@@ -213,8 +205,11 @@ impl Stock {
     }
 
     /// Tokens of a text, without special ones.
-    pub fn tokenize(&self, text: &str) -> Vec<Token> {
-        self.model.tokenize(text.as_bytes(), false, false).unwrap_or_default()
+    ///
+    /// # Errors
+    /// Text that the vocabulary cannot encode.
+    pub fn tokenize(&self, text: &str) -> Result<Vec<Token>, Error> {
+        self.model.tokenize(text.as_bytes(), false, false).map_err(Error::Tokenize)
     }
 
     /// The token that begins every text, if the model wants one.
@@ -240,9 +235,9 @@ impl Stock {
     }
 }
 
-fn answer(code: i32) -> Result<(), Error> {
+fn answer((code, thrown): (i32, String)) -> Result<(), Error> {
     match code {
         0 => Ok(()),
-        _ => Err(Error::Decode(format!("llama_decode answers {code}: {}", log::take_errors()))),
+        _ => Err(Error::Decode(format!("llama_decode answers {code}: {thrown}{}", log::take_errors()))),
     }
 }

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::Error;
 use crate::expert::Extent;
@@ -26,8 +27,11 @@ pub(super) struct CookieStream {
     file: *mut libc::FILE,
     buffer: *mut c_void,
     buffer_bytes: usize,
-    state: Box<State>,
+    /// The callbacks have its address.
+    state: Arc<Shared>,
 }
+
+type Shared = Mutex<State>;
 
 struct State {
     virtual_file: VirtualGguf,
@@ -55,11 +59,12 @@ impl CookieStream {
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(Error::AddressSpace { bytes: writable as u64 });
         }
-        let mut state = Box::new(State { virtual_file, sources, position: 0, expert_bytes_read: 0, error: None });
+        let state = State { virtual_file, sources, position: 0, expert_bytes_read: 0, error: None };
+        let state = Arc::new(Mutex::new(state));
         let callbacks = cookie_io_functions_t { read: Some(read), write: None, seek: Some(seek), close: None };
-        let cookie: *mut State = &mut *state;
-        // SAFETY: `state` is boxed and outlives the stream: `Drop` closes the stream first.
-        let file = unsafe { fopencookie(cookie.cast(), c"rb".as_ptr(), callbacks) };
+        let cookie = Arc::as_ptr(&state).cast_mut().cast();
+        // SAFETY: `state` outlives the stream: `Drop` closes the stream first.
+        let file = unsafe { fopencookie(cookie, c"rb".as_ptr(), callbacks) };
         if file.is_null() {
             // SAFETY: the mapping made above, unused so far.
             unsafe { libc::munmap(buffer, buffer_bytes) };
@@ -82,28 +87,31 @@ impl CookieStream {
     /// Whether the trick holds with this system's stdio: after a seek onto an expert nothing is read. To be asked before
     /// anything is read.
     pub(super) fn skips_experts(&mut self) -> bool {
-        let Some(expert) = self.state.virtual_file.segments.iter().find(|segment| segment.expert) else {
-            return true;
-        };
-        let Ok(start) = libc::off_t::try_from(expert.start) else { return false };
+        let start = self.state().virtual_file.segments.iter().find(|segment| segment.expert).map(|expert| expert.start);
+        let Some(start) = start else { return true };
+        let Ok(start) = libc::off_t::try_from(start) else { return false };
         let mut byte = 0u8;
         // SAFETY: the stream is open, and reads at most one byte into `byte`.
         unsafe {
             let is_there = libc::fseeko(self.file, start, libc::SEEK_SET) == 0;
             let n = libc::fread((&raw mut byte).cast(), 1, 1, self.file);
             libc::rewind(self.file);
-            is_there && n == 0 && self.state.expert_bytes_read == 0
+            is_there && n == 0 && self.expert_bytes_read() == 0
         }
     }
 
     /// Bytes of expert tensors that were served: zero where the seek trick holds.
     pub(super) fn expert_bytes_read(&self) -> u64 {
-        self.state.expert_bytes_read
+        self.state().expert_bytes_read
     }
 
     /// What went wrong in a callback, if anything did.
-    pub(super) fn error(&self) -> Option<&str> {
-        self.state.error.as_deref()
+    pub(super) fn error(&self) -> Option<String> {
+        self.state().error.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -181,12 +189,13 @@ impl State {
 }
 
 unsafe extern "C" fn read(cookie: *mut c_void, buf: *mut c_char, size: usize) -> isize {
-    // SAFETY: the cookie is the boxed `State` of the open stream, used by one thread at a time (stdio locks), and
-    // stdio passes a buffer of at least `size` bytes. Only the part that is delivered is viewed as a slice.
+    // SAFETY: the cookie is the state of the open stream, and stdio passes a buffer of at least `size` bytes. Only the part that
+    // is delivered is viewed as a slice.
     let (state, out) = unsafe {
         let n = size.min(READ_BYTES_MAX);
-        (&mut *cookie.cast::<State>(), std::slice::from_raw_parts_mut(buf.cast::<u8>(), n))
+        (&*cookie.cast::<Shared>(), std::slice::from_raw_parts_mut(buf.cast::<u8>(), n))
     };
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     match catch_unwind(AssertUnwindSafe(|| state.read(out))) {
         Ok(Ok(n)) => n as isize,
         Ok(Err(message)) => {
@@ -198,8 +207,9 @@ unsafe extern "C" fn read(cookie: *mut c_void, buf: *mut c_char, size: usize) ->
 }
 
 unsafe extern "C" fn seek(cookie: *mut c_void, offset: *mut i64, whence: c_int) -> c_int {
-    // SAFETY: the cookie is the boxed `State` of the open stream; stdio passes a valid offset.
-    let (state, offset) = unsafe { (&mut *cookie.cast::<State>(), &mut *offset) };
+    // SAFETY: the cookie is the state of the open stream; stdio passes a valid offset.
+    let (state, offset) = unsafe { (&*cookie.cast::<Shared>(), &mut *offset) };
+    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     match catch_unwind(AssertUnwindSafe(|| state.seek(*offset, whence))) {
         Ok(Some(position)) => {
             *offset = position as i64;

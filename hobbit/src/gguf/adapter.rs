@@ -54,13 +54,49 @@ pub struct LoraSummary {
 const LORA: &str = "LoRA adapter";
 const CONTROL: &str = "control vector";
 
-/// Reads an adapter's header and holds it against the model's.
+/// Reads an adapter's header, holds it against the model's, and looks through its weights for numbers that are not
+/// finite.
 ///
 /// # Errors
 /// Any [`AdapterError`] but [`AdapterError::OfExperts`], which depends on who keeps the experts.
 pub fn check_lora(path: &Path, model: &Gguf) -> Result<LoraSummary, AdapterError> {
     let adapter = Gguf::open(path)?;
-    lora_summary(&adapter, model).map_err(|fault| AdapterError::Unusable { path: path.to_owned(), kind: LORA, fault })
+    let unusable = |fault| AdapterError::Unusable { path: path.to_owned(), kind: LORA, fault };
+    let summary = lora_summary(&adapter, model).map_err(unusable)?;
+    let read = |source| AdapterError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(read)?;
+    for tensor in &adapter.tensors {
+        if !is_finite(&file, tensor).map_err(read)? {
+            return Err(unusable(format!("{} is not finite", tensor.name)));
+        }
+    }
+    Ok(summary)
+}
+
+/// Bytes that are read at once: whole blocks of every type that [`multiplies`].
+const PIECE_BYTES: usize = 68 << 14;
+
+/// Whether a tensor of a type that [`multiplies`] holds finite numbers only: where the exponent of a number, or of a
+/// block's scale, has all its bits set, it does not. Other types are refused, or not loaded.
+fn is_finite(file: &std::fs::File, tensor: &TensorInfo) -> std::io::Result<bool> {
+    let (block, exponent_at, exponent) = match tensor.dtype {
+        GgmlType::F32 => (4, 2, 0x7f80),
+        GgmlType::BF16 => (2, 0, 0x7f80),
+        GgmlType::F16 => (2, 0, 0x7c00),
+        GgmlType::Q8_0 => (34, 0, 0x7c00),
+        _ => return Ok(true),
+    };
+    let is_special =
+        |block: &[u8]| u16::from_le_bytes([block[exponent_at], block[exponent_at + 1]]) & exponent == exponent;
+    let mut bytes = vec![0; PIECE_BYTES];
+    for at in (0..tensor.extent.len).step_by(PIECE_BYTES) {
+        let n = (tensor.extent.len - at).min(PIECE_BYTES as u64) as usize;
+        file.read_exact_at(&mut bytes[..n], tensor.extent.offset + at)?;
+        if bytes[..n].chunks_exact(block).any(is_special) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// llama.cpp reads one file, and so does [`read_directions`].

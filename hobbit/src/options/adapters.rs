@@ -3,12 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// The largest absolute factor of a LoRA adapter or control vector. Useful factors are around 1, and ComfyUI, too,
+/// accepts LoRA strengths up to 100. Far larger ones overflow keys and values of F16.
+pub const SCALE_MAX: f32 = 100.0;
+
 /// A file and by how much of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaledFile {
     /// The file.
     pub path: PathBuf,
-    /// Factor; finite.
+    /// Factor, at most [`SCALE_MAX`] either way.
     pub scale: f32,
 }
 
@@ -50,8 +54,10 @@ impl FromStr for ScaledFile {
     /// `FNAME:SCALE`; the scale stands behind the last colon.
     fn from_str(text: &str) -> Result<Self, String> {
         let (path, scale) = text.rsplit_once(':').filter(|(path, _)| !path.is_empty()).ok_or("expected FNAME:SCALE")?;
-        let scale = scale.parse::<f32>().ok().filter(|scale| scale.is_finite());
-        let scale = scale.ok_or_else(|| format!("expected a finite number behind the last colon of '{text}'"))?;
+        let scale = scale.parse::<f32>().ok().filter(|scale| scale.abs() <= SCALE_MAX);
+        let scale = scale.ok_or_else(|| {
+            format!("expected a number from -{SCALE_MAX} to {SCALE_MAX} behind the last colon of '{text}'")
+        })?;
         Ok(Self { path: path.into(), scale })
     }
 }
@@ -64,7 +70,7 @@ mod tests {
     fn a_name_and_a_scale() {
         let file = ScaledFile { path: "a:b.gguf".into(), scale: -0.5 };
         assert_eq!("a:b.gguf:-0.5".parse(), Ok(file));
-        for wrong in ["a.gguf", ":1", "a.gguf:", "a.gguf:inf", "a.gguf:x"] {
+        for wrong in ["a.gguf", ":1", "a.gguf:", "a.gguf:inf", "a.gguf:nan", "a.gguf:101", "a.gguf:-1e38", "a.gguf:x"] {
             assert!(wrong.parse::<ScaledFile>().is_err(), "{wrong}");
         }
     }

@@ -13,8 +13,8 @@ use crate::shared::Shared;
 
 /// Copies of a graph's nodes and of what they read, pointing at real memory.
 pub(crate) struct Captured {
-    /// Sources point into this; it does not move.
-    tensors: Box<[ggml_tensor]>,
+    /// Sources point into this, which is not changed any more.
+    tensors: Vec<ggml_tensor>,
     /// Which of them to run, in order, and the device memory their weights lie in, whose padding kernels would read.
     nodes: Vec<(usize, Option<Arc<DeviceMemory>>)>,
     /// Keeps what `tensors` point at.
@@ -66,12 +66,16 @@ impl Captured {
                 }
             }
         }
-        let mut tensors = capture.tensors.into_boxed_slice();
-        let base = tensors.as_mut_ptr();
+        let mut tensors = capture.tensors;
+        let (base, len) = (tensors.as_mut_ptr(), tensors.len());
         let moved = |old: *mut ggml_tensor| capture.index.get(&old).map_or(ptr::null_mut(), |i| base.wrapping_add(*i));
-        for tensor in &mut tensors {
-            tensor.src = tensor.src.map(moved);
-            tensor.view_src = moved(tensor.view_src);
+        for at in 0..len {
+            // SAFETY: one of the tensors, by the address that sources keep.
+            unsafe {
+                let tensor = &mut *base.add(at);
+                tensor.src = tensor.src.map(moved);
+                tensor.view_src = moved(tensor.view_src);
+            }
         }
         Ok(Captured { tensors, nodes, _memories: capture.memories })
     }

@@ -19,6 +19,15 @@
 #include <utility>
 #include <vector>
 
+// Word for word as in llama.cpp's chat.cpp: nothing else fills it without a model.
+struct common_chat_templates {
+    bool add_bos;
+    bool add_eos;
+    bool has_explicit_template;  // Model had builtin template or template overridden was specified.
+    std::unique_ptr<common_chat_template> template_default;  // always set (defaults to chatml)
+    std::unique_ptr<common_chat_template> template_tool_use;
+};
+
 namespace {
 
 using json = common_json;
@@ -52,14 +61,49 @@ bool flag_of(const json & inputs, const char * key, bool otherwise) {
     return inputs.contains(key) ? inputs.at(key).get<bool>() : otherwise;
 }
 
-// A template's text with the model's words for the start and the end: throws what is wrong with it.
-void explain_template(const llama_model * model, const char * template_override) {
-    std::string text = template_override;
-    if (text.empty() && model != nullptr) {
-        const char * own = llama_model_chat_template(model, nullptr);
-        text = own == nullptr ? "" : own;
+// The texts of a model that may be in another process, as `common_chat_templates_init` makes templates of a model.
+common_chat_templates_ptr templates_of(const json & from) {
+    const std::string tool_use = text_of(from, "source_tool_use");
+    const std::string bos      = text_of(from, "bos");
+    const std::string eos      = text_of(from, "eos");
+    std::string source         = text_of(from, "source");
+    if (source.empty() || source == "chatml") {
+        source = tool_use.empty() ? "chatml" : tool_use;
     }
-    common_chat_template(text, "", "");
+    common_chat_templates_ptr made;
+    try {
+        made = common_chat_templates_init(nullptr, source, bos, eos);
+    } catch (const std::exception &) {
+        // It throws a copy that has lost its message.
+        common_chat_template(source, bos, eos);
+        throw;
+    }
+    made->add_bos = flag_of(from, "add_bos", false);
+    made->add_eos = flag_of(from, "add_eos", false);
+    if (!tool_use.empty()) {
+        try {
+            made->template_tool_use = std::make_unique<common_chat_template>(tool_use, bos, eos);
+        } catch (const std::bad_alloc &) {
+            throw;
+        } catch (const std::exception &) {
+            // llama.cpp ignores it too.
+        }
+    }
+    return made;
+}
+
+// Whether answers may begin with a thought. False, too, for a template that refuses a single message of the user; one
+// that takes all memory is an error.
+bool supports_thinking(const common_chat_templates * templates) {
+    try {
+        return common_chat_templates_support_enable_thinking(templates);
+    } catch (const std::exception & e) {
+        // The interpreter throws messages of its own, which quote this one.
+        if (strstr(e.what(), std::bad_alloc().what()) != nullptr) {
+            throw;
+        }
+        return false;
+    }
 }
 
 common_chat_templates_inputs inputs_of(const json & from) {
@@ -134,58 +178,32 @@ std::string reply_to_json(const common_chat_msg & msg) {
 
 extern "C" {
 
-void * hobbit_chat_templates_init(const llama_model * model, const char * template_override, char * error,
-                                  size_t error_capacity) {
-    common_chat_templates_ptr made;
-    const bool done = guarded(error, error_capacity, [&] {
-        try {
-            made = common_chat_templates_init(model, template_override);
-        } catch (const std::exception &) {
-            // It throws a copy that has lost its message.
-            explain_template(model, template_override);
-            throw;
-        }
-    });
-    return done ? made.release() : nullptr;
-}
-
-void hobbit_chat_templates_free(void * templates) {
-    common_chat_templates_free(static_cast<common_chat_templates *>(templates));
-}
-
-bool hobbit_chat_templates_describe(const void * templates, hobbit_text_callback output, void * output_context,
-                                    char * error, size_t error_capacity) {
+bool hobbit_chat_describe(const char * templates, size_t templates_len, hobbit_text_callback output,
+                          void * output_context, char * error, size_t error_capacity) {
     return guarded(error, error_capacity, [&] {
-        const auto * own = static_cast<const common_chat_templates *>(templates);
+        const auto made   = templates_of(json::parse(std::string(templates, templates_len)));
         json capabilities = json::object();
-        for (const auto & [name, has] : common_chat_templates_get_caps(own)) {
+        for (const auto & [name, has] : common_chat_templates_get_caps(made.get())) {
             capabilities[name] = has;
         }
         json out = json::object();
-        out["source"]          = common_chat_templates_source(own);
-        out["source_tool_use"] = common_chat_templates_source(own, "tool_use");
-        out["was_explicit"]    = common_chat_templates_was_explicit(own);
-        out["capabilities"]    = capabilities;
+        out["source"]            = common_chat_templates_source(made.get());
+        out["source_tool_use"]   = common_chat_templates_source(made.get(), "tool_use");
+        out["supports_thinking"] = supports_thinking(made.get());
+        out["capabilities"]      = capabilities;
         put(output, output_context, out.dump_safe());
     });
 }
 
-bool hobbit_chat_templates_support_thinking(const void * templates, bool * supported, char * error,
-                                            size_t error_capacity) {
-    return guarded(error, error_capacity, [&] {
-        *supported = common_chat_templates_support_enable_thinking(static_cast<const common_chat_templates *>(templates));
-    });
-}
-
-int hobbit_chat_apply(const void * templates, const char * inputs, size_t inputs_len, hobbit_text_callback output,
-                      void * output_context, char * error, size_t error_capacity) {
+int hobbit_chat_apply(const char * templates, size_t templates_len, const char * inputs, size_t inputs_len,
+                      hobbit_text_callback output, void * output_context, char * error, size_t error_capacity) {
     common_chat_templates_inputs read;
     if (!guarded(error, error_capacity, [&] { read = inputs_of(json::parse(std::string(inputs, inputs_len))); })) {
         return 1;
     }
     const bool done = guarded(error, error_capacity, [&] {
-        const auto * own = static_cast<const common_chat_templates *>(templates);
-        put(output, output_context, params_to_json(common_chat_templates_apply(own, read)));
+        const auto made = templates_of(json::parse(std::string(templates, templates_len)));
+        put(output, output_context, params_to_json(common_chat_templates_apply(made.get(), read)));
     });
     return done ? 0 : 2;
 }

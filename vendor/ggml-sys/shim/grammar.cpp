@@ -7,7 +7,6 @@
 #include "llama.h"
 
 #include <climits>
-#include <exception>
 #include <regex>
 #include <string>
 
@@ -16,8 +15,7 @@ typedef void (*hobbit_rule_callback)(void * context, const llama_grammar_element
 extern "C" {
 
 int hobbit_grammar_parse(const llama_vocab * vocab, const char * text, hobbit_rule_callback output, void * context) {
-    try {
-        throwing_guard       guard;
+    return guarded(nullptr, 0, -1, [&] {
         llama_grammar_parser parser(vocab);
         if (!parser.parse(text) || parser.rules.empty()) {
             return -1;
@@ -30,25 +28,17 @@ int hobbit_grammar_parse(const llama_vocab * vocab, const char * text, hobbit_ru
             output(context, rule.data(), rule.size());
         }
         return static_cast<int>(root->second);
-    } catch (const std::exception &) {
-        return -1;
-    }
+    });
 }
 
 llama_grammar_trigger_pattern * hobbit_pattern_init(const char * pattern) {
-    try {
+    return guarded<llama_grammar_trigger_pattern *>(nullptr, 0, nullptr, [&] {
         return new llama_grammar_trigger_pattern{ pattern, std::regex(pattern) };
-    } catch (const std::exception &) {
-        return nullptr;
-    }
+    });
 }
 
 size_t hobbit_pattern_find(const llama_grammar_trigger_pattern * pattern, const char * text, size_t len) {
-    try {
-        return pattern->find(std::string(text, len));
-    } catch (const std::exception &) {
-        return std::string::npos;
-    }
+    return guarded(nullptr, 0, std::string::npos, [&] { return pattern->find(std::string(text, len)); });
 }
 
 void hobbit_pattern_free(llama_grammar_trigger_pattern * pattern) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <exception>
 
 // Called with text that the caller of the callback owns.
 extern "C" typedef void (*hobbit_text_callback)(void * context, const char * text, size_t len);
@@ -20,4 +21,17 @@ inline void put_error(char * error, size_t capacity, const char * message) {
     if (capacity > 0) {
         snprintf(error, capacity, "%s", message);
     }
+}
+
+// The result of `call`, in which a failed assertion throws; `failed` and a message in `error` if anything is thrown.
+template <typename T, typename F> T guarded(char * error, size_t capacity, T failed, F && call) {
+    try {
+        throwing_guard guard;
+        return call();
+    } catch (const std::exception & e) {
+        put_error(error, capacity, e.what());
+    } catch (...) {
+        put_error(error, capacity, "an exception without a message");
+    }
+    return failed;
 }

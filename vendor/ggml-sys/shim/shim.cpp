@@ -95,69 +95,32 @@ void hobbit_guard_aborts() {
 }
 
 llama_model * hobbit_model_load(void * file, llama_model_params params, char * error, size_t error_capacity) {
-    try {
-        throwing_guard guard;
-        llama_model * model = llama_model_load_from_file_ptr(static_cast<FILE *>(file), params);
-        if (model == nullptr) {
-            put_error(error, error_capacity, "");
-        }
-        return model;
-    } catch (const std::exception & e) {
-        put_error(error, error_capacity, e.what());
-        return nullptr;
-    }
+    return guarded<llama_model *>(error, error_capacity, nullptr, [&] {
+        return llama_model_load_from_file_ptr(static_cast<FILE *>(file), params);
+    });
 }
 
 llama_model * hobbit_model_load_path(const char * path, llama_model_params params, char * error, size_t error_capacity) {
-    try {
-        throwing_guard guard;
-        llama_model * model = llama_model_load_from_file(path, params);
-        if (model == nullptr) {
-            put_error(error, error_capacity, "");
-        }
-        return model;
-    } catch (const std::exception & e) {
-        put_error(error, error_capacity, e.what());
-        return nullptr;
-    }
+    return guarded<llama_model *>(error, error_capacity, nullptr, [&] {
+        return llama_model_load_from_file(path, params);
+    });
 }
 
 llama_context * hobbit_context_init(llama_model * model, llama_context_params params, char * error, size_t error_capacity) {
-    try {
-        throwing_guard guard;
-        llama_context * ctx = llama_init_from_model(model, params);
-        if (ctx == nullptr) {
-            put_error(error, error_capacity, "");
-        }
-        return ctx;
-    } catch (const std::exception & e) {
-        put_error(error, error_capacity, e.what());
-        return nullptr;
-    }
+    return guarded<llama_context *>(error, error_capacity, nullptr, [&] {
+        return llama_init_from_model(model, params);
+    });
 }
 
 llama_adapter_lora * hobbit_adapter_load(llama_model * model, const char * path, char * error, size_t error_capacity) {
-    try {
-        throwing_guard guard;
-        llama_adapter_lora * adapter = llama_adapter_lora_init(model, path);
-        if (adapter == nullptr) {
-            put_error(error, error_capacity, "");
-        }
-        return adapter;
-    } catch (const std::exception & e) {
-        put_error(error, error_capacity, e.what());
-        return nullptr;
-    }
+    return guarded<llama_adapter_lora *>(error, error_capacity, nullptr, [&] {
+        return llama_adapter_lora_init(model, path);
+    });
 }
 
 int32_t hobbit_set_control_vector(llama_context * ctx, const float * data, size_t len, int32_t n_embd, int32_t first,
                                   int32_t last) {
-    try {
-        throwing_guard guard;
-        return llama_set_adapter_cvec(ctx, data, len, n_embd, first, last);
-    } catch (const std::exception &) {
-        return -1;
-    }
+    return guarded(nullptr, 0, -1, [&] { return llama_set_adapter_cvec(ctx, data, len, n_embd, first, last); });
 }
 
 void hobbit_computing() {
@@ -165,59 +128,113 @@ void hobbit_computing() {
 }
 
 int hobbit_decode(llama_context * ctx, llama_batch batch, bool tells, char * error, size_t error_capacity) {
-    try {
-        throwing_guard guard;
+    return guarded(error, error_capacity, -100, [&] {
         computing = !tells;
         return llama_decode(ctx, batch);
-    } catch (const std::exception & e) {
-        put_error(error, error_capacity, e.what());
-        return -100;
-    }
+    });
+}
+
+int hobbit_memory_remove(llama_context * ctx, llama_seq_id sequence, llama_pos from, llama_pos to, char * error,
+                         size_t error_capacity) {
+    return guarded(error, error_capacity, -1, [&] {
+        return int(llama_memory_seq_rm(llama_get_memory(ctx), sequence, from, to));
+    });
+}
+
+bool hobbit_memory_copy(llama_context * ctx, llama_seq_id from, llama_seq_id to, char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, false, [&] {
+        llama_memory_seq_cp(llama_get_memory(ctx), from, to, -1, -1);
+        return true;
+    });
+}
+
+bool hobbit_memory_move(llama_context * ctx, llama_seq_id sequence, llama_pos from, llama_pos to, llama_pos by,
+                        char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, false, [&] {
+        llama_memory_seq_add(llama_get_memory(ctx), sequence, from, to, by);
+        return true;
+    });
+}
+
+llama_pos hobbit_memory_first(llama_context * ctx, llama_seq_id sequence) {
+    return guarded(nullptr, 0, -1, [&] { return llama_memory_seq_pos_min(llama_get_memory(ctx), sequence); });
+}
+
+llama_pos hobbit_memory_last(llama_context * ctx, llama_seq_id sequence) {
+    return guarded(nullptr, 0, -1, [&] { return llama_memory_seq_pos_max(llama_get_memory(ctx), sequence); });
+}
+
+size_t hobbit_state_size(llama_context * ctx, llama_seq_id sequence, char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, size_t(0), [&] { return llama_state_seq_get_size(ctx, sequence); });
+}
+
+size_t hobbit_state_get(llama_context * ctx, llama_seq_id sequence, uint8_t * bytes, size_t n, char * error,
+                        size_t error_capacity) {
+    return guarded(error, error_capacity, size_t(0), [&] { return llama_state_seq_get_data(ctx, bytes, n, sequence); });
+}
+
+size_t hobbit_state_set(llama_context * ctx, llama_seq_id sequence, const uint8_t * bytes, size_t n, char * error,
+                        size_t error_capacity) {
+    return guarded(error, error_capacity, size_t(0), [&] { return llama_state_seq_set_data(ctx, bytes, n, sequence); });
 }
 
 int32_t hobbit_tokenize(const llama_vocab * vocab, const char * text, int32_t text_len, llama_token * tokens,
                         int32_t n_tokens_max, bool add_special, bool parse_special, char * error, size_t error_capacity) {
-    try {
-        throwing_guard guard;
+    return guarded(error, error_capacity, INT32_MIN, [&] {
         return llama_tokenize(vocab, text, text_len, tokens, n_tokens_max, add_special, parse_special);
-    } catch (const std::exception & e) {
-        put_error(error, error_capacity, e.what());
-        return INT32_MIN;
-    }
+    });
 }
 
 llama_sampler * hobbit_sampler_init_dry(const llama_vocab * vocab, float multiplier, float base, int32_t allowed_length,
                                         int32_t penalty_last_n, const char ** breakers, size_t n_breakers) {
-    try {
-        throwing_guard guard;
+    return guarded<llama_sampler *>(nullptr, 0, nullptr, [&] {
         return llama_sampler_init_dry(vocab, multiplier, base, allowed_length, penalty_last_n, breakers, n_breakers);
-    } catch (const std::exception &) {
-        return nullptr;
-    }
+    });
+}
+
+llama_sampler * hobbit_sampler_init_penalties(int32_t n_vocab, int32_t last_n, float repeat, float frequency,
+                                              float presence) {
+    return guarded<llama_sampler *>(nullptr, 0, nullptr, [&] {
+        return llama_sampler_init_penalties(n_vocab, last_n, repeat, frequency, presence);
+    });
+}
+
+llama_sampler * hobbit_sampler_init_logit_bias(int32_t n_vocab, int32_t n, const llama_logit_bias * biases) {
+    return guarded<llama_sampler *>(nullptr, 0, nullptr, [&] { return llama_sampler_init_logit_bias(n_vocab, n, biases); });
 }
 
 bool hobbit_sampler_accept(llama_sampler * sampler, llama_token token) {
-    try {
-        throwing_guard guard;
+    return guarded(nullptr, 0, false, [&] {
         llama_sampler_accept(sampler, token);
         return true;
-    } catch (const std::exception &) {
-        return false;
-    }
+    });
+}
+
+bool hobbit_sampler_apply(llama_sampler * sampler, llama_token_data_array * candidates, char * error,
+                          size_t error_capacity) {
+    return guarded(error, error_capacity, false, [&] {
+        llama_sampler_apply(sampler, candidates);
+        return true;
+    });
+}
+
+bool hobbit_sampler_reset(llama_sampler * sampler) {
+    return guarded(nullptr, 0, false, [&] {
+        llama_sampler_reset(sampler);
+        return true;
+    });
 }
 
 typedef void (*hobbit_memory_callback)(void * context, ggml_backend_buffer_type_t buft, size_t model, size_t kv,
                                        size_t compute);
 
 bool hobbit_memory_breakdown(const llama_context * ctx, hobbit_memory_callback output, void * output_context) {
-    try {
+    return guarded(nullptr, 0, false, [&] {
         for (const auto & [buft, data] : llama_get_memory_breakdown(ctx)) {
             output(output_context, buft, data.model, data.context, data.compute);
         }
         return true;
-    } catch (const std::exception &) {
-        return false;
-    }
+    });
 }
 
 ggml_status hobbit_compute_nodes(ggml_backend_t backend, ggml_cgraph * graph, int from, int to, bool cut) {

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::llama::{llama_model, llama_sampler, llama_token, llama_vocab};
+use crate::llama::{llama_sampler, llama_token, llama_vocab};
 use crate::shim::TextCallback;
 
 /// `REASONING_BUDGET_IDLE`: nothing was thought yet.
@@ -18,42 +18,27 @@ pub const HOBBIT_REASONING_WAITING_UTF8: c_int = 3;
 pub const HOBBIT_REASONING_DONE: c_int = 4;
 
 unsafe extern "C" {
-    /// `common_chat_templates_init` with the model's template, or `template_override` where it is not empty (the model may
-    /// be null then). Null and a message in `error` on failure. To be freed; not tied to a thread or to the model.
-    pub fn hobbit_chat_templates_init(
-        model: *const llama_model,
-        template_override: *const c_char,
-        error: *mut c_char,
-        error_capacity: usize,
-    ) -> *mut c_void;
-
-    /// Frees what [`hobbit_chat_templates_init`] made.
-    pub fn hobbit_chat_templates_free(templates: *mut c_void);
-
-    /// `{source, source_tool_use, was_explicit, capabilities: {name: bool}}`.
-    pub fn hobbit_chat_templates_describe(
-        templates: *const c_void,
+    /// Templates and what llama.cpp finds out by running them. In: `{source, source_tool_use, bos, eos, add_bos, add_eos}`,
+    /// the texts of a model's templates (or one in their place, and none for tools) and what it says of BOS and EOS. Out:
+    /// `{source, source_tool_use, supports_thinking, capabilities: {name: bool}}`.
+    pub fn hobbit_chat_describe(
+        templates: *const c_char,
+        templates_len: usize,
         output: TextCallback,
         output_context: *mut c_void,
         error: *mut c_char,
         error_capacity: usize,
     ) -> bool;
 
-    /// Tries the template on a message, and says whether the answer may begin with a thought.
-    pub fn hobbit_chat_templates_support_thinking(
-        templates: *const c_void,
-        supported: *mut bool,
-        error: *mut c_char,
-        error_capacity: usize,
-    ) -> bool;
-
-    /// `common_chat_templates_apply`. In: the fields of `common_chat_templates_inputs`, of which `messages`, `tools` and
-    /// `json_schema` are JSON texts within strings, and `template_kwargs` maps names to such texts. Out: the fields of
-    /// `common_chat_params`, and `format_name`. JSON must not be nested deeply: some of this is recursive.
+    /// `common_chat_templates_apply` with templates as above. In: the fields of `common_chat_templates_inputs`, of which
+    /// `messages`, `tools` and `json_schema` are JSON texts within strings, and `template_kwargs` maps names to such texts.
+    /// Out: the fields of `common_chat_params`, and `format_name`. JSON must not be nested deeply: some of this is
+    /// recursive.
     ///
     /// 0, or 1 where the inputs are none, 2 where the template fails on them.
     pub fn hobbit_chat_apply(
-        templates: *const c_void,
+        templates: *const c_char,
+        templates_len: usize,
         inputs: *const c_char,
         inputs_len: usize,
         output: TextCallback,

@@ -61,6 +61,23 @@ struct Input {
     is_by_pair: bool,
 }
 
+/// A chain's scratch memory, by its address: a node keeps addresses in it until it has run, and a mutable slice of it made
+/// meanwhile would invalidate them.
+#[derive(Clone, Copy)]
+struct Scratch {
+    base: *mut f32,
+    n_floats: usize,
+}
+
+impl Scratch {
+    /// The address of `n` floats.
+    fn floats(self, first: usize, n: usize) -> *mut f32 {
+        assert!(first <= self.n_floats && n <= self.n_floats - first, "a chain counts the scratch that it needs");
+        // SAFETY: just checked to be inside.
+        unsafe { self.base.add(first) }
+    }
+}
+
 /// How far an expert has come.
 struct Progress {
     used: Used,
@@ -92,20 +109,21 @@ impl ExpertBackend {
         step: &LayerStep,
         chain: &Chain,
     ) -> Result<(), Failed> {
-        let mut scratch = std::mem::take(&mut self.gathered);
-        if scratch.len() < chain.n_floats {
-            scratch.resize(chain.n_floats, 0.0);
+        let mut memory = std::mem::take(&mut self.gathered);
+        if memory.len() < chain.n_floats {
+            memory.resize(chain.n_floats, 0.0);
         }
-        // SAFETY: by the caller.
-        let result = unsafe { self.chain_in(experts, host, devices, step, chain, &mut scratch) };
-        self.gathered = scratch;
+        let scratch = Scratch { base: memory.as_mut_ptr(), n_floats: chain.n_floats };
+        // SAFETY: by the caller; the memory is only used through `scratch` until the result is there.
+        let result = unsafe { self.chain_in(experts, host, devices, step, chain, scratch) };
+        self.gathered = memory;
         result
     }
 
     /// As [`ExpertBackend::chain`], with scratch of `chain.n_floats`.
     ///
     /// # Safety
-    /// As [`ExpertBackend::chain`].
+    /// As [`ExpertBackend::chain`]; the scratch is used by nothing else meanwhile.
     unsafe fn chain_in(
         &mut self,
         experts: &Experts,
@@ -113,7 +131,7 @@ impl ExpertBackend {
         devices: &mut Tiers,
         step: &LayerStep,
         chain: &Chain,
-        scratch: &mut [f32],
+        scratch: Scratch,
     ) -> Result<(), Failed> {
         for input in chain.inputs.iter().filter(|input| !input.is_by_pair) {
             // SAFETY: the tensors are live and computed.
@@ -180,7 +198,7 @@ impl ExpertBackend {
         unsafe {
             let (len, stride) = ((*last.node).ne[0] as usize, last.stride());
             for (row, &pair) in self.group_pairs.iter().enumerate() {
-                let from = scratch[last.start + row * stride..][..len].as_ptr();
+                let from = scratch.floats(last.start + row * stride, len);
                 row_of(&*last.node, pair).copy_from_nonoverlapping(from, len);
             }
             for &pair in step.skipped.iter().flat_map(|&index| self.chosen.routing.pairs_of(index)) {
@@ -194,7 +212,7 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`ExpertBackend::chain`].
-    unsafe fn take_up(&mut self, chain: &Chain, pending: &mut [Progress], scratch: &mut [f32]) {
+    unsafe fn take_up(&mut self, chain: &Chain, pending: &mut [Progress], scratch: Scratch) {
         pending.sort_by_key(|progress| match (progress.done, progress.to) {
             (0, 0) => (2, 0, 0),
             (0, _) => (1, usize::from(progress.used.row.is_none()), usize::from(progress.used.share)),
@@ -224,7 +242,7 @@ impl ExpertBackend {
         link: &Link,
         parts: &[Part],
         view: Option<ShareView<'_>>,
-        scratch: &mut [f32],
+        scratch: Scratch,
     ) -> Result<(), Failed> {
         let rows = parts[0].rows.start..parts[parts.len() - 1].rows.end;
         check(self.inner.reserve())?;
@@ -233,7 +251,7 @@ impl ExpertBackend {
             let mut node = *link.node;
             node.view_src = std::ptr::null_mut();
             let floats = |first: usize, stride: usize, len: usize, n: usize| {
-                let data = scratch.as_ptr().cast_mut().add(first);
+                let data = scratch.floats(first, n.saturating_sub(1) * stride + len);
                 let mut tensor = plain_tensor(llama::GGML_TYPE_F32, [len as i64, n as i64, 1, 1], data.cast(), &node);
                 tensor.nb[1] = stride * size_of::<f32>();
                 (tensor.nb[2], tensor.nb[3]) = (n * tensor.nb[1], n * tensor.nb[1]);
@@ -388,13 +406,13 @@ impl Input {
     /// Copies the row of a pair to row `row` in scratch.
     ///
     /// # Safety
-    /// The tensor is live and computed, and has the pair.
-    unsafe fn copy(&self, pair: Pair, row: usize, scratch: &mut [f32]) {
-        // SAFETY: by the caller; rows are contiguous floats.
+    /// The tensor is live and computed, and has the pair; the scratch is live.
+    unsafe fn copy(&self, pair: Pair, row: usize, scratch: Scratch) {
+        // SAFETY: by the caller; rows are contiguous floats, and none of llama.cpp's lies in our scratch.
         unsafe {
             let len = (*self.tensor).ne[0] as usize;
             let from = row_of(&*self.tensor, pair);
-            scratch[self.start + row * len..][..len].copy_from_slice(slice::from_raw_parts(from, len));
+            scratch.floats(self.start + row * len, len).copy_from_nonoverlapping(from, len);
         }
     }
 }

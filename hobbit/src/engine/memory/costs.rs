@@ -4,7 +4,7 @@ use crate::cache::policy;
 use crate::engine::compute::scratch;
 use crate::engine::error::Error;
 use crate::engine::gates;
-use crate::engine::memory_use::MemoryUse;
+use crate::engine::memory_use::{MemoryUse, trim_heap};
 use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
 use crate::options::{Repack, SessionOptions};
@@ -18,8 +18,9 @@ const RUNTIME_BYTES_STEP: u64 = 64 << 20;
 /// What the process needs beside weights, KV cache and compute buffers, at the least, in bytes.
 const RUNTIME_BYTES_MIN: u64 = 24 << 20;
 
-/// What the process holds besides `weights` and `kv` bytes, now.
+/// What the process holds besides `weights` and `kv` bytes, now that a model was loaded.
 pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
+    trim_heap();
     rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
 }
 
@@ -35,7 +36,7 @@ pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &Raw
     let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
     let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
     let graph = model.shared.adapters.graph_bytes(options);
-    let runtime = resident + scratch_bytes(model, options) + buffers + graph;
+    let runtime = resident + scratch_bytes(model, options) + buffers + graph + model.shared.options.reserved_bytes;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 

@@ -117,7 +117,7 @@ impl Model {
             // SAFETY: the stream outlives the call; so does everything that params point to.
             let raw = while_loading(&experts, are_skipped, || unsafe { RawModel::load_stream(file, params) });
             expert_bytes_read_at_load = stream.expert_bytes_read();
-            raw.map_err(|message| stream.error().map_or(message, str::to_owned))
+            raw.map_err(|message| stream.error().unwrap_or(message))
         };
         let cancelled = progress.cancelled;
         let raw = raw.map_err(|message| {

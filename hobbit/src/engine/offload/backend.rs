@@ -41,7 +41,7 @@ pub(super) unsafe extern "C" fn init(dev: ggml_backend_dev_t, _params: *const c_
 /// `backend` was made by [`init`] and not freed.
 unsafe fn inner(backend: ggml_backend_t) -> ggml_backend_t {
     // SAFETY: by the caller.
-    unsafe { context::<Offload>(backend).stream().raw() }
+    unsafe { (&*context::<Offload>(backend)).stream().raw() }
 }
 
 // Those that the inner backend lacks are not offered.

@@ -97,8 +97,9 @@ impl Helper {
     ) -> Option<Vec<f32>> {
         let mut rows: HashMap<usize, ggml_tensor> = HashMap::new();
         let mut memory: Vec<Vec<f32>> = Vec::new();
-        let mut zero = [0i32; 4];
-        let mut index = [i32::from(expert); 4];
+        // One address each: borrowing an array again would invalidate the addresses that nodes have.
+        let (mut zero, mut index) = ([0i32; 4], [i32::from(expert); 4]);
+        let (zero, index) = (zero.as_mut_ptr().cast(), index.as_mut_ptr().cast());
         // SAFETY: by the caller; memory, ids and weights outlive the run below.
         unsafe {
             let (first, _) = region[0];
@@ -128,7 +129,7 @@ impl Helper {
                         let slice = self.host(type_, ne, data.cast_mut());
                         made.src[0] = self.inner.tensor(slice);
                         made.src[1] = self.inner.tensor(rows[&(original.src[1] as usize)]);
-                        let ids = self.host(llama::GGML_TYPE_I32, [1; 4], zero.as_mut_ptr().cast());
+                        let ids = self.host(llama::GGML_TYPE_I32, [1; 4], zero);
                         made.src[2] = self.inner.tensor(ids);
                     }
                     None => {
@@ -136,7 +137,7 @@ impl Helper {
                         if original.op == llama::GGML_OP_ADD_ID {
                             let bias = self.leaf(stream, original.src[1]);
                             made.src[1] = self.inner.tensor(bias);
-                            let ids = self.host(llama::GGML_TYPE_I32, [1; 4], index.as_mut_ptr().cast());
+                            let ids = self.host(llama::GGML_TYPE_I32, [1; 4], index);
                             made.src[2] = self.inner.tensor(ids);
                         } else if !original.src[1].is_null() {
                             made.src[1] = self.inner.tensor(rows[&(original.src[1] as usize)]);

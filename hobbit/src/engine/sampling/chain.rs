@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_char};
 
 use ggml_sys::llama::{self, llama_logit_bias, llama_sampler};
+use ggml_sys::shim;
 
 use super::raw::Raw;
 use crate::engine::error::Error;
@@ -33,7 +34,7 @@ pub(super) fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw,
     if !bias.is_empty() {
         let n_bias = i32::try_from(bias.len()).map_err(|_| Error::Sampling("too many logit biases".into()))?;
         // SAFETY: the sampler copies the biases.
-        add(unsafe { llama::llama_sampler_init_logit_bias(n_vocab, n_bias, bias.as_ptr()) }, "logit_bias")?;
+        add(unsafe { shim::hobbit_sampler_init_logit_bias(n_vocab, n_bias, bias.as_ptr()) }, "logit_bias")?;
     }
     let seed = options.seed;
     let mirostat = options.mirostat;
@@ -71,7 +72,7 @@ fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Resu
     // SAFETY: constructors that take plain values, the live vocabulary of the model, and (DRY) strings they copy.
     Ok(unsafe {
         match kind {
-            SamplerKind::Penalties => llama::llama_sampler_init_penalties(
+            SamplerKind::Penalties => shim::hobbit_sampler_init_penalties(
                 llama::llama_vocab_n_tokens(model.vocab()),
                 o.repeat_last_n,
                 o.repeat_penalty,
@@ -84,7 +85,7 @@ fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Resu
                     .collect::<Result<_, _>>()
                     .map_err(|_| Error::Sampling("a DRY sequence breaker contains a NUL byte".into()))?;
                 let mut pointers: Vec<*const c_char> = breakers.iter().map(|text| text.as_ptr()).collect();
-                ggml_sys::shim::hobbit_sampler_init_dry(
+                shim::hobbit_sampler_init_dry(
                     model.vocab(),
                     o.dry.multiplier,
                     o.dry.base,

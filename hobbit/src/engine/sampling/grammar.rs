@@ -307,7 +307,7 @@ mod tests {
             for n in 0..24 {
                 let theirs = allowed(|candidates| {
                     let (data, size) = (candidates.as_mut_ptr(), candidates.len());
-                    llama_cpp.apply(&mut llama_token_data_array { data, size, selected: -1, sorted: false });
+                    llama_cpp.apply(&mut llama_token_data_array { data, size, selected: -1, sorted: false }).unwrap();
                 });
                 let ours = allowed(|candidates| own.mask(model(), candidates).unwrap());
                 assert_eq!(ours, theirs, "{text} after {n} tokens");

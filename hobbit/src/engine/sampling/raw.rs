@@ -6,6 +6,7 @@ use ggml_sys::llama::{self, llama_sampler, llama_token_data_array};
 use ggml_sys::shim;
 
 use crate::engine::error::Error;
+use crate::engine::raw::{MESSAGE_BYTES, text_of};
 use crate::options::Token;
 
 /// A sampler of llama.cpp, freed on drop.
@@ -23,20 +24,27 @@ impl Raw {
         self.0.as_ptr()
     }
 
-    /// False where llama.cpp threw an exception or an assertion failed.
+    /// False where llama.cpp fails.
     pub(super) fn accept(&mut self, token: Token) -> bool {
-        // SAFETY: the sampler is live; the wrapper does not throw.
+        // SAFETY: the sampler is live.
         unsafe { shim::hobbit_sampler_accept(self.as_ptr(), token) }
     }
 
-    pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) {
+    /// # Errors
+    /// [`Error::Sampling`]: llama.cpp fails, and the candidates are not to be used.
+    pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) -> Result<(), Error> {
+        let mut message = [0u8; MESSAGE_BYTES];
         // SAFETY: the sampler is live; the array's data is valid for its size and stays in place.
-        unsafe { llama::llama_sampler_apply(self.as_ptr(), candidates) };
+        let is_done = unsafe {
+            shim::hobbit_sampler_apply(self.as_ptr(), candidates, message.as_mut_ptr().cast(), message.len())
+        };
+        if is_done { Ok(()) } else { Err(Error::Sampling(format!("llama.cpp's samplers fail: {}", text_of(&message)))) }
     }
 
     pub(super) fn reset(&mut self) {
         // SAFETY: the sampler is live, and so is the vocabulary a grammar refers to.
-        unsafe { llama::llama_sampler_reset(self.as_ptr()) };
+        let is_done = unsafe { shim::hobbit_sampler_reset(self.as_ptr()) };
+        debug_assert!(is_done, "a sampler begins anew as it began");
     }
 }
 

@@ -337,3 +337,16 @@ fn json_schemas() {
     let deep = "[".repeat(100_000);
     assert!(Sampler::json_schema_to_grammar(&deep).is_err());
 }
+
+/// llama.cpp asserts that there are candidates, which otherwise ends the process.
+#[test]
+fn a_failed_assertion_of_a_sampler_is_an_error() {
+    // SAFETY: a constructor that takes plain values.
+    let mut typical = Raw::new(unsafe { llama::llama_sampler_init_typical(0.5, 1) }, "typical").unwrap();
+    let mut none = llama_token_data_array { data: ptr::null_mut(), size: 0, selected: -1, sorted: false };
+    let error = typical.apply(&mut none).unwrap_err();
+    assert!(matches!(&error, Error::Sampling(reason) if reason.contains("cur_p->size > 0")), "{error}");
+    let mut some = [1.0, 2.0].map(|logit| llama_token_data { id: 0, logit, p: 0.0 });
+    let mut array = llama_token_data_array { data: some.as_mut_ptr(), size: some.len(), selected: -1, sorted: false };
+    typical.apply(&mut array).unwrap();
+}

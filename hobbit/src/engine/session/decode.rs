@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ggml_sys::{llama, shim};
+use ggml_sys::llama;
 
 use super::{BatchToken, Session};
 use crate::engine::contention;
@@ -12,7 +12,7 @@ use crate::engine::error::Error;
 use crate::engine::log;
 use crate::engine::offload::failure;
 use crate::engine::purpose::Purpose;
-use crate::engine::raw::{MESSAGE_BYTES, text_of, with_batch};
+use crate::engine::raw::with_batch;
 use crate::residency::Counters;
 use crate::route::DECODE_TOKENS_MAX;
 use crate::stats::{PhaseStats, Stats};
@@ -81,23 +81,17 @@ impl Session {
         let (before, busy_before) = self.counters();
         self.is_current = false;
         let started = Instant::now();
-        let mut message = [0u8; MESSAGE_BYTES];
         let running = contention::running(self.n_threads);
         // SAFETY: the context is live and the batch's arrays outlive the call.
         let purpose = Purpose { decodes: unsafe { decodes(&batch) }, ..self.purpose };
         // SAFETY: as above.
-        let code = purpose.during(|| unsafe {
-            let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
-            let code = shim::hobbit_decode(self.context.as_ptr(), batch, self.tells, text, capacity);
-            llama::llama_synchronize(self.context.as_ptr());
-            code
-        });
+        let (code, thrown) = purpose.during(|| unsafe { self.context.decode(batch, self.tells) });
         drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
             memories.end_batch(batch.n_tokens.unsigned_abs(), seconds);
         }
-        if let Some(hook) = &mut self.hook {
+        if let Some(hook) = &self.hook {
             hook.flush();
         }
         experts.forget_router_weights();
@@ -112,17 +106,16 @@ impl Session {
                 memories.host.settle();
             }
             // -1: llama.cpp refused the batch and placed nothing.
-            // SAFETY: the context is live.
-            let undone = code == -1
-                || firsts.iter().all(|&(sequence, first)| unsafe {
-                    llama::llama_memory_seq_rm(self.context.memory(), sequence, first, -1)
-                });
+            let undone =
+                code == -1 || firsts.iter().all(|&(sequence, first)| self.cut(sequence, first.max(0) as usize));
             if !undone {
-                // A recurrent state cannot be taken back by a part; half a batch must not stay in it.
+                // Half a batch must not stay where it cannot be taken back.
                 self.context.clear();
                 (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
-                let reason = failure.unwrap_or_else(|| format!("llama_decode: {code}"));
-                return Err(Error::Decode(format!("{reason}; the context is lost, feed it again")));
+                return Err(match failure {
+                    None if code == 2 => Error::Interrupted,
+                    failure => Error::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
+                });
             }
             return Err(match (failure, code) {
                 (Some(reason), _) => Error::Decode(reason),
@@ -130,7 +123,6 @@ impl Session {
                 (None, 1) => Error::ContextFull { n_ctx: self.n_ctx_seq() },
                 (None, _) => {
                     let logged = log::take_errors();
-                    let thrown = text_of(&message);
                     Error::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
                 }
             });

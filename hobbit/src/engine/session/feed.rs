@@ -10,8 +10,9 @@ impl Session {
     /// Forgets everything from token `n_keep` on.
     ///
     /// # Errors
-    /// Fewer than `n_keep` tokens in the context, or a model that cannot forget a part (a recurrent one): the context
-    /// is then unchanged.
+    /// Fewer than `n_keep` tokens in the context, or a context that cannot go back to there: a recurrent state cannot
+    /// at all, a sliding window only as far as it holds the tokens before. The context is then unchanged;
+    /// [`Session::keep`] empties it.
     pub fn truncate(&mut self, n_keep: usize) -> Result<(), Error> {
         if n_keep > self.n_past() {
             return Err(Error::Decode(format!("the context holds {} tokens, not {n_keep}", self.n_past())));
@@ -19,9 +20,11 @@ impl Session {
         if n_keep == self.n_past() {
             return Ok(());
         }
-        // SAFETY: the context is live.
-        if n_keep < self.n_past && !unsafe { llama::llama_memory_seq_rm(self.context.memory(), 0, n_keep as i32, -1) } {
-            return Err(Error::Decode("this model cannot forget a part of its context".into()));
+        if n_keep < self.n_past && !self.cut(0, n_keep) {
+            let n_past = self.n_past;
+            let reason =
+                format!("the context of {n_past} tokens cannot go back to {n_keep}: reset it and feed them again");
+            return Err(Error::Decode(reason));
         }
         // Without the pending token alone, the logits are those from which it was sampled.
         self.is_current &= n_keep == self.n_past;
@@ -29,6 +32,17 @@ impl Session {
         self.n_past = n_keep;
         self.n_prompt = self.n_prompt.min(n_keep);
         Ok(())
+    }
+
+    /// Shortens the context to its first `n` tokens, or empties it where that cannot be done ([`Session::truncate`]);
+    /// how many tokens it holds then. What is evaluated next has the same logits as after those tokens in an empty
+    /// context.
+    pub fn keep(&mut self, n: usize) -> usize {
+        if n > 0 && self.truncate(n).is_ok() {
+            return n;
+        }
+        self.reset();
+        0
     }
 
     /// Puts the context into the state that [`Session::sequence_state`] gave of sequence 0 when it held `n_tokens` tokens.
@@ -39,8 +53,7 @@ impl Session {
     pub fn restore(&mut self, state: &[u8], n_tokens: usize) -> Result<(), Error> {
         self.reset();
         self.set_sequence_state(0, state)?;
-        // SAFETY: the context is live.
-        let last = unsafe { llama::llama_memory_seq_pos_max(self.context.memory(), 0) };
+        let last = self.context.last_position(0);
         if usize::try_from(i64::from(last) + 1).ok() != Some(n_tokens) {
             self.reset();
             return Err(Error::Decode(format!("the saved state ends at position {last}, not after {n_tokens} tokens")));
@@ -60,7 +73,8 @@ impl Session {
     ///
     /// # Errors
     /// A full context ([`Error::ContextFull`]), an interrupt, a failed read. The context is then as before, unless it
-    /// was shifted or the model cannot forget a part of it (a recurrent one: it is then empty).
+    /// was shifted or cannot go back to there ([`Session::truncate`]): it is then empty, or holds the part of the
+    /// tokens that was evaluated, as [`Session::n_past`] tells.
     pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
         self.feed_by(tokens, usize::MAX, &mut |_| {})
     }
@@ -79,11 +93,8 @@ impl Session {
         let before = self.n_past;
         let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
         let result = self.feed_pieces(&all, at_once, &mut |done| progress(done - usize::from(waiting.is_some())));
-        if result.is_err() && self.n_past > before {
-            // SAFETY: the context is live.
-            if unsafe { llama::llama_memory_seq_rm(self.context.memory(), 0, before as i32, -1) } {
-                (self.n_past, self.is_current) = (before, false);
-            }
+        if result.is_err() && self.n_past > before && self.cut(0, before) {
+            (self.n_past, self.is_current) = (before, false);
         }
         if result.is_err() && self.n_past == before {
             self.pending = waiting;
@@ -123,9 +134,7 @@ impl Session {
             return Ok(());
         }
         let full = Error::ContextFull { n_ctx: n_ctx as u32 };
-        // SAFETY: the context is live.
-        let can_shift = unsafe { llama::llama_memory_can_shift(self.context.memory()) };
-        if !self.options.context_shift || !can_shift || n > n_ctx {
+        if !self.options.context_shift || !self.context.can_shift() || n > n_ctx {
             return Err(full);
         }
         while self.n_past + n > n_ctx {
@@ -137,12 +146,13 @@ impl Session {
             }
             let (keep, past) = (n_keep as i32, self.n_past as i32);
             let discard = n_discard as i32;
-            // SAFETY: the context is live.
-            unsafe {
-                if !llama::llama_memory_seq_rm(self.context.memory(), 0, keep, keep + discard) {
-                    return Err(full);
-                }
-                llama::llama_memory_seq_add(self.context.memory(), 0, keep + discard, past, -discard);
+            if !self.context.forget(0, keep, keep + discard)? {
+                return Err(full);
+            }
+            // A hole would leave the tokens behind it at wrong positions.
+            if let Err(error) = self.context.shift(0, keep + discard..past, -discard) {
+                self.reset();
+                return Err(error);
             }
             self.n_past -= n_discard;
         }

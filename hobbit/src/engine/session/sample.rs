@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Session;
 use crate::engine::error::Error;
-use crate::engine::sampling::Sampler;
+use crate::engine::sampling::{Sampler, are_finite};
 use crate::options::Token;
 
 impl Session {
@@ -12,8 +12,9 @@ impl Session {
     /// generated. For callers of [`Session::evaluate`]; what is chosen waits for them to evaluate it.
     ///
     /// # Errors
-    /// [`Error::NothingEvaluated`] where the last evaluation failed or there was none, [`Error::Decode`] where the entry asked
-    /// for no logits, [`Error::Sampling`] and [`Error::Grammar`] where no token can be chosen.
+    /// [`Error::NothingEvaluated`] where the last evaluation failed or there was none, [`Error::Decode`] where the
+    /// entry asked for no logits, [`Error::NotFinite`] where they are no numbers, [`Error::Sampling`] and
+    /// [`Error::Grammar`] where no token can be chosen.
     pub fn sample(&mut self, sampler: &mut Sampler, index: i32) -> Result<Token, Error> {
         if !self.is_current {
             return Err(Error::NothingEvaluated);
@@ -23,5 +24,13 @@ impl Session {
         self.sample_ms += started.elapsed().as_secs_f64() * 1e3;
         self.sample_count += 1;
         Ok(token)
+    }
+
+    /// Whether the logits of an entry of the last batch, if it asked for any, are finite. If not, its keys and values
+    /// spoil all sequences of a shared cache, even through masked or freed cells, until [`Session::reset`] clears the
+    /// data.
+    #[doc(hidden)]
+    pub fn has_finite_logits(&self, index: usize) -> bool {
+        self.logits(index).is_none_or(are_finite)
     }
 }

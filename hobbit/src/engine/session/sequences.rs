@@ -22,37 +22,37 @@ impl Session {
         if from == to {
             return Ok(());
         }
-        // SAFETY: the context is live and has both sequences. Where they share one cache, copying alone would add to what is there.
-        unsafe {
-            llama::llama_memory_seq_rm(self.context.memory(), to, -1, -1);
-            llama::llama_memory_seq_cp(self.context.memory(), from, to, -1, -1);
-        }
-        Ok(())
+        // In a unified cache, copying alone would add to what `to` holds.
+        self.context.forget(to, -1, -1)?;
+        self.context.copy(from, to)
     }
 
-    /// Forgets what a sequence holds from position `from` on. False where the model cannot forget a part (a recurrent one):
-    /// nothing is changed then, and only forgetting all of it (`from` 0) will do.
+    /// Shortens a sequence to its first `n` tokens (it must have that many). Empties it where the model cannot go back
+    /// to there. Returns how many tokens are left. For callers of [`Session::evaluate`]; others use [`Session::keep`].
     ///
     /// # Errors
     /// A sequence that the session does not have.
     #[doc(hidden)]
-    pub fn forget_from(&mut self, sequence: i32, from: i32) -> Result<bool, Error> {
+    pub fn keep_of(&mut self, sequence: i32, n: usize) -> Result<usize, Error> {
         self.check_sequence(sequence)?;
-        // SAFETY: the context is live and has the sequence.
-        Ok(unsafe { llama::llama_memory_seq_rm(self.context.memory(), sequence, from.max(0), -1) })
+        if self.cut(sequence, n) {
+            return Ok(n);
+        }
+        self.context.forget(sequence, 0, -1)?;
+        Ok(0)
     }
 
-    /// Whether a sequence still holds what the token at position `n` looks back at: a sliding window forgets, and a recurrent state
-    /// knows its end alone.
-    #[doc(hidden)]
-    pub fn remembers(&self, sequence: i32, n: usize) -> bool {
-        // SAFETY: the context and its model are live; a sequence that is not there is empty.
-        let (first, window) = unsafe {
-            let first = llama::llama_memory_seq_pos_min(self.context.memory(), sequence);
-            (first, llama::llama_model_n_swa(self.model.shared.raw.as_ptr()))
-        };
-        let wanted = i64::try_from(n).unwrap_or(i64::MAX).saturating_sub(window.into()).max(0);
-        first >= 0 && i64::from(first) <= wanted
+    /// Shortens a sequence to its first `n` tokens. Returns false and changes nothing if logits at position `n` would
+    /// differ from those in a fresh context: a recurrent state knows its end alone, and a sliding window has given the
+    /// cells behind it to later tokens. Every caller that goes back comes through here.
+    pub(super) fn cut(&mut self, sequence: i32, n: usize) -> bool {
+        let n = i32::try_from(n).unwrap_or(i32::MAX);
+        // SAFETY: the model is live.
+        let window = unsafe { llama::llama_model_n_swa(self.model.shared.raw.as_ptr()) }.max(1);
+        let first_wanted = (n - window + 1).max(0);
+        let remembers =
+            n == 0 || n > self.context.last_position(sequence) || self.context.first_position(sequence) <= first_wanted;
+        remembers && self.context.forget(sequence, n, -1).unwrap_or(false)
     }
 
     /// Whether the model's layers look back through a window whose cells are used anew behind it.
@@ -65,8 +65,7 @@ impl Session {
     /// Whether tokens can be moved to other positions ([`Session::move_tokens`]).
     #[doc(hidden)]
     pub fn can_move_tokens(&self) -> bool {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_memory_can_shift(self.context.memory()) }
+        self.context.can_shift()
     }
 
     /// Puts the tokens at positions `range` of a sequence `by` positions further (back where negative); what was at the positions
@@ -81,14 +80,10 @@ impl Session {
             return Err(Error::Decode("this model's tokens cannot be moved in their context".into()));
         }
         let cleared = if by < 0 { (range.start + by).max(0)..range.start } else { range.end..range.end + by };
-        // SAFETY: the context is live and has the sequence.
-        unsafe {
-            if !cleared.is_empty() {
-                llama::llama_memory_seq_rm(self.context.memory(), sequence, cleared.start, cleared.end);
-            }
-            llama::llama_memory_seq_add(self.context.memory(), sequence, range.start, range.end, by);
+        if !cleared.is_empty() {
+            self.context.forget(sequence, cleared.start, cleared.end)?;
         }
-        Ok(())
+        self.context.shift(sequence, range, by)
     }
 
     /// A new text begins: policies that count by sequence begin again.
@@ -107,17 +102,7 @@ impl Session {
     #[doc(hidden)]
     pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, Error> {
         self.check_sequence(sequence)?;
-        // SAFETY: the context is live; at most as many bytes are written as there are.
-        unsafe {
-            let n = llama::llama_state_seq_get_size(self.context.as_ptr(), sequence);
-            let mut bytes = vec![0u8; n];
-            let written = llama::llama_state_seq_get_data(self.context.as_ptr(), bytes.as_mut_ptr(), n, sequence);
-            if written == 0 {
-                return Err(Error::Decode(format!("llama.cpp cannot tell what sequence {sequence} holds")));
-            }
-            bytes.truncate(written);
-            Ok(bytes)
-        }
+        self.context.state(sequence)
     }
 
     /// Makes a sequence hold what [`Session::sequence_state`] gave; the bytes must be those, unchanged.
@@ -127,18 +112,14 @@ impl Session {
     #[doc(hidden)]
     pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), Error> {
         self.check_sequence(sequence)?;
-        // SAFETY: the context is live; the bytes are valid for their length.
-        unsafe {
-            llama::llama_memory_seq_rm(self.context.memory(), sequence, 0, -1);
-            let read = llama::llama_state_seq_set_data(self.context.as_ptr(), state.as_ptr(), state.len(), sequence);
-            if read == 0 {
-                llama::llama_memory_seq_rm(self.context.memory(), sequence, 0, -1);
-                return Err(Error::Decode(
-                    "the saved state does not fit this context: another model, other types of KV \
-                                          cache, or a context that is too short"
-                        .into(),
-                ));
-            }
+        self.context.forget(sequence, 0, -1)?;
+        if self.context.set_state(sequence, state).is_err() {
+            self.context.forget(sequence, 0, -1)?;
+            return Err(Error::Decode(
+                "the saved state does not fit this context: another model, other types of KV cache, or a context that is \
+                 too short"
+                    .into(),
+            ));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ggml_sys::llama::{self, ggml_tensor};
 
@@ -27,10 +27,15 @@ pub(super) enum Mode {
     Pass,
 }
 
-/// The state behind the callback.
-pub(super) struct Followed {
+/// The callback, for as long as this lives.
+pub(super) struct Followed(Arc<Shared>);
+
+type Shared = Mutex<State>;
+
+/// The state behind the callback, which has its address.
+struct State {
     walk: Walk,
-    pub(super) mode: Mode,
+    mode: Mode,
     /// Of the running layer: each token's experts and weights.
     tokens: Vec<(Vec<u16>, Vec<f32>)>,
     /// By layer, the tensor that has its weights at the end; others before it need no stop once that is known.
@@ -44,33 +49,43 @@ impl Followed {
     ///
     /// # Errors
     /// [`Error::Gguf`], [`Error::Trace`].
-    pub(super) fn open(path: &Path, options: &RouteOptions) -> Result<Box<Self>, Error> {
+    pub(super) fn open(path: &Path, options: &RouteOptions) -> Result<Self, Error> {
         let gguf = Gguf::open(path)?;
         let n_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0) as usize;
         let layers = gguf.experts()?.layers;
         let shape: Vec<_> = layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used)).collect();
         let routes = Arc::new(Routes::open(&options.trace, &shape)?);
-        Ok(Box::new(Self {
+        Ok(Self(Arc::new(Mutex::new(State {
             walk: Walk::new(routes, options.recall),
             mode: Mode::Follow,
             tokens: Vec::new(),
             weights: HashMap::new(),
             last_layer: None,
             knows_weights: false,
-        }))
+        }))))
     }
 
-    /// Has `params` call back into `self`, which must outlive the context.
-    pub(super) fn install(self: &mut Box<Self>, params: &mut llama::llama_context_params) {
+    /// Has `params` call back into the state, which must outlive the context.
+    pub(super) fn install(&self, params: &mut llama::llama_context_params) {
         params.cb_eval = Some(on_eval);
-        params.cb_eval_user_data = (&raw mut **self).cast();
+        params.cb_eval_user_data = Arc::as_ptr(&self.0).cast_mut().cast();
+    }
+
+    pub(super) fn set_mode(&self, mode: Mode) {
+        lock(&self.0).mode = mode;
     }
 
     /// Back to the first token.
-    pub(super) fn rewind(&mut self) {
-        self.walk.rewind();
+    pub(super) fn rewind(&self) {
+        lock(&self.0).walk.rewind();
     }
+}
 
+fn lock(state: &Shared) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
     fn wants(&self, asked: Asked, name: &str) -> bool {
         match asked {
             _ if self.mode == Mode::Pass => false,
@@ -131,18 +146,18 @@ unsafe fn set<T>(tensor: &ggml_tensor, values: &[T], offset: usize, stride: usiz
 }
 
 unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
-    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the
-    // context, and one thread evaluates at a time.
-    let (tensor, followed) = unsafe { (&*tensor, &mut *state.cast::<Followed>()) };
+    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the context.
+    let (tensor, state) = unsafe { (&*tensor, &*state.cast::<Shared>()) };
+    let mut state = lock(state);
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_str().unwrap_or_default();
-    let asked = asked(name).filter(|&asked| followed.wants(asked, name));
+    let asked = asked(name).filter(|&asked| state.wants(asked, name));
     if ask {
         return asked.is_some();
     }
-    if let Some(asked) = asked.filter(|_| followed.mode == Mode::Follow) {
+    if let Some(asked) = asked.filter(|_| state.mode == Mode::Follow) {
         // SAFETY: the tensor was just computed.
-        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { followed.write(asked, name, tensor) }));
+        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { state.write(asked, name, tensor) }));
     }
     true
 }

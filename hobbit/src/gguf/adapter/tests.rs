@@ -200,3 +200,27 @@ fn parts_of_a_file_are_refused() {
         assert!(error.to_string().contains("it is one of 2 parts"), "{error}");
     }
 }
+
+#[test]
+fn weights_that_are_not_finite_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path(), &[("wide.weight", F32, &[32, 6])]);
+    // In the middle: the first number, or a block's scale.
+    let poison: [(GgmlType, &[u8]); 4] = [
+        (F32, &f32::NEG_INFINITY.to_le_bytes()),
+        (GgmlType::F16, &[0, 0x7e]),
+        (GgmlType::BF16, &[0x80, 0x7f]),
+        (GgmlType::Q8_0, &[0, 0x7c]),
+    ];
+    for (dtype, poison) in poison {
+        let pair: [Tensor; 2] =
+            [("wide.weight.lora_a", dtype, &[32, 2]), ("wide.weight.lora_b", GgmlType::F32, &[2, 6])];
+        let path = write(dir.path(), "lora.gguf", lora_header, &pair);
+        check_lora(&path, &model).unwrap();
+        let extent = Gguf::open(&path).unwrap().tensor("wide.weight.lora_a").unwrap().extent;
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(poison, extent.offset + extent.len / 2).unwrap();
+        let error = check_lora(&path, &model).unwrap_err().to_string();
+        assert!(error.contains("lora.gguf") && error.contains("wide.weight.lora_a is not finite"), "{error}");
+    }
+}
