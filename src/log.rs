@@ -1,12 +1,14 @@
 //! Lines for people: stderr, and the log file if there is one.
 
 use std::fs::File;
-use std::io::Write;
-use std::path::Path;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 
+use super::exit::{self, FAILED};
+use super::output::tell;
 use super::resolve::Verbosity;
 use hobbit::{LogLevel, files};
 
@@ -24,7 +26,35 @@ pub enum Level {
 #[derive(Clone)]
 pub struct Log {
     verbosity: Verbosity,
-    file: Option<Arc<Mutex<File>>>,
+    file: Option<Arc<Mutex<LogFile>>>,
+}
+
+struct LogFile {
+    path: PathBuf,
+    state: State,
+}
+
+enum State {
+    Open(File),
+    /// The reader of a pipe went away.
+    Unread,
+    /// A line could not be written.
+    Failed,
+}
+
+impl LogFile {
+    /// A log that cannot be written does not end the run; that is reported once.
+    fn write(&mut self, text: &str) {
+        let State::Open(file) = &mut self.state else { return };
+        let Err(error) = file.write_all(text.as_bytes()) else { return };
+        self.state = match error.kind() {
+            ErrorKind::BrokenPipe => State::Unread,
+            _ => {
+                tell(format_args!("error: {}: this log ends here, it cannot be written: {error}", self.path.display()));
+                State::Failed
+            }
+        };
+    }
 }
 
 impl Log {
@@ -32,8 +62,18 @@ impl Log {
         let open = |path: &Path| {
             files::create(path, files::Kind::Log).with_context(|| format!("{}: cannot write this log", path.display()))
         };
+        let open = |path: &Path| open(path).map(|file| LogFile { path: path.to_owned(), state: State::Open(file) });
         let file = file.map(open).transpose()?.map(|file| Arc::new(Mutex::new(file)));
         Ok(Self { verbosity, file })
+    }
+
+    /// Ends the log of a run: its error goes to the file, and a run whose log could not be written has failed.
+    pub fn end(&self, outcome: Result<u8>) -> Result<u8> {
+        if let Err(error) = &outcome {
+            self.keep(format!("error: {}", exit::in_words(error)));
+        }
+        let has_failed = self.file.as_ref().is_some_and(|file| matches!(locked(file).state, State::Failed));
+        outcome.map(|status| if has_failed && status == 0 { FAILED } else { status })
     }
 
     /// Whether lines of this level show on stderr.
@@ -48,19 +88,18 @@ impl Log {
 
     /// Prints text that brings its own line ends.
     pub fn text(&self, level: Level, text: &str) {
-        // A log that cannot be written must not end the run.
         if self.shows(level) {
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
         if let Some(file) = self.file.as_ref().filter(|_| self.verbosity.logged >= level as u8) {
-            let _ = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(text.as_bytes());
+            locked(file).write(text);
         }
     }
 
     /// Writes a line to the file alone, for what is printed in another way.
     pub fn keep(&self, text: impl std::fmt::Display) {
         if let Some(file) = &self.file {
-            let _ = writeln!(file.lock().unwrap_or_else(PoisonError::into_inner), "{text}");
+            locked(file).write(&format!("{text}\n"));
         }
     }
 
@@ -76,4 +115,8 @@ impl Log {
             log.text(level, text);
         });
     }
+}
+
+fn locked(file: &Mutex<LogFile>) -> std::sync::MutexGuard<'_, LogFile> {
+    file.lock().unwrap_or_else(PoisonError::into_inner)
 }

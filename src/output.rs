@@ -31,14 +31,14 @@ pub fn tell(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes JSON where a flag says, '-' for stdout; `what` names it where it cannot be written.
+/// Writes JSON where a flag says, '-' for stdout: a file whole or not at all. `what` names it where it cannot be written.
 pub fn write_json(path: &Path, value: &Value, what: &str) -> Result<()> {
     let text = serde_json::to_string_pretty(value)? + "\n";
     if path == Path::new("-") {
         let mut out = io::stdout().lock();
         return Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?);
     }
-    let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(text.as_bytes()));
+    let written = files::overwrite(path, Kind::Json, text.as_bytes());
     written.with_context(|| format!("{}: cannot write the {what}", path.display()))
 }
 

@@ -1,6 +1,8 @@
-//! A sequence in a file, a slot of the server's or a prompt of hobbit-cli's: the tokens and what llama.cpp keeps of them. Damaged files and those of another model are refused before
-//! llama.cpp sees them.
+//! A sequence in a file, a slot of the server's or a prompt of hobbit-cli's: the tokens and what llama.cpp keeps of them.
+//! Damaged files and those of another model are refused before llama.cpp sees them, and no file of another kind is
+//! replaced.
 
+use std::io::{Error, ErrorKind};
 use std::path::Path;
 
 use hobbit::files;
@@ -58,12 +60,12 @@ pub fn mark_with(mark: u64, lora: &[f32]) -> u64 {
     }
 }
 
-/// Writes a slot; how many bytes that took. Who reads sees the old file or the new one.
+/// Writes a slot and returns its length in bytes. Readers see the old file or the new one.
 ///
 /// # Errors
-/// `InvalidInput` where there is something of that name that is no file, and what the system says.
+/// `InvalidInput` where the name is taken by anything that is not a saved slot; otherwise what the system says.
 pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io::Result<u64> {
-    check_kind(path)?;
+    check_is_file(path)?;
     let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len());
     bytes.extend_from_slice(&files::SEQUENCE_MAGIC);
     bytes.extend_from_slice(&mark.to_le_bytes());
@@ -74,7 +76,10 @@ pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io:
     bytes.extend_from_slice(state);
     let sum = xxh3_64(&bytes[HEADER..]);
     bytes[HEADER - 8..HEADER].copy_from_slice(&sum.to_le_bytes());
-    files::replace(path, &bytes)?;
+    files::overwrite(path, files::Kind::Sequence, &bytes).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => Error::new(ErrorKind::InvalidInput, error),
+        _ => error,
+    })?;
     Ok(bytes.len() as u64)
 }
 
@@ -83,17 +88,17 @@ pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io:
 /// # Errors
 /// Why it cannot be used.
 pub fn read(path: &Path, mark: u64) -> Result<(Vec<Token>, Vec<u8>, u64), String> {
-    check_kind(path).map_err(|error| error.to_string())?;
+    check_is_file(path).map_err(|error| error.to_string())?;
     let bytes = files::capped::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
     parse(&bytes, mark).map(|(tokens, state)| (tokens, state, bytes.len() as u64))
 }
 
-/// That there is a file, or nothing: a link may lead out of the directory, and a pipe never ends.
-fn check_kind(path: &Path) -> std::io::Result<()> {
+/// Requires a regular file or none: a link may lead out of the directory, and a pipe never ends.
+fn check_is_file(path: &Path) -> std::io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => {
-            let message = "there is something of that name that is no file";
-            Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, message))
+            let message = "this name is taken by a link, a pipe or a directory; give another name";
+            Err(Error::new(ErrorKind::InvalidInput, message))
         }
         _ => Ok(()),
     }
@@ -169,14 +174,23 @@ mod tests {
     }
 
     #[test]
-    fn links_and_directories_are_left_alone() {
+    fn what_is_no_slot_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         let (file, link) = (directory.path().join("file"), directory.path().join("link"));
         std::os::unix::fs::symlink(&file, &link).unwrap();
         assert!(write(&link, 7, &[1], b"x").is_err() && !file.exists());
         write(&file, 7, &[1], b"x").unwrap();
-        assert!(read(&link, 7).unwrap_err().contains("no file"));
+        assert!(read(&link, 7).unwrap_err().contains("a link"));
         assert!(write(directory.path(), 7, &[1], b"x").is_err());
+        for text in ["GGUF\x03", "a log\n", "HOBBITTR", ""] {
+            std::fs::write(&file, text).unwrap();
+            let error = write(&file, 7, &[1], b"x").unwrap_err();
+            assert!(
+                error.kind() == ErrorKind::InvalidInput && error.to_string().contains("no saved sequence"),
+                "{error}"
+            );
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+        }
     }
 
     #[test]

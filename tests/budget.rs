@@ -54,8 +54,38 @@ fn measure(model: &Path, args: &[&str]) -> Measured {
 fn stated_minimum(model: &Path, flags: &[&str]) -> String {
     let run = cli::run(model, &[&["-p", PROMPT, "-c", "1024", "--mem-budget", "1M"], flags].concat());
     run.is_refused(&["too small", "at least", "give --mem-budget"]).unwrap();
-    let (_, rest) = run.stderr.split_once("give --mem-budget ").expect("checked above");
+    advised(&run)
+}
+
+/// The budget that a message advises.
+fn advised(run: &cli::Run) -> String {
+    let (_, rest) = run.stderr.split_once("give --mem-budget ").expect("it was refused for its budget");
     rest.chars().take_while(char::is_ascii_alphanumeric).collect()
+}
+
+/// The budget that a message advises is accepted, and not much less would be: whatever hobbit chooses by itself (a longer
+/// context, rearranged experts) gives way.
+#[test]
+fn the_advised_budget_is_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |arch| Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny(arch) };
+    let short = |arch, format| Spec { layers: 4, types: vec![format], ..of(arch) };
+    let long = |arch| Spec { ctx: 65536, ..of(arch) };
+    let specs =
+        [short("olmoe", Format::Q4_0), short("gpt-oss", Format::Mxfp4), long("olmoe"), long("llama"), long("qwen3moe")];
+    for (i, spec) in specs.into_iter().enumerate() {
+        let dir = dir.path().join(i.to_string());
+        std::fs::create_dir(&dir).unwrap();
+        let model = fixture::write(&dir, &spec);
+        let run = |budget: &str| cli::run(&model, &["-c", "0", "-n", "1", "--mem-budget", budget]);
+        let refused = run("1M");
+        refused.is_refused(&["too small", "give --mem-budget "]).unwrap();
+        let advised = advised(&refused);
+        let accepted = run(&advised);
+        assert_eq!(accepted.code, Some(0), "{} with {advised}:\n{}", spec.arch, accepted.stderr);
+        let less = bytes(&advised) / 10 * 9;
+        run(&less.to_string()).is_refused(&["too small"]).unwrap();
+    }
 }
 
 fn bytes(size: &str) -> u64 {

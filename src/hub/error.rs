@@ -24,6 +24,11 @@ pub enum HubError {
         "{what}: {host} cannot be reached ({why}); check the network, or give --offline to use what is in the cache"
     )]
     Unreachable { what: String, host: String, why: String },
+    #[error(
+        "{what}: no secure connection to {host} ({why}); check the address, this machine's clock, and whether a proxy puts \
+         in a certificate of its own; or fetch the file with another program and give it with -m"
+    )]
+    Insecure { what: String, host: String, why: String },
     #[error("{what}: {url} redirects {why}")]
     Redirect { what: String, url: String, why: String },
     #[error("{what}: the server's answer is not understood: {why}")]
@@ -33,15 +38,20 @@ pub enum HubError {
     #[error("{name}: the server has {said} bytes, expected {expected}: it is not the file that was asked for")]
     Size { name: String, said: u64, expected: u64 },
     #[error(
+        "{name}: the server does not say how long this file is, so it could be cut or endless; fetch it with another program \
+         and give it with -m"
+    )]
+    NoLength { name: String },
+    #[error(
         "{name}: its SHA-256 is {found}, expected {expected}: it was damaged on its way; the part that came was removed: run \
          again"
     )]
     Sum { name: String, found: String, expected: String },
     #[error("{name}: what the server sends is no GGUF file (it begins with {begins:?}); check the name")]
     NotGguf { name: String, begins: String },
-    #[error("{}: {} are needed and {} are free; make room, or keep models elsewhere with HF_HOME (or LLAMA_CACHE)",
-            .directory.display(), Bytes(*.needed), Bytes(*.free))]
-    Space { directory: PathBuf, needed: u64, free: u64 },
+    #[error("{}: {} are needed and {} are free ({} more stay free); make room, or keep models elsewhere with HF_HOME (or \
+            LLAMA_CACHE)", .directory.display(), Bytes(*.needed), Bytes(*.free), Bytes(*.reserve))]
+    Space { directory: PathBuf, needed: u64, free: u64, reserve: u64 },
     #[error("{what}: not in {} ({why}); run once without --offline", .place.display())]
     NotCached { what: String, place: PathBuf, why: String },
     #[error("{}: cannot {doing}", .path.display())]
@@ -58,9 +68,9 @@ fn how_far(at: u64, size: Option<u64>) -> String {
 }
 
 impl HubError {
-    /// Whether the server could not be asked, and what is kept may do instead.
+    /// Whether the server could not be asked: a file that is kept may do instead.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. })
+        matches!(self, Self::Unreachable { .. } | Self::Insecure { .. })
     }
 }
 

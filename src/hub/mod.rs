@@ -70,6 +70,11 @@ pub trait Witness {
     fn end(&self);
     /// Waits.
     fn pause(&self, time: Duration);
+    /// Bytes that are free on the disk of `directory`.
+    #[cfg(feature = "hub")]
+    fn free_space(&self, directory: &std::path::Path) -> std::io::Result<u64> {
+        fs4::available_space(directory)
+    }
 }
 
 /// The file of a model that is somewhere else, of a split one the first. What is not here yet is fetched.

@@ -144,7 +144,7 @@ impl Both<'_> {
         }
         let items: Vec<Item> =
             missing.iter().map(|(_, item)| item.clone()).filter(|item| !is_whole(&item.target, item.size)).collect();
-        check_space(&self.places.hub, &items)?;
+        check_space(&self.places.hub, &items, witness)?;
         for (pointer, item) in &missing {
             let _lock = Lock::take(&item.lock, &item.name, witness)?;
             // Another process may have been here.

@@ -16,9 +16,15 @@ use super::web::{Answer, Method, Patience, TRIES, Web, asked_wait, is_busy, soun
 
 /// Bytes that are written at once.
 const PIECE: usize = 1 << 18;
-/// A try that brings less has brought nothing.
+/// Minimum bytes that count as progress of a try.
 const PROGRESS: u64 = 1 << 20;
-/// How often is looked whether another process has done it.
+/// How often one download may begin again at its first byte: a server may not have the same bytes fetched for ever.
+const RESTARTS: u32 = 5;
+/// Bytes that stay free on the disk.
+const RESERVE: u64 = 64 << 20;
+/// Bytes after which the free space is checked again: other programs write there too.
+const SPACE_CHECK: u64 = 16 << 20;
+/// How often to look whether another process has finished the file.
 const LOOK: Duration = Duration::from_millis(250);
 /// What GGUF files begin with.
 const MAGIC: &[u8] = b"GGUF";
@@ -137,18 +143,24 @@ pub fn already(item: &Item) -> u64 {
     fs::symlink_metadata(&item.part).map_or(0, |found| if found.is_file() { found.len() } else { 0 })
 }
 
-/// Whether `directory`'s disk holds what `items` still lack.
+/// Checks that `directory`'s disk holds what `items` still lack.
 ///
 /// # Errors
 /// [`HubError::Space`].
-pub fn check_space(directory: &Path, items: &[Item]) -> Result<(), HubError> {
-    let needed = items.iter().map(|item| item.size.unwrap_or(0).saturating_sub(already(item))).sum();
+pub fn check_space(directory: &Path, items: &[Item], witness: &dyn Witness) -> Result<(), HubError> {
     fs::create_dir_all(directory).map_err(failed(directory, "make this directory"))?;
-    let free = fs4::available_space(directory).map_err(failed(directory, "ask for the free space of"))?;
-    match needed > free {
-        true => Err(HubError::Space { directory: directory.to_owned(), needed, free }),
-        false => Ok(()),
+    let needed = items.iter().map(|item| item.size.unwrap_or(0).saturating_sub(already(item)));
+    check_room(directory, needed.fold(0, u64::saturating_add), witness)
+}
+
+/// Checks that `needed` bytes can be written in `directory`.
+fn check_room(directory: &Path, needed: u64, witness: &dyn Witness) -> Result<(), HubError> {
+    let free = witness.free_space(directory).map_err(failed(directory, "ask for the free space of"))?;
+    let free = free.saturating_sub(RESERVE);
+    if needed <= free {
+        return Ok(());
     }
+    Err(HubError::Space { directory: directory.to_owned(), needed, free, reserve: RESERVE })
 }
 
 /// Fetches a file, whose lock is held.
@@ -168,13 +180,13 @@ pub fn fetch(web: &Web, item: &Item, witness: &dyn Witness) -> Result<Fetched, H
     if part.at > 0 {
         witness.note(&format!("{}: going on at {}", item.name, hobbit::units::Bytes(part.at)));
     }
-    let mut transfer = Transfer { web, item, witness, part, size: item.size, etag: known };
+    let mut transfer = Transfer { web, item, witness, part, size: item.size, etag: known, restarts: 0 };
     witness.begin(&item.name, transfer.size, transfer.part.at);
     let outcome = transfer.run();
     witness.end();
     outcome?;
     let Transfer { part, etag, .. } = transfer;
-    let found = format!("{:x}", part.sum.finalize());
+    let found = hobbit::pack::Sha256(part.sum.finalize().into()).to_string();
     if let Some(expected) = item.sha256.as_ref().filter(|expected| **expected != found) {
         remove(&item.part);
         return Err(HubError::Sum { name: item.name.clone(), found, expected: expected.clone() });
@@ -220,8 +232,10 @@ struct Transfer<'a> {
     witness: &'a dyn Witness,
     part: Part,
     size: Option<u64>,
-    /// Of what the part is a part of.
+    /// Of the file that the part belongs to.
     etag: Option<String>,
+    /// How often the part was thrown away.
+    restarts: u32,
 }
 
 impl Transfer<'_> {
@@ -237,7 +251,7 @@ impl Transfer<'_> {
                 Ok(Attempt::Broken { why, wait }) => (why, wait),
                 Err(HubError::Unreachable { host, why, .. }) => (format!("({host} cannot be reached: {why})"), None),
                 Err(error) => {
-                    if matches!(error, HubError::Size { .. } | HubError::NotGguf { .. }) {
+                    if matches!(error, HubError::Size { .. } | HubError::NoLength { .. } | HubError::NotGguf { .. }) {
                         remove(&self.item.part);
                     }
                     return Err(error);
@@ -247,13 +261,7 @@ impl Transfer<'_> {
                 patience.renew();
             }
             let Some(wait) = patience.next(wait) else {
-                return Err(HubError::Dropped {
-                    name: self.item.name.clone(),
-                    at: self.part.at,
-                    size: self.size,
-                    why,
-                    part: self.item.part.clone(),
-                });
+                return Err(self.dropped(why));
             };
             let at = hobbit::units::Bytes(self.part.at);
             self.witness.note(&format!(
@@ -291,7 +299,7 @@ impl Transfer<'_> {
                         "{}: the server does not go on where it broke off; from the start",
                         self.item.name
                     ));
-                    self.part.forget(&self.item.part)?;
+                    self.start_over()?;
                 }
                 self.expect(length(&answer))?;
                 self.keep_etag(&answer)?;
@@ -305,20 +313,22 @@ impl Transfer<'_> {
                 let now = answer.linked.etag.as_deref().or(answer.header(header::ETAG)).filter(|etag| is_etag(etag));
                 let is_other = matches!((self.etag.as_deref(), now), (Some(before), Some(now)) if before != now);
                 if is_other && self.item.sha256.is_none() {
-                    self.part.forget(&self.item.part)?;
+                    self.start_over()?;
                     self.etag = None;
+                    self.size = self.item.size;
                     return Ok(Attempt::Broken { why: "(it has changed there)".to_owned(), wait: None });
                 }
-                self.expect(all)?;
+                self.expect(all.or_else(|| from.checked_add(length(&answer)?)))?;
             }
-            // What lies there is all of it, or more.
-            416 => {
+            // The part is all of the file, or more.
+            416 if self.part.at > 0 => {
                 let all = answer.header(header::CONTENT_RANGE).and_then(|text| text.trim().strip_prefix("bytes */"));
                 let is_whole = all.and_then(|all| all.parse().ok()) == Some(self.part.at);
                 if is_whole && self.size.is_none_or(|size| size == self.part.at) {
                     return Ok(Attempt::Done);
                 }
-                self.part.forget(&self.item.part)?;
+                self.start_over()?;
+                self.size = self.item.size;
                 return Ok(Attempt::Broken { why: "(the server has less)".to_owned(), wait: Some(Duration::ZERO) });
             }
             status => return Err(HubError::Refused { what: self.item.name.clone(), status }),
@@ -332,6 +342,8 @@ impl Transfer<'_> {
         let mut piece = vec![0; PIECE];
         let mut begins = Vec::new();
         let looks = self.part.at == 0;
+        let mut checked_at = self.part.at;
+        self.check_room()?;
         loop {
             let read = match body.read(&mut piece) {
                 Ok(0) => break,
@@ -350,6 +362,10 @@ impl Transfer<'_> {
             if let Some(expected) = self.size.filter(|size| said > *size) {
                 return Err(HubError::Size { name: self.item.name.clone(), said, expected });
             }
+            if said - checked_at >= SPACE_CHECK {
+                checked_at = said;
+                self.check_room()?;
+            }
             self.part.push(&piece[..read], &self.item.part)?;
             self.witness.at(self.part.at);
         }
@@ -361,20 +377,40 @@ impl Transfer<'_> {
         })
     }
 
-    /// A server says how long the file is.
+    /// The server says how long the file is. Without a length neither a cut file nor an endless one could be told.
     fn expect(&mut self, said: Option<u64>) -> Result<(), HubError> {
         match (self.size, said) {
             (Some(expected), Some(said)) if said != expected => {
                 Err(HubError::Size { name: self.item.name.clone(), said, expected })
             }
+            (None, None) => Err(HubError::NoLength { name: self.item.name.clone() }),
             (None, Some(said)) => {
                 self.size = Some(said);
                 self.witness.begin(&self.item.name, self.size, self.part.at);
-                let directory = self.item.part.parent().unwrap_or(Path::new("."));
-                check_space(directory, &[Item { size: self.size, ..self.item.clone() }])
+                Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that the rest still fits on the disk.
+    fn check_room(&self) -> Result<(), HubError> {
+        let directory = self.item.part.parent().unwrap_or(Path::new("."));
+        check_room(directory, self.size.unwrap_or(0).saturating_sub(self.part.at), self.witness)
+    }
+
+    /// Throws away what came.
+    fn start_over(&mut self) -> Result<(), HubError> {
+        self.restarts += 1;
+        if self.restarts > RESTARTS {
+            return Err(self.dropped(format!("(the server began again more than {RESTARTS} times)")));
+        }
+        self.part.forget(&self.item.part)
+    }
+
+    fn dropped(&self, why: String) -> HubError {
+        let Item { name, part, .. } = self.item.clone();
+        HubError::Dropped { name, at: self.part.at, size: self.size, why, part }
     }
 
     /// A later run goes on only with the same file.

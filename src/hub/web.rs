@@ -102,7 +102,7 @@ impl Web {
     /// Asks once. Any status is an answer, but those of redirects, which are followed.
     ///
     /// # Errors
-    /// [`HubError::Unreachable`]; redirects that lead nowhere, or from https to http.
+    /// [`HubError::Unreachable`], [`HubError::Insecure`]; redirects that lead nowhere, or from https to http.
     pub fn ask(&self, method: Method, url: &str, what: &str, headers: &[(&str, &str)]) -> Result<Answer, HubError> {
         let no_url =
             |url: &str| HubError::Given(format!("'{url}' is no URL, expected one such as https://host/model.gguf"));
@@ -122,10 +122,12 @@ impl Web {
                 request = request.header(header::AUTHORIZATION, token.bearer());
             }
             let host = uri.host().unwrap_or_default().to_owned();
-            let response = request.call().map_err(|error| HubError::Unreachable {
-                what: what.to_owned(),
-                host,
-                why: error.to_string(),
+            let response = request.call().map_err(|error| {
+                let (what, why) = (what.to_owned(), error.to_string());
+                match is_of_tls(&error) {
+                    true => HubError::Insecure { what, host, why },
+                    false => HubError::Unreachable { what, host, why },
+                }
             })?;
             if origin.as_ref() == Some(&asked) {
                 linked.etag = text(response.headers(), "x-linked-etag").map(str::to_owned).or(linked.etag);
@@ -174,7 +176,7 @@ impl Web {
                     let why = format!("it says {}", answer.status());
                     (HubError::Unreachable { what: what.to_owned(), host, why }, asked_wait(&answer))
                 }
-                Err(error) if error.is_unreachable() => (error, None),
+                Err(error @ HubError::Unreachable { .. }) => (error, None),
                 Err(error) => return Err(error),
             };
             let Some(wait) = patience.next(wait) else { return Err(error) };
@@ -213,6 +215,15 @@ pub fn sound(answer: Answer, what: &str) -> Result<Answer, HubError> {
         status @ (401 | 403) => Err(HubError::Denied { what: what(), status }),
         404 | 410 => Err(HubError::NotFound { what: what() }),
         status => Err(HubError::Refused { what: what(), status }),
+    }
+}
+
+/// Whether there was a connection, and TLS refused it: a certificate that nothing vouches for is no better a second later.
+fn is_of_tls(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
+        _ => false,
     }
 }
 

@@ -71,12 +71,17 @@ fn what_cannot_be_used_is_named() {
     let model = demo_model();
     let fine = model.with_file_name("fine.gguf");
     let other = files::lora(&fine, dir.path().join("other.gguf"), 2, |name| name.contains("attn_q."));
+    let poisoned = of_attention(dir.path());
+    files::set_first(&poisoned, "blk.0.attn_v.weight.lora_b", f32::NAN);
     for (flags, status, part) in [
         (["--lora", "missing.gguf"], 1, "missing.gguf"),
         (["--lora", model.to_str().unwrap()], 1, "expected 'adapter'"),
         (["--lora", other.to_str().unwrap()], 1, "other.gguf: this file cannot be used as a LoRA adapter"),
         (["--control-vector", other.to_str().unwrap()], 1, "is no direction of a layer"),
+        (["--lora", poisoned.to_str().unwrap()], 1, "blk.0.attn_v.weight.lora_b is not finite"),
         (["--lora-scaled", "x.gguf"], 2, "expected FNAME:SCALE"),
+        (["--lora-scaled", "x.gguf:1e38"], 2, "expected a number from -100 to 100"),
+        (["--control-vector-scaled", "x.gguf:-1e10"], 2, "expected a number from -100 to 100"),
     ] {
         let ran = demo(&[&PROMPT[..], &flags].concat()).run().expect(status);
         assert!(ran.stderr.contains(part), "{flags:?}: {}", ran.stderr);

@@ -131,3 +131,34 @@ fn the_log_file_of_a_quiet_run_holds_the_log() {
     let (stderr, log) = logged(&["-p", "a", "-dev", "Warp9"], 1);
     assert!(stderr.starts_with("error: --device: ") && log.ends_with(&stderr), "{stderr}{log}");
 }
+
+/// No file of this process may grow beyond 512 bytes: as where a disk is full.
+#[test]
+fn statistics_that_find_no_room_leave_the_old_ones() {
+    for old in [None, Some("{\"old\": true}\n")] {
+        let mut cli = demo(&["-p", "a", "-n", "1", "--stats-json", "stats.json"]);
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$@\"", "sh"]).arg(cli.command.get_program());
+        limited.args(cli.command.get_args()).current_dir(cli.dir.path()).stdin(std::process::Stdio::null());
+        cli.command = limited;
+        let stats = cli.dir.path().join("stats.json");
+        if let Some(old) = old {
+            std::fs::write(&stats, old).unwrap();
+        }
+        let (child, dir) = cli.spawn();
+        let ran = ran(child.wait_with_output().unwrap()).expect(1);
+        assert!(ran.stderr.contains("error: stats.json: cannot write the statistics: "), "{}", ran.stderr);
+        assert_eq!(std::fs::read_to_string(&stats).ok().as_deref(), old);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), usize::from(old.is_some()), "nothing else is left");
+    }
+}
+
+#[test]
+fn a_log_that_finds_no_room_is_told_once_and_fails_the_run() {
+    let expected = demo(&["-p", "In the", "-n", "4"]).run().expect(0).stdout;
+    let ran = demo(&["-p", "In the", "-n", "4", "--log-file", "/dev/full"]).run().expect(1);
+    assert_eq!(ran.stdout, expected, "the run goes on");
+    let told = ran.stderr.lines().filter(|line| line.contains("/dev/full")).collect::<Vec<_>>();
+    assert_eq!(told.len(), 1, "{}", ran.stderr);
+    assert!(told[0].starts_with("error: /dev/full: this log ends here, it cannot be written: "), "{}", told[0]);
+}

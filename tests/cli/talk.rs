@@ -1,5 +1,7 @@
 //! Conversations and interactive completion.
 
+use gguf_tools::synth::{self, Spec};
+
 use crate::rig::*;
 
 #[test]
@@ -67,4 +69,31 @@ fn a_full_conversation_goes_on_without_its_oldest_turns() {
     assert!(ran.stderr.contains("hobbit: 1 turn is forgotten, 0 are left: "), "{}", ran.stderr);
     let alone = demo(&args).type_in("third\n").expect(0).stdout;
     assert!(ran.stdout.ends_with(&alone), "as if it were the first: {}", ran.stdout);
+}
+
+/// Shows the model a long introduction and the last message, nothing of what was said before.
+const FORGETFUL: &str = "{{- 'It is known that the same people may have been there before them, \
+    and that all of it was made in one day. ' \
+    -}}{{- messages[-1].content -}}{{- ': ' -}}";
+
+/// A context goes back to what a new prompt has in common with it; a sliding window that has moved on does not hold
+/// that any more.
+#[test]
+fn answers_do_not_depend_on_what_a_window_has_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    synth::write(&model, &Spec::tiny("gpt-oss")).unwrap();
+    // llama.cpp by itself, and at the seam.
+    for experts in [&[][..], &["--expert-cache", "50%"]] {
+        let answers = |lines: &str| {
+            let flags = ["-m", model.to_str().unwrap(), "-c", "2048", "-ub", "1", "-n", "450", "--ignore-eos"];
+            let talk =
+                ["--override-kv", "gpt-oss.attention.sliding_window=int:32", "-cnv", "--chat-template", FORGETFUL];
+            demo(&[&flags[..], &talk, experts].concat()).type_in(lines).expect(0).stdout
+        };
+        let (first, other) = (answers("hello\n"), answers("another\n"));
+        assert_ne!(first, other);
+        let both = first.clone() + &first + &other;
+        assert!(answers("hello\n/regen\nanother\n") == both, "{experts:?}");
+    }
 }

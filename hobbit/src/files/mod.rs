@@ -16,8 +16,8 @@ pub(crate) mod sole;
 pub mod state;
 
 pub(crate) use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
-pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC, check, create};
-pub use replace::replace;
+pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC, check, create, overwrite, try_overwriting};
+pub use replace::{replace, try_replacing};
 pub use state::FileState;
 
 use std::path::{Path, PathBuf};

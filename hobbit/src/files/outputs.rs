@@ -1,8 +1,8 @@
 //! What may be written over: never a file that the run reads, under whatever name, and of other files only one of the kind
 //! about to be written.
 //!
-//! [`check`] is for flags, before anything is loaded; [`create`] is how files are opened that are written in place, and looks
-//! once more. What a file is, its first kibibyte says:
+//! [`check`] is for flags, before anything is loaded; [`create`] opens files that are written in place, [`overwrite`]
+//! writes files whole or not at all, and both look once more. The first kibibyte tells what a file is:
 //!
 //! | written | what may be there |
 //! |---|---|
@@ -10,13 +10,14 @@
 //! | JSON | what begins with `{` or `[` |
 //! | a page | what begins as HTML does |
 //! | a trace, a path table, a model or pack | what begins as one, be it cut off |
-//! | a saved sequence | what begins as one |
+//! | a saved sequence | what begins as one, with the whole magic: sequences are never written in part |
 //! | log-probabilities | a base file, or one whose run did not end |
 //!
-//! An empty file may always be written, and so may what is no file: a pipe, `/dev/null`.
+//! An empty file may always be written, but not by a sequence (it may be a log that has no line yet). So may what is no
+//! file: a pipe, `/dev/null`.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// So much of a file says what it is, in bytes.
@@ -94,7 +95,7 @@ impl Kind {
             }),
             Self::Trace => begins_with(&TRACE_MAGIC),
             Self::Base => is_base(head),
-            Self::Sequence => begins_with(&SEQUENCE_MAGIC),
+            Self::Sequence => head.starts_with(&SEQUENCE_MAGIC),
             Self::PathTable => begins_with(&PATH_TABLE_MAGIC),
             Self::Model => begins_with(GGUF),
             Self::PartialModel => begins_with(GGUF) || head.iter().all(|byte| *byte == 0),
@@ -211,6 +212,30 @@ pub fn create(path: &Path, kind: Kind) -> io::Result<File> {
     Ok(file)
 }
 
+/// Writes a file whole or not at all. An old file stays until the new one is on the disk, and one of another kind stays.
+/// A link to a file stays a link.
+///
+/// # Errors
+/// As [`create`]; a full disk. Nothing is left behind then.
+pub fn overwrite(path: &Path, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+    look(path, kind).map_err(|refusal| io::Error::new(io::ErrorKind::AlreadyExists, refusal))?;
+    if is_descriptor(path) {
+        return File::options().append(true).open(path)?.write_all(bytes);
+    }
+    super::replace(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()), bytes)
+}
+
+/// Finds out whether [`overwrite`] can write to `path`. Changes nothing.
+///
+/// # Errors
+/// What the system says.
+pub fn try_overwriting(path: &Path) -> io::Result<()> {
+    if is_descriptor(path) {
+        return Ok(());
+    }
+    super::try_replacing(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()))
+}
+
 /// Whether what is at `path`, if anything, may be written over.
 ///
 /// # Errors
@@ -229,9 +254,14 @@ fn look_into(file: &mut File, kind: Kind) -> Result<(), Refusal> {
     if kind.may_replace(&head) { Ok(()) } else { Err(Refusal::OtherKind { expected: kind }) }
 }
 
-/// Whether there is something that can be lost. A descriptor's name (`/dev/stdout`) stands for what the user has opened.
+/// Whether there is something that can be lost.
 fn is_file(path: &Path) -> bool {
-    !path.starts_with("/dev") && fs::metadata(path).is_ok_and(|found| found.is_file())
+    !is_descriptor(path) && fs::metadata(path).is_ok_and(|found| found.is_file())
+}
+
+/// Whether a path is the name of a descriptor, which stands for what the user has opened.
+fn is_descriptor(path: &Path) -> bool {
+    ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"].iter().any(|name| path.starts_with(name))
 }
 
 /// Which file a path means.

@@ -20,10 +20,23 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let (mut file, partial) = fresh_beside(path)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
-        // Nobody misses it, and the first error is the one to tell.
+        // The first error is the one to report.
         let _ = fs::remove_file(&partial);
     }
     written
+}
+
+/// Finds out whether a file can be put in `path`'s place. Nothing stays behind, and what is at `path` is not touched.
+///
+/// # Errors
+/// What the system says.
+pub fn try_replacing(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        // A pipe may be opened only once.
+        Ok(found) if !found.is_file() => Ok(()),
+        _ => fresh_beside(path).and_then(|(_, partial)| fs::remove_file(partial)),
+    }
 }
 
 /// A file beside `path` that was not there before, to be renamed to it. Whatever has its name, a link too, is left alone:
@@ -63,6 +76,19 @@ mod tests {
         let error = replace(dir.path(), b"a directory cannot be replaced");
         assert!(error.is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn trying_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        try_replacing(&path).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        fs::write(&path, "one").unwrap();
+        try_replacing(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        try_replacing(Path::new("/dev/null")).unwrap();
+        assert!(try_replacing(dir.path()).is_err() && try_replacing(&dir.path().join("absent/a.json")).is_err());
     }
 
     #[cfg(unix)]

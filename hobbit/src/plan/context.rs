@@ -2,7 +2,7 @@
 
 /// Tokens that a context has at least, if the model was trained on so many: what llama.cpp keeps where it fits a context to
 /// memory (`--fit-ctx`).
-const TOKENS_MIN: u32 = 4096;
+pub const CONTEXT_TOKENS_MIN: u32 = 4096;
 
 /// Of the memory there is, one part in so many may go to a context that nobody asked for: what its tokens do not take,
 /// experts get, of which each is used more often.
@@ -12,7 +12,7 @@ const PART: u64 = 8;
 /// `room` bytes together with all of them: as many as an eighth of the room holds, in steps of 256.
 pub fn context_tokens(trained: u32, token_bytes: u64, room: u64) -> u32 {
     let most = u32::try_from((room / PART).checked_div(token_bytes).unwrap_or(u64::MAX)).unwrap_or(u32::MAX);
-    (most / 256 * 256).max(TOKENS_MIN).min(trained)
+    (most / 256 * 256).max(CONTEXT_TOKENS_MIN).min(trained)
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ mod size;
 mod tests;
 mod ubatch;
 
-pub use context::context_tokens;
+pub use context::{CONTEXT_TOKENS_MIN, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
 pub(crate) use limits::kib_field;

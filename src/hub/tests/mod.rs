@@ -1,10 +1,11 @@
 //! Downloads from servers that behave, and from those that do not.
 
 mod repo;
+mod secure;
 mod server;
 mod url;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ struct Memory {
     pauses: RefCell<Vec<u64>>,
     /// Called instead of a pause.
     instead: RefCell<Option<Box<dyn FnOnce()>>>,
+    /// After so many questions about it the disk is full.
+    fills_up_after: Cell<Option<u32>>,
 }
 
 impl Memory {
@@ -40,6 +43,11 @@ impl Witness for Memory {
         if let Some(instead) = self.instead.borrow_mut().take() {
             instead();
         }
+    }
+    fn free_space(&self, _: &Path) -> std::io::Result<u64> {
+        let Some(left) = self.fills_up_after.get() else { return Ok(1 << 40) };
+        self.fills_up_after.set(Some(left.saturating_sub(1)));
+        Ok(if left == 0 { 0 } else { 1 << 40 })
     }
 }
 
@@ -93,5 +101,5 @@ fn model(seed: u8, bytes: usize) -> Vec<u8> {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    format!("{:x}", Sha256::digest(bytes))
+    hobbit::pack::Sha256(Sha256::digest(bytes).into()).to_string()
 }

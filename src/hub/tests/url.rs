@@ -1,4 +1,5 @@
 use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::server::{Reply, Server};
@@ -141,4 +142,63 @@ fn what_is_no_model_is_not_kept() {
     for bad in ["m.gguf", "ftp://h/m.gguf", "http://h/"] {
         assert!(rig.mu(bad).is_err(), "{bad}");
     }
+}
+
+#[test]
+fn a_file_of_unknown_length_is_refused() {
+    let bytes = model(1, 50_000);
+    let whole = Server::new({
+        let bytes = bytes.clone();
+        move |_| Reply::new(200, bytes.clone()).without_length()
+    });
+    // A part, of which the rest comes as a range of nothing that is known.
+    let rest = Server::new(move |request| match request.from() {
+        None => Reply::file(request, &bytes, "\"1\"").breaking_off_after(20_000),
+        Some(from) => Reply::new(206, &bytes[from..]).without_length().with("content-range", "bytes 20000-/*"),
+    });
+    let rig = Rig::new(whole.url(""));
+    let error = rig.mu(&whole.url("/m.gguf")).unwrap_err();
+    assert!(error.contains("m.gguf: the server does not say how long this file is") && error.contains("-m"), "{error}");
+    assert!(!rig.files().iter().any(|file| file.contains("m.gguf") && !file.ends_with(".lock")), "{:?}", rig.files());
+    assert_eq!(whole.seen().len(), 2, "it is not tried again");
+    // The length was known from the first answer.
+    rig.mu(&rest.url("/m.gguf")).unwrap();
+}
+
+#[test]
+fn a_server_that_begins_again_and_again_is_given_up() {
+    const REQUESTS_MAX: usize = 200;
+    let bytes = model(1, 4 << 20);
+    let count = Arc::<AtomicUsize>::default();
+    for (ranges, why) in [("refused", "(the server began again more than 5 times)"), ("ignored", "")] {
+        let (bytes, counted) = (bytes.clone(), Arc::clone(&count));
+        let server = Server::new(move |request| match counted.fetch_add(1, Ordering::SeqCst) {
+            REQUESTS_MAX.. => Reply::new(404, "this test would go on for ever"),
+            _ if ranges == "refused" && request.from().is_some() => {
+                Reply::new(416, "").with("content-range", "bytes */1")
+            }
+            _ => Reply::new(200, bytes.clone()).with("etag", "\"1\"").breaking_off_after(2 << 20),
+        });
+        let rig = Rig::new(server.url(""));
+        let error = rig.mu(&server.url("/m.gguf")).unwrap_err();
+        assert!(error.contains("broke off at 2.00 MiB of 4.00 MiB") && error.contains(why), "{ranges}: {error}");
+        assert!(count.swap(0, Ordering::SeqCst) < 20, "{ranges}");
+    }
+}
+
+#[test]
+fn a_disk_that_fills_up_ends_a_download() {
+    let bytes = model(1, 40 << 20);
+    let (server, _) = shelf(&[("/m.gguf", bytes.clone(), "\"1\"")]);
+    let rig = Rig::new(server.url(""));
+    rig.memory.fills_up_after.set(Some(2));
+    let error = rig.mu(&server.url("/m.gguf")).unwrap_err();
+    assert!(error.contains("are needed and 0 B are free (64.00 MiB more stay free)"), "{error}");
+    let part = rig.files().into_iter().find(|file| file.ends_with(".incomplete")).unwrap();
+    let came = fs::metadata(rig.dir.path().join(part)).unwrap().len();
+    assert!((16 << 20..40 << 20).contains(&came), "{came}");
+    rig.memory.fills_up_after.set(None);
+    server.seen();
+    assert_eq!(fs::read(rig.mu(&server.url("/m.gguf")).unwrap()).unwrap(), bytes);
+    assert_eq!(server.seen()[1].from(), Some(came as usize), "it goes on where the disk was full");
 }

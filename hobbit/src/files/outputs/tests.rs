@@ -11,6 +11,8 @@ fn what_may_be_written_over_is_of_the_same_kind() {
     let complete = base(b"_logits_", [512, 32000, 3]);
     let table: &[(&[u8], &[Kind])] = &[
         (b"", &[Log, Json, Page, Trace, Base, PathTable, Model, PartialModel]),
+        (b"HOBSLOT1\x07\0\0\0", &[Sequence]),
+        (b"HOBSLOT", &[Log]),
         (b"GGUF\x03\0\0\0", &[Model, PartialModel]),
         (b"GGUF", &[Model, PartialModel]),
         (b"GG", &[Log, Model, PartialModel]),
@@ -34,7 +36,7 @@ fn what_may_be_written_over_is_of_the_same_kind() {
         (b"PK\x03\x04\0\0", &[]),
     ];
     for (head, kinds) in table {
-        for kind in [Log, Json, Page, Trace, Base, PathTable, Model, PartialModel] {
+        for kind in [Log, Json, Page, Trace, Base, Sequence, PathTable, Model, PartialModel] {
             let text = String::from_utf8_lossy(head);
             assert_eq!(kind.may_replace(head), kinds.contains(&kind), "{kind:?} over {text:?}");
         }
@@ -97,6 +99,26 @@ fn other_files_are_left_alone() {
     assert!(!new.exists(), "nothing is made by looking");
     drop(create(&log, Kind::Log).unwrap());
     assert_eq!(fs::read(&log).unwrap(), b"", "as with File::create");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_is_overwritten_whole_if_it_is_of_the_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("notes"), "precious").unwrap();
+    fs::write(at("old"), "{}").unwrap();
+    std::os::unix::fs::symlink(at("old"), at("link")).unwrap();
+    assert!(overwrite(&at("notes"), Kind::Json, b"[1]").unwrap_err().to_string().contains("is no JSON"));
+    overwrite(&at("link"), Kind::Json, b"[1]").unwrap();
+    overwrite(&at("new"), Kind::Json, b"[2]").unwrap();
+    assert_eq!(
+        [at("notes"), at("old"), at("new")].map(|path| fs::read(path).unwrap()),
+        [b"precious".to_vec(), b"[1]".to_vec(), b"[2]".to_vec()]
+    );
+    assert!(fs::symlink_metadata(at("link")).unwrap().is_symlink());
+    overwrite(Path::new("/dev/null"), Kind::Json, b"[3]").unwrap();
+    assert_eq!(overwrite(Path::new("/dev/full"), Kind::Json, b"[3]").unwrap_err().kind(), io::ErrorKind::StorageFull);
 }
 
 #[test]

@@ -1,9 +1,28 @@
-//! SIGUSR1 halves the caches, SIGUSR2 gives them back what was planned.
+//! The memory of a program that runs a model: its allocator, and the signals that resize its caches. SIGUSR1 halves them,
+//! SIGUSR2 gives them back what was planned.
 
 use super::log::{Level, Log};
 use hobbit::Model;
 use hobbit::engine::{MemorySignal, take_memory_signal};
 use hobbit::plan::ExpertCache;
+
+/// Prepares the process for a model. The first thing that a program does: threads that are started before have arenas of
+/// their own, and until then a signal about caches ends the process.
+pub fn begin() {
+    hobbit::engine::watch_memory_signals();
+    few_arenas();
+}
+
+/// Limits the allocator's arenas: what threads free in arenas of their own is of no use to others, and seldom goes back to
+/// the system.
+pub fn few_arenas() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        const ARENAS: libc::c_int = 2;
+        // SAFETY: it sets a number that is looked at where a thread needs an arena.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
+    }
+}
 
 /// Does what a signal since the last call asks for.
 pub fn obey(model: &Model, log: &Log) {
