@@ -9,7 +9,9 @@ use super::commands::{COMMANDS, Input};
 use super::console::{Answer, Keyboard, Voice};
 use super::exit::in_words;
 use super::log::Level;
+use super::prompt_cache::common_prefix;
 use super::reading::Reading;
+use super::run;
 use super::signals::Interrupted;
 use super::stream::{Desk, End, too_long};
 use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates};
@@ -58,7 +60,7 @@ struct Conversation {
 /// A template that fails, failed evaluation, failed output.
 pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
-    let templates = ChatTemplates::new(desk.model, args.template.as_deref())?;
+    let templates = run::templates(desk.model, &args.model, args.template.as_deref())?;
     let kwargs = &args.reasoning.template_kwargs;
     let template_thinks = args.jinja && templates.supports_thinking();
     let inputs = ChatInputs {
@@ -195,8 +197,10 @@ impl Conversation {
         }
         desk.screen.print(Voice::User, echo)?;
         desk.explain(&wanted);
-        let common = self.keep_common(&wanted, desk)?;
+        let common = self.keep_common(&wanted, desk);
         desk.sampler = self.sampler(&prompt, desk)?;
+        // Penalties see all of the prompt, however much of it the context has kept.
+        wanted[..common].iter().for_each(|token| desk.sampler.accept(*token));
         // Where there are no thoughts, there is nothing to take apart.
         let keeps_tags = prompt.thinking.is_some();
         let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
@@ -288,18 +292,13 @@ impl Conversation {
 
     /// Makes the context a prefix of `wanted`, as long as possible but shorter than it; its length in tokens. A
     /// template may rewrite what was said before, and text does not always tokenize as it was generated.
-    fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> Result<usize> {
-        let shifted = desk.session.n_past() != self.in_context.len();
-        let same = self.in_context.iter().zip(wanted).take_while(|(have, want)| have == want).count();
-        let common = same.min(wanted.len().saturating_sub(1));
+    fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> usize {
+        let is_shifted = desk.session.n_past() != self.in_context.len();
+        let common = common_prefix(&self.in_context, wanted).min(wanted.len().saturating_sub(1));
         if common == self.in_context.len() {
-            return Ok(common);
+            return common;
         }
-        if !shifted && desk.session.truncate(common).is_ok() {
-            return Ok(common);
-        }
-        desk.session.reset();
-        Ok(0)
+        desk.session.keep(if is_shifted { 0 } else { common })
     }
 }
 

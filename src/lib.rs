@@ -9,7 +9,7 @@
 //! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`, which `prompt_cache` keeps in a file as
 //! [`saved`] has it) or `conversation` (with its [`commands`]);
 //! both let `stream` print a generation (`reading` takes answers apart) on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
-//! `ctrl_c` stops it, `memory_signals` resize its caches. [`report`] puts measurements into words.
+//! `ctrl_c` stops it, signals of `memory` resize its caches. [`report`] puts measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc`, and [`mod@bench`] with the tools of [`measure`]; [`plot`] draws for pages,
 //! [`flags`] reads lines of flags for the benches.
@@ -65,7 +65,7 @@ mod download;
 #[cfg(feature = "engine")]
 mod log;
 #[cfg(feature = "engine")]
-mod memory_signals;
+mod memory;
 #[cfg(feature = "engine")]
 mod progress;
 #[cfg(feature = "engine")]
@@ -93,6 +93,8 @@ pub use perplexity::main as perplexity_main;
 pub use rpc::main as rpc_main;
 #[cfg(feature = "engine")]
 pub use run::main;
+#[cfg(all(feature = "server", fuzzing))]
+pub use server::fuzzed;
 #[cfg(feature = "server")]
 pub use server::main as server_main;
 #[cfg(feature = "server")]

@@ -59,15 +59,12 @@ impl PromptCache {
         let file = self.path.display().to_string();
         let refused = |why: String| anyhow!("--prompt-cache {file}: {why}; give another file, or remove this one");
         let (tokens, state, _) = saved::read(&self.path, self.mark).map_err(refused)?;
-        let shared = shared(&tokens, prompt);
+        let shared = common_prefix(&tokens, prompt);
         self.kept = if shared == prompt.len() { tokens.len() } else { 0 };
         let wanted = shared.min(prompt.len() - 1);
         if wanted > 0 {
             session.restore(&state, tokens.len()).map_err(|error| refused(error.to_string()))?;
-            // A model that cannot forget a part of its context reads the prompt anew.
-            if !session.remembers(0, wanted) || session.truncate(wanted).is_err() {
-                session.reset();
-            }
+            session.keep(wanted);
         }
         let known = session.n_past();
         let all = prompt.len();
@@ -118,19 +115,19 @@ impl PromptCache {
     }
 }
 
-/// How many tokens two texts have in common at their beginning.
-fn shared(one: &[Token], other: &[Token]) -> usize {
+/// Length of the beginning that two texts have in common.
+pub fn common_prefix(one: &[Token], other: &[Token]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::shared;
+    use super::common_prefix;
 
     #[test]
     fn beginnings() {
-        assert_eq!(shared(&[1, 2, 3], &[1, 2, 4]), 2);
-        assert_eq!(shared(&[1], &[1, 2]), 1);
-        assert_eq!(shared(&[], &[1]), 0);
+        assert_eq!(common_prefix(&[1, 2, 3], &[1, 2, 4]), 2);
+        assert_eq!(common_prefix(&[1], &[1, 2]), 1);
+        assert_eq!(common_prefix(&[], &[1]), 0);
     }
 }

@@ -19,8 +19,9 @@ use super::ctrl_c::CtrlC;
 use super::demo;
 use super::devices;
 use super::download;
-use super::exit::{self, FAILED, in_words};
+use super::exit::{self, FAILED};
 use super::log::{Level, Log};
+use super::memory;
 use super::output::{is_closed_pipe, write_json};
 use super::pages::{self, Spelling};
 use super::progress::bar;
@@ -31,7 +32,7 @@ use super::resolve::{self, Bytes, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, prompt, saved};
-use hobbit::engine::{low_cache_path, quantise_low};
+use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::pack::WriteError;
 use hobbit::stats::{DeviceReport, Stats, Timings};
@@ -43,6 +44,9 @@ const DEMO: &str = "no model given (-m): running the demo model";
 
 /// Runs `hobbit-cli` with the arguments of this process.
 pub fn main() -> ExitCode {
+    memory::begin();
+    // SAFETY: no thread has been started yet.
+    unsafe { hobbit::engine::isolate_chat_templates() };
     exit::code(run(std::env::args_os().skip(1)))
 }
 
@@ -63,17 +67,12 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
-    let outcome = speak(&args, &notes, &log);
-    if let Err(error) = &outcome {
-        log.keep(format!("error: {}", in_words(error)));
-    }
-    outcome
+    log.end(speak(&args, &notes, &log))
 }
 
 /// Opens the model and has it say what was asked for; the exit status.
 fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
-    hobbit::engine::watch_memory_signals();
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
@@ -173,6 +172,7 @@ pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_
     }
     // A missing file is the commonest mistake: tell it before anything else happens.
     std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
+    signals::explain_lost_pages(path);
     let options = ModelOptions { low: low_source(path, options, log, ctrl_c)?, ..options.clone() };
     let bar = bar(log, "loading {bar:40} {percent:>3} %");
     let model = ctrl_c.during(|| {
@@ -183,6 +183,20 @@ pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_
     });
     bar.finish_and_clear();
     Ok(model?)
+}
+
+/// The chat templates of the model at `path`, or the one that was given.
+///
+/// # Errors
+/// A template that cannot be used: its name, why, and which flag gives another.
+pub fn templates(model: &Model, path: &Path, given: Option<&str>) -> Result<ChatTemplates> {
+    ChatTemplates::new(model, given).with_context(|| match given {
+        Some(_) => "the template of --chat-template (or --chat-template-file) cannot be used".to_owned(),
+        None => format!(
+            "{}: the model's chat template cannot be used; --chat-template chatml replaces it, or another name or text",
+            path.display()
+        ),
+    })
 }
 
 /// Where low versions come from once those that were to be made exist.
@@ -228,8 +242,9 @@ pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colo
         }
     }
     warn_of_threads(session, log);
-    if let Some(path) = json {
-        try_writing(path)?;
+    if let Some(path) = json.filter(|path| *path != Path::new("-")) {
+        let tried = hobbit::files::try_overwriting(path);
+        tried.with_context(|| format!("{}: cannot write the statistics", path.display()))?;
     }
     log.take_llama_cpps();
     CtrlC::install(colour)
@@ -243,16 +258,6 @@ fn warn_of_threads(options: &SessionOptions, log: &Log) {
             log.line(Level::Warning, warning);
         }
     }
-}
-
-fn try_writing(path: &Path) -> Result<()> {
-    // A pipe may be opened only once.
-    let is_special = std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
-    if path == Path::new("-") || is_special {
-        return Ok(());
-    }
-    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).with_context(|| format!("{}: cannot write the statistics", path.display()))
 }
 
 /// The start-up lines: three at most, the rest for `-v`. Warnings always.

@@ -1,6 +1,8 @@
 //! Signals that end a program: Ctrl-C, a polite request (SIGTERM), a terminal that is gone (SIGHUP). Every program hears them
 //! here; what it does then is its own: stop a generation (`ctrl_c`), end what it has started, or finish a record.
 
+use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyhow::{Context, Result};
@@ -96,6 +98,50 @@ fn ignores_hang_up() -> bool {
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGHUP, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// The last line of a process that cannot read a page of a file any more.
+static LOST_PAGE: OnceLock<String> = OnceLock::new();
+
+/// From now on a page of a mapped file that cannot be read ends the process with a line that names `model`, and with the status
+/// of a failure: where all of a model fits, llama.cpp maps its file.
+pub fn explain_lost_pages(model: &Path) {
+    let line = format!(
+        "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk fails; \
+         put it back and start again (to replace a model, rename another file to its name)\n",
+        model.display()
+    );
+    if LOST_PAGE.set(line).is_err() {
+        return;
+    }
+    // The standard library's own handler looks for the end of a stack, which is SIGSEGV on Linux and SIGBUS elsewhere.
+    #[cfg(target_os = "linux")]
+    // SAFETY: all-zero is a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only what is
+    // allowed at any point of a program: it loads an atomic, and calls `write`, `signal` and `_exit`.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = lost_page;
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+    }
+}
+
+#[cfg(target_os = "linux")]
+extern "C" fn lost_page(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid `info`; the line is never changed or freed.
+    unsafe {
+        match LOST_PAGE.get().filter(|_| (*info).si_code == libc::BUS_ADRERR) {
+            Some(line) => {
+                libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
+                libc::_exit(1);
+            }
+            // Another fault: it happens again and ends the process as usual.
+            None => {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
     }
 }
 

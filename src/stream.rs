@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::console::Screen;
 use super::ctrl_c::CtrlC;
 use super::log::{Level, Log};
-use super::memory_signals;
+use super::memory;
 use super::progress::TokenBar;
 use super::prompt_cache::PromptCache;
 use super::reading::{Reader, Reading};
@@ -136,7 +136,7 @@ impl Desk<'_> {
         let mut generation = self.session.generate(&mut self.sampler, limit);
         for token in generation.by_ref() {
             let token = token?;
-            memory_signals::obey(self.model, self.log);
+            memory::obey(self.model, self.log);
             spoken.tokens.push(token);
             let special = self.args.special || preserved.contains(&token);
             let (text, stop) = matcher.push(&decoder.push(&self.model.piece(token, special)));

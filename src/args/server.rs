@@ -89,6 +89,10 @@ pub struct HttpArgs {
     /// File with keys, one a line; lines that begin with # are comments
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Names by which the server may be asked without a key, comma-separated: besides localhost, IP addresses and those
+    /// of --host; '*' any. Pages whose names lead to this machine could use it otherwise
+    #[arg(long, value_name = "NAME", value_delimiter = ',', env = "HOBBIT_ARG_ALLOWED_HOSTS")]
+    pub allowed_hosts: Vec<String>,
     /// Whose pages may use the server from a browser: 'localhost', '*', or origins, comma-separated (default: only its own)
     #[arg(long, value_name = "ORIGINS", env = "LLAMA_ARG_CORS_ORIGINS")]
     pub cors_origins: Option<String>,
@@ -98,11 +102,13 @@ pub struct HttpArgs {
     /// TLS: file with the certificate (PEM)
     #[arg(long, value_name = "FNAME", requires = "ssl_key_file", env = "LLAMA_ARG_SSL_CERT_FILE")]
     pub ssl_cert_file: Option<PathBuf>,
-    /// Seconds in which a request must have arrived
+    /// Seconds in which a request must have arrived. Connections where the client is silent, or does not read its
+    /// answer, are closed after 30 s, or after this time if it is shorter.
     #[arg(long, value_name = "N", default_value = "600", env = "LLAMA_ARG_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
-    /// The largest body of a request, in bytes
-    #[arg(long, value_name = "SIZE", default_value = "64M", env = "HOBBIT_ARG_MAX_BODY")]
+    /// The largest body of a request, in bytes. Twelve times as much of the memory budget is reserved for all requests,
+    /// and 16 MiB
+    #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY")]
     pub max_body: Limit,
     /// Seconds of silence after which a stream shows that it lives; -1 never
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]

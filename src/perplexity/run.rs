@@ -11,10 +11,12 @@ use serde_json::{Value, json};
 
 use super::resolve::{HiArgs, Measure, Text};
 use super::{args, benchmarks, divergence, format, text};
+use crate::argv::Note;
 use crate::devices;
 use crate::download;
 use crate::exit;
 use crate::log::{Level, Log};
+use crate::memory;
 use crate::output::write_json;
 use crate::pages::{self, Spelling};
 use crate::progress::TokenBar;
@@ -116,6 +118,7 @@ impl Desk<'_> {
 
 /// Runs `hobbit-perplexity` with the arguments of this process.
 pub fn main() -> ExitCode {
+    memory::few_arenas();
     exit::code(run(std::env::args_os().skip(1)))
 }
 
@@ -136,18 +139,23 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.verbosity, args.log_file.as_deref())?;
-    let ctrl_c = begin(&notes, &args.session_options, args.json.as_deref(), false, &log)?;
-    let model = open(&args.model, args.is_demo, &args.model_options, &log, &ctrl_c)?;
-    let desk = Desk { args: &args, log: &log };
+    log.end(evaluate(&args, &notes, &log))
+}
+
+/// Opens the model and measures; the exit status.
+fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
+    let ctrl_c = begin(notes, &args.session_options, args.json.as_deref(), false, log)?;
+    let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
+    let desk = Desk { args, log };
     let measurement = prepare(&desk, &model)?;
     let shape = measurement.shape;
     let options = session_options(&args.session_options, shape);
-    warn_of_training(&model, shape, &log);
+    warn_of_training(&model, shape, log);
     let mut session = ctrl_c.during(|| model.session(&options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, args.is_demo, &args.model_options, &log);
+    describe(&model, &session, args.is_demo, &args.model_options, log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let outcome = ctrl_c.during(|| (measurement.run)(&mut session));

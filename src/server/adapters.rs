@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hobbit::Model;
+use hobbit::options::SCALE_MAX;
 use serde_json::{Value, json};
 
 use super::http::error::ApiError;
@@ -32,7 +33,7 @@ impl Adapters {
 /// Reads `[{"id": 0, "scale": 0.5}, …]`, for `n` adapters; those that are not named are off, as in llama-server.
 ///
 /// # Errors
-/// No such list, or an adapter that there is not.
+/// No such list, an adapter that there is not, or a scale beyond [`SCALE_MAX`].
 pub fn read(list: &Value, n: usize) -> Result<Scales, ApiError> {
     let wrong = |what: String| ApiError::field("lora", what);
     let list = list.as_array().ok_or_else(|| wrong("expected an array of {\"id\", \"scale\"}".to_owned()))?;
@@ -45,8 +46,8 @@ pub fn read(list: &Value, n: usize) -> Result<Scales, ApiError> {
             Some(scale) => scale
                 .as_f64()
                 .map(|scale| scale as f32)
-                .filter(|scale| scale.is_finite())
-                .ok_or_else(|| wrong("expected a finite number as scale".to_owned()))?,
+                .filter(|scale| scale.abs() <= SCALE_MAX)
+                .ok_or_else(|| wrong(format!("expected a number from -{SCALE_MAX} to {SCALE_MAX} as scale")))?,
         };
         let place = usize::try_from(id).ok().and_then(|id| scales.get_mut(id));
         *place.ok_or_else(|| wrong(format!("Invalid adapter id: there is no adapter {id}, {n} are loaded")))? = scale;
@@ -82,11 +83,20 @@ mod tests {
         let read = |list: Value| read(&list, 2).map(|scales| scales.to_vec());
         assert_eq!(read(json!([{"id": 1, "scale": 0.5}])), Ok(vec![0.0, 0.5]));
         assert_eq!(read(json!([])), Ok(vec![0.0, 0.0]));
-        for wrong in
-            [json!({}), json!([{"id": 2, "scale": 1}]), json!([{"scale": 1}]), json!([{"id": 0, "scale": "x"}])]
-        {
+        let scaled = |scale: Value| json!([{"id": 0, "scale": scale}]);
+        for wrong in [
+            json!({}),
+            json!([{"id": 2, "scale": 1}]),
+            json!([{"scale": 1}]),
+            scaled(json!("x")),
+            scaled(json!(1e38)),
+            scaled(json!(-1e10)),
+            scaled(json!(1e300)),
+            scaled(json!(100.5)),
+        ] {
             assert!(read(wrong.clone()).is_err(), "{wrong}");
         }
+        assert_eq!(read(scaled(json!(-100))), Ok(vec![-100.0, 0.0]));
         assert_eq!(shown(&[0.5]), json!([{"id": 0, "scale": 0.5}]));
     }
 }

@@ -13,6 +13,8 @@ use tokio::sync::oneshot;
 use super::adapters::Adapters;
 use super::control::Controls;
 use super::http::error::ApiError;
+use super::http::memory::{Held, Memory};
+use super::http::workers::Workers;
 use super::job::{self, Cancelled, Command, Event, Failure, Heard, Job, SlotAction, SlotAnswer, SlotCommand, Work};
 use super::settings::Settings;
 use super::status::Status;
@@ -26,6 +28,8 @@ pub struct App {
     pub began: u64,
     /// Streamed answers that can be spoken to.
     pub controls: Arc<Controls>,
+    pub memory: Memory,
+    workers: Workers,
 }
 
 /// A model that answers.
@@ -51,6 +55,17 @@ pub struct Loaded {
 }
 
 impl App {
+    /// A server without a model.
+    pub fn new(settings: Settings, began: u64) -> Self {
+        let memory = Memory::new(settings.max_body);
+        Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, workers: Workers::default() }
+    }
+
+    /// See [`Workers::work`].
+    pub async fn work<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.workers.work(work).await
+    }
+
     /// The model.
     ///
     /// # Errors
@@ -67,10 +82,11 @@ impl App {
 
 /// What a request asks of the engine.
 pub struct Asked {
-    pub prompt: Vec<Token>,
+    pub prompt: Arc<[Token]>,
     pub work: Work,
     pub slot: Option<usize>,
     pub cache_prompt: bool,
+    pub held: Arc<Held>,
 }
 
 impl Loaded {
@@ -78,14 +94,14 @@ impl Loaded {
     pub fn start(&self, asked: Asked) -> Running {
         let (events, incoming) = job::events();
         let cancelled = Cancelled::default();
-        let Asked { prompt, work, slot, cache_prompt } = asked;
+        let Asked { prompt, work, slot, cache_prompt, held } = asked;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let n_prompt = prompt.len();
         let lora = match &work {
             Work::Generate(generate) => Arc::clone(&generate.lora),
             Work::Embed => self.adapters.scales(),
         };
-        let job = Job { id, prompt, work, slot, lora, cache_prompt, events, cancelled: cancelled.clone() };
+        let job = Job { id, prompt, work, slot, lora, cache_prompt, events, cancelled: cancelled.clone(), _held: held };
         // A thread that has ended answers nothing: the receiver tells.
         let _ = self.commands.send(Command::Job(Box::new(job)));
         Running { n_prompt, incoming, cancelled, has_ended: false }

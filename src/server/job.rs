@@ -1,5 +1,6 @@
 //! What a request wants of the engine, and what it is told: the words that HTTP and the engine's thread have in common.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use hobbit::options::{SamplingOptions, Token};
 
 use super::adapters::Scales;
 use super::control::Nudge;
+use super::http::memory::Held;
 
 /// Whoever asked has gone: nothing more is computed for them. Set when the last handle outside of the engine is dropped.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +32,7 @@ impl Cancelled {
 pub struct Job {
     /// Unique in the life of the server.
     pub id: u64,
-    pub prompt: Vec<Token>,
+    pub prompt: Arc<[Token]>,
     pub work: Work,
     /// The slot that must take it; `None`: any.
     pub slot: Option<usize>,
@@ -40,36 +42,38 @@ pub struct Job {
     pub cache_prompt: bool,
     pub events: Events,
     pub cancelled: Cancelled,
+    /// The memory that is counted for the request, while any of its jobs is there.
+    pub _held: Arc<Held>,
 }
 
-/// Events that may wait for a client that does not read.
-const BACKLOG_MAX: usize = 1 << 14;
+/// Bytes of events that may wait for a client that does not read.
+const BACKLOG_BYTES_MAX: usize = 4 << 20;
 
 /// Where what happens is told.
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: mpsc::UnboundedSender<Event>,
-    n_unread: Arc<AtomicUsize>,
+    unread: Arc<AtomicUsize>,
 }
 
 /// Where it is heard.
 #[derive(Debug)]
 pub struct Heard {
     receiver: mpsc::UnboundedReceiver<Event>,
-    n_unread: Arc<AtomicUsize>,
+    unread: Arc<AtomicUsize>,
 }
 
 /// Two ends of one.
 pub fn events() -> (Events, Heard) {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let n_unread = Arc::<AtomicUsize>::default();
-    (Events { sender, n_unread: Arc::clone(&n_unread) }, Heard { receiver, n_unread })
+    let unread = Arc::<AtomicUsize>::default();
+    (Events { sender, unread: Arc::clone(&unread) }, Heard { receiver, unread })
 }
 
 impl Events {
     /// Tells an event. False where nobody hears it any more, or too many were not heard.
     pub fn send(&self, event: Event) -> bool {
-        self.n_unread.fetch_add(1, Ordering::Relaxed) < BACKLOG_MAX && self.sender.send(event).is_ok()
+        self.unread.fetch_add(event.bytes(), Ordering::Relaxed) < BACKLOG_BYTES_MAX && self.sender.send(event).is_ok()
     }
 }
 
@@ -77,14 +81,14 @@ impl Heard {
     /// The next event; `None` where the engine has ended.
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.receiver.recv().await;
-        self.n_unread.fetch_sub(usize::from(event.is_some()), Ordering::Relaxed);
+        self.unread.fetch_sub(event.as_ref().map_or(0, Event::bytes), Ordering::Relaxed);
         event
     }
 
     /// One that has happened already.
     pub fn next_now(&mut self) -> Option<Event> {
         let event = self.receiver.try_recv().ok()?;
-        self.n_unread.fetch_sub(1, Ordering::Relaxed);
+        self.unread.fetch_sub(event.bytes(), Ordering::Relaxed);
         Some(event)
     }
 }
@@ -98,7 +102,10 @@ pub enum Work {
 /// A text to generate.
 #[derive(Clone, Debug)]
 pub struct Generate {
-    pub sampling: SamplingOptions,
+    /// Shared by all answers to a request, but for the seed.
+    pub sampling: Arc<SamplingOptions>,
+    /// In place of that of the options.
+    pub seed: u32,
     /// Tokens at most; `None`: until the model or the context ends.
     pub n_predict: Option<usize>,
     /// Tokens of the prompt that a context shift keeps; -1 all.
@@ -108,7 +115,7 @@ pub struct Generate {
     /// Runs of at least so many tokens are moved from elsewhere in the slot's context instead of evaluated again; 0: none.
     pub cache_reuse: usize,
     /// Texts that end the generation.
-    pub stops: Vec<String>,
+    pub stops: Arc<[String]>,
     /// Probabilities of so many candidates are told with every token.
     pub n_probs: usize,
     /// They are those after sampling.
@@ -125,6 +132,16 @@ pub struct Generate {
     pub lora: Scales,
 }
 
+impl Generate {
+    /// How tokens are chosen, with the seed of this answer.
+    pub fn sampling(&self) -> Cow<'_, SamplingOptions> {
+        match self.seed == self.sampling.seed {
+            true => Cow::Borrowed(&self.sampling),
+            false => Cow::Owned(SamplingOptions { seed: self.seed, ..SamplingOptions::clone(&self.sampling) }),
+        }
+    }
+}
+
 /// What the engine tells about a job, in this order: `Started`, `Progress`…, then `Token`… and `Done`, or `Embedding`; `Failed` ends it
 /// at any time.
 #[derive(Debug)]
@@ -138,6 +155,17 @@ pub enum Event {
     /// One row, of a pooled sequence, or one for each token.
     Embedding(Vec<Vec<f32>>),
     Failed(Failure),
+}
+
+impl Event {
+    /// About what it takes in memory.
+    fn bytes(&self) -> usize {
+        let candidates = match self {
+            Self::Token(token) => token.probabilities.as_ref().map_or(0, |own| own.top.len()),
+            _ => 0,
+        };
+        256 + candidates * 80
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

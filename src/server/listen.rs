@@ -11,19 +11,25 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use axum_server::Handle;
-use axum_server::accept::NoDelayAcceptor;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::api::predict::Predictor;
 use super::api::{anthropic, chat, completions, embeddings, native, responses, small};
 use super::app::App;
+use super::http::connections::{self, Acceptor, Connections};
 use super::http::guard;
 use super::page;
 use crate::log::{Level, Log};
 
-/// How long a client may take to send a request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection may keep the server waiting for its client, where --timeout is not less.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a connection is kept for the next request after one was answered, where --timeout is not less.
+const IDLE_PATIENCE: Duration = Duration::from_secs(75);
+
+/// Bytes that a connection may have read or written and not passed on.
+const CONNECTION_BYTES: usize = 64 << 10;
 
 /// A path, and who answers there.
 type Endpoint = (&'static str, MethodRouter<Arc<App>>);
@@ -83,7 +89,7 @@ fn posts() -> Vec<Endpoint> {
 ///
 /// # Errors
 /// Predictions have the path of another endpoint.
-fn router(app: &Arc<App>) -> Result<Router> {
+fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Result<Router> {
     let (gets, posts) = (gets(), posts());
     let path = |(path, _): &Endpoint| *path;
     let looked: Vec<&str> = gets.iter().map(path).collect();
@@ -117,6 +123,8 @@ fn router(app: &Arc<App>) -> Result<Router> {
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))
         .layer(from_fn_with_state(Arc::clone(app), guard::cross_origin))
+        .layer(from_fn_with_state(Arc::clone(app), guard::known_host))
+        .layer(from_fn_with_state(Arc::clone(connections), connections::follow))
         .with_state(Arc::clone(app)))
 }
 
@@ -171,6 +179,12 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
             })?)
         }
     };
+    let connections = Connections::new(
+        connections::limit(settings.n_slots + settings.n_waiting_max),
+        settings.timeout.min(PATIENCE),
+        settings.timeout.min(IDLE_PATIENCE),
+    );
+    tokio::spawn(Arc::clone(&connections).watch());
     let mut listening = Listening { handles: Vec::new(), tasks: Vec::new(), addresses: Vec::new() };
     let mut port = settings.port;
     for host in &settings.hosts {
@@ -185,19 +199,18 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         // The same for all where it was for us to choose.
         port = bound.port();
         let handle = Handle::new();
-        let service = router(app)?.into_make_service();
+        let service = router(app, &connections)?.into_make_service();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
-        // An event is a small write, which must not wait until the one before it was acknowledged: 40 ms.
-        let at_once = NoDelayAcceptor::new();
+        let acceptor = Acceptor(Arc::clone(&connections));
         let task = match &tls {
             None => {
-                let mut server = server.acceptor(at_once);
+                let mut server = server.acceptor(acceptor);
                 configure(server.http_builder());
                 tokio::spawn(server.serve(service))
             }
             Some(tls) => {
-                let mut server = server.acceptor(RustlsAcceptor::new(tls.clone()).acceptor(at_once));
+                let mut server = server.acceptor(RustlsAcceptor::new(tls.clone()).acceptor(acceptor));
                 configure(server.http_builder());
                 tokio::spawn(server.serve(service))
             }
@@ -216,10 +229,15 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     Ok(listening)
 }
 
-/// A head must come in time, and the headers of answers are written as llama-server writes them: some clients compare them so.
+/// Bounds what a connection may take. The headers of answers are written as llama-server writes them: some clients compare them so.
 fn configure(builder: &mut hyper_util::server::conn::auto::Builder<hyper_util::rt::TokioExecutor>) {
-    let timer = hyper_util::rt::TokioTimer::new();
-    builder.http1().timer(timer).header_read_timeout(HEAD_TIMEOUT).title_case_headers(true);
+    builder.http1().max_buf_size(CONNECTION_BYTES).title_case_headers(true);
+    let window = CONNECTION_BYTES as u32;
+    builder
+        .http2()
+        .initial_connection_window_size(window)
+        .initial_stream_window_size(window)
+        .max_send_buf_size(CONNECTION_BYTES);
 }
 
 fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {

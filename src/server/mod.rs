@@ -9,6 +9,8 @@ mod adapters;
 mod api;
 mod app;
 mod control;
+#[cfg(fuzzing)]
+pub mod fuzzed;
 mod http;
 mod job;
 mod listen;
@@ -25,8 +27,8 @@ mod worker;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -38,7 +40,7 @@ use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
 use crate::pages::{self, Spelling};
-use crate::{download, exit, memory_signals, run, saved, signals};
+use crate::{download, exit, memory, run, saved, signals};
 use adapters::Adapters;
 use app::{App, Loaded};
 use settings::{Resolved, resolve};
@@ -48,8 +50,15 @@ use worker::{Worker, WorkerOptions};
 /// How often signals are looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How often freed memory goes back to the system while no slot works: large requests leave hundreds of MiB in the
+/// allocator.
+const TRIM: Duration = Duration::from_secs(5);
+
 /// Runs `hobbit-server` with the arguments of this process.
 pub fn main() -> ExitCode {
+    memory::begin();
+    // SAFETY: no thread has been started yet.
+    unsafe { hobbit::engine::isolate_chat_templates() };
     exit::code(serve(std::env::args_os().skip(1)))
 }
 
@@ -69,11 +78,7 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
     settings::check_model(&settings.model)?;
     let log = Log::new(verbosity, log_file.as_deref())?;
-    let outcome = answer(settings, &model_options, &session_options, &notes, &log);
-    if let Err(error) = &outcome {
-        log.keep(format!("error: {}", exit::in_words(error)));
-    }
-    outcome
+    log.end(answer(settings, &model_options, &session_options, &notes, &log))
 }
 
 /// Listens, opens the model, and answers until a signal comes.
@@ -85,9 +90,8 @@ fn answer(
     log: &Log,
 ) -> Result<u8> {
     let ctrl_c = run::begin(notes, session_options, None, false, log)?;
-    hobbit::engine::watch_memory_signals();
     let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let app = Arc::new(App { settings, loaded: OnceLock::new(), began, controls: Arc::default() });
+    let app = Arc::new(App::new(settings, began));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("http")
@@ -105,10 +109,16 @@ fn answer(
     };
     log.line(Level::Info, format!("hobbit: ready; {}", listening.addresses().join(", ")));
     let loaded = app.loaded.get().expect("it was just loaded");
+    let mut trimmed = Instant::now();
     while !signals::came() && !worker.is_finished() {
-        memory_signals::obey(&loaded.model, log);
+        memory::obey(&loaded.model, log);
+        if trimmed.elapsed() >= TRIM && !loaded.status.is_processing() {
+            hobbit::engine::trim_heap();
+            trimmed = Instant::now();
+        }
         std::thread::sleep(LOOK);
     }
+    ctrl_c.obey();
     let grace = app.settings.shutdown_grace;
     log.line(Level::Info, "hobbit: ending");
     loaded.stop(grace);
@@ -189,16 +199,12 @@ fn load(
     Ok(thread)
 }
 
-/// The chat templates of the model, or the one that was given.
+/// The chat templates of the model, or the one that was given. One that refuses a single message may do for others.
 ///
 /// # Errors
-/// One that cannot be read.
+/// As [`run::templates`]; without Jinja, one that llama.cpp does not know.
 fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<ChatTemplates> {
-    let given = settings.template.as_deref();
-    let templates = ChatTemplates::new(model, given).with_context(|| match given {
-        Some(_) => "--chat-template: this is no chat template",
-        None => "the model's chat template cannot be read; --chat-template gives another, a name (chatml) or a text",
-    })?;
+    let templates = run::templates(model, &settings.model, settings.template.as_deref())?;
     let trial = ChatInputs {
         messages: r#"[{"role": "user", "content": "Hi"}]"#.to_owned(),
         use_jinja: settings.jinja,

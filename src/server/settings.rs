@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use hobbit::options::{ModelOptions, SamplingOptions, SessionOptions};
 
-use super::http::guard::Cors;
+use super::http::guard::{Cors, Hosts};
+use super::http::memory;
 use super::vertex::Vertex;
 use crate::args::server::ServerArgs;
 use crate::reasoning::Reasoning;
@@ -26,10 +27,12 @@ pub struct Settings {
     pub aliases: Vec<String>,
     pub tags: Vec<String>,
     pub api_keys: Vec<String>,
+    pub hosts_allowed: Hosts,
     pub cors: Cors,
     /// Private key and certificate.
     pub tls: Option<(PathBuf, PathBuf)>,
-    pub body_timeout: Duration,
+    /// In which the body of a request must have arrived.
+    pub timeout: Duration,
     pub max_body: usize,
     pub ping: Option<Duration>,
     pub has_page: bool,
@@ -129,9 +132,17 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     };
     let shifts = context.context_shift.0;
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
+    let model_options = ModelOptions { reserved_bytes: memory::reserved(http.max_body.0), ..model_options };
     let schema = resolve::json_schema(&sampling, around)?;
     let vertex = Vertex::read(|name| std::env::var_os(name))?;
+    // Vertex AI asks by a name of its own, and no browser runs where its containers do.
+    let hosts_allowed =
+        match api_keys.is_empty() && vertex.is_none() && !http.allowed_hosts.iter().any(|name| name == "*") {
+            true => Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect()),
+            false => Hosts::Any,
+        };
     let settings = Settings {
+        hosts_allowed,
         hosts: http.host,
         // As in llama-server, whatever --port says.
         port: vertex.as_ref().map_or(http.port, |vertex| vertex.port),
@@ -141,7 +152,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         api_keys,
         cors: cors(http.cors_origins.as_deref()),
         tls: http.ssl_key_file.zip(http.ssl_cert_file),
-        body_timeout: Duration::from_secs(http.timeout),
+        timeout: Duration::from_secs(http.timeout),
         max_body: http.max_body.0,
         ping: u64::try_from(http.sse_ping_interval).ok().filter(|n| *n > 0).map(Duration::from_secs),
         has_page: http.ui.0,
@@ -175,6 +186,17 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     };
     let verbosity = resolve::verbosity(&closing, &log);
     Ok(Resolved { settings, model_options, session_options, verbosity, log_file: log.log_file })
+}
+
+/// The name of a host that was given as `NAME`, `NAME:PORT` or `NAME.`.
+fn host_name(given: &str) -> String {
+    let given = given.trim();
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = match given.split_once(':') {
+        Some((name, port)) if is_port(port) => name,
+        _ => given,
+    };
+    name.strip_suffix('.').unwrap_or(name).to_owned()
 }
 
 fn cors(origins: Option<&str>) -> Cors {

@@ -2,6 +2,8 @@
 
 use hobbit::options::Token;
 
+use crate::prompt_cache::common_prefix;
+
 /// What is known of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotView<'a> {
@@ -68,11 +70,6 @@ pub fn place(
     }
 }
 
-/// Length of the beginning that both have.
-pub fn common_prefix(a: &[Token], b: &[Token]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
 /// A run of tokens that is held at `from` and wanted at `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -108,6 +105,40 @@ pub fn shift(n_held: usize, n_keep: usize, n_discard: usize) -> Option<(usize, u
     let most = n_held - n_keep;
     let n = if n_discard == 0 { most / 2 } else { n_discard.min(most) };
     (n > 0).then_some((n_keep, n))
+}
+
+/// A slot's part of the context that all share.
+#[derive(Clone, Copy, Debug)]
+pub struct Holding {
+    /// Tokens that it holds or is about to.
+    pub n: usize,
+    pub holder: Holder,
+}
+
+/// What a slot does with the tokens that it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Keeps them for a later prompt; a smaller number is an earlier time.
+    Idle { since: u64 },
+    /// Reads a prompt.
+    Prompt,
+    /// Generates, maybe until the context ends.
+    Generation { is_unlimited: bool },
+}
+
+/// The slot that gives way where the shared context is full, `but` for one: of those that are idle the one that was so
+/// the longest; else the largest of those beyond their fair share, unlimited generations before all others. A slot
+/// within its fair share never gives way. `None` where none is left.
+pub fn gives_way(slots: &[Holding], fair_share: usize, but: Option<usize>) -> Option<usize> {
+    let others = || slots.iter().enumerate().filter(|(at, slot)| slot.n > 0 && Some(*at) != but);
+    let longest_idle = others().filter_map(|(at, slot)| match slot.holder {
+        Holder::Idle { since } => Some((since, at)),
+        _ => None,
+    });
+    let is_unlimited = |slot: &Holding| slot.holder == Holder::Generation { is_unlimited: true };
+    let largest =
+        || others().filter(|(_, slot)| slot.n > fair_share).max_by_key(|(_, slot)| (is_unlimited(slot), slot.n));
+    longest_idle.min().map(|(_, at)| at).or_else(|| largest().map(|(at, _)| at))
 }
 
 #[cfg(test)]
@@ -164,5 +195,26 @@ mod tests {
         assert_eq!(shift(10, 0, 3), Some((0, 3)));
         assert_eq!(shift(10, 100, 0), None);
         assert_eq!(shift(0, 0, 0), None);
+    }
+
+    #[test]
+    fn idle_slots_give_way_then_the_largest_beyond_its_share() {
+        let idle = |n, since| Holding { n, holder: Holder::Idle { since } };
+        let prompt = |n| Holding { n, holder: Holder::Prompt };
+        let limited = |n| Holding { n, holder: Holder::Generation { is_unlimited: false } };
+        let unlimited = |n| Holding { n, holder: Holder::Generation { is_unlimited: true } };
+        let of = |slots: &[Holding]| gives_way(slots, 100, None);
+        assert_eq!(of(&[unlimited(180), idle(10, 7), idle(90, 3), idle(0, 1)]), Some(2), "idle the longest");
+        assert_eq!(of(&[unlimited(120), limited(20), unlimited(150), prompt(110)]), Some(2));
+        assert_eq!(
+            of(&[unlimited(101), limited(190), prompt(100)]),
+            Some(0),
+            "an unlimited one before a larger limited one"
+        );
+        assert_eq!(of(&[unlimited(99), limited(150), prompt(140)]), Some(1), "within its share it stays");
+        assert_eq!(of(&[unlimited(99), limited(101), prompt(140)]), Some(2));
+        assert_eq!(of(&[unlimited(100), limited(100), prompt(100)]), None);
+        assert_eq!(gives_way(&[idle(50, 1), unlimited(150)], 100, Some(0)), Some(1));
+        assert_eq!(gives_way(&[idle(50, 1), unlimited(150)], 100, Some(1)), Some(0));
     }
 }

@@ -57,6 +57,11 @@ impl Status {
         self.lock().clone()
     }
 
+    /// Whether a slot works on a request.
+    pub fn is_processing(&self) -> bool {
+        self.lock().slots.iter().any(|slot| slot.is_processing)
+    }
+
     /// A copy; the counts since the last such call begin again.
     pub fn take(&self) -> State {
         let mut state = self.lock();

@@ -3,6 +3,7 @@
 
 mod intake;
 mod prompt;
+mod purge;
 pub mod slot;
 mod step;
 

@@ -57,7 +57,7 @@ const DRAWN: &str = "((layers, experts) => {
 
 #[tokio::test]
 async fn the_map_shows_what_is_in_memory() {
-    served(&["--mem-budget", "128MiB", "--expert-cache", "50%", "-n", "24"], async |page| {
+    served(&["--mem-budget", "192MiB", "--expert-cache", "50%", "-n", "24"], async |page| {
         page.ready().await;
         let browser = &page.browser;
         page.ask("What is the best book?").await;

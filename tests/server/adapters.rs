@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
 use crate::files;
@@ -90,4 +91,88 @@ fn saved_slots_are_of_their_adapter() {
     let error =
         server.post("/slots/0?action=restore", &json!({"filename": "slot"})).error(400, "invalid_request_error");
     assert!(error.contains("of another model"), "{error}");
+}
+
+/// Where the embeddings of this token are read, [`files::overflow`]'s adapter overflows.
+const POISON: u64 = 400;
+
+/// Asks slot `slot` to continue a prompt by so many tokens, with that adapter or without.
+fn ask(slot: usize, prompt: &[u64], n_predict: usize, scale: f64) -> Value {
+    json!({
+        "prompt": prompt, "n_predict": n_predict, "id_slot": slot, "ignore_eos": true,
+        "return_tokens": true, "cache_prompt": false,
+        "lora": [{"id": 0, "scale": scale}], "logit_bias": [[POISON, false]],
+    })
+}
+
+/// Keys and values that are not finite stay in a cache that all slots share, until they are cleared with their data.
+#[test]
+fn a_request_that_overflows_fails_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    synth::write(&model, &Spec::tiny("llama")).unwrap();
+    let lora = files::overflow(&model, dir.path().join("overflow.gguf"), POISON);
+    let (model, lora) = (model.to_str().unwrap(), lora.to_str().unwrap());
+    for attention in ["off", "on"] {
+        let server = Server::start(&["-m", model, "--lora", lora, "-fa", attention, "-np", "3", "-c", "3072"]);
+        let healthy: Vec<u64> = (10..40).collect();
+        // The adapter adds nothing to a healthy text: its scale alone decides what shares a batch.
+        let texts = |n_predict: usize| {
+            let text = |slot| server.post("/completion", &ask(slot, &healthy, n_predict, 1.0)).ok()["tokens"].clone();
+            [text(0), text(1), text(2)]
+        };
+        let before = texts(24);
+        let poisoned: Vec<u64> = healthy.iter().copied().chain([POISON]).chain(50..80).collect();
+        // In its prompt; and as the first token that it generates, whose evaluation the healthy one shares.
+        let mut late = ask(1, &healthy, 8, 1.0);
+        late["logit_bias"] = json!([[POISON, 1000.0]]);
+        let mut other_scale = late.clone();
+        other_scale["lora"][0]["scale"] = json!(0.5);
+        for poison in [ask(1, &poisoned, 8, 0.5), ask(1, &poisoned, 8, 1.0), late, other_scale] {
+            let mut events = server.stream("/completion", &ask(0, &healthy, 800, 1.0));
+            let mut tokens = vec![events.next().unwrap()];
+            let error = server.post("/completion", &poison).error(500, "server_error");
+            let causes = ["scale of a LoRA adapter", "control vector", "damaged weights"];
+            let places = causes.map(|cause| error.find(cause).unwrap_or_else(|| panic!("{cause}: {error}")));
+            assert!(places.is_sorted(), "{error}");
+            tokens.extend(events);
+            let tokens: Vec<&Value> =
+                tokens.iter().flat_map(|event| event.data["tokens"].as_array().unwrap()).collect();
+            // Its cells may lie elsewhere now, and greedy choices that are close may differ by the last bits.
+            assert_eq!(tokens.len(), 800, "-fa {attention}: {poison}");
+            assert_eq!(json!(tokens[..24]), before[0], "-fa {attention}: {poison}");
+            assert_eq!(texts(24), before, "-fa {attention}: {poison}");
+        }
+    }
+}
+
+#[test]
+fn scales_and_files_that_overflow_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = adapter(dir.path());
+    let server = Server::start(&["--lora", path.to_str().unwrap()]);
+    let expected = text(&server, None);
+    for scale in [1e38, 1e10, -101.0] {
+        let lora = json!([{"id": 0, "scale": scale}]);
+        let error = server.post("/completion", &body(Some(lora.clone()))).error(400, "invalid_request_error");
+        assert!(error.contains("from -100 to 100"), "{error}");
+        server.post("/lora-adapters", &lora).error(400, "invalid_request_error");
+    }
+    assert_eq!(text(&server, None), expected);
+}
+
+#[test]
+fn a_control_vector_that_overflows_fails_requests_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
+    let vector = files::control_vector(&model, dir.path().join("vector.gguf"), 1..=2);
+    for layer in 1..=2 {
+        files::set_first(&vector, &format!("direction.{layer}"), 3e38);
+    }
+    let server = Server::start(&["--control-vector", vector.to_str().unwrap()]);
+    for _ in 0..3 {
+        let error = server.post("/completion", &body(None)).error(500, "server_error");
+        assert!(error.contains("control vector"), "{error}");
+    }
+    assert_eq!(server.n_busy(), 0);
 }

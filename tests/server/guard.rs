@@ -1,5 +1,7 @@
 //! Keys, sizes, clients that go, and requests beside each other.
 
+use std::io::{Read, Write};
+
 use serde_json::{Value, json};
 
 use crate::rig::Server;
@@ -57,10 +59,48 @@ fn pages_that_are_not_named_may_not_ask() {
 }
 
 #[test]
+fn names_of_others_are_refused_without_a_key() {
+    let server = Server::start(&["--allowed-hosts", "box.lan:8080,other.lan."]);
+    let body = ask("x", 1);
+    for host in ["localhost:8080", "app.localhost", "127.0.0.1:1", "[::1]:8080", "Box.LAN:8080", "other.lan"] {
+        assert_eq!(server.ask_as(host, None, PATH, &body).0, 200, "{host}");
+    }
+    // DNS rebinding: the page's own name leads to this machine.
+    for (host, origin) in [
+        ("evil.example:8080", Some("http://evil.example:8080")),
+        ("evil.example:8080", None),
+        ("localhost.evil.example", None),
+    ] {
+        let (status, text) = server.ask_as(host, origin, PATH, &body);
+        assert_eq!(status, 403, "{host}: {text}");
+        assert!(text.contains(host) && text.contains("--allowed-hosts"), "{text}");
+    }
+    // An address in the request's first line counts as in HTTP/2.
+    let mut stream = server.connect();
+    stream
+        .write_all(b"GET http://evil.example/props HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    let server = Server::start(&["--api-key", "secret"]).with_key("secret");
+    assert_eq!(server.ask_as("evil.example:8080", None, PATH, &body).0, 200, "a page does not have the key");
+}
+
+#[test]
+fn images_are_refused_with_a_remedy() {
+    let server = Server::start(&[]);
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
+    let body = json!({"messages": [{"role": "user", "content": [image]}], "max_tokens": 1});
+    let message = server.post(PATH, &body).error(400, "invalid_request_error");
+    assert!(message.contains("image input is not supported") && message.contains("--mmproj"), "{message}");
+}
+
+#[test]
 fn stop_texts_are_bounded() {
     let server = Server::start(&[]);
     let many: Vec<String> = (0..1000).map(|n| format!("s{n}")).collect();
-    for stop in [json!("x".repeat(1 << 20)), json!(many)] {
+    for stop in [json!("x".repeat(64 << 10)), json!(many)] {
         let error =
             server.post("/completion", &json!({"prompt": "x", "stop": stop})).error(400, "invalid_request_error");
         assert!(error.contains("stop"), "{error}");

@@ -3,14 +3,20 @@
 mod adapters;
 mod chat;
 mod completions;
+mod connections;
+mod context;
 mod embeddings;
 #[path = "../fixture/adapters.rs"]
 #[allow(dead_code)]
 mod files;
 mod grammars;
 mod guard;
+mod limits;
 mod messages;
 mod predictions;
 mod responses;
 mod rig;
+mod slots;
+mod templates;
+mod texts;
 mod thoughts;

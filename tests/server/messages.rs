@@ -69,5 +69,5 @@ fn what_cannot_be_answered_is_said() {
     server.post(PATH, &json!({"max_tokens": 1})).error(400, "invalid_request_error");
     let image = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]);
     let error = server.post(PATH, &json!({"max_tokens": 1, "messages": [{"role": "user", "content": image}]}));
-    assert!(error.error(500, "server_error").contains("image input is not supported"));
+    assert!(error.error(400, "invalid_request_error").contains("image input is not supported"));
 }

@@ -1,6 +1,7 @@
 //! A hobbit-server of its own for each test, on loopback with the demo model, and a client of it.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -72,10 +73,22 @@ impl Server {
 
     /// With variables in its environment.
     pub fn start_in(variables: &[(&str, &str)], flags: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_hobbit-server"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-server"));
+        command.envs(variables.iter().copied());
+        Server::start_as(command, flags)
+    }
+
+    /// With so many descriptors at the most.
+    pub fn start_with_descriptors(n: usize, flags: &[&str]) -> Server {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {n} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_hobbit-server")]);
+        Server::start_as(command, flags)
+    }
+
+    fn start_as(mut command: Command, flags: &[&str]) -> Server {
+        let mut child = command
             .args(["--port", "0", "-t", "1", "-np", "2", "-c", "1024", "--temp", "0"])
             .args(flags)
-            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -93,6 +106,33 @@ impl Server {
         std::thread::spawn(move || lines.for_each(drop));
         let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(120)));
         Server { child, url, agent: config.build().into(), key: None }
+    }
+
+    /// A connection of its own, which waits for an answer for a minute.
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.url.trim_start_matches("http://")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    /// The most memory that it has had, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the kernel tells");
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    /// The status of an answer to a request by another name of the server, and its text.
+    pub fn ask_as(&self, host: &str, origin: Option<&str>, path: &str, body: &Value) -> (u16, String) {
+        let mut request = self.agent.post(format!("{}{path}", self.url)).header("Host", host);
+        if let Some(origin) = origin {
+            request = request.header("Origin", origin);
+        }
+        if let Some(key) = self.key {
+            request = request.header("Authorization", format!("Bearer {key}"));
+        }
+        let mut response = request.send(body.to_string()).unwrap();
+        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
     }
 
     /// Requests bring this key.

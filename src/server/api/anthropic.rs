@@ -1,6 +1,6 @@
 //! `/v1/messages`: conversations, in Anthropic's shape.
 
-mod request;
+pub mod request;
 mod stream;
 
 use std::sync::Arc;
@@ -22,17 +22,18 @@ use crate::server::job::Stop;
 use request::to_openai;
 
 /// `POST /v1/messages`
-pub async fn messages(State(app): State<Arc<App>>, Body(body): Body) -> Result<Response, ApiError> {
+pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     let header = Header::new(&app, &body)?;
-    let talk = Talk::new(&app, loaded, to_openai(&body)?)?;
-    let mut running = talk.start(loaded);
+    let talk = app.work(|| Talk::new(&app, loaded, to_openai(&body)?, held)).await?;
+    drop(body);
+    let mut running = talk.start(loaded).await?;
     if talk.params.stream {
         let ping = talk.params.ping;
         return respond(running, stream::Messages::new(talk, header)?, ping).await;
     }
     let own = whole(running.remove(0)).await?;
-    let message = talk.message(&own)?;
+    let message = app.work(|| talk.message(&own)).await?;
     let done = &own.done;
     let reason = stop_reason(&done.stop, !message.calls.is_empty(), &header.stops);
     let (n_cached, n_prompt) = (done.timings.n_cached, done.n_prompt);
@@ -51,8 +52,8 @@ pub async fn messages(State(app): State<Arc<App>>, Body(body): Body) -> Result<R
 }
 
 /// `POST /v1/messages/count_tokens`
-pub async fn count_tokens(State(app): State<Arc<App>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({"input_tokens": count(&app, to_openai(&body)?)?})))
+pub async fn count_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"input_tokens": app.work(|| count(&app, to_openai(&body)?)).await?})))
 }
 
 /// What is said of a message besides its content.

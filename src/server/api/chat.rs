@@ -14,16 +14,18 @@ use axum::response::{IntoResponse, Response};
 use hobbit::Error;
 use hobbit::engine::{ChatInputs, ChatPrompt};
 use hobbit::options::Token;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::fields::text;
-use super::openai::{Stamp, Usage, finish_reason, logprobs};
+use super::openai::{Answer, Logprobs, Stamp, Usage, finish_reason};
 use super::params::Params;
 use super::{native, prompts};
 use crate::server::app::{App, Loaded, Running};
 use crate::server::control::Nudge;
 use crate::server::http::body::Body;
 use crate::server::http::error::ApiError;
+use crate::server::http::memory::Held;
 use crate::server::http::stream::{Whole, respond, whole};
 use crate::server::job::Done;
 use answer::Message;
@@ -34,10 +36,11 @@ pub struct Talk {
     pub app: Arc<App>,
     pub params: Params,
     pub prompt: ChatPrompt,
-    pub tokens: Vec<Token>,
+    pub tokens: Arc<[Token]>,
     pub include_usage: bool,
     /// What becomes of thoughts.
     reasoning_format: &'static str,
+    held: Arc<Held>,
 }
 
 impl Talk {
@@ -45,23 +48,32 @@ impl Talk {
     ///
     /// # Errors
     /// What makes no sense, or a template that fails on it.
-    pub fn new(app: &Arc<App>, loaded: &Loaded, body: Map<String, Value>) -> Result<Self, ApiError> {
+    pub fn new(app: &Arc<App>, loaded: &Loaded, body: Map<String, Value>, held: Held) -> Result<Self, ApiError> {
         native::refuse_embedding_server(app)?;
         let Request { inputs, rest, budget, include_usage } = read(app, loaded, body)?;
-        let (prompt, tokens) = write(loaded, &inputs)?;
         let mut params = Params::of(&rest, app)?;
+        prompts::check(params.n, app)?;
+        let (mut prompt, tokens) = write(loaded, &inputs)?;
+        // Its tokens say the same.
+        prompt.prompt.clear();
+        prompt.prompt.shrink_to_fit();
         let generate = &mut params.generate;
         generate.nudge = budget.control.then(Nudge::default);
-        generate.sampling.reasoning = budget;
-        prompt.constrain(&mut generate.sampling);
-        generate.stops.extend(prompt.additional_stops.iter().cloned());
+        let sampling = Arc::make_mut(&mut generate.sampling);
+        sampling.reasoning = budget;
+        prompt.constrain(sampling);
+        generate.stops = generate.stops.iter().chain(&prompt.additional_stops).cloned().collect();
         let reasoning_format = inputs.reasoning_format.name();
-        Ok(Self { app: Arc::clone(app), params, prompt, tokens, include_usage, reasoning_format })
+        let (app, tokens, held) = (Arc::clone(app), tokens.into(), Arc::new(held));
+        Ok(Self { app, params, prompt, tokens, include_usage, reasoning_format, held })
     }
 
     /// Hands it to the engine, as often as answers are wanted.
-    pub fn start(&self, loaded: &Loaded) -> Vec<Running> {
-        native::start(loaded, &self.params, std::slice::from_ref(&self.tokens))
+    ///
+    /// # Errors
+    /// As [`native::start`].
+    pub async fn start(&self, loaded: &Loaded) -> Result<Vec<Running>, ApiError> {
+        native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.held).await
     }
 
     /// The `index`-th answer, of which all is known.
@@ -74,9 +86,10 @@ impl Talk {
 
     /// All that is known of a generation, for `__verbose`; `None` where nobody asked.
     pub fn verbose(&self, done: &Done, index: usize, content: &str) -> Option<Value> {
-        let loaded = self.app.loaded.get().filter(|_| self.params.verbose)?;
-        let prompt = native::text_of(&loaded.model, &self.tokens);
-        let mut all = native::last(&self.app, &self.params, done, index, &prompt, content);
+        if !self.params.verbose {
+            return None;
+        }
+        let mut all = native::last(&self.app, &self.params, done, index, &self.tokens, content);
         let settings = &mut all["generation_settings"];
         settings["chat_format"] = json!(self.prompt.format);
         settings["reasoning_format"] = json!(self.reasoning_format);
@@ -102,15 +115,12 @@ fn read(app: &App, loaded: &Loaded, body: Map<String, Value>) -> Result<Request,
 
 /// A conversation as the model reads it.
 fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>), ApiError> {
-    // Long ones take a while.
-    tokio::task::block_in_place(|| {
-        let prompt = loaded.templates.apply(inputs).map_err(|error| match error {
-            Error::ChatInput(reason) => ApiError::invalid(reason),
-            error => ApiError::invalid(error.to_string()),
-        })?;
-        let tokens = prompts::tokens(&loaded.model, &prompt.prompt, true)?;
-        Ok((prompt, tokens))
-    })
+    let prompt = loaded.templates.apply(inputs).map_err(|error| match error {
+        Error::ChatInput(reason) => ApiError::invalid(reason),
+        error => ApiError::invalid(error.to_string()),
+    })?;
+    let tokens = prompts::tokens(&loaded.model, &prompt.prompt, true)?;
+    Ok((prompt, tokens))
 }
 
 /// The tokens of the prompt that a request in OpenAI's form makes.
@@ -124,43 +134,54 @@ pub fn count(app: &App, body: Map<String, Value>) -> Result<usize, ApiError> {
 }
 
 /// `POST /v1/chat/completions`
-pub async fn completions(State(app): State<Arc<App>>, Body(body): Body) -> Result<Response, ApiError> {
+pub async fn completions(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let talk = Talk::new(&app, loaded, body)?;
-    let running = talk.start(loaded);
+    let talk = app.work(|| Talk::new(&app, loaded, body, held)).await?;
+    let running = talk.start(loaded).await?;
     if talk.params.stream {
         let ping = talk.params.ping;
         return respond(running, stream::Chat::new(talk)?, ping).await;
     }
     let results = futures_util::future::try_join_all(running.into_iter().map(whole)).await?;
+    app.work(|| answer(&talk, &results)).await
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    finish_reason: &'static str,
+    index: usize,
+    message: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Logprobs<'a>>,
+}
+
+/// All answers in one.
+fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
     let messages = results.iter().map(|own| talk.message(own)).collect::<Result<Vec<_>, _>>()?;
     let mut usage = Usage::default();
     let mut choices = Vec::new();
     for (index, (own, message)) in results.iter().zip(&messages).enumerate() {
         usage.add(Usage::of(&own.done), index, talk.params.n);
-        let mut choice = json!({
-            "finish_reason": finish_reason(&own.done.stop, !message.calls.is_empty()),
-            "index": index,
-            "message": message.json(),
+        choices.push(Choice {
+            finish_reason: finish_reason(&own.done.stop, !message.calls.is_empty()),
+            index,
+            message: message.json(),
+            logprobs: (talk.params.generate.n_probs > 0).then(|| Logprobs::new(&own.probabilities)),
         });
-        if talk.params.generate.n_probs > 0 {
-            choice["logprobs"] = logprobs(&own.probabilities);
-        }
-        choices.push(choice);
     }
-    let mut answer = Stamp::new(&app, "chat.completion").part(Value::Array(choices));
-    answer["usage"] = usage.json();
+    let mut rest = Stamp::new(&talk.app, "chat.completion").rest();
+    rest["usage"] = usage.json();
     if let Some(first) = results.first() {
-        answer["timings"] = first.done.timings.json();
+        rest["timings"] = first.done.timings.json();
         if let Some(verbose) = talk.verbose(&first.done, 0, &first.text) {
-            answer["__verbose"] = verbose;
+            rest["__verbose"] = verbose;
         }
     }
-    Ok(Json(answer).into_response())
+    Ok(Json(Answer { choices, rest }).into_response())
 }
 
 /// `POST /v1/chat/completions/control`
-pub async fn control(State(app): State<Arc<App>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
+pub async fn control(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
     let id = text(&body, "id")?.ok_or_else(|| ApiError::invalid("missing completion id"))?;
     if text(&body, "action")? != Some("reasoning_end") {
         return Err(ApiError::invalid("unknown control action"));
@@ -172,13 +193,14 @@ pub async fn control(State(app): State<Arc<App>>, Body(body): Body) -> Result<Js
 }
 
 /// `POST /apply-template`
-pub async fn apply_template(State(app): State<Arc<App>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
+pub async fn apply_template(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
     let loaded = app.loaded()?;
-    let request = read(&app, loaded, body)?;
-    Ok(Json(json!({"prompt": write(loaded, &request.inputs)?.0.prompt})))
+    let written = app.work(|| write(loaded, &read(&app, loaded, body)?.inputs)).await?;
+    Ok(Json(json!({"prompt": written.0.prompt})))
 }
 
 /// `POST /v1/chat/completions/input_tokens`
-pub async fn input_tokens(State(app): State<Arc<App>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({"input_tokens": count(&app, body)?, "object": "response.input_tokens"})))
+pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
+    let n = app.work(|| count(&app, body)).await?;
+    Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use hobbit::options::Token;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::fields::{boolean, get, whole as integer};
-use super::native::{self, text_of};
-use super::openai::{Stamp, Usage, finish_reason, logprobs};
+use super::native;
+use super::openai::{Answer, Logprobs, Stamp, Usage, finish_reason};
 use super::params::Params;
-use super::prompts;
 use crate::server::app::App;
 use crate::server::http::body::Body;
 use crate::server::http::error::ApiError;
@@ -22,21 +23,15 @@ use crate::server::job::{Done, Event, Probabilities};
 const UNSUPPORTED: [&str; 2] = ["best_of", "suffix"];
 
 /// `POST /v1/completions`
-pub async fn completions(State(app): State<Arc<App>>, Body(mut body): Body) -> Result<Response, ApiError> {
+pub async fn completions(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     native::refuse_embedding_server(&app)?;
     check(&mut body)?;
-    let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
-    let prompts = prompts::prompts(prompt, &loaded.model)?;
-    let params = Params::of(&body, &app)?;
-    let texts = match params.verbose {
-        true => prompts.iter().map(|tokens| text_of(&loaded.model, tokens)).collect(),
-        false => Vec::new(),
-    };
-    let running = native::start(loaded, &params, &prompts);
+    let (prompts, params) = app.work(|| native::read(body, &app)).await?;
+    let running = native::start(loaded, &params, &prompts, &Arc::new(held)).await?;
     let stamp = Stamp::new(&app, "text_completion");
     let ping = params.ping;
-    let shape = Text { app: Arc::clone(&app), params, stamp, texts };
+    let shape = Text { app: Arc::clone(&app), params, stamp, prompts };
     if shape.params.stream {
         return respond(running, shape, ping).await;
     }
@@ -47,13 +42,13 @@ pub async fn completions(State(app): State<Arc<App>>, Body(mut body): Body) -> R
         usage.add(Usage::of(&own.done), index, shape.params.n);
         choices.push(choice(&own.text, index, &own.probabilities, Some(&own.done)));
     }
-    let mut answer = shape.stamp.part(Value::Array(choices));
-    answer["usage"] = usage.json();
+    let mut rest = shape.stamp.rest();
+    rest["usage"] = usage.json();
     if let Some(first) = results.first() {
-        answer["timings"] = first.done.timings.json();
-        shape.explain(&mut answer, 0, &first.done, &first.text);
+        rest["timings"] = first.done.timings.json();
+        shape.explain(&mut rest, 0, &first.done, &first.text);
     }
-    Ok(Json(answer).into_response())
+    Ok(app.work(|| Json(Answer { choices, rest }).into_response()).await)
 }
 
 /// Checks what OpenAI's endpoint has of its own; `logprobs` becomes `n_probs`.
@@ -70,14 +65,18 @@ fn check(body: &mut Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
+#[derive(Serialize)]
+struct Choice<'a> {
+    text: &'a str,
+    index: usize,
+    logprobs: Logprobs<'a>,
+    finish_reason: Option<&'static str>,
+}
+
 /// A text, which has ended where `done` is there.
-fn choice(text: &str, index: usize, probabilities: &[Probabilities], done: Option<&Done>) -> Value {
-    json!({
-        "text": text,
-        "index": index,
-        "logprobs": logprobs(probabilities),
-        "finish_reason": done.map(|done| finish_reason(&done.stop, false)),
-    })
+fn choice<'a>(text: &'a str, index: usize, probabilities: &'a [Probabilities], done: Option<&Done>) -> Choice<'a> {
+    let finish_reason = done.map(|done| finish_reason(&done.stop, false));
+    Choice { text, index, logprobs: Logprobs::new(probabilities), finish_reason }
 }
 
 /// OpenAI's stream.
@@ -85,13 +84,13 @@ struct Text {
     app: Arc<App>,
     params: Params,
     stamp: Stamp,
-    /// The prompts, where all is to be told.
-    texts: Vec<String>,
+    prompts: Vec<Arc<[Token]>>,
 }
 
 impl Text {
     fn explain(&self, answer: &mut Value, index: usize, done: &Done, content: &str) {
-        if let Some(prompt) = self.texts.get(index / self.params.n) {
+        if self.params.verbose {
+            let prompt = &self.prompts[index / self.params.n];
             answer["__verbose"] = native::last(&self.app, &self.params, done, index, prompt, content);
         }
     }

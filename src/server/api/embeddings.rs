@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use hobbit::Model;
 use hobbit::options::Token;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::chat::messages;
@@ -17,10 +19,15 @@ use super::prompts;
 use crate::server::app::{App, Asked, Loaded};
 use crate::server::http::body::Body;
 use crate::server::http::error::ApiError;
+use crate::server::http::memory::Held;
 use crate::server::http::stream::embeddings;
 use crate::server::job::Work;
 
-type Answer = Result<Json<Value>, ApiError>;
+/// The inputs that one request may have, as in OpenAI's API. As many of them are worked on at once as there are slots.
+const INPUTS_MAX: usize = 2048;
+
+/// Bytes for each number of an embedding: the float, and its digits in the answer's buffer, which doubles as it grows.
+const NUMBER_BYTES: usize = 4 + 24;
 
 /// The Euclidean norm, llama.cpp's number for it.
 const EUCLIDEAN: i64 = 2;
@@ -35,7 +42,7 @@ struct Embedded {
 }
 
 /// `POST /v1/embeddings`
-pub async fn openai(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
+pub async fn openai(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
     let loaded = loaded(&app)?;
     if loaded.pooling.is_none() {
         return Err(ApiError::invalid(
@@ -49,38 +56,57 @@ pub async fn openai(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
             return Err(ApiError::invalid("The format to return the embeddings in. Can be either float or base64"));
         }
     };
-    let all = embed(loaded, &body).await?;
-    if get(&body, "input").is_none() {
-        return Ok(Json(plain(&all)));
+    let is_native = get(&body, "input").is_none();
+    let all = embed(&app, &mut body, held).await?;
+    if is_native {
+        return Ok(app.work(|| plain(&all)).await);
     }
     let n_tokens: usize = all.iter().map(|own| own.n_tokens).sum();
-    let data: Vec<Value> = all
-        .iter()
-        .enumerate()
-        .map(|(index, own)| {
-            let row = own.rows.first().map_or(&[][..], Vec::as_slice);
-            match is_base64 {
-                false => json!({"embedding": row, "index": index, "object": "embedding"}),
-                true => {
-                    let bytes: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
-                    let encoded = STANDARD.encode(bytes);
-                    json!({"embedding": encoded, "index": index, "object": "embedding", "encoding_format": "base64"})
-                }
+    let data = all.iter().enumerate().map(|(index, own)| {
+        let row = own.rows.first().map_or(&[][..], Vec::as_slice);
+        let embedding = match is_base64 {
+            false => Numbers::Plain(row),
+            true => {
+                Numbers::Base64(STANDARD.encode(row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()))
             }
-        })
-        .collect();
-    Ok(Json(json!({
-        "model": get(&body, "model").and_then(Value::as_str).unwrap_or(app.model_name()),
-        "object": "list",
-        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-        "data": data,
-    })))
+        };
+        Row { embedding, index, object: "embedding", encoding_format: is_base64.then_some("base64") }
+    });
+    let model = get(&body, "model").and_then(Value::as_str).unwrap_or(app.model_name());
+    let usage = json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens});
+    Ok(app.work(|| Json(List { model, object: "list", usage, data: data.collect() }).into_response()).await)
+}
+
+/// OpenAI's answer. Numbers become text without becoming values of JSON first, which would take ten times the memory.
+#[derive(Serialize)]
+struct List<'a> {
+    model: &'a str,
+    object: &'static str,
+    usage: Value,
+    data: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    embedding: Numbers<'a>,
+    index: usize,
+    object: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encoding_format: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Numbers<'a> {
+    Plain(&'a [f32]),
+    Base64(String),
 }
 
 /// `POST /embedding`
-pub async fn native(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
-    let loaded = loaded(&app)?;
-    Ok(Json(plain(&embed(loaded, &body).await?)))
+pub async fn native(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
+    loaded(&app)?;
+    let all = embed(&app, &mut body, held).await?;
+    Ok(app.work(|| plain(&all)).await)
 }
 
 fn loaded(app: &App) -> Result<&Loaded, ApiError> {
@@ -91,22 +117,38 @@ fn loaded(app: &App) -> Result<&Loaded, ApiError> {
 }
 
 /// llama-server's own shape.
-fn plain(all: &[Embedded]) -> Value {
-    all.iter().enumerate().map(|(index, own)| json!({"index": index, "embedding": own.rows})).collect()
+fn plain(all: &[Embedded]) -> Response {
+    #[derive(Serialize)]
+    struct Rows<'a> {
+        index: usize,
+        embedding: &'a [Vec<f32>],
+    }
+    let rows = all.iter().enumerate().map(|(index, own)| Rows { index, embedding: &own.rows });
+    Json(rows.collect::<Vec<_>>()).into_response()
 }
 
-/// The vectors of all inputs, in their order; as many are worked on at once as there are slots.
-async fn embed(loaded: &Loaded, body: &Map<String, Value>) -> Result<Vec<Embedded>, ApiError> {
-    let input = get(body, "input").or_else(|| get(body, "content"));
+/// The vectors of all inputs, in their order; as many are worked on at once as there are slots. Takes the inputs out of
+/// the body.
+async fn embed(app: &App, body: &mut Map<String, Value>, held: Held) -> Result<Vec<Embedded>, ApiError> {
+    let loaded = loaded(app)?;
+    let name = if get(body, "input").is_some() { "input" } else { "content" };
+    let input = body.remove(name).filter(|input| !input.is_null());
     let input = input.ok_or_else(|| ApiError::invalid("\"input\" or \"content\" must be provided"))?;
-    let inputs = inputs(input, &loaded.model)?;
+    let inputs = app.work(move || inputs(&input, &loaded.model)).await?;
+    let n_tokens: usize = inputs.iter().map(|input| input.len()).sum();
+    let n_rows = if loaded.pooling.is_none() { n_tokens } else { inputs.len() };
+    let bytes = n_tokens * size_of::<Token>() + n_rows * loaded.model.n_embd() * NUMBER_BYTES;
+    held.shrink_to(bytes);
+    held.grow_to(bytes).await?;
+    let held = &Arc::new(held);
     // Rows of single tokens stay as they are.
     let norm = match loaded.pooling {
         None => -1,
         Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
     };
     let work = inputs.into_iter().map(|prompt| async move {
-        let running = loaded.start(Asked { prompt, work: Work::Embed, slot: None, cache_prompt: false });
+        let running =
+            loaded.start(Asked { prompt, work: Work::Embed, slot: None, cache_prompt: false, held: Arc::clone(held) });
         let (mut rows, n_tokens) = embeddings(running).await?;
         rows.iter_mut().for_each(|row| normalise(row, norm));
         Ok::<_, ApiError>(Embedded { rows, n_tokens })
@@ -115,15 +157,21 @@ async fn embed(loaded: &Loaded, body: &Map<String, Value>) -> Result<Vec<Embedde
 }
 
 /// The tokens of every input: of one, or of a list of them.
-fn inputs(value: &Value, model: &Model) -> Result<Vec<Vec<Token>>, ApiError> {
+fn inputs(value: &Value, model: &Model) -> Result<Vec<Arc<[Token]>>, ApiError> {
+    let input = |value| Ok::<Arc<[Token]>, ApiError>(input(value, model)?.into());
     let all = match value {
         Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"input\" must not be empty")),
         Value::Array(list) if !list.iter().any(Value::is_number) => {
-            list.iter().map(|own| input(own, model)).collect::<Result<Vec<_>, _>>()?
+            if list.len() > INPUTS_MAX {
+                let n = list.len();
+                let message = format!("the request has {n} inputs, and may have {INPUTS_MAX}: send several requests");
+                return Err(ApiError::invalid(message));
+            }
+            list.iter().map(input).collect::<Result<Vec<_>, _>>()?
         }
-        one => vec![input(one, model)?],
+        one => vec![input(one)?],
     };
-    match all.iter().any(Vec::is_empty) {
+    match all.iter().any(|input| input.is_empty()) {
         true => Err(ApiError::invalid("Input content cannot be empty")),
         false => Ok(all),
     }

@@ -2,27 +2,38 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use hobbit::Model;
 use hobbit::options::Token;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::params::{self, Params};
+use super::fields::get;
+use super::params::{self, Params, SHOWN_BYTES_MAX};
 use super::prompts;
 use crate::server::app::{App, Asked, Loaded, Running};
 use crate::server::http::body::Body;
 use crate::server::http::error::ApiError;
-use crate::server::http::stream::{Frame, Shape, respond, whole};
+use crate::server::http::memory::Held;
+use crate::server::http::stream::{Frame, Shape, Whole, respond, whole};
 use crate::server::job::{Candidate, Done, Event, Probabilities, Stop, Work};
 
 /// `POST /completion`
-pub async fn completion(State(app): State<Arc<App>>, Body(body): Body) -> Result<Response, ApiError> {
-    let loaded = app.loaded()?;
-    let prompt = body.get("prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
-    let prompts = prompts::prompts(prompt, &loaded.model)?;
-    complete(&app, loaded, &body, prompts).await
+pub async fn completion(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
+    let (prompts, params) = app.work(|| read(body, &app)).await?;
+    complete(&app, params, prompts, held).await
+}
+
+/// The prompts of a body, and how they are to be continued.
+///
+/// # Errors
+/// A request that makes no sense.
+pub fn read(body: Map<String, Value>, app: &App) -> Result<(prompts::Prompts, Params), ApiError> {
+    let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
+    Ok((prompts::prompts(prompt, &body, app)?, Params::of(&body, app)?))
 }
 
 /// Continues prompts, and answers in llama-server's shape.
@@ -31,59 +42,84 @@ pub async fn completion(State(app): State<Arc<App>>, Body(body): Body) -> Result
 /// A request that makes no sense, or that fails before it begins.
 pub async fn complete(
     app: &Arc<App>,
-    loaded: &Loaded,
-    body: &Map<String, Value>,
-    prompts: Vec<Vec<Token>>,
+    params: Params,
+    prompts: prompts::Prompts,
+    held: Held,
 ) -> Result<Response, ApiError> {
     refuse_embedding_server(app)?;
-    let params = Params::of(body, app)?;
-    let texts: Vec<String> = prompts.iter().map(|tokens| text_of(&loaded.model, tokens)).collect();
-    let running = start(loaded, &params, &prompts);
-    let texts: Vec<String> = texts.into_iter().flat_map(|text| std::iter::repeat_n(text, params.n)).collect();
+    let running = start(app.loaded()?, &params, &prompts, &Arc::new(held)).await?;
     if params.stream {
+        let ping = params.ping;
         let shape = Native {
             app: Arc::clone(app),
             n: running.len(),
-            params: params.clone(),
-            texts,
             slots: vec![0; running.len()],
             n_prompt: running.iter().map(|own| own.n_prompt).collect(),
+            params,
+            prompts,
         };
-        return respond(running, shape, params.ping).await;
+        return respond(running, shape, ping).await;
     }
     let results = futures_util::future::try_join_all(running.into_iter().map(whole)).await?;
-    let mut answers: Vec<Value> = results
-        .iter()
-        .enumerate()
-        .map(|(index, own)| {
-            let mut answer = last(app, &params, &own.done, index, &texts[index], &own.text);
-            if params.return_tokens {
-                answer["tokens"] = json!(own.tokens);
-            }
-            if params.generate.n_probs > 0 {
-                answer["completion_probabilities"] = probabilities_json(&own.probabilities);
-            }
-            select(answer, &params.response_fields)
-        })
-        .collect();
-    let answer = if answers.len() == 1 { answers.remove(0) } else { Value::Array(answers) };
-    Ok(Json(answer).into_response())
+    let answer = |index: usize, own: &Whole| {
+        let mut answer = last(app, &params, &own.done, index, &prompts[index / params.n], &own.text);
+        if params.return_tokens {
+            answer["tokens"] = json!(own.tokens);
+        }
+        let fields = &params.response_fields;
+        let tells = params.generate.n_probs > 0
+            && (fields.is_empty() || fields.iter().any(|field| field == "completion_probabilities"));
+        let completion_probabilities = tells.then_some(Told(&own.probabilities));
+        serde_json::to_string(&Answer { answer: select(answer, fields), completion_probabilities })
+    };
+    // One after the other becomes text, which takes far less memory than values.
+    let answers = || results.iter().enumerate().map(|(index, own)| answer(index, own)).collect();
+    let answers: Result<Vec<String>, _> = app.work(answers).await;
+    let mut answers = answers.map_err(|error| ApiError::server(error.to_string()))?;
+    let text = if answers.len() == 1 { answers.remove(0) } else { format!("[{}]", answers.join(",")) };
+    Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Hands prompts to the engine, each as often as answers are wanted.
-pub fn start(loaded: &Loaded, params: &Params, prompts: &[Vec<Token>]) -> Vec<Running> {
-    let mut running = Vec::new();
-    for prompt in prompts {
-        for index in 0..params.n {
-            running.push(loaded.start(Asked {
-                prompt: prompt.clone(),
-                work: Work::Generate(Arc::new(params.generate_of(index))),
-                slot: params.slot,
-                cache_prompt: params.cache_prompt,
-            }));
-        }
-    }
-    running
+/// An answer, and what its tokens were chosen from.
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    answer: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Told<'a>>,
+}
+
+/// What a prompt takes while it is answered besides its tokens: its job, a sampler, the text of the answer.
+const TEXT_BYTES: usize = 16 << 10;
+
+/// Hands prompts to the engine, each as often as answers are wanted. Gives back most of the memory that reading the
+/// request took.
+///
+/// # Errors
+/// The answers take more memory than there is.
+pub async fn start(
+    loaded: &Loaded,
+    params: &Params,
+    prompts: &[Arc<[Token]>],
+    held: &Arc<Held>,
+) -> Result<Vec<Running>, ApiError> {
+    let n_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
+    let n_answers = prompts.len() * params.n;
+    let candidates = params.check_answers(prompts.len(), loaded.n_ctx)?;
+    let bytes = n_tokens * size_of::<Token>() + params.bytes() + n_answers * TEXT_BYTES + candidates;
+    held.grow_to(bytes).await?;
+    held.shrink_to(bytes);
+    let generate: Vec<_> = (0..params.n).map(|index| Arc::new(params.generate_of(index))).collect();
+    let asked = prompts.iter().flat_map(|prompt| {
+        generate.iter().map(|generate| Asked {
+            prompt: Arc::clone(prompt),
+            work: Work::Generate(Arc::clone(generate)),
+            slot: params.slot,
+            cache_prompt: params.cache_prompt,
+            held: Arc::clone(held),
+        })
+    });
+    Ok(asked.map(|asked| loaded.start(asked)).collect())
 }
 
 /// # Errors
@@ -101,12 +137,24 @@ pub fn text_of(model: &Model, tokens: &[Token]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// The beginning of a prompt, as answers repeat it.
+fn shown_prompt(model: &Model, tokens: &[Token]) -> String {
+    let mut n_bytes = 0;
+    let shown = tokens.iter().take_while(|token| {
+        n_bytes += model.piece(**token, true).len();
+        n_bytes <= SHOWN_BYTES_MAX
+    });
+    let n = shown.count();
+    let text = text_of(model, &tokens[..n]);
+    if n == tokens.len() { text } else { format!("{text}… [truncated, {} tokens]", tokens.len()) }
+}
+
 /// llama-server's stream.
 struct Native {
     app: Arc<App>,
     n: usize,
     params: Params,
-    texts: Vec<String>,
+    prompts: prompts::Prompts,
     slots: Vec<usize>,
     n_prompt: Vec<usize>,
 }
@@ -144,12 +192,13 @@ impl Shape for Native {
                     value["timings"] = token.timings.json();
                 }
                 if let Some(probabilities) = token.probabilities {
-                    value["completion_probabilities"] = probabilities_json(&[probabilities]);
+                    value["completion_probabilities"] = json!(Told(&[probabilities]));
                 }
                 vec![Frame::data(&value)]
             }
             Event::Done(done) => {
-                let value = last(&self.app, &self.params, &done, index, &self.texts[index], &done.rest);
+                let prompt = &self.prompts[index / self.params.n];
+                let value = last(&self.app, &self.params, &done, index, prompt, &done.rest);
                 vec![Frame::data(&value)]
             }
             Event::Progress(_) | Event::Embedding(_) | Event::Failed(_) => Vec::new(),
@@ -158,10 +207,12 @@ impl Shape for Native {
 }
 
 /// How a generation ended, whole.
-pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &str, content: &str) -> Value {
-    let generate = params.generate_of(index);
+pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &[Token], content: &str) -> Value {
+    // Seeds differ among the answers to a prompt.
+    let generate = params.generate_of(index % params.n);
     let model = app.loaded.get().map(|loaded| &loaded.model);
     let settings = model.map(|model| params::shown(&generate, model, params.stream, params.timings_per_token, true));
+    let prompt = model.map(|model| shown_prompt(model, prompt));
     let (stop_type, word) = match &done.stop {
         Stop::Eos => ("eos", ""),
         Stop::Word(word) => ("word", word.as_str()),
@@ -187,33 +238,43 @@ pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &str,
     })
 }
 
-/// Of every token what it was chosen from.
-pub fn probabilities_json(all: &[Probabilities]) -> Value {
-    all.iter().map(probability_json).collect()
+/// The candidates of each token, in the fields of llama-server and OpenAI.
+pub struct Told<'a>(pub &'a [Probabilities]);
+
+impl Serialize for Told<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|own| Entry { of: own, candidate: &own.chosen, is_chosen: true }))
+    }
 }
 
-/// One entry, in llama-server's and OpenAI's words.
-pub fn probability_json(own: &Probabilities) -> Value {
-    let (one, many) = if own.is_post_sampling { ("prob", "top_probs") } else { ("logprob", "top_logprobs") };
-    let value = |candidate: &Candidate| -> f32 {
-        match own.is_post_sampling {
+/// A candidate; the one that was chosen has the others with it.
+struct Entry<'a> {
+    of: &'a Probabilities,
+    candidate: &'a Candidate,
+    is_chosen: bool,
+}
+
+impl Serialize for Entry<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (of, candidate) = (self.of, self.candidate);
+        let (one, many) = if of.is_post_sampling { ("prob", "top_probs") } else { ("logprob", "top_logprobs") };
+        let value = match of.is_post_sampling {
             true => candidate.probability,
-            // What cannot be is said with the least number there is, as in llama-server: JSON has no infinity.
+            // Probability 0 is written as the lowest float: JSON has no infinity.
             false => candidate.probability.ln().max(f32::MIN),
+        };
+        let mut fields = serializer.serialize_map(None)?;
+        fields.serialize_entry("id", &candidate.token)?;
+        fields.serialize_entry("token", &String::from_utf8_lossy(&candidate.bytes))?;
+        fields.serialize_entry("bytes", &candidate.bytes)?;
+        fields.serialize_entry(one, &value)?;
+        if self.is_chosen {
+            let top = of.top.iter().filter(|candidate| !of.is_post_sampling || candidate.probability > 0.0);
+            let top: Vec<_> = top.map(|candidate| Entry { of, candidate, is_chosen: false }).collect();
+            fields.serialize_entry(many, &top)?;
         }
-    };
-    let entry = |candidate: &Candidate| {
-        json!({
-            "id": candidate.token,
-            "token": String::from_utf8_lossy(&candidate.bytes),
-            "bytes": candidate.bytes,
-            one: value(candidate),
-        })
-    };
-    let mut all = entry(&own.chosen);
-    let top = own.top.iter().filter(|candidate| !own.is_post_sampling || candidate.probability > 0.0);
-    all[many] = top.map(entry).collect();
-    all
+        fields.end()
+    }
 }
 
 /// The fields of an answer that are wanted, `a/b` being `b` of `a`; all where none are named.
@@ -221,11 +282,14 @@ fn select(answer: Value, fields: &[String]) -> Value {
     if fields.is_empty() {
         return answer;
     }
-    let find = |path: &String| {
-        let found = path.split('/').try_fold(&answer, |value, name| value.get(name))?;
-        Some((path.clone(), found.clone()))
-    };
-    Value::Object(fields.iter().filter_map(find).collect())
+    let mut selected = Map::new();
+    for path in fields {
+        let found = path.split('/').try_fold(&answer, |value, name| value.get(name));
+        if let Some(found) = found.filter(|_| !selected.contains_key(path)) {
+            selected.insert(path.clone(), found.clone());
+        }
+    }
+    Value::Object(selected)
 }
 
 #[cfg(test)]
@@ -248,10 +312,10 @@ mod tests {
             top: vec![candidate(1.0), candidate(0.0)],
             is_post_sampling: false,
         };
-        let value = probability_json(&own);
+        let value = json!(Told(std::slice::from_ref(&own)))[0].take();
         assert_eq!(value["logprob"], json!(f32::MIN));
         assert_eq!(value["top_logprobs"][0]["logprob"], json!(0.0));
         let own = Probabilities { is_post_sampling: true, ..own };
-        assert_eq!(probability_json(&own)["top_probs"].as_array().unwrap().len(), 1);
+        assert_eq!(json!(Told(&[own]))[0]["top_probs"].as_array().unwrap().len(), 1);
     }
 }

@@ -3,9 +3,10 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::native::probabilities_json;
+use super::native::Told;
 use crate::server::app::App;
 use crate::server::job::{Done, Probabilities, Stop};
 
@@ -51,8 +52,15 @@ impl Stamp {
 
     /// A part with these choices.
     pub fn part(&self, choices: Value) -> Value {
+        let Value::Object(rest) = self.rest() else { unreachable!("it is an object") };
+        let mut part = json!({ "choices": choices });
+        part.as_object_mut().expect("it is an object").extend(rest);
+        part
+    }
+
+    /// What a part tells besides its choices.
+    pub fn rest(&self) -> Value {
         json!({
-            "choices": choices,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": super::build(),
@@ -105,11 +113,27 @@ pub fn finish_reason(stop: &Stop, has_calls: bool) -> &'static str {
 }
 
 /// `logprobs`: null where there are none.
-pub fn logprobs(all: &[Probabilities]) -> Value {
-    match all.is_empty() {
-        true => Value::Null,
-        false => json!({"content": probabilities_json(all)}),
+#[derive(Serialize)]
+#[serde(transparent)]
+pub struct Logprobs<'a>(Option<Content<'a>>);
+
+#[derive(Serialize)]
+struct Content<'a> {
+    content: Told<'a>,
+}
+
+impl<'a> Logprobs<'a> {
+    pub fn new(all: &'a [Probabilities]) -> Self {
+        Self((!all.is_empty()).then_some(Content { content: Told(all) }))
     }
+}
+
+/// An answer: its choices, and what else is told.
+#[derive(Serialize)]
+pub struct Answer<C> {
+    pub choices: Vec<C>,
+    #[serde(flatten)]
+    pub rest: Value,
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! How a text is to be generated, in llama-server's words; OpenAI's for the same are understood too.
 
+use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
@@ -8,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{boolean, get, number, text, texts, whole};
 use crate::server::adapters;
-use crate::server::app::App;
+use crate::server::app::{App, Loaded};
 use crate::server::http::error::ApiError;
 use crate::server::job::Generate;
 
@@ -46,14 +48,15 @@ impl Params {
             None => settings.n_predict,
         };
         let n_probs = whole(body, &["n_probs"], 0..=MOST)?.unwrap_or(0).min(model.n_vocab() as i64) as usize;
-        check_candidates(n_probs, n_predict.map_or(loaded.n_ctx, |n| n.min(loaded.n_ctx)))?;
+        let sampling = sampling(body, &loaded.sampling, model)?;
         let generate = Generate {
-            sampling: sampling(body, &loaded.sampling, model)?,
+            seed: sampling.seed,
+            sampling: Arc::new(sampling),
             n_predict,
             n_keep: whole(body, &["n_keep"], -1..=MOST)?.map_or(settings.n_keep, |n| n as i32),
             n_discard: whole(body, &["n_discard"], 0..=MOST)?.unwrap_or(0) as usize,
             cache_reuse: whole(body, &["n_cache_reuse"], 0..=MOST)?.map_or(settings.cache_reuse, |n| n as usize),
-            stops: stops(body)?,
+            stops: stops(body)?.into(),
             n_probs,
             post_sampling_probs: boolean(body, "post_sampling_probs")?.unwrap_or(false),
             shows_special: settings.shows_special,
@@ -79,7 +82,7 @@ impl Params {
         Ok(Self {
             generate,
             stream: boolean(body, "stream")?.unwrap_or(false),
-            n: whole(body, &["n_cmpl", "n"], 1..=loaded.n_slots as i64)?.unwrap_or(1) as usize,
+            n: n_answers(body, loaded)?,
             slot,
             cache_prompt: boolean(body, "cache_prompt")?.unwrap_or(settings.cache_prompt),
             timings_per_token: boolean(body, "timings_per_token")?.unwrap_or(false),
@@ -94,25 +97,58 @@ impl Params {
     /// Those of the `index`-th answer to a prompt: another choice, if choices are left to chance.
     pub fn generate_of(&self, index: usize) -> Generate {
         let mut generate = self.generate.clone();
-        if generate.sampling.seed != SamplingOptions::RANDOM_SEED {
-            generate.sampling.seed = generate.sampling.seed.wrapping_add(index as u32);
+        if generate.seed != SamplingOptions::RANDOM_SEED {
+            generate.seed = generate.seed.wrapping_add(index as u32);
         }
         generate
     }
+
+    /// Bytes that the candidates of all answers to so many prompts take until they are told. Those of a stream are
+    /// told at once.
+    ///
+    /// # Errors
+    /// There are too many candidates.
+    pub fn check_answers(&self, n_prompts: usize, n_ctx: usize) -> Result<usize, ApiError> {
+        let n_tokens = self.generate.n_predict.map_or(n_ctx, |n| n.min(n_ctx));
+        let bytes = candidates(self.generate.n_probs, n_tokens, n_prompts * self.n)?;
+        Ok(if self.stream { 0 } else { bytes })
+    }
+
+    /// Bytes that stay in memory of it while it is answered.
+    pub fn bytes(&self) -> usize {
+        let sampling = &self.generate.sampling;
+        let grammar = sampling.grammar.as_ref().map_or(0, String::len);
+        sampling.logit_bias.len() * size_of::<(Token, f32)>() + 2 * grammar
+    }
 }
 
-/// As many candidates as OpenAI tells at most are told of any number of tokens.
+/// How many answers to each prompt are wanted.
+///
+/// # Errors
+/// None, or more than there are slots.
+pub fn n_answers(body: &Map<String, Value>, loaded: &Loaded) -> Result<usize, ApiError> {
+    Ok(whole(body, &["n_cmpl", "n"], 1..=loaded.n_slots as i64)?.unwrap_or(1) as usize)
+}
+
+/// As many candidates as OpenAI tells at most are told of any number of tokens of a single answer.
 const CANDIDATES_ALWAYS: usize = 20;
 
-/// The most that a request may ask for besides, all tokens together: some 300 bytes each until it is answered.
-const CANDIDATES_MAX: usize = 1 << 19;
+/// The candidates that a request may ask for otherwise, those of all its answers together.
+const CANDIDATES_MAX: usize = 1 << 18;
 
-fn check_candidates(n_probs: usize, n_tokens: usize) -> Result<(), ApiError> {
-    if n_probs <= CANDIDATES_ALWAYS || n_probs.saturating_mul(n_tokens) <= CANDIDATES_MAX {
-        return Ok(());
+/// Memory for each candidate until it is told.
+const CANDIDATE_BYTES: usize = 100;
+
+/// Bytes that `n_probs` candidates for each token of `n_answers` answers take, each answer of `n_tokens` tokens.
+fn candidates(n_probs: usize, n_tokens: usize, n_answers: usize) -> Result<usize, ApiError> {
+    let n = n_probs.saturating_mul(n_tokens).saturating_mul(n_answers);
+    let is_few = n_probs <= CANDIDATES_ALWAYS && n_answers == 1;
+    if n <= CANDIDATES_MAX || is_few {
+        return Ok(n.min(CANDIDATES_MAX) * CANDIDATE_BYTES);
     }
     Err(ApiError::invalid(format!(
-        "{n_probs} candidates for each of {n_tokens} tokens are too many: ask for fewer (n_probs, logprobs), or for fewer tokens"
+        "{n_probs} candidates for each of {n_tokens} tokens of {n_answers} answers are more than {CANDIDATES_MAX}: ask \
+         for fewer (n_probs, logprobs), for fewer tokens (max_tokens), or for fewer answers"
     )))
 }
 
@@ -166,6 +202,7 @@ fn sampling(body: &Map<String, Value>, defaults: &SamplingOptions, model: &Model
         own.seed = u32::try_from(seed).unwrap_or(SamplingOptions::RANDOM_SEED);
     }
     if let Some(breakers) = texts(body, "dry_sequence_breakers")? {
+        check_texts("dry_sequence_breakers", &breakers)?;
         if breakers.is_empty() {
             return Err(ApiError::invalid("Error: dry_sequence_breakers must be a non-empty array of strings"));
         }
@@ -205,66 +242,94 @@ const STOPS_MAX: usize = 256;
 /// Their bytes together: each is looked for at every token, while all others wait.
 const STOP_BYTES_MAX: usize = 16 << 10;
 
+fn check_texts(name: &str, texts: &[String]) -> Result<(), ApiError> {
+    if texts.len() > STOPS_MAX || texts.iter().map(String::len).sum::<usize>() > STOP_BYTES_MAX {
+        let expected = format!("at most {STOPS_MAX} texts of {STOP_BYTES_MAX} bytes together");
+        return Err(ApiError::field(name, format!("expected {expected}")));
+    }
+    Ok(())
+}
+
 /// `stop`: a text, or several.
 fn stops(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
     let stops: Vec<String> =
         texts(body, "stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect();
-    if stops.len() > STOPS_MAX || stops.iter().map(String::len).sum::<usize>() > STOP_BYTES_MAX {
-        let expected = format!("at most {STOPS_MAX} texts of {STOP_BYTES_MAX} bytes together");
-        return Err(ApiError::field("stop", format!("expected {expected}")));
-    }
+    check_texts("stop", &stops)?;
     Ok(stops)
 }
 
-/// `[[token or text, bias or false], …]`, or an object of the same.
+/// `[[token or text, bias or false], …]`, or an object of the same: for as many tokens as the model has.
 fn logit_bias(body: &Map<String, Value>, model: &Model) -> Result<Vec<(Token, f32)>, ApiError> {
     let fail = || ApiError::field("logit_bias", "expected pairs of a token or a text and a number or false");
-    let pairs: Vec<(Value, Value)> = match get(body, "logit_bias") {
-        None => return Ok(Vec::new()),
-        Some(Value::Object(map)) => map
-            .iter()
-            .map(|(key, bias)| (key.parse::<Token>().map_or_else(|_| json!(key), |token| json!(token)), bias.clone()))
-            .collect(),
-        Some(Value::Array(list)) => list
-            .iter()
-            .map(|pair| match pair.as_array().map(Vec::as_slice) {
-                Some([token, bias]) => Ok((token.clone(), bias.clone())),
-                _ => Err(fail()),
-            })
-            .collect::<Result<_, _>>()?,
-        Some(_) => return Err(fail()),
+    let n_vocab = model.n_vocab();
+    let check = |n: usize| match n > n_vocab {
+        true => {
+            Err(ApiError::field("logit_bias", format!("has biases for {n} tokens, the model has {n_vocab} tokens")))
+        }
+        false => Ok(()),
     };
     let mut all = Vec::new();
-    for (key, bias) in pairs {
+    let mut add = |token: Result<i64, &str>, bias: &Value| {
         let bias = match bias {
             Value::Bool(false) => f32::NEG_INFINITY,
             other => other.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite()).ok_or_else(fail)?,
         };
-        match key {
-            Value::String(text) => {
-                let tokens = super::prompts::encode(model, &text, false, false)?;
+        match token {
+            Err(text) => {
+                let tokens = super::prompts::encode(model, text, false, false)?;
                 all.extend(tokens.into_iter().map(|token| (token, bias)));
             }
-            other => {
-                let token = other.as_i64().ok_or_else(fail)?;
-                // Of another vocabulary: no matter.
-                if let Some(token) =
-                    Token::try_from(token).ok().filter(|token| (0..model.n_vocab() as i64).contains(&i64::from(*token)))
-                {
-                    all.push((token, bias));
-                }
+            // One of another vocabulary is left out.
+            Ok(token) => all.extend((0..n_vocab as i64).contains(&token).then_some((token as Token, bias))),
+        }
+        check(all.len())
+    };
+    match get(body, "logit_bias") {
+        None => {}
+        Some(Value::Object(map)) => {
+            check(map.len())?;
+            map.iter().try_for_each(|(key, bias)| add(key.parse::<i64>().map_err(|_| key.as_str()), bias))?;
+        }
+        Some(Value::Array(list)) => {
+            check(list.len())?;
+            for pair in list {
+                let Some([token, bias]) = pair.as_array().map(Vec::as_slice) else { return Err(fail()) };
+                let token = match token {
+                    Value::String(text) => Err(text.as_str()),
+                    other => Ok(other.as_i64().ok_or_else(fail)?),
+                };
+                add(token, bias)?;
             }
         }
+        Some(_) => return Err(fail()),
     }
     Ok(all)
 }
 
-/// The settings of a generation as llama-server shows them; `whole` adds what /props and /slots leave out.
+/// Entries of a list that an answer repeats at the most.
+const SHOWN_ITEMS_MAX: usize = 512;
+
+/// Bytes of a text that an answer repeats at the most.
+pub const SHOWN_BYTES_MAX: usize = 16 << 10;
+
+/// A text as an answer repeats it.
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    match text.len() > SHOWN_BYTES_MAX {
+        true => {
+            let shown = &text[..text.floor_char_boundary(SHOWN_BYTES_MAX)];
+            format!("{shown}… [truncated, {} bytes]", text.len()).into()
+        }
+        false => text.into(),
+    }
+}
+
+/// The settings of a generation as llama-server shows them; `is_whole` adds what /props and /slots leave out. What is long is cut
+/// short, and named in `truncated`.
 pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token: bool, is_whole: bool) -> Value {
     let own = &generate.sampling;
     let n_predict = generate.n_predict.map_or(-1, |n| n as i64);
     let mut value = json!({
-        "seed": own.seed,
+        "seed": generate.seed,
         "temperature": own.temp,
         "dynatemp_range": own.dynatemp_range,
         "dynatemp_exponent": own.dynatemp_exponent,
@@ -313,19 +378,40 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
         fields.extend(more);
     }
     if is_whole && let Value::Object(fields) = &mut value {
-        let mut bias = own.logit_bias.clone();
-        if own.ignore_eos {
-            let ends = (0..model.n_vocab() as Token).filter(|token| model.is_eog(*token));
-            bias.extend(ends.map(|token| (token, f32::NEG_INFINITY)));
-        }
-        let bias: Vec<Value> = bias.iter().map(|(token, bias)| json!({"token": token, "bias": bias})).collect();
+        let ends = (0..model.n_vocab() as Token).filter(|token| own.ignore_eos && model.is_eog(*token));
+        let ends = ends.map(|token| (token, f32::NEG_INFINITY));
+        let bias = own.logit_bias.iter().copied().chain(ends).take(SHOWN_ITEMS_MAX);
+        let bias: Vec<Value> = bias.map(|(token, bias)| json!({"token": token, "bias": bias})).collect();
+        let grammar = own.grammar.as_deref().unwrap_or_default();
+        let truncated =
+            [("logit_bias", own.logit_bias.len() > SHOWN_ITEMS_MAX), ("grammar", grammar.len() > SHOWN_BYTES_MAX)];
+        let truncated: Vec<&str> = truncated.iter().filter(|(_, is_cut)| *is_cut).map(|(name, _)| *name).collect();
         fields.insert("dry_sequence_breakers".to_owned(), json!(own.dry.sequence_breakers));
-        fields.insert("stop".to_owned(), json!(generate.stops));
+        fields.insert("stop".to_owned(), json!(*generate.stops));
         fields.insert("logit_bias".to_owned(), json!(bias));
-        fields.insert("grammar".to_owned(), json!(own.grammar.as_deref().unwrap_or_default()));
+        fields.insert("grammar".to_owned(), json!(shortened(grammar)));
         fields.insert("grammar_lazy".to_owned(), json!(own.grammar_lazy));
         fields.insert("grammar_triggers".to_owned(), json!([]));
         fields.insert("preserved_tokens".to_owned(), json!(own.preserved_tokens));
+        if !truncated.is_empty() {
+            fields.insert("truncated".to_owned(), json!(truncated));
+        }
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_of_all_answers_are_bounded_together() {
+        let most = CANDIDATES_MAX * CANDIDATE_BYTES;
+        assert_eq!(candidates(0, 4096, 256), Ok(0));
+        assert_eq!(candidates(2, 10, 3), Ok(60 * CANDIDATE_BYTES));
+        assert_eq!(candidates(CANDIDATES_ALWAYS, CANDIDATES_MAX, 1), Ok(most));
+        assert_eq!(candidates(1024, CANDIDATES_MAX / 1024, 1), Ok(most));
+        assert!(candidates(1024, CANDIDATES_MAX / 1024, 2).unwrap_err().message.contains("ask for fewer"));
+        assert!(candidates(CANDIDATES_ALWAYS, 4096, 256).is_err());
+    }
 }

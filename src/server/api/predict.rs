@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use axum::body::{Body as Sent, to_bytes};
+use axum::body::{Body as Sent, HttpBody, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::Method;
+use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -42,7 +43,7 @@ impl Predictor {
     }
 
     /// `POST /predict`
-    pub async fn predict(self, State(app): State<Arc<App>>, Body(mut body): Body) -> Result<Json<Value>, ApiError> {
+    pub async fn predict(self, State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
         app.loaded()?;
         let Some(Value::Array(instances)) = body.remove("instances") else {
             return Err(ApiError::invalid("request body must include an array field named instances"));
@@ -50,16 +51,23 @@ impl Predictor {
         if instances.len() > MAX_INSTANCES {
             return Err(ApiError::invalid(format!("instances array exceeds maximum size of {MAX_INSTANCES}")));
         }
-        let answers = instances.into_iter().map(|instance| self.answer(instance));
-        Ok(Json(json!({"predictions": join_all(answers).await})))
+        // Each holds memory of its own while it is worked on.
+        let requests: Vec<Result<Request, ApiError>> =
+            app.work(|| instances.into_iter().map(|instance| self.request(instance)).collect()).await;
+        held.shrink_to(requests.iter().flatten().map(|request| request.body().size_hint().lower() as usize).sum());
+        let answers = requests.into_iter().map(|request| self.answer(request));
+        let predictions: Vec<Value> = stream::iter(answers).buffered(app.settings.n_slots).collect().await;
+        Ok(app.work(|| Json(json!({"predictions": predictions})).into_response()).await)
     }
 
     /// The answer to one of the requests, or its error.
-    async fn answer(&self, instance: Value) -> Value {
-        self.ask(instance).await.unwrap_or_else(|error| json!({"error": error.json()}))
+    async fn answer(&self, request: Result<Request, ApiError>) -> Value {
+        let answer = async { self.ask(request?).await };
+        answer.await.unwrap_or_else(|error| json!({"error": error.json()}))
     }
 
-    async fn ask(&self, instance: Value) -> Result<Value, ApiError> {
+    /// What one of the requests asks.
+    fn request(&self, instance: Value) -> Result<Request, ApiError> {
         let Value::Object(mut fields) = instance else {
             return Err(ApiError::invalid("each instance must be a JSON object"));
         };
@@ -76,6 +84,10 @@ impl Predictor {
         let mut request = Request::new(Sent::from(Value::Object(fields).to_string()));
         *request.method_mut() = method.clone();
         *request.uri_mut() = axum::http::Uri::from_static(path);
+        Ok(request)
+    }
+
+    async fn ask(&self, request: Request) -> Result<Value, ApiError> {
         let response = match self.endpoints.clone().oneshot(request).await {
             Ok(response) => response,
             Err(never) => match never {},

@@ -1,24 +1,56 @@
 //! Prompts: a text, tokens, both in turn, or several of them.
 
+use std::sync::Arc;
+
 use hobbit::Model;
 use hobbit::options::Token;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::params;
+use crate::server::app::App;
 use crate::server::http::error::ApiError;
+
+/// The tokens of each prompt, which all answers to it share.
+pub type Prompts = Vec<Arc<[Token]>>;
 
 /// The prompts of a request: one, or a list of them.
 ///
 /// # Errors
-/// What is no prompt.
-pub fn prompts(value: &Value, model: &Model) -> Result<Vec<Vec<Token>>, ApiError> {
+/// What is no prompt, or more than the server lets wait.
+pub fn prompts(value: &Value, body: &Map<String, Value>, app: &App) -> Result<Prompts, ApiError> {
+    let loaded = app.loaded()?;
+    let model = &loaded.model;
+    let n_answers = params::n_answers(body, loaded)?;
     match value {
         Value::Array(list) if list.is_empty() => Err(ApiError::invalid("\"prompt\" must not be empty")),
         // Tokens, and texts among them, are one; texts alone are several.
         Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_part) => {
-            Ok(vec![one(value, model)?])
+            check(n_answers, app)?;
+            Ok(vec![one(value, model)?.into()])
         }
-        Value::Array(list) => list.iter().map(|own| one(own, model)).collect(),
-        other => Ok(vec![one(other, model)?]),
+        Value::Array(list) => {
+            check(list.len().saturating_mul(n_answers), app)?;
+            list.iter().map(|own| Ok(one(own, model)?.into())).collect()
+        }
+        other => {
+            check(n_answers, app)?;
+            Ok(vec![one(other, model)?.into()])
+        }
+    }
+}
+
+/// Checks how many texts a request is about, before they are tokenized: as many as may wait.
+///
+/// # Errors
+/// They are more.
+pub fn check(n_texts: usize, app: &App) -> Result<(), ApiError> {
+    let most = app.settings.n_waiting_max;
+    match n_texts > most {
+        true => Err(ApiError::invalid(format!(
+            "the request has {n_texts} texts, and {most} may wait: send several requests, or start the server with --max-waiting \
+             {n_texts}"
+        ))),
+        false => Ok(()),
     }
 }
 
@@ -79,15 +111,10 @@ pub fn tokens(model: &Model, text: &str, adds_special: bool) -> Result<Vec<Token
     encode(model, text, adds_special, true)
 }
 
-/// The longest text in bytes that is read between two events of streams.
-const AT_ONCE: usize = 16 << 10;
-
-/// The tokens of a text; other requests go on meanwhile.
+/// The tokens of a text.
 ///
 /// # Errors
 /// What the vocabulary cannot encode.
 pub fn encode(model: &Model, text: &str, adds_special: bool, parses_special: bool) -> Result<Vec<Token>, ApiError> {
-    let encode = || model.tokenize(text, adds_special, parses_special);
-    let encoded = if text.len() > AT_ONCE { tokio::task::block_in_place(encode) } else { encode() };
-    encoded.map_err(|error| ApiError::invalid(error.to_string()))
+    model.tokenize(text, adds_special, parses_special).map_err(|error| ApiError::invalid(error.to_string()))
 }

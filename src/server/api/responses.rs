@@ -1,7 +1,7 @@
 //! `/v1/responses`: conversations, in the shape of OpenAI's Responses.
 
 mod items;
-mod request;
+pub mod request;
 mod stream;
 
 use std::sync::Arc;
@@ -24,17 +24,18 @@ use items::Items;
 use request::to_chat;
 
 /// `POST /v1/responses`
-pub async fn responses(State(app): State<Arc<App>>, Body(body): Body) -> Result<Response, ApiError> {
+pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let talk = Talk::new(&app, loaded, to_chat(body)?)?;
+    let talk = app.work(|| Talk::new(&app, loaded, to_chat(body)?, held)).await?;
     let header = Header::new(&app);
-    let mut running = talk.start(loaded);
+    let mut running = talk.start(loaded).await?;
     if talk.params.stream {
         let ping = talk.params.ping;
         return respond(running, stream::Events::new(talk, header)?, ping).await;
     }
     let own = whole(running.remove(0)).await?;
-    let mut answer = header.whole(&output(&talk.message(&own)?), &own.done);
+    let message = app.work(|| talk.message(&own)).await?;
+    let mut answer = header.whole(&output(&message), &own.done);
     answer["timings"] = own.done.timings.json();
     if let Some(verbose) = talk.verbose(&own.done, 0, &own.text) {
         answer["__verbose"] = verbose;
@@ -43,8 +44,9 @@ pub async fn responses(State(app): State<Arc<App>>, Body(body): Body) -> Result<
 }
 
 /// `POST /v1/responses/input_tokens`
-pub async fn input_tokens(State(app): State<Arc<App>>, Body(body): Body) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({"input_tokens": count(&app, to_chat(body)?)?, "object": "response.input_tokens"})))
+pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
+    let n = app.work(|| count(&app, to_chat(body)?)).await?;
+    Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }
 
 /// A message as items.

@@ -6,13 +6,16 @@ use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use hobbit::Model;
 use hobbit::engine::ExpertPlace;
 use hobbit::expert::Precision;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use hobbit::options::Token;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
 use super::fields::{boolean, get, text};
-use super::{params, prompts};
+use super::params::{self, Params};
+use super::prompts;
 use crate::saved::is_file_name;
 use crate::server::adapters;
 use crate::server::app::App;
@@ -73,7 +76,7 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
     let piece = |token: Option<i32>| {
         token.map_or_else(String::new, |token| String::from_utf8_lossy(&loaded.model.piece(token, true)).into_owned())
     };
-    let defaults = params::Params::of(&serde_json::Map::new(), &app)?;
+    let defaults = Params::of(&serde_json::Map::new(), &app)?;
     let templates = &loaded.templates;
     let mut props = json!({
         "default_generation_settings": {
@@ -174,7 +177,7 @@ pub async fn act_on_slot(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
     Query(query): Query<ActionQuery>,
-    AnyBody(body): AnyBody,
+    AnyBody(body, _held): AnyBody,
 ) -> Answer {
     let Some(directory) = &app.settings.slot_save_path else {
         return Err(ApiError::unsupported(
@@ -210,46 +213,86 @@ pub async fn act_on_slot(
 }
 
 /// `POST /tokenize`
-pub async fn tokenize(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
+pub async fn tokenize(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let model = &app.loaded()?.model;
-    let adds_special = boolean(&body, "add_special")?.unwrap_or(false);
-    let parses_special = boolean(&body, "parse_special")?.unwrap_or(true);
-    let tokens = match get(&body, "content") {
-        None => Vec::new(),
-        Some(Value::String(text)) => prompts::encode(model, text, adds_special, parses_special)?,
-        Some(Value::Array(parts)) if parts.iter().all(|part| part.is_number() || part.is_string()) => {
-            prompts::mixed(parts, model, adds_special)?
-        }
-        Some(_) => return Err(ApiError::field("content", "expected a string, or an array of tokens and strings")),
-    };
-    if !boolean(&body, "with_pieces")?.unwrap_or(false) {
-        return Ok(Json(json!({"tokens": tokens})));
-    }
-    let pieces: Vec<Value> = tokens
-        .iter()
-        .map(|token| {
-            let bytes = model.piece(*token, true);
-            let piece = String::from_utf8(bytes).map_or_else(|error| json!(error.as_bytes()), |text| json!(text));
-            json!({"id": token, "piece": piece})
+    let tokens = app.work(|| tokens(&body, model)).await?;
+    let with_pieces = boolean(&body, "with_pieces")?.unwrap_or(false);
+    let each = if with_pieces { PIECE_BYTES } else { TOKEN_BYTES };
+    held.grow_to(tokens.len() * each).await?;
+    Ok(app
+        .work(|| match with_pieces {
+            false => Json(Tokens { tokens }).into_response(),
+            true => Json(Tokens { tokens: Pieces(&tokens, model) }).into_response(),
         })
-        .collect();
-    Ok(Json(json!({"tokens": pieces})))
+        .await)
+}
+
+/// Bytes for each token in an answer, whose buffer doubles as it grows.
+const TOKEN_BYTES: usize = 24;
+
+/// The same with its text.
+const PIECE_BYTES: usize = 128;
+
+/// Tokens become text without becoming values of JSON first, which would take ten times the memory.
+#[derive(Serialize)]
+struct Tokens<T> {
+    tokens: T,
+}
+
+/// Tokens with their texts.
+struct Pieces<'a>(&'a [Token], &'a Model);
+
+impl Serialize for Pieces<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|token| {
+            let piece = String::from_utf8(self.1.piece(*token, true));
+            json!({"id": token, "piece": piece.map_or_else(|error| json!(error.as_bytes()), Value::String)})
+        }))
+    }
+}
+
+/// The tokens of a text, or of a list of tokens and texts.
+fn tokens(body: &Map<String, Value>, model: &Model) -> Result<Vec<Token>, ApiError> {
+    let adds_special = boolean(body, "add_special")?.unwrap_or(false);
+    let parses_special = boolean(body, "parse_special")?.unwrap_or(true);
+    match get(body, "content") {
+        None => Ok(Vec::new()),
+        Some(Value::String(text)) => prompts::encode(model, text, adds_special, parses_special),
+        Some(Value::Array(parts)) if parts.iter().all(|part| part.is_number() || part.is_string()) => {
+            prompts::mixed(parts, model, adds_special)
+        }
+        Some(_) => Err(ApiError::field("content", "expected a string, or an array of tokens and strings")),
+    }
 }
 
 /// `POST /detokenize`
-pub async fn detokenize(State(app): State<Arc<App>>, Body(body): Body) -> Answer {
+pub async fn detokenize(State(app): State<Arc<App>>, Body(body, _held): Body) -> Answer {
     let model = &app.loaded()?.model;
-    let tokens = match get(&body, "tokens") {
+    let text = app.work(|| detokenized(&body, model)).await?;
+    Ok(Json(json!({"content": text})))
+}
+
+fn detokenized(body: &Map<String, Value>, model: &Model) -> Result<String, ApiError> {
+    let tokens = match get(body, "tokens") {
         None => &[][..],
         Some(Value::Array(tokens)) => tokens,
         Some(_) => return Err(ApiError::field("tokens", "expected an array")),
     };
     let tokens: Vec<i32> = tokens.iter().map(|value| prompts::token(value, model)).collect::<Result<_, _>>()?;
-    Ok(Json(json!({"content": super::native::text_of(model, &tokens)})))
+    Ok(super::native::text_of(model, &tokens))
 }
 
 /// `POST /infill`
-pub async fn infill(State(app): State<Arc<App>>, Body(body): Body) -> Result<Response, ApiError> {
+pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
+    let prompt = app.work(|| gap(&app, &body)).await?;
+    let params = app.work(|| Params::of(&body, &app)).await?;
+    prompts::check(params.n, &app)?;
+    drop(body);
+    super::native::complete(&app, params, vec![prompt.into()], held).await
+}
+
+/// The prompt of a text with a gap.
+fn gap(app: &App, body: &Map<String, Value>) -> Result<Vec<Token>, ApiError> {
     let loaded = app.loaded()?;
     let model = &loaded.model;
     let special = model.special_tokens();
@@ -265,11 +308,11 @@ pub async fn infill(State(app): State<Arc<App>>, Body(body): Body) -> Result<Res
         let missing: String = missing.iter().map(|name| format!("{name} token is missing. ")).collect();
         return Err(ApiError::unsupported(format!("Infill is not supported by this model: {missing}")));
     };
-    let prompt = match get(&body, "prompt") {
+    let prompt = match get(body, "prompt") {
         None => "",
-        Some(_) => text(&body, "prompt")?.unwrap_or_default(),
+        Some(_) => text(body, "prompt")?.unwrap_or_default(),
     };
-    let input = |name: &str| text(&body, name)?.ok_or_else(|| ApiError::invalid(format!("\"{name}\" is required")));
+    let input = |name: &str| text(body, name)?.ok_or_else(|| ApiError::invalid(format!("\"{name}\" is required")));
     let (prefix, suffix) = (input("input_prefix")?, input("input_suffix")?);
     let encode = |text: &str| prompts::tokens(model, text, false);
     let plain = |text: &str| model.tokenize(text, false, false).map_err(|error| ApiError::invalid(error.to_string()));
@@ -278,7 +321,7 @@ pub async fn infill(State(app): State<Arc<App>>, Body(body): Body) -> Result<Res
         extra.push(token);
         extra.extend(plain("myproject\n")?);
     }
-    let chunks = match get(&body, "input_extra") {
+    let chunks = match get(body, "input_extra") {
         None => &[][..],
         Some(Value::Array(chunks)) => chunks,
         Some(_) => {
@@ -332,7 +375,7 @@ pub async fn infill(State(app): State<Arc<App>>, Body(body): Body) -> Result<Res
         false => [before, after].iter().for_each(|part| all.extend(part)),
     }
     all.push(middle_token);
-    super::native::complete(&app, loaded, &body, vec![all]).await
+    Ok(all)
 }
 
 /// `GET /metrics`
@@ -406,7 +449,7 @@ pub async fn adapters(State(app): State<Arc<App>>) -> Answer {
 }
 
 /// `POST /lora-adapters`
-pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body): AnyBody) -> Answer {
+pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body, _held): AnyBody) -> Answer {
     let loaded = app.loaded()?;
     if !body.is_array() {
         return Err(ApiError::invalid("Request body must be an array"));

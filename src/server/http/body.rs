@@ -1,54 +1,77 @@
-//! A request's body as JSON: of bounded size, in bounded time, whatever its content type says.
+//! A request's body as JSON: of bounded size, in bounded time, in memory that is counted, whatever its content type
+//! says.
 
 use std::sync::Arc;
 
-use axum::body::to_bytes;
 use axum::extract::{FromRequest, Request};
+use futures_util::StreamExt;
 use serde_json::{Map, Value};
 
+use super::connections::Exchange;
 use super::error::ApiError;
+use super::memory::{Held, cost};
 use crate::server::app::App;
 
-/// An object, with null for a field as good as none.
+/// An object, with null for a field as good as none; and the memory that is counted for the request.
 #[derive(Debug)]
-pub struct Body(pub Map<String, Value>);
+pub struct Body(pub Map<String, Value>, pub Held);
 
 /// Any JSON.
 #[derive(Debug)]
-pub struct AnyBody(pub Value);
+pub struct AnyBody(pub Value, pub Held);
+
+/// A body of more bytes counts among those that arrive.
+const SMALL_BODY: usize = 32 << 10;
 
 /// The bytes of a body.
-async fn bytes(request: Request, app: &App) -> Result<axum::body::Bytes, ApiError> {
+async fn read(request: Request, app: &App, held: &Held) -> Result<Vec<u8>, ApiError> {
     let limit = app.settings.max_body;
     let declared = request.headers().get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|declared| declared > limit as u64) {
         return Err(ApiError::too_large(limit));
     }
-    let read = tokio::time::timeout(app.settings.body_timeout, to_bytes(request.into_body(), limit));
-    let read = read.await.map_err(|_| ApiError::too_slow())?;
-    read.map_err(|error| {
-        let is_too_large =
-            std::error::Error::source(&error).is_some_and(|source| source.to_string().contains("length limit"));
-        if is_too_large {
-            ApiError::too_large(limit)
-        } else {
-            ApiError::invalid(format!("the body broke off: {error}"))
+    let exchange = request.extensions().get::<Arc<Exchange>>().cloned();
+    let arriving = app.memory.arrive();
+    let mut chunks = request.into_body().into_data_stream();
+    let mut bytes = Vec::new();
+    let arrive = async {
+        while let Some(chunk) = chunks.next().await {
+            let chunk = chunk.map_err(|error| ApiError::invalid(format!("the body broke off: {error}")))?;
+            let n_bytes = bytes.len() + chunk.len();
+            if n_bytes > limit {
+                return Err(ApiError::too_large(limit));
+            }
+            // The client does not keep the server waiting while others hold the memory.
+            exchange.iter().for_each(|exchange| exchange.work());
+            if n_bytes > SMALL_BODY {
+                arriving.grow_to(n_bytes).await?;
+            }
+            held.grow_to(n_bytes).await?;
+            exchange.iter().for_each(|exchange| exchange.wait());
+            bytes.extend_from_slice(&chunk);
         }
-    })
+        Ok(())
+    };
+    tokio::time::timeout(app.settings.timeout, arrive).await.map_err(|_| ApiError::too_slow())??;
+    exchange.iter().for_each(|exchange| exchange.work());
+    Ok(bytes)
 }
 
 impl FromRequest<Arc<App>> for AnyBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let bytes = bytes(request, app).await?;
+        let held = app.memory.hold();
+        let bytes = read(request, app, &held).await?;
         if bytes.is_empty() {
-            return Ok(Self(Value::Null));
+            return Ok(Self(Value::Null, held));
         }
+        // Tokenizers other than BPE (2) and WordPiece (3) start from single letters.
+        let by_letters = app.loaded.get().is_some_and(|loaded| !matches!(loaded.model.vocab_type(), 2 | 3));
+        held.grow_to(app.work(|| cost(&bytes, by_letters)).await).await?;
         // serde_json bounds the depth.
-        serde_json::from_slice(&bytes)
-            .map(Self)
-            .map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))
+        let value = app.work(|| serde_json::from_slice(&bytes)).await;
+        Ok(Self(value.map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?, held))
     }
 }
 
@@ -56,10 +79,11 @@ impl FromRequest<Arc<App>> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        match AnyBody::from_request(request, app).await?.0 {
+        let AnyBody(value, held) = AnyBody::from_request(request, app).await?;
+        match value {
             Value::Object(mut fields) => {
                 fields.retain(|_, value| !value.is_null());
-                Ok(Self(fields))
+                Ok(Self(fields, held))
             }
             Value::Null => Err(ApiError::invalid("the request has no body; a JSON object is expected")),
             _ => Err(ApiError::invalid("the body must be a JSON object")),

@@ -2,7 +2,9 @@
 
 use axum::Json;
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
+use hobbit::units::Bytes;
 use serde_json::{Map, Value, json};
 
 use crate::server::job::{Failure, FailureKind};
@@ -16,11 +18,16 @@ pub struct ApiError {
     pub message: String,
     /// More fields.
     pub more: Map<String, Value>,
+    /// The same request may soon be answered.
+    retries: bool,
 }
+
+/// When a client that was refused is to try again.
+const RETRY_AFTER_SECONDS: u16 = 2;
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), more: Map::new() }
+        Self { status, kind, message: message.into(), more: Map::new(), retries: false }
     }
 
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -47,6 +54,28 @@ impl ApiError {
     pub fn too_large(bytes: usize) -> Self {
         let message = format!("the body is larger than {bytes} bytes; see --max-body of the server");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// JSON of many small values takes far more memory than its bytes. `max_body`: the --max-body that is enough.
+    pub fn too_large_to_work_on(bytes: usize, most: usize, max_body: usize) -> Self {
+        let message = format!(
+            "working on this request takes {} of memory, and {} are reserved for requests: send less at once, or start \
+             the server with --max-body {}M or more",
+            Bytes(bytes as u64),
+            Bytes(most as u64),
+            max_body.div_ceil(1 << 20)
+        );
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    /// The server cannot now, and can soon.
+    pub fn busy(message: impl std::fmt::Display) -> Self {
+        let message = format!("{message}; try again in {RETRY_AFTER_SECONDS} s");
+        Self { retries: true, ..Self::unavailable(message) }
     }
 
     pub fn too_slow() -> Self {
@@ -94,7 +123,11 @@ impl From<Failure> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.status, Json(json!({ "error": self.json() }))).into_response()
+        let mut response = (self.status, Json(json!({ "error": self.json() }))).into_response();
+        if self.retries {
+            response.headers_mut().insert(RETRY_AFTER, RETRY_AFTER_SECONDS.into());
+        }
+        response
     }
 }
 

@@ -1,11 +1,12 @@
-//! What every request passes: who may ask, from where, and whether the model is there.
+//! What every request passes: by which name the server may be asked, who may ask, and from which pages.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, ORIGIN, VARY,
+    ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, HOST, ORIGIN, VARY,
 };
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -41,6 +42,48 @@ fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
     let Some(given) = given else { return false };
     let found = keys.iter().fold(subtle::Choice::from(0), |found, key| found | key.as_bytes().ct_eq(given));
     found.into()
+}
+
+/// By which names the server may be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    Any,
+    /// Names of this machine, IP addresses, and these.
+    Local(Vec<String>),
+}
+
+impl Hosts {
+    /// Whether a request may name this host, with or without a port.
+    ///
+    /// A page of `http://evil.example` can have its name point to 127.0.0.1 (DNS rebinding): its requests are of its own origin then,
+    /// and only the name tells them from others. No page can have an address or `localhost` for its name.
+    fn allow(&self, host: &str) -> bool {
+        let Self::Local(names) = self else { return true };
+        let Ok(authority) = host.parse::<Authority>() else { return false };
+        let name = authority.host();
+        if let Some(address) = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+            return address.parse::<Ipv6Addr>().is_ok();
+        }
+        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        name.parse::<Ipv4Addr>().is_ok()
+            || name == "localhost"
+            || name.ends_with(".localhost")
+            || names.iter().any(|own| own.eq_ignore_ascii_case(&name))
+    }
+}
+
+/// Refuses requests for a host that the server does not have. HTTP/2 has it in the address, HTTP/1 in a header.
+pub async fn known_host(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or("?"));
+    let mut named = request.uri().authority().map(Authority::as_str).into_iter().chain(headers);
+    let unknown = named.find(|host| !app.settings.hosts_allowed.allow(host)).map(str::to_owned);
+    match unknown {
+        None => next.run(request).await,
+        Some(host) => ApiError::forbidden(format!(
+            "requests for host '{host}' are refused: add --allowed-hosts {host}, or use --api-key"
+        ))
+        .into_response(),
+    }
 }
 
 /// Who may read answers from another origin.
@@ -87,8 +130,7 @@ pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: N
     let is_asking = request.method() == Method::OPTIONS;
     let changes = request.method() != Method::GET && (*cors == Cors::Off || !is_asking);
     if changes && is_foreign(&request) && !origin.as_ref().is_some_and(is_allowed) {
-        // A page of another origin that guessed the address, by whatever name: refused, as its browser would hide the answer
-        // alone, not the request.
+        // Refused here: a browser would send this request of a foreign page and only hide the answer.
         let message = "requests from pages of other origins are off; see --cors-origins\n";
         return (StatusCode::FORBIDDEN, message).into_response();
     }
@@ -162,6 +204,39 @@ mod tests {
         assert!(Cors::Any.allows("http://anything"));
         assert!(Cors::Origins(vec!["http://a".to_owned()]).allows("http://a"));
         assert!(!Cors::Origins(vec!["http://a".to_owned()]).allows("http://b"));
+    }
+
+    #[test]
+    fn hosts() {
+        let hosts = Hosts::Local(vec!["box.lan".to_owned()]);
+        for host in [
+            "localhost",
+            "LOCALHOST:8080",
+            "localhost.:1",
+            "app.localhost",
+            "127.0.0.1:80",
+            "192.168.0.1",
+            "[::1]:8080",
+            "Box.LAN:1",
+        ] {
+            assert!(hosts.allow(host), "{host}");
+        }
+        for host in [
+            "evil.example:8080",
+            "localhost.evil.example",
+            "notlocalhost",
+            "127.0.0.1.evil.example",
+            "0x7f.1",
+            "a@evil.example",
+            "[::1",
+            "",
+            "?",
+            "xbox.lan",
+            "::1",
+        ] {
+            assert!(!hosts.allow(host), "{host}");
+        }
+        assert!(Hosts::Any.allow("evil.example"));
     }
 
     #[test]

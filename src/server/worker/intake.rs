@@ -134,7 +134,7 @@ impl Worker {
                 return refuse(&job, Failure::server(message));
             }
             Work::Embed => (None, Text::new(&[], 0)),
-            Work::Generate(generate) => match Sampler::new(&self.model, &generate.sampling) {
+            Work::Generate(generate) => match Sampler::new(&self.model, &generate.sampling()) {
                 Ok(sampler) => (Some(sampler), Text::new(&generate.stops, generate.n_indent)),
                 Err(error) => {
                     let message = format!("Failed to initialize samplers: {error}");
@@ -180,7 +180,7 @@ impl Worker {
         let at = placement.slot;
         let sequence = self.slots[at].sequence();
         if let Some(from) = placement.from {
-            self.session.forget_from(sequence, 0)?;
+            self.session.keep_of(sequence, 0)?;
             self.slots[at].tokens.clear();
             self.session.copy_sequence(self.slots[from].sequence(), sequence)?;
             self.slots[at].tokens = self.slots[from].tokens.clone();
@@ -203,14 +203,8 @@ impl Worker {
                 n = run.to + run.n;
             }
         }
-        if n < self.slots[at].tokens.len()
-            && !(self.session.remembers(sequence, n) && self.session.forget_from(sequence, n as i32)?)
-        {
-            // Of a recurrent state no part can be forgotten, and a sliding window has lost what comes before.
-            n = 0;
-        }
+        n = self.session.keep_of(sequence, n)?;
         if n == 0 {
-            self.session.forget_from(sequence, 0)?;
             self.slots[at].is_shared = false;
         }
         self.slots[at].tokens.truncate(n);
@@ -240,7 +234,7 @@ impl Worker {
         let sequence = self.slots[at].sequence();
         let (n_tokens, n_bytes) = match action {
             SlotAction::Erase => {
-                self.session.forget_from(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
+                self.session.keep_of(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
                 self.slots[at].is_shared = false;
                 (std::mem::take(&mut self.slots[at].tokens).len(), 0)
             }
@@ -261,7 +255,7 @@ impl Worker {
                 (tokens.len(), n_bytes)
             }
             SlotAction::Restore(path, lora) => {
-                self.session.forget_from(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
+                self.session.keep_of(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
                 self.slots[at].tokens.clear();
                 self.slots[at].is_shared = false;
                 let fail = |why: String| Failure::invalid(format!("Unable to restore slot: {why}"));
@@ -272,9 +266,15 @@ impl Worker {
                     return Err(fail(format!("it holds {} tokens, and a slot {n_ctx}", tokens.len())));
                 }
                 // Where there is no room for it, what idle slots keep makes room.
+                let mut n_freed = 0;
                 while let Err(error) = self.session.set_sequence_state(sequence, &state) {
-                    if !self.forget_oldest_idle(Some(at)).map_err(|error| Failure::server(error.to_string()))? {
+                    // Where as many cells are free as it has tokens, more room does not help.
+                    if n_freed >= tokens.len() {
                         return Err(fail(error.to_string()));
+                    }
+                    match self.forget_oldest_idle(Some(at)).map_err(|error| Failure::server(error.to_string()))? {
+                        Some(n) => n_freed += n,
+                        None => return Err(fail(error.to_string())),
                     }
                 }
                 self.slots[at].tokens = tokens;

@@ -26,7 +26,6 @@ impl Worker {
         if lacking.iter().all(|n| *n == 0) {
             return;
         }
-        let is_embedding = |slot: &Slot| slot.run.as_ref().is_some_and(|run| matches!(run.job.work, Work::Embed));
         let n_batch = self.options.n_batch;
         let shares = match self.slots.iter().any(is_embedding) {
             // What is made one of a text's tokens is made of one evaluation.
@@ -38,32 +37,51 @@ impl Worker {
                 divide(self.pace.width(n_ubatch, others_generate), n_ubatch, self.turn, &lacking)
             }
         };
+        let pieces: Vec<(usize, usize)> = order.into_iter().zip(shares).filter(|(_, share)| *share > 0).collect();
+        self.evaluate_pieces(&pieces);
+    }
+
+    /// Evaluates so many tokens of each of these slots' prompts together.
+    fn evaluate_pieces(&mut self, pieces: &[(usize, usize)]) {
         let mut batch = Vec::new();
         let mut members = Vec::new();
-        for ((&at, &share), &lacks) in order.iter().zip(&shares).zip(&lacking) {
+        for &(at, n) in pieces {
             let slot = &self.slots[at];
-            let Some(run) = slot.run.as_ref().filter(|_| share > 0) else { continue };
+            let Some(run) = &slot.run else { continue };
             let is_embedding = is_embedding(slot);
-            members.push((at, batch.len(), share));
-            let piece = &run.job.prompt[run.n_prompt_done..][..share];
+            members.push((at, batch.len(), n));
+            let piece = &run.job.prompt[run.n_prompt_done..][..n];
             for (&token, position) in piece.iter().zip(slot.tokens.len()..) {
                 let (position, sequence) = (position as i32, slot.sequence());
                 batch.push(BatchToken { token, position, sequence, logits: is_embedding });
             }
+            // Every piece asks for its last logits: they show that it is finite before other slots are evaluated.
             if let Some(entry) = batch.last_mut() {
-                entry.logits |= share == lacks;
+                entry.logits = true;
             }
         }
+        if batch.is_empty() {
+            return;
+        }
+        let slots: Vec<usize> = members.iter().map(|(at, ..)| *at).collect();
         let (began, before) = (Instant::now(), self.traffic());
-        if let Err(error) = self.evaluate(&batch) {
-            let members: Vec<usize> = members.into_iter().map(|(at, ..)| at).collect();
-            return self.failed(&members, &error);
+        match self.evaluate(&batch) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return self.failed(&slots, &error),
         }
         let seconds = began.elapsed().as_secs_f64();
         self.pace.evaluated(batch.len(), seconds, (self.traffic() - before).io_wait_ms / 1e3);
         self.status.prompted(batch.len(), seconds);
-        for (at, first, share) in members {
-            self.prompted(at, first, share);
+        if !members.iter().all(|&(at, first, n)| self.is_finite(at, first, n)) {
+            self.purge(&slots);
+            if let [_, _, ..] = pieces {
+                pieces.iter().for_each(|piece| self.evaluate_pieces(&[*piece]));
+            }
+            return;
+        }
+        for (at, first, n) in members {
+            self.prompted(at, first, n);
         }
     }
 
@@ -107,9 +125,13 @@ impl Worker {
         // Nothing goes on from here.
         slot.tokens.clear();
         let sequence = slot.sequence();
-        let _ = self.session.forget_from(sequence, 0);
+        let _ = self.session.keep_of(sequence, 0);
         self.freed(at);
     }
+}
+
+fn is_embedding(slot: &Slot) -> bool {
+    slot.run.as_ref().is_some_and(|run| matches!(run.job.work, Work::Embed))
 }
 
 /// Whole prompts, as many as fit into one evaluation; the first always.
@@ -126,7 +148,7 @@ fn whole(n_batch: usize, lacking: &[usize]) -> Vec<usize> {
 }
 
 /// The embeddings of a sequence: one row where they are pooled, else one for each token.
-fn rows(session: &Session, sequence: i32, first: usize, n_tokens: usize) -> Option<Vec<Vec<f32>>> {
+pub(super) fn rows(session: &Session, sequence: i32, first: usize, n_tokens: usize) -> Option<Vec<Vec<f32>>> {
     if session.pooling().is_some() {
         return Some(vec![session.embedding_of_sequence(sequence)?.to_vec()]);
     }

@@ -10,7 +10,7 @@ use super::slot::{LastRun, Phase, Run, Slot};
 use crate::server::control::Nudge;
 use crate::server::job::{Done, Event, Failure, FailureKind, Progress, Stop, TokenEvent, Traffic, Work};
 use crate::server::probabilities;
-use crate::server::slots;
+use crate::server::slots::{self, Holder, Holding};
 
 impl Worker {
     /// Evaluates the last tokens of all that generate, as many together as share their rules.
@@ -41,12 +41,11 @@ impl Worker {
     }
 
     fn step_together(&mut self, group: &[usize]) {
+        // Making room for one may end others: the batch is collected when there is room for all.
+        let group: Vec<usize> = group.iter().copied().filter(|at| self.make_room(*at)).collect();
         let mut batch = Vec::new();
         let mut members = Vec::new();
-        for &at in group {
-            if !self.make_room(at) {
-                continue;
-            }
+        for at in group {
             let slot = &self.slots[at];
             let Some(token) = slot.run.as_ref().and_then(|run| run.pending) else { continue };
             let position = slot.tokens.len() as i32;
@@ -58,45 +57,97 @@ impl Worker {
         }
         self.session.set_adapters(&self.slots[members[0]].lora);
         let before = self.traffic();
-        if let Err(error) = self.evaluate(&batch) {
-            self.failed(&members, &error);
-            return;
+        match self.evaluate(&batch) {
+            Ok(true) => {}
+            // The next step does without the slot that gave way.
+            Ok(false) => return,
+            Err(error) => return self.failed(&members, &error),
         }
         let cost = self.traffic() - before;
         self.status.moved(&cost);
+        if !members.iter().enumerate().all(|(index, &at)| self.is_finite(at, index, 1)) {
+            self.purge(&members);
+            if let [_, _, ..] = members[..] {
+                members.iter().for_each(|at| self.step_together(&[*at]));
+            }
+            return;
+        }
         for (index, &at) in members.iter().enumerate() {
             let slot = &mut self.slots[at];
-            let run = slot.run.as_mut().expect("it is a member");
+            let Some(run) = slot.run.as_mut() else { continue };
             slot.tokens.extend(run.pending.take());
             add(run, &cost, members.len());
             self.choose(at, index);
         }
     }
 
-    /// Evaluates a batch. Where the context is full, what idle slots keep makes room, the oldest first.
-    pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+    /// Evaluates a batch. Where the context is full, other slots give way. False where one did that has a part in the
+    /// batch.
+    pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<bool, Error> {
         loop {
             match self.session.evaluate(batch) {
-                Err(Error::ContextFull { n_ctx }) => {
-                    if !self.forget_oldest_idle(None)? {
-                        return Err(Error::ContextFull { n_ctx });
+                Err(Error::ContextFull { n_ctx }) => match self.give_way(None, batch)? {
+                    None => return Err(Error::ContextFull { n_ctx }),
+                    Some(at) if batch.iter().any(|entry| entry.sequence == self.slots[at].sequence()) => {
+                        return Ok(false);
                     }
-                }
-                other => return other,
+                    Some(_) => {}
+                },
+                other => return other.map(|()| true),
             }
         }
     }
 
-    /// Forgets what the slot keeps that was idle the longest, but for one. False where none keeps anything.
-    pub(super) fn forget_oldest_idle(&mut self, but: Option<usize>) -> Result<bool, Error> {
-        let idle =
-            self.slots.iter_mut().filter(|slot| slot.is_free() && !slot.tokens.is_empty() && Some(slot.id) != but);
-        let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(false) };
+    /// Makes room in the shared context for a batch: the slot that [`slots::gives_way`] names, `but` for one, ends what
+    /// it does and forgets what it holds. `None` where no slot gives way.
+    pub(super) fn give_way(&mut self, but: Option<usize>, batch: &[BatchToken]) -> Result<Option<usize>, Error> {
+        let n_ctx = self.session.n_ctx() as usize;
+        let holding = |slot: &Slot| {
+            let added = batch.iter().filter(|entry| entry.sequence == slot.sequence()).count();
+            let holder = slot.run.as_ref().map_or(Holder::Idle { since: slot.last_used }, |run| match &run.job.work {
+                Work::Generate(generate) if run.phase == Phase::Generating => Holder::Generation {
+                    is_unlimited: generate.n_predict.is_none_or(|n| run.job.prompt.len() + n > n_ctx),
+                },
+                _ => Holder::Prompt,
+            });
+            Holding { n: slot.tokens.len() + added, holder }
+        };
+        let holdings: Vec<Holding> = self.slots.iter().map(holding).collect();
+        let fair_share = n_ctx / self.slots.len();
+        let Some(at) = slots::gives_way(&holdings, fair_share, but) else { return Ok(None) };
+        match holdings[at].holder {
+            Holder::Idle { .. } => {}
+            Holder::Generation { .. } => self.end_full(at),
+            Holder::Prompt => {
+                let message = format!(
+                    "the context of {n_ctx} tokens is full, and this prompt takes more of it than its share of \
+                     {fair_share}: send it again later, or give the server a larger -c"
+                );
+                self.fail(at, &Failure { kind: FailureKind::Unavailable, message });
+            }
+        }
+        self.forget(at)?;
+        Ok(Some(at))
+    }
+
+    /// Empties the slot that was idle the longest, but for one. The cells of the context that this frees at least;
+    /// `None` where no idle slot holds anything.
+    pub(super) fn forget_oldest_idle(&mut self, but: Option<usize>) -> Result<Option<usize>, Error> {
+        let idle = self.slots.iter().filter(|slot| slot.is_free() && !slot.tokens.is_empty() && Some(slot.id) != but);
+        let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(None) };
+        // Another slot may have the same cells.
+        let (at, n) = (slot.id, if slot.is_shared { 0 } else { slot.tokens.len() });
+        self.forget(at)?;
+        Ok(Some(n))
+    }
+
+    /// Empties a slot without a request.
+    fn forget(&mut self, at: usize) -> Result<(), Error> {
+        let slot = &mut self.slots[at];
         slot.tokens.clear();
         slot.is_shared = false;
         let sequence = slot.sequence();
-        self.session.forget_from(sequence, 0)?;
-        Ok(true)
+        self.session.keep_of(sequence, 0).map(drop)
     }
 
     /// Makes a slot the only one that has its cells of the context, at the price of room for those that it shared.
@@ -107,7 +158,7 @@ impl Worker {
         let sequence = self.slots[at].sequence();
         let state = self.session.sequence_state(sequence)?;
         while let Err(error) = self.session.set_sequence_state(sequence, &state) {
-            if !self.forget_oldest_idle(Some(at))? {
+            if self.give_way(Some(at), &[])?.is_none() {
                 self.slots[at].tokens.clear();
                 return Err(error);
             }
@@ -116,7 +167,7 @@ impl Worker {
         Ok(())
     }
 
-    /// An evaluation failed: those that it was of are told. What it placed is taken back; or all is lost.
+    /// Fails the requests in the batch. The session has removed their tokens, or lost the whole context.
     pub(super) fn failed(&mut self, members: &[usize], error: &Error) {
         let (kind, message) = match error {
             Error::ContextFull { .. } => (FailureKind::Server, "Context size has been exceeded.".to_owned()),
@@ -124,7 +175,7 @@ impl Worker {
             error => (FailureKind::Server, error.to_string()),
         };
         let failure = Failure { kind, message };
-        let is_lost = matches!(error, Error::Decode(reason) if reason.ends_with("feed it again"));
+        let is_lost = matches!(error, Error::ContextLost(_) | Error::Interrupted);
         for at in 0..self.slots.len() {
             if is_lost {
                 self.slots[at].tokens.clear();
@@ -154,8 +205,7 @@ impl Worker {
         let wanted = usize::try_from(generate.n_keep).unwrap_or(run.job.prompt.len()) + usize::from(adds_bos);
         let dropped = slots::shift(slot.tokens.len(), wanted.min(n_ctx.saturating_sub(4)), generate.n_discard);
         let Some((n_keep, n)) = dropped.filter(|_| shifts) else {
-            run.truncated = true;
-            self.finish(at, Stop::Limit, String::new(), 0);
+            self.end_full(at);
             return false;
         };
         let (from, end) = ((n_keep + n) as i32, slot.tokens.len() as i32);
@@ -173,6 +223,14 @@ impl Worker {
                 false
             }
         }
+    }
+
+    /// Ends a generation for which the context has no more room.
+    fn end_full(&mut self, at: usize) {
+        let Some(run) = self.slots[at].run.as_mut() else { return };
+        run.truncated = true;
+        let rest = run.text.finish();
+        self.finish(at, Stop::Limit, rest, 0);
     }
 
     /// Chooses the next token of a slot from the logits at `index`, and tells it.

@@ -49,11 +49,11 @@ fn check_one(message: &mut Map<String, Value>) -> Result<(), ApiError> {
 /// A part of a content: a text.
 ///
 /// # Errors
-/// Anything else. llama-server calls what a model without eyes and ears cannot take an error of the server, and clients know it so.
+/// Anything else. The server takes no images, sound or video, whatever the model could do with them.
 pub fn check_part(part: &Value) -> Result<(), ApiError> {
     let cannot = |what: &str| {
-        Err(ApiError::server(format!(
-            "{what} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+        Err(ApiError::invalid(format!(
+            "{what} input is not supported: this server takes text only; send the message without it, or use llama-server with --mmproj"
         )))
     };
     match part.get("type").and_then(Value::as_str) {
@@ -118,6 +118,6 @@ mod tests {
         let mut messages = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
         let error = check(&mut messages).unwrap_err();
         assert!(error.message.contains("image input is not supported"), "{}", error.message);
-        assert_eq!(error.status.as_u16(), 500);
+        assert_eq!(error.status.as_u16(), 400);
     }
 }

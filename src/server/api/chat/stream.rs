@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::Talk;
 use super::answer::{Reader, delta_json};
-use crate::server::api::openai::{Stamp, Usage, finish_reason, logprobs};
+use crate::server::api::openai::{Logprobs, Stamp, Usage, finish_reason};
 use crate::server::control::Listed;
 use crate::server::http::error::ApiError;
 use crate::server::http::stream::{Frame, Shape};
@@ -66,7 +66,7 @@ impl Chat {
         if let Some(last) = chunks.last_mut()
             && !answer.probabilities.is_empty()
         {
-            last["choices"][0]["logprobs"] = logprobs(&std::mem::take(&mut answer.probabilities));
+            last["choices"][0]["logprobs"] = json!(Logprobs::new(&std::mem::take(&mut answer.probabilities)));
         }
         chunks
     }

@@ -1,0 +1,391 @@
+//! Connections: how many there may be, and how long each may keep the server waiting.
+//!
+//! A connection waits for its client unless a request of it is being worked on: while it is silent, while a request
+//! arrives, while the client does not read an answer. One that waits longer than the server's patience is closed,
+//! whatever it speaks (TLS, HTTP/1, HTTP/2). At the limit, the one that has waited longest makes room for a new one.
+//! All requests of a closed connection are given up, so that their slots are free again.
+
+use std::collections::HashMap;
+use std::future::{Ready, ready};
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Extension, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum_server::accept::Accept;
+use futures_util::task::AtomicWaker;
+use http_body::{Frame, SizeHint};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tower::Service;
+
+use super::error::ApiError;
+
+/// Connections at once, where no more requests may wait.
+const CONNECTIONS: usize = 512;
+
+/// Connections beside those of requests that wait or are worked on.
+const SPARE_CONNECTIONS: usize = 192;
+
+/// Descriptors that are left to the model, its cache and logs.
+const OTHER_DESCRIPTORS: u64 = 128;
+
+/// An answer is handed to a connection in pieces of this size, so that a client that does not read is noticed.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// How many connections there may be where so many requests are worked on or wait. Raises the soft limit of descriptors
+/// to the hard one.
+pub fn limit(n_requests: usize) -> usize {
+    let wanted = CONNECTIONS.max(n_requests + SPARE_CONNECTIONS);
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
+    let descriptors = if setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() { hard } else { soft };
+    let left = descriptors - OTHER_DESCRIPTORS.min(descriptors / 2);
+    wanted.min(usize::try_from(left).unwrap_or(usize::MAX))
+}
+
+/// All connections.
+#[derive(Debug)]
+pub struct Connections {
+    limit: usize,
+    patience: Duration,
+    idle_patience: Duration,
+    open: Mutex<HashMap<usize, Arc<Connection>>>,
+    n_requests: AtomicUsize,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct Connection {
+    turn: Mutex<Turn>,
+    is_closed: AtomicBool,
+    /// The last write found the socket full: the client has not read all.
+    is_blocked: AtomicBool,
+    waker: AtomicWaker,
+    all: Weak<Connections>,
+}
+
+/// Whether it waits for its client, and since when.
+#[derive(Debug)]
+struct Turn {
+    /// Requests that are being worked on; while there are any, it does not wait.
+    n_working: usize,
+    /// Requests that have begun and whose answers have not ended.
+    n_exchanges: usize,
+    /// A request was answered, and no byte of another one has come.
+    is_idle: bool,
+    /// When the client last did its part.
+    since: Instant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Connection {
+    fn waiting_since(&self) -> Option<Instant> {
+        let turn = lock(&self.turn);
+        (turn.n_working == 0).then_some(turn.since)
+    }
+
+    /// Whether the client has kept the server waiting for too long: for longer than `idle` between requests, for longer
+    /// than `patience` otherwise.
+    fn is_late(&self, patience: Duration, idle: Duration) -> bool {
+        let turn = lock(&self.turn);
+        let is_idle = turn.is_idle && !self.is_blocked.load(Ordering::Relaxed);
+        turn.n_working == 0 && turn.since.elapsed() > if is_idle { idle } else { patience }
+    }
+
+    /// Bytes have come.
+    fn heard(&self) {
+        let mut turn = lock(&self.turn);
+        if turn.is_idle {
+            (turn.is_idle, turn.since) = (false, Instant::now());
+        }
+    }
+
+    /// Bytes were written, unless the socket is full.
+    fn wrote<T>(&self, result: Poll<T>) -> Poll<T> {
+        self.is_blocked.store(result.is_pending(), Ordering::Relaxed);
+        result
+    }
+
+    /// The task that serves it ends with an error at its next read or write.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+impl Connections {
+    /// At most `limit` at once, none of which may keep the server waiting for longer than `patience`, or between two
+    /// requests than `idle_patience`.
+    pub fn new(limit: usize, patience: Duration, idle_patience: Duration) -> Arc<Self> {
+        Arc::new(Self { limit, patience, idle_patience, open: Mutex::default(), n_requests: AtomicUsize::new(0) })
+    }
+
+    /// Closes connections that keep the server waiting, for ever.
+    pub async fn watch(self: Arc<Self>) {
+        let mut ticks =
+            tokio::time::interval((self.patience / 8).clamp(Duration::from_millis(10), Duration::from_secs(1)));
+        loop {
+            ticks.tick().await;
+            lock(&self.open)
+                .values()
+                .filter(|connection| connection.is_late(self.patience, self.idle_patience))
+                .for_each(|connection| connection.close());
+        }
+    }
+
+    /// Takes a new connection in.
+    ///
+    /// # Errors
+    /// There are as many as there may be, and a request of each is being worked on.
+    fn take_in(self: &Arc<Self>, stream: TcpStream) -> io::Result<Tracked> {
+        let connection = Arc::new(Connection {
+            turn: Mutex::new(Turn { n_working: 0, n_exchanges: 0, is_idle: false, since: Instant::now() }),
+            is_closed: AtomicBool::new(false),
+            is_blocked: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            all: Arc::downgrade(self),
+        });
+        let mut open = lock(&self.open);
+        if open.len() >= self.limit {
+            let waiting = open.iter().filter_map(|(id, connection)| Some((connection.waiting_since()?, *id)));
+            let (_, oldest) = waiting.min().ok_or_else(|| io::Error::other("too many connections"))?;
+            if let Some(connection) = open.remove(&oldest) {
+                connection.close();
+            }
+        }
+        // Unique: the Arc's address, which stays taken while the connection is open.
+        let id = Arc::as_ptr(&connection) as usize;
+        open.insert(id, Arc::clone(&connection));
+        Ok(Tracked { stream, connection, id })
+    }
+}
+
+/// Gives every connection its place among all, and its requests a mark of it.
+#[derive(Clone, Debug)]
+pub struct Acceptor(pub Arc<Connections>);
+
+impl<S> Accept<TcpStream, S> for Acceptor {
+    type Stream = Tracked;
+    type Service = Marking<S>;
+    type Future = Ready<io::Result<(Tracked, Marking<S>)>>;
+
+    fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
+        // An event is a small write, which must not wait until the one before it was acknowledged: 40 ms.
+        let tracked = stream.set_nodelay(true).and_then(|()| self.0.take_in(stream));
+        ready(tracked.map(|tracked| {
+            let connection = Arc::clone(&tracked.connection);
+            (tracked, Marking { service, connection })
+        }))
+    }
+}
+
+/// The stream of a connection, until it ends or is closed.
+#[derive(Debug)]
+pub struct Tracked {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+    id: usize,
+}
+
+impl Tracked {
+    /// The stream, unless the connection was closed.
+    fn open(&mut self, context: &Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
+        self.connection.waker.register(context.waker());
+        if self.connection.is_closed.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Pin::new(&mut self.stream))
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        if let Some(all) = self.connection.all.upgrade() {
+            lock(&all.open).remove(&self.id);
+        }
+    }
+}
+
+impl AsyncRead for Tracked {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let result = self.open(cx)?.poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.connection.heard();
+        }
+        result
+    }
+}
+
+impl AsyncWrite for Tracked {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let result = self.open(cx)?.poll_write(cx, buf);
+        self.connection.wrote(result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = self.open(cx)?.poll_write_vectored(cx, bufs);
+        self.connection.wrote(result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.open(cx)?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.open(cx)?.poll_shutdown(cx)
+    }
+}
+
+/// A service whose requests know their connection.
+#[derive(Clone, Debug)]
+pub struct Marking<S> {
+    service: S,
+    connection: Arc<Connection>,
+}
+
+impl<S: Service<axum::http::Request<B>>, B> Service<axum::http::Request<B>> for Marking<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.service.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: axum::http::Request<B>) -> S::Future {
+        request.extensions_mut().insert(Arc::clone(&self.connection));
+        self.service.call(request)
+    }
+}
+
+/// A request and its answer. Dropped, both have ended.
+#[derive(Debug)]
+pub struct Exchange {
+    connection: Arc<Connection>,
+    is_worked_on: AtomicBool,
+}
+
+impl Exchange {
+    fn new(connection: Arc<Connection>) -> Self {
+        let exchange = Self { connection, is_worked_on: AtomicBool::new(false) };
+        exchange.count(|n| n.fetch_add(1, Ordering::Relaxed));
+        let mut turn = lock(&exchange.connection.turn);
+        turn.n_exchanges += 1;
+        (turn.is_idle, turn.since) = (false, Instant::now());
+        drop(turn);
+        exchange
+    }
+
+    /// Requests of all connections.
+    fn count(&self, count: impl FnOnce(&AtomicUsize) -> usize) -> usize {
+        self.connection.all.upgrade().map_or(0, |all| count(&all.n_requests))
+    }
+
+    /// The client has done its part: the server works.
+    pub fn work(&self) {
+        if !self.is_worked_on.swap(true, Ordering::Relaxed) {
+            lock(&self.connection.turn).n_working += 1;
+        }
+    }
+
+    /// It is the client's turn.
+    pub fn wait(&self) {
+        let mut turn = lock(&self.connection.turn);
+        turn.n_working -= usize::from(self.is_worked_on.swap(false, Ordering::Relaxed));
+        turn.since = Instant::now();
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.wait();
+        let mut turn = lock(&self.connection.turn);
+        turn.n_exchanges -= 1;
+        turn.is_idle = turn.n_exchanges == 0;
+        drop(turn);
+        self.count(|n| n.fetch_sub(1, Ordering::Relaxed));
+    }
+}
+
+/// Follows a request from its head to the end of its answer. One connection of HTTP/2 has many requests at once: all
+/// together there are no more than there may be connections, beside those that ask for health.
+pub async fn follow(
+    State(all): State<Arc<Connections>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let exchange = Arc::new(Exchange::new(connection));
+    if request.body().is_end_stream() {
+        exchange.work();
+    }
+    let asks_for_health = matches!(request.uri().path(), "/health" | "/v1/health");
+    if all.n_requests.load(Ordering::Relaxed) > all.limit && !asks_for_health {
+        return ApiError::busy("too many requests at once").into_response();
+    }
+    request.extensions_mut().insert(Arc::clone(&exchange));
+    let response = next.run(request).await;
+    response.map(|body| Body::new(Followed { body, rest: Bytes::new(), exchange }))
+}
+
+/// The body of an answer, in pieces. After each piece the client has to read; once the connection asks for the next
+/// piece, the server works again.
+struct Followed {
+    body: Body,
+    /// The part of the current frame that was not sent yet.
+    rest: Bytes,
+    exchange: Arc<Exchange>,
+}
+
+impl HttpBody for Followed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        self.exchange.work();
+        if self.rest.is_empty() {
+            match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)).map(|frame| frame.map(Frame::into_data)) {
+                Some(Ok(Ok(data))) => self.rest = data,
+                Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+        self.exchange.wait();
+        let n = self.rest.len().min(PIECE_BYTES);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(n)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (inner, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower() + rest);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
+    }
+}

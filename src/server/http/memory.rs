@@ -1,0 +1,326 @@
+//! Memory of requests: a part of the memory budget that is kept for them, of which each holds what it takes from the
+//! first byte of its body until it is answered.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::error::ApiError;
+
+/// Memory is counted in units of so many bytes.
+const UNIT: usize = 16 << 10;
+
+/// What all requests may hold, as a multiple of the largest body. Prose takes 38 times its length, as [`cost`] counts:
+/// the longest prose that can be worked on has a third of the largest body's bytes.
+const BODY_FACTOR: usize = 12;
+
+/// What all requests may hold at the least, in bytes, however small bodies must be.
+const LEAST_BYTES: usize = 1 << 20;
+
+/// Buffers of connections, and answers.
+const OTHER_BYTES: usize = 16 << 20;
+
+/// Bytes that all requests may hold where bodies have so many at the most.
+fn room(max_body: usize) -> usize {
+    max_body.saturating_mul(BODY_FACTOR).max(LEAST_BYTES)
+}
+
+/// Bytes of the memory budget to keep for requests whose bodies have so many bytes at the most.
+pub fn reserved(max_body: usize) -> u64 {
+    room(max_body).saturating_add(OTHER_BYTES) as u64
+}
+
+/// How long a request waits for memory that others hold. Most hold much of it for less than a second.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// A request that lacks no more units takes them when they are free, before larger ones that wait.
+const SMALL_UNITS: usize = 2;
+
+/// Memory that all requests may hold.
+#[derive(Debug)]
+pub struct Memory {
+    all: Arc<Pool>,
+    arriving: Arc<Pool>,
+}
+
+/// Units of memory, and those that are free.
+#[derive(Debug)]
+struct Pool {
+    n_units: usize,
+    n_free: Mutex<usize>,
+    given_back: Notify,
+    /// Large requests wait in their order: the first of them has the lock.
+    queue: tokio::sync::Mutex<()>,
+}
+
+/// Memory that one request holds.
+#[derive(Debug)]
+pub struct Held {
+    pool: Arc<Pool>,
+    n_units: Mutex<usize>,
+}
+
+fn lock(mutex: &Mutex<usize>) -> MutexGuard<'_, usize> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// For bodies of so many bytes at the most.
+    pub fn new(max_body: usize) -> Self {
+        let n_units = room(max_body) / UNIT;
+        Self { all: Pool::new(n_units), arriving: Pool::new(n_units / 2) }
+    }
+
+    /// A request that holds no memory yet.
+    pub fn hold(&self) -> Held {
+        Held { pool: Arc::clone(&self.all), n_units: Mutex::default() }
+    }
+
+    /// A large body of which no byte has arrived yet. All that arrive may take half of the memory, so that slow clients
+    /// leave the other half to requests that are here.
+    pub fn arrive(&self) -> Held {
+        Held { pool: Arc::clone(&self.arriving), n_units: Mutex::default() }
+    }
+}
+
+impl Pool {
+    fn new(n_units: usize) -> Arc<Self> {
+        let (given_back, queue) = (Notify::new(), tokio::sync::Mutex::new(()));
+        Arc::new(Self { n_units, n_free: Mutex::new(n_units), given_back, queue })
+    }
+
+    /// Takes so many units where they are free.
+    fn try_take(&self, n: usize) -> bool {
+        let mut n_free = lock(&self.n_free);
+        let is_free = *n_free >= n;
+        if is_free {
+            *n_free -= n;
+        }
+        is_free
+    }
+
+    /// Takes so many units once they are free.
+    async fn take(&self, n: usize) {
+        let _turn = if n > SMALL_UNITS { Some(self.queue.lock().await) } else { None };
+        loop {
+            // Hears of all that is given back from here on.
+            let given_back = self.given_back.notified();
+            if self.try_take(n) {
+                return;
+            }
+            given_back.await;
+        }
+    }
+
+    fn give_back(&self, n: usize) {
+        if n > 0 {
+            *lock(&self.n_free) += n;
+            self.given_back.notify_waiters();
+        }
+    }
+}
+
+impl Held {
+    /// Holds at least so many bytes, waiting for those that others hold.
+    ///
+    /// # Errors
+    /// They are more than there are, or others held them for too long.
+    pub async fn grow_to(&self, bytes: usize) -> Result<(), ApiError> {
+        let wanted = bytes.div_ceil(UNIT);
+        if wanted > self.pool.n_units {
+            let max_body = bytes.div_ceil(BODY_FACTOR);
+            return Err(ApiError::too_large_to_work_on(bytes, self.pool.n_units * UNIT, max_body));
+        }
+        let more = wanted.saturating_sub(*lock(&self.n_units));
+        if more == 0 {
+            return Ok(());
+        }
+        let taken = tokio::time::timeout(WAIT, self.pool.take(more)).await;
+        taken.map_err(|_| ApiError::busy("other requests hold the memory for requests (--max-body)"))?;
+        *lock(&self.n_units) += more;
+        Ok(())
+    }
+
+    /// Gives back all but so many bytes.
+    pub fn shrink_to(&self, bytes: usize) {
+        let mut n_units = lock(&self.n_units);
+        let excess = n_units.saturating_sub(bytes.div_ceil(UNIT));
+        *n_units -= excess;
+        self.pool.give_back(excess);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+/// Memory for each byte of a body: the byte, its copy in the JSON value, the template's output, and its token (at most
+/// one a byte).
+const BYTE: usize = BODY_FACTOR;
+
+/// What a tokenizer takes for a piece of a text, such as a word.
+const PIECE: usize = 130;
+
+/// Letters that may be one piece; those beyond are counted as if each were one.
+const PIECE_LETTERS_MAX: usize = 32;
+
+/// What a value of JSON takes: its place in a list that grows by doubling, and a number's digits.
+const VALUE: usize = 176;
+
+/// What a list or an object takes besides, also as a value of chat templates.
+const CONTAINER: usize = 1500;
+
+/// What a field of an object takes besides, also there.
+const FIELD: usize = 320;
+
+/// Bytes that a body of JSON takes while it is worked on, at the most as a rule. `[[1],[1],…]` takes 115 times its
+/// length as values, prose 33 times as it is tokenized, single letters 80 times. A letter counts once, whether it is
+/// one byte, several, or an escape. `by_letters`: the tokenizer begins with letters, not with words.
+pub fn cost(json: &[u8], by_letters: bool) -> usize {
+    let (mut n_values, mut n_containers, mut n_fields, mut n_pieces) = (1usize, 0usize, 0usize, 0usize);
+    let (mut is_text, mut n_letters) = (false, 0usize);
+    // Pieces that a letter adds after so many others.
+    let letter = |n_letters: usize| usize::from(n_letters == 0 || n_letters > PIECE_LETTERS_MAX || by_letters);
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        if !is_text {
+            match byte {
+                b',' => n_values += 1,
+                b'[' | b'{' => n_containers += 1,
+                b':' => n_fields += 1,
+                b'"' => (is_text, n_letters) = (true, 0),
+                _ => {}
+            }
+            continue;
+        }
+        match byte {
+            b'"' => is_text = false,
+            // The first byte of a letter was counted.
+            0x80..=0xbf => continue,
+            b'a'..=b'z' | b'A'..=b'Z' | 0xc0.. => {
+                n_pieces += letter(n_letters);
+                n_letters += 1;
+                continue;
+            }
+            b'\\' => match bytes.next() {
+                Some(b'u') => match escaped(&mut bytes) {
+                    // The second half of a letter whose first half was counted.
+                    Some(0xdc00..=0xdfff) => continue,
+                    Some(0x100..) => {
+                        n_pieces += letter(n_letters);
+                        n_letters += 1;
+                        continue;
+                    }
+                    _ => n_pieces += 1,
+                },
+                _ => n_pieces += 1,
+            },
+            // A space is one with the word after it.
+            b' ' if n_letters > 0 => n_pieces += usize::from(by_letters),
+            _ => n_pieces += 1,
+        }
+        n_letters = 0;
+    }
+    json.len() * BYTE + n_pieces * PIECE + n_values * VALUE + n_containers * CONTAINER + n_fields * FIELD
+}
+
+/// The number that the four digits after `\u` say; `None`, and nothing is taken, where they are no digits.
+fn escaped(bytes: &mut std::slice::Iter<'_, u8>) -> Option<u32> {
+    let digits = bytes.as_slice().get(..4)?;
+    let number = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    *bytes = bytes.as_slice()[4..].iter();
+    Some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_count_by_what_they_take() {
+        let n = 1000;
+        for (json, least) in [
+            (format!("[{}]", vec!["1"; n].join(",")), 157),
+            (format!("[{}]", vec!["[1]"; n].join(",")), 461),
+            (format!("[{}]", vec!["[[[[1]]]]"; n].join(",")), 1373),
+            (format!("[{}]", vec!["{\"a\":1}"; n].join(",")), 573),
+            (format!("[{}]", vec!["\"a\""; n].join(",")), 157),
+        ] {
+            assert!(cost(json.as_bytes(), false) >= n * least, "{}", &json[..20]);
+        }
+        let text = format!("\"{}\\\"[,\"", "[,{:\\\\".repeat(n));
+        assert!(cost(text.as_bytes(), false) < text.len() * (BYTE + PIECE) + 1000, "commas of a text are no values");
+        assert!(cost(b"\"\\", false) > 0, "a text without an end");
+    }
+
+    #[test]
+    fn texts_count_by_their_pieces() {
+        let n_pieces = |text: &str, by_letters| {
+            let json = format!("\"{text}\"");
+            (cost(json.as_bytes(), by_letters) - json.len() * BYTE - VALUE) / PIECE
+        };
+        assert_eq!(n_pieces("The river runs", false), 3);
+        assert_eq!(n_pieces("The river runs", true), 14);
+        assert_eq!(n_pieces("a, b\\n42", false), 7);
+        assert_eq!(n_pieces(&"a".repeat(PIECE_LETTERS_MAX + 101), false), 101);
+        assert_eq!(n_pieces(&" ".repeat(100), false), 100);
+        for word in ["река", "\\u0440\\u0435\\u043a\\u0430"] {
+            assert_eq!((n_pieces(word, false), n_pieces(word, true)), (1, 4), "{word}");
+        }
+        assert_eq!(n_pieces("\\u0022\\u0041 \\ud83d\\ude00", false), 4);
+        // Broken escapes.
+        assert_eq!((n_pieces("\\u04", false), n_pieces("\\uwxyz", false)), (3, 2));
+    }
+
+    #[test]
+    fn letters_of_all_scripts_fit() {
+        let all = room(4 << 20);
+        let russian = format!("{{\"prompt\": \"{}\"}}", "\\u0440".repeat(70_000));
+        let chinese = format!("{{\"prompt\": \"{}\"}}", "河".repeat(134_000));
+        for json in [russian, chinese] {
+            for by_letters in [false, true] {
+                let cost = cost(json.as_bytes(), by_letters);
+                assert!(cost < all / 2, "{} KiB take {} KiB", json.len() >> 10, cost >> 10);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_given_back_is_there_for_others() {
+        let memory = Memory::new(1);
+        let (one, two) = (memory.hold(), memory.hold());
+        one.grow_to(LEAST_BYTES).await.unwrap();
+        assert_eq!(one.grow_to(LEAST_BYTES + 1).await.unwrap_err().status.as_u16(), 413);
+        one.shrink_to(UNIT);
+        two.grow_to(LEAST_BYTES - UNIT).await.unwrap();
+        drop(one);
+        two.grow_to(LEAST_BYTES).await.unwrap();
+    }
+    #[tokio::test]
+    async fn small_requests_do_not_wait_for_large_ones() {
+        let memory = Memory::new(1);
+        let (one, large, small) = (memory.hold(), memory.hold(), memory.hold());
+        one.grow_to(UNIT).await.unwrap();
+        let mut waits = Box::pin(large.grow_to(LEAST_BYTES));
+        tokio::select! {
+            biased;
+            _ = &mut waits => panic!("a unit of what it waits for is held"),
+            () = std::future::ready(()) => {}
+        }
+        small.grow_to(SMALL_UNITS * UNIT).await.unwrap();
+        drop((one, small));
+        waits.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn bodies_that_arrive_leave_half() {
+        let memory = Memory::new(1);
+        let (arriving, held) = (memory.arrive(), memory.hold());
+        arriving.grow_to(LEAST_BYTES / 2).await.unwrap();
+        assert_eq!(arriving.grow_to(LEAST_BYTES).await.unwrap_err().status.as_u16(), 413);
+        held.grow_to(LEAST_BYTES).await.unwrap();
+    }
+}
