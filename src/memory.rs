@@ -13,8 +13,8 @@ pub fn begin() {
     few_arenas();
 }
 
-/// Limits the allocator's arenas: what threads free in arenas of their own is of no use to others, and seldom goes back to
-/// the system.
+/// Limits the allocator's arenas: other threads cannot use the memory that a thread frees in its own, and it seldom goes
+/// back to the system.
 pub fn few_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attacks on a server over loopback, in groups. After each group the server must be as it was before.
+"""Attacks on a server over loopback, in groups. After each group the server must be unchanged.
 
     ./attack.py --server hobbit-server                              # one round, about a minute
     ./attack.py --server hobbit-server --seconds 3600 --json attack.json
@@ -282,7 +282,7 @@ class Attack:
             )
 
     async def aftermath(self) -> None:
-        """Whether the server is as it was before the group."""
+        """Checks that the group left the server unchanged."""
         server, failures = self.server, len(self.failures)
         await self.same_text("afterwards")
         busy, files, end = None, 0, time.monotonic() + 15

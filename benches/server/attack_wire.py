@@ -123,7 +123,7 @@ CANCEL = struct.pack(">I", 8)
 
 
 def frame(kind: int, stream: int = 0, payload: bytes = b"", flags: int = 0, size: int | None = None) -> bytes:
-    """A frame of HTTP/2; `size`: what it says of its length."""
+    """A frame of HTTP/2; `size`: the length in its header."""
     return (
         struct.pack(">I", len(payload) if size is None else size)[1:]
         + struct.pack(">BBI", kind, flags, stream)

@@ -240,7 +240,7 @@ class Soak:
             await self.all_slots()
         for line in self.server.panics():
             self.fail(f"log: {line[:200]}")
-        # What a load brings with it is there after two tenths.
+        # Memory of the warm-up is taken within the first two tenths.
         steady = figures[min(1, len(figures) - 1)]
         if figures[-1] > steady * 1.05 + (16 << 10):
             self.fail(f"memory grew from {steady >> 10} to {figures[-1] >> 10} MiB")

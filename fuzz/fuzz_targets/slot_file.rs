@@ -1,4 +1,4 @@
-//! Any bytes as a saved slot: no panic, no huge allocation, and an accepted file is written again as it was.
+//! Any bytes as a saved slot: no panic, no huge allocation, and an accepted file is written again unchanged.
 //! `fuzz/run slot_file`
 
 #![no_main]

@@ -232,7 +232,7 @@ struct Transfer<'a> {
     witness: &'a dyn Witness,
     part: Part,
     size: Option<u64>,
-    /// Of the file that the part belongs to.
+    /// Belongs to the file of the part.
     etag: Option<String>,
     /// How often the part was thrown away.
     restarts: u32,

@@ -115,7 +115,7 @@ pub struct Holding {
     pub holder: Holder,
 }
 
-/// What a slot does with the tokens that it holds.
+/// The use that a slot makes of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// Keeps them for a later prompt; a smaller number is an earlier time.

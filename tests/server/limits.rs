@@ -1,4 +1,4 @@
-//! What one request may ask for, and the memory of all of them.
+//! Limits of one request, and of the memory of all.
 
 use std::io::Write;
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Slots in files: what a request may write.
+//! Slots in files: requests replace slot files only.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};

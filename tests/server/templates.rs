@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::rig::*;
 
-/// What a template may do; the content of the message chooses. The first words say what each is to take.
+/// Hostile templates by name. The content of the message chooses one.
 const HOSTILE: [(&str, &str); 22] = [
     ("a macro calls itself", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"),
     (

@@ -284,7 +284,7 @@ impl RawContext {
         unsafe { shim::hobbit_memory_last(self.as_ptr(), sequence) }
     }
 
-    /// What a sequence holds, in llama.cpp's format.
+    /// The state of a sequence, in llama.cpp's format.
     ///
     /// # Errors
     /// llama.cpp refuses.

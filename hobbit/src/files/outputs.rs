@@ -228,7 +228,7 @@ pub fn overwrite(path: &Path, kind: Kind, bytes: &[u8]) -> io::Result<()> {
 /// Finds out whether [`overwrite`] can write to `path`. Changes nothing.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn try_overwriting(path: &Path) -> io::Result<()> {
     if is_descriptor(path) {
         return Ok(());

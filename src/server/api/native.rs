@@ -89,7 +89,7 @@ struct Answer<'a> {
     completion_probabilities: Option<Told<'a>>,
 }
 
-/// What a prompt takes while it is answered besides its tokens: its job, a sampler, the text of the answer.
+/// Bytes for each prompt while it is answered, besides its tokens: its job, a sampler, the text of the answer.
 const TEXT_BYTES: usize = 16 << 10;
 
 /// Hands prompts to the engine, each as often as answers are wanted. Gives back most of the memory that reading the

@@ -16,7 +16,7 @@ pub type Prompts = Vec<Arc<[Token]>>;
 /// The prompts of a request: one, or a list of them.
 ///
 /// # Errors
-/// What is no prompt, or more than the server lets wait.
+/// No prompt, or more prompts than the server lets wait.
 pub fn prompts(value: &Value, body: &Map<String, Value>, app: &App) -> Result<Prompts, ApiError> {
     let loaded = app.loaded()?;
     let model = &loaded.model;

@@ -1,4 +1,4 @@
-//! What every request passes: by which name the server may be asked, who may ask, and from which pages.
+//! Checks of every request: the name of the host, the key, and the page that asks.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

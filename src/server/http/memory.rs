@@ -11,11 +11,11 @@ use super::error::ApiError;
 /// Memory is counted in units of so many bytes.
 const UNIT: usize = 16 << 10;
 
-/// What all requests may hold, as a multiple of the largest body. Prose takes 38 times its length, as [`cost`] counts:
+/// Memory of all requests, as a multiple of the largest body. Prose takes 38 times its length, as [`cost`] counts:
 /// the longest prose that can be worked on has a third of the largest body's bytes.
 const BODY_FACTOR: usize = 12;
 
-/// What all requests may hold at the least, in bytes, however small bodies must be.
+/// Least memory of all requests, in bytes, however small bodies must be.
 const LEAST_BYTES: usize = 1 << 20;
 
 /// Buffers of connections, and answers.
@@ -161,19 +161,19 @@ impl Drop for Held {
 /// one a byte).
 const BYTE: usize = BODY_FACTOR;
 
-/// What a tokenizer takes for a piece of a text, such as a word.
+/// Bytes that a tokenizer takes for a piece of a text, such as a word.
 const PIECE: usize = 130;
 
 /// Letters that may be one piece; those beyond are counted as if each were one.
 const PIECE_LETTERS_MAX: usize = 32;
 
-/// What a value of JSON takes: its place in a list that grows by doubling, and a number's digits.
+/// Bytes for a value of JSON: its place in a list that grows by doubling, and a number's digits.
 const VALUE: usize = 176;
 
-/// What a list or an object takes besides, also as a value of chat templates.
+/// Further bytes for a list or an object, also as a value of chat templates.
 const CONTAINER: usize = 1500;
 
-/// What a field of an object takes besides, also there.
+/// Further bytes for a field of an object, also there.
 const FIELD: usize = 320;
 
 /// Bytes that a body of JSON takes while it is worked on, at the most as a rule. `[[1],[1],…]` takes 115 times its

@@ -1,5 +1,5 @@
 //! Logits that are not finite. All slots share one KV cache, where a masked cell still counts (0 · NaN is NaN), and a
-//! forgotten one keeps its data: what one request has put there would spoil all others, and every later one.
+//! forgotten one keeps its data: the cells of one request would spoil all other and all later ones.
 //!
 //! The tokens of the failed evaluation are removed, and its requests are evaluated again one by one. The state of
 //! recurrent and hybrid models cannot go back: there every request that shared the failed evaluation fails with 503.

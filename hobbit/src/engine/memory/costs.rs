@@ -18,7 +18,7 @@ const RUNTIME_BYTES_STEP: u64 = 64 << 20;
 /// What the process needs beside weights, KV cache and compute buffers, at the least, in bytes.
 const RUNTIME_BYTES_MIN: u64 = 24 << 20;
 
-/// What the process holds besides `weights` and `kv` bytes, now that a model was loaded.
+/// Bytes that the process holds besides `weights` and `kv` bytes, now that a model was loaded.
 pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
     trim_heap();
     rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
