@@ -148,7 +148,7 @@ def thresholds(trace):
     table("T1 / T2", BUDGETS, lines)
 
 
-print("Made by `benches/policies/routes.py`, from recorded routes; see [POLICIES](../../../docs/POLICIES.md#real-models-routes).\n")
+print("Made by `benches/policies/routes.py`, from recorded routes; see [policies](../policies.md#real-models-routes).\n")
 for trace in traces:
     print(f"## {model_of(trace)['name']}\n")
     answer = replay(trace, policy="all")
