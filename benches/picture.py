@@ -2,7 +2,7 @@
 """Draws docs/images/speed-memory.svg, the picture of README.md, from the records of `prove.sh routes`.
 
 usage: benches/picture.py [RECORDS] [OUT]      needs matplotlib
-Both engines are on the same tokens in the same memory; a bar is the first run of a case, from a cold page cache.
+Both engines are on the same tokens in the same memory; with a limit, a bar is a run from a cold page cache.
 """
 
 import json
