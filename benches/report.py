@@ -3,7 +3,7 @@
 
 usage: benches/report.py [DIRECTORY...]       fills in the marked tables of DIRECTORY/README.md and benches/README.md, and draws
                                               DIRECTORY/*.svg (default: every benches/results/*/prove)
-       benches/report.py --check              changes nothing; fails if a committed table differs
+       benches/report.py --check              changes nothing; fails if a committed table differs or a verdict is wrong
        benches/report.py --table NAME [DIRECTORY...]
        benches/report.py --quality FILE.json...     draws loss against bytes read per token, beside each file
        benches/report.py --sim FILE.json -o FILE.svg   draws what `hobbit-sim replay --json` or `recall --json` printed
@@ -19,7 +19,7 @@ import re
 import sys
 from pathlib import Path
 
-from lab import plots, records, tables
+from lab import checks, plots, records, tables
 
 BENCHES = Path(__file__).resolve().parent
 MARKED = re.compile(r"^<!-- report (\S+) -->\n(.*?)^<!-- /report \1 -->$", re.MULTILINE | re.DOTALL)
@@ -77,6 +77,7 @@ def main() -> None:
                 page.write_text(text)
                 print(f"written: {page}")
     if args.check:
+        checks.run()
         sys.exit(f"not what the records make: {', '.join(map(str, stale))}; run benches/report.py" if stale else 0)
     for directory in directories:
         plots.draw(records.read([directory]), directory)
