@@ -25,9 +25,9 @@ plt.rcParams.update({
 GIB = 1 << 30
 
 
-def panels(n: int, height: float = 3.4):
-    """A figure with n panels, two in a row."""
-    columns = min(n, 2)
+def panels(n: int, height: float = 3.4, columns: int = 2):
+    """A figure with n panels, so many in a row."""
+    columns = min(n, columns)
     rows = math.ceil(n / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(5.6 * columns, height * rows), squeeze=False, layout="constrained")
     for unused in axes.flat[n:]:
@@ -128,7 +128,7 @@ def stalls(study: Study, by_memory: bool = False):
 
 
 def fits(study: Study):
-    figure, axes = panels(3 * len(groups := grouped(study.cases, lambda case: case.place.model)), 3.0)
+    figure, axes = panels(3 * len(groups := grouped(study.cases, lambda case: case.place.model)), 3.0, columns=3)
     panel = iter(axes)
     for model, cases in groups.items():
         for what, measure in (("whole command, seconds", "whole_s"), ("prompt, tokens per second", "prompt_ts"),
@@ -162,7 +162,8 @@ def over_time(study: Study, with_speed: bool):
         memory = {name: [(at["t_ns"] / 1e9, at["rss"] / GIB) for at in raw["hobbit_series"]] for name, raw in raws.items()}
         lines(axis, memory, str(place), "seconds since the process started", "resident set, GiB")
         if place.limit:
-            axis.axhline(place.limit / GIB, color="black", linestyle="--")
+            axis.axhline(place.limit / GIB, color="black", linestyle="--", label="limit")
+            axis.set_ylim(top=max(axis.get_ylim()[1], 1.1 * place.limit / GIB))
         axis.legend(fontsize=6)
         if with_speed:
             speed = {}
