@@ -12,12 +12,12 @@
 #   contended   with one other busy process, and without
 #   startup     from the start of the process to the first token
 #   long        2,000 tokens in the least memory, alone and with another process that takes memory
-#   peers       other programs: benches/peers/setup.sh installs them
+#   peers       other programs: benches/peers/setup.sh installs them (and llama.cpp, which fits needs too)
 #   efficiency  reading while multiplying: shares of the experts in memory, slower disks, with and without looking ahead
 #   routes      only by its name: the shape of Qwen3-30B-A3B on a real model's recorded routes, a trace that $ROUTES names (made by
 #               hobbit-cli --trace or hobbit-sim import); $ROUTES_TOPK experts a token (default: 6)
 # then
-#   report      one page and the tables of README.md, from the raw files alone
+#   report      tables and pictures, from the raw files alone (Python with requirements.txt)
 #
 # Raw results go to $RESULTS (default: benches/results/<machine>/prove), models to $MODELS (default: target/prove, 20 GiB).
 # llama.cpp gets as many threads as it is fastest with in a short run of each case: the cores, or twice as many, since those
@@ -35,10 +35,11 @@ cores=$(nproc)
 prose=$root/models/demo-heldout-prose.txt
 code=$root/models/demo-heldout-code.txt
 
-[[ -n ${BIN:-} ]] || cargo build --release --bin hobbit-bench --bin hobbit-cli --bin gguf-tools --bin hobbit-prove \
-    -p hobbit-programs -p gguf-tools -p hobbit-prove
+[[ -n ${BIN:-} ]] || cargo build --release --bin hobbit-bench --bin hobbit-cli --bin gguf-tools -p hobbit-programs -p gguf-tools
+export BIN=$bin
+driver=$here/study.py
 mkdir -p "$models"
-results=$(realpath -m "${RESULTS:-$here/results/$("$bin/hobbit-prove" machine "$models")/prove}")
+results=$(realpath -m "${RESULTS:-$here/results/$("$driver" machine "$models")/prove}")
 mkdir -p "$results"
 # Records name the commit that was built.
 [[ -z $(git status --porcelain --untracked-files=no 2>/dev/null) ]] || echo "note: what is built here may not be what is committed" >&2
@@ -78,6 +79,13 @@ run() {
     local study=$1
     shift
     (cd "$models" && "$bin/hobbit-bench" --label "$study" --progress -o jsonl "$@") >> "$results/$study.jsonl"
+}
+
+# limited STUDY LIMITS... -- FLAGS...: the same with limits of study.py: other processes, or a slower disk.
+limited() {
+    local study=$1
+    shift
+    (cd "$models" && "$driver" bench --label "$study" "$@") >> "$results/$study.jsonl"
 }
 
 begin() {
@@ -159,16 +167,17 @@ fits() {
     head -c 17 "$prose" > "$models/twelve.txt" # twelve tokens where there are no words
     local name percent size
     for name in mixtral qwen3moe; do
-        local whole=(peers --label fits -m "$name.gguf" --prompt-file twelve.txt -n 32 --cli --warm -t "$cores"
-            --baseline-threads auto -o jsonl)
+        local whole=(peers --label fits -m "$name.gguf" --prompt-file twelve.txt -n 32 --warm -t "$cores")
         size=$(stat -L -c %s "$models/$name.gguf")
         for percent in 30 45 60 75 90 100 110 130; do
-            (cd "$models" && "$bin/hobbit-prove" "${whole[@]}" --limit $((size / 100 * percent)) \
-                --repack $((percent > 100))) >> "$results/fits.jsonl"
+            local stock=llama-cpp
+            [[ $percent -le 100 ]] || stock=llama-cpp-defaults
+            (cd "$models" && "$driver" "${whole[@]}" --limit $((size / 100 * percent)) --baseline "$peers/$stock") \
+                >> "$results/fits.jsonl"
         done
         # A whole command of a second differs by a tenth from one run to the next.
         for _ in 1 2 3 4 5; do
-            (cd "$models" && "$bin/hobbit-prove" "${whole[@]}" --repack 1) >> "$results/fits.jsonl"
+            (cd "$models" && "$driver" "${whole[@]}" --baseline "$peers/llama-cpp-defaults") >> "$results/fits.jsonl"
         done
     done
 }
@@ -177,10 +186,11 @@ contended() {
     begin contended
     shapes
     for name in mixtral qwen3moe; do
-        run contended -m "$name.gguf" --prompt-file "$prose" --expert-cache 100% -t "$cores" --baseline \
-            --baseline-threads auto --busy 0,1 -p 128 -n 32 -r 2
-        run contended -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline --order AB \
-            --baseline-threads auto --busy 0,1 -p 128 -n 32 -r 1
+        local common=(-m "$name.gguf" --prompt-file "$prose" -t "$cores" --baseline --baseline-threads auto -p 128 -n 32)
+        for busy in 0 1; do
+            limited contended --busy "$busy" -- "${common[@]}" --expert-cache 100% -r 2
+            limited contended --busy "$busy" -- "${common[@]}" --limit 1.25GiB --order AB -r 1
+        done
     done
 }
 
@@ -202,11 +212,11 @@ long() {
     [[ -s $chat ]] || python3 benches/policies/chat.py "$bin/hobbit-cli" models/demo.gguf "$prose" "$code" > "$chat"
     local all=(--prompt-file "$chat" -t "$cores" -ub 64 -p 0 -n 2000 -r 1 --no-warmup)
     run long -m "demo-wide.gguf" "${all[@]}" --limit 160MiB --variant alone
-    run long -m "demo-wide.gguf" "${all[@]}" --limit 260MiB --mem-budget 160MiB --pressure 100MiB \
-        --variant 'under pressure'
+    limited long --limit 260MiB --pressure 100MiB --variant 'under pressure' -- \
+        -m "demo-wide.gguf" "${all[@]}" --mem-budget 160MiB
     run long -m "qwen3moe.gguf" "${all[@]}" --limit 700MiB --variant alone
-    run long -m "qwen3moe.gguf" "${all[@]}" --limit 1000MiB --mem-budget 700MiB --pressure 300MiB \
-        --variant 'under pressure'
+    limited long --limit 1000MiB --pressure 300MiB --variant 'under pressure' -- \
+        -m "qwen3moe.gguf" "${all[@]}" --mem-budget 700MiB
 }
 
 peers() {
@@ -223,10 +233,13 @@ peers() {
     fi
     head -c 600 "$prose" > "$models/question.txt"
     head -c 150 "$prose" > "$models/short.txt" # no words: a token is a byte or two there
-    "$bin/hobbit-prove" peers -m demo-wide.gguf --prompt-file "$models/question.txt" --limit 200MiB,352MiB -n 64 -t "$cores" --ubatch-size 64 \
-        --baseline-threads auto --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
-    "$bin/hobbit-prove" peers -m mixtral.gguf,qwen3moe.gguf --prompt-file "$models/short.txt" --limit 1.25GiB \
-        -n 32 -t "$cores" --baseline-threads auto --timeout 300 -o jsonl "${there[@]}" >> "$results/peers.jsonl"
+    cd "$models" # Records name models without paths.
+    local compare=("$driver" peers -t "$cores" --timeout 300 --baseline "$peers/llama-cpp")
+    "${compare[@]}" -m demo-wide.gguf --prompt-file question.txt --limit 200MiB,352MiB -n 64 --ubatch-size 64 "${there[@]}" \
+        >> "$results/peers.jsonl"
+    for name in mixtral qwen3moe; do
+        "${compare[@]}" -m "$name.gguf" --prompt-file short.txt --limit 1.25GiB -n 32 "${there[@]}" >> "$results/peers.jsonl"
+    done
     cd "$root"
 }
 
@@ -258,19 +271,19 @@ efficiency() {
     for name in ${EFFICIENCY_MODELS:-qwen3moe mixtral deepseek demo-wide}; do
         # There and back: what the disk does meanwhile meets both.
         for at in none stacked-gate stacked-gate none; do
-            run efficiency -m "$name.gguf" --prompt-file "$prose" --io direct --expert-cache 25%,50%,75% -t "$cores" \
-                -p 0 -n 0 -pg 16,48 -r 1 --no-warmup --predictor "$at" --variant "$at"
-            run efficiency -m "$name.gguf" --prompt-file "$prose" --io direct --expert-cache 25%,50%,75% -t "$cores" \
-                -p 0 -n 0 -pg 16,48 -r 1 --no-warmup --predictor "$at" --variant "$at" --disk-limit 500000000,1000000000,2000000000
+            local all=(-m "$name.gguf" --prompt-file "$prose" --io direct --expert-cache 25%,50%,75% -t "$cores" -p 0 -n 0
+                -pg 16,48 -r 1 --no-warmup --predictor "$at")
+            run efficiency "${all[@]}" --variant "$at"
+            for speed in 500000000 1000000000 2000000000; do
+                limited efficiency --disk-limit "$speed" --variant "$at" -- "${all[@]}"
+            done
         done
     done
 }
 
 report() {
-    "$bin/hobbit-prove" report "$results" -o "$results/report.html"
-    for page in README.md "$results/README.md"; do
-        [[ ! -f $page ]] || "$bin/hobbit-prove" report "$results" --readme "$page"
-    done
+    "$here/report.py" "$results"
+    "$here/report.py"
 }
 
 studies=("$@")

@@ -1,5 +1,5 @@
 //! What hobbit's programs are made of, from words to exit status: hobbit-cli, hobbit-perplexity, hobbit-bench, hobbit-sim and
-//! hobbit-rpc. It is shared with `gguf-tools` and the laboratory (`benches/prove`) and no library for others: that is [`hobbit`].
+//! hobbit-rpc. `gguf-tools` and the benches share it; the library for others is [`hobbit`].
 //!
 //! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] knows the flags of llama.cpp's that
 //! are not here, [`switch`] how flags are switched), [`args`] holds what was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes
@@ -11,8 +11,7 @@
 //! both let `stream` print a generation (`reading` takes answers apart) on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
 //! `ctrl_c` stops it, signals of `memory` resize its caches. [`report`] puts measurements into words.
 //!
-//! **The others.** [`perplexity`], [`sim`], `rpc`, and [`mod@bench`] with the tools of [`measure`]; [`plot`] draws for pages,
-//! [`flags`] reads lines of flags for the benches.
+//! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`]; [`flags`] reads lines of flags for the benches.
 //!
 //! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
 //! has the rule about a reader that goes away, [`pages`] completes flags and has manuals; `log` and `devices` tell people what is going on.
@@ -33,11 +32,9 @@ mod escape;
 pub mod exit;
 pub mod flags;
 pub mod hub;
-pub mod measure;
 pub mod output;
 pub mod pages;
 mod perplexity;
-pub mod plot;
 mod promise;
 mod reasoning;
 mod report;

@@ -100,21 +100,6 @@ fn the_first_token_is_timed_without_a_warm_up() {
 }
 
 #[test]
-fn requests_are_evaluated() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("requests.jsonl");
-    let request = r#"{"prompt": "In the beginning God created the heaven and the earth. And", "output": "the earth was without form, and void"}"#;
-    fs::write(&path, request).unwrap();
-    let path = path.display().to_string();
-    let ran = bench(&[&SMALL[..], &["-p", "0", "-n", "0", "-pg", "8,4", "--trace", &path, "--no-roofline"]].concat())
-        .expect(0);
-    assert_eq!(ran.records()[0]["hobbit_text"], "requests.jsonl");
-    let ran = bench(&[&SMALL[..], &["-p", "512", "-n", "0", "--trace", &path]].concat()).expect(1);
-    assert!(ran.stderr.contains("no request has a prompt of 512 tokens"), "{}", ran.stderr);
-    assert_eq!(ran.records()[0]["avg_ns"], 0);
-}
-
-#[test]
 fn every_format() {
     let run =
         |format| bench(&["-t", "1", "-r", "1", "-p", "4", "-n", "0", "--no-roofline", "-o", format]).expect(0).stdout;
@@ -137,9 +122,6 @@ fn what_is_wrong_is_told_with_its_exit_status() {
         (&["-p", "0", "-n", "0"], "nothing to test"),
         (&["--mmproj", "x"], "'--mmproj' is a llama.cpp flag"),
         (&["--precision", "exact", "--t1", "0.5"], "contradicts"),
-        // What the laboratory does.
-        (&["report", "dir"], "hobbit-prove report"),
-        (&["peers", "-m", "a.gguf"], "hobbit-prove peers"),
     ] {
         let ran = bench(args).expect(2);
         assert!(ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
@@ -165,7 +147,6 @@ fn files_that_are_missing_are_told_before_anything_is_printed() {
         (&["-m", &text], "demo-heldout-prose.txt: not a GGUF file"),
         (&["-m", &demo, "--prompt-file", "none.txt", "-o", "csv"], "--prompt-file: none.txt: cannot read this file"),
         (&["-m", &demo, "--prompt-file", &empty, "-o", "sql"], "empty.txt: this file is empty"),
-        (&["-m", &demo, "--trace", "none.jsonl"], "--trace: none.jsonl: cannot read this file"),
         (&["-m", &demo, "--low", "none.gguf"], "none.gguf"),
     ] {
         let ran = bench(args).expect(1);
@@ -195,15 +176,6 @@ fn llama_cpp_gets_the_threads_that_it_is_fastest_with() {
     let given = bench(&[&small[..], &["--baseline-threads", "2"]].concat()).expect(0).records();
     assert_eq!((&given[0]["n_threads"], &given[0]["hobbit_threads_tried"]), (&2.into(), &Value::Array(Vec::new())));
     bench(&["--baseline-threads", "many"]).expect(2);
-}
-
-#[test]
-fn busy_processes_compute_meanwhile() {
-    let args = ["-p", "4", "-n", "2", "--baseline", "--busy", "0,2", "--no-roofline"];
-    let records = bench(&[&SMALL[..], &args].concat()).expect(0).records();
-    let busy: Vec<u64> = records.iter().map(|record| record["hobbit_busy"].as_u64().unwrap()).collect();
-    assert_eq!(busy, [0, 0, 0, 0, 2, 2, 2, 2]);
-    assert!(records.iter().all(|record| record["hobbit_outcome"] == "ok"), "none of them ended before the run");
 }
 
 /// Control groups of a process, where memory has them.

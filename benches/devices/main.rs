@@ -81,7 +81,7 @@ fn spec() -> Spec {
 fn model(args: &Args) -> Result<(String, PathBuf)> {
     if let Some(path) = &args.model {
         let stem = path.file_stem().context("--model: expected a file")?.to_string_lossy();
-        return Ok((hobbit_programs::measure::host::sanitised(&stem), path.clone()));
+        return Ok((hobbit_programs::bench::host::sanitised(&stem), path.clone()));
     }
     let (name, spec) = if args.tiny { ("tiny", Spec::tiny("qwen3moe")) } else { ("qwen3moe-420mib", spec()) };
     let path = args.dir.join(format!("devices-{name}.gguf"));

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::run::{Contestant, Run, Settings};
 use super::verdict::{self, Verdict};
-use hobbit_programs::measure::host::Host;
+use hobbit_programs::bench::host::Host;
 
 /// Of the better of copying all and computing all.
 const AUTO_MIN: f64 = 0.9;

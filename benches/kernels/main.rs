@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use hobbit::gguf::GgmlType;
-use hobbit_programs::measure::host::Host;
+use hobbit_programs::bench::host::Host;
 use serde_json::json;
 
 use ggml::{Cpu, Shape};

@@ -19,7 +19,7 @@ Examples:
 
 /// What dynamic precision, packs and smaller quants cost in quality, at equal memory.
 ///
-/// Raw numbers, tables and the figure (loss against bytes per token) go to benches/results/<machine>/quality-<model>*;
+/// Raw numbers and tables go to benches/results/<machine>/quality-<model>*;
 /// of a part (--windows) to target/quality/. The exit code is 0 whatever was found, 1 where something could not be
 /// measured.
 #[derive(Debug, Parser)]

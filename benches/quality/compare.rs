@@ -181,7 +181,7 @@ pub fn compare(rows: &mut [Row]) {
 
 /// The controls that are worth their bytes, ascending. One that is no better than another of fewer bytes (once
 /// everything is resident, smaller ones gain nothing) is not.
-pub fn frontier(mut controls: Vec<&Row>) -> Vec<&Row> {
+fn frontier(mut controls: Vec<&Row>) -> Vec<&Row> {
     controls.sort_by(|a, b| a.bytes_per_token.total_cmp(&b.bytes_per_token).then(a.kl.value.total_cmp(&b.kl.value)));
     let mut frontier: Vec<&Row> = Vec::new();
     for row in controls {

@@ -15,7 +15,7 @@
 //! itself is taken.
 //!
 //! [`setup`] looks at everything that was given before anything is measured, [`variant`] makes files, [`measure`] runs
-//! an arm, [`compare`] makes rows with their errors, [`report`] and [`figure`] show them.
+//! an arm, [`compare`] makes rows with their errors, [`report`] shows them.
 //!
 //! A bench reports: a missed target is printed, the exit code stays 0. That its judge can say no is tested
 //! (`tests/quality`).
@@ -23,7 +23,6 @@
 mod args;
 mod arm;
 mod compare;
-mod figure;
 mod measure;
 mod report;
 mod requantise;

@@ -9,17 +9,16 @@ use serde_json::json;
 
 use super::args::Args;
 use super::compare::{Loss, Row};
-use super::figure;
 use super::setup::Study;
 use super::text::WINDOW;
 use super::verdict::{self, Verdict};
 use hobbit::perplexity::estimate::Estimate;
-use hobbit_programs::measure::host::Host;
+use hobbit_programs::bench::host::Host;
 
 /// What low-precision versions at default thresholds may cost, of the exact model's perplexity.
 const COST_MAX: f64 = 0.01;
 
-/// Prints tables and verdicts, and writes them, the figure and the raw numbers.
+/// Prints tables and verdicts, and writes them and the raw numbers.
 ///
 /// # Errors
 /// A directory that cannot be written.
@@ -48,10 +47,8 @@ pub fn finish(args: &Args, study: &Study, seconds: f64, rows: &[Row]) -> Result<
     let path = |extension: &str| dir.join(format!("{stem}.{extension}"));
     verdict::write(&raw, Some(&path("json")), &host, "")?;
     let page = format!("# Quality: {model}\n\nMade by `cargo bench --bench quality`; {}\n{tables}", how(args));
-    for (path, content) in [(path("md"), page), (path("html"), figure::page(model, rows))] {
-        fs::write(&path, content).with_context(|| path.display().to_string())?;
-        eprintln!("written: {}", path.display());
-    }
+    fs::write(path("md"), page).with_context(|| path("md").display().to_string())?;
+    eprintln!("written: {}", path("md").display());
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use hobbit_programs::measure::host::Host;
+use hobbit_programs::bench::host::Host;
 use serde::Serialize;
 use serde_json::Value;
 

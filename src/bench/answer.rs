@@ -6,10 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::args::Who;
 use super::case::{Source, Task};
+use super::host::Host;
+use super::limits::Usage;
 use super::record::{Moment, More, Record, speed};
-use crate::measure::cgroup::Usage;
-use crate::measure::host::Host;
-use crate::measure::process::Costs;
 use hobbit::stats::efficiency;
 
 /// Points of a series that are kept.
@@ -23,9 +22,8 @@ pub struct Answer {
     pub load_ns: u64,
     pub first_token_ns: Option<u64>,
     pub reps: Vec<Rep>,
-    /// Of the measured repetitions.
-    pub costs: Costs,
-    pub energy_uj: Option<u64>,
+    /// Bytes that the kernel read in the measured repetitions.
+    pub disk_bytes: u64,
     pub peak_rss: u64,
     /// What following recorded routes costs a single token beside them.
     pub stops_ns: Option<i64>,
@@ -125,14 +123,10 @@ pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) ->
         hobbit_engine_version: if stock { format!("b{}", ggml_build()) } else { host.hobbit.clone() },
         hobbit_text: match &task.source {
             Source::Random => "random".into(),
-            Source::Text(path) | Source::Requests(path) => {
-                path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-            }
+            Source::Text(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         },
         hobbit_machine: host.machine.clone(),
         hobbit_limit: case.limit,
-        hobbit_disk_limit: case.disk_limit,
-        hobbit_busy: Some(case.busy),
         hobbit_flags: if stock { String::new() } else { case.words.join(" ") },
         hobbit_cgroup_peak: runs.iter().filter_map(|(_, usage)| usage.peak).max(),
         hobbit_limit_hits: case.limit.map(|_| runs.iter().map(|(_, usage)| usage.limit_hits).sum()),
@@ -176,10 +170,7 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     record.hobbit_decode_median_ns = steps.get(steps.len() / 2).copied();
 
     let total = |part: fn(&Answer) -> u64| Some(answers.iter().map(|answer| part(answer)).sum::<u64>());
-    record.hobbit_disk_bytes = total(|answer| answer.costs.disk_bytes);
-    record.hobbit_major_faults = total(|answer| answer.costs.major_faults);
-    record.hobbit_cpu_ns = total(|answer| answer.costs.cpu_ns);
-    record.hobbit_energy_uj = answers.iter().map(|answer| answer.energy_uj).sum();
+    record.hobbit_disk_bytes = total(|answer| answer.disk_bytes);
     record.hobbit_peak_rss = answers.iter().map(|answer| answer.peak_rss).max();
     record.hobbit_load_ns = middle(answers.iter().map(|answer| answer.load_ns).collect());
     record.hobbit_first_token_ns = middle(answers.iter().filter_map(|answer| answer.first_token_ns).collect());
@@ -230,7 +221,7 @@ pub fn ggml_build() -> i32 {
 }
 
 /// Evenly spaced, with the first and the last.
-pub fn thinned(series: &[Moment]) -> Vec<Moment> {
+fn thinned(series: &[Moment]) -> Vec<Moment> {
     if series.len() <= SERIES_MAX {
         return series.to_vec();
     }
@@ -238,7 +229,7 @@ pub fn thinned(series: &[Moment]) -> Vec<Moment> {
 }
 
 /// The median; of an even number, the mean of the two in the middle.
-pub fn middle(mut values: Vec<u64>) -> Option<u64> {
+fn middle(mut values: Vec<u64>) -> Option<u64> {
     values.sort_unstable();
     let upper = *values.get(values.len() / 2)?;
     let lower = if values.len().is_multiple_of(2) { values[values.len() / 2 - 1] } else { upper };
@@ -272,8 +263,6 @@ mod tests {
                 model: "m.gguf".into(),
                 words: vec!["--policy=lru".into(), "--n-gpu-layers=3".into()],
                 limit: Some(1 << 30),
-                disk_limit: None,
-                busy: 0,
                 n_batch: 64,
                 n_ubatch: 32,
                 type_k: "f16".into(),

@@ -106,19 +106,12 @@ pub struct TestArgs {
 pub struct ComparisonArgs {
     /// Text whose tokens are evaluated, each repetition going on where the last one ended: random ones, which are used
     /// without it, are routed as no text is
-    #[arg(long, value_name = "FNAME", conflicts_with = "trace")]
-    pub prompt_file: Option<PathBuf>,
-    /// Requests as JSON lines with \"prompt\" and \"output\"; each repetition takes the next that is long enough
     #[arg(long, value_name = "FNAME")]
-    pub trace: Option<PathBuf>,
+    pub prompt_file: Option<PathBuf>,
     /// Memory of the process that runs a test, page cache included: a control group of its own, and a cold page cache (as
     /// root)
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = bytes)]
     pub limit: Vec<u64>,
-    /// Bytes per second that the process may read from the disks on which the model lies: what a slower disk would do (as
-    /// root)
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = bytes)]
-    pub disk_limit: Vec<u64>,
     /// Run plain llama.cpp as well, alternately, and compare logits
     #[arg(long)]
     pub baseline: bool,
@@ -138,12 +131,6 @@ pub struct ComparisonArgs {
     /// Repack weights for the CPU, llama.cpp's and the experts that hobbit keeps: 0 or 1 (logits then differ in the last bits)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = ["0", "1"])]
     pub repack: String,
-    /// Another process in the same control group that takes up to so much memory, again and again
-    #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "limit")]
-    pub pressure: Option<u64>,
-    /// Other processes that compute without end meanwhile, each on one core
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(0..=512))]
-    pub busy: Vec<u32>,
     /// Do not measure the disk, which the roofline needs
     #[arg(long)]
     pub no_roofline: bool,
@@ -215,7 +202,7 @@ pub struct Typed {
 fn expert_flags() -> Vec<Arg> {
     let mut flags: Vec<Arg> = expert_command().get_arguments().cloned().collect();
     flags.sort_by_key(|arg| arg.get_help_heading() == Some("Devices"));
-    flags.retain(|arg| arg.get_id() != "trace"); // a trace is read here, not written
+    flags.retain(|arg| arg.get_id() != "trace"); // runs are measured, not recorded
     flags
 }
 
@@ -313,7 +300,7 @@ fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
 }
 
 /// A size such as `2.5GiB`.
-pub fn bytes(text: &str) -> Result<u64, String> {
+fn bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "no size, expected e.g. 2.5GiB".to_owned())
 }
 
@@ -402,14 +389,10 @@ mod tests {
             (&["-ngl", "1-x"], "expected a number"),
             (&["--order", "ABC"], "expected letters A"),
             (&["--limit", "much"], "expected e.g. 2.5GiB"),
-            (&["--disk-limit", "slow"], "expected e.g. 2.5GiB"),
-            (&["--pressure", "1GiB"], "--limit"),
-            (&["--prompt-file", "a", "--trace", "b"], "cannot be used with"),
             (&["--baseline", "--baseline-only"], "cannot be used with"),
             (&["-o", "xml"], "possible values"),
             (&["-r", "0"], "0 is not in"),
             (&["--baseline-threads", "most"], "expected auto, or numbers"),
-            (&["--busy", "x"], "--busy"),
             (&["--np", "1"], "unexpected argument"),
         ] {
             let error = typed(words).unwrap_err();

@@ -18,8 +18,6 @@ pub enum Source {
     Random,
     /// A text.
     Text(PathBuf),
-    /// Requests with prompts and outputs.
-    Requests(PathBuf),
 }
 
 /// What a repetition evaluates.
@@ -51,15 +49,6 @@ impl Test {
     }
 }
 
-/// What processes may take together: memory, and of the disks' time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes, page cache included.
-    pub memory: Option<u64>,
-    /// Bytes per second that are read from the disks on which the models lie.
-    pub disk: Option<u64>,
-}
-
 /// One row of the results. Both engines run it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
@@ -68,10 +57,6 @@ pub struct Case {
     pub words: Vec<String>,
     /// Memory of the process in bytes.
     pub limit: Option<u64>,
-    /// Bytes per second that it may read.
-    pub disk_limit: Option<u64>,
-    /// Other processes that compute without end meanwhile.
-    pub busy: u32,
     pub n_batch: u32,
     pub n_ubatch: u32,
     pub type_k: String,
@@ -80,13 +65,6 @@ pub struct Case {
     pub flash_attn: String,
     pub threads: i32,
     pub test: Test,
-}
-
-impl Case {
-    /// Of the process that runs.
-    pub fn limits(&self) -> Limits {
-        Limits { memory: self.limit, disk: self.disk_limit }
-    }
 }
 
 /// What one process is asked to do.
@@ -123,16 +101,9 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         [] => vec![demo().map_err(anyhow::Error::msg)?],
         models => models.to_vec(),
     };
-    let limits = |given: &[u64]| -> Vec<Option<u64>> {
-        match given {
-            [] => vec![None],
-            limits => limits.iter().copied().map(Some).collect(),
-        }
-    };
-    let (disk_limits, limits) = (limits(&typed.bench.comparison.disk_limit), limits(&typed.bench.comparison.limit));
-    let busy = match &typed.bench.comparison.busy[..] {
-        [] => &[0],
-        given => given,
+    let limits = match &typed.bench.comparison.limit[..] {
+        [] => vec![None],
+        limits => limits.iter().copied().map(Some).collect(),
     };
     let numbers = |flag: &str, given: &[String], usual: u32| -> Result<Vec<u32>> {
         if given.is_empty() {
@@ -170,8 +141,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
 
     let mut cases = Vec::new();
     for model in &models {
-        let places = pairs(&limits, &disk_limits).flat_map(|place| busy.iter().map(move |busy| (place, busy)));
-        for ((&limit, &disk_limit), &busy) in places {
+        for &limit in &limits {
             for words in product(&typed.engine) {
                 // Contradictions among flags show only together.
                 expert_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
@@ -183,8 +153,6 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
                                     model: model.clone(),
                                     words: words.clone(),
                                     limit,
-                                    disk_limit,
-                                    busy,
                                     n_batch,
                                     n_ubatch,
                                     type_k: type_k.clone(),
@@ -304,14 +272,6 @@ mod tests {
         assert_eq!((cases[0].threads, cases[1].threads), (1, 2));
         assert_eq!(cases[2].words, ["--policy=lfu"]);
         assert_eq!((cases[4].limit, cases[8].model.to_str()), (Some(2 << 30), Some("b")));
-        assert_eq!(cases[4].limits(), Limits { memory: Some(2 << 30), disk: None });
-        let cases = all(&["-m", "a", "--disk-limit", "500MB,1GB", "-n", "0", "-p", "8"]).unwrap();
-        assert_eq!(
-            cases.iter().map(|case| case.disk_limit).collect::<Vec<_>>(),
-            [500, 1024].map(|mib| Some(mib << 20))
-        );
-        let busy = all(&["--busy", "0,2", "-n", "0"]).unwrap();
-        assert_eq!((busy.len(), busy[0].busy, busy[1].busy), (2, 0, 2));
     }
 
     #[test]

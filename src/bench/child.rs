@@ -14,11 +14,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::answer::{Answer, Rep};
 use super::case::Task;
 use super::engine::{Engine, open};
+use super::process::{Footprint, disk_bytes, heap_bytes};
 use super::record::{Moment, Record};
 use super::start::now_ns;
 use super::tokens::Tokens;
-use crate::measure::energy::Energy;
-use crate::measure::process::{Costs, Footprint, heap_bytes};
 use hobbit::{DeviceKind, Token};
 
 /// Between two looks at the process.
@@ -56,14 +55,13 @@ pub fn run(task: &Task) -> Result<Answer> {
         }
         Ok(ns)
     };
-    let energy = Energy::find();
     for rep in task.first_rep..task.first_rep + task.reps {
         let parts = tokens.rep(rep);
         engine.clear();
         if !parts.depth().is_empty() {
             evaluate(engine, parts.depth(), &mut answer)?;
         }
-        let before = (Costs::now()?, engine.traffic(), energy.read());
+        let before = (disk_bytes()?, engine.traffic());
         let mut measured = Rep::default();
         if !parts.prompt().is_empty() {
             measured.prompt_ns = evaluate(engine, parts.prompt(), &mut answer)?;
@@ -73,13 +71,7 @@ pub fn run(task: &Task) -> Result<Answer> {
             measured.steps_ns.push(evaluate(engine, token, &mut answer)?);
             note_logits(task, engine, &mut answer);
         }
-        let (costs, now) = (&mut answer.costs, Costs::now()?);
-        costs.disk_bytes += now.disk_bytes - before.0.disk_bytes;
-        costs.major_faults += now.major_faults - before.0.major_faults;
-        costs.cpu_ns += now.cpu_ns - before.0.cpu_ns;
-        if let Some((before, after)) = before.2.zip(energy.read()) {
-            *answer.energy_uj.get_or_insert(0) += energy.between(&before, &after);
-        }
+        answer.disk_bytes += disk_bytes()? - before.0;
         if let Some((before, after)) = before.1.zip(engine.traffic()) {
             let sums = answer.traffic.get_or_insert_default();
             *sums = array::from_fn(|i| sums[i].with(after[i].with(before[i], u64::sub), u64::add));
@@ -88,7 +80,7 @@ pub fn run(task: &Task) -> Result<Answer> {
     }
     answer.series = watch.stop();
     answer.stops_ns = engine.stops_ns()?;
-    answer.peak_rss = Footprint::of("self").map_or(0, |now| now.peak_rss);
+    answer.peak_rss = Footprint::now().map_or(0, |now| now.peak_rss);
     // Devices last: asking makes hobbit's known to ggml.
     answer.about = with_devices(engine.describe())?;
     Ok(answer)
@@ -99,7 +91,7 @@ fn ns_since(started: Instant) -> u64 {
 }
 
 /// When the process was started, by the parent's clock.
-pub fn began(task: &Task) -> Instant {
+fn began(task: &Task) -> Instant {
     // A clock that is set meanwhile makes nonsense of it: an hour is no start of a process.
     let earlier = now_ns().saturating_sub(task.started_ns).min(3_600_000_000_000) as u64;
     let earlier = if task.started_ns == 0 { 0 } else { earlier };
@@ -157,7 +149,7 @@ fn with_devices(about: Record) -> Result<Record> {
 }
 
 /// Looks at the process from time to time.
-pub struct Watch {
+struct Watch {
     tokens: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
     thread: thread::JoinHandle<Vec<Moment>>,
@@ -165,14 +157,14 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to look.
-    pub fn start(began: Instant) -> Self {
+    fn start(began: Instant) -> Self {
         let (tokens, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (Arc::clone(&tokens), Arc::clone(&is_over));
         let thread = thread::spawn(move || {
             let mut series = Vec::new();
             loop {
                 let is_last = end.load(Ordering::Acquire);
-                if let Some(now) = Footprint::of("self") {
+                if let Some(now) = Footprint::now() {
                     series.push(Moment {
                         t_ns: ns_since(began),
                         rss: now.rss,
@@ -193,12 +185,12 @@ impl Watch {
     }
 
     /// So many tokens more were evaluated.
-    pub fn add(&self, n: usize) {
+    fn add(&self, n: usize) {
         self.tokens.fetch_add(n as u64, Ordering::Relaxed);
     }
 
     /// Looks once more.
-    pub fn stop(self) -> Vec<Moment> {
+    fn stop(self) -> Vec<Moment> {
         self.is_over.store(true, Ordering::Release);
         self.thread.thread().unpark();
         self.thread.join().unwrap_or_default()

@@ -42,8 +42,6 @@ pub trait Engine {
     fn device(&self) -> Option<DeviceCounters> {
         None
     }
-    /// Bytes of the text that a token stands for.
-    fn piece(&self, token: Token) -> Vec<u8>;
 }
 
 /// Opens the engine that a task names.
@@ -153,10 +151,6 @@ impl Engine for Hobbit {
     fn device(&self) -> Option<DeviceCounters> {
         self.session.stats().devices.first().copied()
     }
-
-    fn piece(&self, token: Token) -> Vec<u8> {
-        self.session.model().piece(token, false)
-    }
 }
 
 fn traffic(stats: PhaseStats) -> Traffic {
@@ -206,9 +200,5 @@ impl Engine for Stock {
     fn describe(&self) -> Record {
         let (model_type, model_size, model_n_params) = Stock::describe(self);
         Record { model_type, model_size, model_n_params, ..Record::default() }
-    }
-
-    fn piece(&self, token: Token) -> Vec<u8> {
-        Stock::piece(self, token)
     }
 }

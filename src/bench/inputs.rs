@@ -26,12 +26,11 @@ pub fn check(cases: &[Case], source: &Source) -> Result<()> {
     match source {
         Source::Random => Ok(()),
         Source::Text(path) => text(path).context("--prompt-file"),
-        Source::Requests(path) => text(path).context("--trace"),
     }
 }
 
 /// Looks at a model's header.
-pub fn model(path: &Path) -> Result<()> {
+fn model(path: &Path) -> Result<()> {
     std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
     Gguf::open(path)?;
     Ok(())
@@ -41,7 +40,7 @@ pub fn model(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// What cannot be read, or is no UTF-8; an empty file.
-pub fn text(path: &Path) -> Result<()> {
+fn text(path: &Path) -> Result<()> {
     let found =
         std::fs::read_to_string(path).with_context(|| format!("{}: cannot read this file as text", path.display()))?;
     ensure!(!found.trim().is_empty(), "{}: this file is empty, expected text", path.display());

@@ -24,7 +24,6 @@ type Column = (&'static str, i32, fn(&Record) -> String);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shown {
     pub limit: bool,
-    pub disk_limit: bool,
     pub engine: bool,
     pub flags: bool,
     pub batch: bool,
@@ -146,7 +145,6 @@ fn columns(shown: Shown) -> Vec<Column> {
     add(shown.engine, "engine", -9, |record| record.hobbit_engine.clone());
     add(shown.flags, "flags", -24, |record| record.hobbit_flags.replace('|', "/"));
     add(shown.limit, "limit", 9, |record| record.hobbit_limit.map(size).unwrap_or_default());
-    add(shown.disk_limit, "disk", 12, |record| record.hobbit_disk_limit.map(speed).unwrap_or_default());
     add(true, "experts", 7, |record| {
         let share = record.hobbit_expert_cache.zip(record.hobbit_expert_bytes).filter(|(_, all)| *all > 0);
         share.map(|(part, all)| format!("{:.0}%", (100.0 * part as f64 / all as f64).min(100.0))).unwrap_or_default()
@@ -187,10 +185,6 @@ fn padded(text: &str, width: i32) -> String {
 }
 
 /// As llama-bench writes sizes.
-fn speed(bytes_per_second: u64) -> String {
-    format!("{:.2} GB/s", bytes_per_second as f64 / 1e9)
-}
-
 fn size(bytes: u64) -> String {
     let mib = bytes as f64 / MIB as f64;
     if mib < 1024.0 { format!("{mib:.2} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }

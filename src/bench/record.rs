@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::measure::host::Host;
+use super::host::Host;
 use hobbit::stats::KernelTrial;
 
 /// The struct, and its fields as columns: one list of both.
@@ -98,7 +98,7 @@ record! {
     /// Mean tokens per second.
     avg_ts: f64,
     stddev_ts: f64,
-    /// `hobbit`, `llama.cpp`, or a peer's name.
+    /// `hobbit` or `llama.cpp`.
     hobbit_engine: String,
     hobbit_engine_version: String,
     /// The study this belongs to.
@@ -110,12 +110,6 @@ record! {
     /// Names the directory of results.
     hobbit_machine: String,
     hobbit_limit: Option<u64>,
-    /// Bytes per second that might be read.
-    hobbit_disk_limit: Option<u64>,
-    /// Other processes that computed without end meanwhile.
-    hobbit_busy: Option<u32>,
-    /// Whether the page cache was as an equal run before had left it.
-    hobbit_warm: bool,
     /// Bytes that hobbit planned with.
     hobbit_budget: Option<u64>,
     hobbit_expert_cache: Option<u64>,
@@ -155,9 +149,6 @@ record! {
     /// Time in which the computation stood still for reads.
     hobbit_stall_ns: Option<u64>,
     hobbit_io_busy_ns: Option<u64>,
-    hobbit_cpu_ns: Option<u64>,
-    /// Page faults that read.
-    hobbit_major_faults: Option<u64>,
     /// Bytes per second of random reads of the model's slices, measured just before.
     hobbit_bandwidth: Option<f64>,
     /// Tokens per second if only reading took time.
@@ -170,8 +161,6 @@ record! {
     hobbit_load_ns: Option<u64>,
     /// From the start of the process to the first logits; only without warm-up.
     hobbit_first_token_ns: Option<u64>,
-    /// From the start of the process to its end: the median of the runs.
-    hobbit_whole_ns: Option<u64>,
     hobbit_prompt_ts: Option<f64>,
     hobbit_decode_ts: Option<f64>,
     hobbit_decode_median_ns: Option<u64>,
@@ -183,12 +172,6 @@ record! {
     hobbit_logits_compared: Option<u64>,
     /// Of these, those with the same bits.
     hobbit_logits_equal: Option<u64>,
-    /// Leading characters that a peer's text has in common with the baseline's.
-    hobbit_text_equal: Option<u64>,
-    /// Characters compared.
-    hobbit_text_chars: Option<u64>,
-    /// Energy of the processor package (RAPL) in the measured repetitions.
-    hobbit_energy_uj: Option<u64>,
     /// `ok`, `killed` (by the limit) or `failed: ` and why.
     hobbit_outcome: String,
 }
@@ -205,8 +188,6 @@ pub struct More {
     pub hobbit_prompt_ns: Vec<u64>,
     /// Time of each repetition's single tokens.
     pub hobbit_decode_ns: Vec<u64>,
-    /// From the start of the process to its end, for each run.
-    pub hobbit_wholes_ns: Vec<u64>,
     /// Short runs that llama.cpp's number of threads was chosen by; without any it was given.
     pub hobbit_threads_tried: Vec<Tried>,
     /// Time of every single token, in order.
@@ -223,8 +204,6 @@ pub struct More {
     /// fractions do not survive in what is flattened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hobbit_target_latency: Option<Value>,
-    /// What a peer wrote.
-    pub hobbit_generated: Option<String>,
     pub hobbit_host: Host,
 }
 

@@ -11,7 +11,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::answer::{Run, answers, equal_logits, ggml_build, record};
 use super::args::{self, Format, Typed, Who};
-use super::case::{Case, Limits, Source, Task, cases};
+use super::case::{Case, Source, Task, cases};
+use super::disk::random_reads;
+use super::host::Host;
 use super::print::{Printer, Shown};
 use super::record::{Record, Tried};
 use super::threads;
@@ -19,8 +21,6 @@ use super::{child, inputs, start};
 use crate::devices;
 use crate::download;
 use crate::exit::{self, USAGE};
-use crate::measure::disk::random_reads;
-use crate::measure::host::Host;
 use crate::memory;
 use crate::output::{say, tell};
 use crate::pages::{self, Spelling};
@@ -40,12 +40,6 @@ pub fn main() -> ExitCode {
             Ok(serde_json::to_string(&child::run(&task)?)?)
         }),
         "disk" => inner(&rest(), |word| Ok(random_reads(word.as_ref(), Duration::from_millis(800))?.to_string())),
-        "hog" => hog(&rest()),
-        "busy" => start::busy(),
-        "machine" | "peers" | "report" => {
-            tell(format_args!("error: hobbit-bench only measures: give this to hobbit-prove {first} (see its --help)"));
-            Ok(USAGE)
-        }
         _ => run(words),
     };
     exit::code(outcome)
@@ -55,12 +49,6 @@ pub fn main() -> ExitCode {
 fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8> {
     let word = words.first().and_then(|word| word.to_str()).context("for hobbit-bench itself: one argument")?;
     say(work(word)?)?;
-    Ok(0)
-}
-
-fn hog(words: &[OsString]) -> Result<u8> {
-    let (bytes, file) = words.first().zip(words.get(1)).context("for hobbit-bench itself: bytes and a file")?;
-    start::hog(bytes.to_str().and_then(|text| text.parse().ok()).context("bytes")?, file.as_ref())?;
     Ok(0)
 }
 
@@ -137,7 +125,6 @@ fn shown(typed: &Typed, cases: &[Case]) -> Shown {
     let (test, comparison) = (&typed.bench.test, &typed.bench.comparison);
     Shown {
         limit: cases.iter().any(|case| case.limit.is_some()),
-        disk_limit: cases.iter().any(|case| case.disk_limit.is_some()),
         engine: comparison.baseline || comparison.baseline_only,
         flags: typed.engine.iter().any(|alternatives| alternatives.len() > 1),
         batch: !test.batch_size.is_empty() || !test.ubatch_size.is_empty(),
@@ -154,8 +141,8 @@ struct Bench<'a> {
     order: Vec<Who>,
     n_cases: usize,
     bar: ProgressBar,
-    /// The model whose disk was measured last, within what limits, and its speed.
-    disk: Option<(PathBuf, Limits, f64)>,
+    /// The model whose disk was measured last, within what limit, and its speed.
+    disk: Option<(PathBuf, Option<u64>, f64)>,
     /// What llama.cpp's number of threads was chosen by so far.
     trials: Vec<(Case, Vec<Tried>)>,
 }
@@ -163,11 +150,7 @@ struct Bench<'a> {
 /// Where tokens come from.
 fn source(typed: &Typed) -> Source {
     let comparison = &typed.bench.comparison;
-    match (&comparison.prompt_file, &comparison.trace) {
-        (Some(path), _) => Source::Text(path.clone()),
-        (_, Some(path)) => Source::Requests(path.clone()),
-        _ => Source::Random,
-    }
+    comparison.prompt_file.clone().map_or(Source::Random, Source::Text)
 }
 
 impl<'a> Bench<'a> {
@@ -197,7 +180,7 @@ impl<'a> Bench<'a> {
             self.say(&format!("benchmark {}/{}: {}, {name}", number + 1, self.n_cases, case.test.name()));
             // What was killed or failed once will be again.
             if runs[who as usize].iter().all(|(outcome, _)| outcome.is_ok()) {
-                runs[who as usize].push(start::run(&task, self.typed.bench.comparison.pressure)?);
+                runs[who as usize].push(start::run(&task)?);
             }
             self.bar.inc(1);
         }
@@ -251,7 +234,7 @@ impl<'a> Bench<'a> {
             let case = Case { threads, ..short.clone() };
             let task = Task { case, reps: 1, with_hashes: false, ..self.task(&short, Who::Stock, &[], 0) };
             self.say(&format!("{}, llama.cpp on {threads} threads, a trial", task.case.test.name()));
-            let (outcome, _) = start::run(&task, self.typed.bench.comparison.pressure)?;
+            let (outcome, _) = start::run(&task)?;
             let reps = outcome.iter().flat_map(|answer| &answer.reps);
             let ns = reps.map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum();
             let n_tokens = u64::from(short.test.n_prompt) + u64::from(short.test.n_gen);
@@ -304,10 +287,10 @@ impl<'a> Bench<'a> {
             return Ok(None);
         }
         match &self.disk {
-            Some((model, limits, speed)) if *model == case.model && *limits == case.limits() => Ok(Some(*speed)),
+            Some((model, limit, speed)) if *model == case.model && *limit == case.limit => Ok(Some(*speed)),
             _ => {
-                let speed = start::disk(&case.model, case.limits())?;
-                self.disk = Some((case.model.clone(), case.limits(), speed));
+                let speed = start::disk(&case.model, case.limit)?;
+                self.disk = Some((case.model.clone(), case.limit, speed));
                 Ok(Some(speed))
             }
         }

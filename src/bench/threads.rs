@@ -11,8 +11,6 @@ use super::record::Tried;
 const MOST: i32 = 512;
 /// Tokens of a trial's context, prompt and single ones: enough to tell the candidates apart.
 const TRIAL: Test = Test { n_prompt: 32, n_gen: 8, n_depth: 64 };
-/// Tokens that a trial generates where programs are compared.
-pub const TRIAL_PREDICT: usize = TRIAL.n_gen as usize;
 
 /// What `--baseline-threads` says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,9 @@
-//! What is evaluated: a text's tokens, requests' tokens, or random ones. The same for every engine.
+//! What is evaluated: a text's tokens or random ones. The same for every engine.
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rand_mt::Mt64;
-use serde::Deserialize;
 
 use super::case::{Source, Task, Test};
 use super::engine::Engine;
@@ -44,14 +43,6 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// One line of a file of requests.
-#[derive(Deserialize)]
-struct Request {
-    prompt: String,
-    #[serde(default)]
-    output: String,
-}
-
 impl Tokens {
     /// Reads and tokenises what the task names.
     ///
@@ -67,7 +58,6 @@ impl Tokens {
                 (0..n * n_pieces).map(|_| (random.next_u64() % n_vocab) as Token).collect::<Vec<_>>()
             }
             Source::Text(path) => engine.tokenize(&read(path)?)?,
-            Source::Requests(path) => requests(path, test, engine)?,
         };
         ensure!(
             row.len() >= n,
@@ -86,28 +76,6 @@ impl Tokens {
         let first = rep as usize % (self.row.len() / n) * n;
         Piece { test: self.test, tokens: &self.row[first..first + n] }
     }
-}
-
-/// The tokens of requests that are long enough, of each as many as a repetition takes.
-fn requests(path: &Path, test: Test, engine: &dyn Engine) -> Result<Vec<Token>> {
-    let (n_before, n_single) = ((test.n_depth + test.n_prompt) as usize, test.n_gen as usize);
-    let mut all = Vec::new();
-    for (number, line) in (1..).zip(read(path)?.lines().filter(|line| !line.trim().is_empty())) {
-        let request: Request = serde_json::from_str(line).with_context(|| {
-            format!("{}: request {number} is no object with \"prompt\" and \"output\"", path.display())
-        })?;
-        let (prompt, output) = (engine.tokenize(&request.prompt)?, engine.tokenize(&request.output)?);
-        if prompt.len() >= n_before && output.len() >= n_single {
-            all.extend([&prompt[..n_before], &output[..n_single]].concat());
-        }
-    }
-    if all.is_empty() {
-        bail!(
-            "{}: no request has a prompt of {n_before} tokens and an output of {n_single}; give smaller -p, -n, -pg and -d",
-            path.display()
-        );
-    }
-    Ok(all)
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -144,27 +112,22 @@ mod tests {
         fn describe(&self) -> Record {
             Record::default()
         }
-        fn piece(&self, _: Token) -> Vec<u8> {
-            Vec::new()
-        }
     }
 
-    fn tokens(text: Option<(&str, bool)>, test: Test) -> Result<Tokens> {
+    fn tokens(text: Option<&str>, test: Test) -> Result<Tokens> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("text");
         let source = match text {
             None => Source::Random,
-            Some((text, is_requests)) => {
+            Some(text) => {
                 std::fs::write(&path, text).unwrap();
-                if is_requests { Source::Requests(path) } else { Source::Text(path) }
+                Source::Text(path)
             }
         };
         let case = Case {
             model: "m".into(),
             words: Vec::new(),
             limit: None,
-            disk_limit: None,
-            busy: 0,
             n_batch: 8,
             n_ubatch: 8,
             type_k: "f16".into(),
@@ -195,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_text_goes_on_from_repetition_to_repetition() {
-        let tokens = tokens(Some(("abcdefghij", false)), TEST).unwrap();
+        let tokens = tokens(Some("abcdefghij"), TEST).unwrap();
         let first = tokens.rep(0);
         assert_eq!((first.depth(), first.prompt(), first.singles()), (&[1000][..], &[98, 99][..], &[100][..]));
         assert_eq!(tokens.rep(1).prompt(), [102, 103]);
@@ -211,20 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_long_enough_take_turns() {
-        let text = "{\"prompt\":\"abc\",\"output\":\"x\"}\n\n{\"prompt\":\"ab\",\"output\":\"x\"}\n{\"prompt\":\"defg\",\"output\":\"yz\"}\n";
-        let all = tokens(Some((text, true)), TEST).unwrap();
-        assert_eq!(all.rep(0).tokens, [1000, 98, 99, 120]);
-        assert_eq!(all.rep(1).tokens, [1000, 101, 102, 121]);
-        assert_eq!(all.rep(2), all.rep(0));
-        let error = tokens(Some(("{\"prompt\":\"a\"}", true)), TEST).unwrap_err().to_string();
-        assert!(error.contains("no request has a prompt of 3 tokens"), "{error}");
-        assert!(tokens(Some(("[]", true)), TEST).unwrap_err().to_string().contains("request 1"));
-    }
-
-    #[test]
     fn a_text_that_is_too_short() {
-        let error = tokens(Some(("abc", false)), TEST).unwrap_err().to_string();
+        let error = tokens(Some("abc"), TEST).unwrap_err().to_string();
         assert!(error.contains("has 3 tokens, and a repetition takes 4"), "{error}");
     }
 }

@@ -23,7 +23,7 @@ Examples:
   hobbit-sim show prose.trace | head
       Print it, one JSON object per line.
   hobbit-sim import qwen.route.csv -o qwen.trace
-      Take another program's recording of routes, for replay, report and --routes.
+      Take another program's recording of routes, for replay and --routes.
   hobbit-sim replay prose.trace
       Every policy with the slots that the run had.
   hobbit-sim replay prose.trace --policy lru,hobbit --budget 10%,25%,50% --predictor none,stacked-gate,oracle
@@ -38,8 +38,6 @@ Examples:
       Fit HOBBIT's weights and thresholds.
   hobbit-sim recall prose.trace --calibration chat.trace
       How good predictors are, and how many experts it takes to be right.
-  hobbit-sim report prose.trace chat.trace -o report.html
-      Plots in one self-contained file.
 
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
 
@@ -68,8 +66,6 @@ pub enum Command {
     Calibrate(FitArgs),
     /// How much of what layers use predictors foretold, by layer and distance, whatever was in memory
     Recall(RecallArgs),
-    /// Draw what traces say, in one HTML file
-    Report(ReportArgs),
 }
 
 #[derive(clap::Args, Debug)]
@@ -180,24 +176,6 @@ pub struct RecallArgs {
     pub json: bool,
 }
 
-#[derive(clap::Args, Debug)]
-pub struct ReportArgs {
-    /// Traces
-    #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-    /// Where the page goes
-    #[arg(short, long, value_name = "FILE.html")]
-    pub output: PathBuf,
-    /// Policies, separated by commas; 'all' is every one
-    #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
-    pub policy: Names<Eviction>,
-    /// Rooms for experts to compare
-    #[arg(long, value_name = "SIZES", default_value = "5%,10%,15%,25%,35%,50%,75%", value_delimiter = ',')]
-    pub budget: Vec<Budget>,
-    #[command(flatten)]
-    pub world: WorldArgs,
-}
-
 /// The machine and the model, where they are to differ from the recorded ones.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
@@ -305,12 +283,8 @@ impl WorldArgs {
     /// The recorded settings with what was typed.
     ///
     /// # Errors
-    /// Thresholds that make no sense; a trace of another version; several strengths, see [`WorldArgs::each`].
+    /// Thresholds that make no sense; a trace of another version.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
-        let strengths = [("cache-bias", &self.cache_bias), ("substitute", &self.substitute), ("drop", &self.drop)];
-        if let Some((flag, _)) = strengths.iter().find(|(_, given)| given.len() > 1) {
-            anyhow::bail!("--{flag}: only 'hobbit-sim replay' takes several strengths; give one");
-        }
         let mut config = Config::recorded(recording)?;
         config.slots = self.slots.unwrap_or(config.slots);
         if !self.calibration.is_empty() {

@@ -1,4 +1,4 @@
-//! `hobbit-sim`: traces printed, imported, replayed, fitted to and drawn.
+//! `hobbit-sim`: prints, imports and replays traces, and fits policies to them.
 
 mod args;
 mod compare;
@@ -7,7 +7,6 @@ mod fit;
 mod import;
 mod recall;
 mod replay;
-mod report;
 mod show;
 mod table;
 #[cfg(test)]
@@ -51,7 +50,6 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
         Command::Curve(args) => curve::run(&args, out)?,
         Command::Calibrate(args) => fit::run(&args, out)?,
         Command::Recall(args) => recall::run(&args, out)?,
-        Command::Report(args) => report::run(&args, out)?,
     }
     out.flush()?;
     Ok(0)

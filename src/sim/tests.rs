@@ -114,9 +114,6 @@ fn several_strengths_are_replayed_in_one_call() {
     for heading in ["With what routers chose:", "With missing below 0.9 left out:"] {
         assert!(text.contains(heading), "{text}");
     }
-    let html = path(&directory, "a.html");
-    let error = hobbit_sim(&["report", &file, "-o", &html, "--drop", "0,1"]).unwrap_err().to_string();
-    assert!(error.contains("--drop") && error.contains("give one"), "{error}");
 }
 
 #[test]
@@ -166,9 +163,9 @@ fn curves_rise_with_the_share_of_slots_up_to_the_optimum() {
 }
 
 #[test]
-fn calibrate_and_report_write_whole_files() {
+fn calibrate_writes_a_whole_file() {
     let directory = tempfile::tempdir().unwrap();
-    let (file, fitted, page) = (path(&directory, "a.trace"), path(&directory, "a.json"), path(&directory, "a.html"));
+    let (file, fitted) = (path(&directory, "a.trace"), path(&directory, "a.json"));
     trace(Path::new(&file), 40);
     let (_, text) =
         hobbit_sim(&["calibrate", &file, "-o", &fitted, "--low-bytes", "25%", "--shares", "50/50/0"]).unwrap();
@@ -179,37 +176,10 @@ fn calibrate_and_report_write_whole_files() {
     assert!(found.has_penalties() && text.contains("penalty by layer"), "{text}");
     assert!(found.penalty <= found.penalty_lru && found.t1.is_some());
 
-    hobbit_sim(&["report", &file, "-o", &page, "--policy", "lru,lfu", "--budget", "25%,50%"]).unwrap();
-    let html = std::fs::read_to_string(&page).unwrap();
-    let section = |heading: &str| {
-        let (_, rest) = html.split_once(&format!("<h3>{heading}</h3>")).unwrap_or_else(|| panic!("no {heading}"));
-        rest.split("<h3>").next().unwrap_or_default()
-    };
-    // Each plot with its axes, a line for each of these, and a key.
-    for (heading, axes, lines) in [
-        ("Hit rate by slots", ["slots per layer", "hits, %"], &["lru", "lfu", "belady"][..]),
-        ("Miss penalty by budget", ["experts with a slot, %", "penalty per token"], &["lru", "lfu", "belady"]),
-        ("LRU in each layer", ["slots", "hits, %"], &["layer 0", "layer 2"]),
-        ("Recall of previous", ["layer", "chosen experts that were predicted, %"], &["distance 1 (0.0 %)"]),
-        ("Recall of stacked-gate", ["layer", "chosen experts that were predicted, %"], &["distance 1 (50.0 %)"]),
-        ("Recall by experts predicted", ["experts predicted", "chosen experts among them, %"], &["distance 1"]),
-    ] {
-        let plot = section(heading);
-        assert!(axes.iter().all(|axis| plot.contains(axis)), "{heading}: {plot}");
-        for line in lines {
-            assert!(plot.contains(&format!("<title>{line}</title></polyline>")), "{heading}, {line}: {plot}");
-            assert!(plot.contains(&format!("></i>{line}</span>")), "{heading}: the key of {line}");
-        }
-        assert!(plot.contains("class='grid'") && plot.matches("class='x'").count() >= 3, "{heading}: ticks");
-    }
-    let map = section("Who is used");
-    assert_eq!(map.matches("<i style='background:").count(), 2 * 8 + 11, "an expert each, and the key");
-    assert!(["across: expert", "down: layer", " 1: as often"].iter().all(|part| map.contains(part)), "{map}");
-    assert!(html.ends_with("</html>\n") && !html.contains("http") && !html.contains("src=") && !html.contains("url("));
     let mut names: Vec<_> =
         std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["a.html", "a.json", "a.trace"]);
+    assert_eq!(names, ["a.json", "a.trace"]);
 }
 
 #[test]
@@ -307,12 +277,10 @@ fn results_are_not_written_over_traces_or_other_files() {
     trace(Path::new(&file), 4);
     std::fs::write(&notes, "precious").unwrap();
     let before = std::fs::read(&file).unwrap();
-    for command in ["calibrate", "report"] {
-        for (output, part) in [(&file, "the file of a trace"), (&notes, "exists and is no")] {
-            let error = hobbit_sim(&[command, &file, "-o", output]).unwrap_err();
-            assert!(error.is::<hobbit::files::OutputError>(), "{error}");
-            assert!(error.to_string().contains(part), "{error}");
-        }
+    for (output, part) in [(&file, "the file of a trace"), (&notes, "exists and is no")] {
+        let error = hobbit_sim(&["calibrate", &file, "-o", output]).unwrap_err();
+        assert!(error.is::<hobbit::files::OutputError>(), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
     }
     assert!(std::fs::read(&file).unwrap() == before && std::fs::read(&notes).unwrap() == b"precious");
 }

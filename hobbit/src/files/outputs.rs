@@ -44,8 +44,6 @@ pub enum Kind {
     Log,
     /// Statistics, a profile, a policy.
     Json,
-    /// A page of plots.
-    Page,
     /// A trace of routing (docs/TRACE.md).
     Trace,
     /// Log-probabilities to compare with, as `llama-perplexity --kl-divergence-base` writes them.
@@ -68,7 +66,6 @@ impl Kind {
         match self {
             Self::Log => "text",
             Self::Json => "JSON",
-            Self::Page => "HTML page",
             Self::Trace => "trace",
             Self::Base => "file of log-probabilities",
             Self::Sequence => "saved sequence",
@@ -82,17 +79,12 @@ impl Kind {
     /// Whether a file that begins with these bytes may be written over.
     fn may_replace(self, head: &[u8]) -> bool {
         let begins_with = |magic: &[u8]| head.starts_with(magic) || magic.starts_with(head);
-        let text = || {
-            let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
-            (!head.contains(&0)).then_some(text)
-        };
         match self {
             Self::Log => !head.contains(&0) && !head.starts_with(GGUF),
-            Self::Json => text().is_some_and(|text| matches!(text.first(), None | Some(b'{' | b'['))),
-            Self::Page => text().is_some_and(|text| {
-                let starts = |tag: &str| text.get(..tag.len()).is_some_and(|s| s.eq_ignore_ascii_case(tag.as_bytes()));
-                text.is_empty() || starts("<!doctype html") || starts("<html")
-            }),
+            Self::Json => {
+                let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
+                !head.contains(&0) && matches!(text.first(), None | Some(b'{' | b'['))
+            }
             Self::Trace => begins_with(&TRACE_MAGIC),
             Self::Base => is_base(head),
             Self::Sequence => head.starts_with(&SEQUENCE_MAGIC),

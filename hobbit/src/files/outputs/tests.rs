@@ -10,7 +10,7 @@ fn what_may_be_written_over_is_of_the_same_kind() {
     let unfinished = base(&[0; 8], [512, 32000, 3]);
     let complete = base(b"_logits_", [512, 32000, 3]);
     let table: &[(&[u8], &[Kind])] = &[
-        (b"", &[Log, Json, Page, Trace, Base, PathTable, Model, PartialModel]),
+        (b"", &[Log, Json, Trace, Base, PathTable, Model, PartialModel]),
         (b"HOBSLOT1\x07\0\0\0", &[Sequence]),
         (b"HOBSLOT", &[Log]),
         (b"GGUF\x03\0\0\0", &[Model, PartialModel]),
@@ -19,11 +19,11 @@ fn what_may_be_written_over_is_of_the_same_kind() {
         (b"hobbit: a line\n", &[Log]),
         (b"{\"n\": 1}", &[Log, Json]),
         (b"\xef\xbb\xbf \n[1]", &[Log, Json]),
-        (b" \n", &[Log, Json, Page]),
+        (b" \n", &[Log, Json]),
         (b"{\0", &[]),
         (b"#!/bin/sh\n", &[Log]),
-        (b"<!DOCTYPE html>\n<html>", &[Log, Page]),
-        (b"\n<html lang='en'>", &[Log, Page]),
+        (b"<!DOCTYPE html>\n<html>", &[Log]),
+        (b"\n<html lang='en'>", &[Log]),
         (b"<svg>", &[Log]),
         (b"HOBBITTR\x02\0\0\0", &[Trace]),
         (b"HOBB", &[Log, Trace]),
@@ -36,7 +36,7 @@ fn what_may_be_written_over_is_of_the_same_kind() {
         (b"PK\x03\x04\0\0", &[]),
     ];
     for (head, kinds) in table {
-        for kind in [Log, Json, Page, Trace, Base, Sequence, PathTable, Model, PartialModel] {
+        for kind in [Log, Json, Trace, Base, Sequence, PathTable, Model, PartialModel] {
             let text = String::from_utf8_lossy(head);
             assert_eq!(kind.may_replace(head), kinds.contains(&kind), "{kind:?} over {text:?}");
         }
