@@ -12,7 +12,6 @@
 //! `ctrl_c` stops it, signals of `memory` resize its caches. [`report`] puts measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc`, and [`mod@bench`] with the tools of [`measure`]; [`plot`] draws for pages,
-//! [`flags`] reads lines of flags for the benches.
 //!
 //! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
 //! has the rule about a reader that goes away, [`pages`] completes flags and has manuals; `log` and `devices` tell people what is going on.
@@ -31,7 +30,6 @@ mod commands;
 mod demo;
 mod escape;
 pub mod exit;
-pub mod flags;
 pub mod hub;
 pub mod measure;
 pub mod output;

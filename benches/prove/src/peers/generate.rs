@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use hobbit::Token;
-use hobbit::perplexity::softmax::Normaliser;
+use hobbit::perplexity::logits::Normaliser;
 use hobbit_programs::bench::answer::ggml_build;
 use hobbit_programs::bench::args::Who;
 use hobbit_programs::bench::case::Task;
