@@ -300,7 +300,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--arm", action="append", default=[], help="one more arm; without --arms no default ones")
     parser.add_argument("--windows", type=int, help="windows of 512 tokens of each text [all]")
     parser.add_argument("--questions", type=int, help="questions about each text [500; with --windows 16 for each]")
-    parser.add_argument("--whole-windows", action="store_true", help="a window is one batch, like a prompt; no questions")
+    parser.add_argument("--whole-windows", action="store_true", help="each window is one batch, like a prompt")
     parser.add_argument("--jobs", type=int, default=cores, help="rows measured at once; 1 gives times [cores]")
     parser.add_argument("--threads", type=int, default=1, help="threads of each row [1]")
     parser.add_argument("--bin", type=path, default=ROOT / "target/release", help="where the programs are")
