@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use ggml_sys::llama;
-use hobbit::perplexity::softmax::nll;
+use hobbit::perplexity::logits::nll;
 use hobbit::{BatchToken, Model, ModelOptions, SessionOptions};
 
 /// Tokens evaluated at once: the model's context.

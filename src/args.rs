@@ -418,20 +418,6 @@ pub fn parse_as<A: FromArgMatches>(
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
 }
 
-/// Reads words that are clap's already, of a command that may be no program's; the environment is not asked.
-pub fn parse_alone<A: FromArgMatches>(
-    mut command: clap::Command,
-    words: impl IntoIterator<Item = OsString>,
-) -> Result<A, clap::Error> {
-    let name = OsString::from(command.get_name());
-    let words: Vec<OsString> = words.into_iter().collect();
-    let preset = PresetWords::of(&words, &command, |_| None);
-    let words = [name].into_iter().chain(preset.words.iter().cloned()).chain(words);
-    let mut matches = command.try_get_matches_from_mut(words)?;
-    check_precision(&matches, &preset, &mut command)?;
-    A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
-}
-
 /// Refuses contradictions among the flags of dynamic precision as clap refuses wrong usage.
 fn check_precision(
     matches: &clap::ArgMatches,

@@ -11,7 +11,7 @@
 //! both let `stream` print a generation (`reading` takes answers apart) on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
 //! `ctrl_c` stops it, signals of `memory` resize its caches. [`report`] puts measurements into words.
 //!
-//! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`]; [`flags`] reads lines of flags for the benches.
+//! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
 //! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
 //! has the rule about a reader that goes away, [`pages`] completes flags and has manuals; `log` and `devices` tell people what is going on.
@@ -30,7 +30,6 @@ mod commands;
 mod demo;
 mod escape;
 pub mod exit;
-pub mod flags;
 pub mod hub;
 pub mod output;
 pub mod pages;

@@ -72,6 +72,7 @@ const MEDIA: &str = "only text models are supported";
 const PLACEMENT: &str = "hobbit places experts itself; see --device-cache, --mem-budget and --expert-cache";
 const LAYERS: &str = "layers go where -ngl and -ts say; give a smaller -ngl if they do not fit";
 const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
+const TASKS: &str = "score tasks with lm-eval through hobbit-server";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 
@@ -137,7 +138,9 @@ static FLAGS: &[Unsupported] = &[
         1,
         SCHEDULING,
     ),
-    refused(&["-np", "--parallel"], 1, "hobbit-cli runs one sequence"),
+    refused(&["-np", "--parallel"], 1, "only hobbit-server has slots"),
+    refused(&["--hellaswag", "--winogrande", "--multiple-choice"], 0, TASKS),
+    refused(&["--hellaswag-tasks", "--winogrande-tasks", "--multiple-choice-tasks"], 1, TASKS),
     refused(&["-dr", "--docker-repo"], 1, DOCKER),
     refused(&["-cl", "--cache-list"], 0, "the Hub's own client lists what is kept: hf cache ls"),
     refused(&["--gpt-oss-20b-default", "--gpt-oss-120b-default"], 0, DEFAULTS),

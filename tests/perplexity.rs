@@ -100,9 +100,6 @@ fn help_names_llama_perplexitys_flags_and_shows_examples() {
         "--kl-divergence-base",
         "--save-all-logits",
         "--ppl-stride",
-        "--hellaswag-tasks",
-        "--winogrande",
-        "--multiple-choice",
         "--mem-budget",
         "-ub",
         "[default: 512]",
@@ -119,8 +116,11 @@ fn wrong_usage_exits_with_2() {
     for (args, part) in [
         (&["--frobnicate"][..], "'--frobnicate'"),
         (&["-c", "1"], "invalid value '1'"),
-        (&["--hellaswag", "--winogrande"], "cannot be used with"),
+        (&["--ppl-stride", "8", "--kl-divergence"], "cannot be used with"),
         (&["--mmproj", "x"], "'--mmproj' is a llama.cpp flag"),
+        (&["-f", "x", "--hellaswag"], "does not have: score tasks with lm-eval through hobbit-server"),
+        (&["--winogrande-tasks", "3"], "lm-eval"),
+        (&["-bf", "x", "--multiple-choice"], "lm-eval"),
     ] {
         let ran = Bench::new().bare(args).expect(2);
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
@@ -131,7 +131,7 @@ fn wrong_usage_exits_with_2() {
 #[test]
 fn what_cannot_be_measured_is_told_in_one_line() {
     let bench = Bench::new();
-    bench.write("latin1.txt", b"caf\xe9").write("hs.txt", "one\ntwo\n").write("mc.bin", [1u8, 0, 0]);
+    bench.write("latin1.txt", b"caf\xe9").write("prose.txt", "one\ntwo\n");
     for (args, parts) in [
         (
             &["-p", "In the beginning", "-c", "64"][..],
@@ -144,12 +144,9 @@ fn what_cannot_be_measured_is_told_in_one_line() {
         (&["--kl-divergence"], &["--kl-divergence-base FNAME"]),
         (&["--kl-divergence", "--kl-divergence-base", "none"], &["none: cannot read this base file"]),
         (
-            &["--kl-divergence", "--kl-divergence-base", "hs.txt"],
-            &["hs.txt: this does not look like a file containing log"],
+            &["--kl-divergence", "--kl-divergence-base", "prose.txt"],
+            &["prose.txt: this does not look like a file containing log"],
         ),
-        (&["--hellaswag", "-f", "hs.txt"], &["hs.txt: 2 lines, not a multiple of 6"]),
-        (&["--winogrande", "-f", "hs.txt"], &["hs.txt: no tasks"]),
-        (&["--multiple-choice", "-bf", "mc.bin"], &["mc.bin: no tasks"]),
         (&["-p", "x", "--json", "absent/x.json"], &["absent/x.json: cannot write"]),
     ] {
         let ran = bench.run(&[args, &["--quiet"]].concat()).expect(1);
@@ -257,6 +254,8 @@ fn a_model_does_not_diverge_from_its_own_base() {
     let json = bench.json("kl.json");
     assert!(json["result"]["means"]["kld"]["value"].as_f64().unwrap().abs() < 1e-5, "{json:#}");
     assert_eq!(json["result"]["n_tokens_scored"], 6 * 31);
+    let after_chunk = json["result"]["ppl_after_chunk"].as_array().unwrap();
+    assert_eq!((after_chunk.len(), after_chunk.last()), (6, Some(&json["result"]["means"]["ppl"]["value"])));
 
     // One expert instead of two is another model.
     let other = ["--kl-divergence", "--kl-divergence-base", "base", "--override-kv", "llama.expert_used_count=int:1"];
@@ -301,76 +300,6 @@ fn strides_score_what_windows_end_with() {
     );
     assert_eq!(ran.chunks().len(), 2);
     assert_eq!(bench.json("s.json")["result"]["n_tokens_scored"], 256);
-}
-
-/// Verses of the bundled text with at least 14 words.
-fn verses() -> Vec<String> {
-    let text = std::fs::read_to_string(demo("demo-heldout-prose.txt")).unwrap();
-    text.lines().filter(|line| line.split_whitespace().count() >= 14).map(str::to_owned).collect()
-}
-
-fn words(verse: &str, range: std::ops::Range<usize>) -> String {
-    verse.split_whitespace().collect::<Vec<_>>()[range].join(" ")
-}
-
-#[test]
-fn hellaswag_prefers_the_right_ending() {
-    let bench = Bench::new();
-    let verses = verses();
-    let task = |(i, verse): (usize, &String)| {
-        let right = words(verse, 6..14);
-        // The wrong endings are the right one's words in other orders.
-        let reversed: Vec<&str> = right.split(' ').rev().collect();
-        let mut endings = vec![reversed.join(" "), reversed[4..].join(" "), "of of of of and and".to_owned()];
-        endings.insert(i % 4, right.clone());
-        format!("{}\n{}\n{}\n", words(verse, 0..6), i % 4, endings.join("\n"))
-    };
-    bench.write("hs.txt", verses.iter().take(20).enumerate().map(task).collect::<String>());
-    let args = ["-f", "hs.txt", "--hellaswag", "-c", "128", "--hellaswag-tasks", "12", "--json", "hs.json"];
-    let ran = bench.run(&args).expect(0);
-    assert!(ran.stdout.contains("\ntask\tacc_norm\t95% confidence interval\n1\t"), "{}", ran.stdout);
-    assert!(ran.stderr.contains("hellaswag_score : loaded 20 tasks from prompt."), "{}", ran.stderr);
-    let last = ran.stdout.lines().find(|line| line.starts_with("12\t")).expect("twelve tasks");
-    assert!(last.ends_with("%]") && last.contains("%\t["), "{last}");
-    let right = bench.json("hs.json")["result"]["n_right"].as_u64().unwrap();
-    assert!(right >= 9, "{right} of 12 are right: {}", ran.stdout);
-    // Several tasks together: the same tasks, and the same answers but for rounding.
-    let together = bench.run(&[&args[..], &["-np", "16"]].concat()).expect(0);
-    assert_eq!(together.stdout.lines().count(), ran.stdout.lines().count());
-    let right_together = bench.json("hs.json")["result"]["n_right"].as_u64().unwrap();
-    assert!(right.abs_diff(right_together) <= 1, "{right} and {right_together}");
-}
-
-#[test]
-fn winogrande_and_multiple_choice_print_their_tables() {
-    let bench = Bench::new();
-    let verses = verses();
-    let line = |(i, verse): (usize, &String)| {
-        let (before, after) = (words(verse, 0..5).replace(',', ""), words(verse, 6..13).replace(',', ""));
-        format!("{i},\"{before} _, {after}\",the king,Haman,{}\n", i % 2 + 1)
-    };
-    bench.write("wg.csv", verses.iter().take(5).enumerate().map(line).collect::<String>() + "\n");
-    let ran = bench.run(&["-f", "wg.csv", "--winogrande", "-c", "64"]).expect(0);
-    let rows: Vec<Vec<&str>> = ran.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
-    let rows: Vec<_> = rows.iter().filter(|row| row.len() == 6).collect();
-    assert_eq!(rows.len(), 5, "{}", ran.stdout);
-    assert!(rows.iter().all(|row| row[2].parse::<f64>().unwrap() < 0.0 && ["1", "2"].contains(&row[4])));
-
-    let string = |text: &str| [&(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
-    let mut task = string(&words(&verses[0], 0..6));
-    task.extend(5u32.to_le_bytes());
-    for answer in [&words(&verses[0], 6..12), "of of of", "and of of of", "the the the of", "of and and"] {
-        task.extend(string(answer));
-    }
-    task.extend((0..5).flat_map(|i| i32::from(i == 0).to_le_bytes()));
-    task.extend(0u32.to_le_bytes());
-    bench.write("mc.bin", [&1u32.to_le_bytes(), &8u32.to_le_bytes(), &task[..]].concat());
-    let five = ["-bf", "mc.bin", "--multiple-choice", "-c", "64"];
-    let ran = bench.run(&five).expect(1);
-    assert!(ran.stderr.contains("requires a higher -np|--parallel value (at least 5)"), "{}", ran.stderr);
-    let ran = bench.run(&[&five[..], &["-np", "5"]].concat()).expect(0);
-    assert!(ran.stdout.contains("\ntask\tacc_norm\n1\t100.00000000\n"), "{}", ran.stdout);
-    assert!(ran.stderr.contains("Final result: 100.0000 +/- ") && ran.stderr.contains("Random chance: 20.0000 +/- "));
 }
 
 #[cfg(unix)]

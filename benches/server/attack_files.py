@@ -31,10 +31,13 @@ class Gguf:
             self.values[key] = self.raw[start : self.at]
         start = self.at
         self.shapes: dict[str, tuple[int, ...]] = {}
+        # Where tensors begin, from the start of the data.
+        self.offsets: dict[str, int] = {}
         for _ in range(n_tensors):
             name = self.string().decode()
             self.shapes[name] = tuple(self.number("<Q") for _ in range(self.number("<I")))
-            self.at += 4 + 8
+            self.at += 4
+            self.offsets[name] = self.number("<Q")
         self.infos = self.raw[start : self.at]
         self.data = self.raw[-(-self.at // ALIGNMENT) * ALIGNMENT :]
 

@@ -80,7 +80,7 @@
 //! | `trace` | recordings |
 //! | `sim` | the same decisions again, over a virtual link and clock |
 //! | `forecast` | how fast a model will run here, before it is |
-//! | `perplexity` | judging predictions: files, tasks, estimates |
+//! | `perplexity` | judging predictions: base files, estimates |
 //! | `engine` | llama.cpp: model, session, the seam, devices |
 //!
 //! Decisions (`cache`, `route`, `predict`, `load::prefetch`, `load::balance`, `plan`, `residency`, `store::mode`) are pure: no ggml, no

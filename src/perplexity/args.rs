@@ -22,8 +22,6 @@ Examples:
       Token by token, as in a generation, with a quarter of the experts in memory; all numbers as JSON.
   hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --low q2_k --mem-budget 8G -ub 1
       What dynamic precision costs: missing experts of little weight come in low precision.
-  hobbit-perplexity -m mixtral.gguf -f hellaswag_val_full.txt --hellaswag --hellaswag-tasks 100
-      A benchmark.
 
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
@@ -63,18 +61,16 @@ pub struct TextArgs {
     /// Text to predict
     #[arg(short, long, value_name = "PROMPT", overrides_with_all = ["file", "binary_file"])]
     pub prompt: Option<String>,
-    /// File with the text, or with the tasks of a benchmark; one newline at its end is dropped
+    /// File with the text; one newline at its end is dropped
     #[arg(short, long, value_name = "FNAME", overrides_with_all = ["prompt", "binary_file"])]
     pub file: Option<PathBuf>,
-    /// The same, taken as it is: for --multiple-choice
+    /// The same, taken as it is
     #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
     pub binary_file: Option<PathBuf>,
     /// Process \n, \r, \t, \', \", \\ and \xHH in the text
     #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
     pub escape: Switch,
 }
-
-const TASKS: [&str; 4] = ["kl_divergence", "hellaswag", "winogrande", "multiple_choice"];
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Measurement")]
@@ -83,40 +79,18 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i32).range(-1..))]
     pub chunks: i32,
     /// Evaluate a window of -c tokens at every N-th token and score its last N; 0 for disjoint chunks
-    #[arg(long, value_name = "N", default_value = "0", conflicts_with_all = TASKS)]
+    #[arg(long, value_name = "N", default_value = "0", conflicts_with = "kl_divergence")]
     pub ppl_stride: u32,
     /// What is printed for each chunk: its number and the perplexity so far (0), or a line with tokens, perplexity,
     /// mean negative log-likelihood and its error (1)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
     pub ppl_output_type: u8,
     /// Compare with the log-probabilities in --kl-divergence-base; a text given with -f must be theirs
-    #[arg(long, value_name = Switch::NAME, default_value = "off", conflicts_with_all = &TASKS[1..])]
+    #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub kl_divergence: Switch,
     /// Write the log-probabilities of all scored tokens here, or with --kl-divergence read them
     #[arg(long, value_name = "FNAME")]
     pub kl_divergence_base: Option<PathBuf>,
-    /// Score HellaSwag tasks (6 lines each)
-    #[arg(long, value_name = Switch::NAME, default_value = "off", conflicts_with_all = &TASKS[2..])]
-    pub hellaswag: Switch,
-    /// Number of HellaSwag tasks, drawn at random
-    #[arg(long, value_name = "N", default_value = "400", value_parser = clap::value_parser!(u32).range(1..))]
-    pub hellaswag_tasks: u32,
-    /// Score Winogrande tasks (index,sentence,choice 1,choice 2,answer)
-    #[arg(long, value_name = Switch::NAME, default_value = "off", conflicts_with_all = &TASKS[3..])]
-    pub winogrande: Switch,
-    /// Number of Winogrande tasks, drawn at random; 0 for all
-    #[arg(long, value_name = "N", default_value = "0")]
-    pub winogrande_tasks: u32,
-    /// Score multiple-choice tasks (llama.cpp's binary form; give the file with -bf)
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
-    pub multiple_choice: Switch,
-    /// Number of multiple-choice tasks, drawn at random; 0 for all
-    #[arg(long, value_name = "N", default_value = "0")]
-    pub multiple_choice_tasks: u32,
-    /// Sequences of tasks that are evaluated together, at least 4
-    #[arg(long, value_name = "N", default_value = "4", env = "LLAMA_ARG_N_PARALLEL",
-          value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub parallel: u32,
 }
 
 #[derive(Args, Debug)]
@@ -169,21 +143,17 @@ mod tests {
 
     #[test]
     fn llama_perplexitys_spellings() {
-        let low =
-            parsed(&["-f", "t", "--save-all-logits", "x", "-b", "1", "-ub", "1", "-np", "8", "-ngl", "99"]).unwrap();
+        let low = parsed(&["-f", "t", "--save-all-logits", "x", "-b", "1", "-ub", "1", "-ngl", "99"]).unwrap();
         assert_eq!(low.measure.kl_divergence_base, Some("x".into()));
-        assert_eq!((low.context.batch_size, low.context.ubatch_size.0, low.measure.parallel), (1, Some(1), 8));
+        assert_eq!((low.context.batch_size, low.context.ubatch_size.0), (1, Some(1)));
         assert_eq!((low.context.ctx_size, low.measure.chunks, low.text.escape), (512, -1, Switch(false)));
         assert!(parsed(&["--kl-divergence", "--kl_divergence_base", "b"]).unwrap().measure.kl_divergence.0);
     }
 
     #[test]
     fn one_measurement_at_a_time() {
-        for words in [["--hellaswag", "--winogrande"], ["--kl-divergence", "--hellaswag"]] {
-            assert!(parsed(&words).unwrap_err().contains("cannot be used with"), "{words:?}");
-        }
-        assert!(parsed(&["--ppl-stride", "8", "--multiple-choice"]).unwrap_err().contains("cannot be used with"));
-        for words in [["-c", "2"], ["--ppl-output-type", "2"], ["--hellaswag-tasks", "0"], ["--chunks", "-2"]] {
+        assert!(parsed(&["--ppl-stride", "8", "--kl-divergence"]).unwrap_err().contains("cannot be used with"));
+        for words in [["-c", "2"], ["--ppl-output-type", "2"], ["--chunks", "-2"]] {
             assert!(parsed(&words).unwrap_err().contains("invalid value"), "{words:?}");
         }
     }

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use hobbit::perplexity::divergence::{Distribution, Divergence, Means};
 use hobbit::perplexity::estimate::{Estimate, Sums};
-use hobbit::perplexity::tasks::Interval;
 use hobbit::stats::Stats;
 use hobbit::units::Percent;
 
@@ -107,27 +106,6 @@ fn distribution(table: &mut String, of: &str, spread: &Distribution, number: imp
     let _ = writeln!(table, "Minimum {of}: {}", number(spread.minimum));
 }
 
-/// A dot for every hundredth part of `n` tasks.
-pub fn dots(n: usize) -> String {
-    ".".repeat(n / (n / 100).max(1)) + "done\n"
-}
-
-/// After a HellaSwag task.
-pub fn hellaswag(number: usize, Interval { share, low, high }: Interval) -> String {
-    format!("{number}\t{:3.8}%\t[{:3.4}%, {:3.4}%]\n", share * 100.0, low * 100.0, high * 100.0)
-}
-
-/// After a Winogrande task.
-pub fn winogrande(number: usize, n_right: usize, scores: [f32; 2], chosen: usize, answer: usize) -> String {
-    let share = 100.0 * n_right as f64 / number as f64;
-    format!("{number}\t{share:.4}\t{:10.6}  {:10.6}  {chosen}  {answer}\n", scores[0], scores[1])
-}
-
-/// After a multiple-choice task.
-pub fn multiple_choice(number: usize, n_right: usize) -> String {
-    format!("{number}\t{:.8}\n", 100.0 * n_right as f64 / number as f64)
-}
-
 /// hobbit's line at the end: where the experts that a run used came from.
 pub fn experts_used(stats: &Stats) -> Option<String> {
     let total = stats.total();
@@ -208,15 +186,6 @@ mod tests {
         ] {
             assert!(table.lines().any(|found| found == line), "{line} in\n{table}");
         }
-    }
-
-    #[test]
-    fn tasks() {
-        let interval = Interval { share: 0.5, low: 0.25, high: 0.75 };
-        assert_eq!(hellaswag(2, interval), "2\t50.00000000%\t[25.0000%, 75.0000%]\n");
-        assert_eq!(winogrande(4, 3, [-1.5, -12.25], 1, 2), "4\t75.0000\t -1.500000  -12.250000  1  2\n");
-        assert_eq!((dots(3), dots(250).len()), ("...done\n".into(), 125 + 5));
-        assert_eq!(multiple_choice(3, 1), "3\t33.33333333\n");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The command line of `hobbit-perplexity`.
 //!
 //! [`args`] holds what was typed, [`resolve`] makes settings of it. A [`Measurement`] is prepared with the model, says
-//! what context it needs and runs in it: `text` and `divergence` on chunks of a text, `benchmarks` on tasks. `evaluate` turns tokens into rows of logits; what is made of these is [`hobbit::perplexity`]'s.
+//! what context it needs and runs in it (`measure`). `evaluate` turns tokens into rows of logits, which
+//! [`hobbit::perplexity`] scores.
 //! [`mod@format`] has the lines of `llama-perplexity`, on the streams that it prints them to.
 
 pub mod args;
@@ -9,17 +10,13 @@ mod format;
 mod resolve;
 
 #[cfg(feature = "engine")]
-mod benchmarks;
-#[cfg(feature = "engine")]
-mod divergence;
-#[cfg(feature = "engine")]
 mod evaluate;
 #[cfg(feature = "engine")]
-mod run;
+mod measure;
 #[cfg(feature = "engine")]
-mod text;
+mod run;
 
 #[cfg(feature = "engine")]
 pub use run::main;
 #[cfg(feature = "engine")]
-use run::{Desk, Measurement, Shape};
+use run::{Desk, Measurement};

@@ -21,15 +21,9 @@ pub enum Measure {
     Strided(usize),
     /// Divergence from a base file.
     Divergence(PathBuf),
-    /// So many tasks.
-    HellaSwag(usize),
-    /// So many tasks, or all.
-    Winogrande(Option<usize>),
-    /// So many tasks, or all.
-    MultipleChoice(Option<usize>),
 }
 
-/// A text or the bytes of a benchmark.
+/// A text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
     /// Where it comes from.
@@ -59,7 +53,6 @@ pub struct HiArgs {
     pub n_chunk_max: Option<usize>,
     /// A line for each chunk.
     pub in_lines: bool,
-    pub n_parallel: usize,
     pub verbosity: Verbosity,
     pub log_file: Option<PathBuf>,
     pub perf: bool,
@@ -79,7 +72,7 @@ impl HiArgs {
                 read.push((BASE, base.clone()));
                 None
             }
-            _ => None,
+            Measure::Strided(_) => None,
         };
         let written =
             [("--log-file", &self.log_file, Kind::Log), ("--json", &self.json, Kind::Json), (BASE, &base, Kind::Base)];
@@ -93,14 +86,13 @@ impl HiArgs {
         let measure = measure(&low.measure)?;
         let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
         let mut given = given_text(&low.text, around)?;
-        let wants_prose = matches!(measure, Measure::Perplexity(_) | Measure::Strided(_));
-        if given.is_none() && is_demo && wants_prose {
+        if given.is_none() && !matches!(measure, Measure::Divergence(_)) {
+            if !is_demo {
+                bail!("no text: give a file with -f (or -bf), or a text with -p");
+            }
             let name = model.with_file_name(demo::TEXT);
             inputs.push(("-f", name.clone()));
             given = Some(Text { bytes: without_newline(read(&name, around)?), name });
-        }
-        if given.is_none() && !matches!(measure, Measure::Divergence(_)) {
-            bail!("no text: give a file with -f (or -bf), or a text with -p");
         }
         let session = resolve::session(&low.context, &low.rope, true);
         let experts = experts(low.experts, &model, session.clone())?;
@@ -118,7 +110,6 @@ impl HiArgs {
             text: given,
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),
             in_lines: low.measure.ppl_output_type == 1,
-            n_parallel: low.measure.parallel.max(4) as usize,
             verbosity: verbosity(&low.output.closing, &low.output.log),
             log_file: low.output.log.log_file,
             perf: low.output.closing.perf.0,
@@ -132,14 +123,7 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
     if args.chunks == 0 {
         bail!("--chunks 0 leaves nothing to evaluate; give at least 1, or -1 for all");
     }
-    let some = |n: u32| (n > 0).then_some(n as usize);
-    Ok(if args.hellaswag.0 {
-        Measure::HellaSwag(args.hellaswag_tasks as usize)
-    } else if args.winogrande.0 {
-        Measure::Winogrande(some(args.winogrande_tasks))
-    } else if args.multiple_choice.0 {
-        Measure::MultipleChoice(some(args.multiple_choice_tasks))
-    } else if args.kl_divergence.0 {
+    Ok(if args.kl_divergence.0 {
         match args.kl_divergence_base.clone() {
             Some(base) => Measure::Divergence(base),
             None => bail!(
@@ -147,11 +131,11 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
                  --kl-divergence-base FNAME"
             ),
         }
-    } else if let Some(stride) = some(args.ppl_stride) {
+    } else if args.ppl_stride > 0 {
         if args.kl_divergence_base.is_some() {
             bail!("--kl-divergence-base keeps disjoint chunks; leave --ppl-stride out");
         }
-        Measure::Strided(stride)
+        Measure::Strided(args.ppl_stride as usize)
     } else {
         Measure::Perplexity(args.kl_divergence_base.clone())
     })
@@ -227,7 +211,6 @@ mod tests {
     fn what_is_missing_is_told() {
         for (words, part) in [
             (&["-m", "a.gguf"][..], "no text: give a file with -f"),
-            (&["--hellaswag"], "no text"),
             (&["-f", "none"], "none: cannot read this file"),
             (&["--kl-divergence"], "--kl-divergence-base FNAME"),
             (&["--chunks", "0"], "--chunks 0"),
@@ -254,8 +237,6 @@ mod tests {
         assert_eq!(measure(&[]), Measure::Perplexity(None));
         assert_eq!(measure(&["--save-all-logits", "x"]), Measure::Perplexity(Some("x".into())));
         assert_eq!(measure(&["--ppl-stride", "8"]), Measure::Strided(8));
-        assert_eq!(measure(&["--hellaswag"]), Measure::HellaSwag(400));
-        assert_eq!(measure(&["--winogrande", "--winogrande-tasks", "3"]), Measure::Winogrande(Some(3)));
         let compared = resolved(&["--kl-divergence", "--kl-divergence-base", "b"]).unwrap();
         assert_eq!((compared.measure, compared.text), (Measure::Divergence("b".into()), None));
     }

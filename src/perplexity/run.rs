@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::resolve::{HiArgs, Measure, Text};
-use super::{args, benchmarks, divergence, format, text};
+use super::{args, format, measure};
 use crate::argv::Note;
 use crate::devices;
 use crate::download;
@@ -33,37 +33,21 @@ pub struct Desk<'a> {
     pub log: &'a Log,
 }
 
-/// The context that a measurement needs.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Tokens of a sequence.
-    pub n_ctx_seq: usize,
-    /// Tokens submitted at once.
-    pub n_batch: usize,
-    /// Sequences.
-    pub n_seq: usize,
-}
-
 /// Measures, and says what was found.
 type Run<'a> = Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>;
 
 /// Something that is measured, its input read and checked.
 pub struct Measurement<'a> {
-    /// The context that it needs.
-    shape: Shape,
+    /// The context that it needs holds these.
+    windows: Windows,
     /// Measures; the results as JSON.
     run: Run<'a>,
 }
 
 impl<'a> Measurement<'a> {
-    pub fn new(shape: Shape, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
-        Self { shape, run: Box::new(run) }
-    }
-
     /// In a context for as many sequences as fit in a batch.
-    pub fn of_windows(windows: &Windows, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
-        let shape = Shape { n_ctx_seq: windows.n_ctx, n_batch: windows.n_batch, n_seq: windows.n_seq() };
-        Self::new(shape, run)
+    pub fn new(windows: &Windows, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
+        Self { windows: *windows, run: Box::new(run) }
     }
 }
 
@@ -148,9 +132,8 @@ fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
     let desk = Desk { args, log };
     let measurement = prepare(&desk, &model)?;
-    let shape = measurement.shape;
-    let options = session_options(&args.session_options, shape);
-    warn_of_training(&model, shape, log);
+    let options = session_options(&args.session_options, &measurement.windows);
+    warn_of_training(&model, measurement.windows.n_ctx, log);
     let mut session = ctrl_c.during(|| model.session(&options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
@@ -173,30 +156,26 @@ fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
 
 fn prepare<'a>(desk: &'a Desk, model: &Model) -> Result<Measurement<'a>> {
     match &desk.args.measure {
-        Measure::Perplexity(base) => text::perplexity(desk, model, base.as_deref()),
-        Measure::Strided(stride) => text::strided(desk, model, *stride),
-        Measure::Divergence(base) => divergence::divergence(desk, model, base),
-        Measure::HellaSwag(n_tasks) => benchmarks::hellaswag(desk, model, *n_tasks),
-        Measure::Winogrande(n_tasks) => benchmarks::winogrande(desk, model, *n_tasks),
-        Measure::MultipleChoice(n_tasks) => benchmarks::multiple_choice(desk, model, *n_tasks),
+        Measure::Perplexity(base) => measure::perplexity(desk, model, base.as_deref()),
+        Measure::Strided(stride) => measure::strided(desk, model, *stride),
+        Measure::Divergence(base) => measure::divergence(desk, model, base),
     }
 }
 
-fn session_options(given: &SessionOptions, shape: Shape) -> SessionOptions {
+fn session_options(given: &SessionOptions, windows: &Windows) -> SessionOptions {
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     SessionOptions {
-        n_ctx: number(shape.n_ctx_seq.saturating_mul(shape.n_seq)),
-        n_batch: number(shape.n_batch),
-        n_ubatch: given.n_ubatch.min(number(shape.n_batch)),
-        n_seq_max: number(shape.n_seq),
+        n_ctx: number(windows.n_ctx.saturating_mul(windows.n_seq())),
+        n_batch: number(windows.n_batch),
+        n_ubatch: given.n_ubatch.min(number(windows.n_batch)),
+        n_seq_max: number(windows.n_seq()),
         ..given.clone()
     }
 }
 
-fn warn_of_training(model: &Model, shape: Shape, log: &Log) {
+fn warn_of_training(model: &Model, n_ctx: usize, log: &Log) {
     let trained = model.info().n_ctx_train;
-    if shape.n_ctx_seq > trained as usize {
-        let n_ctx = shape.n_ctx_seq;
+    if n_ctx > trained as usize {
         let warning = format!("perplexity: model was trained on only {trained} context tokens ({n_ctx} specified)");
         log.line(Level::Warning, format!("warning: {warning}"));
     }
@@ -236,8 +215,5 @@ fn name(measure: &Measure) -> &'static str {
         Measure::Perplexity(_) => "perplexity",
         Measure::Strided(_) => "perplexity-stride",
         Measure::Divergence(_) => "kl-divergence",
-        Measure::HellaSwag(_) => "hellaswag",
-        Measure::Winogrande(_) => "winogrande",
-        Measure::MultipleChoice(_) => "multiple-choice",
     }
 }

@@ -8,7 +8,7 @@
 //! i32      n_vocab
 //! i32      n_chunk
 //! i32      tokens, [n_ctx, n_chunk]
-//! u16      rows, [row_words(n_vocab), n_ctx - 1 - n_ctx / 2, n_chunk]    see super::quantised
+//! u16      rows, [row_words(n_vocab), n_ctx - 1 - n_ctx / 2, n_chunk]    see super::logits
 //! ```
 //!
 //! Rows are written as they are computed, which is not in order where chunks are evaluated together; the first 8 bytes
@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::quantised::row_words;
+use super::logits::row_words;
 use super::windows::n_scored;
 use crate::files;
 use crate::options::Token;
@@ -142,7 +142,7 @@ impl BaseWriter {
         Ok(Self { path: path.to_owned(), file, head })
     }
 
-    /// Writes neighbouring rows of a chunk, from row number `row` on, as [`super::quantised::encode`] makes them.
+    /// Writes neighbouring rows of a chunk, from row number `row` on, as [`super::logits::encode`] makes them.
     ///
     /// # Errors
     /// A full disk.

@@ -2,8 +2,7 @@
 //! favourites.
 
 use super::estimate::{Estimate, Sums, median, percentile};
-use super::quantised::Row;
-use super::softmax::{Normaliser, logit};
+use super::logits::{Normaliser, Row, logit};
 use crate::options::Token;
 
 /// Fewest tokens for which `llama-perplexity` prints statistics.
@@ -38,7 +37,7 @@ pub fn compare(logits: &[f32], base: Row<'_>, token: Token) -> Option<Comparison
             top_base = (i, log_prob);
         }
         // What a row cannot tell apart from nothing.
-        if log_prob > -super::quantised::DEPTH {
+        if log_prob > -super::logits::DEPTH {
             kld += f64::from(log_prob.exp() * (log_prob - logit + normaliser));
         }
     }
@@ -181,7 +180,7 @@ impl Divergence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::perplexity::quantised::{encode, row_words};
+    use crate::perplexity::logits::{encode, row_words};
 
     fn row(logits: &[f32]) -> Vec<u16> {
         let mut row = vec![0; row_words(logits.len())];
