@@ -93,10 +93,14 @@ impl Lock {
     }
 }
 
-/// Opens or makes a file of ours. A link in its place is not followed.
+/// Opens or makes a file of ours: no link is followed, and no pipe is read.
 fn open_own(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW).open(path)
+    let file = options.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    Ok(file)
 }
 
 pub fn make_directory_of(path: &Path) -> Result<(), HubError> {
