@@ -396,7 +396,7 @@ pub fn parse_as<A: FromArgMatches>(
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<(A, Vec<Note>), clap::Error> {
     let grammar = Grammar::of(&command);
-    let line = argv::normalise(args, &grammar).map_err(|error| command.error(error.kind(), error))?;
+    let line = argv::normalise(args, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
     let negated = switch::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
     let name = OsString::from(command.get_name());
     let preset = PresetWords::of(&line.words, &command, |name| std::env::var_os(name));

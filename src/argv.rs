@@ -8,8 +8,6 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 
-use clap::error::ErrorKind;
-
 use super::switch::{Switch, Tri, is_tri_word};
 use super::unsupported::{self, Verdict};
 
@@ -201,34 +199,19 @@ pub enum Note {
     Preset(String),
 }
 
-/// Wrong usage that clap would not see, or would explain badly.
+/// Flags that clap cannot judge. It finds missing and unexpected values itself.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
-    #[error("a value is required after '{flag}' but none was given")]
-    ValueMissing { flag: String },
-    #[error("'{flag}' takes no value")]
-    ValueUnexpected { flag: String },
     #[error("'{flag}' is a llama.cpp flag that hobbit does not have: {why}")]
     Unsupported { flag: String, why: &'static str },
     #[error("unknown flag '{flag}'{hint}")]
     Unknown { flag: String, hint: String },
 }
 
-impl UsageError {
-    /// clap's name for it.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::ValueMissing { .. } => ErrorKind::InvalidValue,
-            Self::ValueUnexpected { .. } => ErrorKind::TooManyValues,
-            Self::Unsupported { .. } | Self::Unknown { .. } => ErrorKind::UnknownArgument,
-        }
-    }
-}
-
 /// Rewrites the words after the program's name.
 ///
 /// # Errors
-/// For flags that nobody knows, flags of llama.cpp's that are not here, and missing values.
+/// Unknown flags with one dash, and flags of llama.cpp's that hobbit does not have.
 pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) -> Result<Line, UsageError> {
     let mut line = Line::default();
     let mut rest = args.into_iter().peekable();
@@ -240,12 +223,10 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
         };
         let (name, inline) = split(typed);
         if let Some((long, takes)) = grammar.flags.get(&name) {
-            line.words.push(join(&name, long, *takes, inline, &mut rest)?);
+            line.words.push(join(&word, long, *takes, inline, &mut rest));
         } else if let Some(flag) = unsupported::find(&name) {
             let values = if inline.is_some() { 0 } else { flag.values };
-            for _ in 0..values {
-                rest.next().ok_or_else(|| UsageError::ValueMissing { flag: name.clone() })?;
-            }
+            rest.by_ref().take(values).for_each(drop);
             match flag.verdict {
                 Verdict::Refused(why) => return Err(UsageError::Unsupported { flag: name, why }),
                 Verdict::NoEffect(why) => line.notes.push(Note::NoEffect { flag: name, why }),
@@ -272,34 +253,30 @@ fn split(typed: &str) -> (String, Option<&str>) {
 
 /// The flag as one word for clap, with a value taken from `rest` where it belongs to the flag.
 fn join(
-    name: &str,
+    typed: &OsStr,
     long: &str,
     takes: Takes,
     inline: Option<&str>,
     rest: &mut Peekable<impl Iterator<Item = OsString>>,
-) -> Result<OsString, UsageError> {
-    let mut next = || rest.next().ok_or_else(|| UsageError::ValueMissing { flag: name.to_owned() });
-    let value: OsString = match (takes, inline) {
-        (Takes::Switch(false) | Takes::Nothing, Some(_)) => {
-            return Err(UsageError::ValueUnexpected { flag: name.to_owned() });
-        }
-        (Takes::Nothing, None) => return Ok(format!("--{long}").into()),
-        (_, Some(inline)) => inline.into(),
-        (Takes::Value, None) => next()?,
+) -> OsString {
+    let value: Option<OsString> = match (takes, inline) {
+        (Takes::Switch(false), Some(_)) => return typed.to_owned(),
+        (_, Some(inline)) => Some(inline.into()),
+        (Takes::Nothing, None) => None,
+        (Takes::Value, None) => rest.next(),
         (Takes::Pair, None) => {
-            let mut pair = next()?;
-            pair.push(",");
-            pair.push(next()?);
-            pair
+            let pair: Vec<OsString> = rest.by_ref().take(2).collect();
+            (!pair.is_empty()).then(|| pair.join(OsStr::new(",")))
         }
-        (Takes::TriWord, None) => {
-            rest.next_if(|next| next.to_str().is_some_and(is_tri_word)).unwrap_or_else(|| "on".into())
-        }
-        (Takes::Switch(on), None) => if on { "on" } else { "off" }.into(),
+        (Takes::TriWord, None) => rest.next_if(|next| next.to_str().is_some_and(is_tri_word)),
+        (Takes::Switch(on), None) => Some(if on { "on" } else { "off" }.into()),
     };
-    let mut word = OsString::from(format!("--{long}="));
-    word.push(OsStr::new(&value));
-    Ok(word)
+    let mut word = OsString::from(format!("--{long}"));
+    if let Some(value) = value {
+        word.push("=");
+        word.push(value);
+    }
+    word
 }
 
 /// What an unknown flag with one dash was probably meant to be.

@@ -234,7 +234,7 @@ pub fn command() -> Command {
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::Error> {
     let mut command = command();
     let grammar = Grammar::of(&command);
-    let line = argv::normalise(words, &grammar).map_err(|error| command.error(error.kind(), error))?;
+    let line = argv::normalise(words, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
     let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
     args::source::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;

@@ -1,18 +1,18 @@
-//! Which file of a repository is meant. The rules are llama.cpp's (`common/download.cpp`).
+//! Chooses a file of a repository by llama.cpp's rules (`common/download.cpp`).
 
 use super::names::path_within;
 
-/// What is tried, in order, where no quant is named.
+/// Quants to try, in order, if none is named.
 const USUAL: [&str; 2] = ["Q4_K_M", "Q8_0"];
-/// Files that accompany models.
+/// Words in names of files that accompany models.
 const COMPANIONS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
-/// More parts than that are no model's.
+/// Limit of parts of a split model.
 const MOST_PARTS: u32 = 1000;
 
-/// What of a repository is wanted.
+/// The wanted file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// What is usual.
+    /// The usual quant.
     Usual,
     /// A quant: part of a file's name.
     Quant(String),
@@ -20,12 +20,12 @@ pub enum Want {
     File(String),
 }
 
-/// Why no file was chosen.
+/// No file was chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     #[error("it has no GGUF file of a model{}", listed("; there is", .others))]
     NoModel {
-        /// Some of what there is.
+        /// Files that the repository has.
         others: Vec<String>,
     },
     #[error("it has no file of the quant '{quant}'{}", listed("; there are", .quants))]
@@ -43,11 +43,10 @@ fn listed(before: &str, names: &[String]) -> String {
     if names.is_empty() { String::new() } else { format!("{before} {shown}{more}") }
 }
 
-/// The files among `names` that are wanted, all parts of a split model, the first one first. Names that lead out of the cache are
-/// passed over.
+/// The wanted files among `names`: all parts of a split model, in order. Names that lead out of the cache are ignored.
 ///
 /// # Errors
-/// Nothing there, with what there is instead.
+/// No such file; the error lists those that exist.
 pub fn choose(names: &[String], want: &Want) -> Result<Vec<String>, ChoiceError> {
     let mut names: Vec<&str> = names.iter().map(String::as_str).filter(|name| path_within(name).is_some()).collect();
     names.sort_unstable();
@@ -75,7 +74,7 @@ pub fn choose(names: &[String], want: &Want) -> Result<Vec<String>, ChoiceError>
     }
 }
 
-/// All parts of the model of which `name` is one, in order; of a model in one file, that file.
+/// All parts, in order, of the split model to which `name` belongs; `name` alone if it is no part.
 pub fn parts(name: &str) -> Vec<String> {
     match split(name) {
         Some((stem, _, count)) => (1..=count).map(|part| format!("{stem}-{part:05}-of-{count:05}.gguf")).collect(),
@@ -112,7 +111,7 @@ fn is_first(name: &str) -> bool {
     split(name).is_none_or(|(_, number, _)| number == 1)
 }
 
-/// The first model whose name has `quant` before a `.` or `-`; one where it is a word of its own is ahead of `IQ4_XS` for `Q4_XS`.
+/// The first model whose name has `quant` before a `.` or `-`. A whole word wins: `Q4_XS` is not `IQ4_XS`.
 fn of_quant<'a>(models: &[&'a str], quant: &str) -> Option<&'a str> {
     let quant = quant.to_ascii_uppercase();
     let found = |is_word: bool| {

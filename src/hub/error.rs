@@ -1,7 +1,8 @@
-//! What goes wrong with downloads, and what to do about it.
+//! Errors of downloads, with what to do about them.
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::choice::ChoiceError;
 use hobbit::units::Bytes;
@@ -23,18 +24,18 @@ pub enum HubError {
     #[error(
         "{what}: {host} cannot be reached ({why}); check the network, or give --offline to use what is in the cache"
     )]
-    Unreachable { what: String, host: String, why: String },
+    Unreachable { what: String, host: String, why: String, wait: Option<Duration> },
     #[error(
         "{what}: no secure connection to {host} ({why}); check the address, this machine's clock, and whether a proxy puts \
          in a certificate of its own; or fetch the file with another program and give it with -m"
     )]
     Insecure { what: String, host: String, why: String },
-    #[error("{what}: {url} redirects {why}")]
-    Redirect { what: String, url: String, why: String },
+    #[error("{what}: the server redirects {why}")]
+    Redirect { what: String, why: &'static str },
     #[error("{what}: the server's answer is not understood: {why}")]
     Answer { what: String, why: String },
     #[error("{name}: broke off at {} {why}; what came is kept in {}: run again to go on", how_far(*.at, *.size), .part.display())]
-    Dropped { name: String, at: u64, size: Option<u64>, why: String, part: PathBuf },
+    Dropped { name: String, at: u64, size: Option<u64>, why: String, part: PathBuf, wait: Option<Duration> },
     #[error("{name}: the server has {said} bytes, expected {expected}: it is not the file that was asked for")]
     Size { name: String, said: u64, expected: u64 },
     #[error(
@@ -68,13 +69,21 @@ fn how_far(at: u64, size: Option<u64>) -> String {
 }
 
 impl HubError {
-    /// Whether the server could not be asked: a file that is kept may do instead.
+    /// Whether the server could not be asked, so that a cached file may do.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Insecure { .. })
     }
+
+    /// Whether another try may succeed; with the wait that the server asked for, if it did.
+    pub fn may_pass(&self) -> Option<Option<Duration>> {
+        match self {
+            Self::Unreachable { wait, .. } | Self::Dropped { wait, .. } => Some(*wait),
+            _ => None,
+        }
+    }
 }
 
-/// Names the file in an error of the system's.
+/// Adds the path to a system error.
 pub fn failed(path: &std::path::Path, doing: &'static str) -> impl FnOnce(io::Error) -> HubError {
     let path = path.to_owned();
     move |source| HubError::File { path, doing, source }

@@ -1,13 +1,11 @@
 //! Models from the Hub (`-hf`) and from any server (`-mu`).
 //!
-//! **Pure.** [`Source`] is what was asked for; [`choice`] picks files of a repository, [`names`] says which names are safe, [`places`] reads
-//! the environment.
+//! Pure: [`Source`] names a model, [`choice`] picks files of a repository, [`names`] checks names, [`places`] reads the
+//! environment. With the feature `hub`: `web` sends requests, `transfer` fetches one file, `repo` and `url` know where it
+//! belongs. A [`Witness`] sees progress: a terminal, or a test.
 //!
-//! **With servers** (feature `hub`). `web` asks, `transfer` fetches one file whole, `repo` and `url` know where it belongs. Who
-//! watches is a [`Witness`]: a person at a terminal, or a test.
-//!
-//! What comes from servers is not trusted: names do not lead out of the cache, answers are capped, sizes and sums are checked before
-//! a file has its name, and the token goes to the endpoint alone.
+//! Servers are not trusted: names do not lead out of the cache, answers are capped, sizes and checksums are compared before
+//! a file gets its name, and the token goes to the endpoint alone.
 
 pub mod choice;
 pub mod names;
@@ -34,7 +32,7 @@ pub use error::HubError;
 pub use names::RepoId;
 pub use places::{Given, Places, Token};
 
-/// A model that is somewhere else.
+/// A model that is not a local file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     Repo { id: RepoId, want: Want },
@@ -42,10 +40,10 @@ pub enum Source {
 }
 
 impl Source {
-    /// Of `USER/REPO[:QUANT]`; a file beats the quant.
+    /// Reads `USER/REPO[:QUANT]`; `file` overrides the quant.
     ///
     /// # Errors
-    /// What is no repository.
+    /// The text names no repository.
     pub fn repo(text: &str, file: Option<&str>) -> Result<Self, String> {
         let (id, quant) = text.split_once(':').map_or((text, None), |(id, quant)| (id, Some(quant)));
         let want = match (file, quant) {
@@ -58,29 +56,29 @@ impl Source {
     }
 }
 
-/// Who is told how far a download is.
+/// Sees the progress of a download.
 pub trait Witness {
-    /// Something worth a line.
+    /// Shows a line.
     fn note(&self, text: &str);
-    /// A file begins, of which `have` bytes are here already; again where its size becomes known.
+    /// A file begins, of which `have` bytes are here; called again when its size becomes known.
     fn begin(&self, name: &str, size: Option<u64>, have: u64);
-    /// So many bytes are here.
+    /// `bytes` of the file are here.
     fn at(&self, bytes: u64);
-    /// The file is here, or will not come.
+    /// The download of this file succeeded or failed.
     fn end(&self);
     /// Waits.
     fn pause(&self, time: Duration);
-    /// Bytes that are free on the disk of `directory`.
+    /// Free bytes on the disk of `directory`.
     #[cfg(feature = "hub")]
     fn free_space(&self, directory: &std::path::Path) -> std::io::Result<u64> {
         fs4::available_space(directory)
     }
 }
 
-/// The file of a model that is somewhere else, of a split one the first. What is not here yet is fetched.
+/// Downloads the missing files of a model; returns the first one's path.
 ///
 /// # Errors
-/// With what can be done about it.
+/// The download failed; the message says what to do.
 #[cfg(feature = "hub")]
 pub fn fetch(source: &Source, places: &Places, witness: &dyn Witness) -> Result<std::path::PathBuf, HubError> {
     let web = web::Web::new(places);
@@ -95,7 +93,7 @@ mod source_tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for() {
+    fn sources() {
         let repo = |id: &str, want| Source::Repo { id: id.parse().unwrap(), want };
         assert_eq!(Source::repo("a/b", None).unwrap(), repo("a/b", Want::Usual));
         assert_eq!(Source::repo("a/b:Q8_0", None).unwrap(), repo("a/b", Want::Quant("Q8_0".into())));

@@ -1,10 +1,10 @@
-//! Names that come from users and servers, and what they may be: no name leads out of the cache.
+//! Checks names that users and servers give: none leads out of the cache.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest name that is taken from anybody.
+/// Limit of a name's length, in bytes.
 const LONGEST: usize = 1024;
 
 /// A repository of the Hub: `user/name`.
@@ -34,14 +34,14 @@ impl FromStr for RepoId {
         };
         let is_repo =
             text.len() <= 256 && text.split_once('/').is_some_and(|(user, name)| is_plain(user) && is_plain(name));
-        // Within a name `--` and `..` would be taken for what they stand for in the cache.
+        // `--` separates names in the cache, and `..` leads out of it.
         is_repo
             .then(|| Self(text.to_owned()))
             .ok_or_else(|| format!("'{text}' is no repository, expected USER/REPO[:QUANT]"))
     }
 }
 
-/// The path of a file in a repository, as a relative path of ours; `None` if it leads anywhere else.
+/// The relative path of a file in a repository; `None` if it leads out of it.
 pub fn path_within(name: &str) -> Option<PathBuf> {
     let is_plain = |part: &str| !matches!(part, "" | "." | "..") && part.len() <= 255;
     let is_safe = name.len() <= LONGEST
@@ -50,12 +50,12 @@ pub fn path_within(name: &str) -> Option<PathBuf> {
     is_safe.then(|| name.split('/').collect())
 }
 
-/// Whether this names a commit.
+/// Whether this is the hash of a commit.
 pub fn is_commit(text: &str) -> bool {
     text.len() == 40 && is_hex(text)
 }
 
-/// Whether this is a SHA-256 in hexadecimal digits, as LFS files are named by.
+/// Whether this is a SHA-256 in hexadecimal digits, the name of an LFS file's blob.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && is_hex(text)
 }
@@ -64,14 +64,14 @@ fn is_hex(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// A server's etag as the name of a file: without quotes and the mark of weak ones. `None` if it cannot be one.
+/// A server's etag as a file name: without quotes and the mark of weak etags. `None` if it cannot be one.
 pub fn blob_name(etag: &str) -> Option<String> {
     let bare = etag.trim().trim_start_matches("W/").trim_matches('"');
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     (!bare.is_empty() && bare.len() <= 128 && bare.bytes().all(is_plain)).then(|| bare.to_ascii_lowercase())
 }
 
-/// The last part of a URL's path, as the name of a file; `None` if it has none that can be one.
+/// The file name at the end of a URL's path, if it has a safe one.
 pub fn file_of_url(url: &str) -> Option<&str> {
     let path = url.split(['?', '#']).next()?;
     let (_, after) = path.split_once("://")?;

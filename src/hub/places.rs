@@ -1,9 +1,9 @@
-//! Where models come from and where they are kept, by the environment: as the Hub's own client and llama.cpp have it.
+//! Endpoint, cache directories and token, from the variables that the Hub's own client and llama.cpp read.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The Hub, where the environment names no other.
+/// The default endpoint.
 pub const HUB: &str = "https://huggingface.co";
 
 /// A secret that no log shows.
@@ -12,18 +12,18 @@ pub struct Token(String);
 
 impl Token {
     /// # Errors
-    /// What cannot stand in a header.
+    /// The text cannot stand in a header.
     pub fn new(text: &str) -> Result<Self, String> {
         let is_sound = !text.is_empty() && text.len() <= 1024 && text.bytes().all(|b| b.is_ascii_graphic());
         is_sound.then(|| Self(text.to_owned())).ok_or_else(|| "expected a token such as hf_...".to_owned())
     }
 
-    /// As it was typed: whoever needs none is not asked for a sound one.
+    /// As it was typed. It is checked when a model is fetched.
     pub fn typed(text: &str) -> Result<Self, std::convert::Infallible> {
         Ok(Self(text.trim().to_owned()))
     }
 
-    /// What the header says.
+    /// The header's value.
     pub fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
     }
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Where models are and are kept.
+/// Where models come from, and where they are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// URL of the Hub, or of one like it, without a slash at its end.
@@ -46,11 +46,11 @@ pub struct Places {
     pub urls: PathBuf,
     /// Sent to the endpoint and nowhere else.
     pub token: Option<Token>,
-    /// Nothing is asked of any server.
+    /// Sends no requests.
     pub offline: bool,
 }
 
-/// What the command line says about [`Places`].
+/// Flags that set [`Places`].
 #[derive(Clone, Debug, Default)]
 pub struct Given {
     pub token: Option<Token>,
@@ -90,7 +90,7 @@ impl Places {
         }
         let is_set =
             |name| text(name).is_some_and(|value| matches!(&*value.to_ascii_uppercase(), "1" | "ON" | "YES" | "TRUE"));
-        // What somebody keeps for the Hub is for the Hub: another endpoint gets a token only if one is given.
+        // A kept token is for the Hub alone: another endpoint gets a token only by flag or variable.
         let kept = || {
             let file = path("HF_TOKEN_PATH").or_else(|| hf_home.as_ref().map(|home| home.join("token")))?;
             read(&file).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())

@@ -1,10 +1,9 @@
-//! Models of the Hub's repositories, in the layout of the Hub's own cache: `blobs` by content, `snapshots` of commits that point to
-//! them, `refs` that name commits. Files that other clients of the Hub have fetched are found, and the other way round.
+//! Models of the Hub, in the layout of its own cache: `blobs` by content, `snapshots` of commits that link to them, `refs`
+//! that name commits. Files that other clients of the Hub fetched are found, and the other way round.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use serde::Deserialize;
 
 use super::Witness;
@@ -13,16 +12,16 @@ use super::error::{HubError, failed};
 use super::names::{RepoId, blob_name, is_commit, is_sha256, path_within};
 use super::places::Places;
 use super::transfer::{self, Item, Lock, check_space, make_directory_of};
-use super::web::{Method, TRIES, Web, path_escaped};
+use super::web::{TRIES, Web};
 
 /// The branch that is fetched.
 const BRANCH: &str = "main";
-/// Files of one snapshot.
+/// Limit of files in one snapshot.
 const MOST_FILES: usize = 100_000;
-/// Directories within directories of a snapshot.
+/// Limit of nested directories in a snapshot.
 const DEEPEST: usize = 16;
 
-/// What the Hub says about a repository (`/api/models/…/revision/main?blobs=true`).
+/// The Hub's answer to `/api/models/…/revision/main?blobs=true`.
 #[derive(Debug, Deserialize)]
 struct Info {
     sha: String,
@@ -45,83 +44,65 @@ struct Lfs {
     size: Option<u64>,
 }
 
-/// What is known about a file before it is fetched.
-#[derive(Clone, Debug, Default)]
-struct Known {
-    /// Name of its blob.
-    blob: Option<String>,
-    size: Option<u64>,
-}
-
-impl Known {
-    fn of(sibling: &Sibling) -> Self {
-        let lfs = sibling.lfs.as_ref();
-        let blob = lfs.map_or(sibling.blob_id.as_ref(), |lfs| lfs.sha256.as_ref());
-        Self { blob: blob.and_then(|name| blob_name(name)), size: lfs.and_then(|lfs| lfs.size).or(sibling.size) }
+impl Sibling {
+    /// Name of the blob, and its size.
+    fn blob(&self) -> (Option<String>, Option<u64>) {
+        let lfs = self.lfs.as_ref();
+        let name = lfs.map_or(self.blob_id.as_ref(), |lfs| lfs.sha256.as_ref());
+        (name.and_then(|name| blob_name(name)), lfs.and_then(|lfs| lfs.size).or(self.size))
     }
 }
 
-/// A repository, there and here.
-struct Both<'a> {
+/// A repository, on the Hub and in the cache.
+struct Repo<'a> {
     id: &'a RepoId,
     places: &'a Places,
-    repo: Repo,
-    cache: CacheRepo,
+    /// `models--user--name`.
+    folder: String,
 }
 
-/// The first file of the model that is wanted, all of whose files are here then.
+/// Downloads the missing files of the wanted model; returns the first one's path.
 ///
 /// # Errors
-/// Nothing there that is wanted, and whatever [`transfer::fetch`] says.
+/// The repository has no such model, or [`transfer::fetch`] failed.
 pub fn fetch(id: &RepoId, want: &Want, places: &Places, web: &Web, witness: &dyn Witness) -> Result<PathBuf, HubError> {
-    let repo = Repo::with_revision(id.to_string(), RepoType::Model, BRANCH.to_owned());
-    let both = Both { id, places, cache: Cache::new(places.hub.clone()).repo(repo.clone()), repo };
-    let kept = both.kept(want);
+    let repo = Repo { id, places, folder: format!("models--{}", id.as_str().replace('/', "--")) };
+    let kept = repo.kept(want);
     if places.offline {
         return kept;
     }
-    // Whoever has it need not wait for a server that is away.
+    // With the model in the cache there is no need to wait for a server that is away.
     let tries = if kept.is_ok() { 1 } else { TRIES };
-    let url = format!("{}/api/{}?blobs=true", places.endpoint, both.repo.api_url());
-    match web.json::<Info>(&url, id.as_str(), tries, witness) {
-        Ok(info) => both.fetch(&info, want, web, witness),
-        Err(error) if error.is_unreachable() => match kept {
-            Ok(path) => {
-                witness.note(&format!("{error}; taking what is in the cache"));
-                Ok(path)
-            }
-            Err(_) => Err(error),
-        },
-        Err(error) => Err(error),
+    let url = format!("{}/api/models/{id}/revision/{BRANCH}?blobs=true", places.endpoint);
+    match (web.json::<Info>(&url, id.as_str(), tries, witness), kept) {
+        (Err(error), Ok(path)) if error.is_unreachable() => {
+            witness.note(&format!("{error}; taking what is in the cache"));
+            Ok(path)
+        }
+        (info, _) => repo.fetch(&info?, want, web, witness),
     }
 }
 
-impl Both<'_> {
-    /// Where the repository is kept.
-    fn place(&self) -> PathBuf {
-        self.places.hub.join(self.repo.folder_name())
+impl Repo<'_> {
+    fn path(&self, parts: &[&str]) -> PathBuf {
+        [self.places.hub.as_path(), Path::new(&self.folder)].into_iter().chain(parts.iter().map(Path::new)).collect()
     }
 
-    /// The first file of what is here.
+    /// The first file of a model that is in the cache.
     fn kept(&self, want: &Want) -> Result<PathBuf, HubError> {
-        let missing = |why: String| HubError::NotCached { what: self.id.to_string(), place: self.place(), why };
-        let reference = self.place().join("refs").join(BRANCH);
-        let commit =
-            hobbit::files::capped::read(&reference, 1 << 10).ok().and_then(|text| String::from_utf8(text).ok());
+        let missing = |why: String| HubError::NotCached { what: self.id.to_string(), place: self.path(&[]), why };
+        let commit = hobbit::files::capped::read_text(&self.path(&["refs", BRANCH]), 1 << 10).ok();
         let commit = commit.as_deref().map(str::trim).filter(|commit| is_commit(commit));
-        let snapshot = self.cache.pointer_path(commit.ok_or_else(|| missing("nothing was fetched yet".to_owned()))?);
+        let snapshot = self.path(&["snapshots", commit.ok_or_else(|| missing("nothing was fetched yet".to_owned()))?]);
         let mut names = Vec::new();
         files_in(&snapshot, "", DEEPEST, &mut names);
         let chosen = choose(&names, want).map_err(|error| missing(error.to_string()))?;
-        let first =
-            chosen.first().and_then(|name| path_within(name)).ok_or_else(|| missing("nothing there".to_owned()))?;
-        Ok(snapshot.join(first))
+        Ok(snapshot.join(&chosen[0]))
     }
 
     fn fetch(&self, info: &Info, want: &Want, web: &Web, witness: &dyn Witness) -> Result<PathBuf, HubError> {
         if !is_commit(&info.sha) {
-            let why = "it names no commit".to_owned();
-            return Err(HubError::Answer { what: self.id.to_string(), why });
+            return Err(HubError::Answer { what: self.id.to_string(), why: "it names no commit".to_owned() });
         }
         let names: Vec<String> = info.siblings.iter().map(|file| file.rfilename.clone()).collect();
         let hostile = names.iter().filter(|name| path_within(name).is_none()).count();
@@ -129,78 +110,86 @@ impl Both<'_> {
             witness.note(&format!("{}: {hostile} names of files lead elsewhere and are passed over", self.id));
         }
         let chosen = choose(&names, want).map_err(|source| HubError::Choice { repo: self.id.to_string(), source })?;
-        let snapshot = self.cache.pointer_path(&info.sha);
-        let mut first = None;
+        let snapshot = self.path(&["snapshots", &info.sha]);
         let mut missing = Vec::new();
         for name in &chosen {
-            let pointer = snapshot.join(path_within(name).unwrap_or_default());
-            let sibling = info.siblings.iter().find(|file| file.rfilename == *name);
-            let known = sibling.map(Known::of).unwrap_or_default();
-            if !is_whole(&pointer, known.size) {
-                let item = self.item(&info.sha, name, known, web, witness)?;
-                missing.push((pointer.clone(), item));
+            let (blob, size) =
+                info.siblings.iter().find(|file| file.rfilename == *name).map(Sibling::blob).unwrap_or_default();
+            let pointer = snapshot.join(name);
+            if !is_whole(&pointer, size) {
+                missing.push((pointer, self.item(&info.sha, name, blob, size, web, witness)?));
             }
-            first.get_or_insert(pointer);
         }
-        let items: Vec<Item> =
-            missing.iter().map(|(_, item)| item.clone()).filter(|item| !is_whole(&item.target, item.size)).collect();
-        check_space(&self.places.hub, &items, witness)?;
+        let items = missing.iter().map(|(_, item)| item).filter(|item| !is_whole(&item.target, item.size));
+        check_space(&self.places.hub, items, witness)?;
         for (pointer, item) in &missing {
-            let _lock = Lock::take(&item.lock, &item.name, witness)?;
-            // Another process may have been here.
+            let _lock = Lock::take(item, witness)?;
+            // Another process may have fetched it meanwhile.
             if !is_whole(&item.target, item.size) {
-                let fetched = transfer::fetch(web, item, witness)?;
-                if !fetched.is_checked {
-                    witness.note(&format!("{}: the server gave no SHA-256: only its length was checked", item.name));
-                }
+                transfer::fetch(web, item, witness)?;
             }
             point(pointer, &item.target)?;
         }
-        let reference = self.place().join("refs").join(BRANCH);
-        self.cache.create_ref(&info.sha).map_err(failed(&reference, "write this file"))?;
-        first.ok_or_else(|| HubError::Answer { what: self.id.to_string(), why: "it has no files".to_owned() })
+        let reference = self.path(&["refs", BRANCH]);
+        make_directory_of(&reference)?;
+        hobbit::files::replace(&reference, info.sha.as_bytes()).map_err(failed(&reference, "write this file"))?;
+        Ok(snapshot.join(&chosen[0]))
     }
 
-    /// How a file of a commit is fetched.
-    fn item(&self, commit: &str, name: &str, known: Known, web: &Web, witness: &dyn Witness) -> Result<Item, HubError> {
-        let repo = Repo::with_revision(self.id.to_string(), RepoType::Model, commit.to_owned());
-        let url =
-            format!("{}/{}/resolve/{}/{}", self.places.endpoint, repo.url(), repo.url_revision(), path_escaped(name));
+    /// How a file of a commit is fetched. The server is asked where its listing does not name the blob.
+    fn item(
+        &self,
+        commit: &str,
+        name: &str,
+        blob: Option<String>,
+        size: Option<u64>,
+        web: &Web,
+        witness: &dyn Witness,
+    ) -> Result<Item, HubError> {
+        let url = format!("{}/{}/resolve/{commit}/{}", self.places.endpoint, self.id, path_escaped(name));
         let what = format!("{}/{name}", self.id);
-        let known = match known {
-            Known { blob: Some(_), .. } => known,
-            _ => asked(&url, &what, web, witness)?,
+        let (blob, size) = match blob {
+            Some(blob) => (blob, size),
+            None => {
+                let said = web.head(&url, &what, TRIES, witness)?;
+                let blob = said.sha256.or_else(|| blob_name(&said.etag?));
+                let why = || "there is no etag to keep it by".to_owned();
+                (blob.ok_or_else(|| HubError::Answer { what: what.clone(), why: why() })?, said.size)
+            }
         };
-        let no_etag = || HubError::Answer { what: what.clone(), why: "there is no etag to keep it by".to_owned() };
-        let blob = known.blob.ok_or_else(no_etag)?;
-        let target = self.cache.blob_path(&blob);
-        // Names that the Hub's own client uses, so that each goes on where the other stopped.
-        let lock = self.places.hub.join(".locks").join(self.repo.folder_name()).join(format!("{blob}.lock"));
-        let part = self.cache.blob_path(&format!("{blob}.incomplete"));
-        let sha256 = is_sha256(&blob).then_some(blob);
-        Ok(Item { url, name: what, target, part, lock, size: known.size, sha256, etag: None, is_addressed: true })
+        Ok(Item {
+            url,
+            name: what,
+            // Names that the Hub's own client uses, so that each resumes what the other began.
+            target: self.path(&["blobs", &blob]),
+            lock: self.places.hub.join(".locks").join(&self.folder).join(format!("{blob}.lock")),
+            size,
+            sha256: is_sha256(&blob).then_some(blob),
+            etag: None,
+            is_addressed: true,
+        })
     }
 }
 
-/// What a server's headers say about a file, where its listing did not.
-fn asked(url: &str, what: &str, web: &Web, witness: &dyn Witness) -> Result<Known, HubError> {
-    let answer = web.insist(Method::Head, url, what, &[], TRIES, witness)?;
-    let etag = answer.linked.etag.as_deref().or(answer.header("etag")).and_then(blob_name);
-    let length = || answer.header("content-length")?.parse().ok();
-    Ok(Known { blob: etag, size: answer.linked.size.or_else(length) })
+/// `text` as a part of a URL's path; slashes stay.
+fn path_escaped(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    text.bytes()
+        .map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
-/// Whether a file is there with all its bytes.
+/// Whether a file exists with all its bytes.
 fn is_whole(path: &Path, size: Option<u64>) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && size.is_none_or(|size| size == found.len()))
 }
 
-/// Lets `pointer`, in a snapshot, stand for `blob`.
+/// Makes `pointer`, in a snapshot, a link to `blob`.
 fn point(pointer: &Path, blob: &Path) -> Result<(), HubError> {
     make_directory_of(pointer)?;
     let _ = fs::remove_file(pointer);
     let target = relative(blob, pointer.parent().unwrap_or(Path::new("")));
-    // Where there are no links the file itself is put there, as the Hub's own client does.
+    // A file system without links gets the file itself, as with the Hub's own client.
     std::os::unix::fs::symlink(target, pointer)
         .or_else(|_| fs::rename(blob, pointer))
         .map_err(failed(pointer, "make this link"))
@@ -213,7 +202,7 @@ fn relative(path: &Path, directory: &Path) -> PathBuf {
     up.chain(path.components().skip(shared)).collect()
 }
 
-/// Paths of the files below `directory`, with `/` between their parts.
+/// Appends the paths of the files below `directory`.
 fn files_in(directory: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -229,6 +218,11 @@ fn files_in(directory: &Path, prefix: &str, depth: usize, names: &mut Vec<String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_escaped() {
+        assert_eq!(path_escaped("Q4/a b#c?é.gguf"), "Q4/a%20b%23c%3F%C3%A9.gguf");
+    }
 
     #[test]
     fn links_are_relative() {

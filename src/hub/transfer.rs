@@ -1,122 +1,83 @@
-//! One file from a server to a place: resumed where it broke off, locked against other processes, checked, and only then there
-//! under its name.
+//! Downloads one file: resumes it where it broke off, locks out other processes, checks size, free space and checksum, and
+//! only then gives it its name.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hobbit::units::Bytes;
 use sha2::{Digest, Sha256};
-use ureq::http::header;
 
 use super::Witness;
 use super::error::{HubError, failed};
-use super::web::{Answer, Method, Patience, TRIES, Web, asked_wait, is_busy, sound};
+use super::web::{Answer, Patience, TRIES, Web, etag, header, is_etag, number};
 
 /// Bytes that are written at once.
 const PIECE: usize = 1 << 18;
 /// Minimum bytes that count as progress of a try.
 const PROGRESS: u64 = 1 << 20;
-/// How often one download may begin again at its first byte: a server may not have the same bytes fetched for ever.
+/// Restarts of one download at its first byte, so that no server has the same bytes fetched for ever.
 const RESTARTS: u32 = 5;
 /// Bytes that stay free on the disk.
 const RESERVE: u64 = 64 << 20;
-/// Bytes after which the free space is checked again: other programs write there too.
+/// Bytes after which free space is checked again: other programs write there too.
 const SPACE_CHECK: u64 = 16 << 20;
-/// How often to look whether another process has finished the file.
+/// Time between two tries to take a lock.
 const LOOK: Duration = Duration::from_millis(250);
-/// What GGUF files begin with.
 const MAGIC: &[u8] = b"GGUF";
 
-/// A file that is to be fetched.
-#[derive(Clone, Debug)]
+/// A file to download.
+#[derive(Clone, Debug, Default)]
 pub struct Item {
     pub url: String,
     /// In messages.
     pub name: String,
-    /// Where it comes to lie.
     pub target: PathBuf,
-    /// What it is until then.
-    pub part: PathBuf,
-    /// Held while the part is written.
+    /// Held while the file is written.
     pub lock: PathBuf,
-    /// Bytes, if that is known.
     pub size: Option<u64>,
     /// Lower case.
     pub sha256: Option<String>,
     /// The server's etag, if it was asked for.
     pub etag: Option<String>,
-    /// The target's name says what is in it: a part of it is never a part of something else.
+    /// The target's name stands for its content, so a part of it never belongs to another version.
     pub is_addressed: bool,
 }
 
-/// What a file is known by that was fetched.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fetched {
-    /// The server's etag, as it came; the Hub's own, if it said one.
-    pub etag: Option<String>,
-    /// Whether its bytes were compared with a checksum.
-    pub is_checked: bool,
-}
-
-/// A part that grows.
-struct Part {
-    file: File,
-    at: u64,
-    sum: Sha256,
-}
-
-impl Part {
-    /// The part with what is there of it.
-    fn open(path: &Path) -> Result<Self, HubError> {
-        let opened = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path);
-        let mut part =
-            Self { file: opened.map_err(failed(path, "write this part of a download"))?, at: 0, sum: Sha256::new() };
-        let mut piece = vec![0; PIECE];
-        loop {
-            match part.file.read(&mut piece).map_err(failed(path, "read this part of a download"))? {
-                0 => return Ok(part),
-                n => {
-                    part.sum.update(&piece[..n]);
-                    part.at += n as u64;
-                }
-            }
-        }
-    }
-
-    fn forget(&mut self, path: &Path) -> Result<(), HubError> {
-        let emptied = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
-        emptied.map_err(failed(path, "empty this part of a download"))?;
-        self.at = 0;
-        self.sum = Sha256::new();
-        Ok(())
-    }
-
-    fn push(&mut self, piece: &[u8], path: &Path) -> Result<(), HubError> {
-        self.file.write_all(piece).map_err(failed(path, "write this part of a download"))?;
-        self.sum.update(piece);
-        self.at += piece.len() as u64;
-        Ok(())
+impl Item {
+    /// The file until it is complete.
+    fn part(&self) -> PathBuf {
+        beside(&self.target, ".incomplete")
     }
 }
 
-/// A lock that other processes see, the Hub's own client among them; released at its end.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// The etag of the file at `path`, which lies beside it.
+pub fn etag_of(path: &Path) -> Option<String> {
+    hobbit::files::capped::read_text(&beside(path, ".etag"), 1 << 10).ok().filter(|etag| is_etag(etag))
+}
+
+/// Whether the same etag means the same bytes.
+fn is_strong(etag: &str) -> bool {
+    !etag.starts_with("W/")
+}
+
+/// A lock that other processes see, the Hub's own client among them; released when dropped.
 pub struct Lock(#[expect(dead_code, reason = "held")] File);
 
 impl Lock {
-    /// Waits for whoever holds it.
-    pub fn take(path: &Path, name: &str, witness: &dyn Witness) -> Result<Self, HubError> {
+    /// Waits until no other process holds the lock.
+    pub fn take(item: &Item, witness: &dyn Witness) -> Result<Self, HubError> {
+        let path = &item.lock;
         make_directory_of(path)?;
-        let opened =
-            OpenOptions::new().write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW).open(path);
-        let file = opened.map_err(failed(path, "open this lock"))?;
+        let file = open_own(path).map_err(failed(path, "open this lock"))?;
         let mut has_told = false;
         loop {
             match file.try_lock() {
@@ -125,35 +86,41 @@ impl Lock {
                 Err(TryLockError::Error(error)) => return Err(failed(path, "lock this file")(error)),
             }
             if !std::mem::replace(&mut has_told, true) {
-                witness.note(&format!("{name}: another process downloads it; waiting"));
+                witness.note(&format!("{}: another process downloads it; waiting", item.name));
             }
             witness.pause(LOOK);
         }
     }
 }
 
-/// Makes the directory in which a file is to lie.
+/// Opens or makes a file of ours: no link is followed, and no pipe is read.
+fn open_own(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    Ok(file)
+}
+
 pub fn make_directory_of(path: &Path) -> Result<(), HubError> {
     let directory = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(directory).map_err(failed(directory, "make this directory"))
 }
 
-/// Bytes of `item` that lie there from an earlier run.
-pub fn already(item: &Item) -> u64 {
-    fs::symlink_metadata(&item.part).map_or(0, |found| if found.is_file() { found.len() } else { 0 })
-}
-
-/// Checks that `directory`'s disk holds what `items` still lack.
-///
-/// # Errors
-/// [`HubError::Space`].
-pub fn check_space(directory: &Path, items: &[Item], witness: &dyn Witness) -> Result<(), HubError> {
+/// Checks that the disk of `directory` has room for the missing bytes of `items`.
+pub fn check_space<'a>(
+    directory: &Path,
+    items: impl Iterator<Item = &'a Item>,
+    witness: &dyn Witness,
+) -> Result<(), HubError> {
     fs::create_dir_all(directory).map_err(failed(directory, "make this directory"))?;
-    let needed = items.iter().map(|item| item.size.unwrap_or(0).saturating_sub(already(item)));
-    check_room(directory, needed.fold(0, u64::saturating_add), witness)
+    let have =
+        |item: &Item| fs::symlink_metadata(item.part()).map_or(0, |part| if part.is_file() { part.len() } else { 0 });
+    let missing = items.map(|item| item.size.unwrap_or(0).saturating_sub(have(item)));
+    check_room(directory, missing.fold(0, u64::saturating_add), witness)
 }
 
-/// Checks that `needed` bytes can be written in `directory`.
 fn check_room(directory: &Path, needed: u64, witness: &dyn Witness) -> Result<(), HubError> {
     let free = witness.free_space(directory).map_err(failed(directory, "ask for the free space of"))?;
     let free = free.saturating_sub(RESERVE);
@@ -163,193 +130,167 @@ fn check_room(directory: &Path, needed: u64, witness: &dyn Witness) -> Result<()
     Err(HubError::Space { directory: directory.to_owned(), needed, free, reserve: RESERVE })
 }
 
-/// Fetches a file, whose lock is held.
+/// Downloads a file, whose lock is held.
 ///
 /// # Errors
-/// What the server refuses; a connection that breaks off again and again (what came is kept); wrong sizes and sums (what came is
+/// The server refuses, or the connection breaks off again and again (the part is kept); a wrong size or checksum (it is
 /// removed).
-pub fn fetch(web: &Web, item: &Item, witness: &dyn Witness) -> Result<Fetched, HubError> {
+pub fn fetch(web: &Web, item: &Item, witness: &dyn Witness) -> Result<(), HubError> {
     make_directory_of(&item.target)?;
-    let mut part = Part::open(&item.part)?;
-    let known = etag_of(&item.part);
-    // A part of something that may have changed since is of no use.
-    let is_same = known.is_some() && (item.etag.is_none() || item.etag == known);
-    if !(item.is_addressed || is_same) || item.size.is_some_and(|size| part.at > size) {
-        part.forget(&item.part)?;
-    }
-    if part.at > 0 {
-        witness.note(&format!("{}: going on at {}", item.name, hobbit::units::Bytes(part.at)));
-    }
-    let mut transfer = Transfer { web, item, witness, part, size: item.size, etag: known, restarts: 0 };
-    witness.begin(&item.name, transfer.size, transfer.part.at);
-    let outcome = transfer.run();
+    let mut transfer = Transfer::open(web, item, witness)?;
+    witness.begin(&item.name, transfer.size, transfer.at);
+    let outcome = transfer.run().and_then(|()| transfer.check_sum());
     witness.end();
-    outcome?;
-    let Transfer { part, etag, .. } = transfer;
-    let found = hobbit::pack::Sha256(part.sum.finalize().into()).to_string();
-    if let Some(expected) = item.sha256.as_ref().filter(|expected| **expected != found) {
-        remove(&item.part);
-        return Err(HubError::Sum { name: item.name.clone(), found, expected: expected.clone() });
+    let part = item.part();
+    if let Err(error) = outcome {
+        use HubError::{NoLength, NotGguf, Size, Sum};
+        if matches!(error, Size { .. } | NoLength { .. } | NotGguf { .. } | Sum { .. }) {
+            let _ = fs::remove_file(&part);
+            let _ = fs::remove_file(beside(&part, ".etag"));
+        }
+        return Err(error);
     }
-    part.file.sync_all().map_err(failed(&item.part, "finish this part of a download"))?;
-    fs::rename(&item.part, &item.target).map_err(failed(&item.target, "put the download here"))?;
-    let _ = fs::remove_file(etag_path(&item.part));
-    Ok(Fetched { etag, is_checked: item.sha256.is_some() })
-}
-
-/// Where the etag of a part or a file lies.
-pub fn etag_path(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".etag");
-    name.into()
-}
-
-/// The etag that a server gave to the file at `path`.
-pub fn etag_of(path: &Path) -> Option<String> {
-    let text = hobbit::files::capped::read(&etag_path(path), 1 << 10).ok()?;
-    String::from_utf8(text).ok().filter(|etag| is_etag(etag))
-}
-
-/// Whether this may stand in a header.
-fn is_etag(text: &str) -> bool {
-    !text.is_empty() && text.len() <= 256 && text.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
-}
-
-/// Whether the same etag means the same bytes.
-fn is_strong(etag: &str) -> bool {
-    !etag.starts_with("W/")
-}
-
-/// Removes a part and what is known about it.
-fn remove(part: &Path) {
-    let _ = fs::remove_file(part);
-    let _ = fs::remove_file(etag_path(part));
+    transfer.file.sync_all().map_err(failed(&part, "finish this part of a download"))?;
+    fs::rename(&part, &item.target).map_err(failed(&item.target, "put the download here"))?;
+    if !item.is_addressed && fs::rename(beside(&part, ".etag"), beside(&item.target, ".etag")).is_err() {
+        let _ = fs::remove_file(beside(&item.target, ".etag")); // it is the old file's
+    }
+    if item.sha256.is_none() {
+        witness.note(&format!("{}: the server gave no SHA-256: only its length was checked", item.name));
+    }
+    Ok(())
 }
 
 struct Transfer<'a> {
     web: &'a Web,
     item: &'a Item,
     witness: &'a dyn Witness,
-    part: Part,
+    part: PathBuf,
+    file: File,
+    /// Bytes in the file, and their checksum.
+    at: u64,
+    sum: Sha256,
     size: Option<u64>,
-    /// Belongs to the file of the part.
+    /// The server's etag for these bytes.
     etag: Option<String>,
-    /// How often the part was thrown away.
     restarts: u32,
 }
 
-impl Transfer<'_> {
-    fn run(&mut self) -> Result<(), HubError> {
-        let mut patience = Patience::new(TRIES);
+impl<'a> Transfer<'a> {
+    /// Takes the part that an earlier run left, if it belongs to this file.
+    fn open(web: &'a Web, item: &'a Item, witness: &'a dyn Witness) -> Result<Self, HubError> {
+        let part = item.part();
+        let file = open_own(&part).map_err(failed(&part, "write this part of a download"))?;
+        let (etag, size) = (etag_of(&part), item.size);
+        let mut transfer = Self { web, item, witness, part, file, at: 0, sum: Sha256::new(), size, etag, restarts: 0 };
+        let mut piece = vec![0; PIECE];
         loop {
-            if self.size.is_some_and(|size| self.part.at == size) {
-                return Ok(());
-            }
-            let before = self.part.at;
-            let (why, wait) = match self.attempt() {
-                Ok(Attempt::Done) => return Ok(()),
-                Ok(Attempt::Broken { why, wait }) => (why, wait),
-                Err(HubError::Unreachable { host, why, .. }) => (format!("({host} cannot be reached: {why})"), None),
-                Err(error) => {
-                    if matches!(error, HubError::Size { .. } | HubError::NoLength { .. } | HubError::NotGguf { .. }) {
-                        remove(&self.item.part);
-                    }
-                    return Err(error);
+            match transfer.file.read(&mut piece).map_err(failed(&transfer.part, "read this part of a download"))? {
+                0 => break,
+                n => {
+                    transfer.sum.update(&piece[..n]);
+                    transfer.at += n as u64;
                 }
-            };
-            if self.part.at.saturating_sub(before) >= PROGRESS {
-                patience.renew();
             }
-            let Some(wait) = patience.next(wait) else {
-                return Err(self.dropped(why));
-            };
-            let at = hobbit::units::Bytes(self.part.at);
-            self.witness.note(&format!(
-                "{}: broke off at {at} {why}; going on in {} s",
-                self.item.name,
-                wait.as_secs()
-            ));
-            self.witness.pause(wait);
         }
+        let known = transfer.etag.as_deref().filter(|etag| is_strong(etag));
+        let is_same = known.is_some() && (item.etag.is_none() || item.etag.as_deref() == known);
+        if !(item.is_addressed || is_same) || size.is_some_and(|size| transfer.at > size) {
+            transfer.forget()?;
+        }
+        if transfer.at > 0 {
+            witness.note(&format!("{}: going on at {}", item.name, Bytes(transfer.at)));
+        }
+        Ok(transfer)
     }
 
-    fn attempt(&mut self) -> Result<Attempt, HubError> {
-        let range = format!("bytes={}-", self.part.at);
-        let mut headers = Vec::new();
-        if self.part.at > 0 {
-            headers.push(("range", &*range));
-            // Weak etags say nothing about bytes; a checksum says more than any.
-            let is_checked = self.item.is_addressed || self.item.sha256.is_some();
-            if let Some(etag) = self.etag.as_deref().filter(|etag| !is_checked && is_strong(etag)) {
-                headers.push(("if-range", etag));
+    fn run(&mut self) -> Result<(), HubError> {
+        let mut patience = Patience::new(TRIES);
+        while self.size != Some(self.at) {
+            let before = self.at;
+            if let Err(error) = self.attempt() {
+                if self.restarts > RESTARTS {
+                    return Err(error);
+                }
+                if self.at.saturating_sub(before) >= PROGRESS {
+                    patience.renew();
+                }
+                patience.wait(error, self.witness)?;
             }
         }
-        let answer = self.web.ask(Method::Get, &self.item.url, &self.item.name, &headers)?;
-        if is_busy(answer.status()) {
-            return Ok(Attempt::Broken {
-                why: format!("(the server says {})", answer.status()),
-                wait: asked_wait(&answer),
-            });
+        Ok(())
+    }
+
+    fn attempt(&mut self) -> Result<(), HubError> {
+        let range = format!("bytes={}-", self.at);
+        let mut headers = Vec::new();
+        if self.at > 0 {
+            headers.push(("range", &*range));
+            // A checksum says more than an etag, and weak etags say nothing of bytes.
+            let is_checked = self.item.is_addressed || self.item.sha256.is_some();
+            headers.extend(
+                self.etag.as_deref().filter(|etag| !is_checked && is_strong(etag)).map(|etag| ("if-range", etag)),
+            );
         }
-        let answer = sound(answer, &self.item.name)?;
-        match answer.status() {
+        let answer = match self.web.get(&self.item.url, &self.item.name, &headers) {
+            Err(HubError::Unreachable { host, why, wait, .. }) => {
+                return Err(self.dropped(format!("({host} cannot be reached: {why})"), wait));
+            }
+            answer => answer?,
+        };
+        match answer.status().as_u16() {
             200 => {
-                if self.part.at > 0 {
-                    self.witness.note(&format!(
-                        "{}: the server does not go on where it broke off; from the start",
-                        self.item.name
-                    ));
+                if self.at > 0 {
+                    self.witness.note(&format!("{}: the server sends it from the start again", self.item.name));
                     self.start_over()?;
                 }
-                self.expect(length(&answer))?;
+                self.expect(number(&answer, "content-length"))?;
                 self.keep_etag(&answer)?;
             }
             206 => {
-                let (from, all) = content_range(&answer).ok_or_else(|| self.not_understood("no range in it"))?;
-                if from != self.part.at {
+                let range = header(&answer, "content-range").and_then(range_of);
+                let (from, all) = range.ok_or_else(|| self.not_understood("no range in it"))?;
+                if from != self.at {
                     return Err(self.not_understood("another range than was asked for"));
                 }
-                // A server may not look at what the range was asked for.
-                let now = answer.linked.etag.as_deref().or(answer.header(header::ETAG)).filter(|etag| is_etag(etag));
-                let is_other = matches!((self.etag.as_deref(), now), (Some(before), Some(now)) if before != now);
+                // Some servers ignore `if-range`.
+                let is_other = self.etag.is_some() && etag(&answer).is_some_and(|now| self.etag != Some(now));
                 if is_other && self.item.sha256.is_none() {
                     self.start_over()?;
-                    self.etag = None;
-                    self.size = self.item.size;
-                    return Ok(Attempt::Broken { why: "(it has changed there)".to_owned(), wait: None });
+                    return Err(self.dropped("(it has changed there)".to_owned(), None));
                 }
-                self.expect(all.or_else(|| from.checked_add(length(&answer)?)))?;
+                self.expect(all.or_else(|| from.checked_add(number(&answer, "content-length")?)))?;
             }
             // The part is all of the file, or more.
-            416 if self.part.at > 0 => {
-                let all = answer.header(header::CONTENT_RANGE).and_then(|text| text.trim().strip_prefix("bytes */"));
-                let is_whole = all.and_then(|all| all.parse().ok()) == Some(self.part.at);
-                if is_whole && self.size.is_none_or(|size| size == self.part.at) {
-                    return Ok(Attempt::Done);
+            416 if self.at > 0 => {
+                let all = header(&answer, "content-range").and_then(|text| text.trim().strip_prefix("bytes */"));
+                let is_whole = all.and_then(|all| all.parse().ok()) == Some(self.at);
+                if is_whole && self.size.is_none() {
+                    self.size = Some(self.at);
+                    return Ok(());
                 }
                 self.start_over()?;
-                self.size = self.item.size;
-                return Ok(Attempt::Broken { why: "(the server has less)".to_owned(), wait: Some(Duration::ZERO) });
+                return Err(self.dropped("(the server has less)".to_owned(), Some(Duration::ZERO)));
             }
             status => return Err(HubError::Refused { what: self.item.name.clone(), status }),
         }
         self.copy(answer)
     }
 
-    /// Takes the body.
-    fn copy(&mut self, mut answer: Answer) -> Result<Attempt, HubError> {
-        let mut body = answer.response.body_mut().as_reader();
+    /// Writes the body to the part.
+    fn copy(&mut self, mut answer: Answer) -> Result<(), HubError> {
+        let mut body = answer.body_mut().as_reader();
         let mut piece = vec![0; PIECE];
         let mut begins = Vec::new();
-        let looks = self.part.at == 0;
-        let mut checked_at = self.part.at;
+        let looks = self.at == 0;
+        let mut checked_at = self.at;
         self.check_room()?;
         loop {
             let read = match body.read(&mut piece) {
                 Ok(0) => break,
                 Ok(n) => n,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => return Ok(Attempt::Broken { why: format!("({error})"), wait: None }),
+                Err(error) => return Err(self.dropped(format!("({error})"), None)),
             };
             if looks && begins.len() < MAGIC.len() {
                 begins.extend_from_slice(&piece[..read.min(16)]);
@@ -358,7 +299,7 @@ impl Transfer<'_> {
                     return Err(HubError::NotGguf { name: self.item.name.clone(), begins });
                 }
             }
-            let said = self.part.at + read as u64;
+            let said = self.at + read as u64;
             if let Some(expected) = self.size.filter(|size| said > *size) {
                 return Err(HubError::Size { name: self.item.name.clone(), said, expected });
             }
@@ -366,27 +307,27 @@ impl Transfer<'_> {
                 checked_at = said;
                 self.check_room()?;
             }
-            self.part.push(&piece[..read], &self.item.part)?;
-            self.witness.at(self.part.at);
+            self.file.write_all(&piece[..read]).map_err(failed(&self.part, "write this part of a download"))?;
+            self.sum.update(&piece[..read]);
+            self.at = said;
+            self.witness.at(self.at);
         }
-        Ok(match self.size {
-            Some(size) if self.part.at < size => {
-                Attempt::Broken { why: "(the connection ended)".to_owned(), wait: None }
-            }
-            _ => Attempt::Done,
-        })
+        if self.size != Some(self.at) {
+            return Err(self.dropped("(the connection ended)".to_owned(), None));
+        }
+        Ok(())
     }
 
-    /// The server says how long the file is. Without a length neither a cut file nor an endless one could be told.
+    /// Compares the length that the server announces. A file without a length could be cut or endless.
     fn expect(&mut self, said: Option<u64>) -> Result<(), HubError> {
         match (self.size, said) {
             (Some(expected), Some(said)) if said != expected => {
                 Err(HubError::Size { name: self.item.name.clone(), said, expected })
             }
             (None, None) => Err(HubError::NoLength { name: self.item.name.clone() }),
-            (None, Some(said)) => {
-                self.size = Some(said);
-                self.witness.begin(&self.item.name, self.size, self.part.at);
+            (None, Some(_)) => {
+                self.size = said;
+                self.witness.begin(&self.item.name, self.size, self.at);
                 Ok(())
             }
             _ => Ok(()),
@@ -395,30 +336,43 @@ impl Transfer<'_> {
 
     /// Checks that the rest still fits on the disk.
     fn check_room(&self) -> Result<(), HubError> {
-        let directory = self.item.part.parent().unwrap_or(Path::new("."));
-        check_room(directory, self.size.unwrap_or(0).saturating_sub(self.part.at), self.witness)
+        let directory = self.part.parent().unwrap_or(Path::new("."));
+        check_room(directory, self.size.unwrap_or(0).saturating_sub(self.at), self.witness)
     }
 
-    /// Throws away what came.
+    fn check_sum(&mut self) -> Result<(), HubError> {
+        let found = hobbit::pack::Sha256(std::mem::take(&mut self.sum).finalize().into()).to_string();
+        match self.item.sha256.clone() {
+            Some(expected) if expected != found => Err(HubError::Sum { name: self.item.name.clone(), found, expected }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Empties the part, within the limit of restarts. The server may have another file by now, with another length.
     fn start_over(&mut self) -> Result<(), HubError> {
         self.restarts += 1;
         if self.restarts > RESTARTS {
-            return Err(self.dropped(format!("(the server began again more than {RESTARTS} times)")));
+            return Err(self.dropped(format!("(the server began again more than {RESTARTS} times)"), None));
         }
-        self.part.forget(&self.item.part)
+        self.forget()
     }
 
-    fn dropped(&self, why: String) -> HubError {
-        let Item { name, part, .. } = self.item.clone();
-        HubError::Dropped { name, at: self.part.at, size: self.size, why, part }
+    fn forget(&mut self) -> Result<(), HubError> {
+        let emptied = self.file.set_len(0).and_then(|()| self.file.rewind());
+        emptied.map_err(failed(&self.part, "empty this part of a download"))?;
+        (self.at, self.sum, self.size, self.etag) = (0, Sha256::new(), self.item.size, None);
+        Ok(())
     }
 
-    /// A later run goes on only with the same file.
+    /// Remembers the file's etag, so that a later run resumes only the same file.
     fn keep_etag(&mut self, answer: &Answer) -> Result<(), HubError> {
-        let etag = answer.linked.etag.as_deref().or(answer.header(header::ETAG));
-        self.etag = etag.filter(|etag| is_etag(etag)).map(str::to_owned);
-        let path = etag_path(&self.item.part);
-        match self.etag.as_ref().filter(|etag| is_strong(etag) && !self.item.is_addressed) {
+        self.etag = etag(answer);
+        if self.item.is_addressed {
+            return Ok(());
+        }
+        let path = beside(&self.part, ".etag");
+        // The Hub's own etag is a checksum; the server to which it redirects has another.
+        match if self.item.sha256.is_some() { &self.item.etag } else { &self.etag } {
             Some(etag) => hobbit::files::replace(&path, etag.as_bytes()).map_err(failed(&path, "write this file")),
             None => {
                 let _ = fs::remove_file(&path);
@@ -427,26 +381,23 @@ impl Transfer<'_> {
         }
     }
 
+    fn dropped(&self, why: String, wait: Option<Duration>) -> HubError {
+        HubError::Dropped {
+            name: self.item.name.clone(),
+            at: self.at,
+            size: self.size,
+            why,
+            part: self.part.clone(),
+            wait,
+        }
+    }
+
     fn not_understood(&self, why: &str) -> HubError {
         HubError::Answer { what: self.item.name.clone(), why: why.to_owned() }
     }
 }
 
-enum Attempt {
-    Done,
-    Broken { why: String, wait: Option<Duration> },
-}
-
-/// Bytes of the body, as the server says.
-fn length(answer: &Answer) -> Option<u64> {
-    answer.header(header::CONTENT_LENGTH)?.trim().parse().ok()
-}
-
-/// First byte, and bytes in all if the server says, of `bytes 5-9/10`.
-fn content_range(answer: &Answer) -> Option<(u64, Option<u64>)> {
-    range_of(answer.header(header::CONTENT_RANGE)?)
-}
-
+/// First byte, and length of the file if the server says it, of `bytes 5-9/10`.
 fn range_of(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, all) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let all = if all == "*" { None } else { Some(all.parse().ok()?) };

@@ -1,4 +1,4 @@
-//! Models of any server, by their URL. Each URL has a directory of its own, in which the parts of a split model are neighbours.
+//! Models of any server, by their URL. Each directory of a server has one in the cache, with all parts of a split model.
 
 use std::path::PathBuf;
 
@@ -6,37 +6,31 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Witness;
 use super::choice::parts;
-use super::error::{HubError, failed};
-use super::names::{blob_name, file_of_url, is_sha256};
+use super::error::HubError;
+use super::names::file_of_url;
 use super::places::Places;
-use super::transfer::{self, Fetched, Item, Lock, etag_of, etag_path};
-use super::web::{Method, TRIES, Web};
+use super::transfer::{self, Item, Lock, etag_of};
+use super::web::{Announced, TRIES, Web};
 
-/// The first file of the model at `url`, all of whose files are here then.
+/// Downloads the missing files of the model at `url`; returns the first one's path.
 ///
 /// # Errors
 /// As [`transfer::fetch`]; a URL that names no file.
 pub fn fetch(url: &str, places: &Places, web: &Web, witness: &dyn Witness) -> Result<PathBuf, HubError> {
     let items = items(url, places)?;
     for item in &items {
-        if places.offline {
-            if !item.target.is_file() {
-                let place = item.target.clone();
-                return Err(HubError::NotCached {
-                    what: item.name.clone(),
-                    place,
-                    why: "it was not fetched".to_owned(),
-                });
-            }
-            continue;
+        if !places.offline {
+            let _lock = Lock::take(item, witness)?;
+            update(item, web, witness)?;
+        } else if !item.target.is_file() {
+            let (what, place) = (item.name.clone(), item.target.clone());
+            return Err(HubError::NotCached { what, place, why: "it was not fetched".to_owned() });
         }
-        let _lock = Lock::take(&item.lock, &item.name, witness)?;
-        one(item, web, witness)?;
     }
     Ok(items[0].target.clone())
 }
 
-/// What is fetched for a URL, the first part first.
+/// The files of the model at a URL, the first part first.
 fn items(url: &str, places: &Places) -> Result<Vec<Item>, HubError> {
     let no_file =
         || HubError::Given(format!("--model-url: '{url}' names no file, expected one such as https://host/model.gguf"));
@@ -45,66 +39,42 @@ fn items(url: &str, places: &Places) -> Result<Vec<Item>, HubError> {
     let query = query.split('#').next().unwrap_or_default();
     let directory = &path[..path.len() - name.len()];
     let host = directory.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
-    // Who it is for may stand before the host; it is no name for a directory.
-    let host: String =
-        host.rsplit('@').next().unwrap_or_default().chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+    let host = host.rsplit('@').next().unwrap_or_default(); // without a user's name and password
+    let host = host.replace(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '-'), "_");
     let hash = xxh3_64(format!("{directory}{query}").as_bytes());
     let place = places.urls.join("url").join(format!("{}-{hash:016x}", host.trim_start_matches('.')));
     let item = |name: String| Item {
         url: format!("{directory}{name}{query}"),
         target: place.join(&name),
-        part: place.join(format!("{name}.incomplete")),
         lock: place.join(format!("{name}.lock")),
         name,
-        size: None,
-        sha256: None,
-        etag: None,
-        is_addressed: false,
+        ..Item::default()
     };
     Ok(parts(name).into_iter().map(item).collect())
 }
 
-fn is_plain(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == '.' || c == '-'
-}
-
-/// Fetches a file if it is not here, or is another one there by now.
-fn one(item: &Item, web: &Web, witness: &dyn Witness) -> Result<(), HubError> {
+/// Downloads a file if it is missing, or if the server has another version by now.
+fn update(item: &Item, web: &Web, witness: &dyn Witness) -> Result<(), HubError> {
     let (is_here, etag) = (item.target.is_file(), etag_of(&item.target));
     if is_here && etag.is_none() {
-        return Ok(()); // nothing to tell a change by
+        return Ok(()); // a change could not be seen
     }
-    let asked = web.insist(Method::Head, &item.url, &item.name, &[], if is_here { 1 } else { TRIES }, witness);
-    let answer = match asked {
-        Ok(answer) => Some(answer),
-        Err(error) if is_here => {
-            witness.note(&format!("{error}; taking what is in the cache"));
-            return Ok(());
-        }
-        // Servers that do not answer such questions may have the file.
-        Err(HubError::Refused { .. } | HubError::Denied { .. } | HubError::NotFound { .. }) => None,
-        Err(error) => return Err(error),
-    };
-    let said = answer.as_ref().and_then(|answer| answer.linked.etag.as_deref().or(answer.header("etag")));
-    let said = said.map(str::to_owned);
+    let Announced { etag: said, sha256, size } =
+        match web.head(&item.url, &item.name, if is_here { 1 } else { TRIES }, witness) {
+            Ok(announced) => announced,
+            Err(error) if is_here => {
+                witness.note(&format!("{error}; taking what is in the cache"));
+                return Ok(());
+            }
+            // Some servers do not answer HEAD, and have the file.
+            Err(HubError::Refused { .. } | HubError::Denied { .. } | HubError::NotFound { .. }) => Announced::default(),
+            Err(error) => return Err(error),
+        };
     if is_here && (said.is_none() || said == etag) {
         return Ok(());
     }
-    let linked = answer.map(|answer| answer.linked).unwrap_or_default();
-    let sha256 = linked.etag.as_deref().and_then(blob_name).filter(|name| is_sha256(name));
-    let fetched = transfer::fetch(web, &Item { sha256, size: linked.size, etag: said, ..item.clone() }, witness)?;
-    let Fetched { etag, is_checked } = fetched;
-    if !is_checked {
-        witness.note(&format!("{}: the server gave no SHA-256: only its length was checked", item.name));
-    }
-    let path = etag_path(&item.target);
-    match etag {
-        Some(etag) => hobbit::files::replace(&path, etag.as_bytes()).map_err(failed(&path, "write this file")),
-        None => {
-            let _ = std::fs::remove_file(&path);
-            Ok(())
-        }
-    }
+    let size = size.filter(|_| sha256.is_some()); // others are asked with GET
+    transfer::fetch(web, &Item { sha256, size, etag: said, ..item.clone() }, witness)
 }
 
 #[cfg(test)]

@@ -1,96 +1,59 @@
-//! Requests: redirects followed, the token kept for the host that it is for, refusals put into words, patience with servers.
+//! Requests: the token stays with its endpoint, statuses become errors, and busy servers are tried again.
 
 use std::time::Duration;
 
-use ureq::http::{HeaderMap, Response, Uri, header};
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{Response, Uri, header, uri::Scheme};
 use ureq::{Agent, Body};
 
 use super::Witness;
 use super::error::HubError;
+use super::names::{blob_name, is_sha256};
 use super::places::{Places, Token};
 
-/// Redirects in a row.
-const MOST_REDIRECTS: usize = 10;
-/// Tries in a row that bring nothing.
+const REDIRECTS_MAX: u32 = 10;
+/// Tries in a row without progress.
 pub const TRIES: u32 = 5;
 /// Longest wait that a server may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(15);
 /// For the beginning of an answer, and between two pieces of it.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Answers that are no models.
+/// Limit of JSON answers, in bytes.
 const LARGEST_ANSWER: u64 = 32 << 20;
 
-/// Scheme, host and port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Origin(String, String, u16);
+pub type Answer = Response<Body>;
 
-impl Origin {
-    fn of(uri: &Uri) -> Option<Self> {
-        let scheme = uri.scheme_str()?.to_ascii_lowercase();
-        let usual = match &*scheme {
-            "https" => 443,
-            "http" => 80,
-            _ => return None,
-        };
-        Some(Self(scheme, uri.host()?.to_ascii_lowercase(), uri.port_u16().unwrap_or(usual)))
-    }
-}
-
-/// A client for one endpoint and the servers that it points to.
+/// A client for one endpoint and the servers that it redirects to.
 pub struct Web {
     agent: Agent,
-    /// Whom the token is for.
-    home: Option<Origin>,
+    /// The token is for this endpoint.
+    home: Option<Uri>,
     token: Option<Token>,
 }
 
-/// The beginning of an answer.
-pub struct Answer {
-    pub response: Response<Body>,
-    /// What the server that was asked said about the file, before it sent us elsewhere.
-    pub linked: Linked,
-}
-
-/// The Hub's own words about a file.
+/// What a server says of a file before it is fetched.
 #[derive(Clone, Debug, Default)]
-pub struct Linked {
+pub struct Announced {
     pub etag: Option<String>,
+    /// Lower case. The Hub gives it as the etag of large files.
+    pub sha256: Option<String>,
     pub size: Option<u64>,
-}
-
-impl Answer {
-    pub fn status(&self) -> u16 {
-        self.response.status().as_u16()
-    }
-
-    pub fn header(&self, name: impl header::AsHeaderName) -> Option<&str> {
-        text(self.response.headers(), name)
-    }
-}
-
-fn text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
-}
-
-/// How a request is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    Get,
-    /// Only what the server that is asked itself says, if it says it.
-    Head,
 }
 
 impl Web {
     pub fn new(places: &Places) -> Self {
-        let home: Option<Origin> = places.endpoint.parse().ok().as_ref().and_then(Origin::of);
+        let home: Option<Uri> = places.endpoint.parse().ok();
         // Proxies are for other machines.
-        let is_here = |origin: &Origin| matches!(&*origin.1, "localhost" | "127.0.0.1" | "[::1]");
-        let proxy = if home.as_ref().is_some_and(is_here) { None } else { ureq::Proxy::try_from_env() };
+        let is_here =
+            home.as_ref().and_then(Uri::host).is_some_and(|h| matches!(h, "localhost" | "127.0.0.1" | "[::1]"));
+        // A renamed private repository redirects within its host. ureq compares names of hosts but not ports, so this is
+        // safe only where no port is given.
+        let follows = home.as_ref().is_some_and(|home| home.port().is_none());
         let config = Agent::config_builder()
-            .proxy(proxy)
+            .proxy(if is_here { None } else { ureq::Proxy::try_from_env() })
             .http_status_as_error(false)
-            .max_redirects(0)
+            .redirect_auth_headers(if follows { RedirectAuthHeaders::SameHost } else { RedirectAuthHeaders::Never })
             .user_agent(concat!("hobbit/", env!("CARGO_PKG_VERSION")))
             .timeout_connect(Some(CONNECT))
             .timeout_recv_response(Some(SILENCE))
@@ -99,98 +62,65 @@ impl Web {
         Self { agent: config.into(), home, token: places.token.clone() }
     }
 
-    /// Asks once. Any status is an answer, but those of redirects, which are followed.
-    ///
-    /// # Errors
-    /// [`HubError::Unreachable`], [`HubError::Insecure`]; redirects that lead nowhere, or from https to http.
-    pub fn ask(&self, method: Method, url: &str, what: &str, headers: &[(&str, &str)]) -> Result<Answer, HubError> {
-        let no_url =
-            |url: &str| HubError::Given(format!("'{url}' is no URL, expected one such as https://host/model.gguf"));
-        let mut uri: Uri = url.parse().map_err(|_| no_url(url))?;
-        let asked = Origin::of(&uri).ok_or_else(|| no_url(url))?;
-        let mut linked = Linked::default();
-        for _ in 0..=MOST_REDIRECTS {
-            let origin = Origin::of(&uri);
-            let mut request = match method {
-                Method::Get => self.agent.get(uri.clone()),
-                Method::Head => self.agent.head(uri.clone()),
-            };
-            for (name, value) in headers {
-                request = request.header(*name, *value);
-            }
-            if let Some(token) = self.token.as_ref().filter(|_| origin == self.home) {
-                request = request.header(header::AUTHORIZATION, token.bearer());
-            }
-            let host = uri.host().unwrap_or_default().to_owned();
-            let response = request.call().map_err(|error| {
-                let (what, why) = (what.to_owned(), error.to_string());
-                match is_of_tls(&error) {
-                    true => HubError::Insecure { what, host, why },
-                    false => HubError::Unreachable { what, host, why },
-                }
-            })?;
-            if origin.as_ref() == Some(&asked) {
-                linked.etag = text(response.headers(), "x-linked-etag").map(str::to_owned).or(linked.etag);
-                linked.size =
-                    text(response.headers(), "x-linked-size").and_then(|size| size.parse().ok()).or(linked.size);
-            }
-            let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
-            let Some(location) = text(response.headers(), header::LOCATION).filter(|_| is_redirect) else {
-                return Ok(Answer { response, linked });
-            };
-            let why = |why: &str| HubError::Redirect { what: what.to_owned(), url: shown(&uri), why: why.to_owned() };
-            let next = joined(&uri, location).ok_or_else(|| why("to what is no URL"))?;
-            let to = Origin::of(&next).ok_or_else(|| why("to what is neither http nor https"))?;
-            if origin.is_some_and(|origin| origin.0 == "https") && to.0 == "http" {
-                return Err(why("from https to http; refused"));
-            }
-            if method == Method::Head && to != asked && linked.etag.is_some() {
-                return Ok(Answer { response, linked }); // others may answer no such question
-            }
-            uri = next;
-        }
-        Err(HubError::Redirect { what: what.to_owned(), url: shown(&uri), why: "too often".to_owned() })
-    }
-
-    /// Asks until there is an answer that is worth one: with a few tries and growing waits where a server is busy or out of reach.
-    ///
-    /// # Errors
-    /// As [`Self::ask`]; statuses that are refusals.
-    pub fn insist(
+    /// Sends one request. Besides success, answers are redirects that were not to be followed, and 416.
+    fn ask(
         &self,
-        method: Method,
+        (is_head, redirects_max): (bool, u32),
         url: &str,
         what: &str,
         headers: &[(&str, &str)],
-        tries: u32,
-        witness: &dyn Witness,
     ) -> Result<Answer, HubError> {
-        let mut patience = Patience::new(tries);
-        loop {
-            let outcome = self.ask(method, url, what, headers);
-            let (error, wait) = match outcome {
-                Ok(answer) if !is_busy(answer.status()) => return sound(answer, what),
-                Ok(answer) => {
-                    let host =
-                        url.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
-                    let why = format!("it says {}", answer.status());
-                    (HubError::Unreachable { what: what.to_owned(), host, why }, asked_wait(&answer))
-                }
-                Err(error @ HubError::Unreachable { .. }) => (error, None),
-                Err(error) => return Err(error),
-            };
-            let Some(wait) = patience.next(wait) else { return Err(error) };
-            if let HubError::Unreachable { host, why, .. } = &error {
-                witness.note(&format!("{what}: {host}: {why}; trying again in {} s", wait.as_secs()));
+        let uri: Option<Uri> = url.parse().ok().filter(|uri: &Uri| uri.host().is_some());
+        let uri = uri.filter(|uri| uri.scheme() == Some(&Scheme::HTTP) || uri.scheme() == Some(&Scheme::HTTPS));
+        let uri = uri.ok_or_else(|| {
+            HubError::Given(format!("'{url}' is no URL, expected one such as https://host/model.gguf"))
+        })?;
+        let request = if is_head { self.agent.head(uri.clone()) } else { self.agent.get(uri.clone()) };
+        let is_secure = uri.scheme() == Some(&Scheme::HTTPS);
+        let mut request = request.config().max_redirects(redirects_max).https_only(is_secure).build();
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let is_home = |home: &Uri| (home.scheme(), home.authority()) == (uri.scheme(), uri.authority());
+        if let Some(token) = self.token.as_ref().filter(|_| self.home.as_ref().is_some_and(is_home)) {
+            request = request.header(header::AUTHORIZATION, token.bearer());
+        }
+        let (what, host) = (what.to_owned(), uri.host().unwrap_or_default().to_owned());
+        let answer = request.call().map_err(|error| failed_request(&error, what.clone(), host.clone()))?;
+        match answer.status().as_u16() {
+            200..=399 | 416 => Ok(answer),
+            status @ (401 | 403) => Err(HubError::Denied { what, status }),
+            404 | 410 => Err(HubError::NotFound { what }),
+            status @ (408 | 425 | 429 | 500 | 502 | 503 | 504) => {
+                let wait = number(&answer, "retry-after").map(Duration::from_secs);
+                Err(HubError::Unreachable { what, host, why: format!("it says {status}"), wait })
             }
-            witness.pause(wait);
+            status => Err(HubError::Refused { what, status }),
         }
     }
 
-    /// A JSON answer.
-    ///
-    /// # Errors
-    /// As [`Self::insist`]; what is too large or not understood.
+    /// Sends one request for a file or a part of it.
+    pub fn get(&self, url: &str, what: &str, headers: &[(&str, &str)]) -> Result<Answer, HubError> {
+        self.ask((false, REDIRECTS_MAX), url, what, headers)
+    }
+
+    /// Asks about a file. The Hub says what matters in its redirect; the server behind it may refuse such questions.
+    pub fn head(&self, url: &str, what: &str, tries: u32, witness: &dyn Witness) -> Result<Announced, HubError> {
+        let answer = patiently(tries, witness, || self.ask((true, 0), url, what, &[]))?;
+        if let Some(etag) = header(&answer, "x-linked-etag")
+            && let Some(sha256) = blob_name(etag).filter(|name| is_sha256(name))
+        {
+            let size = number(&answer, "x-linked-size");
+            return Ok(Announced { etag: Some(etag.to_owned()), sha256: Some(sha256), size });
+        }
+        let answer = match answer.status().is_redirection() {
+            true => patiently(tries, witness, || self.ask((true, REDIRECTS_MAX), url, what, &[]))?,
+            false => answer,
+        };
+        Ok(Announced { etag: etag(&answer), sha256: None, size: number(&answer, "content-length") })
+    }
+
+    /// Fetches a JSON answer.
     pub fn json<T: serde::de::DeserializeOwned>(
         &self,
         url: &str,
@@ -198,151 +128,96 @@ impl Web {
         tries: u32,
         witness: &dyn Witness,
     ) -> Result<T, HubError> {
-        let headers = [("accept", "application/json")];
-        let mut answer = self.insist(Method::Get, url, what, &headers, tries, witness)?;
+        let mut answer = patiently(tries, witness, || self.get(url, what, &[("accept", "application/json")]))?;
         let not_understood = |why: String| HubError::Answer { what: what.to_owned(), why };
-        let body = answer.response.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec();
+        let body = answer.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec();
         let body = body.map_err(|error| not_understood(error.to_string()))?;
         serde_json::from_slice(&body).map_err(|error| not_understood(error.to_string()))
     }
 }
 
-/// What a status that is no success means.
-pub fn sound(answer: Answer, what: &str) -> Result<Answer, HubError> {
-    let what = || what.to_owned();
-    match answer.status() {
-        200..=299 | 300..=308 | 416 => Ok(answer),
-        status @ (401 | 403) => Err(HubError::Denied { what: what(), status }),
-        404 | 410 => Err(HubError::NotFound { what: what() }),
-        status => Err(HubError::Refused { what: what(), status }),
-    }
+/// A header's text.
+pub fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+    answer.headers().get(name)?.to_str().ok()
 }
 
-/// Whether there was a connection, and TLS refused it: a certificate that nothing vouches for is no better a second later.
-fn is_of_tls(error: &ureq::Error) -> bool {
+/// A header's number.
+pub fn number(answer: &Answer, name: &str) -> Option<u64> {
+    header(answer, name)?.trim().parse().ok()
+}
+
+/// The etag, if it can be sent back in a header.
+pub fn etag(answer: &Answer) -> Option<String> {
+    header(answer, "etag").filter(|text| is_etag(text)).map(str::to_owned)
+}
+
+pub fn is_etag(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 256 && text.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
+}
+
+fn failed_request(error: &ureq::Error, what: String, host: String) -> HubError {
+    use ureq::Error;
+    let why = error.to_string();
     match error {
-        ureq::Error::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
-        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
-        _ => false,
+        Error::TooManyRedirects => HubError::Redirect { what, why: "too often" },
+        Error::RequireHttpsOnly(_) => HubError::Redirect { what, why: "from https to http; refused" },
+        Error::RedirectFailed | Error::BadUri(_) | Error::Protocol(_) => HubError::Answer { what, why },
+        // A certificate that no authority vouches for is no better a second later.
+        Error::Rustls(_) | Error::Tls(_) => HubError::Insecure { what, host, why },
+        Error::Io(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+            HubError::Insecure { what, host, why }
+        }
+        _ => HubError::Unreachable { what, host, why, wait: None },
     }
 }
 
-/// Whether a server with this status may answer later.
-pub fn is_busy(status: u16) -> bool {
-    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
-}
-
-/// How long the server asks to wait.
-pub fn asked_wait(answer: &Answer) -> Option<Duration> {
-    answer.header(header::RETRY_AFTER)?.trim().parse().ok().map(Duration::from_secs)
-}
-
-/// Tries that are left, and how long to wait before each.
-#[derive(Debug)]
+/// Tries that are left, and the waits between them.
 pub struct Patience {
-    most: u32,
+    tries: u32,
     done: u32,
 }
 
 impl Patience {
-    pub fn new(most: u32) -> Self {
-        Self { most, done: 0 }
+    pub fn new(tries: u32) -> Self {
+        Self { tries, done: 0 }
     }
 
-    /// Something came: all tries are left again.
+    /// There was progress: all tries are left again.
     pub fn renew(&mut self) {
         self.done = 0;
     }
 
-    /// The wait before the next try: 1, 2, 4 ... seconds, or what the server asks for; `None` after the last.
-    pub fn next(&mut self, asked: Option<Duration>) -> Option<Duration> {
+    /// Waits before the next try: 1, 2, 4 ... seconds, or what the server asked for.
+    ///
+    /// # Errors
+    /// The error, if another try would not help or none is left.
+    pub fn wait(&mut self, error: HubError, witness: &dyn Witness) -> Result<(), HubError> {
+        let Some(asked) = error.may_pass() else { return Err(error) };
         self.done += 1;
+        if self.done >= self.tries {
+            return Err(error);
+        }
         let usual = Duration::from_secs(1 << (self.done - 1).min(6));
-        (self.done < self.most).then(|| asked.unwrap_or(usual).min(LONGEST_WAIT))
+        let wait = asked.unwrap_or(usual).min(LONGEST_WAIT);
+        let text = error.to_string();
+        let text = text.split("; ").next().unwrap_or_default(); // without the advice
+        witness.note(&format!("{text}; trying again in {} s", wait.as_secs()));
+        witness.pause(wait);
+        Ok(())
     }
 }
 
-/// A URL for people: without what may be a secret in it.
-fn shown(uri: &Uri) -> String {
-    format!("{}://{}{}", uri.scheme_str().unwrap_or_default(), uri.host().unwrap_or_default(), uri.path())
-}
-
-/// Where `location` leads from `base`.
-fn joined(base: &Uri, location: &str) -> Option<Uri> {
-    if location.len() > 1 << 13 {
-        return None;
-    }
-    let scheme = base.scheme_str()?;
-    let directory = || base.path().rsplit_once('/').map_or("", |(directory, _)| directory);
-    let has_scheme = location.split('?').next().is_some_and(|path| path.contains("://"));
-    let text = match location {
-        _ if location.starts_with("//") => format!("{scheme}:{location}"),
-        _ if location.starts_with('/') => format!("{scheme}://{}{location}", base.authority()?),
-        _ if has_scheme => location.to_owned(),
-        _ => format!("{scheme}://{}{}/{location}", base.authority()?, directory()),
-    };
-    text.parse().ok()
-}
-
-/// `text` as a part of a URL's path; slashes stay.
-pub fn path_escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => escaped.push(byte as char),
-            _ => escaped.push_str(&format!("%{byte:02X}")),
+/// Tries until there is an answer, or an error that stays.
+fn patiently<T>(
+    tries: u32,
+    witness: &dyn Witness,
+    mut attempt: impl FnMut() -> Result<T, HubError>,
+) -> Result<T, HubError> {
+    let mut patience = Patience::new(tries);
+    loop {
+        match attempt() {
+            Ok(answer) => return Ok(answer),
+            Err(error) => patience.wait(error, witness)?,
         }
-    }
-    escaped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn locations() {
-        let base: Uri = "https://h:8/a/b?q".parse().unwrap();
-        for (location, expected) in [
-            ("https://x/y", "https://x/y"),
-            ("//x/y", "https://x/y"),
-            ("/c?d=e", "https://h:8/c?d=e"),
-            ("c", "https://h:8/a/c"),
-        ] {
-            let found = joined(&base, location).map(|uri| uri.to_string());
-            assert_eq!(found.as_deref(), Some(expected), "{location}");
-        }
-        assert_eq!(joined(&base, "http://[").map(|uri| uri.to_string()), None);
-    }
-
-    #[test]
-    fn patience_ends() {
-        let waits = |asked: Option<u64>| {
-            let mut patience = Patience::new(4);
-            std::iter::from_fn(|| patience.next(asked.map(Duration::from_secs)))
-                .map(|wait| wait.as_secs())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(waits(None), [1, 2, 4]);
-        assert_eq!(waits(Some(7)), [7, 7, 7]);
-        assert_eq!(waits(Some(1 << 40)), [60, 60, 60]);
-        let mut patience = Patience::new(2);
-        assert!(patience.next(None).is_some());
-        patience.renew();
-        assert!(patience.next(None).is_some() && patience.next(None).is_none());
-    }
-
-    #[test]
-    fn paths_are_escaped() {
-        assert_eq!(path_escaped("Q4/a b#c?.gguf"), "Q4/a%20b%23c%3F.gguf");
-    }
-
-    #[test]
-    fn origins() {
-        let origin = |url: &str| Origin::of(&url.parse().unwrap());
-        assert_eq!(origin("https://H/a"), origin("https://h:443/b"));
-        assert_ne!(origin("https://h/"), origin("http://h/"));
-        assert_ne!(origin("http://h:1/"), origin("http://h:2/"));
-        assert_eq!(origin("ftp://h/"), None);
     }
 }

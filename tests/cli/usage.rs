@@ -33,7 +33,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
         (&["--prompt-cache-ro"], "--prompt-cache"),
         (&["-sm", "row"], "its slots hold whole matrices"),
         (&["-otd", "exps=CPU"], "'-otd' is a llama.cpp flag"),
-        (&["-n"], "a value is required after '-n'"),
+        (&["-n"], "a value is required for '--predict <N>'"),
         (&["-n", "many"], "invalid value 'many'"),
         (&["--mem-budget", "lots"], "'lots'"),
         (&["stray"], "'stray'"),

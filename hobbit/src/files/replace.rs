@@ -1,64 +1,48 @@
 //! Files that are written whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
-/// Names that are tried before giving up.
-const TRIES: u32 = 1000;
+use tempfile::NamedTempFile;
 
-/// Puts a file of these bytes in `path`'s place: readers see the old one or the new one. A link to a file is replaced, not
-/// followed. What is no file (a pipe, `/dev/null`) is written to.
+/// Puts a file of these bytes in `path`'s place: readers see the old file or the new one. A link to a file is replaced, not
+/// followed. A pipe or `/dev/null` is written to.
 ///
 /// # Errors
-/// What the system says; nothing is left behind then.
+/// The system's error; nothing is left behind.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return OpenOptions::new().write(true).open(path)?.write_all(bytes);
     }
-    let (mut file, partial) = fresh_beside(path)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&partial);
-    }
-    written
+    let mut file = fresh_beside(path)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
-/// Finds out whether a file can be put in `path`'s place. Nothing stays behind, and what is at `path` is not touched.
+/// Checks that a file can be put in `path`'s place. Changes nothing.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn try_replacing(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         // A pipe may be opened only once.
         Ok(found) if !found.is_file() => Ok(()),
-        _ => fresh_beside(path).and_then(|(_, partial)| fs::remove_file(partial)),
+        _ => fresh_beside(path).and_then(NamedTempFile::close),
     }
 }
 
-/// A file beside `path` that was not there before, to be renamed to it. Whatever has its name, a link too, is left alone:
-/// the next name is tried.
-fn fresh_beside(path: &Path) -> io::Result<(File, PathBuf)> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut taken = None;
-    for _ in 0..TRIES {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let partial = temporary_name(path, number);
-        // O_CREAT and O_EXCL: POSIX has them fail on a link, wherever it leads.
-        match OpenOptions::new().write(true).create_new(true).open(&partial) {
-            Ok(file) => return Ok((file, partial)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => taken = Some(error),
-            Err(error) => return Err(error),
-        }
-    }
-    Err(taken.unwrap_or_else(|| io::ErrorKind::AlreadyExists.into()))
-}
-
-fn temporary_name(path: &Path, number: u32) -> PathBuf {
-    super::with_suffix(path, &format!(".{}-{number}.tmp", std::process::id()))
+/// A new file beside `path` under a random name, removed when dropped. No file or link is opened that was there before.
+fn fresh_beside(path: &Path) -> io::Result<NamedTempFile> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&name).suffix(".tmp");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask, as any file
+    builder.tempfile_in(super::directory_of(path))
 }
 
 #[cfg(test)]
@@ -101,18 +85,27 @@ mod tests {
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("/dev/null"));
     }
 
-    /// Links are waiting under every name that comes next.
     #[cfg(unix)]
     #[test]
-    fn links_under_temporary_names_are_not_followed() {
+    fn a_new_file_has_the_usual_permissions() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (path, usual) = (dir.path().join("a.json"), dir.path().join("usual"));
+        replace(&path, b"bytes").unwrap();
+        fs::write(&usual, "bytes").unwrap();
+        let [found, expected] = [&path, &usual].map(|path| fs::metadata(path).unwrap().permissions().mode());
+        assert_eq!(found, expected);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_is_replaced_and_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (path, victim) = (dir.path().join("a.json"), dir.path().join("victim"));
         fs::write(&victim, "precious").unwrap();
-        for number in 0..TRIES / 2 {
-            std::os::unix::fs::symlink(&victim, temporary_name(&path, number)).unwrap();
-        }
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
         replace(&path, b"bytes").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"bytes");
-        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        assert_eq!((fs::read(&path).unwrap(), fs::read(&victim).unwrap()), (b"bytes".to_vec(), b"precious".to_vec()));
     }
 }

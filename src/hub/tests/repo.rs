@@ -100,6 +100,17 @@ fn a_connection_that_breaks_is_gone_on_with() {
 }
 
 #[test]
+fn tries_with_progress_are_not_counted() {
+    let bytes = model(3, 16 << 20);
+    let server = hub(&[("m.gguf", bytes.clone())], |request, bytes| {
+        Some(Reply::file(request, bytes, "\"x\"").breaking_off_after(2 << 20))
+    });
+    let rig = rig(&server);
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    assert_eq!(*rig.memory.pauses.borrow(), [1; 7]);
+}
+
+#[test]
 fn the_next_run_goes_on_where_the_last_one_stopped() {
     let bytes = model(4, 50_000);
     let is_down = Arc::new(Mutex::new(true));
@@ -140,6 +151,10 @@ fn a_part_that_cannot_be_one_is_thrown_away() {
     std::os::unix::fs::symlink(&victim, &part).unwrap();
     assert!(rig.hf("a/b").unwrap_err().contains("incomplete: cannot write this part"));
     assert_eq!(fs::read(victim).unwrap(), b"mine");
+    // Nor is a pipe waited for.
+    fs::remove_file(&part).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&part).status().unwrap().success());
+    assert!(rig.hf("a/b").unwrap_err().contains("incomplete: cannot write this part"));
 }
 
 #[test]
@@ -214,22 +229,27 @@ fn the_token_stays_with_the_endpoint() {
 fn redirects_in_a_circle_end() {
     let server = hub(&[("m.gguf", model(0, 100))], |request, _| Some(Reply::redirect(&request.path.clone())));
     assert!(rig(&server).hf("a/b").unwrap_err().contains("redirects too often"));
-    let server = hub(&[("m.gguf", model(0, 100))], |_, _| Some(Reply::redirect("file:///etc/passwd")));
-    assert!(rig(&server).hf("a/b").unwrap_err().contains("redirects to what is "));
+    for elsewhere in ["file:///etc/passwd", "ftp://127.0.0.1/m.gguf", "http://["] {
+        let server = hub(&[("m.gguf", model(0, 100))], |_, _| Some(Reply::redirect(elsewhere)));
+        let rig = rig(&server);
+        let error = rig.hf("a/b").unwrap_err();
+        assert!(error.starts_with("a/b/m.gguf: the server"), "{elsewhere}: {error}");
+        assert!(rig.memory.pauses.borrow().is_empty(), "{}", rig.memory.notes());
+    }
 }
 
 #[test]
 fn a_busy_server_is_waited_for() {
     let bytes = model(10, 5000);
-    let busy = Mutex::new(vec![503, 429]);
+    let busy = Mutex::new(vec![(503, "soon"), (503, "99999999"), (429, "7")]);
     let server = hub(&[("m.gguf", bytes.clone())], move |_, _| {
-        let status = busy.lock().unwrap().pop()?;
-        Some(Reply::new(status, "later").with("retry-after", if status == 429 { "7" } else { "soon" }))
+        let (status, wait) = busy.lock().unwrap().pop()?;
+        Some(Reply::new(status, "later").with("retry-after", wait))
     });
     let rig = rig(&server);
     assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
-    assert_eq!(*rig.memory.pauses.borrow(), [7, 2]);
-    assert!(rig.memory.notes().contains("the server says 429"), "{}", rig.memory.notes());
+    assert_eq!(*rig.memory.pauses.borrow(), [7, 60, 4]);
+    assert!(rig.memory.notes().contains("it says 429"), "{}", rig.memory.notes());
 }
 
 #[test]

@@ -90,6 +90,31 @@ fn a_part_is_gone_on_with_only_if_the_file_is_the_same() {
 }
 
 #[test]
+fn a_file_that_changes_meanwhile_comes_with_its_new_length() {
+    for new in [model(2, 60_000), model(2, 40_000)] {
+        let old = model(1, 50_000);
+        let server = Server::new({
+            let new = new.clone();
+            let gets = AtomicUsize::new(0);
+            move |request| match (request.method.as_str(), gets.load(Ordering::SeqCst)) {
+                ("HEAD", 0) => Reply::file(request, &old, "\"1\""),
+                ("GET", 0) => {
+                    gets.store(1, Ordering::SeqCst);
+                    Reply::file(request, &old, "\"1\"").breaking_off_after(20_000)
+                }
+                _ => Reply::file(request, &new, "\"2\""),
+            }
+        });
+        let rig = Rig::new(server.url(""));
+        let url = server.url("/m.gguf");
+        assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), new);
+        server.seen();
+        assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), new);
+        assert_eq!(server.seen().len(), 1, "the new etag is kept");
+    }
+}
+
+#[test]
 fn a_url_of_the_hub_is_checked_as_the_hub_says() {
     let bytes = model(1, 5000);
     let sum = Arc::new(Mutex::new(sha256(&bytes)));
