@@ -8,7 +8,6 @@ mod looks;
 mod mock;
 #[path = "../fixture/not_run.rs"]
 mod not_run;
-mod parts;
 #[path = "../server/rig.rs"]
 #[allow(dead_code)]
 mod rig;
