@@ -246,6 +246,9 @@ def record(name: str, runs: list[dict], reference: dict | None) -> dict:
         "hobbit_first_token_ns": min(one["load_ns"] + one["prompt_ns"] for one in done),
         "hobbit_budget": first.get("budget"), "hobbit_expert_cache": first.get("expert_cache"),
     }
+    threads = re.search(r"(?:^| )-t (\d+)", first["command"])
+    if threads:
+        columns["n_threads"] = int(threads[1])  # Peers that wait for page faults take more than asked for.
     if reference:
         # Some programs leave out the first blank.
         own, other = first["text"].lstrip(), reference["text"].strip()
