@@ -42,8 +42,8 @@ pub struct PrecisionArgs {
     /// 0.9)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T2")]
     pub t2: Option<f32>,
-    /// Share of a layer's experts, least popular first, that come in low precision while a prompt is read (more than 8 tokens
-    /// at once); with --t1 below 1 none that is some token's first (default: 25%, with --t1 1 none). Example: --t1 1
+    /// Share of a layer's experts, least popular first, that come in low precision while a prompt is read;
+    /// with --t1 below 1 none that is some token's first (default: 25%, with --t1 1 none). Example: --t1 1
     /// --prefill-low 25% lowers in prompts only
     #[arg(long, value_name = "N%", value_parser = share, env = "HOBBIT_ARG_PREFILL_LOW")]
     pub prefill_low: Option<f32>,

@@ -23,7 +23,7 @@ use crate::output::write_whole;
 use hobbit::expert::Precision;
 use hobbit::files::Kind;
 use hobbit::files::capped::read_text;
-use hobbit::route::{Demand, Routing};
+use hobbit::route::{DECODE_TOKENS_MAX, Demand, Routing};
 use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
 
 const FIRST: &str = "# route_trace v1";
@@ -157,7 +157,7 @@ fn model(text: &str, path: &Path) -> Result<ModelDescription> {
 fn batch(rows: &[(u64, Row)], header: &Header, writer: &mut TraceWriter<Vec<u8>>) -> Result<usize> {
     let (number, first) = rows[0];
     let phase = match first.phase {
-        0 => Phase::Prefill,
+        0 => Phase::Prompt,
         1 => Phase::Decode,
         other => bail!("line {number}: phase {other}, expected 0 or 1"),
     };
@@ -201,7 +201,8 @@ fn batch(rows: &[(u64, Row)], header: &Header, writer: &mut TraceWriter<Vec<u8>>
     if let Some(missing) = layers.next() {
         bail!("line {}: the batch ends before layer {}", rows[rows.len() - 1].0, missing.layer);
     }
-    ensure!(phase == Phase::Prefill || n_tokens == 1, "line {number}: {n_tokens} tokens decoded at once");
+    let is_few = n_tokens <= DECODE_TOKENS_MAX;
+    ensure!(phase == Phase::Prompt || is_few, "line {number}: {n_tokens} tokens decoded at once");
     writer.batch(phase, n_tokens as u32, 0.0)?;
     Ok(n_tokens)
 }
@@ -263,7 +264,7 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
                 _ => None,
             })
             .collect();
-        assert_eq!(batches, [(Phase::Prefill, 2), (Phase::Decode, 1)]);
+        assert_eq!(batches, [(Phase::Prompt, 2), (Phase::Decode, 1)]);
     }
 
     #[test]

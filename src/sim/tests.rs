@@ -36,7 +36,7 @@ fn trace(path: &Path, n_tokens: u16) {
             if layer == 0 {
                 let second = 3 + (token * 7 + 2) % 5;
                 for (expert, score) in [(chosen[0], 0.75), ((chosen[0] + 1) % 3, 0.125), (second, 0.0625)] {
-                    record.predictions.push(Prediction { distance: 1, expert, score });
+                    record.predictions.push(Prediction { token: 0, distance: 1, expert, score });
                 }
             }
             record.compute_seconds = 0.001;

@@ -166,6 +166,18 @@ pub fn settings() -> Vec<Case> {
     cases
 }
 
+/// Decode batches of 2 to 16 sequences.
+pub fn many_sequences() -> Vec<Case> {
+    ["llama", "deepseek2", "gpt-oss", "qwen3moe"]
+        .into_iter()
+        .map(|arch| Case {
+            options: SessionOptions { n_seq_max: 16, n_ctx: 1024, ..options() },
+            script: Script::ManySequences,
+            ..case(format!("{arch}, many sequences"), seeded(arch, 6))
+        })
+        .collect()
+}
+
 /// Sequences of unequal length side by side.
 pub fn two_sequences() -> Vec<Case> {
     ["llama", "deepseek2", "gpt-oss"]

@@ -195,6 +195,14 @@ fn several_sequences_in_one_batch() {
 }
 
 #[test]
+fn decode_batches_of_2_to_16_sequences() {
+    let ahead = [PredictorKind::StackedGate, PredictorKind::Previous];
+    let ahead = ahead.map(|kind| Variant { ahead: Some(kind), ..Variant::HALF });
+    let shuffled = Variant { shuffle: Some(3), ..Variant::QUARTER };
+    check_all(cases::many_sequences(), &[&Variant::SIZES[..], &ahead, &[shuffled]].concat());
+}
+
+#[test]
 fn the_bundled_models() {
     check_all(cases::bundled(), &Variant::SIZES);
 }

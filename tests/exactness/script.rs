@@ -20,6 +20,8 @@ pub enum Script {
     Brief,
     /// Two prompts of unequal length in one batch, then greedy steps of both at once.
     TwoSequences,
+    /// A prompt for each of 16 sequences, then greedy steps of 16 of them at once, of fewer and fewer, and of one.
+    ManySequences,
 }
 
 /// The logits of one token.
@@ -33,15 +35,17 @@ pub struct Row {
 const N_PROMPT: usize = 200;
 const N_STEPS: usize = 32;
 const N_GUESSES: usize = 3;
+const N_SEQUENCES: usize = 16;
 
 impl Script {
     /// Runs the script; `n_batch` is the largest batch.
     pub fn run(self, model: &mut dyn Evaluate, n_batch: usize) -> Result<Vec<Row>, String> {
-        let mut run = Run { model, rows: Vec::new(), positions: [0; 2] };
+        let mut run = Run { model, rows: Vec::new(), positions: [0; N_SEQUENCES] };
         match self {
             Self::Single => run.single(n_batch)?,
             Self::Brief => run.brief()?,
             Self::TwoSequences => run.two_sequences()?,
+            Self::ManySequences => run.many_sequences()?,
         }
         Ok(run.rows)
     }
@@ -51,7 +55,7 @@ struct Run<'a> {
     model: &'a mut dyn Evaluate,
     rows: Vec<Row>,
     /// Next position of each sequence.
-    positions: [i32; 2],
+    positions: [i32; N_SEQUENCES],
 }
 
 impl Run<'_> {
@@ -102,6 +106,26 @@ impl Run<'_> {
             let batch = [(0, tokens[0]), (1, tokens[1])];
             let next = self.batch(&batch, |sequence| format!("step {step} of sequence {sequence}"))?;
             tokens.copy_from_slice(&next);
+        }
+        Ok(())
+    }
+
+    fn many_sequences(&mut self) -> Result<(), String> {
+        let n_vocab = self.model.n_vocab();
+        let mut tokens = Vec::new();
+        for sequence in 0..N_SEQUENCES {
+            let prompt = text(n_vocab, 20 + sequence as u64).take(20).map(|token| (sequence, token));
+            let prompt: Vec<(usize, Token)> = prompt.collect();
+            let next = self.batch(&prompt, |entry| format!("prompt token {entry} of sequence {sequence}"))?;
+            tokens.extend(next.last());
+        }
+        for width in [16, 16, 15, 9, 8, 5, 4, 3, 2, 2, 1, 16] {
+            for step in 0..2 {
+                let batch: Vec<(usize, Token)> = tokens[..width].iter().copied().enumerate().collect();
+                let what = |sequence| format!("step {step} of {width}, sequence {sequence}");
+                let next = self.batch(&batch, what)?;
+                tokens[..width].copy_from_slice(&next);
+            }
         }
         Ok(())
     }

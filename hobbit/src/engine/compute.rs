@@ -1,8 +1,8 @@
 //! The expert backend: computes the expert products of one split.
 //!
 //! Where every needed slice is resident, the split runs as it came, on slot numbers instead of expert ids. Otherwise first
-//! the experts that are there, then each as it lands: of a single token all the way from the first product to the last
-//! ([`chain`]), of a batch product by product. All rows of one expert stay together (ggml's tiled kernels choose by their
+//! the experts that are there, then each as it lands: of few tokens all the way from the first product to the last
+//! ([`chain`]), of more product by product. All rows of one expert stay together (ggml's tiled kernels choose by their
 //! number), so every grouping gives the bits of the whole.
 
 mod chain;
@@ -26,19 +26,19 @@ use super::hierarchy::{Beside, Routers, Tiers};
 use super::host_reads::Host;
 use super::host_reads::ShareView;
 use super::inner::Inner;
-use super::purpose::decodes;
+use super::purpose::phase;
 use super::registration::Computes;
 use super::split::{self, Abort, Failed, Router};
 use crate::expert::{SliceId, SliceKind};
 use crate::options::KernelChoice;
 use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
-use crate::route::Pair;
+use crate::route::{DECODE_TOKENS_MAX, Pair, Phase};
 
 use self::chain::Chain;
 use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
 use self::scratch::GATHER_BYTES_MAX;
-use self::tensors::{blank, plain_tensor, router_input, row_of, view_tensor};
+use self::tensors::{blank, plain_tensor, router_inputs, row_of, view_tensor};
 pub(super) use self::tensors::{is_dense_rows, is_view, router_input_tensor, weights_tensor};
 
 /// One context's expert backend.
@@ -147,7 +147,7 @@ impl ExpertBackend {
             return Ok(());
         }
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
-        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, decodes: decodes() };
+        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase: phase() };
         // SAFETY: the ids were computed by an earlier split into host memory.
         split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(ids, 0).read() })?;
         if let Some(walk) = routers.walk.as_mut().filter(|_| !self.chosen.is_again()) {
@@ -165,13 +165,13 @@ impl ExpertBackend {
         // SAFETY: by the caller.
         let weights = if self.chosen.is_again() { None } else { unsafe { self.ask(experts, host, nodes)? } };
         // SAFETY: by the caller: sources of a live node are live and computed.
-        let input = if self.chosen.is_single() { unsafe { router_input(nodes[0]) } } else { None };
-        let scores = match self.chosen.is_single() && !self.chosen.is_again() {
+        let inputs = if self.chosen.decodes_anew() { unsafe { router_inputs(nodes[0]) } } else { Vec::new() };
+        let scores = match self.chosen.decodes_anew() {
             // SAFETY: as above.
-            true => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) },
-            false => None,
+            true => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], &inputs, n_expert) },
+            false => Vec::new(),
         };
-        if self.chosen.is_dense() && !self.chosen.is_again() {
+        if self.chosen.phase() == Phase::Prompt && self.chosen.is_dense() && !self.chosen.is_again() {
             // SAFETY: as above.
             unsafe {
                 let input = router_input_tensor(nodes[0]);
@@ -180,9 +180,9 @@ impl ExpertBackend {
             }
         }
         let elsewhere = Elsewhere { reads: &|slice| devices.read(slice), ..Elsewhere::NOTHING };
-        let step = self.chosen.begin(host, scores.as_deref(), &elsewhere);
-        let mut later = |layers: &[u16]| routers.of_later(layers, input);
-        self.chosen.foresee(host, &step, &mut later, &|version| devices.have(version));
+        let step = self.chosen.begin(host, &scores, &elsewhere);
+        let mut later = |layers: &[u16]| routers.of_later(layers, &inputs);
+        self.chosen.predict(host, &step, &mut later, &|version| devices.have(version));
         if let Some(weights) = weights.filter(|_| self.chosen.leaves_out(&step)) {
             self.chosen.leave_out(&step, &host.precisions, |token, rank, weight| {
                 // SAFETY: the ubatch of these weights is being computed; only this split's last product reads them from
@@ -274,11 +274,13 @@ impl ExpertBackend {
             let rows = step.used.iter().filter_map(|used| Some((used.index, used.row? as i32)));
             self.chosen.routing.remap(rows, self.chosen.n_expert, &mut self.rows, &mut self.slot_ids);
         }
-        // SAFETY: by the caller.
-        let chain = match !all_ready && self.chosen.is_single() {
+        // Also of the few tokens of a prompt that reach its last layer: it changes when experts are multiplied, and no bits.
+        let routing = &self.chosen.routing;
+        let chain = match !all_ready && routing.n_tokens <= DECODE_TOKENS_MAX {
+            // SAFETY: by the caller.
             true => unsafe {
-                let n_rows = self.chosen.routing.ids.len();
-                Chain::of(nodes, n_rows, |node| self.product(node).map(|tag| tag.kind))
+                let shape = [routing.n_used, routing.n_tokens];
+                Chain::of(nodes, shape, |node| self.product(node).map(|tag| tag.kind))
             },
             false => None,
         };

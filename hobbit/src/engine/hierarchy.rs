@@ -20,7 +20,8 @@ use crate::plan::MemoryPlan;
 use crate::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
 use crate::residency::Residency;
-use crate::residency::{Latency, Observer, Place, Reads, Used};
+use crate::residency::{Latency, Observer, Place, Reads, ScoresBy, Used};
+use crate::route::Phase;
 use crate::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
 use crate::trace::Walk;
 
@@ -96,13 +97,13 @@ pub(super) struct Routers {
 }
 
 impl Routers {
-    /// Whether what a router sees of a single token is wanted.
+    /// Whether what a router sees of the tokens of a batch that decodes is wanted.
     pub(super) fn want_input(&self, host: &Host) -> bool {
         self.walk.is_none() && (self.wants_scores || host.asks_routers())
     }
 
-    /// What the router of `layer` says of all of its experts for one token with the input `x`, `[n_expert]`. `None`
-    /// where nobody wants to know, or its router is not understood, or there is no input.
+    /// What the router of `layer` says of all of its experts for tokens with these inputs, `[n_tokens][n_expert]`. Nothing where
+    /// that is not wanted, or its router is not understood, or there are no inputs.
     ///
     /// # Safety
     /// `ids` is a live node that was computed: the router's choice.
@@ -111,31 +112,32 @@ impl Routers {
         host: &Host,
         layer: u16,
         ids: *mut ggml_tensor,
-        x: Option<&[f32]>,
+        inputs: &[&[f32]],
         n_expert: usize,
-    ) -> Option<Vec<f32>> {
+    ) -> Vec<f32> {
         if let Some(walk) = self.walk.as_ref().filter(|_| self.wants_scores) {
             return walk.scores(layer);
         }
         // SAFETY: by the caller.
-        if x.is_none()
+        if inputs.is_empty()
             || !self.want_input(host)
             || !(self.gates.knows(layer) || unsafe { gates::learn(&mut self.gates, layer, ids, n_expert) })
             || !self.wants_scores
         {
-            return None;
+            return Vec::new();
         }
-        let (_, mut scores) = self.of_later(&[layer], x).pop()?;
+        let of_tokens = self.of_later(&[layer], inputs).into_iter();
+        let mut scores: Vec<f32> = of_tokens.flatten().flat_map(|(_, scores)| scores).collect();
         as_recorded(&mut scores);
-        Some(scores)
+        scores
     }
 
-    /// The same of layers (ascending) that have not run, of those whose router is known.
-    pub(super) fn of_later(&mut self, layers: &[u16], x: Option<&[f32]>) -> Vec<(u16, Vec<f32>)> {
-        if let Some(walk) = &self.walk {
-            return layers.iter().filter_map(|&layer| Some((layer, walk.foretold(layer)?))).collect();
+    /// The same of layers (ascending) that have not run, of those whose router is known: for each token, by layer.
+    pub(super) fn of_later(&mut self, layers: &[u16], inputs: &[&[f32]]) -> Vec<ScoresBy<u16>> {
+        match &self.walk {
+            Some(walk) => walk.predicted(layers),
+            None => self.gates.scores_of(inputs, layers),
         }
-        x.map_or_else(Vec::new, |x| self.gates.scores(x, layers))
     }
 
     /// What a prompt's tokens are expected to use of the layer after `layer`: `input` are their inputs of the router of
@@ -203,17 +205,17 @@ impl Hierarchy {
     }
 
     /// A batch of so many tokens begins.
-    pub(super) fn begin_batch(&mut self, n_tokens: u32) {
-        self.host.begin_batch(n_tokens);
+    pub(super) fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
+        self.host.begin_batch(phase, n_tokens);
         self.tiers.iter_mut().for_each(|tier| tier.cache.begin_batch(n_tokens));
     }
 
     /// A batch was evaluated in so many seconds.
-    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
+    pub(super) fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
         let measured = self.host.reads().stats();
-        self.host.observer_mut().end_batch(n_tokens, seconds, &measured);
+        self.host.observer_mut().end_batch(phase, n_tokens, seconds, &measured);
         self.tiers.iter_mut().for_each(|tier| tier.end_batch(n_tokens));
-        self.host.end_batch(n_tokens, seconds);
+        self.host.end_batch(phase, n_tokens, seconds);
         if let Some(report) = self.host.latency.as_mut().and_then(Latency::take_news) {
             log::notice(format_args!("--target-latency is out of reach here: {report}"));
         }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use crate::options::KernelChoice;
+use crate::route::Phase;
 
 /// What a context is made for, and its graphs planned. ggml asks the device, not the context's backend, so it is said by thread.
 #[derive(Clone, Copy, Debug, Default)]
@@ -11,8 +12,8 @@ pub(super) struct Purpose {
     pub(super) kernels: KernelChoice,
     /// llama.cpp runs the model by itself: products of batches are taken from it.
     pub(super) takes_batches: bool,
-    /// What is evaluated are tokens that are generated, or judged one by one, and no prompt.
-    pub(super) decodes: bool,
+    /// Of the batch that is evaluated. A graph has no place for it.
+    pub(super) phase: Phase,
 }
 
 thread_local! {
@@ -34,7 +35,7 @@ impl Purpose {
     }
 }
 
-/// As [`Purpose::decodes`], of what this thread evaluates.
-pub(super) fn decodes() -> bool {
-    PURPOSE.get().is_some_and(|purpose| purpose.decodes)
+/// As [`Purpose::phase`], of what this thread evaluates.
+pub(super) fn phase() -> Phase {
+    PURPOSE.get().map_or(Phase::default(), |purpose| purpose.phase)
 }

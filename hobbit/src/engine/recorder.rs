@@ -67,8 +67,7 @@ impl Recorder {
     }
 
     /// A batch of so many tokens was evaluated, in so many seconds; `measured`: of all reads so far.
-    pub(super) fn end_batch(&mut self, n_tokens: u32, seconds: f64, measured: &LoadStats) {
-        let phase = if n_tokens == 1 { Phase::Decode } else { Phase::Prefill };
+    pub(super) fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64, measured: &LoadStats) {
         self.write(|writer| writer.batch(phase, n_tokens, seconds as f32));
         self.n_batches += 1;
         if self.n_batches.is_multiple_of(BATCHES_PER_MEASUREMENT) {
@@ -128,17 +127,19 @@ impl Observer for Recorder {
         self.writer.is_some()
     }
 
-    fn begin_layer(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>, waited: f64) {
+    fn begin_layer(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: &[f32], waited: f64) {
         if self.writer.is_none() {
             return;
         }
         let n_used = routing.n_used;
         self.record.clear(layer, n_used as u16);
         let mut shares = Vec::with_capacity(n_used);
+        let n_expert = scores.len() / routing.n_tokens.max(1);
         for token in 0..routing.n_tokens {
             let row = token * n_used..(token + 1) * n_used;
             shares.clear();
             shares.extend(row.clone().map(|at| routing.share_of_pair(at, weights)));
+            let scores = (n_expert > 0).then(|| &scores[token * n_expert..(token + 1) * n_expert]);
             self.record.push_token(&routing.ids[row], &shares, scores, N_UNSELECTED);
         }
         self.open = Some((Instant::now(), waited));
@@ -193,19 +194,24 @@ impl Observer for Recorder {
         self.write(|writer| writer.withdrawn(version, bytes));
     }
 
-    fn foretold(&mut self, distance: u8, scores: &[f32], n_used: usize) {
+    fn router_scores(&mut self, token: usize, distance: u8, scores: &[f32], n_used: usize) {
         if self.open.is_some() {
             let n = (scores.len() / 4).max(n_used) + N_BEYOND_A_QUARTER;
             top_k(scores, n.min(scores.len()), &mut self.best);
-            let prediction = |&expert: &u16| Prediction { distance, expert, score: scores[usize::from(expert)] };
+            let token = token as u16;
+            let prediction = |&expert: &u16| Prediction { token, distance, expert, score: scores[usize::from(expert)] };
             self.record.predictions.extend(self.best.iter().map(prediction));
         }
     }
 
     fn predicted(&mut self, predicted: &[Predicted]) {
         if self.open.is_some() {
-            let prediction =
-                |p: &Predicted| Prediction { distance: p.distance, expert: p.expert.index, score: p.score };
+            let prediction = |&Predicted { expert, score, distance, token }: &Predicted| Prediction {
+                token,
+                distance,
+                expert: expert.index,
+                score,
+            };
             self.record.predictions.extend(predicted.iter().map(prediction));
         }
     }

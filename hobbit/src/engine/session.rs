@@ -27,6 +27,7 @@ use super::sampling::Sampler;
 use crate::options::{SessionOptions, Token};
 use crate::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError};
 use crate::residency::Latency;
+use crate::route::Phase;
 use crate::stats::{
     CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
     peak_rss_bytes,
@@ -126,7 +127,7 @@ impl Session {
         }
         let n_backends = device::n_backends_made();
         let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.regime.stands_aside());
-        let purpose = Purpose { kernels, takes_batches, decodes: false };
+        let purpose = Purpose { kernels, takes_batches, phase: Phase::Prompt };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
         let n_ctx_of = |n_ctx: u32| if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx };

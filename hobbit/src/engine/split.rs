@@ -69,7 +69,7 @@ pub(super) unsafe fn ask(
     weights: impl FnOnce() -> Option<RouterValues>,
     scope: &str,
 ) -> Result<Option<RouterValues>, Failed> {
-    if !host.precisions.asks_weights(chosen.decodes()) {
+    if !host.precisions.asks_weights(chosen.phase()) {
         chosen.ask(&mut host.precisions, []);
         return Ok(None);
     }

@@ -187,7 +187,7 @@ pub(super) fn recording(
     };
     let mut events = vec![Event::Sequence];
     if n_prompt > 0 {
-        events.push(batch(Phase::Prefill, n_prompt));
+        events.push(batch(Phase::Prompt, n_prompt));
     }
     events.extend((0..n_decoded).map(|_| batch(Phase::Decode, 1)));
     let model = ModelDescription { name: shape.name.clone(), architecture: shape.architecture.clone(), layers };

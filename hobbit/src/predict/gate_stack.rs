@@ -137,6 +137,33 @@ impl GateStack {
         stack.into_iter().map(of_gate).collect()
     }
 
+    /// The same of several inputs, each of `width` floats: a row of the gates is multiplied by all of them while it is near.
+    pub fn scores_of(&mut self, inputs: &[&[f32]], layers: &[u16]) -> Vec<Vec<(u16, Vec<f32>)>> {
+        if let [x] = inputs {
+            return vec![self.scores(x, layers)];
+        }
+        let Self { gates, logits, width, .. } = self;
+        let mut all = vec![Vec::new(); inputs.len()];
+        if inputs.iter().any(|x| x.len() != *width) {
+            return all;
+        }
+        for (layer, gate) in layers.iter().filter_map(|layer| gates.get(layer).map(|gate| (*layer, gate))) {
+            let rows = gate.rows.rows();
+            let n_expert = rows.len() / (*width).max(1);
+            logits.clear();
+            logits.resize(n_expert * inputs.len(), 0.0);
+            for (expert, row) in rows.chunks_exact((*width).max(1)).enumerate() {
+                for (token, x) in inputs.iter().enumerate() {
+                    logits[token * n_expert + expert] = dot(row, x);
+                }
+            }
+            for (scores, logits) in all.iter_mut().zip(logits.chunks_exact(n_expert.max(1))) {
+                scores.push((layer, gate.probabilities(logits)));
+            }
+        }
+        all
+    }
+
     /// What the router of `layer` says about the input `x` of `width` floats. `false`, and `out` is as it was, where it is not known.
     pub fn judge(&mut self, x: &[f32], layer: u16, out: &mut RouterScores) -> bool {
         let Self { gates, logits, width, .. } = self;

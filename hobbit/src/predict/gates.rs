@@ -80,4 +80,8 @@ impl Predictor for Gates {
     fn begin_sequence(&mut self) {
         self.begin_token();
     }
+
+    fn fork(&self) -> Option<Box<dyn Predictor>> {
+        Some(Box::new(Self::cross_layer(self.shape.clone(), self.latest.len() as u8, self.percentile)))
+    }
 }

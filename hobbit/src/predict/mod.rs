@@ -13,7 +13,8 @@
 //! | [`Previous`] | | the same layer at the token before | any |
 //! | [`Oracle`] | | the future (simulator only) | any |
 //!
-//! Of a prompt's tokens, of which no single one is shown to a predictor, [`Popularity`] says what many of them will use.
+//! Each token of a decode batch has a predictor of its own ([`Lanes`]). Of a prompt's tokens, of which none is shown to a
+//! predictor, [`Popularity`] says what many of them will use.
 //!
 //! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Nobody looks beyond the
 //! last layer of a token.
@@ -22,6 +23,7 @@ mod ahead;
 mod gate_stack;
 mod gates;
 mod kind;
+mod lanes;
 mod path_table;
 mod popularity;
 mod recall;
@@ -36,6 +38,7 @@ pub use ahead::{Ahead, ahead};
 pub use gate_stack::{Gate, GateRows, GateStack, Gating, Groups, RouterScores};
 pub use gates::Gates;
 pub use kind::{PredictorKind, build};
+pub use lanes::Lanes;
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
 pub use popularity::{Popularity, sample};
 pub use recall::{Recall, RecallCounts};
@@ -55,6 +58,8 @@ pub struct Predicted {
     pub score: f32,
     /// MoE layers between the layer that predicted and the expert's; at least 1.
     pub distance: u8,
+    /// Which token of a decode batch is expected to use it; 0 for a single one.
+    pub token: u16,
 }
 
 /// Predictions for layer `target` of what `chosen` says: an expert and its score, as far as it lies in `0.0..=1.0`.
@@ -68,6 +73,7 @@ fn predicted<T>(
         expert: ExpertId { layer: target, index },
         score: score.clamp(0.0, 1.0),
         distance,
+        token: 0,
     })
 }
 
@@ -77,10 +83,10 @@ fn predicted<T>(
 /// - for each token, [`Predictor::begin_token`] comes first, then layers in the order in which they run: for each of
 ///   them [`Predictor::observe`] and, for predictors that ask for them, [`Predictor::scores`], before
 ///   [`Predictor::predict`];
-/// - only single tokens are shown; batches are not.
+/// - it is shown one token at a time: a batch that decodes has a predictor for each of its tokens ([`Lanes`]).
 ///
 /// A predictor guarantees that
-/// - predictions of one call are distinct experts of one layer, in range, in falling order of score, with scores in
+/// - predictions of one call, for one token, are distinct experts of one layer, in range, in falling order of score, with scores in
 ///   `0.0..=1.0`;
 /// - equal calls give equal answers: no randomness, no iteration in hash order;
 /// - layers it does not know, and scores that have not one entry per expert, lead to no prediction and to no panic.
@@ -110,4 +116,10 @@ pub trait Predictor: Send {
 
     /// A new sequence begins.
     fn begin_sequence(&mut self) {}
+
+    /// A predictor like this one that has seen no token yet, for another token of a batch; `None` where one predictor knows
+    /// all of them.
+    fn fork(&self) -> Option<Box<dyn Predictor>> {
+        None
+    }
 }

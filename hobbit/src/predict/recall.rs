@@ -45,7 +45,13 @@ impl Recall {
     /// `layer` is expected to use these of its experts, says the layer at `distance` before it. An empty prediction counts:
     /// as a miss of everything. What was announced before for the same layer and distance is forgotten.
     pub fn expect(&mut self, layer: u16, distance: u8, predicted: &[Predicted]) {
-        let experts = predicted.iter().filter(|p| p.expert.layer == layer).map(|p| p.expert.index).collect();
+        let mut experts: Vec<u16> = Vec::with_capacity(predicted.len());
+        for own in predicted.iter().filter(|own| own.expert.layer == layer) {
+            // Several tokens of a batch may be expected to use one expert.
+            if own.token == 0 || !experts.contains(&own.expert.index) {
+                experts.push(own.expert.index);
+            }
+        }
         self.expected.retain(|(own, at, _)| (*own, *at) != (layer, distance));
         self.expected.push((layer, distance, experts));
     }
@@ -102,7 +108,7 @@ mod tests {
     use crate::expert::ExpertId;
 
     fn predicted(layer: u16, experts: &[u16]) -> Vec<Predicted> {
-        let one = |&index| Predicted { expert: ExpertId { layer, index }, score: 0.5, distance: 1 };
+        let one = |&index| Predicted { expert: ExpertId { layer, index }, score: 0.5, distance: 1, token: 0 };
         experts.iter().map(one).collect()
     }
 

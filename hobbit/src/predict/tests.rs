@@ -127,7 +127,7 @@ fn previous_remembers_the_token_before() {
 #[test]
 fn the_oracle_is_always_right() {
     let token = |i: u16| vec![(1, vec![(i, 1.0)]), (2, vec![(i + 1, 0.6), (i + 2, 0.4)]), (5, vec![(7, 1.0)])];
-    let mut oracle = Oracle::new(shape(), (0..2).map(token));
+    let mut oracle = Oracle::new(shape(), (0..2).map(|i| vec![token(i)]));
     oracle.begin_token();
     assert_eq!(experts(&mut oracle, 1, 1), [(2, 1), (2, 2)]);
     assert!(experts(&mut oracle, 1, 2).is_empty(), "the trace has nothing for layer 4");
@@ -136,6 +136,34 @@ fn the_oracle_is_always_right() {
     assert_eq!(experts(&mut oracle, 1, 3), [(5, 7)]);
     oracle.begin_token();
     assert!(experts(&mut oracle, 1, 1).is_empty(), "the future is over");
+}
+
+#[test]
+fn each_token_of_a_batch_has_a_predictor_of_its_own() {
+    let mut lanes = Lanes::new(Box::new(Previous::new(shape())));
+    let show = |lanes: &mut Lanes, chosen: &[&[(u16, f32)]]| {
+        lanes.begin_batch(chosen.len());
+        for (token, chosen) in chosen.iter().enumerate() {
+            lanes.of_token(token).expect("a lane for each").observe(2, chosen);
+        }
+    };
+    show(&mut lanes, &[&[(1, 0.75), (2, 0.25)], &[(2, 0.5), (3, 0.5)]]);
+    lanes.begin_batch(2);
+    let named = |lanes: &mut Lanes| -> Vec<(u16, u16)> {
+        predict(lanes, 1, 1).iter().map(|p| (p.token, p.expert.index)).collect()
+    };
+    assert_eq!(named(&mut lanes), [(0, 1), (0, 2), (1, 2), (1, 3)]);
+    lanes.begin_batch(1);
+    assert_eq!(named(&mut lanes), [(0, 1), (0, 2)], "the others have no token");
+    show(&mut lanes, &[&[(5, 1.0)], &[(2, 1.0)], &[(3, 1.0)]]);
+    lanes.begin_batch(3);
+    assert_eq!(named(&mut lanes), [(0, 5), (1, 2), (2, 3)]);
+    // One that knows all tokens is asked for all of them.
+    let tokens = [vec![(2, vec![(1, 1.0)])], vec![(2, vec![(4, 1.0)])]];
+    let mut lanes = Lanes::new(Box::new(Oracle::new(shape(), std::iter::once(tokens.to_vec()))));
+    lanes.begin_batch(2);
+    assert!(lanes.of_token(1).is_none());
+    assert_eq!(named(&mut lanes), [(0, 1), (1, 4)]);
 }
 
 /// An expert is missing when none of its versions is resident.

@@ -38,36 +38,43 @@ impl Predictor for Previous {
     fn begin_sequence(&mut self) {
         self.chosen.iter_mut().for_each(Vec::clear);
     }
+
+    fn fork(&self) -> Option<Box<dyn Predictor>> {
+        Some(Box::new(Self::new(self.shape.clone())))
+    }
 }
 
 /// What one token will use: by layer, experts and their router weights in falling order.
 pub type FutureToken = Vec<(u16, Vec<(u16, f32)>)>;
 
 /// Predicts what the tokens of a trace did, for what a perfect predictor would be worth. [`Predictor::begin_token`] takes
-/// the next of them.
+/// the next batch of them.
 #[derive(Clone, Debug)]
 pub struct Oracle<I> {
     shape: PredictShape,
     future: I,
-    token: FutureToken,
+    tokens: Vec<FutureToken>,
 }
 
-impl<I: Iterator<Item = FutureToken> + Send> Oracle<I> {
-    /// `future` gives the tokens in order; after its end nothing is predicted.
+impl<I: Iterator<Item = Vec<FutureToken>> + Send> Oracle<I> {
+    /// `future` gives the tokens of each batch in order; after its end nothing is predicted.
     pub fn new(shape: PredictShape, future: I) -> Self {
-        Self { shape, future, token: FutureToken::new() }
+        Self { shape, future, tokens: Vec::new() }
     }
 }
 
-impl<I: Iterator<Item = FutureToken> + Send> Predictor for Oracle<I> {
+impl<I: Iterator<Item = Vec<FutureToken>> + Send> Predictor for Oracle<I> {
     fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>) {
         let Some((target, n_expert, _)) = self.shape.target(layer, distance) else { return };
-        let Some((_, chosen)) = self.token.iter().find(|(layer, _)| *layer == target) else { return };
-        let chosen = chosen.iter().filter(|(index, _)| *index < n_expert);
-        out.extend(predicted(target, distance, chosen, |chosen| *chosen));
+        for (token, layers) in (0..).zip(&self.tokens) {
+            let Some((_, chosen)) = layers.iter().find(|(layer, _)| *layer == target) else { continue };
+            let chosen = chosen.iter().filter(|(index, _)| *index < n_expert);
+            let of_token = predicted(target, distance, chosen, |chosen| *chosen);
+            out.extend(of_token.map(|predicted| Predicted { token, ..predicted }));
+        }
     }
 
     fn begin_token(&mut self) {
-        self.token = self.future.next().unwrap_or_default();
+        self.tokens = self.future.next().unwrap_or_default();
     }
 }

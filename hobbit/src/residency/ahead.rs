@@ -1,7 +1,7 @@
 //! Reads what the next layers are expected to use before they ask. Decisions are [`crate::predict`]'s and
 //! [`crate::load::prefetch`]'s; here is when they are made, and what becomes of them.
 //!
-//! For each layer of a single token: the router has chosen, reads for the layer itself are under way. The predictor
+//! For each layer of a batch that decodes: the router has chosen, reads for the layer itself are under way. The predictor
 //! sees the choice (and what the next layers' routers say about this layer's input), the experts that it names are
 //! shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
@@ -14,7 +14,8 @@ use crate::cache::{Acquired, Cache, SlotId};
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::load::prefetch::{Governor, Holdings, Link, Load, Prefetcher};
-use crate::predict::{Ahead, PredictShape, Predictor, Recall};
+use crate::predict::{Ahead, Lanes, PredictShape, Predictor, Recall};
+use crate::route::Phase;
 use crate::stats::{PrefetchReport, RecallReport};
 
 /// How to look ahead.
@@ -32,7 +33,7 @@ pub struct LookaheadOptions {
 
 /// What looks ahead, and what it knows.
 pub struct Lookahead {
-    pub(super) predictor: Box<dyn Predictor>,
+    pub(super) predictor: Lanes,
     pub(super) prefetcher: Prefetcher,
     governor: Governor,
     options: LookaheadOptions,
@@ -49,17 +50,17 @@ pub type ScoresBy<K> = Vec<(K, Vec<f32>)>;
 /// A layer that has not run: layers with experts until it, and its block number.
 pub type Later = (u8, u16);
 
-/// A layer's choice for a single token.
-pub struct TokenChoice<'a> {
-    /// Experts that it uses, and their weights, which sum to 1.
-    pub chosen: &'a [(u16, f32)],
-    /// Those that its router chose: the same unless it went elsewhere.
-    pub wanted: &'a [(u16, f32)],
+/// A layer's choice for the tokens of a batch that decodes.
+pub struct TokenChoices<'a> {
+    /// Of each token, the experts that it uses, and their weights, which sum to 1.
+    pub chosen: &'a [Vec<(u16, f32)>],
+    /// Those that its router chose: the same unless tokens were rerouted.
+    pub wanted: &'a [Vec<(u16, f32)>],
     /// What the layer takes beside waits for reads, where that is known; otherwise it is measured.
     pub layer_seconds: Option<f64>,
-    /// What later routers, each named by distance and layer, say about this layer's input: the distance and `[n_expert]` of
-    /// those that are known. Asked once, for all of them.
-    pub scores: &'a mut dyn FnMut(&[Later]) -> ScoresBy<u8>,
+    /// What later routers, each named by distance and layer, say about this layer's input, for each token: the distance and
+    /// `[n_expert]` of those that are known. Asked once, for all of them.
+    pub scores: &'a mut dyn FnMut(&[Later]) -> Vec<ScoresBy<u8>>,
 }
 
 /// What is in slots, for whoever copies it elsewhere.
@@ -79,7 +80,7 @@ impl Lookahead {
         governor: Governor,
         options: LookaheadOptions,
     ) -> Self {
-        let (recall, before) = (Recall::default(), (0.0, 0, 0.0));
+        let (recall, before, predictor) = (Recall::default(), (0.0, 0, 0.0), Lanes::new(predictor));
         Self { predictor, prefetcher, governor, options, recall, chose: None, before }
     }
 
@@ -101,12 +102,15 @@ impl Lookahead {
     fn show(
         &mut self,
         layer: u16,
-        token: &mut TokenChoice,
+        tokens: &mut TokenChoices,
         observer: &mut impl Observer,
         lower: &dyn Fn(u16, &mut [f32], usize),
     ) {
-        self.recall.observe(layer, token.chosen);
-        self.predictor.observe(layer, token.wanted);
+        self.predictor.set_width(tokens.wanted.len());
+        self.recall.observe(layer, &union(tokens.chosen));
+        for (token, wanted) in tokens.wanted.iter().enumerate() {
+            self.predictor.of_token(token).into_iter().for_each(|lane| lane.observe(layer, wanted));
+        }
         if self.predictor.needs_scores() {
             // Routers' products take time, which is saved while nobody asks for them.
             if self.governor.has_given_up() && !observer.is_watching() {
@@ -114,11 +118,14 @@ impl Lookahead {
             }
             let target = |distance| self.options.shape.target(layer, distance).map(|(target, ..)| (distance, target));
             let targets: Vec<(u8, u16)> = (1..=self.options.distance_max).map_while(target).collect();
-            for (distance, mut scores) in (token.scores)(&targets) {
-                let Some((target, _, n_used)) = self.options.shape.target(layer, distance) else { continue };
-                observer.foretold(distance, &scores, usize::from(n_used));
-                lower(target, &mut scores, usize::from(n_used));
-                self.predictor.scores(layer, distance, &scores);
+            for (token, scores) in (tokens.scores)(&targets).into_iter().enumerate() {
+                for (distance, mut scores) in scores {
+                    let Some((target, _, n_used)) = self.options.shape.target(layer, distance) else { continue };
+                    observer.router_scores(token, distance, &scores, usize::from(n_used));
+                    lower(target, &mut scores, usize::from(n_used));
+                    let lane = self.predictor.of_token(token);
+                    lane.into_iter().for_each(|lane| lane.scores(layer, distance, &scores));
+                }
             }
         } else if observer.is_watching() {
             // Of every layer in reach, not only of those that are looked at.
@@ -140,7 +147,7 @@ impl Lookahead {
         elsewhere: &dyn Fn(Version) -> bool,
     ) -> Ahead {
         let held = HostHoldings { cache, staging, layout, shape: &self.options.shape, elsewhere };
-        let ahead = self.prefetcher.look_ahead(&mut *self.predictor, layer, self.options.distance_max, &held);
+        let ahead = self.prefetcher.look_ahead(&mut self.predictor, layer, self.options.distance_max, &held);
         for distance in 1..=ahead.depth {
             if let Some((target, ..)) = self.options.shape.target(layer, distance) {
                 let predicted: Vec<_> = ahead.of_layer(target).copied().collect();
@@ -151,8 +158,19 @@ impl Lookahead {
     }
 }
 
+/// What the tokens of a batch chose, each expert once.
+fn union(tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, f32)> {
+    let mut all: Vec<(u16, f32)> = Vec::new();
+    for (index, weight) in tokens.iter().flatten() {
+        if tokens.len() == 1 || all.iter().all(|(own, _)| own != index) {
+            all.push((*index, *weight));
+        }
+    }
+    all
+}
+
 impl<R: Reads, O: Observer> Residency<R, O> {
-    /// Whether anybody looks ahead of single tokens: not where these use only what is there.
+    /// Whether tokens are looked ahead of while they are decoded: not where they use only what is there.
     pub fn looks_ahead(&self) -> bool {
         self.lookahead.is_some() && self.virtual_experts.is_none()
     }
@@ -162,24 +180,24 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.lookahead.as_ref().is_some_and(|lookahead| lookahead.predictor.needs_scores())
     }
 
-    /// The router of a layer has chosen for a single token, and `step` is what was made of it: shields what comes next
-    /// from eviction, and reads what is worth it. `elsewhere`: whether a version is on a device.
-    pub fn foresee(&mut self, step: &LayerStep, mut token: TokenChoice, elsewhere: &dyn Fn(Version) -> bool) {
+    /// The router of a layer has chosen for the tokens of a batch that decodes, and `step` is what was made of it: shields what
+    /// comes next from eviction, and reads what is worth it. `elsewhere`: whether a version is on a device.
+    pub fn predict(&mut self, step: &LayerStep, mut tokens: TokenChoices, elsewhere: &dyn Fn(Version) -> bool) {
         let (waited, queued_bytes) = self.queued();
         let Self { lookahead: Some(lookahead), cache, staging, layout, observer, reads, counters, .. } = self else {
             return;
         };
         let (rerouting, upgrades) = (&self.rerouting, &self.upgrades);
         let layer = step.layer;
-        lookahead.time(layer, reads.seconds(), counters.wait_seconds, token.layer_seconds);
+        lookahead.time(layer, reads.seconds(), counters.wait_seconds, tokens.layer_seconds);
         let lower = |target: u16, scores: &mut [f32], n_used: usize| {
             let is_present = |index| present(cache, upgrades, rerouting, ExpertId { layer: target, index }, elsewhere);
-            rerouting.foretell(scores, n_used, &is_present);
+            rerouting.lower_missing(scores, n_used, &is_present);
         };
-        lookahead.show(layer, &mut token, observer, &lower);
+        lookahead.show(layer, &mut tokens, observer, &lower);
         let used: Vec<Version> = step.versions().collect();
         lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
-        let settled = lookahead.prefetcher.settle(layer, token.chosen, &used, waited > 0);
+        let settled = lookahead.prefetcher.settle(layer, tokens.chosen, &used, waited > 0);
         lookahead.governor.account(settled.saved_seconds, settled.delayed_seconds);
         let ahead = lookahead.look(layer, cache, staging, layout, elsewhere);
         cache.unshield_all();
@@ -265,7 +283,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     /// A batch is over.
-    pub(super) fn lookahead_end_batch(&mut self, n_tokens: u32, seconds: f64) {
+    pub(super) fn lookahead_end_batch(&mut self, phase: Phase, seconds: f64) {
         let Some(lookahead) = &mut self.lookahead else { return };
         let stats = self.reads.stats();
         let now = (self.counters.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
@@ -273,7 +291,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lookahead.prefetcher.estimates.observe_load(now.1 - bytes, now.2 - busy);
         lookahead.chose = None;
         lookahead.recall.forget_expected();
-        if n_tokens == 1 {
+        if phase.is_decode() {
             lookahead.governor.end_token(if lookahead.options.compares_tokens { seconds } else { now.0 - waited });
         }
         lookahead.prefetcher.abandon();
@@ -299,7 +317,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn ask_ahead<T>(&mut self, ask: impl FnOnce(Slots, &mut dyn Predictor, &PredictShape, u8) -> T) -> Option<T> {
         let lookahead = self.lookahead.as_mut().filter(|lookahead| lookahead.governor.is_on())?;
         let slots = Slots { cache: &self.cache, layout: &self.layout };
-        Some(ask(slots, &mut *lookahead.predictor, &lookahead.options.shape, lookahead.options.distance_max))
+        Some(ask(slots, &mut lookahead.predictor, &lookahead.options.shape, lookahead.options.distance_max))
     }
 
     /// Pins a version that is complete in a slot, until the slot is given to [`Residency::unpin`]. `None` where it is

@@ -7,7 +7,8 @@ use super::{NeededExpert, Observer, Reads, Residency};
 use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceId, Version};
 use crate::options::Knob;
-use crate::route::{Rerouted, Routing, resolve};
+use crate::predict::Predictor;
+use crate::route::{Phase, Rerouted, Routing, resolve};
 use crate::stats::{LayerStats, PrecisionCounts, RerouteCounts};
 
 /// Counted since a residency was made.
@@ -61,27 +62,27 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     /// A batch begins.
-    pub fn begin_batch(&mut self, n_tokens: u32) {
-        if !self.begin_virtual_batch(n_tokens) {
-            self.pause_filling(n_tokens);
+    pub fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
+        if !self.begin_virtual_batch(phase) {
+            self.pause_filling(phase);
         }
         self.cache.begin_batch(n_tokens);
         if let Some(lookahead) = &mut self.lookahead {
-            lookahead.predictor.begin_token();
+            lookahead.predictor.begin_batch(if phase.is_decode() { n_tokens as usize } else { 1 });
         }
     }
 
     /// A batch of so many tokens was evaluated, in so many seconds: the next token begins.
-    pub fn end_batch(&mut self, n_tokens: u32, seconds: f64) {
+    pub fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
         self.counters.layer = 0;
-        self.lookahead_end_batch(n_tokens, seconds);
+        self.lookahead_end_batch(phase, seconds);
         self.cache.end_batch(n_tokens);
         self.upgrades.may_start = true;
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
         }
-        self.end_virtual_batch(n_tokens, seconds);
-        if n_tokens == 1 {
+        self.end_virtual_batch(phase, n_tokens, seconds);
+        if phase.is_decode() {
             if let Some(latency) = &mut self.latency {
                 latency.end_token(seconds);
                 *match latency.knob() {
@@ -101,7 +102,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy.
+    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy: once per token.
     pub fn tell_scores(&mut self, layer: u16, scores: &[f32]) {
         self.cache.scores(layer, scores);
     }
@@ -112,7 +113,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     /// Notes which layer is computed, and tells who looks on.
-    pub(super) fn begin_record(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>) {
+    pub(super) fn begin_record(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: &[f32]) {
         self.counters.layer = layer;
         self.observer.begin_layer(layer, routing, weights, scores, self.counters.wait_seconds);
     }

@@ -12,7 +12,7 @@ use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId};
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::{LoadClass, LoadStats};
 use crate::options::{PrecisionMode, PrecisionOptions};
-use crate::route::Thresholds;
+use crate::route::{Phase, Thresholds};
 
 /// The matrices of every expert.
 pub(super) const KINDS: [SliceKind; 3] = [SliceKind::Gate, SliceKind::Up, SliceKind::Down];
@@ -233,5 +233,12 @@ impl Small {
 
 /// A step's split of all matrices.
 pub(super) fn split(small: &Small, layer: u16, n_used: usize) -> Split<'static> {
-    Split { layer, n_expert: small.n_expert.into(), n_used, kinds: &KINDS, key: usize::from(layer), decodes: true }
+    Split {
+        layer,
+        n_expert: small.n_expert.into(),
+        n_used,
+        kinds: &KINDS,
+        key: usize::from(layer),
+        phase: Phase::Decode,
+    }
 }

@@ -2,10 +2,10 @@
 
 use super::step::{Asked, Choices, Elsewhere, LayerStep, Need};
 use super::wanted::Wanted;
-use super::{Observer, Precisions, Reads, Residency, ScoresBy, TokenChoice};
+use super::{Observer, Precisions, Reads, Residency, ScoresBy, TokenChoices};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::Popularity;
-use crate::route::{Choice, Demand, Rerouted, Routing, TokenScores, Weighing, reroute};
+use crate::route::{Choice, Demand, Phase, Rerouted, Routing, TokenScores, Weighing, reroute};
 
 /// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -23,8 +23,8 @@ pub struct Split<'a> {
     pub kinds: &'a [SliceKind],
     /// Tells one choice of the layer from another: a layer that comes in several splits has the same in each.
     pub key: usize,
-    /// These are tokens that are generated, or judged one by one, and no prompt.
-    pub decodes: bool,
+    /// What the batch is evaluated for.
+    pub phase: Phase,
 }
 
 /// What is known of the router of a layer that has chosen.
@@ -48,7 +48,7 @@ pub struct Chosen {
     pub routing: Routing,
     /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
     pub weights: Vec<f32>,
-    /// The same of a single token in exact mode, as far as somebody wanted to know.
+    /// The same of a batch that decodes in exact mode, where scores are known.
     known: Vec<f32>,
     /// Each expert's share of the weights, by expert index: a token's sum to 1.
     pub(super) shares: Vec<f32>,
@@ -59,8 +59,7 @@ pub struct Chosen {
     pub expected: Popularity,
     /// What the router chose, if tokens have been sent elsewhere.
     wanted: Option<Wanted>,
-    /// As [`Split::decodes`].
-    decodes: bool,
+    phase: Phase,
     /// What is asked of each expert, by expert index.
     pub demands: Vec<Demand>,
     /// Layer and key of the choice that was decided last.
@@ -96,7 +95,7 @@ impl Chosen {
             self.weights.clear();
             self.wanted = None;
         }
-        self.decodes = split.decodes;
+        self.phase = split.phase;
         self.known.clear();
         self.shares.clear();
         self.expected.clear();
@@ -117,19 +116,20 @@ impl Chosen {
         self.decided.map_or(0, |(layer, _)| layer)
     }
 
-    /// Whether it is a single token's.
-    pub fn is_single(&self) -> bool {
-        self.routing.n_tokens == 1
+    /// What the batch is evaluated for.
+    pub fn phase(&self) -> Phase {
+        self.phase
     }
 
-    /// As [`Split::decodes`].
-    pub fn decodes(&self) -> bool {
-        self.decodes
+    /// Whether it is the first split of a layer of a batch that decodes: what concerns each token is then told to policies and
+    /// predictors.
+    pub fn decodes_anew(&self) -> bool {
+        self.phase.is_decode() && !self.is_again
     }
 
     /// Whether experts that are missing may be replaced here by others.
     pub fn may_reroute<R: Reads, O: Observer>(&self, residency: &Residency<R, O>) -> bool {
-        !self.is_again && !residency.rerouting.is_off() && (self.decodes || residency.reroutes_prompts)
+        !self.is_again && !residency.rerouting.is_off() && (self.phase.is_decode() || residency.reroutes_prompts)
     }
 
     /// The router's `weights` of its own choice, `[n_tokens][n_used]`, and its `input`, `[n_tokens][width]`, where that is known: for
@@ -215,7 +215,7 @@ impl Chosen {
     pub fn ask(&mut self, precisions: &mut Precisions, weights: impl IntoIterator<Item = f32>) {
         self.weights.clear();
         self.weights.extend(weights);
-        precisions.demands(&self.routing, &self.weights, self.n_expert, self.decodes, &mut self.demands);
+        precisions.demands(&self.routing, &self.weights, self.n_expert, self.phase, &mut self.demands);
     }
 
     /// As it was recorded: the experts in the order of need, each once, and each one's share of the weights, by expert
@@ -239,18 +239,17 @@ impl Chosen {
         self.shares.get(usize::from(expert)).copied().unwrap_or(0.0)
     }
 
-    /// A single token's experts and their shares.
-    pub fn of_token(&self) -> Vec<(u16, f32)> {
-        self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()
+    /// Each token's experts and their shares, which sum to 1.
+    pub fn tokens(&self) -> Vec<Vec<(u16, f32)>> {
+        match self.routing.n_tokens {
+            1 => vec![self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()],
+            _ => self.routing.tokens(self.known_weights()),
+        }
     }
 
-    /// The same of the experts that its router chose, wherever it went.
-    fn wanted_of_token(&self) -> Vec<(u16, f32)> {
-        let share = |wanted: &Wanted, index: u16| (index, wanted.shares[usize::from(index)]);
-        match &self.wanted {
-            Some(wanted) => wanted.routing.needed.iter().map(|&index| share(wanted, index)).collect(),
-            None => self.of_token(),
-        }
+    /// The same of the experts that its router chose, where tokens were rerouted.
+    fn wanted_tokens(&self) -> Option<Vec<Vec<(u16, f32)>>> {
+        self.wanted.as_ref().map(|wanted| wanted.routing.tokens(&wanted.weights))
     }
 
     /// The layer's tokens are counted, once: before anything is told of them. [`Chosen::begin`] does so where nobody has.
@@ -262,20 +261,21 @@ impl Chosen {
     }
 
     /// Begins the split: versions are chosen, slots given, reads submitted. `scores`: what the router says of all
-    /// experts for a single token, `[n_expert]`, if somebody wants to know.
+    /// experts, `[n_tokens][n_expert]`; empty where that is not known.
     pub fn begin<R: Reads, O: Observer>(
         &mut self,
         residency: &mut Residency<R, O>,
-        scores: Option<&[f32]>,
+        scores: &[f32],
         elsewhere: &Elsewhere,
     ) -> LayerStep {
         let layer = self.layer();
         self.enter(residency);
         if !self.is_again {
-            if let Some(scores) = scores {
+            let ids = self.routing.ids.chunks(self.routing.n_used.max(1));
+            for (scores, ids) in scores.chunks_exact(self.n_expert.max(1)).zip(ids) {
                 residency.tell_scores(layer, scores);
                 if self.wanted.is_none() {
-                    self.known.extend(self.routing.ids.iter().map(|&id| scores[usize::from(id)]));
+                    self.known.extend(ids.iter().map(|&id| scores[usize::from(id)]));
                 }
             }
             let (routing, weights) = self.wanted();
@@ -318,28 +318,32 @@ impl Chosen {
 
     /// Whether the next layer will need nearly all of its experts, too: they are read ahead.
     pub fn is_dense(&self) -> bool {
-        !self.is_single() && self.routing.needed.len() * 10 >= self.n_expert * DENSE_TENTHS
+        self.routing.n_tokens > 1 && self.routing.needed.len() * 10 >= self.n_expert * DENSE_TENTHS
     }
 
-    /// Of a single token's layer, once: looks ahead, and reads what is worth it. `scores`: what the routers of later
-    /// layers say about this layer's input: the layer and `[n_expert]` of those that are known. `is_elsewhere`: whether a version is on a
-    /// device.
-    pub fn foresee<R: Reads, O: Observer>(
+    /// Of a layer of a batch that decodes, once: looks ahead, and reads what is worth it. `scores`: what the routers of later
+    /// layers say about this layer's input, for each token: the layer and `[n_expert]` of those that are known. `is_elsewhere`:
+    /// whether a version is on a device.
+    pub fn predict<R: Reads, O: Observer>(
         &self,
         residency: &mut Residency<R, O>,
         step: &LayerStep,
-        scores: &mut dyn FnMut(&[u16]) -> ScoresBy<u16>,
+        scores: &mut dyn FnMut(&[u16]) -> Vec<ScoresBy<u16>>,
         is_elsewhere: &dyn Fn(Version) -> bool,
     ) {
-        if self.is_single() && !self.is_again && residency.looks_ahead() {
-            let chosen = &self.of_token();
+        if self.decodes_anew() && residency.looks_ahead() {
+            let chosen = &self.tokens();
             let scores = &mut |targets: &[(u8, u16)]| {
                 let layers: Vec<u16> = targets.iter().map(|(_, layer)| *layer).collect();
                 let distance = |layer| targets.iter().find(|(_, own)| *own == layer).map(|(distance, _)| *distance);
-                scores(&layers).into_iter().filter_map(|(layer, scores)| Some((distance(layer)?, scores))).collect()
+                let by_distance = |scores: ScoresBy<u16>| {
+                    scores.into_iter().filter_map(|(layer, scores)| Some((distance(layer)?, scores))).collect()
+                };
+                scores(&layers).into_iter().map(by_distance).collect()
             };
-            let wanted = &self.wanted_of_token();
-            residency.foresee(step, TokenChoice { chosen, wanted, layer_seconds: None, scores }, is_elsewhere);
+            let rerouted = self.wanted_tokens();
+            let wanted = rerouted.as_ref().unwrap_or(chosen);
+            residency.predict(step, TokenChoices { chosen, wanted, layer_seconds: None, scores }, is_elsewhere);
         }
     }
 
@@ -357,6 +361,6 @@ impl Chosen {
     /// The split has been computed: its experts may be evicted again.
     pub fn end<R: Reads, O: Observer>(&self, residency: &mut Residency<R, O>, step: LayerStep) {
         let is_last = self.kinds.len() >= residency.layout().kinds(step.layer).len();
-        residency.end(step, self.is_single() && is_last);
+        residency.end(step, self.phase.is_decode() && is_last);
     }
 }

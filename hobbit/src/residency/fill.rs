@@ -5,6 +5,7 @@ use super::{Observer, Reads, Residency};
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, Version};
 use crate::load::LoadClass;
+use crate::route::Phase;
 
 /// Between two tokens, at most so many bytes are lined up.
 const BETWEEN_TOKENS_BYTES: u64 = 16 << 20;
@@ -68,8 +69,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     /// An evaluation begins: the disk, and the memory that slots have yet to be given, are for what it needs.
-    pub(super) fn pause_filling(&mut self, n_tokens: u32) {
-        if n_tokens > 1 || !self.fill.is_little {
+    pub(super) fn pause_filling(&mut self, phase: Phase) {
+        if !phase.is_decode() || !self.fill.is_little {
             self.stop_filling(None);
         }
     }

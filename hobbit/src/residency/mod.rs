@@ -51,7 +51,7 @@ mod virtual_experts;
 mod waiting;
 mod wanted;
 
-pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoice};
+pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoices};
 pub use books::Counters;
 pub use chosen::{Chosen, RouterSays, Split};
 pub use latency::{Latency, LatencyOptions};

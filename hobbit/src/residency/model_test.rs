@@ -15,7 +15,7 @@ use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceKind};
 use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
-use crate::route::{Thresholds, resolve};
+use crate::route::{Phase, Thresholds, resolve};
 
 /// What happens next.
 #[derive(Clone, Debug)]
@@ -104,8 +104,8 @@ impl Model {
             }
             Call::Refuse(n) => self.residency.reads_mut().refuses = *n,
             Call::EndBatch(n_tokens) => {
-                self.residency.end_batch(*n_tokens, 0.1);
-                self.residency.begin_batch(*n_tokens);
+                self.residency.end_batch(Phase::of(*n_tokens as usize, true), *n_tokens, 0.1);
+                self.residency.begin_batch(Phase::of(*n_tokens as usize, true), *n_tokens);
             }
             Call::BeginSequence => self.residency.begin_sequence(),
             Call::Idle => self.residency.idle(),
@@ -152,7 +152,7 @@ impl Model {
         let expected = (!chosen.is_again()).then(|| self.expected(&chosen, layer, &is_elsewhere));
         let before = self.residency.counters();
         let elsewhere = Elsewhere { has: &is_elsewhere, ..Elsewhere::NOTHING };
-        let step = chosen.begin(&mut self.residency, None, &elsewhere);
+        let step = chosen.begin(&mut self.residency, &[], &elsewhere);
         let after = self.residency.counters();
         match &expected {
             Some((precisions, hits)) => {
@@ -172,7 +172,7 @@ impl Model {
             *self.pins.entry((version, slot)).or_default() += 1;
         }
         self.check();
-        chosen.foresee(&mut self.residency, &step, &mut |_| Vec::new(), &is_elsewhere);
+        chosen.predict(&mut self.residency, &step, &mut |_| Vec::new(), &is_elsewhere);
         self.check();
         let most = if let How::GivenUp(n) = how { n } else { usize::MAX };
         let is_whole = self.products(&step, kinds, most);

@@ -29,9 +29,9 @@ pub trait Observer {
         true
     }
 
-    /// A layer runs: what its router chose for each token, `weights` `[n_tokens][n_used]` where they are known, and of
-    /// a single token the router's `scores` `[n_expert]`. `waited`: seconds of waiting for reads so far.
-    fn begin_layer(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: Option<&[f32]>, waited: f64) {
+    /// A layer runs: what its router chose for each token, `weights` `[n_tokens][n_used]` and the router's `scores`
+    /// `[n_tokens][n_expert]` where they are known, else empty. `waited`: seconds of waiting for reads so far.
+    fn begin_layer(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: &[f32], waited: f64) {
         let _ = (layer, routing, weights, scores, waited);
     }
 
@@ -65,10 +65,10 @@ pub trait Observer {
         let _ = version;
     }
 
-    /// The router of a layer at a `distance` of layers with experts says this about the running layer's input,
+    /// The router of a layer at a `distance` of layers with experts says this about the running layer's input of a token,
     /// `[n_expert]`; `n_used` of them will be chosen.
-    fn foretold(&mut self, distance: u8, scores: &[f32], n_used: usize) {
-        let _ = (distance, scores, n_used);
+    fn router_scores(&mut self, token: usize, distance: u8, scores: &[f32], n_used: usize) {
+        let _ = (token, distance, scores, n_used);
     }
 
     /// A predictor that works without scores expects these.

@@ -4,9 +4,7 @@ use std::collections::HashSet;
 
 use crate::expert::ExpertId;
 use crate::options::{PrecisionMode, PrecisionOptions};
-use crate::route::{
-    DECODE_TOKENS_MAX, Demand, Routing, Thresholds, lower_least_popular, merge, renormalise, unimportance,
-};
+use crate::route::{Demand, Phase, Routing, Thresholds, lower_least_popular, merge, renormalise, unimportance};
 
 /// Decides demands. One per model; sessions share it.
 #[derive(Clone, Debug)]
@@ -40,9 +38,9 @@ impl Precisions {
         self.mode == PrecisionMode::Exact
     }
 
-    /// Whether the router's weights decide anything. `decodes`: as [`super::Split::decodes`].
-    pub fn asks_weights(&self, decodes: bool) -> bool {
-        !self.is_exact() || self.drop > 0.0 && decodes
+    /// Whether the router's weights decide anything.
+    pub fn asks_weights(&self, phase: Phase) -> bool {
+        !self.is_exact() || self.drop > 0.0 && phase.is_decode()
     }
 
     /// T1 = 0 loads nothing in high precision.
@@ -50,26 +48,26 @@ impl Precisions {
         self.is_exact() || self.thresholds.t1 > 0.0
     }
 
-    /// Demands of one layer's experts, by expert index; `decodes`: as [`super::Split::decodes`]; `weights` are the router's, `[n_tokens][n_used]`, with their
-    /// sign. Of a few tokens (up to [`DECODE_TOKENS_MAX`]) an expert is wanted as that one wants it that wants the most; of
-    /// more, the least popular ones are lowered besides; where HOBBIT's scorer is on, none that a token ranks first.
+    /// Demands of one layer's experts, by expert index; `weights` are the router's, `[n_tokens][n_used]`, with their sign. An
+    /// expert is wanted as the token wants it that wants it most; of a prompt, the least popular ones are lowered besides; where
+    /// HOBBIT's scorer is on, none that a token ranks first.
     pub fn demands(
         &mut self,
         routing: &Routing,
         weights: &[f32],
         n_expert: usize,
-        decodes: bool,
+        phase: Phase,
         out: &mut Vec<Demand>,
     ) {
         out.clear();
-        if !self.asks_weights(decodes) {
+        if !self.asks_weights(phase) {
             out.resize(n_expert, Demand::High);
             return;
         }
-        let (is_exact, drop) = (self.is_exact(), if decodes { self.drop } else { 0.0 });
+        let (is_exact, drop) = (self.is_exact(), if phase.is_decode() { self.drop } else { 0.0 });
         out.resize(n_expert, Demand::Skip);
         let n_used = routing.n_used.max(1);
-        let is_prompt = routing.n_tokens > DECODE_TOKENS_MAX;
+        let is_prompt = phase == Phase::Prompt;
         // With T1 = 1 it is off, and popularity alone decides: Fate as it was published.
         let is_scored = self.thresholds.t1 < 1.0;
         self.is_first.clear();
@@ -115,13 +113,13 @@ mod tests {
     use super::Demand::{High, Low, Skip};
     use super::*;
 
-    /// What tokens with these experts and weights are asked for, of eight experts.
+    /// What tokens with these experts and weights are asked for, of eight experts: nine are a prompt.
     fn demands(precisions: &mut Precisions, tokens: &[[(u16, f32); 2]]) -> Vec<Demand> {
         let mut routing = Routing::default();
         let all = || tokens.iter().flatten();
         routing.set(all().map(|(index, _)| (*index).into()), 2, 8).unwrap();
-        let mut out = Vec::new();
-        precisions.demands(&routing, &all().map(|(_, weight)| *weight).collect::<Vec<_>>(), 8, true, &mut out);
+        let (mut out, phase) = (Vec::new(), Phase::of(tokens.len(), tokens.len() < 9));
+        precisions.demands(&routing, &all().map(|(_, weight)| *weight).collect::<Vec<_>>(), 8, phase, &mut out);
         out
     }
 
@@ -173,7 +171,7 @@ mod tests {
         let mut routing = Routing::default();
         routing.set([0, 1].into_iter(), 2, 2).unwrap();
         let mut out = Vec::new();
-        exact.demands(&routing, &[0.7, 0.3], 2, false, &mut out);
+        exact.demands(&routing, &[0.7, 0.3], 2, Phase::Prompt, &mut out);
         assert_eq!(out, [High; 2], "a prompt");
         let with_low = &mut dynamic(0.6, 1.0, None);
         with_low.drop = 0.7;

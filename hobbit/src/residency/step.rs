@@ -240,7 +240,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.submit(LoadClass::on_demand(version.precision), reads);
     }
 
-    /// Ends a step: its experts may be evicted again. `may_upgrade`: it was one token's, and its layer's last.
+    /// Ends a step: its experts may be evicted again. `may_upgrade`: it was decoded, and its layer's last.
     pub(super) fn end(&mut self, step: LayerStep, may_upgrade: bool) {
         let pinned = self.end_pinned(step);
         self.unpin(pinned);

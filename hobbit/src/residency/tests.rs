@@ -5,7 +5,7 @@ use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceKind};
 use crate::load::LoadClass;
-use crate::route::Thresholds;
+use crate::route::{Phase, Thresholds};
 use SliceKind::{Down, Gate, Up};
 
 type Toy = Residency<ByHand, ()>;
@@ -21,7 +21,7 @@ fn begin(toy: &mut Toy, small: &Small, chosen: &mut Chosen, layer: u16, tokens: 
     chosen.set(&split(small, layer, n_used), ids).unwrap();
     let weights = if toy.precisions.is_exact() { Vec::new() } else { vec![1.0; tokens.len() * n_used] };
     chosen.ask(&mut toy.precisions, weights);
-    chosen.begin(toy, None, &Elsewhere::NOTHING)
+    chosen.begin(toy, &[], &Elsewhere::NOTHING)
 }
 
 /// Lands everything that a step waits for, and ends it.
@@ -111,7 +111,7 @@ fn a_layer_in_two_splits_is_decided_once_whoever_comes_between() {
         if !chosen.is_again() {
             chosen.ask(&mut toy.precisions, []);
         }
-        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
         finish_kinds(toy, chosen, step, kinds);
     };
     part(&mut toy, &mut one, &[Gate, Up]);
@@ -168,7 +168,7 @@ fn what_most_tokens_are_expected_to_use_is_read_ahead_first() {
         chosen.set(&split(&small, 0, 3), 0..9).unwrap();
         chosen.ask(&mut toy.precisions, []);
         expected.iter().for_each(|token| chosen.expected.add(*token));
-        let step = chosen.begin(&mut toy, None, &Elsewhere::NOTHING);
+        let step = chosen.begin(&mut toy, &[], &Elsewhere::NOTHING);
         let gates = waiting(&toy)
             .into_iter()
             .filter(|(class, _, kind, _)| *class == LoadClass::ReadAhead && *kind == Some(Gate));
@@ -188,14 +188,14 @@ fn a_prompts_uses_are_its_tokens() {
     let small = Small { n_layers: 1, policy: PolicyKind::Lfu, ..Small::default() };
     let (mut toy, mut chosen) = (small.residency(), Chosen::default());
     // Two ubatches: expert 0 is used by three tokens, expert 1 by one and by one more later.
-    toy.begin_batch(4);
+    toy.begin_batch(Phase::Prompt, 4);
     run(&mut toy, &small, &mut chosen, 0, &[&[0], &[0], &[1]]);
     run(&mut toy, &small, &mut chosen, 0, &[&[0]]);
-    toy.end_batch(4, 0.1);
+    toy.end_batch(Phase::Prompt, 4, 0.1);
     for expert in [1, 2] {
-        toy.begin_batch(1);
+        toy.begin_batch(Phase::Decode, 1);
         run(&mut toy, &small, &mut chosen, 0, &[&[expert]]);
-        toy.end_batch(1, 0.1);
+        toy.end_batch(Phase::Decode, 1, 0.1);
     }
     let is_resident = [0, 1, 2].map(|index| toy.cache().is_complete(high(0, index)));
     assert_eq!(is_resident, [true, false, true], "three uses of five tokens are more than two");
@@ -230,7 +230,7 @@ fn weights_and_residents_decide_the_precision() {
     let mut used = |toy: &mut Toy, ids: [i32; 3], weights: [f32; 3]| {
         chosen.set(&split(&small, 0, 3), ids.into_iter()).unwrap();
         chosen.ask(&mut toy.precisions, weights);
-        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
         let used: Vec<_> = step.used.iter().map(|used| (used.index, used.precision)).collect();
         let skipped = step.skipped.clone();
         assert_eq!(chosen.leaves_out(&step), !skipped.is_empty());
@@ -294,12 +294,12 @@ fn one_upgrade_a_token_while_nothing_is_read() {
         chosen.set(&split(&small, 0, 3), [0, 1, 2].into_iter()).unwrap();
         // Experts 1 and 2 come in low precision.
         chosen.ask(&mut toy.precisions, [0.8, 0.1, 0.1]);
-        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
         finish(toy, &chosen, step);
         if !is_slow {
             toy.settle();
         }
-        toy.end_batch(1, 0.1);
+        toy.end_batch(Phase::Decode, 1, 0.1);
     };
     for _ in 0..4 {
         token(&mut toy, true);
@@ -330,11 +330,11 @@ fn a_nested_version_is_completed_from_the_low_one() {
         let before = toy.counters().bytes_read;
         chosen.set(&split(&small, 0, 3), experts.into_iter()).unwrap();
         chosen.ask(&mut toy.precisions, [0.8, 0.1, 0.1]);
-        let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
         finish(toy, &chosen, step);
         let read = toy.counters().bytes_read - before;
         toy.settle();
-        toy.end_batch(1, 0.1);
+        toy.end_batch(Phase::Decode, 1, 0.1);
         read
     };
     assert_eq!(token(&mut toy, [0, 1, 2]), 12_000 + 2 * 3_000);
@@ -357,7 +357,7 @@ fn free_slots_are_filled_while_nobody_waits() {
     toy.fill_free_slots(true);
     assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::Fill));
     assert_eq!(waiting(&toy).len(), 18);
-    toy.begin_batch(5);
+    toy.begin_batch(Phase::Prompt, 5);
     assert_eq!(waiting(&toy), [], "an evaluation withdraws what has not started");
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[6, 7]]);
     finish(&mut toy, &chosen, step);
@@ -377,7 +377,7 @@ fn what_was_resident_is_read_again() {
     let (mut toy, mut chosen) = (small.residency(), Chosen::default());
     for token in [&[0, 1], &[1, 4]] {
         run(&mut toy, &small, &mut chosen, 0, &[token]);
-        toy.end_batch(1, 0.1);
+        toy.end_batch(Phase::Decode, 1, 0.1);
     }
     let saved = toy.save("");
     let mut again = small.residency();

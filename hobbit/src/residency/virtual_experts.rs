@@ -19,7 +19,7 @@ use crate::cache::{ShareId, SliceState};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::options::VirtualUpdate;
-use crate::route::{DECODE_TOKENS_MAX, Routing};
+use crate::route::{Phase, Routing};
 use crate::stats::VirtualExpertsReport;
 
 use self::importance::Importance;
@@ -144,14 +144,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     /// A batch begins. Whether it is of tokens that use what is present: nothing is withdrawn for them.
-    pub(super) fn begin_virtual_batch(&mut self, n_tokens: u32) -> bool {
+    pub(super) fn begin_virtual_batch(&mut self, phase: Phase) -> bool {
         let Some(own) = &mut self.virtual_experts else { return false };
         own.whole.fill(true);
         for lane in &own.lanes {
             let is_whole = self.cache.slots_of_share(lane.share).len() >= lane.members.len();
             own.whole[usize::from(lane.layer)] &= is_whole;
         }
-        if n_tokens as usize <= DECODE_TOKENS_MAX {
+        if phase.is_decode() {
             return true;
         }
         // A prompt takes what it needs, also of what is under way.
@@ -166,8 +166,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     /// A batch was evaluated in so many seconds.
-    pub(super) fn end_virtual_batch(&mut self, n_tokens: u32, seconds: f64) {
-        if self.virtual_experts.is_none() || n_tokens as usize > DECODE_TOKENS_MAX {
+    pub(super) fn end_virtual_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
+        if self.virtual_experts.is_none() || !phase.is_decode() {
             return;
         }
         if self.precisions.options.deterministic {
@@ -177,9 +177,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.poll();
         self.take_in();
         let Some(mut own) = self.virtual_experts.take() else { return };
-        if n_tokens == 1 {
-            own.pace.end_token(seconds);
-        }
+        own.pace.end_token(seconds);
         own.token += u64::from(n_tokens);
         for at in 0..own.lanes.len() {
             self.next_in_lane(&mut own, at);

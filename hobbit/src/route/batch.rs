@@ -2,9 +2,35 @@
 
 use super::Demand;
 
-/// So many tokens at once are asked for what each of them would be asked for alone: they are several sequences', or guesses
-/// of one's next tokens. More are a prompt.
-pub const DECODE_TOKENS_MAX: usize = 8;
+/// Most tokens of a batch that decodes.
+pub const DECODE_TOKENS_MAX: usize = 16;
+
+/// What a batch is evaluated for. Decided once, before it is evaluated; every rule that treats generated tokens in another
+/// way than a prompt's goes by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// A prompt, or a part of one: experts are shared by its tokens, and speed is that of the whole.
+    #[default]
+    #[serde(rename = "prefill")]
+    Prompt,
+    /// Generated tokens: one sequence's next one, several sequences', or drafts. Each is treated as if it came alone.
+    Decode,
+}
+
+impl Phase {
+    /// Of a batch of so many tokens: it decodes if the logits of each are wanted and they are few. A token by itself decodes
+    /// in any case.
+    pub fn of(n_tokens: usize, wants_all_logits: bool) -> Self {
+        let is_few = n_tokens <= DECODE_TOKENS_MAX && wants_all_logits;
+        if n_tokens == 1 || is_few { Self::Decode } else { Self::Prompt }
+    }
+
+    /// Whether it is [`Phase::Decode`].
+    pub fn is_decode(self) -> bool {
+        self == Self::Decode
+    }
+}
 
 /// Adds what tokens ask of experts to what each expert of a layer is asked for: the highest demand of all that chose it.
 /// `chosen` are the experts' indices with the tokens' demands; `by_expert` `[n_expert]` begins as [`Demand::Skip`]. An
@@ -22,7 +48,7 @@ pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [D
 /// each token's most important one (`is_first`), so that there may be fewer.
 ///
 /// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by
-/// expert index. For batches of more than [`DECODE_TOKENS_MAX`] tokens.
+/// expert index. For prompts.
 pub fn lower_least_popular(
     needed_by_popularity: &[u16],
     share: f32,
@@ -45,6 +71,13 @@ pub fn lower_least_popular(
 mod tests {
     use super::Demand::{High, Low, Skip};
     use super::*;
+
+    #[test]
+    fn few_tokens_whose_logits_are_all_wanted_decode() {
+        let decodes = |n_tokens, all| Phase::of(n_tokens, all).is_decode();
+        assert!(decodes(1, true) && decodes(1, false) && decodes(2, true) && decodes(DECODE_TOKENS_MAX, true));
+        assert!(!decodes(2, false) && !decodes(DECODE_TOKENS_MAX + 1, true) && !decodes(512, true));
+    }
 
     #[test]
     fn the_highest_demand_wins() {

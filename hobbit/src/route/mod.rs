@@ -17,7 +17,7 @@ mod resolve;
 mod routing;
 mod score;
 
-pub use batch::{DECODE_TOKENS_MAX, lower_least_popular, merge};
+pub use batch::{DECODE_TOKENS_MAX, Phase, lower_least_popular, merge};
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
 pub use renormalise::renormalise;
 pub use reroute::{Choice, Rerouted, Rerouting, TokenScores, Weighing, reroute};

@@ -87,9 +87,9 @@ impl Rerouting {
         if alpha > 0.0 && is_near { By::Nearness } else { By::Nothing }
     }
 
-    /// Lowers what a later layer's router is foretold to say of experts that are not there, so that who reads ahead reads what
+    /// Lowers the predicted scores of a later layer's router for experts that are not there, so that what is read ahead is what
     /// will be used. `scores` are shares, `[n_expert]`, of which the best `n_used` will be chosen.
-    pub fn foretell(&self, scores: &mut [f32], n_used: usize, is_present: &dyn Fn(u16) -> bool) {
+    pub fn lower_missing(&self, scores: &mut [f32], n_used: usize, is_present: &dyn Fn(u16) -> bool) {
         if self.is_off() || scores.len() <= n_used {
             return;
         }

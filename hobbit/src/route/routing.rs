@@ -98,6 +98,16 @@ impl Routing {
         self.pairs_of(expert).iter().map(|pair| self.share_of_pair(position(pair), weights)).sum()
     }
 
+    /// Each token's experts, in its router's order, and their shares of its weight. `weights` as in [`Routing::share`].
+    pub fn tokens(&self, weights: &[f32]) -> Vec<Vec<(u16, f32)>> {
+        let n_used = self.n_used.max(1);
+        let of_token = |(token, ids): (usize, &[u16])| {
+            let share = |rank: usize| self.share_of_pair(token * n_used + rank, weights);
+            ids.iter().enumerate().map(|(rank, &id)| (id, share(rank))).collect()
+        };
+        self.ids.chunks(n_used).enumerate().map(of_token).collect()
+    }
+
     /// The same of one token, in the precision of traces: the share of the choice at `position` of `[n_tokens][n_used]`.
     pub fn share_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
         let start = position - position % self.n_used;

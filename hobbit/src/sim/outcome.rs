@@ -101,7 +101,7 @@ impl Outcome {
 
     pub(super) fn phase_mut(&mut self, phase: Phase) -> &mut PhaseOutcome {
         match phase {
-            Phase::Prefill => &mut self.prefill,
+            Phase::Prompt => &mut self.prefill,
             Phase::Decode => &mut self.decode,
         }
     }
@@ -167,7 +167,7 @@ pub(super) struct Books<'a> {
 
 impl<'a> Books<'a> {
     pub(super) fn new(outcome: Outcome, low_cost: f64, observe: Observe<'a>) -> Self {
-        Self { outcome, phase: Phase::Prefill, guessed: BTreeSet::new(), low_cost, observe }
+        Self { outcome, phase: Phase::Prompt, guessed: BTreeSet::new(), low_cost, observe }
     }
 
     /// Products of a layer stood still for so many seconds.

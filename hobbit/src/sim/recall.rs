@@ -60,8 +60,8 @@ fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8)
         predictor.begin_token();
         recall.forget_expected();
         for record in &batch.layers {
-            recall.observe(record.layer, &token(record));
-            show(predictor, record, &chosen(record), header);
+            recall.observe(record.layer, &token(record, 0));
+            show(predictor, record, &chosen(record, 0), header);
             let at = layers.iter().position(|own| own.layer == record.layer);
             for distance in 1..=distance_max {
                 let Some(target) = at.and_then(|at| layers.get(at + usize::from(distance))) else { continue };
@@ -164,7 +164,7 @@ fn widths_of(batch: &Batch, header: &Header, distance_max: u8, all: &mut BTreeMa
             let widths = all.entry((target.layer, distance)).or_default();
             widths.used += target.chosen.len() as u64;
             widths.judged += 1;
-            let best = chosen(target).first().map(|(expert, _)| *expert);
+            let best = chosen(target, 0).first().map(|(expert, _)| *expert);
             widths.first += u64::from(best.is_some() && best == ranked.first().map(|own| own.expert));
             widths.at_rank.resize(widths.at_rank.len().max(ranked.len()), 0);
             for (rank, prediction) in ranked.iter().enumerate() {
@@ -184,7 +184,7 @@ fn show(predictor: &mut dyn Predictor, record: &LayerRecord, chosen: &[(u16, f32
     distances.sort_unstable();
     distances.dedup();
     for distance in distances {
-        if let Some(scores) = scores_at(record, distance, header) {
+        if let Some(scores) = scores_at(record, 0, distance, header) {
             predictor.scores(record.layer, distance, &scores);
         }
     }
@@ -194,8 +194,7 @@ pub(super) fn predict_shape(header: &Header) -> PredictShape {
     PredictShape { layers: header.model.layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect() }
 }
 
-/// Knows what the single tokens among some batches of a recording will use, or a part of it: nothing is known of other
-/// batches.
+/// Knows what the decoded tokens of some batches of a recording will use, or a part of it: nothing is known of prompts.
 pub(super) fn oracle(
     recording: &Recording,
     shape: PredictShape,
@@ -204,15 +203,19 @@ pub(super) fn oracle(
 ) -> Box<dyn Predictor> {
     let (mut future, mut n_before) = (Vec::new(), 0);
     for batch in recording.batches() {
-        let of_layer = |record: &LayerRecord| {
-            let used = token(record);
+        let of_layer = |record: &LayerRecord, at: usize| {
+            let used = token(record, at);
             let n_expert = recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
-            let known = |percent: u8| partly(&used, n_expert, percent, n_before, record.layer);
+            let known = |percent: u8| partly(&used, n_expert, percent, n_before + at as u64, record.layer);
             (record.layer, percent.map_or_else(|| used.clone(), known))
         };
         if is_shown(batch) {
-            let is_single = batch.n_tokens == 1;
-            future.push(if is_single { batch.layers.iter().map(of_layer).collect() } else { FutureToken::new() });
+            let has = |record: &&LayerRecord, at: usize| at < record.n_tokens as usize;
+            let of_token = |at: usize| -> FutureToken {
+                batch.layers.iter().filter(|record| has(record, at)).map(|record| of_layer(record, at)).collect()
+            };
+            let n_tokens = if batch.phase.is_decode() { batch.n_tokens as usize } else { 0 };
+            future.push((0..n_tokens).map(of_token).collect::<Vec<FutureToken>>());
         }
         n_before += u64::from(batch.n_tokens);
     }
@@ -227,9 +230,9 @@ fn partly(used: &[(u16, f32)], n_expert: usize, percent: u8, token: u64, layer: 
     named
 }
 
-/// A single token's experts, by falling weight.
-fn token(record: &LayerRecord) -> Vec<(u16, f32)> {
-    let mut chosen: Vec<(u16, f32)> = record.token(0).collect();
+/// A token's experts, by falling weight.
+fn token(record: &LayerRecord, at: usize) -> Vec<(u16, f32)> {
+    let mut chosen: Vec<(u16, f32)> = record.token(at).collect();
     chosen.sort_by(|a, b| b.1.total_cmp(&a.1));
     chosen
 }

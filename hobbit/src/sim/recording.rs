@@ -97,9 +97,9 @@ impl Recording {
         }
     }
 
-    /// Whether it says of any single token what its routers thought of experts that they did not choose.
+    /// Whether it says of any token what its routers thought of experts that they did not choose.
     pub fn has_unselected_scores(&self) -> bool {
-        self.batches().flat_map(|batch| &batch.layers).any(|record| record.n_tokens == 1 && record.n_unselected() > 0)
+        self.batches().flat_map(|batch| &batch.layers).any(|record| record.n_unselected() > 0)
     }
 
     /// Tokens of all batches.
@@ -153,9 +153,9 @@ fn summed<T: Clone + Default + AddAssign>(record: &LayerRecord, amounts: impl It
     sums
 }
 
-/// What the router chose for a single token, best first; weights sum to 1.
-pub(super) fn chosen(record: &LayerRecord) -> Vec<(u16, f32)> {
-    let mut chosen: Vec<(u16, f32)> = record.token(0).collect();
+/// What the router chose for a token, best first; weights sum to 1.
+pub(super) fn chosen(record: &LayerRecord, token: usize) -> Vec<(u16, f32)> {
+    let mut chosen: Vec<(u16, f32)> = record.token(token).collect();
     let total: f32 = chosen.iter().map(|(_, weight)| weight.abs()).sum();
     if total > 0.0 {
         chosen.iter_mut().for_each(|(_, weight)| *weight = weight.abs() / total);
@@ -164,10 +164,11 @@ pub(super) fn chosen(record: &LayerRecord) -> Vec<(u16, f32)> {
     chosen
 }
 
-/// What the router at a distance of layers said of a layer's input, `[n_expert]`, as far as it was recorded, and 0 for other
+/// What the router at a distance of layers said of a layer's input of a token, `[n_expert]`, as far as it was recorded, and 0 for other
 /// experts; `None` where nothing was.
-pub(super) fn scores_at(record: &LayerRecord, distance: u8, header: &Header) -> Option<Vec<f32>> {
-    let of_distance = || record.predictions.iter().filter(|prediction| prediction.distance == distance);
+pub(super) fn scores_at(record: &LayerRecord, token: usize, distance: u8, header: &Header) -> Option<Vec<f32>> {
+    let of_distance =
+        || record.predictions.iter().filter(|own| own.distance == distance && usize::from(own.token) == token);
     if !has_router_scores(header) || of_distance().next().is_none() {
         return None;
     }

@@ -16,9 +16,9 @@ use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::{self, Predictor};
 use crate::residency::{
     self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
-    Residency, RestBytes, RouterSays, Split, StagingOptions, TokenChoice, Used, VersionBytes, VirtualExpertsOptions,
+    Residency, RestBytes, RouterSays, Split, StagingOptions, TokenChoices, Used, VersionBytes, VirtualExpertsOptions,
 };
-use crate::route::{DECODE_TOKENS_MAX, Demand, Thresholds, TokenScores, Weighing};
+use crate::route::{Demand, Phase, Thresholds, TokenScores, Weighing};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
 
 /// Experts move as a whole: one slice stands for all.
@@ -126,13 +126,13 @@ impl<'a> Replay<'a> {
         let started = self.residency.reads().seconds();
         let before = (self.residency.counters().rerouted, self.residency.reads().bytes);
         self.residency.observer_mut().phase = batch.phase;
-        self.residency.begin_batch(batch.n_tokens);
+        self.residency.begin_batch(batch.phase, batch.n_tokens);
         for record in &batch.layers {
             self.layer(batch, record);
         }
         // Only virtual experts go by what tokens take.
         let took = |now: f64| if self.config.virtual_experts.is_some() { now - started } else { 0.0 };
-        self.residency.end_batch(batch.n_tokens, took(self.residency.reads().seconds()));
+        self.residency.end_batch(batch.phase, batch.n_tokens, took(self.residency.reads().seconds()));
         let seconds = self.residency.reads().seconds() - started;
         let (rerouted, bytes) =
             (self.residency.counters().rerouted - before.0, self.residency.reads().bytes - before.1);
@@ -150,7 +150,7 @@ impl<'a> Replay<'a> {
         self.pass(layer_seconds);
         self.residency.catch_up();
         let Self { chosen, residency, recording, config, .. } = self;
-        set(chosen, recording, record);
+        set(chosen, recording, batch.phase, record);
         let weights = reroute(chosen, residency, recording, record);
         match &weights {
             Some(weights) => ask(chosen, &mut residency.precisions, weights),
@@ -159,8 +159,8 @@ impl<'a> Replay<'a> {
         chosen.enter(residency);
         self.show_scores(record);
         let Self { chosen, residency, .. } = self;
-        let step = chosen.begin(residency, None, &Elsewhere::NOTHING);
-        self.foresee(record, weights.is_some(), layer_seconds, &step);
+        let step = chosen.begin(residency, &[], &Elsewhere::NOTHING);
+        self.predict(record, weights.is_some(), layer_seconds, &step);
         self.multiply(record, &step);
         self.chosen.end(&mut self.residency, step);
     }
@@ -178,24 +178,31 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Shows a single token to whoever looks ahead; `is_rerouted`: it has been sent elsewhere.
-    fn foresee(&mut self, record: &LayerRecord, is_rerouted: bool, layer_seconds: f64, step: &LayerStep) {
-        if record.n_tokens != 1 || !self.residency.looks_ahead() {
+    /// Looks ahead of tokens that are decoded; `is_rerouted`: they have been rerouted.
+    fn predict(&mut self, record: &LayerRecord, is_rerouted: bool, layer_seconds: f64, step: &LayerStep) {
+        if !self.chosen.decodes_anew() || !self.residency.looks_ahead() {
             return;
         }
-        let experts = self.expert_seconds(record, usize::from(record.n_used)) * f64::from(record.n_used);
+        let n_experts = step.used.len().max(usize::from(record.n_used));
+        let experts = self.expert_seconds(record, n_experts) * n_experts as f64;
         let header = &self.recording.header;
-        let (wanted, used) = (chosen(record), self.chosen.of_token());
-        let token = TokenChoice {
+        let tokens = 0..record.n_tokens as usize;
+        let wanted: Vec<_> = tokens.clone().map(|token| chosen(record, token)).collect();
+        let used = self.chosen.tokens();
+        let choices = TokenChoices {
             chosen: if is_rerouted { &used } else { &wanted },
             wanted: &wanted,
             layer_seconds: Some(layer_seconds + experts),
             scores: &mut |targets| {
-                let scores = |&(distance, _): &(u8, u16)| Some((distance, scores_at(record, distance, header)?));
-                targets.iter().filter_map(scores).collect()
+                let of_token = |token: usize| {
+                    let scores =
+                        |&(distance, _): &(u8, u16)| Some((distance, scores_at(record, token, distance, header)?));
+                    targets.iter().filter_map(scores).collect()
+                };
+                tokens.clone().map(of_token).collect()
             },
         };
-        self.residency.foresee(step, token, &|_| false);
+        self.residency.predict(step, choices, &|_| false);
     }
 
     /// Seconds of one of `n_multiplied` experts' products.
@@ -249,12 +256,11 @@ impl<'a> Replay<'a> {
 }
 
 /// Shows what a layer's router chose.
-fn set(chosen: &mut Chosen, recording: &Recording, record: &LayerRecord) {
+fn set(chosen: &mut Chosen, recording: &Recording, phase: Phase, record: &LayerRecord) {
     let n_expert = n_expert(recording, record);
     // Records are whole layers: the next one is never a later split of the same.
-    let decodes = record.n_tokens as usize <= DECODE_TOKENS_MAX;
     let n_used = record.n_used.into();
-    let split = Split { layer: record.layer, n_expert, n_used, kinds: &[WHOLE], key: 0, decodes };
+    let split = Split { layer: record.layer, n_expert, n_used, kinds: &[WHOLE], key: 0, phase };
     let ids = record.chosen.iter().map(|&index| i32::from(index));
     chosen.set(&split, ids).expect("a trace's reader refuses other experts");
 }
@@ -294,7 +300,7 @@ fn reroute(
 
 /// Asks for precisions by weights, as far as anything depends on them.
 fn ask(chosen: &mut Chosen, precisions: &mut Precisions, weights: &[f32]) {
-    let weights = if precisions.asks_weights(chosen.decodes()) { weights } else { &[] };
+    let weights = if precisions.asks_weights(chosen.phase()) { weights } else { &[] };
     chosen.ask(precisions, weights.iter().copied());
 }
 
@@ -386,8 +392,9 @@ fn planner(config: &Config) -> Prefetcher {
 fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
     let mut uses = Vec::new();
     let (mut chosen, mut precisions) = (Chosen::default(), precisions(config));
-    for (time, record) in (0..).zip(recording.batches().flat_map(|batch| &batch.layers)) {
-        set(&mut chosen, recording, record);
+    let records = recording.batches().flat_map(|batch| batch.layers.iter().map(|record| (batch.phase, record)));
+    for (time, (phase, record)) in (0..).zip(records) {
+        set(&mut chosen, recording, phase, record);
         read_record(&mut chosen, &mut precisions, recording, config, record);
         uses.extend(chosen.routing.needed.iter().map(|&index| Upcoming {
             time,

@@ -86,7 +86,7 @@ impl Toy {
                     writer.layer(&record).unwrap();
                 }
                 cache.end_batch(batch[0].len() as u32);
-                let phase = if batch[0].len() == 1 { Phase::Decode } else { Phase::Prefill };
+                let phase = Phase::of(batch[0].len(), true);
                 writer.batch(phase, batch[0].len() as u32, 0.01).unwrap();
             }
         }

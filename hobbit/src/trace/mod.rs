@@ -36,6 +36,8 @@ mod writer;
 pub use error::TraceError;
 pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;
-pub use record::{LayerRecord, Needed, Phase, Prediction, ReadClass, Record, ResidentsRecord};
+pub use record::{LayerRecord, Needed, Prediction, ReadClass, Record, ResidentsRecord};
 pub use routes::{Routes, Walk, foretell};
 pub use writer::TraceWriter;
+
+pub use crate::route::Phase;

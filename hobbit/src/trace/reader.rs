@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::TraceError;
 use super::bytes::Cursor;
 use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
-use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PRECISIONS, Phase, Prediction, Record, ResidentsRecord};
+use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PHASES, PRECISIONS, Prediction, Record, ResidentsRecord};
 use crate::expert::{ExpertId, Precision, Version};
 
 /// Bytes of a record's payload, at the most.
@@ -286,7 +286,7 @@ fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
         let score = cursor.f16("a score")?;
         match distance {
             0 => return Err("a prediction has distance 0, expected 1 or more".into()),
-            _ => record.predictions.push(Prediction { distance, expert, score }),
+            _ => record.predictions.push(Prediction { token: 0, distance, expert, score }),
         }
     }
     for _ in 0..cursor.count(2, "the number of needed experts")? {
@@ -294,6 +294,12 @@ fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
     }
     record.wait_seconds = cursor.seconds("the wait")?;
     record.compute_seconds = cursor.seconds("the computation")?;
+    // Only where they are not all the first one's.
+    if cursor.left() > 0 {
+        for prediction in &mut record.predictions {
+            prediction.token = cursor.below(n_tokens as u64, "a prediction's token")? as u16;
+        }
+    }
     Ok(record)
 }
 
@@ -351,11 +357,9 @@ fn measured(cursor: &mut Cursor) -> Result<Record, String> {
 }
 
 fn batch(cursor: &mut Cursor) -> Result<Record, String> {
-    let phase = match cursor.u8("the phase")? {
-        0 => Phase::Prefill,
-        1 => Phase::Decode,
-        other => return Err(format!("the phase is {other}, expected 0 or 1")),
-    };
+    let number = cursor.u8("the phase")?;
+    let phase = PHASES.get(usize::from(number)).copied();
+    let phase = phase.ok_or_else(|| format!("the phase is {number}, expected 0 or 1"))?;
     let n_tokens = cursor.below(1 << 32, "the number of tokens")? as u32;
     Ok(Record::Batch { phase, n_tokens, seconds: cursor.seconds("the batch")? })
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::expert::{Precision, Version};
-use crate::route::Demand;
+use crate::route::{Demand, Phase};
 
 /// One record.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -51,16 +51,6 @@ pub enum Record {
     },
 }
 
-/// Prompt processing or decoding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// Prompt tokens.
-    Prefill,
-    /// A generated token.
-    Decode,
-}
-
 /// Why an expert's bytes were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -95,15 +85,25 @@ pub(super) const DEMANDS: [Demand; 3] = [Demand::High, Demand::Low, Demand::Skip
 pub(super) const CLASSES: [Option<ReadClass>; 4] =
     [None, Some(ReadClass::OnDemand), Some(ReadClass::Prefetch), Some(ReadClass::Upgrade)];
 
+/// What the numbers of a batch's phase stand for, by position.
+pub(super) const PHASES: [Phase; 2] = [Phase::Prompt, Phase::Decode];
+
 /// An expert that a layer further on was predicted to need.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
+    /// Which token of the batch it was predicted for: 0 also where one stands for all.
+    #[serde(skip_serializing_if = "is_first")]
+    pub token: u16,
     /// How many MoE layers further on, from 1.
     pub distance: u8,
     /// Expert of that layer.
     pub expert: u16,
     /// Its score there.
     pub score: f32,
+}
+
+fn is_first(token: &u16) -> bool {
+    *token == 0
 }
 
 /// A distinct expert that a layer needed.
@@ -144,7 +144,7 @@ pub struct LayerRecord {
     pub scores: Vec<f32>,
     /// The unselected experts of highest score with it, best first, `[n_tokens, n]` with the same n for every token.
     pub unselected: Vec<(u16, f32)>,
-    /// Made when this layer ran, for the batch as a whole.
+    /// Made when this layer ran, token by token where the batch decodes.
     pub predictions: Vec<Prediction>,
     /// Distinct experts in the order in which they were asked for.
     pub needed: Vec<Needed>,

@@ -175,22 +175,33 @@ impl Walk {
         (end.saturating_sub(n_tokens)..end).map(|token| self.routes.of(of_layer, token)).collect()
     }
 
-    /// What a layer's router would have said of all its experts for the ubatch's only token: the weights of those that are
-    /// used, 0 of others, `[n_expert]`.
-    pub fn scores(&self, layer: u16) -> Option<Vec<f32>> {
-        let of_layer = self.layer(layer)?;
-        let (chosen, weights) = self.routes.of(of_layer, self.ubatch.0);
-        let mut scores = vec![0.0; of_layer.n_expert];
-        chosen.iter().zip(weights).for_each(|(&expert, weight)| scores[usize::from(expert)] = weight);
-        Some(scores)
+    /// What a layer's router would have said of all its experts for the ubatch's tokens: the weights of those that are
+    /// used, 0 of others, `[n_tokens][n_expert]`. Nothing for a layer without routes.
+    pub fn scores(&self, layer: u16) -> Vec<f32> {
+        let Some(of_layer) = self.layer(layer) else { return Vec::new() };
+        let of_token = |token: usize| {
+            let (chosen, weights) = self.routes.of(of_layer, token);
+            let mut scores = vec![0.0; of_layer.n_expert];
+            chosen.iter().zip(weights).for_each(|(&expert, weight)| scores[usize::from(expert)] = weight);
+            scores
+        };
+        self.tokens().flat_map(of_token).collect()
     }
 
-    /// The same as others [foretell](foretell) it.
-    pub fn foretold(&self, layer: u16) -> Option<Vec<f32>> {
-        let of_layer = self.layer(layer)?;
-        let (chosen, weights) = self.routes.of(of_layer, self.ubatch.0);
-        let used: Vec<(u16, f32)> = chosen.into_iter().zip(weights).collect();
-        Some(foretell(&used, of_layer.n_expert, self.recall, self.ubatch.0 as u64, layer))
+    /// The same of several layers, for each of the ubatch's tokens, as a predictor with this [recall](foretell) has it.
+    pub fn predicted(&self, layers: &[u16]) -> Vec<Vec<(u16, Vec<f32>)>> {
+        let of_layer = |token: usize, layer: u16| {
+            let of_layer = self.layer(layer)?;
+            let (chosen, weights) = self.routes.of(of_layer, token);
+            let used: Vec<(u16, f32)> = chosen.into_iter().zip(weights).collect();
+            Some((layer, foretell(&used, of_layer.n_expert, self.recall, token as u64, layer)))
+        };
+        self.tokens().map(|token| layers.iter().filter_map(|&layer| of_layer(token, layer)).collect()).collect()
+    }
+
+    /// The running ubatch's.
+    fn tokens(&self) -> std::ops::Range<usize> {
+        self.ubatch.0..self.ubatch.0 + self.ubatch.1
     }
 
     fn layer(&self, layer: u16) -> Option<&LayerRoutes> {
@@ -258,7 +269,7 @@ mod tests {
         };
         layer(0, &[[1, 2], [3, 4]]);
         layer(1, &[[5, 6]]);
-        writer.batch(Phase::Prefill, 2, 0.0).unwrap();
+        writer.batch(Phase::Prompt, 2, 0.0).unwrap();
         let mut layer = |number, chosen: [u16; 2]| {
             let mut record = LayerRecord::new(number, 2);
             record.push_token(&chosen, &[0.5, 0.5], None, 0);

@@ -34,8 +34,9 @@ fn records() -> Vec<Record> {
     let mut single = LayerRecord::new(1, 2);
     let scores = [0.0, 0.5, 0.125, 0.0625, 0.25, 0.03125, 0.0, 0.0];
     single.push_token(&[1, 4], &[0.75, 0.25], Some(&scores), 2);
-    single.predictions =
-        vec![Prediction { distance: 1, expert: 299, score: 0.5 }, Prediction { distance: 2, expert: 3, score: 0.25 }];
+    single.predictions = [(1, 299, 0.5), (2, 3, 0.25)]
+        .map(|(distance, expert, score)| Prediction { token: 0, distance, expert, score })
+        .to_vec();
     single.needed = vec![
         Needed { expert: 1, demand: Demand::High, used: Some(Precision::High), hit: true, class: None, bytes: 0 },
         Needed {
@@ -273,7 +274,8 @@ prop_compose! {
         (n_tokens, n_used, wait, compute) in (Just(n_tokens), Just(n_used), 0.0..9f32, 0.0..9f32),
     ) -> LayerRecord {
         let classes = [None, Some(ReadClass::OnDemand), Some(ReadClass::Prefetch), Some(ReadClass::Upgrade)];
-        let prediction = |(distance, expert, score)| Prediction { distance, expert, score };
+        let token = |distance: u8| u16::from(distance) % n_tokens as u16;
+        let prediction = |(distance, expert, score)| Prediction { token: token(distance), distance, expert, score };
         LayerRecord {
             layer: 3,
             n_tokens: n_tokens as u32,

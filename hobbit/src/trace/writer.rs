@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use super::bytes::{put_f16, put_f32, put_varint};
 use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
-use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PRECISIONS, Phase, ReadClass, ResidentsRecord};
+use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PHASES, PRECISIONS, ReadClass, ResidentsRecord};
 use super::{TraceError, reader};
 use crate::expert::Version;
+use crate::route::Phase;
 
 /// Bytes that wait before they are given to the file.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -100,6 +101,9 @@ impl<W: Write> TraceWriter<W> {
         }
         put_f32(out, record.wait_seconds);
         put_f32(out, record.compute_seconds);
+        if record.predictions.iter().any(|prediction| prediction.token > 0) {
+            record.predictions.iter().for_each(|prediction| put_varint(out, u64::from(prediction.token)));
+        }
         self.append(reader::LAYER)
     }
 
@@ -123,7 +127,7 @@ impl<W: Write> TraceWriter<W> {
     pub fn batch(&mut self, phase: Phase, n_tokens: u32, seconds: f32) -> Result<(), TraceError> {
         let out = &mut self.payload;
         out.clear();
-        out.push(phase as u8);
+        out.push(code(&PHASES, phase));
         put_varint(out, u64::from(n_tokens));
         put_f32(out, seconds);
         self.append(reader::BATCH)
@@ -262,6 +266,10 @@ fn check(record: &LayerRecord) -> Result<(), String> {
     }
     if record.predictions.iter().any(|prediction| prediction.distance == 0) {
         return Err(format!("layer {layer} has a prediction of distance 0, expected 1 or more"));
+    }
+    if let Some(prediction) = record.predictions.iter().find(|own| u32::from(own.token) >= record.n_tokens) {
+        let (token, n_tokens) = (prediction.token, record.n_tokens);
+        return Err(format!("layer {layer} has a prediction for token {token} of {n_tokens}"));
     }
     if [record.wait_seconds, record.compute_seconds].iter().any(|s| !(0.0..=f32::MAX).contains(s)) {
         return Err(format!("layer {layer} took {} + {} seconds", record.wait_seconds, record.compute_seconds));

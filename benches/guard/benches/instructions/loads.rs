@@ -61,7 +61,7 @@ impl Ahead {
                 }
             }
             let used: Vec<Version> = choice.experts().map(Version::high).collect();
-            black_box(prefetcher.settle(choice.layer, &choice.chosen, &used, true));
+            black_box(prefetcher.settle(choice.layer, std::slice::from_ref(&choice.chosen), &used, true));
             let ahead = prefetcher.look_ahead(predictor, choice.layer, DISTANCE_MAX, held);
             black_box(prefetcher.likely(&ahead, held));
             let loads = prefetcher.plan(&ahead, Link::default(), held);

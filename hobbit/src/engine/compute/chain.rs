@@ -1,21 +1,22 @@
-//! A token's experts from the layer's first product to its last, each as far as its slices are there: while one expert is
+//! The experts of one or few tokens from the layer's first product to its last, each as far as its slices are there: while one expert is
 //! still being read, others come to their end. Product by product, all would stop at the first matrix that is missing.
 //!
-//! Results in between live in scratch, a row for each expert, in the order in which experts are taken up: memory that
+//! Results in between live in scratch, a row for each use, in the order in which experts are taken up: memory that
 //! llama.cpp planned for them may serve its later nodes too, which run earlier here than it thinks. A row's bits do not
-//! depend on the rows beside it.
+//! depend on the rows beside it, and all rows of an expert are one product's, as everywhere.
 
 use std::ops::Range;
 
 use super::*;
 
-/// A layer's products of one token, and what lies between them.
+/// A layer's products, and what lies between them.
 pub(super) struct Chain {
     links: Vec<Link>,
     inputs: Vec<Input>,
     /// Nodes of the segment that it stands for.
     pub(super) n_nodes: usize,
-    n_rows: usize,
+    /// Experts per token, and tokens: a row for each pair.
+    shape: [usize; 2],
     /// Scratch that it needs.
     n_floats: usize,
 }
@@ -163,7 +164,7 @@ impl ExpertBackend {
             unsafe { self.take_up(chain, &mut pending, scratch) };
             self.slot_ids.clear();
             // The graph keeps addresses of what is pushed below.
-            self.slot_ids.reserve(chain.links.len() * chain.n_rows);
+            self.slot_ids.reserve(chain.links.len() * chain.n_rows());
             let mut staged = Vec::new();
             for (position, link) in chain.links.iter().enumerate() {
                 let now = pending.iter().filter(|progress| (progress.done..progress.to).contains(&position));
@@ -302,17 +303,17 @@ impl ExpertBackend {
 }
 
 impl Chain {
-    /// The chain that a segment of one token with `n_rows` pairs begins with; `kind_of` tells which matrix a node multiplies
-    /// by, if it is a product. `None` where something between the products is not computed row by row.
+    /// The chain that a segment begins with; `shape`: experts per token, and tokens; `kind_of` tells which matrix a node
+    /// multiplies by, if it is a product. `None` where something between the products is not computed row by row.
     ///
     /// # Safety
     /// Nodes of a live graph; `nodes[0]` is a product.
     pub(super) unsafe fn of(
         nodes: &[*mut ggml_tensor],
-        n_rows: usize,
+        shape: [usize; 2],
         kind_of: impl Fn(*mut ggml_tensor) -> Option<SliceKind>,
     ) -> Option<Self> {
-        let mut chain = Self { links: Vec::new(), inputs: Vec::new(), n_nodes: 0, n_rows, n_floats: 0 };
+        let mut chain = Self { links: Vec::new(), inputs: Vec::new(), n_nodes: 0, shape, n_floats: 0 };
         // SAFETY: by the caller; sources of live nodes are live.
         unsafe {
             let ids = (*nodes[0]).src[2];
@@ -332,11 +333,11 @@ impl Chain {
                         };
                     }
                 }
-                if !is_rows(&*node, n_rows) || kind.is_none() && !is_by_row(&*node, &operands) {
+                if !is_rows(&*node, shape) || kind.is_none() && !is_by_row(&*node, &operands) {
                     return None;
                 }
                 chain.links.push(Link { node, kind, operands, start: chain.n_floats });
-                chain.n_floats += chain.links[chain.links.len() - 1].stride() * n_rows;
+                chain.n_floats += chain.links[chain.links.len() - 1].stride() * chain.n_rows();
             }
             // What is left in scratch cannot be read by who comes later.
             let result = root(chain.links.last()?.node);
@@ -348,6 +349,10 @@ impl Chain {
             let is_read = nodes[chain.n_nodes..].iter().any(|&node| (*node).src.iter().any(is_inner));
             (!is_read).then_some(chain)
         }
+    }
+
+    fn n_rows(&self) -> usize {
+        self.shape[0] * self.shape[1]
     }
 
     /// A tensor with a row for each pair that is a result of the chain's, or a part of its rows.
@@ -362,8 +367,9 @@ impl Chain {
             let (tensor, result) = (&*source, &*link.node);
             let offset = tensor.view_offs.checked_sub(result.view_offs)? / size_of::<f32>();
             let (len, stride) = (tensor.ne[0] as usize, link.stride());
-            let is_part = offset + len <= result.ne[0] as usize && tensor.nb[1] == result.nb[1];
-            (is_part && is_rows(tensor, self.n_rows)).then_some(Operand::Rows {
+            let strides = |tensor: &ggml_tensor| (tensor.nb[1], if self.shape[1] > 1 { tensor.nb[2] } else { 0 });
+            let is_part = offset + len <= result.ne[0] as usize && strides(tensor) == strides(result);
+            (is_part && is_rows(tensor, self.shape)).then_some(Operand::Rows {
                 first: link.start + offset,
                 stride,
                 len,
@@ -379,14 +385,17 @@ impl Chain {
         // SAFETY: by the caller.
         let tensor = unsafe { &*source };
         let len = tensor.ne[0] as usize;
-        let is_by_pair = is_rows(tensor, self.n_rows) && self.n_rows > 1;
-        if !is_by_pair && !is_rows(tensor, 1) {
+        let [n_used, n_tokens] = self.shape;
+        // A token's experts may share its row: then each gets a copy, unless there is but one token.
+        let is_of_token = is_rows(tensor, [1, n_tokens]);
+        let is_by_pair = is_rows(tensor, self.shape) && n_used > 1 || is_of_token && n_tokens > 1;
+        if !is_by_pair && !is_of_token {
             return None;
         }
         let known = self.inputs.iter().find(|input| input.tensor == source).map(|input| input.start);
         let first = known.unwrap_or_else(|| {
             let start = self.n_floats;
-            self.n_floats += len * if is_by_pair { self.n_rows } else { 1 };
+            self.n_floats += len * if is_by_pair { self.n_rows() } else { 1 };
             self.inputs.push(Input { tensor: source, start, is_by_pair });
             start
         });
@@ -434,11 +443,11 @@ unsafe fn root(tensor: *mut ggml_tensor) -> *mut ggml_tensor {
     if source.is_null() { tensor } else { source }
 }
 
-/// Whether it is `n` rows of contiguous floats of one token.
-fn is_rows(tensor: &ggml_tensor, n: usize) -> bool {
+/// Whether it is so many rows of contiguous floats of each of so many tokens.
+fn is_rows(tensor: &ggml_tensor, [n, n_tokens]: [usize; 2]) -> bool {
     tensor.type_ == llama::GGML_TYPE_F32
         && tensor.nb[0] == size_of::<f32>()
-        && (tensor.ne[1] as usize, tensor.ne[2], tensor.ne[3]) == (n, 1, 1)
+        && (tensor.ne[1] as usize, tensor.ne[2] as usize, tensor.ne[3]) == (n, n_tokens, 1)
 }
 
 /// Whether each row of a node that is no product follows from the same row of its operands, whatever rows are beside it.

@@ -18,14 +18,16 @@ pub(in super::super) fn is_dense_rows(input: &ggml_tensor) -> bool {
     input.ne[2] == 1 || input.nb[2] == input.ne[0] as usize * size_of::<f32>()
 }
 
-/// The same of a single token, `[n_embd]`.
+/// The same, token by token, `[n_embd]` each; nothing where it is not known.
 ///
 /// # Safety
-/// A live product of one token whose input has been computed in host memory; the input outlives its use.
-pub(super) unsafe fn router_input<'a>(product: *mut ggml_tensor) -> Option<&'a [f32]> {
+/// A live product whose input has been computed in host memory; the input outlives its use.
+pub(super) unsafe fn router_inputs<'a>(product: *mut ggml_tensor) -> Vec<&'a [f32]> {
     // SAFETY: by the caller; floats of a row are contiguous.
     unsafe {
-        router_input_tensor(product).map(|input| slice::from_raw_parts(input.data.cast::<f32>(), input.ne[0] as usize))
+        let Some(input) = router_input_tensor(product) else { return Vec::new() };
+        let row = |token: usize| input.data.cast::<u8>().add(token * input.nb[2]).cast::<f32>();
+        (0..input.ne[2] as usize).map(|token| slice::from_raw_parts(row(token), input.ne[0] as usize)).collect()
     }
 }
 

@@ -29,7 +29,7 @@ use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::ggml::Stream;
 use crate::engine::hierarchy::Beside;
 use crate::engine::host_reads::Host;
-use crate::engine::purpose::decodes;
+use crate::engine::purpose::phase;
 use crate::engine::registration::Computes;
 use crate::engine::split::{self, Abort, Failed};
 use crate::engine::tier::{Tier, Uploads, Weights};
@@ -52,7 +52,7 @@ pub(super) struct Offload {
     /// The router's choice and weights as they lie on the device.
     ids: Vec<u8>,
     weight_bytes: Vec<u8>,
-    /// What the router saw of a single token, `[n_embd]`; empty where nobody wants to know.
+    /// What the router saw of each token, `[n_tokens][n_embd]`; empty where that is not wanted.
     input: Vec<f32>,
     helper: Option<Helper>,
     n_threads: c_int,
@@ -239,14 +239,13 @@ impl Offload {
         let exact = host.precisions.is_exact();
         // SAFETY: nodes of a live graph.
         let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
-        let decodes = decodes();
+        let phase = phase();
         // What a layer that comes in several splits went by is decided in the first.
-        let reroutes = !host.rerouting.is_off() && (decodes || host.reroutes_prompts);
-        let asks = host.precisions.asks_weights(decodes) || reroutes;
+        let reroutes = !host.rerouting.is_off() && (phase.is_decode() || host.reroutes_prompts);
+        let asks = host.precisions.asks_weights(phase) || reroutes;
         let weights = weights.filter(|_| !exact || asks || routers.walk.is_some());
-        let single = ids.ne[1] == 1;
         // SAFETY: nodes of a live graph.
-        let input = match single && routers.want_input(host) || reroutes {
+        let input = match phase.is_decode() && routers.want_input(host) || reroutes {
             true => unsafe { router_input_tensor(nodes[0]) }.filter(|input| is_dense_rows(input)),
             false => None,
         };
@@ -254,17 +253,17 @@ impl Offload {
         unsafe { self.read_back(ids, weights, input) };
         tier.enter(&self.launch.stream, Some(tag.layer));
         tier.settled_so_far(host);
-        if single {
+        if phase.is_decode() {
             tier.chose(tag.layer, host.counters().wait_seconds);
         }
 
         let mut host_ids = *ids;
         host_ids.data = self.ids.as_mut_ptr().cast();
         let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
-        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, decodes };
+        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase };
         // SAFETY: read back just now, with the device's strides.
         split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(&host_ids, 0).read() })?;
-        let mut scores = None;
+        let mut scores = Vec::new();
         if !self.chosen.is_again() {
             tier.cache.begin_layer(tag.layer, self.chosen.routing.n_tokens as u32);
             let bytes = &mut self.weight_bytes;
@@ -289,17 +288,14 @@ impl Offload {
             let on_host = || weights.map(|tensor| unsafe { host_weights(tensor, bytes) });
             // SAFETY: inside what was read back.
             unsafe { split::ask(&mut self.chosen, experts, host, on_host, " on the device")? };
-            if single {
-                let input = (!self.input.is_empty()).then_some(&self.input[..]);
+            if phase.is_decode() {
                 // SAFETY: sources of a live node are live, and were computed before.
-                scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], input, n_expert) };
+                scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], &self.inputs(), n_expert) };
             }
-            if let Some(scores) = &scores {
-                tier.cache.scores(tag.layer, scores);
-            }
+            scores.chunks_exact(n_expert).for_each(|scores| tier.cache.scores(tag.layer, scores));
         }
         let elsewhere = Elsewhere { has: &|version| tier.has(version, &kinds), reads: &|slice| others.read(slice) };
-        let step = self.chosen.begin(host, scores.as_deref(), &elsewhere);
+        let step = self.chosen.begin(host, &scores, &elsewhere);
         if let Some(weights) = weights.filter(|_| self.chosen.leaves_out(&step)) {
             // SAFETY: the weights are on the device until the ubatch is done.
             unsafe { self.leave_out(&step, host, weights) };
@@ -365,7 +361,7 @@ impl Offload {
             }
         }
         self.launch.submit(tier)?;
-        if self.chosen.is_single() && !self.chosen.is_again() {
+        if self.chosen.decodes_anew() {
             self.look_ahead(tier, beside, step);
         }
         // SAFETY: by the caller.

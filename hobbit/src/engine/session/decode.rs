@@ -14,7 +14,7 @@ use crate::engine::offload::failure;
 use crate::engine::purpose::Purpose;
 use crate::engine::raw::with_batch;
 use crate::residency::Counters;
-use crate::route::DECODE_TOKENS_MAX;
+use crate::route::Phase;
 use crate::stats::{PhaseStats, Stats};
 
 impl Session {
@@ -75,21 +75,22 @@ impl Session {
         let experts = Arc::clone(&self.model.shared.experts);
         experts.take_failure();
         failure::take();
+        // SAFETY: the batch's arrays outlive the call.
+        let (n_tokens, phase) = (batch.n_tokens.unsigned_abs(), unsafe { phase_of(&batch) });
         if let Some(memories) = experts.memories().as_mut() {
-            memories.begin_batch(batch.n_tokens.unsigned_abs());
+            memories.begin_batch(phase, n_tokens);
         }
         let (before, busy_before) = self.counters();
         self.is_current = false;
         let started = Instant::now();
         let running = contention::running(self.n_threads);
+        let purpose = Purpose { phase, ..self.purpose };
         // SAFETY: the context is live and the batch's arrays outlive the call.
-        let purpose = Purpose { decodes: unsafe { decodes(&batch) }, ..self.purpose };
-        // SAFETY: as above.
         let (code, thrown) = purpose.during(|| unsafe { self.context.decode(batch, self.tells) });
         drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
-            memories.end_batch(batch.n_tokens.unsigned_abs(), seconds);
+            memories.end_batch(phase, n_tokens, seconds);
         }
         if let Some(hook) = &self.hook {
             hook.flush();
@@ -128,11 +129,10 @@ impl Session {
             });
         }
         let (after, busy_after) = self.counters();
-        let is_decode = batch.n_tokens == 1 || self.options.n_seq_max > 1 && purpose.decodes;
-        let phase = if is_decode { &mut self.stats.decode } else { &mut self.stats.prompt };
-        *phase = *phase
+        let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };
+        *stats = *stats
             + PhaseStats {
-                tokens: batch.n_tokens as u64,
+                tokens: u64::from(n_tokens),
                 seconds,
                 hits: after.hits - before.hits,
                 misses: after.misses - before.misses,
@@ -168,14 +168,13 @@ impl Session {
     }
 }
 
-/// Whether a batch is no part of a prompt: a single token, or a few of each of which logits are wanted.
+/// What a batch is evaluated for. Its ubatches have the same phase.
 ///
 /// # Safety
 /// The batch's arrays have its entries.
-unsafe fn decodes(batch: &llama::llama_batch) -> bool {
+unsafe fn phase_of(batch: &llama::llama_batch) -> Phase {
     let n_tokens = batch.n_tokens.unsigned_abs() as usize;
     // SAFETY: by the caller.
     let wanted = || unsafe { std::slice::from_raw_parts(batch.logits, n_tokens) };
-    let is_few = n_tokens <= DECODE_TOKENS_MAX && !batch.logits.is_null();
-    n_tokens == 1 || is_few && wanted().iter().all(|wanted| *wanted != 0)
+    Phase::of(n_tokens, !batch.logits.is_null() && wanted().iter().all(|wanted| *wanted != 0))
 }

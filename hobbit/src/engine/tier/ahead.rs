@@ -1,6 +1,6 @@
 //! Experts copied to a device before their layers' routers have spoken (HOBBIT, section 3.3).
 //!
-//! When all of a single token's layer has been submitted, its own copies included, the link has nothing to do until the
+//! When all of a decoded layer has been submitted, its own copies included, the link has nothing to do until the
 //! next router chooses. Behind these copies go some experts of the next layers: what is predicted, what the host holds and
 //! the device lacks. A copy that has been submitted cannot be taken back, and what the next layer misses has to queue
 //! behind it. So there are few at a time, and [`crate::load::prefetch`] says which are worth that, by how likely they are
@@ -123,7 +123,7 @@ impl Tier {
         self.ahead = (!self.is_unified()).then(|| UploadsAhead::new(thresholds));
     }
 
-    /// The router of a layer has chosen for a single token. `waited`: seconds of waiting for files so far.
+    /// The router of a layer has chosen for a batch that decodes. `waited`: seconds of waiting for files so far.
     pub(in crate::engine) fn chose(&mut self, layer: u16, waited: f64) {
         let now = self.clock.seconds() - waited;
         let Some(ahead) = &mut self.ahead else { return };
@@ -131,12 +131,12 @@ impl Tier {
         ahead.was_alone = ahead.underway.is_empty();
     }
 
-    /// All of a single token's layer has been submitted, whose router chose `chosen`: copies for the next layers.
+    /// All of a layer of a batch that decodes has been submitted, whose router chose `chosen`: copies for the next layers.
     pub(in crate::engine) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, chosen: &Chosen) {
         let Some(mut ahead) = self.ahead.take() else { return };
         let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
         self.counters.ahead_used += used.iter().filter(|used| ahead.planner.is_outstanding(**used)).count() as u64;
-        ahead.planner.settle(step.layer, &chosen.of_token(), &used, false);
+        ahead.planner.settle(step.layer, &chosen.tokens(), &used, false);
         let own_bytes = self.counters.uploaded_bytes - self.before.1;
         ahead.planner.estimates = ahead.idle.estimates(own_bytes);
         let queued_bytes = ahead.underway.iter().filter(|own| own.layer != step.layer && !own.is_over);

@@ -32,7 +32,7 @@ impl Idle {
         }
     }
 
-    /// The router of `layer` has chosen for a single token at the time `now`, waits for files left out.
+    /// The router of `layer` has chosen for a batch that decodes at the time `now`, waits for files left out.
     pub(in crate::engine) fn chose(&mut self, layer: u16, now: f64) {
         let Some(before) = self.running.replace(Running { layer, since: now, bytes: None }) else { return };
         let (Some(bytes), Some(copying)) = (before.bytes, before.bytes.and_then(|bytes| self.seconds_of(bytes))) else {

@@ -93,8 +93,8 @@ pub struct GovernorReport {
 /// is switched off without a trial. If the next trial contradicts that, the account is believed again only after a trial
 /// has found harm: measured waits are worth more than estimates.
 ///
-/// One engine thread uses a governor: [`Governor::is_on`], a single token, [`Governor::end_token`]. Batches are not shown
-/// to it.
+/// One engine thread uses a governor: [`Governor::is_on`], a decode batch, [`Governor::end_token`]. Prompts are not shown
+/// to it. A batch of several tokens counts as one: all of them waited together.
 #[derive(Clone, Debug, SmartDefault)]
 pub struct Governor {
     options: GovernorOptions,
@@ -196,7 +196,7 @@ impl Governor {
         }
     }
 
-    /// A single token is over; it stood still for experts for `wait_seconds`. What is negative or no number was not
+    /// A token, or a batch that decodes, is over; it stood still for experts for `wait_seconds`. What is negative or no number was not
     /// measured: the token counts, its wait does not.
     pub fn end_token(&mut self, wait_seconds: f64) {
         let is_on = self.is_on();

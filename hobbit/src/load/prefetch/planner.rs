@@ -125,7 +125,7 @@ pub struct PrefetchCounters {
 
 /// Decides what to read ahead. One per link.
 ///
-/// For each layer of a single token: [`Prefetcher::settle`] with what it uses, [`Prefetcher::look_ahead`], then
+/// For each layer of a decode batch: [`Prefetcher::settle`] with what it uses, [`Prefetcher::look_ahead`], then
 /// [`Prefetcher::plan`], as often as the link falls idle.
 #[derive(Clone, Debug)]
 pub struct Prefetcher {
@@ -241,13 +241,11 @@ impl Prefetcher {
         self.counters.failed += (before - self.outstanding.len()) as u64;
     }
 
-    /// The router of `layer` chose `chosen` experts with their weights, and these versions are used. `waits`: others are
-    /// read on demand now, so that wrong guesses may stand in their way.
-    pub fn settle(&mut self, layer: u16, chosen: &[(u16, f32)], used: &[Version], waits: bool) -> Settled {
-        let weights: Vec<f32> = chosen.iter().map(|(_, weight)| *weight).collect();
-        let mut demands = Vec::with_capacity(weights.len());
-        self.options.thresholds.demands(&weights, &mut demands);
-        let asked = |index: u16| chosen.iter().position(|(own, _)| *own == index).map(|place| demands[place]);
+    /// The router of `layer` chose these experts, with their weights, for each token of a batch, and these versions are used.
+    /// `waits`: others are read on demand now, so that wrong guesses may stand in their way.
+    pub fn settle(&mut self, layer: u16, tokens: &[Vec<(u16, f32)>], used: &[Version], waits: bool) -> Settled {
+        let demands = self.demands(tokens);
+        let asked = |index: u16| demands.iter().find(|(own, _)| *own == index).map(|(_, demand)| *demand);
         self.regret.used(layer, used, waits);
         let odds = &mut self.odds;
         self.predicted.retain(|(expert, guess)| {
@@ -293,6 +291,25 @@ impl Prefetcher {
         settled
     }
 
+    /// What tokens ask of the experts that they chose, each expert once: the highest demand of all of them.
+    fn demands(&self, tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, Demand)> {
+        let mut asked: Vec<(u16, Demand)> = Vec::with_capacity(tokens.iter().map(Vec::len).sum());
+        let (mut weights, mut demands) = (Vec::new(), Vec::new());
+        for chosen in tokens {
+            weights.clear();
+            weights.extend(chosen.iter().map(|(_, weight)| *weight));
+            self.options.thresholds.demands(&weights, &mut demands);
+            let is_first = asked.is_empty();
+            for (&(index, _), &demand) in chosen.iter().zip(&demands) {
+                match asked.iter_mut().find(|(own, _)| !is_first && *own == index) {
+                    Some((_, highest)) => *highest = demand.max(*highest),
+                    None => asked.push((index, demand)),
+                }
+            }
+        }
+        asked
+    }
+
     /// The token is given up, or its layers are over: everything outstanding counts as wasted.
     pub fn abandon(&mut self) {
         self.predicted.clear();
@@ -314,23 +331,43 @@ impl Prefetcher {
         self.predicted.extend(candidates.iter().map(|own| (own.predicted.expert, own.guess())));
     }
 
-    /// The predictions for one layer, best first, with what they are worth and what is there.
+    /// The predictions for one layer, best first, with what they are worth and what is there. An expert that several tokens
+    /// are expected to use counts once: with its best score, and as the token wants it that wants it most.
     ///
     /// Weights beyond those of the experts that a token uses do not count: what is predicted there is used at most as the
     /// token's least important expert.
     fn weighed(&self, predicted: &[Predicted], holdings: &dyn Holdings) -> Vec<Candidate> {
         let Some(first) = predicted.first() else { return Vec::new() };
         let n_used = holdings.n_used(first.expert.layer);
-        let weights: Vec<f32> = predicted.iter().take(n_used).map(|predicted| predicted.score).collect();
-        let mut importance = Vec::with_capacity(predicted.len());
-        unimportance(&weights, &mut importance);
-        importance.resize(predicted.len(), 1.0);
+        let (mut weights, mut importance) = (Vec::with_capacity(n_used), Vec::with_capacity(predicted.len()));
+        let mut worths: Vec<(Predicted, Demand)> = Vec::with_capacity(predicted.len());
+        for of_token in predicted.chunk_by(|a, b| a.token == b.token) {
+            weights.clear();
+            weights.extend(of_token.iter().take(n_used).map(|predicted| predicted.score));
+            unimportance(&weights, &mut importance);
+            importance.resize(of_token.len(), 1.0);
+            let is_first = worths.is_empty();
+            for (predicted, &unimportance) in of_token.iter().zip(&importance) {
+                let worth = self.options.thresholds.demand(unimportance);
+                match worths.iter_mut().find(|(own, _)| !is_first && own.expert == predicted.expert) {
+                    None => worths.push((*predicted, worth)),
+                    Some((best, highest)) => {
+                        *highest = worth.max(*highest);
+                        if predicted.score > best.score {
+                            *best = *predicted;
+                        }
+                    }
+                }
+            }
+        }
+        if predicted[predicted.len() - 1].token != first.token {
+            worths.sort_by(|(a, _), (b, _)| b.score.total_cmp(&a.score));
+        }
         let scarcity = Scarcity::of(self.estimates.hit_rate_of_late());
-        let candidate = |(&predicted, unimportance): (&Predicted, f32)| {
+        let candidate = |(predicted, worth): (Predicted, Demand)| {
             let versions = Precision::ALL.map(|precision| Version { expert: predicted.expert, precision });
             let is_outstanding = versions.map(|version| self.is_outstanding(version));
             let is_resident = versions.map(|version| holdings.is_resident(version));
-            let worth = self.options.thresholds.demand(unimportance);
             let bytes = versions.map(|version| holdings.bytes(version));
             let displaces = versions.map(|version| holdings.displaces(version));
             let candidate =
@@ -341,7 +378,7 @@ impl Prefetcher {
             let standing = if is_missing { Standing::Missing(scarcity) } else { Standing::There };
             candidate([0, 1].map(|i| is_resident[i] || is_outstanding[i]), standing)
         };
-        predicted.iter().zip(importance).map(candidate).collect()
+        worths.into_iter().map(candidate).collect()
     }
 
     /// All predictions, layer by layer, each expert once.

@@ -47,7 +47,7 @@ fn expert(index: u16) -> ExpertId {
 
 /// Predictions for layer 1, all wanted.
 fn wanted_at(distance: u8, scores: &[f32]) -> Ahead {
-    let one = |(index, &score)| Predicted { expert: expert(index), score, distance };
+    let one = |(index, &score)| Predicted { expert: expert(index), score, distance, token: 0 };
     let predicted: Vec<_> = (0..).zip(scores).map(one).collect();
     Ahead { wanted: predicted.clone(), predicted, depth: distance }
 }
@@ -224,9 +224,9 @@ fn what_the_router_did_not_choose_is_dropped() {
     let mut prefetcher = timed(0.012);
     let loads = prefetcher.plan(&wanted(&[0.9, 0.8]), Link::default(), &World::default());
     assert_eq!(versions(&loads), high(&[0, 1]));
-    assert_eq!(prefetcher.settle(7, &chosen(&[0, 1]), &high(&[0, 1]), true), Settled::default(), "another layer");
+    assert_eq!(prefetcher.settle(7, &[chosen(&[0, 1])], &high(&[0, 1]), true), Settled::default(), "another layer");
     prefetcher.landed(loads[0].version);
-    let settled = prefetcher.settle(1, &chosen(&[0, 5]), &high(&[0, 5]), true);
+    let settled = prefetcher.settle(1, &[chosen(&[0, 5])], &high(&[0, 5]), true);
     assert!((settled.saved_seconds - 0.008).abs() < 1e-12 && (settled.delayed_seconds - 0.002).abs() < 1e-12);
     let counters = prefetcher.counters;
     assert_eq!((counters.issued, counters.useful, counters.late, counters.wasted), (2, 1, 0, 1));
@@ -236,7 +236,7 @@ fn what_the_router_did_not_choose_is_dropped() {
     // What is late saved as much as there was time for; what is wrong costs nothing where nobody waits.
     prefetcher.plan(&wanted(&[0.9, 0.9]), Link::default(), &World::default());
     prefetcher.landed(high(&[0])[0]);
-    let settled = prefetcher.settle(1, &chosen(&[1]), &high(&[1]), false);
+    let settled = prefetcher.settle(1, &[chosen(&[1])], &high(&[1]), false);
     assert_eq!(settled.delayed_seconds, 0.0);
     assert!((settled.saved_seconds - 0.004).abs() < 1e-12);
     assert_eq!(prefetcher.counters.late, 1);
@@ -249,7 +249,7 @@ fn what_the_router_did_not_choose_is_dropped() {
     // A low version of an expert that is used in high precision is a wrong guess too.
     let mut dynamic = dynamic(0.0, 1.0);
     dynamic.plan(&wanted(&[0.9]), Link::default(), &World { has_low: true, ..World::default() });
-    dynamic.settle(1, &chosen(&[0]), &high(&[0]), true);
+    dynamic.settle(1, &[chosen(&[0])], &high(&[0]), true);
     assert_eq!((dynamic.counters.useful, dynamic.counters.wasted), (0, 1));
 }
 
@@ -260,7 +260,7 @@ fn what_is_dropped_may_have_stood_in_the_way() {
     prefetcher.dropped(loads[1].version);
     prefetcher.dropped(loads[1].version);
     assert!(!prefetcher.is_outstanding(loads[1].version));
-    let settled = prefetcher.settle(1, &chosen(&[0, 5]), &high(&[0, 5]), true);
+    let settled = prefetcher.settle(1, &[chosen(&[0, 5])], &high(&[0, 5]), true);
     assert!((settled.delayed_seconds - 0.002).abs() < 1e-12);
     assert_eq!((prefetcher.counters.dropped, prefetcher.counters.wasted), (1, 0));
     assert_eq!(prefetcher.settle(1, &[], &[], true), Settled::default(), "told once");
@@ -285,7 +285,7 @@ fn the_asked_for_precision_is_learned() {
     assert_eq!(plan(&mut prefetcher), high(&[0]));
     for token in 0..100 {
         let weights = if token % 10 == 0 { [0.7, 0.3] } else { [0.3, 0.7] };
-        prefetcher.settle(1, &[(0, weights[0]), (3, weights[1])], &[], false);
+        prefetcher.settle(1, &[vec![(0, weights[0]), (3, weights[1])]], &[], false);
         plan(&mut prefetcher);
     }
     prefetcher.abandon();
@@ -300,7 +300,7 @@ fn odds_are_learned_from_all_predictions() {
     assert!(prefetcher.plan(&ask, Link::default(), &world).is_empty(), "half of a read, at one to eight");
     for _ in 0..50 {
         prefetcher.plan(&ask, Link { elapsed_seconds: 1.0, ..Link::default() }, &world);
-        prefetcher.settle(1, &chosen(&[0, 1]), &high(&[0, 1]), false);
+        prefetcher.settle(1, &[chosen(&[0, 1])], &high(&[0, 1]), false);
     }
     assert!(chance(&prefetcher.odds, 1, 0.125) > 0.9);
     assert_eq!(versions(&prefetcher.plan(&ask, Link::default(), &world)), high(&[1]));
@@ -385,7 +385,7 @@ proptest! {
             let version = |(index, is_high)| if is_high { Version::high(expert(index)) } else { Version::low(expert(index)) };
             let resident: HashSet<Version> = resident.into_iter().map(version).collect();
             let world = World { resident, has_low, large, ..World::default() };
-            let one = |&(index, score): &(u16, f32)| Predicted { expert: expert(index), score, distance };
+            let one = |&(index, score): &(u16, f32)| Predicted { expert: expert(index), score, distance, token: 0 };
             let predicted: Vec<Predicted> = predictions.iter().map(one).collect();
             let ask = Ahead { wanted: predicted.clone(), predicted, depth: distance };
             let link = Link { queued_bytes, elapsed_seconds };
@@ -427,7 +427,7 @@ proptest! {
             if settles {
                 let used: Vec<Version> = loads.iter().map(|load| load.version).take(1).collect();
                 let indices: Vec<u16> = used.iter().map(|version| version.expert.index).collect();
-                prefetcher.settle(1, &chosen(&indices), &used, true);
+                prefetcher.settle(1, &[chosen(&indices)], &used, true);
                 outstanding.clear();
             }
         }

@@ -211,4 +211,8 @@ impl Predictor for PathPredictor {
     fn begin_sequence(&mut self) {
         self.chosen.fill(None);
     }
+
+    fn fork(&self) -> Option<Box<dyn Predictor>> {
+        Some(Box::new(Self::new(self.shape.clone(), Arc::clone(&self.table))))
+    }
 }

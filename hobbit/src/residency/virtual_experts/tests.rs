@@ -31,10 +31,11 @@ fn is_present(toy: &Toy, index: u16) -> bool {
 /// waited for.
 fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
     let (n_tokens, mut chosen) = (tokens.len() as u32, Chosen::default());
-    toy.begin_batch(n_tokens);
+    let phase = Phase::of(tokens.len(), tokens.len() < 9);
+    toy.begin_batch(phase, n_tokens);
     let ids = tokens.iter().flatten().map(|&index| i32::from(index));
-    chosen.set(&split(small, LAYER, N_USED), ids).unwrap();
-    if tokens.len() <= DECODE_TOKENS_MAX {
+    chosen.set(&Split { phase, ..split(small, LAYER, N_USED) }, ids).unwrap();
+    if phase.is_decode() {
         let scores =
             |token: &[u16; N_USED]| (0..8).map(|index| if token.contains(&index) { 0.4 } else { 0.03 }).collect();
         let scores: Vec<Vec<f32>> = tokens.iter().map(scores).collect();
@@ -45,7 +46,7 @@ fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
         chosen.reroute(toy, &Elsewhere::NOTHING, &says, &mut Vec::new());
     }
     chosen.ask(&mut toy.precisions, []);
-    let step = chosen.begin(toy, None, &Elsewhere::NOTHING);
+    let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
     let is_demanded = |class: &LoadClass| !class.is_background();
     let waited = toy.reads().waiting.iter().filter(|(class, _)| is_demanded(class)).count();
     for &used in &step.used {
@@ -60,7 +61,7 @@ fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
         }
     }
     chosen.end(toy, step);
-    toy.end_batch(n_tokens, 0.01);
+    toy.end_batch(phase, n_tokens, 0.01);
     waited
 }
 

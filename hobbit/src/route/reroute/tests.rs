@@ -125,7 +125,7 @@ fn groups_that_are_masked_stay_out() {
 fn who_reads_ahead_is_told() {
     let told = |rules: Rerouting, present: &[u16]| {
         let mut scores = SCORES;
-        rules.foretell(&mut scores, 2, &|index| present.contains(&index));
+        rules.lower_missing(&mut scores, 2, &|index| present.contains(&index));
         scores
     };
     assert_eq!(told(Rerouting::default(), &[]), SCORES);

@@ -1,16 +1,19 @@
 use super::*;
 
-/// Nodes as llama.cpp makes them for one token with two experts, `[n, 2, 1]`.
+/// Nodes as llama.cpp makes them for tokens with two experts each, `[n, 2, n_tokens]`.
 #[derive(Default)]
 struct Nodes {
     #[allow(clippy::vec_box)]
     all: Vec<Box<ggml_tensor>>,
     products: Vec<(*mut ggml_tensor, SliceKind)>,
+    /// 0 stands for 1.
+    n_tokens: usize,
 }
 
 impl Nodes {
     fn tensor(&mut self, op: llama::ggml_op, ne: [i64; 2], sources: &[*mut ggml_tensor]) -> *mut ggml_tensor {
-        let mut node = plain_tensor(llama::GGML_TYPE_F32, [ne[0], ne[1], 1, 1], std::ptr::null_mut(), &unused());
+        let ne = [ne[0], ne[1], self.n_tokens.max(1) as i64, 1];
+        let mut node = plain_tensor(llama::GGML_TYPE_F32, ne, std::ptr::null_mut(), &unused());
         node.op = op;
         node.src[..sources.len()].copy_from_slice(sources);
         self.all.push(Box::new(node));
@@ -42,7 +45,7 @@ impl Nodes {
     fn chain(&self, nodes: &[*mut ggml_tensor]) -> Option<Chain> {
         let kind_of = |node| self.products.iter().find(|(product, _)| *product == node).map(|(_, kind)| *kind);
         // SAFETY: the nodes are live as long as `self`.
-        unsafe { Chain::of(nodes, 2, kind_of) }
+        unsafe { Chain::of(nodes, [2, self.n_tokens.max(1)], kind_of) }
     }
 }
 
@@ -78,6 +81,27 @@ fn gate_up_and_down_with_biases_are_one_chain() {
     // What later nodes read of the middle would be missing.
     let late = nodes.tensor(llama::GGML_OP_SQR, [4, 2], &[glu]);
     assert!(nodes.chain(&[up, gate, biased, glu, down, late]).is_none());
+}
+
+#[test]
+fn each_token_of_a_batch_has_rows_of_its_own() {
+    let mut nodes = Nodes { n_tokens: 3, ..Nodes::default() };
+    let (x, ids) = (nodes.leaf([8, 1]), nodes.leaf([2, 1]));
+    let both = nodes.product(SliceKind::GateUp, 8, x, ids);
+    let gate = nodes.view(both, llama::GGML_OP_VIEW, 4, 0);
+    let up = nodes.view(both, llama::GGML_OP_VIEW, 4, 4);
+    let glu = nodes.tensor(llama::GGML_OP_GLU, [4, 2], &[gate, up]);
+    let down = nodes.product(SliceKind::Down, 8, glu, ids);
+    let all = [both, gate, up, glu, down];
+    let chain = nodes.chain(&all).expect("every node is row by row");
+    // Six pairs: a copy of its token's input for each, then rows of 8, 4 and 8.
+    assert_eq!(rows(&chain, 0, 1), (0, 8, 8));
+    assert_eq!((chain.n_floats, chain.links[2].start), (6 * (8 + 8 + 4 + 8), 6 * (8 + 8 + 4)));
+    assert_eq!(rows(&chain, 1, 1), (48 + 4, 8, 4));
+    // Tokens that do not lie as far from one another as in the whole are no part of its rows.
+    // SAFETY: a node of these.
+    unsafe { (*up).nb[2] /= 2 };
+    assert!(nodes.chain(&all).is_none());
 }
 
 #[test]

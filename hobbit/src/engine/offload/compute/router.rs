@@ -5,7 +5,7 @@ use crate::engine::hierarchy::Routers;
 use crate::engine::split::Router;
 
 impl Offload {
-    /// Reads the router's choice, its weights and what it saw of a single token, and waits for all that was submitted.
+    /// Reads the router's choice, its weights and what it saw, and waits for all that was submitted.
     ///
     /// # Safety
     /// The tensors are live and allocated on the device.
@@ -62,13 +62,19 @@ impl Offload {
         Ok(())
     }
 
-    /// A single token's layer has been submitted: reads and copies for the next ones.
+    /// What the router saw, token by token; nothing where that was not wanted.
+    pub(super) fn inputs(&self) -> Vec<&[f32]> {
+        let n_tokens = self.chosen.routing.n_tokens.max(1);
+        self.input.chunks_exact((self.input.len() / n_tokens).max(1)).collect()
+    }
+
+    /// A layer of a batch that decodes has been submitted: reads and copies for the next ones.
     pub(super) fn look_ahead(&self, tier: &mut Tier, beside: &mut Beside, step: &LayerStep) {
         let Beside { host, routers, others, .. } = beside;
-        let input = (!self.input.is_empty()).then_some(&self.input[..]);
-        let mut later = |layers: &[u16]| routers.of_later(layers, input);
+        let inputs = self.inputs();
+        let mut later = |layers: &[u16]| routers.of_later(layers, &inputs);
         let is_on_device = |version| tier.is_resident(version) || others.have(version);
-        self.chosen.foresee(host, step, &mut later, &is_on_device);
+        self.chosen.predict(host, step, &mut later, &is_on_device);
         tier.upload_ahead(host, step, &self.chosen);
     }
 
