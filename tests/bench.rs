@@ -82,7 +82,7 @@ fn both_engines_have_the_same_logits_on_a_text_at_any_cache_size() {
     assert_eq!((single["n_gen"].as_u64(), single["n_depth"].as_u64()), (Some(8), Some(4)));
     assert_eq!(single["hobbit_steps_ns"].as_array().unwrap().len(), 32);
     assert!(single["hobbit_misses"].as_u64().unwrap() > 0 && single["hobbit_bytes"].as_u64().unwrap() > 0);
-    assert_eq!((&single["hobbit_policy"], &single["hobbit_precision"]), (&"foresight".into(), &"exact".into()));
+    assert_eq!((&single["hobbit_policy"], &single["hobbit_precision"]), (&"learned".into(), &"exact".into()));
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn budgets_count_routers_and_tables() {
     let model = fixture::write(dir.path(), &wide);
     let minimum = stated_minimum(&model, &[]);
     for budget in [bytes(&minimum), bytes(&minimum) + (40 << 20)] {
-        for policy in ["foresight", "lru"] {
+        for policy in ["learned", "lru"] {
             let measured = measure(&model, &["--mem-budget", &budget.to_string(), "--policy", policy]);
             let peak = measured.peak_rss_bytes;
             assert!(peak <= budget, "--policy {policy}: {peak} bytes resident, {budget} allowed");

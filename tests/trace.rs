@@ -172,7 +172,7 @@ fn a_fitted_profile_saves_misses_and_its_run_is_replayed_too() {
 fn the_replay_of_a_warm_run_begins_as_warm() {
     let dir = tempfile::tempdir().unwrap();
     // One that knows no more than the order of uses, one that starts its counts over, three with state of their own.
-    let kinds = [PolicyKind::Lru, PolicyKind::Hobbit, PolicyKind::EdgeMoe, PolicyKind::Arc, PolicyKind::Foresight];
+    let kinds = [PolicyKind::Lru, PolicyKind::Hobbit, PolicyKind::EdgeMoe, PolicyKind::Arc, PolicyKind::Learned];
     for policy in kinds {
         let (state, path) = (dir.path().join(format!("{policy}.state")), dir.path().join(format!("{policy}.trace")));
         let cold = ModelOptions { cache_state: Some(state.clone()), ..options(policy, None) };

@@ -132,7 +132,7 @@ fn the_second_run_begins_where_the_first_ended() {
     let tokens = tokens();
     let (first, second) = (&tokens[..400], &tokens[400..600]);
     let mut table = String::new();
-    for policy in [PolicyKind::Lru, PolicyKind::EdgeMoe, PolicyKind::Foresight] {
+    for policy in [PolicyKind::Lru, PolicyKind::EdgeMoe, PolicyKind::Learned] {
         let state = dir.path().join(policy.name());
         let before = run(&demo(), &options(50.0, policy, Some(&state)), &[first]);
         assert_eq!(before.warm, None, "there was no file");
@@ -198,7 +198,7 @@ fn a_run_that_computes_nothing_leaves_the_file_as_it_is() {
     // Equal files and equal tokens: equal hits, and equal files in the end.
     let again = || {
         fs::write(&state, &saved).unwrap();
-        let run = run(&demo(), &options(25.0, PolicyKind::Foresight, Some(&state)), &[&tokens[50..150]]);
+        let run = run(&demo(), &options(25.0, PolicyKind::Learned, Some(&state)), &[&tokens[50..150]]);
         (run.counts, fs::read(&state).unwrap())
     };
     assert!(again() == again());
@@ -257,7 +257,7 @@ fn what_is_resident_of_a_hostile_file_is_only_what_the_model_has() {
     let state = dir.path().join("state");
     let tokens = tokens();
     let text = &tokens[..50];
-    let cold = run(&demo(), &options(50.0, PolicyKind::Foresight, Some(&state)), &[text]);
+    let cold = run(&demo(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);
     let mut hostile = CacheState::from_bytes(&fs::read(&state).unwrap()).unwrap();
     let host = &mut hostile.caches[0];
     host.statistics.iter_mut().for_each(|byte| *byte = !*byte);
@@ -271,7 +271,7 @@ fn what_is_resident_of_a_hostile_file_is_only_what_the_model_has() {
     let more = hobbit::cache::SavedCache { name: "no such device".to_owned(), ..host.clone() };
     hostile.caches.push(more);
     fs::write(&state, hostile.to_bytes()).unwrap();
-    let warm = run(&demo(), &options(50.0, PolicyKind::Foresight, Some(&state)), &[text]);
+    let warm = run(&demo(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);
     assert_eq!(warm.warm.unwrap().experts, 24);
     assert!(warm.logits == cold.logits);
 }

@@ -150,10 +150,10 @@ class Subject:
 
 
 def hobbit_policies(subject):
-    print("Penalty of misses (a high load 1, a low one its share of the bytes) in mixed precision, to that of random eviction "
+    print("Penalty of misses (a high load 1, a low one its share of the bytes) in mixed precision, to that of LRU "
           f"(section 5.5.3, figure 18); low versions of {LOW_BYTES} of the bytes in {LOW_SHARE} of the cache, T1 0.6, T2 0.9.\n")
     mixed = ["--low-bytes", LOW_BYTES, "--low-share", LOW_SHARE, *THRESHOLDS, "--upgrade", "off"]
-    names = ["random", "lru", "lfu-model", "lfu", "lhu", "fld", "foresight", "belady"]
+    names = ["lru", "lfu-model", "lfu", "learned", "belady"]
     columns, heading = [], ["policy", "paper"]
     for slots in ("even", "global"):
         for budget in BUDGETS:
@@ -166,11 +166,11 @@ def hobbit_policies(subject):
             columns.append((column, weights))
             heading.append(f"{slots}, {budget}")
     lines = []
-    for name in ["random", "lru", "lfu-model", "lfu", "lhu", "fld", "hobbit", "foresight", "belady"]:
+    for name in ["lru", "lfu-model", "lfu", "hobbit", "learned", "belady"]:
         words = {"hobbit": "**hobbit**, fitted weights", "belady": "the optimum, nearly", "lfu-model": "lfu, of the model",
                  "lfu": "lfu, of the sequence"}
-        cells = [f"{column[name]['penalty'] / column['random']['penalty']:.3f}" for column, _ in columns]
-        lines.append([words.get(name, name), {"random": "1"}.get(name, "figure"), *cells])
+        cells = [f"{column[name]['penalty'] / column['lru']['penalty']:.3f}" for column, _ in columns]
+        lines.append([words.get(name, name), {"lru": "1"}.get(name, "figure"), *cells])
     below = lambda base: [less(column["hobbit"]["penalty"], column[base]["penalty"]) for column, _ in columns]
     lines.append(["hobbit below lru", "4.69 to 8.68 %", *below("lru")])
     lines.append(["hobbit below lfu of the sequence", "2.13 to 4.19 %", *below("lfu")])
@@ -220,7 +220,7 @@ def hobbit_gates(subject):
 def edgemoe_policies(subject):
     print("Hit rates in one pool over all layers, nothing preloaded (section IV-B, figure 14: the paper's has the highest of five; "
           "no numbers are told).\n")
-    names = ["random", "lru", "lfu", "lfu-model", "edgemoe", "fld", "foresight", "belady"]
+    names = ["lru", "lfu", "lfu-model", "edgemoe", "learned", "belady"]
     rows = replay(subject.evaluation, "--slots", "global", policies=",".join(names[:-1]))
     even = replay(subject.evaluation, policies="edgemoe")
     lines = [[name, *(percent(hit_rate(rows[budget, "none", name])) for budget in BUDGETS)] for name in names]
@@ -276,7 +276,7 @@ def fate_lines(subject):
 
 
 def fate_slots(subject):
-    even = replay(subject.evaluation, policies="lru,arc,foresight")
+    even = replay(subject.evaluation, policies="lru,arc,learned")
     lines = [["LRU, even, hit rate", *(percent(hit_rate(even[budget, "none", "lru"])) for budget in BUDGETS)]]
     lines.append(["ARC, even", *(percent(hit_rate(even[budget, "none", "arc"])) for budget in BUDGETS)])
     for layers in (1, 3, 4):
@@ -300,7 +300,7 @@ def fate_slots(subject):
             bare = replay(subject.evaluation, "--slots", slots, policies="arc")
             ratio = [f"{row['bytes'] / bare[budget, 'none', 'arc']['bytes']:.2f}x" for budget, row in zip(BUDGETS, cells)]
             lines.append([f"bytes read for that, to none ahead, {name}", *ratio])
-    lines.append(["foresight, even", *(percent(hit_rate(even[budget, "none", "foresight"])) for budget in BUDGETS)])
+    lines.append(["learned, even", *(percent(hit_rate(even[budget, "none", "learned"])) for budget in BUDGETS)])
     table(["slots", *BUDGETS], lines)
 
 

@@ -20,7 +20,7 @@ at = rest.index("--halves") if "--halves" in rest else len(rest)
 traces, halves = rest[:at], rest[at + 1 :]
 
 
-def replay(trace, *options, policy="foresight", budgets=BUDGETS):
+def replay(trace, *options, policy="learned", budgets=BUDGETS):
     command = [sim, "replay", trace, "--policy", policy, "--budget", ",".join(budgets), "--json", *options]
     return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)[0]
 
@@ -37,7 +37,7 @@ def total(row, *keys):
     return sum(phase[keys[0]] for phase in phases)
 
 
-def rows(answer, policy="foresight"):
+def rows(answer, policy="learned"):
     """By budget and predictor."""
     return {(row["budget"], row["predictor"]): row for row in answer["replays"] if row["policy"] == policy}
 
@@ -50,7 +50,7 @@ def table(first, columns, lines):
     print()
 
 
-def misses(trace, *options, policy="foresight"):
+def misses(trace, *options, policy="learned"):
     answer = rows(replay(trace, *options, policy=policy), policy)
     return [total(answer[budget, "none"], "misses") for budget in BUDGETS]
 
@@ -71,7 +71,7 @@ def slots(trace):
     for name, options in [("the optimum, even", []), ("the optimum, one pool", ["--slots", "global"])]:
         optimum = misses(trace, *options, policy="belady")
         lines.append([name, *(f"{own / base:.3f}" for own, base in zip(optimum, even))])
-    table("slots, misses of foresight to even slots", BUDGETS, lines)
+    table("slots, misses of learned to even slots", BUDGETS, lines)
 
 
 def sight(trace):
@@ -79,18 +79,18 @@ def sight(trace):
     lines = []
     for name, options in [("even", []), ("one pool", ["--slots", "global"])]:
         for budget in BUDGETS[:3]:
-            policies = "foresight," + ",".join(f"belady:{tokens}" for tokens in far)
+            policies = "learned," + ",".join(f"belady:{tokens}" for tokens in far)
             replays = replay(trace, *options, policy=policies, budgets=[budget])["replays"]
             of = {row["policy"]: row for row in replays}
-            first = total(of["foresight"], "misses")
+            first = total(of["learned"], "misses")
             cells = [f"{of[name]['penalty_to_belady']:.2f}" for name in policies.split(",")]
             lines.append([f"{name}, {budget}", str(first), *cells])
-    table("misses to the optimum's", ["foresight, misses", "knows nothing", *(f"next {n}" for n in far)], lines)
+    table("misses to the optimum's", ["learned, misses", "knows nothing", *(f"next {n}" for n in far)], lines)
 
 
 def halved(first, second):
     fitted = first + ".policy.json"
-    command = [sim, "calibrate", first, "--policy", "foresight", "--budget", "25%", "-o", fitted]
+    command = [sim, "calibrate", first, "--policy", "learned", "--budget", "25%", "-o", fitted]
     subprocess.run(command, capture_output=True, check=True, text=True)
     even = misses(second)
     lines = [["even, misses", *map(str, even)]]
@@ -100,7 +100,7 @@ def halved(first, second):
         ("one pool over all layers", ["--slots", "global"]),
     ]:
         lines.append([name, *(f"{own / base:.3f}" for own, base in zip(misses(second, *options), even))])
-    table("slots, misses of foresight to even slots", BUDGETS, lines)
+    table("slots, misses of learned to even slots", BUDGETS, lines)
 
 
 def time_of(trace):
@@ -158,7 +158,7 @@ for trace in traces:
     table("policy", BUDGETS, [[name, *(f"{of[name, budget]:.3f}" for budget in BUDGETS)] for name in names])
     print("How slots are divided: misses, and to those of even slots.\n")
     slots(trace)
-    print("What knowing the next tokens' routes would bring: foresight that evicts nobody whom they need.\n")
+    print("What knowing the next tokens' routes would bring: learned that evicts nobody whom they need.\n")
     sight(trace)
     print("Predictions taken from the recording: hit rate in decode, bytes read a token (prompt included), waits a token, "
           "simulated speed, used part of what was read ahead.\n")

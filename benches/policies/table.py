@@ -5,7 +5,7 @@ import json
 import sys
 
 PERCENTS = ["25", "37.5", "50", "62.5", "75"]
-ORDER = "lru lfu lhu fld hobbit edgemoe smoe arc s3fifo sieve foresight".split()
+ORDER = "lru lfu hobbit edgemoe smoe arc learned".split()
 
 
 def key(file):
@@ -46,7 +46,7 @@ for trace in json.load(open("replays.json")):
     lines += ["", f"**{name}**, {tokens} tokens", "", "| policy | " + " | ".join(budgets) + " |", "|---|" + "---|" * len(budgets)]
     of = {(f["policy"], f["budget"]): f for f in figures}
     lines.append("| LRU, hit rate | " + " | ".join(f"{100 * of['lru', b]['hit_rate']:.1f} %" for b in budgets) + " |")
-    lines.append("| foresight, hit rate | " + " | ".join(f"{100 * of['foresight', b]['hit_rate']:.1f} %" for b in budgets) + " |")
+    lines.append("| learned, hit rate | " + " | ".join(f"{100 * of['learned', b]['hit_rate']:.1f} %" for b in budgets) + " |")
     for policy in ORDER[:5] + ["hobbit, fitted"] + ORDER[5:] + ["belady"]:
         lines.append(f"| {policy} | " + " | ".join(f"{of[policy, b]['to_lru']:.3f}" for b in budgets) + " |")
 json.dump({"note": "decode one token at a time; penalty: misses, all of high precision; syn: synthetic routing (random weights)",

@@ -21,8 +21,7 @@ use crate::threads;
 
 /// Arguments of `pack`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Types are ggml's: q2_k, q3_k, q4_k, q8_0, f16 and so on. \
-    A run that was stopped or killed is taken up by the same command.\n\n\
+#[command(after_help = "Types are ggml's: q2_k, q3_k, q4_k, q8_0, f16 and so on.\n\n\
     Examples:\n  \
     gguf-tools pack mixtral.Q8_0.gguf -o mixtral.hobbit.gguf --low q2_k,down=q3_k\n  \
     gguf-tools pack mixtral.Q8_0.gguf -o mixtral.hobbit.gguf --nested\n  \
@@ -43,7 +42,7 @@ pub struct Args {
     /// Types of the high-precision versions [default: the model's own]
     #[arg(long, value_name = "TYPES")]
     high: Option<TypeChoice>,
-    /// Importance matrix made by llama-imatrix
+    /// Importance matrix made by llama-imatrix, in its GGUF format
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
     /// Number of threads [default: one per core]
@@ -67,7 +66,7 @@ pub struct Args {
     /// penalties and, unless others are given here, thresholds
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Replace what is in the way: the pack, or unfinished work of another run
+    /// Replace the pack if it exists
     #[arg(long)]
     force: bool,
     /// End as if killed once N tensors and records are finished
@@ -107,9 +106,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     for pack::Fallback { tensor, ne0, wanted, taken } in &written.fallbacks {
         tell(format_args!("note: {tensor}: rows of {ne0} are no whole blocks of {wanted}, took {taken}"));
     }
-    if written.resumed > 0 {
-        tell(format_args!("note: {} tensors and records were there from an earlier run", written.resumed));
-    }
     let info = Pack::open(&written.path)?.info;
     let types = [("high", info.high), ("low", info.low)];
     let types: Vec<_> = types.iter().filter_map(|(what, types)| Some(format!("{what} {}", types.as_ref()?))).collect();
@@ -118,7 +114,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// That neither the pack nor its partial file is written over what goes into it.
+/// Refuses an output, or its partial file, that is one of the inputs.
 fn check_output(args: &Args) -> anyhow::Result<()> {
     let partial = pack::partial_path(&args.output);
     let outputs = [(&args.output, Kind::Model), (&partial, Kind::PartialModel)];
@@ -137,7 +133,6 @@ fn check_output(args: &Args) -> anyhow::Result<()> {
 
 fn show(bar: &mut Bar, progress: Progress) -> ControlFlow<()> {
     let stage = match progress.stage {
-        Stage::Checking => "checking",
         Stage::Writing => "packing",
         Stage::Hashing => "hashing",
     };

@@ -145,7 +145,7 @@ fn a_damaged_expert_is_named() {
     assert!(!Path::new(&again).exists());
 }
 
-/// The process ends without a chance to tidy up, at different places; the same command goes on and makes the same file.
+/// The process is killed at different places; nothing opens as a pack, and the same command makes the same file.
 #[cfg(unix)]
 #[test]
 fn killed_in_the_middle() {
@@ -162,19 +162,16 @@ fn killed_in_the_middle() {
         let out = tool(&[&args[..], &["--threads", "2", "--stop-after", n]].concat());
         assert_eq!(out.status.code(), None, "{:?}", out.status);
         assert!(out.status.signal().is_some() && !Path::new(&pack).exists());
-        let journal = fs::metadata(format!("{pack}.partial.journal")).unwrap().len();
-        assert!(journal >= 64 * (1 + n.parse::<u64>().unwrap()), "{n}: {journal}");
         let partial = tool(&["verify", &format!("{pack}.partial")]);
         assert_eq!(partial.status.code(), Some(1), "what was killed does not open as a pack");
-        let out = succeed(&args);
-        assert!(text(&out.stderr).contains("from an earlier run"), "{}", text(&out.stderr));
+        succeed(&args);
         assert!(fs::read(&pack).unwrap() == expected, "{n}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left but model and pack");
         fs::remove_file(&pack).unwrap();
     }
 }
 
-/// The file system takes no more (here: files of at most 1 MiB): a clear error, and with room the work goes on.
+/// The file system takes no more (here: files of at most 1 MiB): a clear error, and nothing is left.
 #[cfg(unix)]
 #[test]
 fn a_full_disk() {
@@ -188,12 +185,9 @@ fn a_full_disk() {
     let out = limited(2048);
     assert_eq!(out.status.code(), Some(1), "{:?}", out.status);
     let message = text(&out.stderr);
-    for part in ["pack.gguf.partial: cannot write", "the same command goes on"] {
-        assert!(message.contains(part), "{message}");
-    }
-    assert!(!Path::new(&pack).exists());
-    let out = succeed(&["pack", &model, "-o", &pack]);
-    assert!(text(&out.stderr).contains("from an earlier run"), "{}", text(&out.stderr));
+    assert!(message.contains("pack.gguf.partial: cannot write"), "{message}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing but the model");
+    succeed(&["pack", &model, "-o", &pack]);
     succeed(&["verify", &pack]);
     succeed(&["unpack", &pack, "-o", &again]);
     assert!(fs::read(&model).unwrap() == fs::read(&again).unwrap());
@@ -220,7 +214,7 @@ fn low_versions_are_quantised() {
     succeed(&["unpack", &pack, "-o", &again]);
     assert!(fs::read(&model).unwrap() == fs::read(&again).unwrap());
 
-    // In two steps, killed in the first, on another number of threads: the same bytes.
+    // After a run that was killed, on another number of threads: the same bytes.
     let other = dir.path().join("other.gguf");
     let other = other.to_str().unwrap();
     let args = ["pack", &model, "-o", other, "--low", "q2_k,down=q3_k", "--threads", "1"];

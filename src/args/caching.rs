@@ -15,7 +15,7 @@ use hobbit::units::parse_percent;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
 pub struct CachingArgs {
-    /// Who leaves a cache when room is needed: lru, lfu, lhu, fld, hobbit, edgemoe, smoe, arc, s3fifo, sieve or foresight
+    /// Eviction policy of the cache: lru, lfu, hobbit, edgemoe, smoe, arc or learned
     #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_POLICY")]
     pub policy: PolicyKind,
     /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with commas

@@ -190,7 +190,7 @@ mod tests {
         );
         assert_eq!(
             told("swapmoe", &[]),
-            "preset swapmoe: --policy foresight --expert-slots even --predictor none --prefetch-distance 1 --prefetch off \
+            "preset swapmoe: --policy learned --expert-slots even --predictor none --prefetch-distance 1 --prefetch off \
              --cpu-helper off --virtual-experts auto"
         );
         assert_eq!(told("none", &[]), "");

@@ -21,7 +21,7 @@ Examples:
       As llama-bench: a prompt of 512 random tokens, then 128 single ones.
   hobbit-bench -m mixtral.gguf --prompt-file book.txt --limit 2.5GiB --baseline -p 0 -n 0 -pg 16,32 -pg 128,128 -o json
       Real text, in a memory control group, hobbit and plain llama.cpp alternately (as root).
-  hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 10%,25%,50%,100% --policy lru,foresight
+  hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 10%,25%,50%,100% --policy lru,learned
       Every flag of hobbit-cli that says how experts are held takes a list: all combinations are run.
 
   hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 25% --preset none,hobbit,fate
@@ -358,7 +358,7 @@ mod tests {
     fn hobbits_flags_take_lists() {
         let typed = typed(&[
             "--policy",
-            "lru,foresight",
+            "lru,learned",
             "--expert-cache",
             "25%",
             "--expert-cache",
@@ -370,7 +370,7 @@ mod tests {
         let expected = [
             vec!["--expert-cache=25%", "--expert-cache=1GiB"],
             vec!["--low=q2_k,down=q3_k"],
-            vec!["--policy=lru", "--policy=foresight"],
+            vec!["--policy=lru", "--policy=learned"],
         ];
         assert_eq!(typed.engine, expected);
         let args = expert_args(&["--policy=lru".into(), "--no-overlap".into()]).unwrap();

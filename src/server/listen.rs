@@ -4,17 +4,15 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use axum::Router;
-use axum::http::Method;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::Response;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{get, post};
 use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::api::predict::Predictor;
 use super::api::{anthropic, chat, completions, embeddings, native, responses, small};
 use super::app::App;
 use super::http::connections::{self, Acceptor, Connections};
@@ -31,101 +29,61 @@ const IDLE_PATIENCE: Duration = Duration::from_secs(75);
 /// Bytes that a connection may have read or written and not passed on.
 const CONNECTION_BYTES: usize = 64 << 10;
 
-/// A path, and who answers there.
-type Endpoint = (&'static str, MethodRouter<Arc<App>>);
-
-/// What can be looked at.
-fn gets() -> Vec<Endpoint> {
-    vec![
-        ("/health", get(small::health)),
-        ("/v1/health", get(small::health)),
-        ("/models", get(small::models)),
-        ("/v1/models", get(small::models)),
-        ("/api/tags", get(small::models)),
-        ("/props", get(small::props)),
-        ("/slots", get(small::slots)),
-        ("/metrics", get(small::metrics)),
-        ("/experts", get(small::experts)),
-        ("/lora-adapters", get(small::adapters)),
-    ]
-}
-
-/// What can be asked.
-fn posts() -> Vec<Endpoint> {
-    vec![
-        ("/props", post(small::set_props)),
-        ("/slots/{id}", post(small::act_on_slot)),
-        ("/tokenize", post(small::tokenize)),
-        ("/detokenize", post(small::detokenize)),
-        ("/infill", post(small::infill)),
-        ("/lora-adapters", post(small::set_adapters)),
-        ("/completion", post(native::completion)),
-        ("/completions", post(native::completion)),
-        ("/v1/completions", post(completions::completions)),
-        ("/apply-template", post(chat::apply_template)),
-        ("/chat/completions", post(chat::completions)),
-        ("/chat/completions/input_tokens", post(chat::input_tokens)),
-        ("/chat/completions/control", post(chat::control)),
-        ("/v1/chat/completions", post(chat::completions)),
-        ("/v1/chat/completions/input_tokens", post(chat::input_tokens)),
-        ("/v1/chat/completions/control", post(chat::control)),
-        ("/responses", post(responses::responses)),
-        ("/responses/input_tokens", post(responses::input_tokens)),
-        ("/v1/responses", post(responses::responses)),
-        ("/v1/responses/input_tokens", post(responses::input_tokens)),
-        ("/v1/messages", post(anthropic::messages)),
-        ("/v1/messages/count_tokens", post(anthropic::count_tokens)),
-        ("/embedding", post(embeddings::native)),
-        ("/embeddings", post(embeddings::native)),
-        ("/v1/embeddings", post(embeddings::openai)),
-        ("/rerank", post(small::rerank)),
-        ("/reranking", post(small::rerank)),
-        ("/v1/rerank", post(small::rerank)),
-        ("/v1/reranking", post(small::rerank)),
-    ]
-}
-
 /// All endpoints.
-///
-/// # Errors
-/// Predictions have the path of another endpoint.
-fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Result<Router> {
-    let (gets, posts) = (gets(), posts());
-    let path = |(path, _): &Endpoint| *path;
-    let looked: Vec<&str> = gets.iter().map(path).collect();
-    let asked: Vec<&str> = posts.iter().map(path).collect();
-    let endpoints = gets.into_iter().chain(posts).fold(Router::new(), |all, (path, own)| all.route(path, own));
-    let mut router = endpoints.clone();
+fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
+    let mut router = Router::new()
+        .route("/health", get(small::health))
+        .route("/v1/health", get(small::health))
+        .route("/models", get(small::models))
+        .route("/v1/models", get(small::models))
+        .route("/api/tags", get(small::models))
+        .route("/props", get(small::props))
+        .route("/slots", get(small::slots))
+        .route("/metrics", get(small::metrics))
+        .route("/experts", get(small::experts))
+        .route("/lora-adapters", get(small::adapters))
+        .route("/props", post(small::set_props))
+        .route("/slots/{id}", post(small::act_on_slot))
+        .route("/tokenize", post(small::tokenize))
+        .route("/detokenize", post(small::detokenize))
+        .route("/infill", post(small::infill))
+        .route("/lora-adapters", post(small::set_adapters))
+        .route("/completion", post(native::completion))
+        .route("/completions", post(native::completion))
+        .route("/v1/completions", post(completions::completions))
+        .route("/apply-template", post(chat::apply_template))
+        .route("/chat/completions", post(chat::completions))
+        .route("/chat/completions/input_tokens", post(chat::input_tokens))
+        .route("/chat/completions/control", post(chat::control))
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/chat/completions/input_tokens", post(chat::input_tokens))
+        .route("/v1/chat/completions/control", post(chat::control))
+        .route("/responses", post(responses::responses))
+        .route("/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/embedding", post(embeddings::native))
+        .route("/embeddings", post(embeddings::native))
+        .route("/v1/embeddings", post(embeddings::openai))
+        .route("/rerank", post(small::rerank))
+        .route("/reranking", post(small::rerank))
+        .route("/v1/rerank", post(small::rerank))
+        .route("/v1/reranking", post(small::rerank));
     if app.settings.has_page {
         router = router.merge(page::router());
     }
-    router = router.fallback(small::nothing).method_not_allowed_fallback(small::wrong_method);
-    if let Some(vertex) = &app.settings.vertex {
-        let path = &vertex.predict;
-        if looked.iter().chain(&asked).any(|own| own == path) {
-            bail!("AIP_PREDICT_ROUTE={path}: another endpoint has this path");
-        }
-        let paths = looked.into_iter().map(|path| (Method::GET, path));
-        let paths = paths.chain(asked.into_iter().map(|path| (Method::POST, path)));
-        let predictor = Predictor::new(endpoints.with_state(Arc::clone(app)), paths);
-        // Around the others: whatever else had the path of health, Vertex AI looks there for health.
-        let mut outer = Router::new()
-            .without_v07_checks()
-            .route(path, post(move |app, body| predictor.clone().predict(app, body)))
-            .method_not_allowed_fallback(small::wrong_method);
-        if let Some(path) = &vertex.health {
-            outer = outer.route(path, get(small::health));
-        }
-        router = outer.fallback_service(router.with_state(Arc::clone(app)));
-    }
-    Ok(router
+    router
+        .fallback(small::nothing)
+        .method_not_allowed_fallback(small::wrong_method)
         .layer(map_response(with_charset))
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))
         .layer(from_fn_with_state(Arc::clone(app), guard::cross_origin))
         .layer(from_fn_with_state(Arc::clone(app), guard::known_host))
         .layer(from_fn_with_state(Arc::clone(connections), connections::follow))
-        .with_state(Arc::clone(app)))
+        .with_state(Arc::clone(app))
 }
 
 /// JSON says how it is encoded, as llama-server's does.
@@ -166,7 +124,7 @@ impl Listening {
 /// Binds all addresses and begins to answer; until the model is there, that it is loading.
 ///
 /// # Errors
-/// An address that cannot be had, keys that cannot be read, a path for predictions that is taken.
+/// An address that cannot be had, keys that cannot be read.
 pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     let settings = &app.settings;
     let tls = match &settings.tls {
@@ -199,7 +157,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         // The same for all where it was for us to choose.
         port = bound.port();
         let handle = Handle::new();
-        let service = router(app, &connections)?.into_make_service();
+        let service = router(app, &connections).into_make_service();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
         let acceptor = Acceptor(Arc::clone(&connections));

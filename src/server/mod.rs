@@ -3,7 +3,7 @@
 //! **Two threads of life.** HTTP ([`http`], [`api`], [`page`]) runs on tokio: it turns requests into jobs ([`job`]) and what the
 //! engine tells of them into answers. The engine's thread ([`worker`]) alone has the session; [`slots`] chooses which sequence takes a
 //! prompt, [`schedule`] how much of prompts may be evaluated while others wait for their next token, [`text`] what of a token may be
-//! shown. [`status`] is what both may look at, [`vertex`] what a cloud tells its containers. [`saved`] keeps slots in files.
+//! shown. [`status`] is what both may look at. [`saved`] keeps slots in files.
 
 mod adapters;
 mod api;
@@ -22,7 +22,6 @@ mod settings;
 mod slots;
 mod status;
 mod text;
-mod vertex;
 mod worker;
 
 use std::ffi::OsString;

@@ -8,7 +8,6 @@ use hobbit::options::{ModelOptions, SamplingOptions, SessionOptions};
 
 use super::http::guard::{Cors, Hosts};
 use super::http::memory;
-use super::vertex::Vertex;
 use crate::args::server::ServerArgs;
 use crate::reasoning::Reasoning;
 use crate::resolve::{self, Surroundings, Verbosity};
@@ -21,8 +20,6 @@ const SLOTS: u32 = 4;
 pub struct Settings {
     pub hosts: Vec<String>,
     pub port: u16,
-    /// Whom predictions are served.
-    pub vertex: Option<Vertex>,
     /// Sorted.
     pub aliases: Vec<String>,
     pub tags: Vec<String>,
@@ -134,19 +131,15 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
     let model_options = ModelOptions { reserved_bytes: memory::reserved(http.max_body.0), ..model_options };
     let schema = resolve::json_schema(&sampling, around)?;
-    let vertex = Vertex::read(|name| std::env::var_os(name))?;
-    // Vertex AI asks by a name of its own, and no browser runs where its containers do.
-    let hosts_allowed =
-        match api_keys.is_empty() && vertex.is_none() && !http.allowed_hosts.iter().any(|name| name == "*") {
-            true => Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect()),
-            false => Hosts::Any,
-        };
+    let hosts_allowed = if api_keys.is_empty() && !http.allowed_hosts.iter().any(|name| name == "*") {
+        Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect())
+    } else {
+        Hosts::Any
+    };
     let settings = Settings {
         hosts_allowed,
         hosts: http.host,
-        // As in llama-server, whatever --port says.
-        port: vertex.as_ref().map_or(http.port, |vertex| vertex.port),
-        vertex,
+        port: http.port,
         aliases,
         tags: http.tags,
         api_keys,

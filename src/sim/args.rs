@@ -92,8 +92,8 @@ pub struct ReplayArgs {
     /// Traces
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Policies, separated by commas; 'all' is every one of the engine's. Of the simulator alone are 'random' ('random:7' of another
-    /// seed), 'lfu-model' (uses of the whole run, where lfu counts a sequence's) and 'belady:4' (knows the next 4 tokens). LRU and
+    /// Policies, separated by commas; 'all' is every one of the engine's. Of the simulator alone are 'lfu-model'
+    /// (uses of the whole run, where lfu counts a sequence's) and 'belady:4' (knows the next 4 tokens). LRU and
     /// the optimum (belady) are always simulated beside them
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
     pub policy: Names<Eviction>,

@@ -44,7 +44,7 @@ fn every_architecture(options: &Options) {
     let device = device(options);
     let on_it = named(&[&device]);
     let kinds = [
-        (PredictorKind::StackedGate, PolicyKind::Foresight),
+        (PredictorKind::StackedGate, PolicyKind::Learned),
         (PredictorKind::CrossLayer, PolicyKind::Smoe),
         (PredictorKind::Previous, PolicyKind::Lru),
     ];
@@ -101,7 +101,7 @@ fn two_devices() {
         {
             let placed = Placed { devices: &names, tensor_split: split, ..Placed::default() };
             let on_both = DeviceOptions { tensor_split: split.to_vec(), cache: HALF, ..named(&[&a, &b]) };
-            compare_with(&placed, &on_both, &[&a, &b], always(predictor, PolicyKind::Foresight));
+            compare_with(&placed, &on_both, &[&a, &b], always(predictor, PolicyKind::Learned));
         }
     }
 }

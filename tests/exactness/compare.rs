@@ -118,7 +118,7 @@ fn check_variant(
     let caching = match variant.ahead {
         None => CachingOptions { slots: variant.slots, ..CachingOptions::default() },
         Some(predictor) => CachingOptions {
-            policy: PolicyKind::Foresight,
+            policy: PolicyKind::Learned,
             predictor,
             prefetch: Prefetch::On,
             distance: 3,

@@ -13,7 +13,6 @@ mod grammars;
 mod guard;
 mod limits;
 mod messages;
-mod predictions;
 mod responses;
 mod rig;
 mod slots;

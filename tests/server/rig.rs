@@ -68,14 +68,7 @@ pub struct Event {
 impl Server {
     /// Of two slots with 512 tokens each, unless `flags` say otherwise.
     pub fn start(flags: &[&str]) -> Server {
-        Server::start_in(&[], flags)
-    }
-
-    /// With variables in its environment.
-    pub fn start_in(variables: &[(&str, &str)], flags: &[&str]) -> Server {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-server"));
-        command.envs(variables.iter().copied());
-        Server::start_as(command, flags)
+        Server::start_as(Command::new(env!("CARGO_BIN_EXE_hobbit-server")), flags)
     }
 
     /// With so many descriptors at the most.

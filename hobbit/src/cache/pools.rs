@@ -2,7 +2,7 @@
 //!
 //! As a rule every layer owns a fixed share of each of its pools. One recency list for all layers would be scanned in a
 //! circle, token after token, and such a list smaller than the circle (layers x experts per token) never hits. A policy
-//! that foresees uses has no such trouble: for it a pool can be one common share, in which a layer that has just run gives
+//! that predicts uses has no such trouble: for it a pool can be one common share, in which a layer that has just run gives
 //! room to those that are to run next. Batches are scans all the same: while one is evaluated, a layer that has as many
 //! slots as an equal part takes no more from others.
 

@@ -18,6 +18,7 @@ mod tests;
 
 use super::bytes::{Cursor, Writer};
 use super::{Cache, ShareId, SlotId};
+use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use xxhash_rust::xxh3::xxh3_64;
@@ -137,7 +138,10 @@ impl CacheState {
 
 fn read_body(cursor: &mut Cursor) -> Option<CacheState> {
     let model = ModelMark { name: text(cursor)?, bytes: cursor.u64()?, catalog: cursor.u64()? };
-    let mut state = CacheState { model, policy: text(cursor)?, caches: Vec::new() };
+    let policy = text(cursor)?;
+    // A policy may have been renamed since.
+    let policy = policy.parse().map_or(policy, |kind: PolicyKind| kind.name().to_owned());
+    let mut state = CacheState { model, policy, caches: Vec::new() };
     for _ in 0..cursor.count(1).filter(|n| *n <= CACHES_MAX)? {
         let name = text(cursor)?;
         let n_residents = cursor.count(RESIDENT_BYTES)?;

@@ -198,7 +198,7 @@ impl Hierarchy {
     /// they need themselves, and some policies take an insertion for a use. `between_tokens`: also between two tokens
     /// of an answer.
     pub(super) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
-        let is_indifferent = policy == PolicyKind::Foresight || self.description.plan.is_fully_resident();
+        let is_indifferent = policy == PolicyKind::Learned || self.description.plan.is_fully_resident();
         if is_indifferent && self.tiers.is_empty() {
             self.host.fill_free_slots(between_tokens);
         }

@@ -1,6 +1,5 @@
-//! Partial files under names that everybody can guess, because an interrupted run goes on with them: `OUT.partial`, its
-//! journal. Such a file has to be ours alone: not a link that somebody has put there, not a second name of another file, and
-//! not written by two processes at once.
+//! Partial files under a fixed name, `OUT.partial`, so that the next run replaces the file of a run that was killed. The
+//! file must be ours alone: no link, no second name of another file, and not written by two processes at once.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;

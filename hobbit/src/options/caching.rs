@@ -43,7 +43,7 @@ pub struct CachingOptions {
     #[default(true)]
     pub overlap: bool,
     /// Free slots are filled while nobody waits for a read, before anybody asks for what they then hold. Only with
-    /// [`PolicyKind::Foresight`] or where every expert has a slot; not in traced or deterministic runs, nor with devices.
+    /// [`PolicyKind::Learned`] or where every expert has a slot; not in traced or deterministic runs, nor with devices.
     #[default(true)]
     pub fill: bool,
 }

@@ -149,7 +149,7 @@ impl Preset {
             // 3.1: tokens use what is in memory, and that alone; 3.2: by importance it is exchanged in the background. Nothing is
             // foretold; who leaves while a prompt is read, the paper leaves open.
             Self::SwapMoe => PresetSettings {
-                policy: PolicyKind::Foresight,
+                policy: PolicyKind::Learned,
                 slots: Allocation::Even,
                 predictor: PredictorKind::None,
                 distance: 1,

@@ -123,14 +123,11 @@ pub enum WriteError {
     #[error("{}: cannot read: {error}", path.display())]
     Source { path: PathBuf, error: io::Error },
     /// The source was written to while it was packed.
-    #[error("{}: was changed while it was being packed; pack it again with --force", path.display())]
+    #[error("{}: was changed while it was being packed; pack it again", path.display())]
     SourceChanged { path: PathBuf },
     /// The output is there already.
     #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
     Exists { path: PathBuf },
-    /// Unfinished work of another call is in the way.
-    #[error("{}: holds unfinished work of another model or with other options; finish that, delete the file, or start over with --force", path.display())]
-    OtherWork { path: PathBuf },
     /// Another process is writing the same pack.
     #[error("{}: another process is writing this pack; wait for it, or give another name", path.display())]
     Busy { path: PathBuf },
@@ -141,13 +138,13 @@ pub enum WriteError {
     #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]
     Create { path: PathBuf, error: io::Error },
     /// The output could not be written: disk full, or worse.
-    #[error("{}: cannot {action}: {error}; what is finished is kept there, the same command goes on from it", path.display())]
+    #[error("{}: cannot {action}: {error}", path.display())]
     Output { path: PathBuf, action: &'static str, error: io::Error },
     /// The progress callback asked for an end.
-    #[error("{}: stopped; what is finished is kept there, the same command goes on from it", path.display())]
+    #[error("{}: stopped, and removed", path.display())]
     Stopped { path: PathBuf },
     /// What was written cannot be read: a defect of ours, or of the disk.
-    #[error("the finished pack cannot be read: {0}; delete the partial file, and report this if it happens again")]
+    #[error("the finished pack cannot be read: {0}; report this if it happens again")]
     ReadBack(#[source] PackError),
 }
 

@@ -14,7 +14,6 @@ mod format;
 mod gaps;
 pub mod imatrix;
 mod job;
-mod journal;
 mod nested;
 mod plain;
 mod plan;

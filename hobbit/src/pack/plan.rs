@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::Path;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use super::bytes;
 use super::error::WriteError;
 use super::format::{self, PackKind, Row, Sha256, VERSIONS_MAX, key};
@@ -76,7 +74,7 @@ pub struct Fallback {
     pub taken: GgmlType,
 }
 
-/// One piece of work whose result the journal remembers.
+/// One piece of a writer's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     /// Copy an ordinary tensor: index into the source's tensors.
@@ -106,8 +104,6 @@ pub(super) struct Plan<'a> {
     pub fallbacks: Vec<Fallback>,
     /// Whether a plain GGUF can express the high versions, and whether it is the source itself.
     pub plain: PlainForm,
-    /// xxh3-64 of the importance of all columns that will be recoded.
-    pub importance: u64,
 }
 
 /// What unpacking gives.
@@ -154,7 +150,7 @@ impl<'a> Plan<'a> {
         if rows.is_empty() {
             return Err(WriteError::NothingLow { path: path.clone() });
         }
-        let importance = check_recoding(&experts, &rows, spec, recode)?;
+        check_recoding(&experts, &rows, spec, recode)?;
         let paths = spec.path_table.as_ref().map_or_else(|| Ok(Vec::new()), |table| paths(table, source, &experts))?;
 
         let view = source.one_file();
@@ -172,7 +168,6 @@ impl<'a> Plan<'a> {
             source_size: view.len,
             fingerprint,
             fallbacks: fallbacks.into_iter().collect(),
-            importance,
         };
         plan.place()?;
         Ok(plan)
@@ -379,16 +374,15 @@ fn paths(table: &PathTable, source: &Gguf, experts: &ExpertMap) -> Result<Vec<u8
     bytes.map_err(|error| WriteError::PathTable { path: source.files[0].path.clone(), error })
 }
 
-/// That every slice can be brought to its type; answers a digest of the importance of their columns.
+/// Checks that every slice can be brought to its type.
 fn check_recoding(
     experts: &ExpertMap,
     rows: &[Row],
     spec: &PackSpec<'_>,
     recode: &dyn Recode,
-) -> Result<u64, WriteError> {
+) -> Result<(), WriteError> {
     let (imatrix, is_nested) = (spec.importance, spec.nested);
     let mut supported = BTreeSet::new();
-    let mut digest = Xxh3::new();
     for row in rows {
         let Some(layer) = experts.layer(row.version.expert.layer) else { continue };
         for t in &layer.tensors {
@@ -398,16 +392,13 @@ fn check_recoding(
             if supported.insert(to) {
                 recode.supports(to).map_err(|error| WriteError::Recode { tensor: t.name.clone(), error })?;
             }
-            match importance_of(imatrix, t, row.version.expert.index)? {
-                Some(columns) => columns.iter().for_each(|value| digest.update(&value.to_le_bytes())),
-                None if recode.needs_importance(to) => {
-                    return Err(WriteError::NeedsImportance { tensor: t.name.clone(), dtype: to });
-                }
-                None => {}
+            let importance = importance_of(imatrix, t, row.version.expert.index)?;
+            if importance.is_none() && recode.needs_importance(to) {
+                return Err(WriteError::NeedsImportance { tensor: t.name.clone(), dtype: to });
             }
         }
     }
-    Ok(digest.digest())
+    Ok(())
 }
 
 /// Importance of the columns of one expert's slice, if there is any.

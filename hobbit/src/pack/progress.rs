@@ -1,4 +1,4 @@
-//! How far a writer has come, and where its unfinished work lies.
+//! The progress of a writer, and the name of its unfinished file.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,13 @@ pub struct Progress {
     pub done: u64,
     /// Bytes of this stage.
     pub total: u64,
-    /// Records and tensors that the journal has, of this call and earlier ones.
+    /// Records and tensors that are written.
     pub finished: usize,
 }
 
 /// What a writer is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Checking what an earlier call has left.
-    Checking,
     /// Writing tensors and records.
     Writing,
     /// Reading the source, or the plain model that the pack stands for, for its digest.

@@ -1,7 +1,6 @@
-//! The jobs of a plan, on several threads; one thread keeps the journal and tells the progress.
+//! The jobs of a plan, on several threads; one thread collects the checksums and reports the progress.
 
 use std::fs::File;
-use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,20 +8,19 @@ use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use sha2::Digest;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::{self, Interrupted, write_all_at};
 use super::error::{WriteError, output};
 use super::format::{ROW_BYTES, Sha256};
 use super::job::{Jobs, Scratch};
-use super::journal::{Finished, Journal};
 use super::plan::{Job, Plan};
 use super::progress::{OnProgress, Progress, Stage};
 use super::{Pack, format, unpack};
 use crate::gguf::writer::Layout;
 use crate::gguf::{Recode, SourceFile, WriteError as HeaderError};
 
-/// What a thread tells the one that keeps the journal.
+/// The result of a thread's work.
 enum Message {
     Done(usize, u64),
     Digest(Sha256),
@@ -49,77 +47,33 @@ impl Writer<'_> {
         }
     }
 
-    /// Believes those of an earlier call's results that are in the partial file.
-    pub fn take_over(&mut self, finished: &Finished) -> Result<(), WriteError> {
-        self.checksums = vec![None; self.plan.jobs.len()];
-        let claims = finished.jobs.iter().filter(|(job, _)| *job < self.plan.jobs.len());
-        let total = claims.clone().map(|(job, _)| self.plan.targets[*job].len).sum();
-        let mut done = 0;
-        let mut buffer = Vec::new();
-        for &(job, checksum) in claims {
-            let target = self.plan.targets[job];
-            let (mut hash, mut at) = (Xxh3::new(), 0);
-            let read = bytes::read(self.file, target, &mut buffer, |bytes| {
-                hash.update(bytes);
-                at += bytes.len() as u64;
-                self.tell(Stage::Checking, done + at, total)
-            });
-            let whole = match read {
-                Ok(()) => true,
-                Err(Interrupted::Read(_, error)) if error.kind() == io::ErrorKind::UnexpectedEof => false,
-                Err(Interrupted::Read(_, error)) => return Err(output(self.partial, "read")(error)),
-                Err(Interrupted::Sink(error)) => return Err(error),
-            };
-            done += target.len;
-            if whole && hash.digest() == checksum {
-                self.finished += usize::from(self.checksums[job].is_none());
-                self.checksums[job] = Some(checksum);
-            } else {
-                self.finished -= usize::from(self.checksums[job].take().is_some());
-            }
-        }
-        self.tell(Stage::Checking, total, total)
-    }
-
-    /// Does the jobs that are left, and hashes the source if `digest` is not known; answers the digest.
-    pub fn work(
-        &mut self,
-        recode: &dyn Recode,
-        journal: &mut Journal,
-        mut digest: Option<Sha256>,
-    ) -> Result<Sha256, WriteError> {
+    /// Does all jobs and hashes the source; returns the digest.
+    pub fn work(&mut self, recode: &dyn Recode) -> Result<Sha256, WriteError> {
         let (plan, threads) = (self.plan, self.plan.spec.threads.max(1));
         let open = |(file, i): (&SourceFile, u32)| File::open(&file.path).map_err(|error| plan.source_error(i, error));
         let files = plan.source.files.iter().zip(0..).map(open).collect::<Result<Vec<File>, WriteError>>()?;
-        let pending: Vec<usize> = (0..plan.jobs.len()).filter(|job| self.checksums[*job].is_none()).collect();
         let total: u64 = plan.targets.iter().map(|target| target.len).sum();
-        let taken: u64 =
-            plan.targets.iter().zip(&self.checksums).filter(|(_, c)| c.is_some()).map(|(t, _)| t.len).sum();
         let (next, hashed, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let (written, partial) = (AtomicU64::new(taken), self.partial);
+        let (written, partial) = (AtomicU64::new(0), self.partial);
         let jobs = Jobs { plan, recode, files: &files, out: self.file, partial, written, stop: &stop };
-        let mut failure = None;
+        let (mut failure, mut digest) = (None, None);
         std::thread::scope(|scope| {
             let (send, receive) = bounded(2 * threads);
-            for _ in 0..threads.min(pending.len()) {
+            for _ in 0..threads.min(plan.jobs.len()) {
                 let send = send.clone();
-                scope.spawn(|| worker(&jobs, &pending, &next, send));
+                scope.spawn(|| worker(&jobs, &next, send));
             }
-            if digest.is_none() {
-                let send = send.clone();
-                scope.spawn(|| hasher(plan, &files, &hashed, &stop, send));
-            }
-            drop(send);
+            scope.spawn(|| hasher(plan, &files, &hashed, &stop, send));
             loop {
                 let told = match receive.recv_timeout(Duration::from_millis(100)) {
                     Ok(Message::Done(job, checksum)) => {
                         self.checksums[job] = Some(checksum);
                         self.finished += 1;
-                        journal.job(job, checksum).map_err(output(&journal.path, "write"))
+                        Ok(())
                     }
                     Ok(Message::Digest(found)) => {
                         digest = Some(found);
-                        journal.source(&found).map_err(output(&journal.path, "write"))
+                        Ok(())
                     }
                     Ok(Message::Failed(error)) => Err(error),
                     Err(RecvTimeoutError::Timeout) => Ok(()),
@@ -202,10 +156,13 @@ impl Writer<'_> {
     }
 }
 
-fn worker(jobs: &Jobs<'_>, pending: &[usize], next: &AtomicUsize, send: Sender<Message>) {
+fn worker(jobs: &Jobs<'_>, next: &AtomicUsize, send: Sender<Message>) {
     let mut scratch = Scratch::default();
     while !jobs.stop.load(Ordering::Relaxed) {
-        let Some(&job) = pending.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
+        let job = next.fetch_add(1, Ordering::Relaxed);
+        if job >= jobs.plan.jobs.len() {
+            return;
+        }
         let message = match jobs.run(job, &mut scratch) {
             Ok(checksum) => Message::Done(job, checksum),
             Err(WriteError::Stopped { .. }) => return,

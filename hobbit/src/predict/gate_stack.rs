@@ -1,7 +1,7 @@
 //! What the routers of several layers say about one input.
 //!
 //! A router multiplies its layer's input by a matrix, the *gate*. The inputs of neighbouring layers are alike, so this
-//! layer's input through the next layers' gates foretells their choice (HOBBIT's stacked gate, Fate's cross-layer gate).
+//! layer's input through the next layers' gates predicts their choice (HOBBIT's stacked gate, Fate's cross-layer gate).
 //! A gate in float is read where its owner keeps it ([`GateRows`]): routers are ordinary weights, which llama.cpp holds
 //! in memory already, and all of them together can be a tenth of a small budget.
 

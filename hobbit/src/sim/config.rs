@@ -28,8 +28,6 @@ pub enum Eviction {
     Belady,
     /// One that knows what the next so many tokens use, and goes by the engine's own policy beyond.
     Near(u8),
-    /// Whoever a generator of this seed names: what papers normalise by.
-    Random(u64),
     /// The least frequently used of the whole run: counts outlive sequences (HOBBIT's baseline "model level", section 5.5.3).
     LfuOfModel,
 }
@@ -252,16 +250,14 @@ impl FromStr for Eviction {
     /// A policy's name, or one of the simulator's own.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         let near = || word.strip_prefix("belady:")?.parse().ok().map(Self::Near);
-        let random = || word.strip_prefix("random:")?.parse().ok().map(Self::Random);
         match word {
             "belady" => Ok(Self::Belady),
-            "random" => Ok(Self::Random(0)),
             "lfu-model" => Ok(Self::LfuOfModel),
-            _ => match near().or_else(random) {
+            _ => match near() {
                 Some(own) => Ok(own),
                 None => word.parse().map(Self::Policy).map_err(|error: UnknownWord| UnknownWord {
                     what: "policy",
-                    expected: error.expected + ", lfu-model, random, random:SEED, belady, belady:TOKENS",
+                    expected: error.expected + ", lfu-model, belady, belady:TOKENS",
                     ..error
                 }),
             },
@@ -274,8 +270,6 @@ impl fmt::Display for Eviction {
         match self {
             Self::Belady => f.pad("belady"),
             Self::Near(tokens) => f.pad(&format!("belady:{tokens}")),
-            Self::Random(0) => f.pad("random"),
-            Self::Random(seed) => f.pad(&format!("random:{seed}")),
             Self::LfuOfModel => f.pad("lfu-model"),
             Self::Policy(kind) => f.pad(&kind.to_string()),
         }

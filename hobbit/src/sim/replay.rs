@@ -8,7 +8,7 @@ use super::link::Link;
 use super::outcome::{Books, LayerOutcome, Observe, Outcome};
 use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
-use crate::cache::policy::{self, Belady, Hobbit, Near, Policy, PolicyKind, Random, Shape, Upcoming};
+use crate::cache::policy::{self, Belady, Hobbit, Near, Policy, PolicyKind, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
@@ -78,7 +78,6 @@ impl<'a> Replay<'a> {
         let policy: Box<dyn Policy> = match config.eviction {
             Eviction::Policy(kind) => build(kind),
             Eviction::Belady => Box::new(belady()),
-            Eviction::Random(seed) => Box::new(Random::new(seed)),
             Eviction::LfuOfModel => Box::new(Hobbit::lfu_of_model(n_layers)),
             // A token's layers are as many moments.
             Eviction::Near(tokens) => {

@@ -8,7 +8,6 @@ pub mod fields;
 pub mod native;
 pub mod openai;
 pub mod params;
-pub mod predict;
 pub mod prompts;
 pub mod responses;
 pub mod small;

@@ -18,15 +18,14 @@ use super::error::ApiError;
 use crate::server::app::App;
 
 /// Paths that need no key.
-fn is_public(path: &str, app: &App) -> bool {
-    let health = app.settings.vertex.as_ref().and_then(|vertex| vertex.health.as_deref());
-    health == Some(path) || matches!(path, "/health" | "/v1/health" | "/" | "/index.html") || path.starts_with("/page/")
+fn is_public(path: &str) -> bool {
+    matches!(path, "/health" | "/v1/health" | "/" | "/index.html") || path.starts_with("/page/")
 }
 
 /// Asks for a key where there are keys.
 pub async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let keys = &app.settings.api_keys;
-    if keys.is_empty() || is_public(request.uri().path(), &app) || has_key(request.headers(), keys) {
+    if keys.is_empty() || is_public(request.uri().path()) || has_key(request.headers(), keys) {
         return next.run(request).await;
     }
     ApiError::unauthorised().into_response()

@@ -124,8 +124,8 @@ fn warm(kind: PolicyKind, n_slots: u32, has_low: bool) -> Warm {
 #[library_benchmark(setup = warm)]
 #[bench::lru(PolicyKind::Lru, N_SLOTS, false)]
 #[bench::lru_dynamic(PolicyKind::Lru, N_SLOTS / 2, true)]
-#[bench::foresight(PolicyKind::Foresight, N_SLOTS, false)]
-#[bench::foresight_dynamic(PolicyKind::Foresight, N_SLOTS / 2, true)]
+#[bench::learned(PolicyKind::Learned, N_SLOTS, false)]
+#[bench::learned_dynamic(PolicyKind::Learned, N_SLOTS / 2, true)]
 fn token(mut warm: Warm) -> Warm {
     black_box(&mut warm).run();
     warm

@@ -127,15 +127,11 @@ fn belady() -> Decisions {
 #[library_benchmark(setup = of_kind)]
 #[bench::lru(PolicyKind::Lru)]
 #[bench::lfu(PolicyKind::Lfu)]
-#[bench::lhu(PolicyKind::Lhu)]
-#[bench::fld(PolicyKind::Fld)]
 #[bench::hobbit(PolicyKind::Hobbit)]
 #[bench::edgemoe(PolicyKind::EdgeMoe)]
 #[bench::smoe(PolicyKind::Smoe)]
 #[bench::arc(PolicyKind::Arc)]
-#[bench::s3fifo(PolicyKind::S3Fifo)]
-#[bench::sieve(PolicyKind::Sieve)]
-#[bench::foresight(PolicyKind::Foresight)]
+#[bench::learned(PolicyKind::Learned)]
 fn decide(mut decisions: Decisions) -> Decisions {
     black_box(&mut decisions).decide();
     decisions
@@ -148,17 +144,17 @@ fn decide_knowing(mut decisions: Decisions) -> Decisions {
     decisions
 }
 
-/// A warm `foresight`, and two tokens to come: it learns from every second one.
+/// A warm `learned`, and two tokens to come: it learns from every second one.
 fn learning(shows_scores: bool) -> (Decisions, Vec<Token>) {
     let tokens = inputs::tokens(N_BEFORE + 3, 1);
     let policy =
-        policy::build(PolicyKind::Foresight, &Weights::default(), Shape { n_layers: N_LAYERS, low_cost: 0.25 });
+        policy::build(PolicyKind::Learned, &Weights::default(), Shape { n_layers: N_LAYERS, low_cost: 0.25 });
     (warm(policy, shows_scores, &tokens[..=N_BEFORE]), tokens[N_BEFORE + 1..].to_vec())
 }
 
 #[library_benchmark(setup = learning)]
-#[bench::foresight_scored(true)]
-#[bench::foresight_blind(false)]
+#[bench::learned_scored(true)]
+#[bench::learned_blind(false)]
 fn learn((mut decisions, tokens): (Decisions, Vec<Token>)) -> (Decisions, Vec<Token>) {
     let Decisions { policy, shows_scores, token, .. } = black_box(&mut decisions);
     for choices in &tokens {

@@ -1,20 +1,15 @@
 //! Policies by name.
 
-use super::{Arc, EdgeMoe, Foresight, ForesightOptions, Hobbit, Lru, Policy, S3Fifo, Sieve, Smoe, Weights, foresight};
+use super::{Arc, EdgeMoe, Hobbit, Learned, LearnedOptions, Lru, Policy, Smoe, Weights, learned};
 use crate::words::named;
 
-/// The policies there are to choose from: all but [`super::Belady`], which must be told the future.
-/// Baselines come first.
+/// The policies to choose from, baselines first: all but [`super::Belady`], which needs the future.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
     /// [`Lru`].
     Lru,
     /// [`Hobbit`]'s frequency alone.
     Lfu,
-    /// [`Hobbit`]'s high-precision frequency alone.
-    Lhu,
-    /// [`Hobbit`]'s layer distance alone.
-    Fld,
     /// [`Hobbit`].
     Hobbit,
     /// [`EdgeMoe`].
@@ -23,24 +18,20 @@ pub enum PolicyKind {
     Smoe,
     /// [`Arc`].
     Arc,
-    /// [`S3Fifo`].
-    S3Fifo,
-    /// [`Sieve`].
-    Sieve,
-    /// [`Foresight`].
+    /// [`Learned`].
     #[default]
-    Foresight,
+    Learned,
 }
 
 named! { PolicyKind, "cache policy":
-    Lru = "lru", Lfu = "lfu", Lhu = "lhu", Fld = "fld", Hobbit = "hobbit", EdgeMoe = "edgemoe", Smoe = "smoe",
-    Arc = "arc", S3Fifo = "s3fifo", Sieve = "sieve", Foresight = "foresight",
+    Lru = "lru", Lfu = "lfu", Hobbit = "hobbit", EdgeMoe = "edgemoe", Smoe = "smoe", Arc = "arc",
+    Learned = "learned" | "foresight",
 }
 
 impl PolicyKind {
     /// Whether it gains by [`Policy::on_scores`]: then they are worth computing.
     pub const fn needs_scores(self) -> bool {
-        matches!(self, Self::Smoe | Self::Foresight)
+        matches!(self, Self::Smoe | Self::Learned)
     }
 }
 
@@ -58,26 +49,21 @@ pub struct Shape {
 pub fn table_bytes(kind: PolicyKind, n_expert: u16) -> u64 {
     // Counts and times of each expert, as any policy has them.
     let records = 256 * u64::from(n_expert);
-    let pairs = if kind == PolicyKind::Foresight { foresight::table_bytes(n_expert.into()) } else { 0 };
+    let pairs = if kind == PolicyKind::Learned { learned::table_bytes(n_expert.into()) } else { 0 };
     records + pairs
 }
 
 /// A policy that has seen nothing yet. Only [`PolicyKind::Hobbit`] looks at the weights.
 pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Policy> {
-    let none = Weights { lru: 0.0, lfu: 0.0, lhu: 0.0, fld: 0.0 };
     let hobbit = |weights| Box::new(Hobbit::new(weights, shape.n_layers));
     match kind {
         PolicyKind::Lru => Box::new(Lru),
-        PolicyKind::Lfu => hobbit(Weights { lfu: 1.0, ..none }),
-        PolicyKind::Lhu => hobbit(Weights { lhu: 1.0, ..none }),
-        PolicyKind::Fld => hobbit(Weights { fld: 1.0, ..none }),
+        PolicyKind::Lfu => hobbit(Weights { lru: 0.0, lfu: 1.0, lhu: 0.0, fld: 0.0 }),
         PolicyKind::Hobbit => hobbit(*weights),
         PolicyKind::EdgeMoe => Box::new(EdgeMoe::new(shape.n_layers)),
         PolicyKind::Smoe => Box::new(Smoe::default()),
         PolicyKind::Arc => Box::new(Arc::default()),
-        PolicyKind::S3Fifo => Box::new(S3Fifo::default()),
-        PolicyKind::Sieve => Box::new(Sieve::default()),
-        PolicyKind::Foresight => Box::new(Foresight::new(ForesightOptions::default(), shape.low_cost)),
+        PolicyKind::Learned => Box::new(Learned::new(LearnedOptions::default(), shape.low_cost)),
     }
 }
 
@@ -90,6 +76,7 @@ mod tests {
         for kind in PolicyKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
+        assert_eq!("foresight".parse(), Ok(PolicyKind::Learned), "the older name");
     }
 
     #[test]
@@ -97,8 +84,7 @@ mod tests {
         let error = "mru".parse::<PolicyKind>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "unknown cache policy 'mru' (expected one of: lru, lfu, lhu, fld, hobbit, edgemoe, smoe, arc, s3fifo, sieve, \
-             foresight)"
+            "unknown cache policy 'mru' (expected one of: lru, lfu, hobbit, edgemoe, smoe, arc, learned)"
         );
     }
 }

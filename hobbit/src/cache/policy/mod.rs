@@ -1,40 +1,29 @@
-//! Who leaves when a slot is needed: one policy per file behind [`Policy`].
+//! Eviction policies behind [`Policy`].
 //!
 //! As a rule slots are divided among layers ([`crate::cache::allocate()`]), and candidates are of one layer. Of a common
 //! share ([`crate::cache::PoolLayout::is_common`]) they are of any.
 
-mod arc;
 mod belady;
 mod edgemoe;
-mod foresight;
 mod hobbit;
 mod kind;
-mod lru;
-mod near;
-mod queues;
-mod random;
+mod learned;
+mod recency;
 #[cfg(test)]
 mod replay;
-mod s3fifo;
 #[cfg(test)]
 mod scripts;
-mod sieve;
 mod smoe;
 #[cfg(test)]
 mod tests;
 mod weights;
 
-pub use arc::Arc;
-pub use belady::{Belady, Upcoming};
+pub use belady::{Belady, Near, Upcoming};
 pub use edgemoe::EdgeMoe;
-pub use foresight::{Foresight, ForesightOptions};
 pub use hobbit::Hobbit;
 pub use kind::{PolicyKind, Shape, build, table_bytes};
-pub use lru::Lru;
-pub use near::Near;
-pub use random::Random;
-pub use s3fifo::S3Fifo;
-pub use sieve::Sieve;
+pub use learned::{Learned, LearnedOptions};
+pub use recency::{Arc, Lru};
 pub use smoe::Smoe;
 pub use weights::{Weights, WeightsError};
 
@@ -73,7 +62,7 @@ impl Use {
     }
 }
 
-/// Who may leave.
+/// A version that may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// A resident.

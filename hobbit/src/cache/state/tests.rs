@@ -8,15 +8,8 @@ const N_EXPERT: u16 = 8;
 const N_LAYERS: u16 = 2;
 
 /// Policies that carry nothing from one sequence to the next but what they save and the order of last uses.
-const COMPLETE: [PolicyKind; 7] = [
-    PolicyKind::Lru,
-    PolicyKind::Lfu,
-    PolicyKind::Lhu,
-    PolicyKind::Fld,
-    PolicyKind::Hobbit,
-    PolicyKind::EdgeMoe,
-    PolicyKind::Foresight,
-];
+const COMPLETE: [PolicyKind; 5] =
+    [PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::Hobbit, PolicyKind::EdgeMoe, PolicyKind::Learned];
 
 /// A token: of each layer, the experts that are used and what the router says.
 type Token = Vec<(Vec<u16>, Vec<f32>)>;

@@ -1,11 +1,9 @@
 //! Importance matrices: how much each column of a weight counts, as llama.cpp's `llama-imatrix` measures it.
 //!
-//! For every matrix, the mean square of each input that it was multiplied by; for expert tensors, of each expert. Read
-//! are the GGUF form (`<tensor>.in_sum2` `[n_per_row, n_expert]` and `<tensor>.counts` `[1, n_expert]`, f32) and the
-//! older `.dat` form, as llama-quantize reads them. Only the index is kept in memory: those of the
-//! largest models have a gigabyte of values.
+//! A file has, for every matrix, the mean square of each input that it was multiplied by; for expert tensors, of each
+//! expert: `<tensor>.in_sum2` `[n_per_row, n_expert]` and `<tensor>.counts` `[1, n_expert]`, f32, in GGUF. Only the index
+//! is kept in memory: files of the largest models have a gigabyte of values.
 
-mod legacy;
 #[cfg(test)]
 mod tests;
 
@@ -37,16 +35,10 @@ struct Entry {
     offset: u64,
     /// Number of sums, `n_per_row * n_expert`.
     n_values: u64,
-    divisor: Divisor,
-}
-
-/// What turns a sum into a mean.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Divisor {
-    /// The legacy form: a number of calls for all experts, 0 if the values are means already.
-    Calls(u32),
-    /// `n` f32 in the file: a number of rows per expert, or one for all.
-    Counts { offset: u64, n: u64 },
+    /// First byte of the counts of rows, f32, which turn sums into means.
+    counts: u64,
+    /// Number of counts: one per expert, or one for all.
+    n_counts: u64,
 }
 
 /// Why an importance matrix cannot be used.
@@ -58,7 +50,13 @@ pub enum ImatrixError {
     /// A damaged GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Neither form, or damaged.
+    /// The binary format that llama-imatrix wrote before GGUF, or no importance matrix.
+    #[error(
+        "{path}: this is not a GGUF file; convert an importance matrix of the old format: llama-imatrix --in-file {path} -o imatrix.gguf",
+        path = path.display()
+    )]
+    NotGguf { path: PathBuf },
+    /// Another GGUF file, or damaged.
     #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch it again", path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// Values for a tensor of another shape.
@@ -70,10 +68,10 @@ pub enum ImatrixError {
 }
 
 impl Imatrix {
-    /// Opens an importance matrix of either form and reads its index.
+    /// Opens an importance matrix and reads its index.
     ///
     /// # Errors
-    /// [`ImatrixError::Io`], [`ImatrixError::Gguf`] or [`ImatrixError::Malformed`].
+    /// [`ImatrixError::Io`], [`ImatrixError::NotGguf`], [`ImatrixError::Gguf`] or [`ImatrixError::Malformed`].
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let io = |action| move |error| ImatrixError::Io { path: path.to_owned(), action, error };
         // Before opening: opening a pipe would wait for a writer.
@@ -83,10 +81,10 @@ impl Imatrix {
         let mut file = File::open(path).map_err(io("open"))?;
         let mut magic = Vec::new();
         (&mut file).take(4).read_to_end(&mut magic).map_err(io("read"))?;
-        let (entries, chunks) = match magic == *b"GGUF" {
-            true => gguf_index(path)?,
-            false => legacy::index(&file, path)?,
-        };
+        if magic != *b"GGUF" {
+            return Err(ImatrixError::NotGguf { path: path.to_owned() });
+        }
+        let (entries, chunks) = index(path)?;
         Ok(Self { path: path.to_owned(), file, entries, chunks })
     }
 
@@ -109,10 +107,7 @@ impl Imatrix {
         assert!(u32::from(expert) < n_expert, "expert {expert} of {n_expert} in {tensor}");
         let Some(entry) = self.entries.get(tensor) else { return Ok(None) };
         let (expert_at, n_expert) = (u64::from(expert), u64::from(n_expert));
-        let n_counts = match entry.divisor {
-            Divisor::Calls(_) => 1,
-            Divisor::Counts { n, .. } => n,
-        };
+        let n_counts = entry.n_counts;
         if n_per_row.checked_mul(n_expert) != Some(entry.n_values) || ![1, n_expert].contains(&n_counts) {
             return Err(ImatrixError::Shape {
                 path: self.path.clone(),
@@ -128,21 +123,15 @@ impl Imatrix {
             what,
             value,
         };
-        let divisor = match entry.divisor {
-            Divisor::Calls(0) => 1.0,
-            Divisor::Calls(n) => n as f32,
-            Divisor::Counts { offset, n } => {
-                let at = if n == 1 { 0 } else { expert_at };
-                let count = self.read(offset + 4 * at, 1)?[0];
-                if !(count.is_finite() && count >= 0.0) {
-                    return Err(fault("count".to_owned(), count));
-                }
-                match count.round() {
-                    0.0 => return Ok(Some(vec![1.0; n_per_row as usize])),
-                    count => count,
-                }
-            }
-        };
+        let count_at = if n_counts == 1 { 0 } else { expert_at };
+        let count = self.read(entry.counts + 4 * count_at, 1)?[0];
+        if !(count.is_finite() && count >= 0.0) {
+            return Err(fault("count".to_owned(), count));
+        }
+        let divisor = count.round();
+        if divisor == 0.0 {
+            return Ok(Some(vec![1.0; n_per_row as usize]));
+        }
         let mut values = self.read(entry.offset + 4 * n_per_row * expert_at, n_per_row as usize)?;
         for (column, value) in values.iter_mut().enumerate() {
             if !(value.is_finite() && *value >= 0.0) {
@@ -168,7 +157,7 @@ impl Imatrix {
 /// Entries by tensor name, and the number of chunks.
 type Index = (HashMap<String, Entry>, Option<u64>);
 
-fn gguf_index(path: &Path) -> Result<Index, ImatrixError> {
+fn index(path: &Path) -> Result<Index, ImatrixError> {
     let gguf = Gguf::open(path)?;
     if let Some(kind) = gguf.metadata.get_str("general.type").filter(|kind| *kind != "imatrix") {
         return Err(malformed(path, "general.type".into(), format!("'{kind}'"), "'imatrix'"));
@@ -187,8 +176,8 @@ fn gguf_index(path: &Path) -> Result<Index, ImatrixError> {
             }
         }
         let n = |part: &TensorInfo| part.extent.len / 4;
-        let divisor = Divisor::Counts { offset: counts.extent.offset, n: n(counts) };
-        let entry = Entry { offset: sums.extent.offset, n_values: n(sums), divisor };
+        let entry =
+            Entry { offset: sums.extent.offset, n_values: n(sums), counts: counts.extent.offset, n_counts: n(counts) };
         entries.insert(tensor.to_owned(), entry);
     }
     if entries.is_empty() {

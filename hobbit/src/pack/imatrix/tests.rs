@@ -1,4 +1,4 @@
-//! Both forms, as llama-quantize understands them, and files that want to be trusted.
+//! Importance matrices as llama-quantize understands them, and damaged ones.
 
 use super::*;
 
@@ -23,25 +23,6 @@ fn gguf(kind: &str, tensors: &[(&str, [u64; 2], &[f32])]) -> Vec<u8> {
     let mut file = Vec::new();
     let mut data = tensors.iter();
     header.finish().write(&mut file, |_, out| out.write_all(&f32s(data.next().unwrap().2))).unwrap();
-    file
-}
-
-/// A legacy importance matrix: (tensor name, calls, values).
-fn legacy(entries: &[(&str, i32, &[f32])], trailer: bool) -> Vec<u8> {
-    let int = |n: usize| (n as i32).to_le_bytes();
-    let mut file = Vec::from(int(entries.len()));
-    for (name, calls, values) in entries {
-        file.extend_from_slice(&int(name.len()));
-        file.extend_from_slice(name.as_bytes());
-        file.extend_from_slice(&calls.to_le_bytes());
-        file.extend_from_slice(&int(values.len()));
-        file.extend_from_slice(&f32s(values));
-    }
-    if trailer {
-        file.extend_from_slice(&int(9));
-        file.extend_from_slice(&int(4));
-        file.extend_from_slice(b"text");
-    }
     file
 }
 
@@ -88,16 +69,6 @@ fn one_count_serves_all_experts() {
 }
 
 #[test]
-fn the_legacy_form_has_calls() {
-    let file = legacy(&[(DOWN, 2, &[2.0, 4.0, 6.0, 8.0]), ("output.weight", 0, &[5.0, 3.0])], true);
-    let imatrix = open(&file).unwrap();
-    assert_eq!((imatrix.entries.len(), imatrix.chunks), (2, Some(9)));
-    assert_eq!(imatrix.importance(DOWN, 2, 2, 1).unwrap(), Some(vec![3.0, 4.0]));
-    assert_eq!(imatrix.importance("output.weight", 2, 1, 0).unwrap(), Some(vec![5.0, 3.0]), "means already");
-    assert_eq!(open(&legacy(&[(DOWN, 1, &[1.0])], false)).unwrap().chunks, None);
-}
-
-#[test]
 fn another_model_s_matrix_is_refused() {
     let sums = ("blk.0.ffn_down_exps.weight.in_sum2", [2, 2], [1.0; 4].as_slice());
     let imatrix = open(&gguf("imatrix", &[sums, ("blk.0.ffn_down_exps.weight.counts", [1, 2], &[1.0; 2])])).unwrap();
@@ -141,39 +112,24 @@ fn files_of_another_kind_are_refused() {
     assert!(message(&gguf("imatrix", &[sums])).contains("'a.counts': found none"));
     assert!(message(&gguf("imatrix", &[counts])).contains("'<weight>.in_sum2': found none"));
     assert!(message(&gguf("imatrix", &[])).contains("found none"));
-    assert!(message(b"").contains("end of the file at byte 0"));
-    assert!(message(b"a text file").contains("number of entries: found"));
+    // One entry named "output", as llama-imatrix wrote it before GGUF.
+    let old = [&1i32.to_le_bytes()[..], &6i32.to_le_bytes(), b"output"].concat();
+    for bytes in [&old[..], b"", b"a text file"] {
+        let message = message(bytes);
+        assert!(message.contains("convert") && message.contains("llama-imatrix --in-file "), "{message}");
+        assert!(message.ends_with("-o imatrix.gguf"), "{message}");
+    }
     assert!(Imatrix::open(&std::env::temp_dir()).unwrap_err().to_string().contains("expected a regular file"));
 }
 
 #[test]
 fn a_truncated_file_is_an_error_wherever_it_ends() {
-    let whole = legacy(&[(DOWN, 2, &[2.0, 4.0]), ("b", 1, &[1.0])], false);
-    for len in 0..whole.len() {
-        assert!(matches!(open(&whole[..len]), Err(ImatrixError::Malformed { .. })), "{len} bytes");
-    }
     let whole = gguf("imatrix", &[("a.in_sum2", [8, 1], &[1.0; 8]), ("a.counts", [1, 1], &[1.0])]);
     let end = whole.len() - 28; // padding of the last tensor is not needed
+    for len in 0..4 {
+        assert!(matches!(open(&whole[..len]), Err(ImatrixError::NotGguf { .. })), "{len} bytes");
+    }
     for len in 4..end {
         assert!(matches!(open(&whole[..len]), Err(ImatrixError::Gguf(_))), "{len} bytes");
     }
-}
-
-#[test]
-fn lengths_found_in_a_file_are_not_trusted() {
-    let sound = legacy(&[("abc", 1, &[1.0])], false);
-    // Byte positions of: entries, length of the name, calls, values.
-    for at in [0, 4, 11, 15] {
-        for value in [-1, i32::MIN, i32::MAX, 0] {
-            let mut file = sound.clone();
-            file[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            let harmless = at == 11 && value >= 0;
-            assert_eq!(open(&file).is_ok(), harmless, "{value} at {at}");
-        }
-    }
-    let twice = legacy(&[("abc", 1, &[1.0]), ("abc", 1, &[1.0])], false);
-    assert!(open(&twice).unwrap_err().to_string().contains("entry 'abc': found two"));
-    let mut name = sound;
-    name[8] = 0xff;
-    assert!(open(&name).unwrap_err().to_string().contains("expected UTF-8"));
 }

@@ -6,8 +6,8 @@ mod hostile;
 mod links;
 mod nested;
 mod paths;
-mod resume;
 mod round_trip;
+mod stopping;
 mod toy;
 
 use std::fs;

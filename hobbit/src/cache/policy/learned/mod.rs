@@ -39,11 +39,11 @@ const N_RATES: usize = 3;
 /// Constant, scores and uses per half-life, frequency in this sequence and ever, recency as two curves, habit.
 const N_FEATURES: usize = 6 + 2 * N_RATES;
 
-/// Parameters of [`Foresight`]. Weights are in the order: constant; mean router score per half-life; mean use per
+/// Parameters of [`Learned`]. Weights are in the order: constant; mean router score per half-life; mean use per
 /// half-life; log frequency in this sequence; log frequency in the whole run; `1 / (1 + age)` and `-ln(1 + age)`
 /// of the last use; log chance of a use after what the running token uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ForesightOptions {
+pub struct LearnedOptions {
     /// Tokens after which a score or a use counts half, shortest first.
     pub half_lives: [f32; N_RATES],
     /// Tokens of a sequence after which its own frequencies count as much as the whole run's.
@@ -60,7 +60,7 @@ pub struct ForesightOptions {
     pub blind: [f32; N_FEATURES],
 }
 
-impl Default for ForesightOptions {
+impl Default for LearnedOptions {
     /// Tuned by coordinate search on calibration traces: the bundled demo model on prose and code, and a model of random
     /// weights with 64 experts, top-8, on the same texts, at 25 to 75 % of the experts (`benches/policies` replays other parts
     /// of the texts). The weights for scores are the means of what was learned there; the learner goes on from them. Those
@@ -83,7 +83,7 @@ impl Default for ForesightOptions {
 /// All of it takes about 45 ns per expert and token (64 experts, half of them resident), and 4 bytes per pair of a layer's
 /// experts, of which there may be 256.
 #[derive(Clone, Debug)]
-pub struct Foresight {
+pub struct Learned {
     rates: Rates,
     horizon_tokens: u32,
     low_cost: f32,
@@ -94,9 +94,9 @@ pub struct Foresight {
     has_common: bool,
 }
 
-impl Foresight {
+impl Learned {
     /// `low_cost` as in [`super::Shape`].
-    pub fn new(options: ForesightOptions, low_cost: f32) -> Self {
+    pub fn new(options: LearnedOptions, low_cost: f32) -> Self {
         let keep = options.half_lives.map(|half_life| (-1.0 / half_life.max(1e-3)).exp2());
         let learner = |origin| Learner::new(origin, options.learning_rate, options.pull);
         Self {
@@ -160,7 +160,7 @@ impl Foresight {
     }
 }
 
-impl Policy for Foresight {
+impl Policy for Learned {
     fn on_share(&mut self, _share: ShareId, members: &[Version]) {
         self.has_common |= members.windows(2).any(|pair| pair[0].expert.layer != pair[1].expert.layer);
     }
