@@ -148,7 +148,7 @@ impl HiArgs {
             ("-f", &low.prompt.file),
             ("-bf", &low.prompt.binary_file),
             ("--system-prompt-file", &low.chat.system_prompt_file),
-            ("--chat-template-file", &low.chat.chat_template_file),
+            ("--chat-template-file", &low.chat.template.chat_template_file),
             ("--grammar-file", &low.sampling.grammar_file),
             ("--json-schema-file", &low.sampling.json_schema_file),
         ]);
@@ -201,11 +201,11 @@ impl HiArgs {
                 bos: low.chat.in_prefix_bos.0,
                 given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
             },
-            template: match (low.chat.chat_template, &low.chat.chat_template_file) {
+            template: match (low.chat.template.chat_template, &low.chat.template.chat_template_file) {
                 (None, Some(path)) => Some(file(path, around)?),
                 (typed, _) => typed,
             },
-            jinja: low.chat.jinja.0,
+            jinja: low.chat.template.jinja.0,
             multiline_input: low.chat.multiline_input.0,
             escape,
             display_prompt: low.prompt.display_prompt.0,

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Args;
 
+use super::percent;
 use crate::switch::Switch;
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::options::{CachingOptions, Prefetch, RouteOptions};
 use hobbit::predict::PredictorKind;
-use hobbit::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
@@ -102,10 +102,6 @@ impl CachingArgs {
         );
         Ok(self.path_table.clone())
     }
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    parse_percent(text, 100.0).ok_or_else(|| "expected a number from 0% to 100%".into())
 }
 
 #[cfg(test)]

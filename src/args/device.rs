@@ -4,11 +4,10 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::gpu_layers;
+use super::{gpu_layers, percent};
 use crate::switch::Switch;
 use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 use hobbit::plan::ExpertCache;
-use hobbit::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Devices")]
@@ -105,10 +104,6 @@ fn split_mode(word: &str) -> Result<SplitMode, String> {
         }
         _ => word.parse().map_err(|error: hobbit::options::UnknownWord| error.to_string()),
     }
-}
-
-pub(super) fn percent(text: &str) -> Result<f64, String> {
-    parse_percent(text, 100.0).ok_or_else(|| "expected 0% to 100%".to_owned())
 }
 
 #[cfg(test)]

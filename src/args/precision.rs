@@ -214,7 +214,7 @@ fn threshold(text: &str) -> Result<f32, String> {
 
 /// `25%` or `25`, as a share.
 fn share(text: &str) -> Result<f32, String> {
-    super::device::percent(text).map(|percent| percent as f32 / 100.0)
+    super::percent(text).map(|percent| percent as f32 / 100.0)
 }
 
 #[cfg(test)]

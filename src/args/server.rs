@@ -1,4 +1,4 @@
-//! What was typed for `hobbit-server`: hobbit-cli's flags of the engine, and llama-server's own.
+//! Flags of `hobbit-server`: the groups that it shares with hobbit-cli, and llama-server's own.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser};
 
 use super::{
-    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs, with_spellings,
+    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs, TemplateArgs,
+    as_program,
 };
 use crate::switch::Switch;
 use hobbit::Budget;
@@ -33,16 +34,7 @@ Exit status: 0 after a signal that ended it in order, 1 failure, 2 wrong usage."
 
 /// Serve a Mixture-of-Experts GGUF model that does not fit in memory: OpenAI's and llama-server's HTTP interface.
 #[derive(Debug, Parser)]
-#[command(
-    name = "hobbit-server",
-    version = env!("HOBBIT_VERSION"),
-    override_usage = "hobbit-server [OPTIONS]",
-    args_override_self = true,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    max_term_width = 110,
-    after_help = EXAMPLES
-)]
+#[command(name = "hobbit-server", override_usage = "hobbit-server [OPTIONS]", after_help = EXAMPLES)]
 pub struct ServerArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -185,15 +177,8 @@ pub struct SlotArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Conversation")]
 pub struct ServedChatArgs {
-    /// Chat template: the name of a built-in one or the template itself (default: the model's)
-    #[arg(long, value_name = "JINJA_TEMPLATE", env = "LLAMA_ARG_CHAT_TEMPLATE")]
-    pub chat_template: Option<String>,
-    /// File with the chat template
-    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_CHAT_TEMPLATE_FILE")]
-    pub chat_template_file: Option<PathBuf>,
-    /// Run the chat template; without it llama.cpp recognises well-known ones and writes their format
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_JINJA")]
-    pub jinja: Switch,
+    #[command(flatten)]
+    pub template: TemplateArgs,
     /// An assistant's message at the end of a conversation is continued
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PREFILL_ASSISTANT")]
     pub prefill_assistant: Switch,
@@ -224,5 +209,5 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// The command as clap sees it.
 pub fn command() -> clap::Command {
-    with_spellings(ServerArgs::command())
+    as_program(ServerArgs::command())
 }
