@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::advice;
 use super::args::{
     ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, PromptArgs, RopeArgs, SamplingArgs,
 };
@@ -323,7 +324,7 @@ pub fn check_outputs(
 ) -> Result<(), OutputError> {
     let written = written.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind }));
     let read = read.iter().map(|(flag, path)| Input { flag, path });
-    options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()))
+    options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()), advice::flag)
 }
 
 /// Where experts of a model are kept and how they are computed, for a session as `expects` says: every program's flags go this way.

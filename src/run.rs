@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::advice;
 use super::args;
 use super::argv::Note;
 use super::console::Screen;
@@ -298,7 +299,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     brief.into_iter().for_each(say);
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
     if let Some(warning) = &plan.warning {
-        log.line(Level::Warning, format!("warning: {warning}"));
+        log.line(Level::Warning, format!("warning: {warning}; {}", advice::for_one_token(warning)));
     }
 
     details.into_iter().for_each(say);
