@@ -97,7 +97,7 @@ pub struct LowArgs {
     pub output: OutputArgs,
 }
 
-/// Where experts are kept and how they are computed: flags of every program that runs a model.
+/// Memory and computation of experts: flags of every program that runs a model.
 #[derive(Args, Debug)]
 pub struct ExpertArgs {
     #[command(flatten)]
@@ -124,7 +124,7 @@ pub struct MemoryArgs {
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_EXPERT_CACHE")]
     pub expert_cache: ExpertCache,
-    /// Take a budget that exceeds what the system says is available; by default it is refused where it would be used
+    /// Accept a budget above the memory that the system says is available; by default it is refused where it would be used
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
     pub overcommit: Switch,
     /// Read experts around the page cache (direct), through it (buffered), or as fits the machine

@@ -19,8 +19,8 @@ pub struct ContextArgs {
     #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Prompt tokens computed at once; auto: for a long prompt more than 512 where that reads experts less often, whose last bits
-    /// are another width's (hobbit-cli)
+    /// Prompt tokens computed at once; auto: more than 512 for a long prompt where that reads experts less often, with other last
+    /// bits than at 512 (hobbit-cli)
     #[arg(long, value_name = "N|auto", default_value = "512", env = "LLAMA_ARG_UBATCH")]
     pub ubatch_size: UbatchSize,
     /// Threads for generation; -1 lets hobbit choose

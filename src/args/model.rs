@@ -41,13 +41,13 @@ pub struct SourceArgs {
     /// File of that repository, instead of a quant; of a split model, any part
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_HF_FILE")]
     pub hf_file: Option<String>,
-    /// Token for private and gated repositories (default: the one that `hf auth login` has kept)
+    /// Token for private and gated repositories (default: the one that `hf auth login` keeps)
     #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", value_parser = Token::typed)]
     pub hf_token: Option<Token>,
     /// Model at this URL, fetched if it is not here yet
     #[arg(long, value_name = "URL", env = "LLAMA_ARG_MODEL_URL")]
     pub model_url: Option<String>,
-    /// Ask no server: only what was fetched earlier
+    /// Contact no server: use only files that were fetched earlier
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_OFFLINE")]
     pub offline: Switch,
 }
@@ -137,16 +137,16 @@ pub struct AdapterArgs {
     /// LoRA adapter, applied to ordinary weights; comma-separated or repeated. One of experts needs memory for the whole model
     #[arg(long, value_name = "FNAME", value_delimiter = ',')]
     pub lora: Vec<PathBuf>,
-    /// LoRA adapter and by how much of it; these count after those of --lora
+    /// LoRA adapter and its scale; these count after those of --lora
     #[arg(long, value_name = "FNAME:SCALE", value_delimiter = ',')]
     pub lora_scaled: Vec<ScaledFile>,
-    /// Control vector, added to what layers put out; comma-separated or repeated
+    /// Control vector, added to the output of layers; comma-separated or repeated
     #[arg(long, value_name = "FNAME", value_delimiter = ',')]
     pub control_vector: Vec<PathBuf>,
-    /// Control vector and by how much of it
+    /// Control vector and its scale
     #[arg(long, value_name = "FNAME:SCALE", value_delimiter = ',')]
     pub control_vector_scaled: Vec<ScaledFile>,
-    /// The first and the last layer that control vectors act on (default: all)
+    /// First and last layer that control vectors change (default: all)
     #[arg(long, value_name = PAIR, value_parser = layers)]
     pub control_vector_layer_range: Option<(u32, u32)>,
 }

@@ -17,13 +17,13 @@ pub struct PromptArgs {
     /// File with the prompt, '-' for the standard input; one newline at its end is dropped
     #[arg(short, long, value_name = "FNAME", overrides_with_all = ["prompt", "binary_file"])]
     pub file: Option<PathBuf>,
-    /// File with the prompt, '-' for the standard input; its bytes are taken as they are
+    /// File with the prompt, '-' for the standard input; its bytes are used unchanged
     #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
     pub binary_file: Option<PathBuf>,
     /// Process \n, \r, \t, \', \", \\ and \xHH in prompts and affixes
     #[arg(short, long, value_name = Switch::NAME, default_value = "on")]
     pub escape: Switch,
-    /// Print the prompt before what is generated
+    /// Print the prompt before the generated text
     #[arg(long, value_name = Switch::NAME, default_value = "on")]
     pub display_prompt: Switch,
     /// Print the prompt's tokens on stderr
@@ -35,10 +35,10 @@ pub struct PromptArgs {
     /// Keep the state after the prompt in this file; a later run whose prompt begins alike goes on there
     #[arg(long, value_name = "FNAME")]
     pub prompt_cache: Option<PathBuf>,
-    /// Keep what is generated there, too
+    /// Keep the generated tokens there, too
     #[arg(long, value_name = Switch::NAME, default_value = "off", requires = "prompt_cache")]
     pub prompt_cache_all: Switch,
-    /// Use that file and leave it as it is
+    /// Read that file, but do not change it
     #[arg(long, value_name = Switch::NAME, default_value = "off", requires = "prompt_cache")]
     pub prompt_cache_ro: Switch,
     /// Stop at this text; in interactive mode it is the user's turn then. May be repeated
@@ -103,26 +103,26 @@ pub struct ReasoningArgs {
     /// Have the model think before it answers; auto: as its chat template does
     #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REASONING")]
     pub reasoning: Tri,
-    /// What becomes of thoughts: none leaves them in the answer with their tags; deepseek and auto keep them apart
+    /// Place of the reasoning: none leaves it in the answer with its tags; deepseek and auto keep it apart
     #[arg(long, value_name = "none|auto|deepseek|deepseek-legacy", default_value = "auto", env = "LLAMA_ARG_THINK")]
     pub reasoning_format: ReasoningFormat,
     /// How hard to think, for templates that know it (gpt-oss: low, medium, high); default leaves it to the template
     #[arg(long, value_name = "LEVEL", env = "LLAMA_ARG_REASONING_EFFORT")]
     pub reasoning_effort: Option<String>,
-    /// Tokens of one thought, after which it is ended; 0 ends it at once, -1 never
+    /// Longest reasoning before an answer, in tokens; 0 ends it at once, -1 never
     #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, env = "LLAMA_ARG_THINK_BUDGET",
           value_parser = clap::value_parser!(i32).range(-1..))]
     pub reasoning_budget: i32,
-    /// Said for the model before a thought is ended so
+    /// Text that is inserted where --reasoning-budget ends the reasoning
     #[arg(long, value_name = "MESSAGE", env = "LLAMA_ARG_THINK_BUDGET_MESSAGE")]
     pub reasoning_budget_message: Option<String>,
-    /// Show the model its earlier thoughts, too, where its template can (supports_preserve_reasoning)
+    /// Keep earlier reasoning in the conversation, where the template can (supports_preserve_reasoning)
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_REASONING_PRESERVE")]
     pub reasoning_preserve: Switch,
     /// Variables for the chat template, a JSON object such as {"enable_thinking": false}
     #[arg(long, value_name = "JSON", value_parser = template_kwargs, env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS")]
     pub chat_template_kwargs: Option<TemplateKwargs>,
-    /// Take answers as they are, with tags of thoughts and of tool calls
+    /// Show answers unparsed, with the tags of reasoning and tool calls
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_SKIP_CHAT_PARSING")]
     pub skip_chat_parsing: Switch,
 }
