@@ -3,6 +3,9 @@
 
 use std::error::Error;
 
+use hobbit::gguf::RecodeError;
+use hobbit::pack::imatrix::ImatrixError;
+use hobbit::pack::{PackError, UnpackError, WriteError};
 use hobbit::plan::{BelowTokenCycle, PlanError};
 use hobbit::predict::PathTableError;
 use hobbit::sim::SimError;
@@ -11,6 +14,8 @@ use hobbit::trace::TraceError;
 use hobbit::units::{MIB, ShortBytes};
 
 const RECORD: &str = "record one with hobbit-cli --trace FILE";
+const FORCE: &str = "give another name, or --force to replace it";
+const OTHER_IMATRIX: &str = "give --imatrix one that fits";
 const LESS_MEMORY: &str = "give a smaller --mem-budget or --expert-cache";
 const LESS_ON_THE_DEVICE: &str =
     "put fewer layers there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU";
@@ -46,6 +51,16 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         store(error)
     } else if let Some(error) = error.downcast_ref() {
         simulation(error)
+    } else if let Some(error) = error.downcast_ref() {
+        pack(error)
+    } else if let Some(error) = error.downcast_ref() {
+        writing(error)
+    } else if let Some(UnpackError::Exists { .. }) = error.downcast_ref() {
+        Some(FORCE)
+    } else if let Some(UnpackError::Pack(error)) = error.downcast_ref() {
+        pack(error)
+    } else if let Some(ImatrixError::Shape { .. }) = error.downcast_ref() {
+        Some(OTHER_IMATRIX)
     } else if let Some(TraceError::Magic { .. }) = error.downcast_ref() {
         Some(RECORD)
     } else if let Some(PathTableError::NotATable { .. }) = error.downcast_ref() {
@@ -75,6 +90,36 @@ fn simulation(error: &SimError) -> Option<&'static str> {
         SimError::Unknown { .. } => Some("give --predictor"),
         _ => None,
     }
+}
+
+fn pack(error: &PackError) -> Option<&'static str> {
+    match error {
+        PackError::PathTable { .. } => Some("until then give another table with --path-table FILE"),
+        PackError::LowOnly { .. } => Some("give it with --low, beside that model"),
+        _ => None,
+    }
+}
+
+fn writing(error: &WriteError) -> Option<&'static str> {
+    Some(match error {
+        WriteError::NotSmaller { .. } => "give --low a smaller type",
+        WriteError::NotNestable { .. } => "pack a q8_0 model, or add --high q8_0",
+        WriteError::NestedLow { .. } => "give one of the two, --nested or --low",
+        WriteError::NestedLowOnly { .. } => "leave out --nested or --only-low",
+        WriteError::Scale { .. } => "leave out --nested",
+        WriteError::NothingLow { .. } => "give --low, for example --low q2_k",
+        WriteError::NeedsImportance { .. }
+        | WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
+            "give one with --imatrix, or choose a type like q2_k"
+        }
+        WriteError::PathTable { .. } => "or leave out --path-table",
+        WriteError::Imatrix(ImatrixError::Shape { .. }) => OTHER_IMATRIX,
+        WriteError::SourceChanged { .. } => "--force starts over",
+        WriteError::Exists { .. } => FORCE,
+        WriteError::OtherWork { .. } => "--force starts over",
+        WriteError::ReadBack(error) => return pack(error),
+        _ => return None,
+    })
 }
 
 fn plan(error: &PlanError) -> Option<String> {
@@ -157,6 +202,8 @@ fn model(error: &hobbit::Error) -> Option<&'static str> {
     use hobbit::Error as E;
     Some(match error {
         E::Store(error) => return store(error),
+        E::Pack(error) => return pack(error),
+        E::PackWrite(error) => return writing(error),
         E::Device(error) => device(error),
         E::Low(error) => return low(error),
         E::NoExperts { .. } => "leave --low out",
