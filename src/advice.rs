@@ -7,7 +7,6 @@ use hobbit::gguf::RecodeError;
 use hobbit::pack::imatrix::ImatrixError;
 use hobbit::pack::{PackError, UnpackError, WriteError};
 use hobbit::plan::{BelowTokenCycle, PlanError};
-use hobbit::predict::PathTableError;
 use hobbit::sim::SimError;
 use hobbit::store::StoreError;
 use hobbit::trace::TraceError;
@@ -63,8 +62,6 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         Some(OTHER_IMATRIX)
     } else if let Some(TraceError::Magic { .. }) = error.downcast_ref() {
         Some(RECORD)
-    } else if let Some(PathTableError::NotATable { .. }) = error.downcast_ref() {
-        Some("gguf-tools profile --path-table FILE makes a path table")
     } else {
         None
     };
