@@ -1,36 +1,36 @@
-//! What was typed: every flag as given, unread and unresolved. Names, defaults and environment follow llama.cpp.
+//! Flags as typed, before files are read and settings resolved. Names, defaults and environment follow llama.cpp. Each flag is
+//! declared once; programs flatten the groups that they share.
 
-mod adapters;
 mod caching;
+mod context;
 mod device;
+pub mod model;
 mod precision;
 pub mod preset;
 mod prompt;
-mod reasoning;
 mod routing;
 mod sampling;
 #[cfg(feature = "server")]
 pub mod server;
-pub mod source;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
-pub use adapters::AdapterArgs;
 pub use caching::CachingArgs;
+pub use context::{ContextArgs, RopeArgs};
 pub use device::DeviceArgs;
+pub use model::{ModelArgs, SourceArgs};
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
-pub use prompt::PromptArgs;
-pub use reasoning::ReasoningArgs;
+#[cfg(feature = "server")]
+pub use prompt::TemplateArgs;
+pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs};
 pub use routing::RoutingArgs;
 pub use sampling::SamplingArgs;
-pub use source::SourceArgs;
 
 use preset::PresetWords;
 
@@ -38,9 +38,9 @@ use super::argv::{self, Grammar, Note};
 use super::pages::PagesArgs;
 use super::switch::{self, Switch, Tri};
 use super::unsupported;
-use hobbit::options::{FlashAttn, KvOverride, KvType, RopeScaling};
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::store::IoMode;
+use hobbit::units::parse_percent;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,16 +75,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SI
 
 /// Run Mixture-of-Experts GGUF models that do not fit in memory.
 #[derive(Debug, Parser)]
-#[command(
-    name = "hobbit-cli",
-    version = env!("HOBBIT_VERSION"),
-    override_usage = "hobbit-cli [OPTIONS]",
-    args_override_self = true,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    max_term_width = 110,
-    after_help = EXAMPLES
-)]
+#[command(name = "hobbit-cli", override_usage = "hobbit-cli [OPTIONS]", after_help = EXAMPLES)]
 pub struct LowArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -106,29 +97,7 @@ pub struct LowArgs {
     pub output: OutputArgs,
 }
 
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Model")]
-pub struct ModelArgs {
-    /// Model to run; of a split model, any part. Without it the bundled demo model runs
-    #[arg(short, long, value_name = "FNAME", env = "LLAMA_ARG_MODEL")]
-    pub model: Option<PathBuf>,
-    #[command(flatten)]
-    pub source: SourceArgs,
-    /// Look for invalid values in the weights while loading
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
-    pub check_tensors: Switch,
-    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the experts
-    /// have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of some types' results
-    #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REPACK")]
-    pub repack: Tri,
-    /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
-    #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
-    pub override_kv: Vec<KvOverride>,
-    #[command(flatten)]
-    pub adapters: AdapterArgs,
-}
-
-/// Where experts are kept and how they are computed: flags of every program that runs a model.
+/// Memory and computation of experts: flags of every program that runs a model.
 #[derive(Args, Debug)]
 pub struct ExpertArgs {
     #[command(flatten)]
@@ -155,152 +124,12 @@ pub struct MemoryArgs {
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_EXPERT_CACHE")]
     pub expert_cache: ExpertCache,
-    /// Take a budget that exceeds what the system says is available; by default it is refused where it would be used
+    /// Accept a budget above the memory that the system says is available; by default it is refused where it would be used
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
     pub overcommit: Switch,
     /// Read experts around the page cache (direct), through it (buffered), or as fits the machine
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
     pub io: IoMode,
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Conversation")]
-pub struct ChatArgs {
-    /// Converse instead of continuing a text (default: if the model has a chat template)
-    #[arg(long, value_name = Switch::NAME)]
-    pub conversation: Option<Switch>,
-    /// System prompt of the conversation
-    #[arg(long, value_name = "PROMPT", overrides_with = "system_prompt_file")]
-    pub system_prompt: Option<String>,
-    /// File with the system prompt; one newline at its end is dropped
-    #[arg(long, value_name = "FNAME", overrides_with = "system_prompt")]
-    pub system_prompt_file: Option<PathBuf>,
-    /// End after one answer
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
-    pub single_turn: Switch,
-    /// Continue a text with the user: input is asked for at reverse prompts and at the end of a text
-    #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
-    pub interactive: Switch,
-    /// Like -i, but ask for input at once
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
-    pub interactive_first: Switch,
-    /// Input ends with a line that ends in '\' instead of the other way round
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
-    pub multiline_input: Switch,
-    /// Text before each input of the user; disables the chat template
-    #[arg(long, value_name = "STRING")]
-    pub in_prefix: Option<String>,
-    /// Text after each input of the user; disables the chat template
-    #[arg(long, value_name = "STRING")]
-    pub in_suffix: Option<String>,
-    /// BOS token before each input of the user; disables the chat template
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
-    pub in_prefix_bos: Switch,
-    /// Chat template: the name of a built-in one or the template itself (default: the model's)
-    #[arg(long, value_name = "JINJA_TEMPLATE", env = "LLAMA_ARG_CHAT_TEMPLATE")]
-    pub chat_template: Option<String>,
-    /// File with the chat template
-    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_CHAT_TEMPLATE_FILE")]
-    pub chat_template_file: Option<PathBuf>,
-    /// Run the chat template; without it llama.cpp recognises well-known ones and writes their format
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_JINJA")]
-    pub jinja: Switch,
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Context and speed")]
-pub struct ContextArgs {
-    /// Context length in tokens; 0 takes the model's, or where the model does not fit with that, as much as an eighth of the
-    /// memory holds (4096 at least)
-    #[arg(short, long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CTX_SIZE")]
-    pub ctx_size: u32,
-    /// Prompt tokens submitted at once
-    #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub batch_size: u32,
-    /// Prompt tokens computed at once; auto: for a long prompt more than 512 where that reads experts less often, whose last bits
-    /// are another width's (hobbit-cli)
-    #[arg(long, value_name = "N|auto", default_value = "512", env = "LLAMA_ARG_UBATCH")]
-    pub ubatch_size: UbatchSize,
-    /// Threads for generation; -1 lets hobbit choose
-    #[arg(short, long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_THREADS",
-          value_parser = threads)]
-    pub threads: i32,
-    /// Threads for prompts (default: as --threads)
-    #[arg(long, value_name = "N", value_parser = threads)]
-    pub threads_batch: Option<i32>,
-    /// Fused attention
-    #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_FLASH_ATTN")]
-    pub flash_attn: FlashAttn,
-    /// Element type of the K cache: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1
-    #[arg(long, value_name = "TYPE", default_value = "f16", env = "LLAMA_ARG_CACHE_TYPE_K")]
-    pub cache_type_k: KvType,
-    /// Element type of the V cache
-    #[arg(long, value_name = "TYPE", default_value = "f16", env = "LLAMA_ARG_CACHE_TYPE_V")]
-    pub cache_type_v: KvType,
-    /// Keep the KV cache on the device
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_KV_OFFLOAD")]
-    pub kv_offload: Switch,
-    /// Run one empty step first
-    #[arg(long, value_name = Switch::NAME, default_value = "on")]
-    pub warmup: Switch,
-    /// When the context is full, drop its older half and go on
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_CONTEXT_SHIFT")]
-    pub context_shift: Switch,
-    /// Tokens of the prompt that a context shift keeps; -1 keeps all
-    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(i32).range(-1..))]
-    pub keep: i32,
-    /// Keep the whole context for sliding-window layers
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_SWA_FULL")]
-    pub swa_full: Switch,
-}
-
-/// Prompt tokens that are computed at once: `None` where the plan chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UbatchSize(pub Option<u32>);
-
-impl FromStr for UbatchSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "auto" {
-            return Ok(Self(None));
-        }
-        let number = text.parse().ok().filter(|n| *n > 0);
-        number.map(|n| Self(Some(n))).ok_or_else(|| "expected a number above 0, or auto".to_owned())
-    }
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Position encoding (default: the model's)")]
-pub struct RopeArgs {
-    /// Scaling method: none, linear, yarn
-    #[arg(long, value_name = "METHOD", env = "LLAMA_ARG_ROPE_SCALING_TYPE")]
-    pub rope_scaling: Option<RopeScaling>,
-    /// Factor by which the context grows
-    #[arg(long, value_name = "N", env = "LLAMA_ARG_ROPE_SCALE", value_parser = positive)]
-    pub rope_scale: Option<f32>,
-    /// Base frequency
-    #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_ROPE_FREQ_BASE", value_parser = finite)]
-    pub rope_freq_base: f32,
-    /// Frequency scale, 1 / --rope-scale
-    #[arg(long, value_name = "N", env = "LLAMA_ARG_ROPE_FREQ_SCALE", value_parser = finite)]
-    pub rope_freq_scale: Option<f32>,
-    /// YaRN: context of the training
-    #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_YARN_ORIG_CTX")]
-    pub yarn_orig_ctx: u32,
-    /// YaRN: extrapolation mix
-    #[arg(long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_YARN_EXT_FACTOR", value_parser = finite)]
-    pub yarn_ext_factor: f32,
-    /// YaRN: magnitude scale
-    #[arg(long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_YARN_ATTN_FACTOR", value_parser = finite)]
-    pub yarn_attn_factor: f32,
-    /// YaRN: high correction dimension
-    #[arg(long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_YARN_BETA_SLOW", value_parser = finite)]
-    pub yarn_beta_slow: f32,
-    /// YaRN: low correction dimension
-    #[arg(long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_YARN_BETA_FAST", value_parser = finite)]
-    pub yarn_beta_fast: f32,
 }
 
 #[derive(Args, Debug)]
@@ -324,7 +153,7 @@ pub struct OutputArgs {
     pub log: LogArgs,
 }
 
-/// Whether a program says what it did.
+/// The report at the end of a run.
 #[derive(Args, Debug)]
 pub struct ClosingArgs {
     /// Nothing on stderr but errors (and that the demo model runs, where no model was given)
@@ -335,7 +164,7 @@ pub struct ClosingArgs {
     pub perf: Switch,
 }
 
-/// What a program says of itself.
+/// The log, and the flags about the program itself.
 #[derive(Args, Debug)]
 pub struct LogArgs {
     /// Log everything
@@ -348,6 +177,13 @@ pub struct LogArgs {
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_LOG_FILE")]
     pub log_file: Option<PathBuf>,
     #[command(flatten)]
+    about: AboutArgs,
+}
+
+/// Flags that a program answers by itself.
+#[derive(Args, Debug)]
+pub struct AboutArgs {
+    #[command(flatten)]
     pages: PagesArgs,
     /// Print this help
     #[arg(short, long, action = clap::ArgAction::Help)]
@@ -359,10 +195,17 @@ pub struct LogArgs {
 
 /// The command as clap sees it: derived, with what the derive cannot say added.
 pub fn command() -> clap::Command {
-    with_spellings(LowArgs::command())
+    as_program(LowArgs::command())
 }
 
-/// Adds to a derived command what the derive cannot say: how switches are given, and llama.cpp's other spellings.
+/// A derived command with what programs on llama.cpp's pattern have in common: a repeated flag overrides, and [`AboutArgs`] answer
+/// for help and version.
+pub fn as_program(command: clap::Command) -> clap::Command {
+    let command = command.version(env!("HOBBIT_VERSION")).max_term_width(110).args_override_self(true);
+    with_spellings(command.disable_help_flag(true).disable_version_flag(true))
+}
+
+/// Adds what the derive cannot say to a derived command: how switches are given, and llama.cpp's other spellings.
 pub fn with_spellings(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| {
         let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
@@ -403,8 +246,8 @@ pub fn parse_as<A: FromArgMatches>(
     let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
     check_precision(&matches, &preset, &mut command)?;
-    source::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
-    let has_model = source::is_named(&matches);
+    model::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
+    let has_model = model::is_named(&matches);
     let mut notes = line.notes;
     notes.extend(preset.note());
     for (name, why, names_model) in unsupported::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
@@ -436,14 +279,6 @@ fn check_precision(
     })
 }
 
-/// At most as many as ggml runs (`GGML_MAX_N_THREADS`).
-fn threads(text: &str) -> Result<i32, String> {
-    match text.parse() {
-        Ok(n) if n <= 512 => Ok(n),
-        _ => Err("expected a number up to 512, or -1".to_owned()),
-    }
-}
-
 fn gpu_layers(text: &str) -> Result<i32, String> {
     match text {
         "auto" => Ok(-1),
@@ -457,6 +292,11 @@ fn finite(text: &str) -> Result<f32, String> {
         Ok(value) if value.is_finite() => Ok(value),
         _ => Err("expected a finite number".to_owned()),
     }
+}
+
+/// A share of a whole.
+pub fn percent(text: &str) -> Result<f64, String> {
+    parse_percent(text, 100.0).ok_or_else(|| "expected a number from 0% to 100%".to_owned())
 }
 
 fn positive(text: &str) -> Result<f32, String> {

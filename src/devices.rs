@@ -8,7 +8,6 @@ use serde_json::json;
 
 use super::log::{Level, Log};
 use super::output::write_json;
-use super::report::device::available_line;
 use hobbit::engine::calibrate_report;
 use hobbit::files::{self, Kind, Output};
 use hobbit::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, devices};
@@ -32,7 +31,8 @@ pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Resul
         writeln!(out, "  (none)")?;
     }
     for device in found {
-        writeln!(out, "{}", available_line(&device.name, &device.description, device.total, device.free))?;
+        let (total, free) = (device.total >> 20, device.free >> 20);
+        writeln!(out, "  {}: {} ({total} MiB, {free} MiB free)", device.name, device.description)?;
         if verbose {
             writeln!(out, "    {}", abilities(device))?;
         }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use super::advice::advice;
 use super::output::{is_closed_pipe, tell};
 use super::signals::{self, Interrupted};
 use hobbit::files::OutputError;
@@ -43,7 +44,7 @@ pub fn usage(error: &clap::Error) -> Result<u8> {
     }
 }
 
-/// An error and its causes on one line, each cause once: many of our messages quote theirs.
+/// An error and its causes on one line, each cause once because many of our messages quote theirs, and the remedy.
 pub fn in_words(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(|cause| cause.to_string()) {
@@ -52,6 +53,9 @@ pub fn in_words(error: &anyhow::Error) -> String {
             text.push_str(colon);
             text.push_str(&cause);
         }
+    }
+    if let Some(advice) = advice(error) {
+        text = format!("{text}; {advice}");
     }
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

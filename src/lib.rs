@@ -14,7 +14,7 @@
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
 //! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
-//! has the rule about a reader that goes away, [`pages`] completes flags and has manuals; `log` and `devices` tell people what is going on.
+//! has the rule about a reader that goes away, [`advice`] adds the flags that help to errors of the library, [`pages`] completes flags and has manuals; `log` and `devices` tell people what is going on.
 //!
 //! Without the feature `engine` only the pure part exists, for its tests and for what needs no model.
 
@@ -23,6 +23,7 @@
 // They panic where the reader went away; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod advice;
 mod args;
 mod argv;
 pub mod bench;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::advice;
 use super::args::{
     ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, PromptArgs, RopeArgs, SamplingArgs,
 };
@@ -148,7 +149,7 @@ impl HiArgs {
             ("-f", &low.prompt.file),
             ("-bf", &low.prompt.binary_file),
             ("--system-prompt-file", &low.chat.system_prompt_file),
-            ("--chat-template-file", &low.chat.chat_template_file),
+            ("--chat-template-file", &low.chat.template.chat_template_file),
             ("--grammar-file", &low.sampling.grammar_file),
             ("--json-schema-file", &low.sampling.json_schema_file),
         ]);
@@ -201,11 +202,11 @@ impl HiArgs {
                 bos: low.chat.in_prefix_bos.0,
                 given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
             },
-            template: match (low.chat.chat_template, &low.chat.chat_template_file) {
+            template: match (low.chat.template.chat_template, &low.chat.template.chat_template_file) {
                 (None, Some(path)) => Some(file(path, around)?),
                 (typed, _) => typed,
             },
-            jinja: low.chat.jinja.0,
+            jinja: low.chat.template.jinja.0,
             multiline_input: low.chat.multiline_input.0,
             escape,
             display_prompt: low.prompt.display_prompt.0,
@@ -323,7 +324,7 @@ pub fn check_outputs(
 ) -> Result<(), OutputError> {
     let written = written.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind }));
     let read = read.iter().map(|(flag, path)| Input { flag, path });
-    options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()))
+    options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()), advice::flag)
 }
 
 /// Where experts of a model are kept and how they are computed, for a session as `expects` says: every program's flags go this way.

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 
-use super::pages::{self, PagesArgs, Spelling};
+use super::args::AboutArgs;
+use super::pages::{self, Spelling};
 use super::{exit, output, signals};
 use hobbit::engine::{RpcEvent, RpcServer};
 use hobbit::units::Bytes;
@@ -60,13 +61,7 @@ struct Args {
     #[arg(short, long)]
     cache: bool,
     #[command(flatten)]
-    pages: PagesArgs,
-    /// Print this help
-    #[arg(short, long, action = clap::ArgAction::Help)]
-    help: Option<bool>,
-    /// Print the version
-    #[arg(long, action = clap::ArgAction::Version)]
-    version: Option<bool>,
+    about: AboutArgs,
 }
 
 /// Runs `hobbit-rpc` with the arguments of this process.

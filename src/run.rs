@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::advice;
 use super::args;
 use super::argv::Note;
 use super::console::Screen;
@@ -26,8 +27,9 @@ use super::output::{is_closed_pipe, write_json};
 use super::pages::{self, Spelling};
 use super::progress::bar;
 use super::prompt_cache::PromptCache;
-use super::report;
-use super::report::brief::{self, Closing, ModelFacts};
+use super::report::closing::{self, Closing};
+use super::report::start::{self, ModelFacts};
+use super::report::{self, Line};
 use super::resolve::{self, Bytes, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
@@ -36,7 +38,6 @@ use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::pack::WriteError;
 use hobbit::stats::{DeviceReport, Stats, Timings};
-use hobbit::units::Bytes as Size;
 use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
 
 /// Said of the model's file where nobody has named one.
@@ -260,10 +261,10 @@ fn warn_of_threads(options: &SessionOptions, log: &Log) {
     }
 }
 
-/// The start-up lines: three at most, the rest for `-v`. Warnings always.
+/// The start-up lines: three brief ones at most, and details. Warnings always.
 pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &ModelOptions, log: &Log) {
     let info = model.info();
-    let say = |level: Level, line: &str| log.line(level, format!("hobbit: {line}"));
+    let say = |line: Line| log.line(line.level(), format!("hobbit: {}", line.text));
     let plan = session.plan();
     let name = info.path.display();
     let name = if is_demo { format!("{DEMO} {name}") } else { name.to_string() };
@@ -275,43 +276,34 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
         n_layer: info.n_layer,
         n_expert: info.n_expert,
         n_expert_used: info.n_expert_used,
+        expert_bytes: info.expert_bytes,
         n_ctx: session.n_ctx(),
-        n_ctx_of: (options.expects.n_ctx == 0).then_some(info.n_ctx_train),
+        n_ctx_train: info.n_ctx_train,
+        is_n_ctx_given: options.expects.n_ctx > 0,
     };
-    say(Level::Info, &brief::model_line(&facts));
-    say(Level::Info, &brief::memory_line(plan, session.io_choice(), session.warm_start()));
+    let (devices, precision, helper) = (session.devices(), session.precision(), options.device.cpu_helper);
+    let mut lines = Vec::from(start::model(&facts));
+    lines.extend(start::memory(plan, session.io_choice(), session.warm_start()));
     if let Some(routes) = &options.routes {
         let file = routes.trace.display();
-        say(
-            Level::Info,
-            &format!("routes: tokens go the ways recorded in {file}, not the routers'; their text means nothing"),
-        );
+        let text =
+            format!("routes: tokens follow the routes recorded in {file}, not the routers; their text means nothing");
+        lines.push(report::brief(text));
     }
-    if let Some(line) = brief::third_line(session.devices(), session.precision()) {
-        say(Level::Info, &line);
+    lines.extend(start::devices_and_precision(devices, precision, helper, info.is_moe()));
+    if let (Some(promise), None) = (&precision.promise, &precision.routing) {
+        lines.push(report::brief(promise));
     }
-    if let Some(promise) = session.precision().promise.as_ref().filter(|_| session.precision().routing.is_none()) {
-        say(Level::Info, promise);
-    }
+    lines.extend(start::caching(session.caching()));
+    let (brief, details): (Vec<Line>, Vec<Line>) = lines.into_iter().partition(|line| line.is_brief);
+    brief.into_iter().for_each(say);
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
     if let Some(warning) = &plan.warning {
-        log.line(Level::Warning, format!("warning: {warning}"));
+        log.line(Level::Warning, format!("warning: {warning}; {}", advice::for_one_token(warning)));
     }
 
-    let (parameters, experts) = (report::parameters(info.n_params), Size(info.expert_bytes));
-    say(Level::More, &format!("{parameters} parameters, {experts} of experts, trained on {} tokens", info.n_ctx_train));
-    say(Level::More, &format!("reading experts: {}", session.io_choice()));
+    details.into_iter().for_each(say);
     log.line(Level::More, plan);
-    log.text(Level::More, &report::device::start_up_lines(session.devices(), plan, options.device.cpu_helper));
-    if info.is_moe() {
-        say(Level::More, &session.precision().to_string());
-    }
-    for line in session.caching().lines() {
-        say(Level::More, &line);
-    }
-    if let Some(warm) = session.warm_start() {
-        log.line(Level::More, report::warm_start(warm));
-    }
     log.line(Level::More, hobbit::engine::system_info());
 }
 
@@ -348,13 +340,10 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
             seed: leaves_to_chance(&desk.args.sampling).then_some(desk.seed),
             is_seed_drawn: desk.args.sampling.seed == SamplingOptions::RANDOM_SEED,
         };
-        for line in brief::closing_lines(&closing) {
-            log.line(Level::Info, format!("hobbit: {line}"));
+        for line in closing::lines(&closing) {
+            log.line(line.level(), format!("hobbit: {}", line.text));
         }
         log.text(Level::More, &report::timing_lines(&timings));
-        log.text(Level::More, &report::cache_lines(&stats));
-        log.text(Level::More, &report::device::closing_lines(&devices, &stats.devices));
-        log.text(Level::More, &report::precision_lines(desk.session.precision(), &stats));
     }
     let Some(path) = &output.stats_json else { return Ok(()) };
     let mut all = measured(&desk.session, &timings, &stats, end);

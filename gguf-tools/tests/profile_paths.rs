@@ -174,10 +174,10 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     let demo = bundled("demo.gguf");
     let fault = |model: &Path, table: Option<&Path>| match Model::open(model, &looking_ahead(table), |_| true) {
         Ok(_) => panic!("{} was opened", model.display()),
-        Err(error) => error.to_string(),
+        Err(error) => hobbit_programs::exit::in_words(&error.into()),
     };
     let message = fault(&demo, None);
-    assert!(message.contains("demo.gguf: --predictor path-table needs a table"), "{message}");
+    assert!(message.contains("demo.gguf: the path-table predictor needs a table"), "{message}");
     assert!(message.contains("gguf-tools profile --path-table"), "{message}");
     let message = fault(&demo, Some(&dir.path().join("none.paths")));
     assert!(message.contains("none.paths: cannot read"), "{message}");
@@ -204,7 +204,10 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     let message = fault(&demo, Some(&table));
     assert!(message.contains("a.paths: path table") && message.contains("profile the model again"), "{message}");
     let message = fault(&pack, None);
-    assert!(message.contains("pack.gguf: tensor 'hobbit.paths'") && message.contains("--path-table FILE"), "{message}");
+    assert!(
+        message.contains("pack.gguf: tensor 'hobbit.paths'") && message.contains("with --path-table FILE"),
+        "{message}"
+    );
     let out = tool(&["verify", word(&pack)]);
     assert_eq!(out.status.code(), Some(1));
     assert!(words(&out.stdout).contains("tensor 'hobbit.paths': path table"), "{}", words(&out.stdout));

@@ -14,27 +14,21 @@ macro_rules! field_by_field {
 }
 pub(crate) use field_by_field;
 
-mod caching;
-mod device;
 mod kernels;
-mod latency;
 mod precision;
-mod prefetch;
-mod routing;
-mod virtual_experts;
+mod reports;
 
 use serde::Serialize;
 
 use crate::plan::kib_field;
+use crate::route::Rerouted;
 
-pub use caching::{CacheSlots, CachingReport, FittedReport};
-pub use device::{DeviceCounters, DeviceReport};
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
-pub use latency::{LatencyReport, LatencyStep};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
-pub use prefetch::{PrefetchReport, RecallReport};
-pub use routing::RerouteCounts;
-pub use virtual_experts::VirtualExpertsReport;
+pub use reports::{
+    CacheSlots, CachingReport, DeviceCounters, DeviceReport, FittedReport, LatencyReport, LatencyStep, PrefetchReport,
+    RecallReport, VirtualExpertsReport,
+};
 
 #[doc(inline)]
 pub use crate::plan::MemoryPlan;
@@ -120,6 +114,33 @@ field_by_field!(PhaseStats: Add::add {
     tokens, seconds, hits, misses, used, missed, rerouted, upgrades, slices_loaded, bytes_read, io_busy_seconds, io_wait_seconds
 });
 
+/// Uses of experts that went elsewhere than the router said, while decoding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct RerouteCounts {
+    /// Uses by another expert than the router's, which was in memory.
+    pub uses: u64,
+    /// Tokens in a layer that were left alone, because hobbit did not understand their router's choice.
+    pub refused: u64,
+    /// Shares of a token's weight that uses gave up by going elsewhere, summed; over `uses` it is the mean.
+    pub given_up: f64,
+}
+
+field_by_field!(RerouteCounts: Add::add { uses, refused, given_up });
+field_by_field!(RerouteCounts: Sub::sub { uses, refused, given_up });
+
+impl RerouteCounts {
+    /// The mean share of a token's weight that a use gave up by going elsewhere; `None` where none did.
+    pub fn mean_given_up(&self) -> Option<f64> {
+        ratio(self.given_up, self.uses as f64)
+    }
+}
+
+impl From<Rerouted> for RerouteCounts {
+    fn from(Rerouted { exchanged, refused, given_up }: Rerouted) -> Self {
+        Self { uses: exchanged, refused, given_up }
+    }
+}
+
 /// Traffic of one layer, both phases together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LayerStats {
@@ -155,6 +176,7 @@ pub struct Stats {
     /// How virtual experts changed; `None` where tokens wait for what they choose.
     pub virtual_experts: Option<VirtualExpertsReport>,
     /// How tokens are kept to [`RoutingOptions::target_latency`](crate::options::RoutingOptions::target_latency); `None` without.
+    #[serde(rename = "target_latency")]
     pub latency: Option<LatencyReport>,
     /// Which kernels multiply in batches.
     pub kernels: KernelReport,

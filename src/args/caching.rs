@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use clap::Args;
 
+use super::percent;
 use crate::switch::Switch;
 use hobbit::cache::Allocation;
 use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::options::{CachingOptions, Prefetch, RouteOptions};
 use hobbit::predict::PredictorKind;
-use hobbit::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
 pub struct CachingArgs {
-    /// Eviction policy of the cache: lru, lfu, hobbit, edgemoe, smoe, arc or learned
+    /// Eviction policy: lru, lfu, hobbit, edgemoe, smoe, arc or learned
     #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_POLICY")]
     pub policy: PolicyKind,
     /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with commas
@@ -31,41 +31,41 @@ pub struct CachingArgs {
         env = "HOBBIT_ARG_SLOTS"
     )]
     pub slots: Allocation,
-    /// What hobbit-sim calibrate fitted to traces of the model: policy weights, T1 and T2, and penalties for --slots
+    /// Settings that hobbit-sim calibrate fitted to traces of the model: policy weights, T1 and T2, and penalties for --slots
     /// by-penalty. Flags win (default: the pack's)
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PROFILE")]
     pub profile: Option<PathBuf>,
-    /// Who guesses what the next layers will use: none, stacked-gate, cross-layer, path-table or previous
+    /// Predictor of the experts that the next layers will use: none, stacked-gate, cross-layer, path-table or previous
     #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_PREDICTOR")]
     pub predictor: PredictorKind,
     /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]
     pub path_table: Option<PathBuf>,
-    /// Read what is predicted before it is needed: as long as that is measured to help (auto), always, or never
+    /// Read predicted experts before they are needed: while that is measured to help (auto), always, or never
     #[arg(long, value_name = "auto|on|off", default_value_t, env = "HOBBIT_ARG_PREFETCH")]
     pub prefetch: Prefetch,
     /// How many layers ahead to look at most
     #[arg(long, value_name = "N", default_value_t = CachingOptions::DISTANCE,
           value_parser = clap::value_parser!(u8).range(1..=8), env = "HOBBIT_ARG_PREFETCH_DISTANCE")]
     pub prefetch_distance: u8,
-    /// Compute with the experts of a layer that are there while others are read. Off to measure what that is worth, on the CPU
+    /// Compute with the experts of a layer that are in memory while others are read. Off measures the gain, on the CPU
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_OVERLAP")]
     pub overlap: Switch,
-    /// Fill free slots while nobody waits for a read: before the first prompt, while somebody types
+    /// Fill free slots while no computation waits for a read: before the first prompt, and while a message is typed
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
     pub fill: Switch,
-    /// Send tokens along the routes of a trace (--trace, hobbit-sim import) in place of what the model's routers choose: to
-    /// measure with a real model's locality. What is generated means nothing
+    /// Send tokens along the routes of a trace (--trace, hobbit-sim import) instead of the model's routers: to
+    /// measure with a real model's locality. The generated text means nothing
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_ROUTES")]
     pub routes: Option<PathBuf>,
-    /// Share of what later layers use that gate predictors are told with --routes
+    /// With --routes: share of the experts of later layers that gate predictors are given
     #[arg(long, value_name = "N%", default_value = "80%", value_parser = percent, env = "HOBBIT_ARG_ROUTES_RECALL")]
     pub routes_recall: f64,
-    /// Write who was routed where, and what was read for it: for hobbit-sim
+    /// Record routes and reads in a file, for hobbit-sim
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Read the experts that were in memory when the last run ended before the first token, and save which these are at
-    /// the end of this one
+    /// Before the first token, read the experts that were in memory at the end of the last run; save their list at the end
+    /// of this one
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_CACHE_STATE")]
     pub cache_state: Option<PathBuf>,
 }
@@ -102,10 +102,6 @@ impl CachingArgs {
         );
         Ok(self.path_table.clone())
     }
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    parse_percent(text, 100.0).ok_or_else(|| "expected a number from 0% to 100%".into())
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
-//! Flags that say where weights and expert products go. Names and meaning are llama.cpp's, but for the last four.
+//! Flags of devices. Names and meaning are llama.cpp's, except for the last four.
 
 use std::str::FromStr;
 
 use clap::Args;
 
-use super::gpu_layers;
+use super::{gpu_layers, percent};
 use crate::switch::Switch;
 use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 use hobbit::plan::ExpertCache;
-use hobbit::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Devices")]
@@ -16,7 +15,7 @@ pub struct DeviceArgs {
     /// Devices to offload to, in this order; 'none' for the CPU alone (default: every GPU, RPC servers first)
     #[arg(long, value_name = "DEV1,DEV2", env = "LLAMA_ARG_DEVICE")]
     pub device: Option<DeviceChoice>,
-    /// Print the devices there are and exit; with -v also what they can do, and how fast they were found to be
+    /// Print the devices and exit; with -v also their abilities and measured speed
     #[arg(long)]
     pub list_devices: bool,
     /// Layers whose ordinary weights go to devices, counted from the last: a number, 'auto' or 'all'
@@ -32,7 +31,7 @@ pub struct DeviceArgs {
     /// Portions of the layers for each device, such as 3,1 (default: by free memory)
     #[arg(long, value_name = "N0,N1", env = "LLAMA_ARG_TENSOR_SPLIT")]
     pub tensor_split: Option<TensorSplit>,
-    /// RPC servers whose devices are to be had, HOST:PORT; comma-separated or repeated
+    /// RPC servers whose devices may be used, HOST:PORT; comma-separated or repeated
     #[arg(long, value_name = "SERVERS", value_delimiter = ',', env = "LLAMA_ARG_RPC")]
     pub rpc: Vec<String>,
     /// Compute all experts on the CPU
@@ -45,7 +44,7 @@ pub struct DeviceArgs {
     /// repeated, the first match decides. Experts are placed by --device-cache and --n-cpu-moe
     #[arg(long, value_name = "PATTERN=BUFFER", value_delimiter = ',', env = "LLAMA_ARG_OVERRIDE_TENSOR")]
     pub override_tensor: Vec<TensorOverride>,
-    /// Device memory that holds experts, over all devices: 'auto' (what the rest leaves), a size, or a share of all
+    /// Device memory that holds experts, over all devices: 'auto' (all that is left), a size, or a share of all
     /// experts such as 25%; 0 computes them on the CPU
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_DEVICE_CACHE")]
     pub device_cache: ExpertCache,
@@ -105,10 +104,6 @@ fn split_mode(word: &str) -> Result<SplitMode, String> {
         }
         _ => word.parse().map_err(|error: hobbit::options::UnknownWord| error.to_string()),
     }
-}
-
-pub(super) fn percent(text: &str) -> Result<f64, String> {
-    parse_percent(text, 100.0).ok_or_else(|| "expected 0% to 100%".to_owned())
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub struct PrecisionArgs {
     #[arg(long, value_name = "FILE.gguf|TYPES|auto", env = "HOBBIT_ARG_LOW",
           value_parser = OsStringValueParser::new().try_map(|text| low_source(text, Path::is_file)))]
     pub low: Option<Low>,
-    /// Where the file that --low TYPES makes goes (default: beside the model)
+    /// Directory of the file that --low TYPES makes (default: beside the model)
     #[arg(long, value_name = "DIR", env = "HOBBIT_ARG_LOW_DIR")]
     pub low_dir: Option<PathBuf>,
     /// The part of the expert cache that holds low-precision experts: 'auto', or a share such as 25%
@@ -53,7 +53,7 @@ pub struct PrecisionArgs {
     /// Replace often used low-precision experts by high-precision ones while nothing else is read
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_UPGRADE")]
     pub upgrade: Switch,
-    /// Let nothing depend on how fast reads are: same seed, budget and prompt give the same text
+    /// Make results independent of the speed of reads: same seed, budget and prompt give the same text
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_DETERMINISTIC")]
     pub deterministic: Switch,
 }
@@ -214,7 +214,7 @@ fn threshold(text: &str) -> Result<f32, String> {
 
 /// `25%` or `25`, as a share.
 fn share(text: &str) -> Result<f32, String> {
-    super::device::percent(text).map(|percent| percent as f32 / 100.0)
+    super::percent(text).map(|percent| percent as f32 / 100.0)
 }
 
 #[cfg(test)]

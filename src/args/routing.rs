@@ -12,14 +12,14 @@ use hobbit::units::parse_percent;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Routing that knows what is in memory (hobbit's own; results are approximate)")]
 pub struct RoutingArgs {
-    /// While it decodes, an expert in memory is ahead of one that is not by N times the range of the token's router scores: 0.1 to 0.3
+    /// In decoding, prefer experts in memory by N times the range of the token's router scores: 0.1 to 0.3
     /// reads far less at little cost, 0 is off
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_CACHE_BIAS")]
     pub cache_bias: f32,
-    /// Take a --cache-bias above 0.3, where text stays fluent and becomes wrong
+    /// Accept a --cache-bias above 0.3, where text stays fluent and becomes wrong
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_CACHE_BIAS_ANY")]
     pub cache_bias_any: Switch,
-    /// A token's best N experts are used whatever is in memory
+    /// Always use a token's best N experts, in memory or not
     #[arg(long, value_name = "N", default_value_t = RoutingOptions::KEEP_TOP, value_parser = clap::value_parser!(u32).range(..=1024), env = "HOBBIT_ARG_KEEP_TOP")]
     pub keep_top: u32,
     /// A missing expert whose score is less than N above the best that was not chosen gives way to one in memory whose score is
@@ -29,10 +29,10 @@ pub struct RoutingArgs {
     /// At most N experts of a token are substituted (default: any number)
     #[arg(long, value_name = "N", env = "HOBBIT_ARG_SUBSTITUTE_MAX")]
     pub substitute_max: Option<u32>,
-    /// While it decodes, leave out a missing expert that has less than N times the uniform share of the token's weight; 0 is off
+    /// In decoding, leave out a missing expert that has less than N times the uniform share of the token's weight; 0 is off
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_DROP")]
     pub drop: f32,
-    /// While it decodes, use experts in memory only, and bring others in the background (SwapMoE): auto, or a plan of
+    /// In decoding, use experts in memory only, and load others in the background (SwapMoE): auto, or a plan of
     /// gguf-tools plan
     #[arg(long, value_name = "off|auto|PLAN.json", default_value = "off", env = "HOBBIT_ARG_VIRTUAL_EXPERTS")]
     pub virtual_experts: VirtualWord,
@@ -49,7 +49,7 @@ pub struct RoutingArgs {
     /// If none does, the most is taken, and what can be reached is told. Not with --deterministic
     #[arg(long, value_name = "N", value_parser = milliseconds, env = "HOBBIT_ARG_TARGET_LATENCY")]
     pub target_latency: Option<Duration>,
-    /// Send the tokens of prompts elsewhere too; what that leaves in the context stays there
+    /// Apply this to prompts too; its effect on the context stays
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_ROUTE_PROMPTS")]
     pub route_prompts: Switch,
 }

@@ -1,4 +1,4 @@
-//! What was typed for `hobbit-server`: hobbit-cli's flags of the engine, and llama-server's own.
+//! Flags of `hobbit-server`: the groups that it shares with hobbit-cli, and llama-server's own.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser};
 
 use super::{
-    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs, with_spellings,
+    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs, TemplateArgs,
+    as_program,
 };
 use crate::switch::Switch;
 use hobbit::Budget;
@@ -33,16 +34,7 @@ Exit status: 0 after a signal that ended it in order, 1 failure, 2 wrong usage."
 
 /// Serve a Mixture-of-Experts GGUF model that does not fit in memory: OpenAI's and llama-server's HTTP interface.
 #[derive(Debug, Parser)]
-#[command(
-    name = "hobbit-server",
-    version = env!("HOBBIT_VERSION"),
-    override_usage = "hobbit-server [OPTIONS]",
-    args_override_self = true,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    max_term_width = 110,
-    after_help = EXAMPLES
-)]
+#[command(name = "hobbit-server", override_usage = "hobbit-server [OPTIONS]", after_help = EXAMPLES)]
 pub struct ServerArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -77,7 +69,7 @@ pub struct HttpArgs {
     /// Port; 0 takes a free one, which is printed
     #[arg(long, value_name = "PORT", default_value = "8080", env = "LLAMA_ARG_PORT")]
     pub port: u16,
-    /// Names by which clients know the model, comma-separated (default: the file's name)
+    /// Names of the model for clients, comma-separated (default: the file's name)
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "LLAMA_ARG_ALIAS")]
     pub alias: Vec<String>,
     /// Words that /v1/models shows beside the model, comma-separated
@@ -89,11 +81,11 @@ pub struct HttpArgs {
     /// File with keys, one a line; lines that begin with # are comments
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Names by which the server may be asked without a key, comma-separated: besides localhost, IP addresses and those
-    /// of --host; '*' any. Pages whose names lead to this machine could use it otherwise
+    /// Host names that requests without a key may use, comma-separated, besides localhost, IP addresses and those of --host;
+    /// '*' is any. Otherwise a web page whose name leads to this machine could use the server
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "HOBBIT_ARG_ALLOWED_HOSTS")]
     pub allowed_hosts: Vec<String>,
-    /// Whose pages may use the server from a browser: 'localhost', '*', or origins, comma-separated (default: only its own)
+    /// Web pages that may use the server from a browser: 'localhost', '*', or origins, comma-separated (default: only its own)
     #[arg(long, value_name = "ORIGINS", env = "LLAMA_ARG_CORS_ORIGINS")]
     pub cors_origins: Option<String>,
     /// TLS: file with the private key (PEM)
@@ -102,15 +94,15 @@ pub struct HttpArgs {
     /// TLS: file with the certificate (PEM)
     #[arg(long, value_name = "FNAME", requires = "ssl_key_file", env = "LLAMA_ARG_SSL_CERT_FILE")]
     pub ssl_cert_file: Option<PathBuf>,
-    /// Seconds in which a request must have arrived. Connections where the client is silent, or does not read its
-    /// answer, are closed after 30 s, or after this time if it is shorter.
+    /// Seconds within which a request must arrive. A connection whose client is silent, or does not read its answer, is closed
+    /// after 30 s, or after this time if it is shorter
     #[arg(long, value_name = "N", default_value = "600", env = "LLAMA_ARG_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
-    /// The largest body of a request, in bytes. Twelve times as much of the memory budget is reserved for all requests,
-    /// and 16 MiB
+    /// Largest body of a request, in bytes. Of the memory budget, twelve times as much and 16 MiB are reserved for all
+    /// requests
     #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY")]
     pub max_body: Limit,
-    /// Seconds of silence after which a stream shows that it lives; -1 never
+    /// Seconds of silence after which a stream sends a sign of life; -1 never
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]
     pub sse_ping_interval: i64,
     /// Serve the page at /
@@ -125,7 +117,7 @@ pub struct HttpArgs {
     /// Accept POST /props
     #[arg(long = "props", value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_ENDPOINT_PROPS")]
     pub endpoint_props: Switch,
-    /// Seconds that streams have to finish once the server is to end
+    /// Seconds that streams have to finish when the server ends
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_SHUTDOWN_GRACE")]
     pub shutdown_grace: Duration,
 }
@@ -133,27 +125,27 @@ pub struct HttpArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Slots")]
 pub struct SlotArgs {
-    /// Requests that are worked on at once; each has its part of --ctx-size, and all share what is read (default: 4, which share
-    /// --ctx-size too, as with --kv-unified)
+    /// Requests that are served at once; each has its part of --ctx-size, and all share the experts that are read (default: 4,
+    /// which share --ctx-size too, as with --kv-unified)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), env = "LLAMA_ARG_N_PARALLEL")]
     pub parallel: Option<u32>,
     /// Requests that may wait beside those
     #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..), env = "HOBBIT_ARG_MAX_WAITING")]
     pub max_waiting: u32,
-    /// Any slot may take the whole context, as far as others leave it
+    /// Slots share one context: each may take as much as the others leave
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_KV_UNIFIED")]
     pub kv_unified: Switch,
     /// Generate for all slots in one batch (always)
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CONT_BATCHING")]
     pub cont_batching: Switch,
-    /// A stream should not wait longer than this for its next token because prompts of others are read, in seconds: they are read in
-    /// pieces as wide as keep it, of one token at the least
+    /// Longest time in seconds that a stream should wait for its next token while prompts of others are computed: they are computed
+    /// in pieces that keep it, of one token at least
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_STALL_LIMIT")]
     pub stall_limit: Duration,
-    /// Begin with what a slot has evaluated of the same beginning
+    /// Reuse the beginning of a prompt that a slot has evaluated already
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CACHE_PROMPT")]
     pub cache_prompt: Switch,
-    /// Move runs of at least N tokens from elsewhere in the context instead of evaluating them again; 0: none
+    /// Reuse runs of at least N tokens from other places of the context; 0: none
     #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CACHE_REUSE")]
     pub cache_reuse: usize,
     /// The share of a prompt that a slot must hold to be preferred
@@ -162,16 +154,16 @@ pub struct SlotArgs {
     /// Directory in which slots are saved, and restored from
     #[arg(long, value_name = "PATH", env = "LLAMA_ARG_SLOT_SAVE_PATH")]
     pub slot_save_path: Option<PathBuf>,
-    /// Load LoRA adapters without applying them: requests and POST /lora-adapters say by how much
+    /// Load LoRA adapters without applying them: requests and POST /lora-adapters give the scales
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub lora_init_without_apply: Switch,
-    /// Tokens to generate where a request does not say; -1 without end
+    /// Tokens to generate where a request gives no number; -1 without end
     #[arg(short = 'n', long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i32).range(-1..), env = "LLAMA_ARG_N_PREDICT")]
     pub predict: i32,
     /// Serve embeddings, and nothing else
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_EMBEDDINGS")]
     pub embeddings: Switch,
-    /// How the embeddings of a text's tokens become one: none, mean, cls, last, rank (default: the model's way)
+    /// How the embeddings of a text's tokens are combined: none, mean, cls, last, rank (default: the model's way)
     #[arg(long, value_name = "POOLING", env = "LLAMA_ARG_POOLING")]
     pub pooling: Option<Pooling>,
     /// /infill with the suffix before the prefix
@@ -185,15 +177,8 @@ pub struct SlotArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Conversation")]
 pub struct ServedChatArgs {
-    /// Chat template: the name of a built-in one or the template itself (default: the model's)
-    #[arg(long, value_name = "JINJA_TEMPLATE", env = "LLAMA_ARG_CHAT_TEMPLATE")]
-    pub chat_template: Option<String>,
-    /// File with the chat template
-    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_CHAT_TEMPLATE_FILE")]
-    pub chat_template_file: Option<PathBuf>,
-    /// Run the chat template; without it llama.cpp recognises well-known ones and writes their format
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_JINJA")]
-    pub jinja: Switch,
+    #[command(flatten)]
+    pub template: TemplateArgs,
     /// An assistant's message at the end of a conversation is continued
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PREFILL_ASSISTANT")]
     pub prefill_assistant: Switch,
@@ -224,5 +209,5 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// The command as clap sees it.
 pub fn command() -> clap::Command {
-    with_spellings(ServerArgs::command())
+    as_program(ServerArgs::command())
 }

@@ -237,7 +237,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     let line = argv::normalise(words, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
     let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
-    args::source::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
+    args::model::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
     let bench = BenchArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let mut engine = Vec::new();
     for arg in expert_flags() {

@@ -72,7 +72,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let cases = match cases(&typed, || Process.demo_model()) {
         Ok(cases) => cases,
         Err(error) => {
-            tell(format_args!("error: {error:#}"));
+            tell(format_args!("error: {}", exit::in_words(&error)));
             return Ok(USAGE);
         }
     };

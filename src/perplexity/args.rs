@@ -28,16 +28,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SI
 
 /// Measure how well a Mixture-of-Experts GGUF model that need not fit in memory predicts a text.
 #[derive(Debug, Parser)]
-#[command(
-    name = "hobbit-perplexity",
-    version = env!("HOBBIT_VERSION"),
-    override_usage = "hobbit-perplexity [OPTIONS]",
-    args_override_self = true,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    max_term_width = 110,
-    after_help = EXAMPLES
-)]
+#[command(name = "hobbit-perplexity", override_usage = "hobbit-perplexity [OPTIONS]", after_help = EXAMPLES)]
 pub struct LowArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -120,7 +111,7 @@ pub fn command() -> clap::Command {
         .mut_arg("quiet", |arg| arg.help("Nothing on stderr but errors"))
         .mut_arg("perf", |arg| arg.help("Timing and cache lines at the end"))
         .mut_arg("log_file", |arg| arg.help("Write the log to this file too"));
-    args::with_spellings(command)
+    args::as_program(command)
 }
 
 /// Reads a command line without its first word.

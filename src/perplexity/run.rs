@@ -21,6 +21,7 @@ use crate::output::write_json;
 use crate::pages::{self, Spelling};
 use crate::progress::TokenBar;
 use crate::report;
+use crate::report::closing::{self, Closing};
 use crate::resolve;
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
@@ -191,9 +192,12 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         let timings = report::timing_lines(&timings);
         let lines = timings.lines().filter(|line| !line.starts_with("llama_perf_sampler"));
         lines.for_each(|line| desk.log.line(Level::Info, line));
-        desk.log.text(Level::Info, &report::cache_lines(&stats));
-        desk.log.text(Level::Info, &report::device::closing_lines(&devices, &stats.devices));
-        desk.log.text(Level::Info, &report::precision_lines(session.precision(), &stats));
+        let precision = session.precision();
+        let closing =
+            Closing { stats: &stats, precision, devices: &devices, is_eog: false, seed: None, is_seed_drawn: false };
+        for line in closing::lines(&closing) {
+            desk.log.line(Level::Info, format!("hobbit: {}", line.text));
+        }
         if let Some(line) = format::experts_used(&stats) {
             desk.log.line(Level::Info, line);
         }

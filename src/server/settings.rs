@@ -81,7 +81,7 @@ pub struct Resolved {
 pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
     let ServerArgs { model, experts, http, slots, chat, reasoning, context, rope, sampling, closing, log } = args;
     let (path, is_demo) = resolve::model(&model, around)?;
-    let template = match (&chat.chat_template, &chat.chat_template_file) {
+    let template = match (&chat.template.chat_template, &chat.template.chat_template_file) {
         (Some(template), _) => Some(template.clone()),
         (None, Some(file)) => {
             let bytes = resolve::read(file, around)?;
@@ -167,7 +167,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         spm_infill: slots.spm_infill.0,
         shows_special: slots.special.0,
         template,
-        jinja: chat.jinja.0,
+        jinja: chat.template.jinja.0,
         prefills_assistant: chat.prefill_assistant.0,
         n_keep: context.keep,
         context_shift: shifts,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::args::percent;
 use crate::pages::PagesArgs;
 use crate::switch::Switch;
 use hobbit::cache::policy::{PolicyKind, Weights};
@@ -14,7 +15,7 @@ use hobbit::options::{PrecisionMode, VirtualUpdate};
 use hobbit::predict::PredictorKind;
 use hobbit::route::{Shares, Thresholds};
 use hobbit::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
-use hobbit::units::{parse_bytes, parse_percent};
+use hobbit::units::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -385,10 +386,6 @@ fn names<T: std::str::FromStr<Err: std::fmt::Display> + PartialEq>(
         }
     }
     Ok(Names(found))
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    parse_percent(text, 100.0).ok_or_else(|| "expected a number from 0% to 100%".into())
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 
 use super::args::CurveArgs;
-use super::table::table;
+use super::table;
 use hobbit::cache::policy::PolicyKind;
 use hobbit::forecast::{Locality, SHARES};
 use hobbit::sim::Eviction;

@@ -7,8 +7,6 @@ mod fit;
 mod import;
 mod recall;
 mod replay;
-mod show;
-mod table;
 #[cfg(test)]
 mod tests;
 
@@ -20,12 +18,13 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
-use args::{Args, Command};
+use args::{Args, Command, ShowArgs};
 
 use super::exit;
 use super::pages::{self, Spelling};
 use hobbit::files::{self, Input, Kind, Output, OutputError};
 use hobbit::sim::{Recording, SimError};
+use hobbit::trace::TraceReader;
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
 /// written is written whole at the end.
@@ -44,7 +43,7 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
         Err(error) => return exit::usage(&error),
     };
     match args.command {
-        Command::Show(args) => show::run(&args, out)?,
+        Command::Show(args) => show(&args, out)?,
         Command::Import(args) => import::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
         Command::Curve(args) => curve::run(&args, out)?,
@@ -53,6 +52,24 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
     }
     out.flush()?;
     Ok(0)
+}
+
+/// `hobbit-sim show`: a trace as JSON lines.
+fn show(args: &ShowArgs, out: &mut dyn Write) -> Result<()> {
+    let mut reader = TraceReader::open(&args.file)?;
+    let header = serde_json::json!({ "record": "header", "header": reader.header() });
+    writeln!(out, "{header}")?;
+    if args.header {
+        return Ok(());
+    }
+    let mut out = io::BufWriter::new(out);
+    for record in &mut reader {
+        serde_json::to_writer(&mut out, &record?)?;
+        out.write_all(b"\n")?;
+    }
+    out.flush()?;
+    warn_of_cut(&args.file, reader.truncated());
+    Ok(())
 }
 
 /// Checks that a result is written over nothing but an earlier one.
@@ -96,4 +113,29 @@ fn warn_of_cut(path: &Path, truncated: Option<u64>) {
         let _ =
             writeln!(io::stderr(), "warning: {}: cut off at byte {offset}; what precedes it is used", path.display());
     }
+}
+
+/// Columns of text without borders or blanks at line ends, so that they can be cut and compared. Rows are as long as the heading;
+/// the first `n_left` columns stand to the left, numbers to the right.
+fn table(heading: &[&str], rows: &[Vec<String>], n_left: usize) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let mut text = String::new();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = String::new();
+        for (column, cell) in cells.enumerate() {
+            let (gap, width) = (if column == 0 { "" } else { "  " }, widths[column]);
+            line += &if column < n_left { format!("{gap}{cell:<width$}") } else { format!("{gap}{cell:>width$}") };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    line(&mut heading.iter().copied());
+    for row in rows {
+        line(&mut row.iter().map(String::as_str));
+    }
+    text
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::args::RecallArgs;
-use super::table::table;
+use super::table;
 use hobbit::predict::{Gates, PathTable, PredictorKind, Recall, RecallCounts};
 use hobbit::sim::{PredictedBy, Recording, Widths, path_recall, path_table, recall, widths, widths_by_distance};
 use hobbit::trace::Layer;

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use super::args::{ReplayArgs, WorldArgs};
 use super::compare::{Row, compare};
-use super::table::table;
+use super::table;
 use hobbit::predict::{PredictorKind, RecallCounts};
 use hobbit::sim::{PredictedBy, Recording, recall};
 use hobbit::trace::Layer;

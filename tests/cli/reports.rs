@@ -129,7 +129,7 @@ fn the_log_file_of_a_quiet_run_holds_the_log() {
     let (stderr, log) = logged(&["-p", "a", "-v"], 0);
     assert!(stderr.is_empty() && log.contains("llama_perf"), "{log}");
     let (stderr, log) = logged(&["-p", "a", "-dev", "Warp9"], 1);
-    assert!(stderr.starts_with("error: --device: ") && log.ends_with(&stderr), "{stderr}{log}");
+    assert!(stderr.starts_with("error: there is no device ") && log.ends_with(&stderr), "{stderr}{log}");
 }
 
 /// No file of this process may grow beyond 512 bytes: as where a disk is full.

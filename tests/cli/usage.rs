@@ -49,9 +49,14 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
 #[test]
 fn by_penalty_without_a_profile_is_wrong_usage_and_told_what_to_do() {
     let ran = demo(&["-p", "x", "-n", "1", "--slots", "by-penalty"]).run().expect(2);
-    for part in
-        ["--slots by-penalty", "there is no profile", "--trace", "hobbit-sim calibrate", "--profile", "--slots even"]
-    {
+    for part in [
+        "slots by penalty",
+        "there is no profile",
+        "--trace",
+        "hobbit-sim calibrate",
+        "--profile",
+        "--expert-slots even",
+    ] {
         assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
     }
     assert_eq!(ran.stdout, "");
@@ -80,9 +85,9 @@ fn devices_are_listed_without_a_model() {
 #[test]
 fn a_device_that_is_not_there_is_named_with_those_that_are() {
     let ran = demo(&["-p", "x", "-n", "1", "-dev", "Warp9"]).run().expect(1);
-    assert!(ran.stderr.contains("error: --device: there is no device named 'Warp9' (there "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: there is no device named 'Warp9' (there "), "{}", ran.stderr);
     let ran = demo(&["-p", "x", "-n", "1", "-dev", "CPU"]).run().expect(1);
-    assert!(ran.stderr.contains("error: --device: 'CPU' is the CPU, "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: 'CPU' is the CPU, "), "{}", ran.stderr);
     demo(&["-p", "x", "-n", "1", "-dev", "none"]).run().expect(0);
 }
 
@@ -93,12 +98,12 @@ fn an_rpc_server_that_is_not_there_is_an_error_not_an_abort() {
     let endpoint = format!("127.0.0.1:{port}");
     for args in [&["--rpc", &endpoint, "--list-devices"][..], &["--rpc", &endpoint, "-p", "x", "-n", "1"]] {
         let ran = demo(args).run().expect(1);
-        let unreachable = format!("error: --rpc: cannot connect to {endpoint}: ");
-        let told = ran.stderr.contains(&unreachable) || ran.stderr.contains("rebuild with --features rpc");
+        let unreachable = format!("error: cannot connect to the RPC server {endpoint}: ");
+        let told = ran.stderr.contains(&unreachable) || ran.stderr.contains("rebuild it with the feature rpc");
         assert!(told, "{}", ran.stderr);
     }
     let ran = cli(&["--rpc", "nowhere", "--list-devices"]).run().expect(1);
-    assert!(ran.stderr.contains("'nowhere' is no endpoint: it has no port; give HOST:PORT"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("'nowhere' is no RPC endpoint: it has no port; give HOST:PORT"), "{}", ran.stderr);
 }
 
 #[test]

@@ -117,12 +117,7 @@ fn a_device_that_has_no_room_even_for_staging_is_refused() {
     let error = opened.session(&options).err().unwrap();
     let text = error.to_string();
     assert!(matches!(error, Error::DeviceMemory { .. }), "{error:?}");
-    assert!(
-        ["refuses 1114624 bytes", model.device.name(), "-ngl", "--device-cache 0"]
-            .iter()
-            .all(|part| text.contains(part)),
-        "{text}"
-    );
+    assert!(["refuses 1114624 bytes", model.device.name()].iter().all(|part| text.contains(part)), "{text}");
     model.device.fail_allocations_above(u64::MAX);
     assert!(opened.session(&options).is_ok(), "memory has come back");
 }
@@ -172,7 +167,7 @@ fn a_device_that_stays_without_memory_fails_one_batch() {
     assert_eq!(errors.len(), 8, "{errors:?}");
     for error in errors {
         let expected = format!("device {} is out of memory", rig.device.name());
-        assert!(error.contains(&expected) && error.contains("-ngl"), "{error}");
+        assert!(error.contains(&expected) && error.contains("fewer layers"), "{error}");
     }
 }
 

@@ -16,6 +16,7 @@ use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::pack::Pack;
 use hobbit::sim::{Eviction, Recording};
 use hobbit::units::{GIB, parse_bytes};
+use hobbit_programs::exit::in_words;
 use serde::Serialize;
 
 use machine::{CpuWish, DiskWish, GpuWish, Machine, Wishes};
@@ -143,7 +144,7 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
 
     let (forecast, refused) = match forecast(&shape, &machine.host, &task, &expectation) {
         Ok(forecast) => (Some(forecast), None),
-        Err(ForecastError::Plan(error)) => (None, Some(error.to_string())),
+        Err(ForecastError::Plan(error)) => (None, Some(in_words(&error.into()))),
         Err(error) => return Err(error.into()),
     };
     let one = shape.layers.first().map_or(0, |layer| layer.expert_bytes);

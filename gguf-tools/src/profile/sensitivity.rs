@@ -37,7 +37,7 @@ pub fn width(
     let precision = runner.session.precision();
     anyhow::ensure!(
         precision.is_dynamic() && precision.low.is_some(),
-        "the engine uses no low-precision experts here ({precision}); report this with the model's shape"
+        "the engine uses no low-precision experts here ({precision:?}); report this with the model's shape"
     );
     let layer_set = |layer: &hobbit::gguf::LayerExperts| -> Vec<ExpertId> {
         (0..layer.n_expert as u16).map(|index| ExpertId { layer: layer.layer, index }).collect()

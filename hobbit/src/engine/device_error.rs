@@ -6,7 +6,7 @@ use super::device_kind::DeviceKind;
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// A name that no device has.
-    #[error("--device: there is no device named '{name}' ({}); --list-devices shows them", known_names(known))]
+    #[error("there is no device named '{name}' ({})", known_names(known))]
     Unknown {
         /// As given.
         name: String,
@@ -15,7 +15,7 @@ pub enum DeviceError {
     },
     /// A device that computes in host memory.
     #[error(
-        "--device: '{name}' is {}, and models are not offloaded to it ({}); give --device none for the CPU alone",
+        "'{name}' is {}, and models are not offloaded to it ({})",
         kind.in_words(), known_names(known)
     )]
     NotOffloadable {
@@ -27,13 +27,13 @@ pub enum DeviceError {
         known: Vec<String>,
     },
     /// A device that would hold two parts of the model.
-    #[error("--device: '{name}' is named twice; name each device once")]
+    #[error("the device '{name}' is named twice")]
     Twice {
         /// Its name.
         name: String,
     },
     /// The only device to use is not among the chosen ones.
-    #[error("--main-gpu {main}: out of range; give 0 to {}, by place in --device", n_devices.saturating_sub(1))]
+    #[error("the main device is number {main}, but there are {n_devices} devices; numbers begin at 0")]
     MainOutOfRange {
         /// As given.
         main: u32,
@@ -41,7 +41,7 @@ pub enum DeviceError {
         n_devices: usize,
     },
     /// Tensors that would go where nothing is.
-    #[error("--override-tensor: there is no buffer type named '{found}'; there are {}", known.join(", "))]
+    #[error("there is no buffer type named '{found}'; there are {}", known.join(", "))]
     NoBufferType {
         /// As given.
         found: String,
@@ -49,21 +49,18 @@ pub enum DeviceError {
         known: Vec<String>,
     },
     /// A build that cannot speak to RPC servers.
-    #[error("--rpc: this build of hobbit has no RPC; rebuild with --features rpc")]
+    #[error("this build of hobbit has no RPC; rebuild it with the feature rpc")]
     NoRpc,
     /// An endpoint that is none.
-    #[error("--rpc: '{endpoint}' is no endpoint: {why}; give HOST:PORT, for example 127.0.0.1:50052")]
+    #[error("'{endpoint}' is no RPC endpoint: {why}; give HOST:PORT, for example 127.0.0.1:50052")]
     Endpoint {
         /// As given.
         endpoint: String,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// Nobody listens there.
-    #[error(
-        "--rpc: cannot connect to {endpoint}: {source}; start a server there (hobbit-rpc -H HOST -p PORT, or llama.cpp's \
-         ggml-rpc-server), or leave it out"
-    )]
+    /// No server listens there.
+    #[error("cannot connect to the RPC server {endpoint}: {source}")]
     Unreachable {
         /// The endpoint.
         endpoint: String,
@@ -71,7 +68,7 @@ pub enum DeviceError {
         source: std::io::Error,
     },
     /// A server without devices.
-    #[error("--rpc: the server at {endpoint} offers no devices; start it with some, or leave it out")]
+    #[error("the RPC server {endpoint} offers no devices")]
     NoRemoteDevices {
         /// The endpoint.
         endpoint: String,

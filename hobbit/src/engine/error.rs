@@ -14,7 +14,7 @@ use crate::profile::{ProfileError, PromiseError, VirtualPlanError};
 use crate::route::ThresholdError;
 use crate::store::StoreError;
 
-/// Errors of the engine. Messages name the file, tensor or flag and the remedy.
+/// Errors of the engine. Messages name the file, tensor or setting; programs add the remedy in their own flags.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,7 +31,7 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// Low-precision versions for a model that has no experts.
-    #[error("{}: this model has no experts, so there is nothing to have in low precision; leave --low away", path.display())]
+    #[error("{}: this model has no experts, so there is nothing to have in low precision", path.display())]
     NoExperts {
         /// The model file.
         path: PathBuf,
@@ -40,10 +40,7 @@ pub enum Error {
     #[error(transparent)]
     Low(#[from] LowError),
     /// The low-precision file's experts have other shapes.
-    #[error(
-        "{}: this file cannot serve as low precision: {mismatch}; give a smaller quant of the same model, or make one \
-         with --low q2_k", path.display()
-    )]
+    #[error("{}: this file cannot serve as low precision: {mismatch}", path.display())]
     LowMismatch {
         /// The low-precision file.
         path: PathBuf,
@@ -52,9 +49,8 @@ pub enum Error {
     },
     /// Low-precision experts of a pack that was made from another model.
     #[error(
-        "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name}); make \
-         them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the model that they \
-         belong to", low.display(), model.display()
+        "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name})",
+        low.display(), model.display()
     )]
     LowOfAnother {
         /// The pack.
@@ -70,10 +66,7 @@ pub enum Error {
     #[error(transparent)]
     Output(#[from] OutputError),
     /// A predictor without what it looks at.
-    #[error(
-        "{}: --predictor path-table needs a table, and this file has none; make one with gguf-tools profile --path-table \
-         FILE and give it with --path-table, or pack the model with gguf-tools pack --path-table", path.display()
-    )]
+    #[error("{}: the path-table predictor needs a table, and this file has none", path.display())]
     NoPathTable {
         /// The model or pack.
         path: PathBuf,
@@ -93,11 +86,8 @@ pub enum Error {
     /// A loss that cannot be promised with as little in memory.
     #[error(transparent)]
     Promise(Box<PromiseError>),
-    /// Nobody knows what layers' misses cost.
-    #[error(
-        "--slots by-penalty goes by what each layer's misses cost, and {found}; record a run with --trace run.trace, let \
-         hobbit-sim calibrate run.trace -o profile.json measure them, and give --profile profile.json; or --slots even"
-    )]
+    /// The cost of each layer's misses is unknown.
+    #[error("slots by penalty need the cost of each layer's misses, and {found}")]
     NoPenalties {
         /// What there is instead.
         found: String,
@@ -113,7 +103,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// llama.cpp refused the model.
-    #[error("{}: llama.cpp cannot load this model: {reason}; {}", path.display(), load_remedy(reason))]
+    #[error("{}: llama.cpp cannot load this model: {reason}", path.display())]
     Load {
         /// The model file.
         path: PathBuf,
@@ -121,7 +111,7 @@ pub enum Error {
         reason: String,
     },
     /// llama.cpp could not make a context.
-    #[error("cannot create a context of {n_ctx} tokens: {reason}{}", context_remedy(reason))]
+    #[error("cannot create a context of {n_ctx} tokens: {reason}")]
     Context {
         /// Requested context length in tokens.
         n_ctx: u32,
@@ -141,21 +131,16 @@ pub enum Error {
     #[error(transparent)]
     PackWrite(#[from] crate::pack::WriteError),
     /// Types for low-precision versions that do not exist.
-    #[error("--low: {0}")]
+    #[error("low-precision types: {0}")]
     LowTypes(TypeChoiceError),
     /// Low-precision versions are made from plain models.
-    #[error(
-        "{}: this is a pack; --low TYPES makes low-precision versions of a plain GGUF. Leave --low away if the pack has \
-         its own, or make it again with gguf-tools pack --low", path.display()
-    )]
+    #[error("{}: this is a pack; low-precision versions are made of a plain GGUF", path.display())]
     LowOfPack {
         /// The pack.
         path: PathBuf,
     },
     /// The expert cache's memory was refused.
-    #[error(
-        "cannot allocate {bytes} bytes for the expert cache: {source}; give a smaller --mem-budget or --expert-cache"
-    )]
+    #[error("cannot allocate {bytes} bytes for the expert cache: {source}")]
     OutOfMemory {
         /// Bytes asked for.
         bytes: u64,
@@ -163,10 +148,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A device refused even the memory that experts pass through.
-    #[error(
-        "{device} refuses {bytes} bytes of memory for experts, of the {free} that it says are free; put fewer layers \
-         there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU"
-    )]
+    #[error("{device} refuses {bytes} bytes of memory for experts, of the {free} that it says are free")]
     DeviceMemory {
         /// The device.
         device: String,
@@ -176,7 +158,7 @@ pub enum Error {
         free: u64,
     },
     /// The trace cannot be written.
-    #[error("--trace: {0}")]
+    #[error("trace: {0}")]
     Trace(#[from] crate::trace::TraceError),
     /// Address space (not memory) was refused.
     #[error("cannot reserve {bytes} bytes of address space; raise the limit (ulimit -v unlimited)")]
@@ -192,8 +174,7 @@ pub enum Error {
     ContextLost(String),
     /// A batch of more tokens than the session was opened for.
     #[error(
-        "a batch of {n_tokens} tokens, of at most {n_batch}; evaluate it in parts, or open the session with a larger \
-         n_batch (-b)"
+        "a batch of {n_tokens} tokens, of at most {n_batch}; evaluate it in parts, or open the session with a larger n_batch"
     )]
     BatchTooLarge {
         /// Tokens in the batch.
@@ -208,9 +189,7 @@ pub enum Error {
     )]
     NothingEvaluated,
     /// The context is full and context shift is off or impossible.
-    #[error(
-        "the context of {n_ctx} tokens is full; give a larger -c (or --context-shift, for text that goes on and on)"
-    )]
+    #[error("the context of {n_ctx} tokens is full")]
     ContextFull {
         /// Context length in tokens.
         n_ctx: u32,
@@ -222,13 +201,13 @@ pub enum Error {
     #[error("cannot tokenize: {0}")]
     Tokenize(String),
     /// The chat template failed or is missing.
-    #[error("cannot apply the chat template: {0}; give another with --chat-template or use -no-cnv")]
+    #[error("cannot apply the chat template: {0}")]
     ChatTemplate(String),
     /// Messages, tools or settings of a conversation that cannot be understood.
     #[error("cannot read the conversation: {0}")]
     ChatInput(String),
     /// What the model said is not of the form that its chat template asks for.
-    #[error("cannot read the model's answer: {0}; with --no-jinja, or -no-cnv, it is taken as it is")]
+    #[error("cannot read the model's answer: {0}")]
     ChatReply(String),
     /// A grammar or JSON schema that llama.cpp refuses.
     #[error("cannot use this grammar: {0}")]
@@ -239,14 +218,11 @@ pub enum Error {
     /// Logits that are NaN or infinite.
     #[error(
         "the model computed logits that are not finite numbers; likely causes, in this order: too large a scale of a \
-         LoRA adapter, a control vector, damaged weights (look for them with gguf-tools verify)"
+         LoRA adapter, a control vector, damaged weights"
     )]
     NotFinite,
     /// Tokens of this model or run cannot be sent to other experts than their routers chose.
-    #[error(
-        "tokens cannot be sent to experts in memory: {0}; leave out --cache-bias, --substitute and --virtual-experts (--low \
-         and --drop work)"
-    )]
+    #[error("tokens cannot be sent to experts in memory: {0}")]
     Routing(String),
     /// Loading was cancelled by the progress callback.
     #[error("loading was cancelled")]
@@ -259,29 +235,5 @@ pub enum Error {
 impl From<PromiseError> for Error {
     fn from(error: PromiseError) -> Self {
         Self::Promise(Box::new(error))
-    }
-}
-
-/// What the user can do about llama.cpp's refusal.
-fn load_remedy(reason: &str) -> &'static str {
-    // llama.cpp: `unable to allocate %s buffer`.
-    match reason.contains("alloc") {
-        _ if reason.contains("unable to allocate") && !reason.contains("CPU") => {
-            "put fewer layers on the device (-ngl), or more of the model on another (-dev, -ts)"
-        }
-        true => "free some memory, or raise the limit (ulimit -v unlimited)",
-        false => "fetch or convert the model again, or update hobbit if the model is newer",
-    }
-}
-
-/// What helps against llama.cpp's reasons for refusing a context.
-fn context_remedy(reason: &str) -> &'static str {
-    match reason {
-        reason if reason.contains("flash_attn") => "; give -fa on, or an unquantised -ctv",
-        reason if reason.contains("alloc") || reason.contains("memory") || reason.is_empty() => {
-            "; try a smaller -c, -b or -ub, or with a device a smaller -ngl, or -nkvo"
-        }
-        reason if reason.contains("n_ctx") => "; give a sensible context length with -c",
-        _ => "",
     }
 }

@@ -217,7 +217,7 @@ impl Hierarchy {
         self.tiers.iter_mut().for_each(|tier| tier.end_batch(n_tokens));
         self.host.end_batch(phase, n_tokens, seconds);
         if let Some(report) = self.host.latency.as_mut().and_then(Latency::take_news) {
-            log::notice(format_args!("--target-latency is out of reach here: {report}"));
+            log::notice(format_args!("the target latency is out of reach here: {report}"));
         }
     }
 

@@ -28,7 +28,7 @@ pub enum LowError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Another kind or size of model.
-    #[error("{}: {key} is {found}, expected {expected} as in {}; give --low a smaller quant of the same model", low.display(), model.display())]
+    #[error("{}: {key} is {found}, expected {expected} as in {}", low.display(), model.display())]
     Key {
         /// The low file.
         low: Box<Path>,
@@ -42,7 +42,7 @@ pub enum LowError {
         expected: String,
     },
     /// Experts of another shape.
-    #[error("{}: {mismatch} as in {}; give --low a smaller quant of the same model", low.display(), model.display())]
+    #[error("{}: {mismatch} as in {}", low.display(), model.display())]
     Shape {
         /// The low file.
         low: Box<Path>,
@@ -52,7 +52,7 @@ pub enum LowError {
         mismatch: LowMismatch,
     },
     /// A router with other weights.
-    #[error("{}: tensor '{tensor}': {found}, expected {expected} as in {}; this is another model or fine-tune of the same shape, give --low a smaller quant of this one", low.display(), model.display())]
+    #[error("{}: tensor '{tensor}': {found}, expected {expected} as in {}; this is another model or fine-tune of the same shape", low.display(), model.display())]
     Router {
         /// The low file.
         low: Box<Path>,

@@ -69,7 +69,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     // Where devices have a place for every expert, none gives way.
     let changes = shared.options.routing.virtual_experts != VirtualExperts::Off && !on_devices;
     if changes && !tiers.is_empty() && expert_cache == ExpertCache::Bytes(0) {
-        let reason = "virtual experts change in the host's memory, from where a device has them, and --host-cache leaves none there";
+        let reason = "virtual experts change in the host's memory, from where a device has them, and the expert cache has no room there";
         return Err(Error::Routing(reason.to_owned()));
     }
     let high_slots = planned_slots(model, &pools, &specs)?;
@@ -348,8 +348,7 @@ impl HostSlots {
             let name = ggml::name(dev);
             let mib = plain.div_ceil(1 << 20);
             log::notice(format_args!(
-                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller --host-cache may help, --no-pinned does \
-                 not ask"
+                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller expert cache may help"
             ));
         }
     }

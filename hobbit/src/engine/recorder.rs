@@ -118,7 +118,7 @@ impl Recorder {
             let _ = writer.get_ref().set_len(writer.whole_bytes());
         }
         let path = self.path.display();
-        log::notice(format_args!("--trace {path}: {error}; the trace ends here, the run goes on"));
+        log::notice(format_args!("trace {path}: {error}; the trace ends here, the run goes on"));
     }
 }
 

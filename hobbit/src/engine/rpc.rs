@@ -18,7 +18,7 @@ use super::ggml;
 #[derive(Debug, thiserror::Error)]
 pub enum RpcError {
     /// No device has the name that was asked for.
-    #[error("--device: no device is named '{name}'; give one of {known}")]
+    #[error("no device is named '{name}'; there are {known}")]
     UnknownDevice {
         /// What was asked for.
         name: String,
@@ -32,9 +32,7 @@ pub enum RpcError {
     #[error("{}: the name of this directory contains a NUL", .0.display())]
     Path(PathBuf),
     /// The system refuses to listen, or to go on listening.
-    #[error(
-        "{action}: {source}; is another server there? Choose another --port, or an address of this machine for --host"
-    )]
+    #[error("{action}: {source}")]
     Listen {
         /// What was tried, with the address.
         action: String,
@@ -42,7 +40,7 @@ pub enum RpcError {
         source: io::Error,
     },
     /// A device does not start, or ggml gave up.
-    #[error("cannot serve: {0}; try other devices with --device")]
+    #[error("cannot serve: {0}")]
     Failed(String),
 }
 

@@ -72,7 +72,7 @@ impl StateFile {
     }
 
     fn tell(&self, what: impl std::fmt::Display) {
-        log::notice(format_args!("--cache-state {}: {what}", self.path.display()));
+        log::notice(format_args!("cache state {}: {what}", self.path.display()));
     }
 }
 

@@ -87,8 +87,7 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
         let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
         if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
             log::notice(format_args!(
-                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller --device-cache or \
-                 a larger --device-headroom",
+                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache or a larger head-room",
                 plan.name,
                 plan.cache >> 20,
                 asked >> 20
@@ -158,10 +157,7 @@ fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Bal
 }
 
 fn refused(part: &DeviceLayers) -> Error {
-    Error::Seam(format!(
-        "{} gives no second stream; give --device-cache 0, or leave it out with --device",
-        part.wrapper.name
-    ))
+    Error::Seam(format!("{} gives no second stream; give it no expert cache, or leave it out", part.wrapper.name))
 }
 
 fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {

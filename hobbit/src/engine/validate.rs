@@ -86,7 +86,7 @@ pub(super) fn check_tensors(
                     },
                 };
                 if !is_valid {
-                    let reason = format!("{name} has invalid data (--check-tensors)");
+                    let reason = format!("{name} has invalid data");
                     return Err(Error::Load { path: path.to_owned(), reason });
                 }
                 done += n as u64;

@@ -108,7 +108,7 @@ fn is_base(head: &[u8]) -> bool {
 /// A file that a run will write.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
-    /// By which the user named it: `--trace`.
+    /// How errors call it: a program's flag, or the name of a setting.
     pub flag: &'a str,
     /// Where it goes. `-` is no file where JSON is written.
     pub path: &'a Path,
@@ -119,7 +119,7 @@ pub struct Output<'a> {
 /// A file that a run reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
-    /// By which the user named it: `-m`.
+    /// How errors call it, as [`Output::flag`].
     pub flag: &'a str,
     /// Where it is.
     pub path: &'a Path,

@@ -91,7 +91,7 @@ pub enum RecodeError {
     #[error("{rows} rows of {n_per_row} elements of type {dtype} are more than this machine can address")]
     TooLarge { dtype: GgmlType, n_per_row: u64, rows: u64 },
     /// Types of two bits and less need to know which columns count.
-    #[error("type {dtype} needs an importance matrix; give one with --imatrix, or choose a type like q2_k")]
+    #[error("type {dtype} needs an importance matrix")]
     ImportanceMissing { dtype: GgmlType },
     /// An importance matrix of another shape.
     #[error("the importance matrix has {found} values for a row of {expected}; it was made from another model")]

@@ -29,10 +29,10 @@ pub struct AdapterOptions {
 }
 
 impl AdapterOptions {
-    /// Their files, by the flags of the programs.
+    /// Their files, each with the name of its setting.
     pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let lora = self.lora.iter().map(|file| ("--lora", file.path.as_path()));
-        lora.chain(self.control_vectors.iter().map(|file| ("--control-vector", file.path.as_path())))
+        let lora = self.lora.iter().map(|file| ("lora", file.path.as_path()));
+        lora.chain(self.control_vectors.iter().map(|file| ("control_vectors", file.path.as_path())))
     }
 
     /// Whether there is nothing.

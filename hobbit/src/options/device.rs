@@ -30,7 +30,7 @@ impl FromStr for DeviceChoice {
         match text {
             "none" => Ok(Self::None),
             _ if names.iter().any(String::is_empty) => {
-                Err(UnknownWord::new("device", text, "none, or names that --list-devices shows, separated by commas"))
+                Err(UnknownWord::new("device", text, "none, or names of devices, separated by commas"))
             }
             _ => Ok(Self::Named(names)),
         }

@@ -7,29 +7,33 @@ use crate::files::{self, Input, Kind, Output, OutputError};
 use crate::gguf::shards_by_name;
 
 impl ModelOptions {
-    /// The files that a run with these options writes, by the flags of the programs.
-    fn outputs(&self) -> Vec<Output<'_>> {
-        let files = [("--trace", &self.trace, Kind::Trace), ("--cache-state", &self.cache_state, Kind::CacheState)];
-        files.into_iter().filter_map(|(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind })).collect()
-    }
-
-    /// Checks that a run of `model` with these options destroys nothing; `more` are what the program writes itself, and what it
-    /// reads. See [`files::check`].
+    /// Checks that a run of `model` with these options destroys nothing; `more` are the files that the program itself writes and
+    /// reads. Errors name a file as `name` says for its setting, such as `trace`. See [`files::check`].
     ///
     /// # Errors
     /// As [`files::check`].
-    pub fn check_outputs_with(&self, model: &Path, more: (&[Output<'_>], &[Input<'_>])) -> Result<(), OutputError> {
+    pub fn check_outputs_with(
+        &self,
+        model: &Path,
+        more: (&[Output<'_>], &[Input<'_>]),
+        name: impl Fn(&'static str) -> &'static str,
+    ) -> Result<(), OutputError> {
         let shards = shards_by_name(model);
         let low_shards = match &self.low {
             Some(LowSource::File(path)) => shards_by_name(path),
             _ => Vec::new(),
         };
-        let outputs = [self.outputs(), more.0.to_vec()].concat();
-        let mut inputs: Vec<Input<'_>> = shards.iter().map(|path| Input { flag: "-m", path }).collect();
-        inputs.extend(low_shards.iter().map(|path| Input { flag: "--low", path }));
-        let files = [("--path-table", &self.path_table), ("--profile", &self.profile)];
-        inputs.extend(files.into_iter().filter_map(|(flag, path)| Some(Input { flag, path: path.as_deref()? })));
-        inputs.extend(self.adapters.files().map(|(flag, path)| Input { flag, path }));
+        let written = [("trace", &self.trace, Kind::Trace), ("cache_state", &self.cache_state, Kind::CacheState)];
+        let written = written
+            .into_iter()
+            .filter_map(|(setting, path, kind)| Some(Output { flag: name(setting), path: path.as_deref()?, kind }));
+        let outputs: Vec<Output<'_>> = written.chain(more.0.iter().copied()).collect();
+        let mut inputs: Vec<Input<'_>> = shards.iter().map(|path| Input { flag: name("model"), path }).collect();
+        inputs.extend(low_shards.iter().map(|path| Input { flag: name("low"), path }));
+        let files = [("path_table", &self.path_table), ("profile", &self.profile)];
+        let read = files.into_iter().filter_map(|(setting, path)| Some((setting, path.as_deref()?)));
+        let read = read.chain(self.adapters.files());
+        inputs.extend(read.map(|(setting, path)| Input { flag: name(setting), path }));
         inputs.extend_from_slice(more.1);
         files::check(&outputs, &inputs)
     }
@@ -39,6 +43,6 @@ impl ModelOptions {
     /// # Errors
     /// As [`files::check`].
     pub fn check_outputs(&self, model: &Path) -> Result<(), OutputError> {
-        self.check_outputs_with(model, (&[], &[]))
+        self.check_outputs_with(model, (&[], &[]), |setting| setting)
     }
 }

@@ -25,10 +25,10 @@ pub enum PackError {
     #[error("{}: {what}: found {found}, expected {expected}; the pack is damaged, fetch it or pack the model again", path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// The pack is sound, but for its path table.
-    #[error("{}: tensor 'hobbit.paths': {error}, and pack it again; until then give another with --path-table FILE", path.display())]
+    #[error("{}: tensor 'hobbit.paths': {error}, and pack it again", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
     /// A low pack where a whole model is needed.
-    #[error("{}: holds only low-precision experts, expected a whole model; give it with --low, beside the model it was made from ({model})", path.display())]
+    #[error("{}: holds only low-precision experts, expected a whole model; it was made from {model}", path.display())]
     LowOnly { path: PathBuf, model: String },
     /// The operating system refused.
     #[error("{}: cannot {action}: {error}", path.display())]
@@ -68,24 +68,24 @@ pub enum WriteError {
     #[error("{}: tensor '{tensor}' has a name that packs use themselves; such a model cannot be packed", path.display())]
     ReservedName { path: PathBuf, tensor: String },
     /// The low types save nothing.
-    #[error("{}: --low {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose a smaller type", path.display())]
+    #[error("{}: low type {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose a smaller type", path.display())]
     NotSmaller { path: PathBuf, wanted: String },
     /// Weights that are not of the type that planes are made of.
-    #[error("{}: tensor '{tensor}' is {dtype}, expected q8_0: nested packs keep 8-bit weights of this type in two planes of 4 bits, other types have no planes that are types themselves; pack a q8_0 model, or add --high q8_0", path.display())]
+    #[error("{}: tensor '{tensor}' is {dtype}, expected q8_0: nested packs keep 8-bit weights of this type in two planes of 4 bits, other types have no planes that are types themselves", path.display())]
     NotNestable { path: PathBuf, tensor: String, dtype: GgmlType },
     /// Low versions beside those that the planes are.
-    #[error("{}: --nested makes low versions of the high ones' own bits, and --low {wanted} others; give one of the two", path.display())]
+    #[error("{}: the low versions of a nested pack are the high ones' own bits, and {wanted} asks for others", path.display())]
     NestedLow { path: PathBuf, wanted: String },
     /// A nested pack of low versions.
-    #[error("{}: a nested pack has both precisions in the same bytes, it cannot hold low versions only; leave --nested or --only-low away", path.display())]
+    #[error("{}: a nested pack has both precisions in the same bytes, it cannot hold low versions only", path.display())]
     NestedLowOnly { path: PathBuf },
     /// Weights whose scale the high plane cannot have.
     #[error(
-        "tensor '{tensor}': the scale of a block is no number of at most 543.5, beyond which its high plane is no finite q4_1 block; leave --nested away"
+        "tensor '{tensor}': the scale of a block is no number of at most 543.5, beyond which its high plane is no finite q4_1 block"
     )]
     Scale { tensor: String },
     /// A low pack without low types.
-    #[error("{}: a low pack needs the types of its low versions; give --low, for example --low q2_k", path.display())]
+    #[error("{}: a low pack needs the types of its low versions", path.display())]
     NothingLow { path: PathBuf },
     /// Bytes beyond the tensors that are more than a few.
     #[error("{}: more than {limit} bytes that belong to no tensor and are not zero; this is not a model alone, cut off what was appended", path.display())]
@@ -97,12 +97,10 @@ pub enum WriteError {
     #[error("tensor '{tensor}': {error}")]
     Recode { tensor: String, error: RecodeError },
     /// A type that is useless without an importance matrix.
-    #[error(
-        "tensor '{tensor}': type {dtype} needs an importance matrix, which has no entry for it; give --imatrix with one, or choose another type"
-    )]
+    #[error("tensor '{tensor}': type {dtype} needs an importance matrix, which has no entry for it")]
     NeedsImportance { tensor: String, dtype: GgmlType },
     /// A path table that is another model's, or too long.
-    #[error("{}: {error}, or leave --path-table away", path.display())]
+    #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
     /// The importance matrix is damaged, or another model's.
     #[error(transparent)]
@@ -126,7 +124,7 @@ pub enum WriteError {
     #[error("{}: was changed while it was being packed; pack it again", path.display())]
     SourceChanged { path: PathBuf },
     /// The output is there already.
-    #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
+    #[error("{}: this file exists already", path.display())]
     Exists { path: PathBuf },
     /// Another process is writing the same pack.
     #[error("{}: another process is writing this pack; wait for it, or give another name", path.display())]

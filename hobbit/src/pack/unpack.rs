@@ -29,7 +29,7 @@ pub enum UnpackError {
     #[error("{}: the plain header cannot be made: {error}", path.display())]
     Header { path: PathBuf, error: crate::gguf::WriteError },
     /// The output is there already.
-    #[error("{}: this file exists already; give another name, or --force to replace it", path.display())]
+    #[error("{}: this file exists already", path.display())]
     Exists { path: PathBuf },
     /// The output, or what leads to it, is the pack or no model.
     #[error(transparent)]

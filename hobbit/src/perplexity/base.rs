@@ -61,9 +61,9 @@ pub enum BaseError {
     },
     /// The run that made it did not end.
     #[error(
-        "{}: cut off: {found} bytes where {expected} belong; it holds {complete} complete chunks: {}",
-        path.display(),
-        remedy_for(*complete)
+        "{}: cut off: {found} bytes where {expected} belong; it holds {complete} complete chunks: use no more, or make \
+         the base again",
+        path.display()
     )]
     CutOff {
         /// The file.
@@ -75,13 +75,6 @@ pub enum BaseError {
         /// Chunks that are there.
         complete: usize,
     },
-}
-
-fn remedy_for(complete: usize) -> String {
-    match complete {
-        0 => "make the base again".to_owned(),
-        n => format!("give --chunks {n}, or make the base again"),
-    }
 }
 
 /// What a base file was made of.
@@ -292,7 +285,7 @@ mod tests {
         let reader = BaseReader::open(&path).unwrap();
         reader.holds(1).unwrap();
         let error = reader.holds(2).unwrap_err().to_string();
-        assert!(error.contains("91 bytes where 92 belong") && error.contains("--chunks 1"), "{error}");
+        assert!(error.contains("91 bytes where 92 belong") && error.contains("holds 1 complete"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{BudgetSource, MemoryPlan};
 use crate::expert::Precision;
-use crate::units::{MIB, ShortBytes};
+use crate::units::ShortBytes;
 use std::fmt;
 
 impl fmt::Display for MemoryPlan {
@@ -46,52 +46,8 @@ fn share(n_slots: u64, n_experts: u64) -> Option<String> {
 
 pub(super) fn origin(source: BudgetSource) -> &'static str {
     match source {
-        BudgetSource::Given => "--mem-budget",
+        BudgetSource::Given => "as given",
         BudgetSource::Cgroup => "auto: limit of the control group",
         BudgetSource::MemAvailable => "auto: available memory",
     }
-}
-
-/// The flags of an advice.
-pub(super) fn flags(mem_budget: Option<u64>, expert_cache: Option<u64>) -> String {
-    let flag = |name: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{name} {}", mib_up(bytes)));
-    let given = [flag("--mem-budget", mem_budget), flag("--expert-cache", expert_cache)];
-    given.into_iter().flatten().collect::<Vec<_>>().join(" ")
-}
-
-/// What to do where `minimum` bytes are needed: give them if they can be had.
-pub(super) fn more_memory(minimum: u64, available: Option<u64>, or_else: &str) -> String {
-    match available.filter(|available| minimum > *available) {
-        Some(available) => {
-            let advice = or_else.trim_start_matches("or ");
-            format!("{} are available here: {advice}, or run it where there is more memory", ShortBytes(available))
-        }
-        None => format!("give --mem-budget {}, {or_else}", mib_up(minimum)),
-    }
-}
-
-/// The other way to have an expert cache, where there is one.
-pub(super) fn or_budget(minimum: u64, available: Option<u64>) -> String {
-    match available.filter(|available| minimum > *available) {
-        Some(available) => format!(" ({} are available here)", ShortBytes(available)),
-        None => format!(", or --mem-budget {}", mib_up(minimum)),
-    }
-}
-
-/// A budget that can be had, if it is worth naming.
-pub(super) fn or_less(available: u64) -> String {
-    match available >> 20 {
-        0 => String::new(),
-        mib => format!(" or at most {mib}MiB"),
-    }
-}
-
-/// Bytes for a flag, rounded up: a lower limit.
-fn mib_up(bytes: u64) -> String {
-    format!("{}MiB", bytes.div_ceil(MIB))
-}
-
-/// Bytes for a flag, rounded down: an upper limit.
-pub(super) fn whole_mib(bytes: u64) -> String {
-    format!("{}MiB", bytes >> 20)
 }

@@ -132,9 +132,7 @@ pub struct MemoryPlan {
 /// The cache is smaller than one token's cycle (layers x experts per token): most uses will miss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
-    "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for every \
-     token; for one token's experts give {}",
-    breakdown::flags(*mem_budget, *expert_cache)
+    "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for every token"
 )]
 pub struct BelowTokenCycle {
     /// Experts that can be resident at once, in either precision.
@@ -152,9 +150,8 @@ pub struct BelowTokenCycle {
 pub enum PlanError {
     /// The budget cannot hold the model even with no expert cached.
     #[error(
-        "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached; {}",
-        ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(whole_mib_up(*minimum)),
-        breakdown::more_memory(*minimum, *available, "or make the context smaller (-c)")
+        "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached",
+        ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(whole_mib_up(*minimum))
     )]
     TooSmall {
         /// Bytes.
@@ -168,10 +165,8 @@ pub enum PlanError {
     },
     /// The budget is more than the system has, and would be used.
     #[error(
-        "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({}); give \
-         --mem-budget auto{}, or --overcommit if you know of more (swap, a limit that will be raised)",
-        ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), breakdown::origin(*origin).trim_start_matches("auto: "),
-        breakdown::or_less(*available)
+        "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({})",
+        ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), breakdown::origin(*origin).trim_start_matches("auto: ")
     )]
     AboveLimit {
         /// Bytes.
@@ -184,10 +179,7 @@ pub enum PlanError {
         origin: BudgetSource,
     },
     /// The expert cache asked for does not fit beside the rest.
-    #[error(
-        "an expert cache of {} does not fit into a memory budget of {}; give --expert-cache {} or less{}",
-        ShortBytes(*asked), ShortBytes(*budget), breakdown::whole_mib(*fits), breakdown::or_budget(*minimum, *available)
-    )]
+    #[error("an expert cache of {} does not fit into a memory budget of {}", ShortBytes(*asked), ShortBytes(*budget))]
     ExpertCacheTooLarge {
         /// Bytes asked for.
         asked: u64,
@@ -202,8 +194,7 @@ pub enum PlanError {
     },
     /// A device cannot hold what experts pass through.
     #[error(
-        "not even one wave of experts fits on {device}: {} are free there, {} are needed (head-room {}); put fewer layers \
-         there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU",
+        "not even one wave of experts fits on {device}: {} are free there, {} are needed (head-room {})",
         ShortBytes(*free), ShortBytes(*minimum), ShortBytes(*headroom)
     )]
     DeviceTooSmall {
@@ -218,9 +209,8 @@ pub enum PlanError {
     },
     /// The device cache asked for does not fit beside head-room and compute buffers.
     #[error(
-        "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {} (head-room {}); \
-         give a smaller --device-cache or --device-headroom",
-        ShortBytes(*asked), ShortBytes(*free), breakdown::whole_mib(*fits), ShortBytes(*headroom)
+        "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB (head-room {})",
+        ShortBytes(*asked), ShortBytes(*free), fits >> 20, ShortBytes(*headroom)
     )]
     DeviceCacheTooLarge {
         /// Its name.
@@ -235,7 +225,7 @@ pub enum PlanError {
         headroom: u64,
     },
     /// `auto` on a system that does not tell.
-    #[error("this system does not say how much memory is available; give --mem-budget, for example --mem-budget 4GiB")]
+    #[error("this system does not say how much memory is available; give a budget")]
     NoLimitKnown,
 }
 

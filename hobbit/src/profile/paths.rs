@@ -56,7 +56,7 @@ mod tests {
         assert!(message.contains("a.paths: path table") && message.contains("profile the model again"), "{message}");
         std::fs::write(&path, "GGUF").unwrap();
         let message = read_path_table(&path).unwrap_err().to_string();
-        assert!(message.contains("a.paths: not a path table") && message.contains("--path-table FILE"), "{message}");
+        assert!(message.contains("a.paths: not a path table") && message.contains("gguf-tools profile"), "{message}");
         // Zeros that take no room on the disk.
         File::create(&path).unwrap().set_len(PathTable::BYTES_MAX + 2).unwrap();
         assert!(read_path_table(&path).unwrap_err().to_string().contains("not a path table"));

@@ -174,15 +174,10 @@ impl Config {
     /// [`SimError::Unknown`] for a policy of another version.
     pub fn recorded(recording: &Recording) -> Result<Self, SimError> {
         let settings = &recording.header.settings;
-        let unknown = |what, found: &str, flag| SimError::Unknown {
-            path: recording.path.clone(),
-            what,
-            found: found.to_owned(),
-            flag,
-        };
-        let policy = settings.policy.parse().map_err(|_| unknown("policy", &settings.policy, "--policy"))?;
-        let foresight =
-            settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor, "--predictor"))?;
+        let unknown =
+            |what, found: &str| SimError::Unknown { path: recording.path.clone(), what, found: found.to_owned() };
+        let policy = settings.policy.parse().map_err(|_| unknown("policy", &settings.policy))?;
+        let foresight = settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor))?;
         let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value >= 0.0);
         let is_read_ahead = foresight != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };

@@ -11,25 +11,25 @@ pub enum SimError {
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// A trace of nothing.
-    #[error("{}: the trace has no complete batch; record a longer run with --trace FILE", path.display())]
+    #[error("{}: the trace has no complete batch; record a longer run", path.display())]
     NoBatches {
         /// File.
         path: PathBuf,
     },
     /// Dynamic precision without low versions.
-    #[error("{}: the traced model had no low-precision experts, so --precision dynamic has nothing to choose; give --low-bytes N%", path.display())]
+    #[error("{}: the traced model had no low-precision experts, so dynamic precision has nothing to choose", path.display())]
     NoLow {
         /// File.
         path: PathBuf,
     },
     /// Tokens that are to go elsewhere, and nobody knows where they could.
-    #[error("{}: the trace has no scores of experts that were not chosen, without which --cache-bias, --substitute and --virtual-experts cannot tell where tokens could go; record one with hobbit-cli --trace, without --routes (imported routes have none)", path.display())]
+    #[error("{}: the trace has no scores of experts that were not chosen, so where tokens could go is unknown (imported and followed routes have none)", path.display())]
     NoScores {
         /// File.
         path: PathBuf,
     },
     /// A setting of the recorded run that this version does not know.
-    #[error("{}: the trace was recorded with {what} '{found}', which this hobbit-sim does not know; give {flag}", path.display())]
+    #[error("{}: the trace was recorded with {what} '{found}', which this hobbit-sim does not know", path.display())]
     Unknown {
         /// File.
         path: PathBuf,
@@ -37,8 +37,6 @@ pub enum SimError {
         what: &'static str,
         /// What the trace says.
         found: String,
-        /// What to give instead.
-        flag: &'static str,
     },
     /// Traces of different models.
     #[error("{} and {} are traces of different models: their layers differ; give traces of one model", first.display(), other.display())]

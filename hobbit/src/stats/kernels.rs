@@ -26,7 +26,7 @@ pub struct KernelTrial {
     pub n_in: u64,
     /// Rows of the weights.
     pub n_out: u64,
-    /// The weights' bytes are in the order of llama.cpp's kernels for this CPU (`--repack`).
+    /// The weights' bytes are in the order of llama.cpp's kernels for this CPU.
     #[serde(default)]
     pub rearranged: bool,
     /// Threads that multiplied.

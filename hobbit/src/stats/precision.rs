@@ -6,7 +6,6 @@ use serde::{Serialize, Serializer};
 
 use crate::expert::Precision;
 use crate::options::{KernelChoice, PrecisionMode};
-use crate::units::ShortBytes;
 
 /// Experts by precision; what is counted depends on the place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -68,7 +67,7 @@ impl fmt::Display for PrecisionShares {
     }
 }
 
-/// The precision that a session computes in, and from what. Displays as the start-up line, without a line end.
+/// The precision that a session computes in, and from what.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrecisionReport {
     /// Whether results may differ from llama.cpp's.
@@ -141,54 +140,6 @@ impl PrecisionReport {
     }
 }
 
-impl fmt::Display for PrecisionReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(words) = &self.routing {
-            write!(f, "routing: {words}; results are approximate; ")?;
-        }
-        if !self.is_dynamic() && self.routing.is_some() {
-            return f.write_str("precision: as in the model");
-        }
-        if !self.is_dynamic() {
-            f.write_str("precision: exact (bit-identical to llama.cpp")?;
-            f.write_str(match (self.divided, self.cpu_helper) {
-                (false, false) => "",
-                (true, false) => ", but for how the device rounds divided prompts",
-                (_, true) => ", but for how the device rounds divided prompts, and the CPU helper what it computes",
-            })?;
-            f.write_str(match self.kernels {
-                KernelChoice::Identical => ")",
-                KernelChoice::Fastest => ", but for how the fastest kernels round prompts: they are approximate)",
-            })?;
-            return match &self.low {
-                Some(low) if self.high.slots == self.high.experts => {
-                    write!(f, "; everything fits, low {} from {} is not needed", low.types, low.source)
-                }
-                Some(low) => write!(f, "; low {} from {} is not used", low.types, low.source),
-                None => Ok(()),
-            };
-        }
-        let percent = f64::from(self.prefill_low) * 100.0;
-        write!(f, "precision: dynamic (T1 {:.2}, T2 {:.2}, prompt {percent:.0} % low", self.t1, self.t2)?;
-        for (holds, words) in
-            [(self.renormalise, "renormalised"), (!self.upgrade, "no upgrades"), (self.deterministic, "deterministic")]
-        {
-            if holds {
-                write!(f, ", {words}")?;
-            }
-        }
-        let VersionsReport { types, bytes, slots, experts } = &self.high;
-        write!(f, "), high {types} {} ({slots} of {experts} resident)", ShortBytes(*bytes))?;
-        match &self.low {
-            Some(LowReport { source, types, bytes, slots, experts, .. }) => {
-                write!(f, ", low {types} {} from {source} ({slots} of {experts} resident)", ShortBytes(*bytes))?;
-            }
-            None => f.write_str(", no low")?,
-        }
-        f.write_str("; results are approximate")
-    }
-}
-
 /// The number that a person would write: 0.6, not the 0.6000000238418579 that the nearest `f32` stands for.
 fn decimal<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(value.to_string().parse().unwrap_or(f64::from(*value)))
@@ -222,40 +173,6 @@ mod tests {
                 cache_bytes: 224_143_605,
             }),
         }
-    }
-
-    #[test]
-    fn the_line_of_a_dynamic_session() {
-        assert_eq!(
-            dynamic().to_string(),
-            "precision: dynamic (T1 0.60, T2 0.90, prompt 25 % low), high q8_0 5.40 GiB (210 of 768 resident), \
-             low q2_K 1.67 GiB from mixtral.low-q2_k.hobbit.gguf (96 of 768 resident); results are approximate"
-        );
-        let unusual = PrecisionReport { renormalise: true, deterministic: true, upgrade: false, ..dynamic() };
-        let words = "(T1 0.60, T2 0.90, prompt 25 % low, renormalised, no upgrades, deterministic), high";
-        assert!(unusual.to_string().contains(words), "{unusual}");
-        let skipping = PrecisionReport { low: None, ..dynamic() }.to_string();
-        assert!(skipping.ends_with("(210 of 768 resident), no low; results are approximate"), "{skipping}");
-    }
-
-    #[test]
-    fn the_line_of_an_exact_session() {
-        let unused = PrecisionReport { mode: PrecisionMode::Exact, ..dynamic() };
-        assert_eq!(
-            unused.to_string(),
-            "precision: exact (bit-identical to llama.cpp); low q2_K from mixtral.low-q2_k.hobbit.gguf is not used"
-        );
-        let plain = PrecisionReport { low: None, ..unused };
-        assert_eq!(plain.to_string(), "precision: exact (bit-identical to llama.cpp)");
-    }
-
-    #[test]
-    fn what_routing_gives_up_comes_first() {
-        let routed = PrecisionReport { routing: Some("cache bias 0.2".into()), ..dynamic() };
-        assert!(routed.to_string().starts_with("routing: cache bias 0.2; results are approximate; precision: dynamic"));
-        let exact = PrecisionReport { mode: PrecisionMode::Exact, low: None, ..routed };
-        let expected = "routing: cache bias 0.2; results are approximate; precision: as in the model";
-        assert_eq!(exact.to_string(), expected, "no promise of llama.cpp's bits");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// More reads wait than the loader's bound.
-    #[error("too many reads wait to start (the next is of {len} bytes at offset {offset}); give a smaller -ub")]
+    #[error("too many reads wait to start (the next is of {len} bytes at offset {offset})")]
     TooManyReads { offset: u64, len: u64 },
     /// The file could not be opened.
     #[error("cannot open {path} for {engine} reads: {source}")]
@@ -43,7 +43,7 @@ pub enum StoreError {
     #[error("the {engine} engine is not available: {reason}; use buffered reads instead")]
     Unavailable { engine: &'static str, reason: String },
     /// Memory for a read was refused.
-    #[error("cannot allocate {bytes} bytes for reads: {source}; give a smaller --mem-budget or --expert-cache")]
+    #[error("cannot allocate {bytes} bytes for reads: {source}")]
     Memory { bytes: u64, source: io::Error },
     /// A worker thread could not be started.
     #[error("cannot start an I/O thread for {engine} reads: {source}")]

@@ -17,7 +17,7 @@ pub enum TraceError {
         error: io::Error,
     },
     /// Another kind of file.
-    #[error("{}: not a trace: it begins with {found:02x?}, expected \"HOBBITTR\"; record one with --trace FILE", path.display())]
+    #[error("{}: not a trace: it begins with {found:02x?}, expected \"HOBBITTR\"", path.display())]
     Magic {
         /// File.
         path: PathBuf,

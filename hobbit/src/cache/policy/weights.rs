@@ -19,7 +19,7 @@ pub struct Weights {
 /// Weights that do not make sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "--policy-weights '{found}': {why}; give four numbers from 0 up, not all 0, for recency, frequency, high-precision \
+    "policy weights '{found}': {why}; give four numbers from 0 up, not all 0, for recency, frequency, high-precision \
      frequency and layer distance, for example 0.3,0.3,0.3,0.1"
 )]
 pub struct WeightsError {
@@ -100,7 +100,7 @@ mod tests {
             ("0,0,0,0", "all weights are 0"),
         ] {
             let error = text.parse::<Weights>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("--policy-weights '{text}': ")) && error.contains(why), "{error}");
+            assert!(error.starts_with(&format!("policy weights '{text}': ")) && error.contains(why), "{error}");
             assert!(error.ends_with("for example 0.3,0.3,0.3,0.1"), "{error}");
         }
     }

@@ -37,7 +37,7 @@ const USUAL_TYPES: [&str; 2] = ["q4_K", "q8_0"];
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrateError {
     /// A device that does not exist.
-    #[error("there is no device '{name}' here; --list-devices shows: {known}")]
+    #[error("there is no device '{name}' here; there are {known}")]
     UnknownDevice {
         /// What was asked for.
         name: String,

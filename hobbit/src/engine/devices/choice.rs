@@ -137,20 +137,9 @@ mod tests {
         };
         assert_eq!(named(&["Vulkan0", "cuda1"]), Ok(vec!["Vulkan0".into(), "CUDA1".into()]));
         let there = "there are CUDA0, CUDA1, Vulkan0";
-        assert_eq!(
-            named(&["CUDA0", "CUDA7"]),
-            Err(format!("--device: there is no device named 'CUDA7' ({there}); --list-devices shows them"))
-        );
-        assert_eq!(
-            named(&["cpu"]),
-            Err(format!(
-                "--device: 'CPU' is the CPU, and models are not offloaded to it ({there}); give --device none for the CPU alone"
-            ))
-        );
-        assert_eq!(
-            named(&["CUDA0", "cuda0"]),
-            Err("--device: 'CUDA0' is named twice; name each device once".to_owned())
-        );
+        assert_eq!(named(&["CUDA0", "CUDA7"]), Err(format!("there is no device named 'CUDA7' ({there})")));
+        assert_eq!(named(&["cpu"]), Err(format!("'CPU' is the CPU, and models are not offloaded to it ({there})")));
+        assert_eq!(named(&["CUDA0", "cuda0"]), Err("the device 'CUDA0' is named twice".to_owned()));
         let none = chosen(&[cpu()], |options| options.devices = DeviceChoice::Named(vec!["CUDA0".into()]));
         assert!(none.unwrap_err().contains("(there is none beside the CPU)"));
         assert_eq!(chosen(&all, |options| options.devices = DeviceChoice::None), Ok(Vec::new()));
@@ -163,7 +152,7 @@ mod tests {
             |main, all: &[Candidate]| chosen(all, |options| (options.split, options.main) = (SplitMode::None, main));
         assert_eq!(alone(1, &all), Ok(vec!["CUDA1".into()]));
         let error = alone(2, &all).unwrap_err();
-        assert_eq!(error, "--main-gpu 2: out of range; give 0 to 1, by place in --device");
+        assert_eq!(error, "the main device is number 2, but there are 2 devices; numbers begin at 0");
         assert_eq!(alone(0, &[cpu()]), Ok(Vec::new()));
     }
 }

@@ -213,9 +213,7 @@ impl Shared {
             return Ok(());
         }
         if self.options.routes.is_some() {
-            return Err(Error::Routing(
-                "recorded routes (--routes) do not tell what routers say of other experts".into(),
-            ));
+            return Err(Error::Routing("recorded routes do not tell what routers say of other experts".into()));
         }
         let architecture = &self.info.architecture;
         match ROUTED_EARLIER.iter().chain(&ASKED_ELSEWHERE).find(|(name, _)| name == architecture) {

@@ -14,11 +14,11 @@ pub(super) fn note(device: &str, status: ggml_status) {
     let reason = match status {
         GGML_STATUS_ALLOC_FAILED => format!(
             "device {device} is out of memory, and nothing is left in its expert cache that could go; put fewer layers \
-             there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU"
+             there, give a smaller context or ubatch, or compute experts on the CPU"
         ),
         _ => format!(
             "device {device} failed (ggml status {status}): it may have been reset, removed or overheated; look at its \
-             driver's log, then start again, or leave it out with --device"
+             driver's log, then start again, or leave it out"
         ),
     };
     REASON.with_borrow_mut(|known| {

@@ -60,7 +60,7 @@ pub enum ImatrixError {
     #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch it again", path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// Values for a tensor of another shape.
-    #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from another model, give --imatrix one that fits", path.display())]
+    #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from another model", path.display())]
     Shape { path: PathBuf, tensor: String, found: String, expected: String },
     /// A value that is no mean of squares.
     #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the importance matrix again", path.display())]

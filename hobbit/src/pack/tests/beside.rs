@@ -20,7 +20,7 @@ fn a_low_pack_serves_beside_its_model() {
     assert!(low.raw.tensors.iter().all(|t| t.name.ends_with(".ffn_exps.low") || t.name.starts_with("hobbit.")));
     assert_eq!(verified(&low).faults, []);
     let message = unpacked(&low, dir.path()).unwrap_err().to_string();
-    assert!(message.contains("--low") && message.contains("model.gguf"), "{message}");
+    assert!(message.contains("holds only low-precision experts") && message.contains("model.gguf"), "{message}");
 
     let mut catalog = Catalog::plain(&source.experts().unwrap());
     catalog.add_low_of(&low.experts, &low.catalog, 1).unwrap();

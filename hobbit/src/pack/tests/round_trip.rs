@@ -267,7 +267,7 @@ fn requests_that_make_no_sense_are_refused() {
     };
     let low = |text: &str| PackSpec { low: Some(text.parse().unwrap()), ..PackSpec::new(PackKind::Full) };
     assert!(fault(&low("f32"), &Toy).contains("nowhere smaller"));
-    assert!(fault(&PackSpec::new(PackKind::Low), &Toy).contains("give --low"));
+    assert!(fault(&PackSpec::new(PackKind::Low), &Toy).contains("needs the types of its low versions"));
     assert!(fault(&low("i8"), &Toy).contains("nothing can be quantised to type i8"));
     assert!(fault(&low("q8_0"), &crate::gguf::CopyOnly).contains("nothing can be quantised to type q8_0"));
     let (dir, spec) = (tempfile::tempdir().unwrap(), Spec { embd: 256, ff: 256, ..spec() });

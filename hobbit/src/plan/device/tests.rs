@@ -55,7 +55,7 @@ fn what_is_asked_for() {
     assert_eq!(
         error.to_string(),
         "a device cache of 1.00 GiB does not fit on CUDA0: of the 2.15 GiB that are free there, experts can have \
-         998MiB (head-room 1000 MiB); give a smaller --device-cache or --device-headroom"
+         998MiB (head-room 1000 MiB)"
     );
     assert!(wanted(ExpertCache::Bytes(998 * MIB + 1)).is_err());
 }
@@ -86,8 +86,7 @@ fn less_than_a_wave_is_refused_with_the_remedies() {
     assert_eq!(error, found);
     assert_eq!(
         error.to_string(),
-        "not even one wave of experts fits on CUDA0: 1.17 GiB are free there, 1.17 GiB are needed (head-room 1000 MiB); \
-         put fewer layers there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU"
+        "not even one wave of experts fits on CUDA0: 1.17 GiB are free there, 1.17 GiB are needed (head-room 1000 MiB)"
     );
     assert!(plan(|input| input.free = minimum).is_ok());
     assert!(plan(|input| input.free = 5).is_err());

@@ -5,7 +5,7 @@
 pub enum PathTableError {
     /// Something else.
     #[error(
-        "not a path table: it begins with {found:02x?}, expected {expected:02x?}; make one with `gguf-tools profile --path-table FILE`"
+        "not a path table: it begins with {found:02x?}, expected {expected:02x?}; make one with `gguf-tools profile`"
     )]
     NotATable { found: Vec<u8>, expected: [u8; 4] },
     /// A table of another version of the format.

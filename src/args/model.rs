@@ -1,12 +1,36 @@
-//! Flags that name a model which is somewhere else.
+//! Flags of the model: where it is, and what is added to it.
 
 use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 
+use crate::argv::PAIR;
 use crate::hub::{Given, Source, Token};
-use crate::switch::Switch;
+use crate::switch::{Switch, Tri};
+use hobbit::options::{AdapterOptions, KvOverride, ScaledFile};
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Model to run; of a split model, any part. Without it the bundled demo model runs
+    #[arg(short, long, value_name = "FNAME", env = "LLAMA_ARG_MODEL")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Look for invalid values in the weights while loading
+    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    pub check_tensors: Switch,
+    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the experts
+    /// have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of some types' results
+    #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REPACK")]
+    pub repack: Tri,
+    /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
+    #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
+    pub override_kv: Vec<KvOverride>,
+    #[command(flatten)]
+    pub adapters: AdapterArgs,
+}
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
@@ -17,13 +41,13 @@ pub struct SourceArgs {
     /// File of that repository, instead of a quant; of a split model, any part
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_HF_FILE")]
     pub hf_file: Option<String>,
-    /// Token for private and gated repositories (default: the one that `hf auth login` has kept)
+    /// Token for private and gated repositories (default: the one that `hf auth login` keeps)
     #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", value_parser = Token::typed)]
     pub hf_token: Option<Token>,
     /// Model at this URL, fetched if it is not here yet
     #[arg(long, value_name = "URL", env = "LLAMA_ARG_MODEL_URL")]
     pub model_url: Option<String>,
-    /// Ask no server: only what was fetched earlier
+    /// Contact no server: use only files that were fetched earlier
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_OFFLINE")]
     pub offline: Switch,
 }
@@ -107,10 +131,56 @@ fn keep_one(matches: &mut ArgMatches) -> Result<(), String> {
     Ok(())
 }
 
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub struct AdapterArgs {
+    /// LoRA adapter, applied to ordinary weights; comma-separated or repeated. One of experts needs memory for the whole model
+    #[arg(long, value_name = "FNAME", value_delimiter = ',')]
+    pub lora: Vec<PathBuf>,
+    /// LoRA adapter and its scale; these count after those of --lora
+    #[arg(long, value_name = "FNAME:SCALE", value_delimiter = ',')]
+    pub lora_scaled: Vec<ScaledFile>,
+    /// Control vector, added to the output of layers; comma-separated or repeated
+    #[arg(long, value_name = "FNAME", value_delimiter = ',')]
+    pub control_vector: Vec<PathBuf>,
+    /// Control vector and its scale
+    #[arg(long, value_name = "FNAME:SCALE", value_delimiter = ',')]
+    pub control_vector_scaled: Vec<ScaledFile>,
+    /// First and last layer that control vectors change (default: all)
+    #[arg(long, value_name = PAIR, value_parser = layers)]
+    pub control_vector_layer_range: Option<(u32, u32)>,
+}
+
+impl AdapterArgs {
+    /// As the engine takes them.
+    pub fn options(&self) -> AdapterOptions {
+        let all = |whole: &[PathBuf], scaled: &[ScaledFile]| {
+            whole.iter().map(ScaledFile::whole).chain(scaled.iter().cloned()).collect()
+        };
+        AdapterOptions {
+            lora: all(&self.lora, &self.lora_scaled),
+            control_vectors: all(&self.control_vector, &self.control_vector_scaled),
+            control_layers: self.control_vector_layer_range,
+        }
+    }
+}
+
+/// `START,END`; what is not above 0 means the first or the last, as in llama.cpp.
+fn layers(text: &str) -> Result<(u32, u32), String> {
+    let (start, end) = text.split_once(',').ok_or("expected two numbers")?;
+    let layer = |text: &str, all: u32| match text.trim().parse::<i32>() {
+        Ok(n) => Ok(u32::try_from(n).ok().filter(|n| *n > 0).unwrap_or(all)),
+        Err(_) => Err(format!("'{text}' is no number of a layer")),
+    };
+    let (first, last) = (layer(start, 1)?, layer(end, i32::MAX as u32)?);
+    if first > last { Err(format!("layer {first} is behind layer {last}")) } else { Ok((first, last)) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
 
+    use super::layers;
     use crate::args::parse;
     use crate::hub::{Source, Want};
 
@@ -147,5 +217,14 @@ mod tests {
         assert!(!format!("{low:?}").contains("hf_secret"));
         // Nor looked at where none is needed: it may come from the environment.
         assert!(parse(["-hft", "hf secret"].map(OsString::from)).is_ok());
+    }
+
+    #[test]
+    fn layers_from_and_to() {
+        assert_eq!(layers("2,7"), Ok((2, 7)));
+        assert_eq!(layers("0,-1"), Ok((1, i32::MAX as u32)));
+        for wrong in ["7", "7,2", "a,2", "1,2,3"] {
+            assert!(layers(wrong).is_err(), "{wrong}");
+        }
     }
 }

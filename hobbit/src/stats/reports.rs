@@ -1,0 +1,226 @@
+//! Reports of the parts of a session: devices, caches, prefetch, virtual experts, target latency.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::Cache;
+use crate::expert::Precision;
+use crate::load::prefetch::{GovernorReport, PrefetchCounters};
+use crate::options::Knob;
+
+/// What one device holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DeviceReport {
+    /// ggml's name, such as `CUDA0`.
+    pub name: String,
+    /// What it is, such as `NVIDIA GeForce RTX 4090`.
+    pub description: String,
+    /// Layers whose ordinary weights are there.
+    pub n_layers: u32,
+    /// Bytes of its slots; 0 where the CPU computes the experts of its layers.
+    pub cache_bytes: u64,
+    /// High versions of experts that can be there at once.
+    pub slots: u64,
+    /// Experts that it computes, of all of its layers; of the layers there where it computes none.
+    pub experts: u64,
+    /// Slots for slices that pass through.
+    pub staging_slots: u32,
+    /// Bytes of its memory that stay free.
+    pub headroom_bytes: u64,
+    /// Whether experts are copied to it from pinned host memory.
+    pub pinned: bool,
+    /// Whether it computes in host memory: experts are read where they are used, and never copied.
+    pub unified: bool,
+}
+
+/// What one device did since the model was opened, for all of its sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct DeviceCounters {
+    /// Experts found in a slot of the device: one for each distinct expert that one of its layers needed in an
+    /// evaluated ubatch.
+    pub hits: u64,
+    /// Experts that were not, counted alike.
+    pub misses: u64,
+    /// Slices copied to the device.
+    pub uploads: u64,
+    /// Bytes copied.
+    pub uploaded_bytes: u64,
+    /// Experts copied before their layer's router had spoken. They count in `uploads`, and as hits where they are used.
+    pub ahead: u64,
+    /// Of these, used by the layer that they were copied for.
+    pub ahead_used: u64,
+    /// Missing experts that the CPU computed meanwhile.
+    pub helper_experts: u64,
+    /// Wall time in which it did.
+    pub helper_seconds: f64,
+    /// How often the slots became fewer because the device ran out of memory.
+    pub cache_shrunk: u32,
+}
+
+super::field_by_field!(DeviceCounters: Sub::sub {
+    hits, misses, uploads, uploaded_bytes, ahead, ahead_used, helper_experts, helper_seconds, cache_shrunk
+});
+
+impl DeviceCounters {
+    /// Share of needed experts found on the device, 0..=1; `None` when none was needed.
+    pub fn hit_rate(&self) -> Option<f64> {
+        super::ratio(self.hits as f64, (self.hits + self.misses) as f64)
+    }
+}
+
+/// How a session keeps experts in memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CachingReport {
+    /// Name of the eviction policy.
+    pub policy: String,
+    /// The weights of HOBBIT's policy, as they apply: lru,lfu,lhu,fld.
+    pub policy_weights: String,
+    /// The tuned policy that was loaded; `None` without.
+    pub profile: Option<FittedReport>,
+    /// How slots are divided among layers.
+    pub slots: String,
+    /// The result, the host's cache first.
+    pub slots_by_layer: Vec<CacheSlots>,
+}
+
+/// A fitted policy that was loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FittedReport {
+    /// Its file, or the pack.
+    pub file: String,
+    /// The policy that it was fitted to.
+    pub policy: String,
+    /// Whether it has T1 and T2.
+    pub thresholds: bool,
+    /// Whether it says what each layer's misses cost.
+    pub penalties: bool,
+}
+
+/// Slots of one cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CacheSlots {
+    /// `the host`, or a device's name.
+    pub cache: String,
+    /// High slots of the layer that has the fewest.
+    pub least: u32,
+    /// High slots of the layer that has the most.
+    pub most: u32,
+}
+
+impl CacheSlots {
+    /// The fewest and the most high slots that a layer has in a cache; `None` where no layer has experts.
+    pub fn of(name: &str, cache: &Cache, layers: impl Iterator<Item = u16>) -> Option<Self> {
+        let slots: Vec<u32> = layers.map(|layer| cache.capacity_of_layer(layer, Precision::High)).collect();
+        let (least, most) = (slots.iter().min()?, slots.iter().max()?);
+        Some(Self { cache: name.to_owned(), least: *least, most: *most })
+    }
+}
+
+/// Of all sessions of a model, since it was opened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PrefetchReport {
+    /// Versions read ahead, and what became of them.
+    pub counters: PrefetchCounters,
+    /// Whether it pays.
+    pub governor: GovernorReport,
+    /// How good predictions were, by distance.
+    pub recall: Vec<RecallReport>,
+}
+
+/// How good predictions of layers at one distance were.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RecallReport {
+    /// MoE layers ahead.
+    pub distance: u8,
+    /// Of the experts that were used, the part that was predicted.
+    pub recall: Option<f64>,
+    /// Of the experts that were predicted, the part that was used.
+    pub precision: Option<f64>,
+}
+
+/// Of all sessions of a model, since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct VirtualExpertsReport {
+    /// Experts that were brought in the background, most of them in the place of less important ones.
+    pub replacements: u64,
+    /// Replacements whose reads failed: the old expert stayed.
+    pub failed: u64,
+    /// Tokens from one replacement of a layer to its next.
+    pub period_tokens: u32,
+}
+
+/// Of all sessions of a model, since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyReport {
+    /// What a token may take.
+    pub target_seconds: f64,
+    /// What is set.
+    pub knob: Knob,
+    /// How strong it was found to have to be: the next token's, but in a trial.
+    pub strength: f32,
+    /// Whether several are being tried.
+    pub is_trying: bool,
+    /// What a token takes with it, as far as that was measured.
+    pub seconds: Option<f64>,
+    /// Whether any strength that may be taken meets the target; `None` before the first trial's end.
+    pub is_reachable: Option<bool>,
+    /// What a token takes with the highest strength that may be taken, as far as that was measured.
+    pub least_seconds: Option<f64>,
+    /// Trials that ended.
+    pub trials: u64,
+    /// What was measured last, by strength, ascending.
+    pub measured: Vec<LatencyStep>,
+}
+
+/// Tokens with one strength.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyStep {
+    /// Of what is set.
+    pub strength: f32,
+    /// Mean time of a token.
+    pub seconds: f64,
+}
+
+impl fmt::Display for LatencyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |seconds: f64| match seconds * 1e3 {
+            ms if ms < 1.0 => format!("{ms:.3} ms"),
+            ms => format!("{ms:.1} ms"),
+        };
+        let (target, Self { knob, strength, .. }) = (ms(self.target_seconds), self);
+        match (self.is_reachable, self.seconds, self.least_seconds) {
+            (Some(false), _, Some(least)) => {
+                write!(f, "a token takes {} at least ({knob} {strength}), target {target}", ms(least))
+            }
+            (Some(_), Some(seconds), _) => {
+                write!(f, "a token takes {} ({knob} {strength}), target {target}", ms(seconds))
+            }
+            _ => write!(f, "too few tokens for a trial, target {target}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_is_said() {
+        let found = LatencyReport {
+            target_seconds: 0.05,
+            strength: 0.15,
+            seconds: Some(0.04),
+            is_reachable: Some(true),
+            least_seconds: Some(0.03),
+            ..LatencyReport::default()
+        };
+        let text = found.to_string();
+        assert_eq!(text, "a token takes 40.0 ms (cache bias 0.15), target 50.0 ms");
+        let missed = LatencyReport { is_reachable: Some(false), strength: 0.3, ..found.clone() };
+        assert_eq!(missed.to_string(), "a token takes 30.0 ms at least (cache bias 0.3), target 50.0 ms");
+        let alpha = LatencyReport { knob: Knob::Substitute, ..found };
+        assert_eq!(alpha.to_string(), "a token takes 40.0 ms (substitutes within 0.15), target 50.0 ms");
+        assert!(LatencyReport::default().to_string().starts_with("too few tokens"));
+    }
+}

@@ -1,0 +1,351 @@
+//! Remedies in flags. The library knows no command line: its errors carry facts, and programs add the advice where they print an
+//! error ([`super::exit::in_words`]). Only spellings that all programs share are used.
+
+use std::error::Error;
+
+use hobbit::gguf::RecodeError;
+use hobbit::pack::imatrix::ImatrixError;
+use hobbit::pack::{PackError, UnpackError, WriteError};
+use hobbit::plan::{BelowTokenCycle, PlanError};
+use hobbit::sim::SimError;
+use hobbit::store::StoreError;
+use hobbit::trace::TraceError;
+use hobbit::units::{MIB, ShortBytes};
+
+const RECORD: &str = "record one with hobbit-cli --trace FILE";
+const FORCE: &str = "give another name, or --force to replace it";
+const OTHER_IMATRIX: &str = "give --imatrix one that fits";
+const LESS_MEMORY: &str = "give a smaller --mem-budget or --expert-cache";
+const LESS_ON_THE_DEVICE: &str =
+    "put fewer layers there (-ngl), give a smaller -c or -ub, or --device-cache 0 to compute experts on the CPU";
+
+/// The flag of a setting of `hobbit::ModelOptions` that names a file.
+pub fn flag(setting: &'static str) -> &'static str {
+    match setting {
+        "model" => "-m",
+        "low" => "--low",
+        "trace" => "--trace",
+        "cache_state" => "--cache-state",
+        "path_table" => "--path-table",
+        "profile" => "--profile",
+        "lora" => "--lora",
+        "control_vectors" => "--control-vector",
+        other => other,
+    }
+}
+
+/// A remedy for an error, if there is one: that of the first cause that has one.
+pub fn advice(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(of_cause)
+}
+
+fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
+    #[cfg(feature = "engine")]
+    if let Some(advice) = of_engine(error) {
+        return Some(advice);
+    }
+    let fixed = if let Some(error) = error.downcast_ref() {
+        return plan(error);
+    } else if let Some(error) = error.downcast_ref() {
+        store(error)
+    } else if let Some(error) = error.downcast_ref() {
+        simulation(error)
+    } else if let Some(error) = error.downcast_ref() {
+        pack(error)
+    } else if let Some(error) = error.downcast_ref() {
+        writing(error)
+    } else if let Some(UnpackError::Exists { .. }) = error.downcast_ref() {
+        Some(FORCE)
+    } else if let Some(UnpackError::Pack(error)) = error.downcast_ref() {
+        pack(error)
+    } else if let Some(ImatrixError::Shape { .. }) = error.downcast_ref() {
+        Some(OTHER_IMATRIX)
+    } else if let Some(TraceError::Magic { .. }) = error.downcast_ref() {
+        Some(RECORD)
+    } else {
+        None
+    };
+    fixed.map(str::to_owned)
+}
+
+fn store(error: &StoreError) -> Option<&'static str> {
+    match error {
+        StoreError::TooManyReads { .. } => Some("give a smaller -ub"),
+        StoreError::Memory { .. } => Some(LESS_MEMORY),
+        _ => None,
+    }
+}
+
+fn simulation(error: &SimError) -> Option<&'static str> {
+    match error {
+        SimError::Trace(TraceError::Magic { .. }) | SimError::NoBatches { .. } => Some(RECORD),
+        SimError::NoLow { .. } => Some("give --low-bytes N%"),
+        SimError::NoScores { .. } => Some(
+            "record one with hobbit-cli --trace, without --routes, or leave out --cache-bias, --substitute and --virtual-experts",
+        ),
+        SimError::Unknown { what: "policy", .. } => Some("give --policy"),
+        SimError::Unknown { .. } => Some("give --predictor"),
+        _ => None,
+    }
+}
+
+fn pack(error: &PackError) -> Option<&'static str> {
+    match error {
+        PackError::PathTable { .. } => Some("until then give another table with --path-table FILE"),
+        PackError::LowOnly { .. } => Some("give it with --low, beside that model"),
+        _ => None,
+    }
+}
+
+fn writing(error: &WriteError) -> Option<&'static str> {
+    Some(match error {
+        WriteError::NotSmaller { .. } => "give --low a smaller type",
+        WriteError::NotNestable { .. } => "pack a q8_0 model, or add --high q8_0",
+        WriteError::NestedLow { .. } => "give one of the two, --nested or --low",
+        WriteError::NestedLowOnly { .. } => "leave out --nested or --only-low",
+        WriteError::Scale { .. } => "leave out --nested",
+        WriteError::NothingLow { .. } => "give --low, for example --low q2_k",
+        WriteError::NeedsImportance { .. }
+        | WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
+            "give one with --imatrix, or choose a type like q2_k"
+        }
+        WriteError::PathTable { .. } => "or leave out --path-table",
+        WriteError::Imatrix(ImatrixError::Shape { .. }) => OTHER_IMATRIX,
+        WriteError::SourceChanged { .. } => "--force starts over",
+        WriteError::Exists { .. } => FORCE,
+        WriteError::OtherWork { .. } => "--force starts over",
+        WriteError::ReadBack(error) => return pack(error),
+        _ => return None,
+    })
+}
+
+fn plan(error: &PlanError) -> Option<String> {
+    let unavailable = |minimum: u64, available: Option<u64>| available.filter(|available| minimum > *available);
+    Some(match *error {
+        PlanError::TooSmall { minimum, available, .. } => match unavailable(minimum, available) {
+            Some(available) => format!(
+                "{} are available here: make the context smaller (-c), or run it where there is more memory",
+                ShortBytes(available)
+            ),
+            None => format!("give --mem-budget {}, or make the context smaller (-c)", mib_up(minimum)),
+        },
+        PlanError::AboveLimit { available, .. } => {
+            let less = if available < MIB { String::new() } else { format!(" or at most {}MiB", available / MIB) };
+            format!(
+                "give --mem-budget auto{less}, or --overcommit if you know of more (swap, a limit that will be raised)"
+            )
+        }
+        PlanError::ExpertCacheTooLarge { fits, minimum, available, .. } => {
+            let budget = match unavailable(minimum, available) {
+                Some(available) => format!(" ({} are available here)", ShortBytes(available)),
+                None => format!(", or --mem-budget {}", mib_up(minimum)),
+            };
+            format!("give --expert-cache {}MiB or less{budget}", fits / MIB)
+        }
+        PlanError::DeviceTooSmall { .. } => LESS_ON_THE_DEVICE.to_owned(),
+        PlanError::DeviceCacheTooLarge { .. } => "give a smaller --device-cache or --device-headroom".to_owned(),
+        PlanError::NoLimitKnown => "give --mem-budget, for example --mem-budget 4GiB".to_owned(),
+    })
+}
+
+/// The flags that hold the experts of one token.
+pub fn for_one_token(warning: &BelowTokenCycle) -> String {
+    let given = [("--mem-budget", warning.mem_budget), ("--expert-cache", warning.expert_cache)];
+    let flags = given.into_iter().filter_map(|(flag, bytes)| Some(format!("{flag} {}", mib_up(bytes?))));
+    format!("for one token's experts give {}", flags.collect::<Vec<_>>().join(" "))
+}
+
+/// Rounded up: a lower limit.
+fn mib_up(bytes: u64) -> String {
+    format!("{}MiB", bytes.div_ceil(MIB))
+}
+
+#[cfg(feature = "engine")]
+fn of_engine(error: &(dyn Error + 'static)) -> Option<String> {
+    use hobbit::engine::{CalibrateError, DeviceError, LowError};
+    #[cfg(feature = "rpc")]
+    if let Some(error) = error.downcast_ref() {
+        use hobbit::engine::RpcError::{self, Failed, Listen, UnknownDevice};
+        let error: &RpcError = error;
+        return match error {
+            UnknownDevice { .. } => Some("give one of these with --device".to_owned()),
+            Listen { .. } => Some(
+                "is another server there? Choose another --port, or an address of this machine for --host".to_owned(),
+            ),
+            Failed(_) => Some("try other devices with --device".to_owned()),
+            _ => None,
+        };
+    }
+    if let Some(error) = error.downcast_ref::<hobbit::Error>() {
+        return match error {
+            hobbit::Error::Plan(error) => plan(error),
+            error => model(error).map(str::to_owned),
+        };
+    }
+    let fixed = if let Some(error) = error.downcast_ref::<DeviceError>() {
+        Some(device(error))
+    } else if let Some(error) = error.downcast_ref::<LowError>() {
+        low(error)
+    } else if let Some(CalibrateError::UnknownDevice { .. }) = error.downcast_ref() {
+        Some("--list-devices shows them")
+    } else {
+        None
+    };
+    fixed.map(str::to_owned)
+}
+
+#[cfg(feature = "engine")]
+fn model(error: &hobbit::Error) -> Option<&'static str> {
+    use hobbit::Error as E;
+    Some(match error {
+        E::Store(error) => return store(error),
+        E::Pack(error) => return pack(error),
+        E::PackWrite(error) => return writing(error),
+        E::Device(error) => device(error),
+        E::Low(error) => return low(error),
+        E::NoExperts { .. } => "leave --low out",
+        E::LowMismatch { .. } => "give a smaller quant of the same model, or make one with --low q2_k",
+        E::LowOfAnother { .. } => {
+            "make them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the model \
+             that they belong to"
+        }
+        E::NoPathTable { .. } => {
+            "make one with gguf-tools profile --path-table FILE and give it with --path-table, or pack the model with \
+             gguf-tools pack --path-table"
+        }
+        E::NoPenalties { .. } => {
+            "record a run with --trace run.trace, let hobbit-sim calibrate run.trace -o profile.json measure them, and give \
+             --profile profile.json; or --expert-slots even"
+        }
+        E::Load { reason, .. } => refused_model(reason),
+        E::Context { reason, .. } => return refused_context(reason),
+        E::LowTypes(_) => "--low takes them",
+        E::LowOfPack { .. } => "leave --low out if the pack has its own, or make it again with gguf-tools pack --low",
+        E::OutOfMemory { .. } => LESS_MEMORY,
+        E::DeviceMemory { .. } => LESS_ON_THE_DEVICE,
+        E::BatchTooLarge { .. } => "-b gives the size of a batch",
+        E::ContextFull { .. } => "give a larger -c (or --context-shift, for text that goes on and on)",
+        E::ChatTemplate(_) => "give another with --chat-template or use -no-cnv",
+        E::ChatReply(_) => "with --no-jinja, or -no-cnv, it is taken as it is",
+        E::NotFinite => "gguf-tools verify looks for damaged weights",
+        E::Routing(_) => {
+            "leave out --cache-bias, --substitute and --virtual-experts (--low and --drop work), or --routes if it is there"
+        }
+        _ => return None,
+    })
+}
+
+/// llama.cpp's reason says in its words only whether memory was refused: `unable to allocate %s buffer`.
+#[cfg(feature = "engine")]
+fn refused_model(reason: &str) -> &'static str {
+    if reason.contains("unable to allocate") && !reason.contains("CPU") {
+        "put fewer layers on the device (-ngl), or more of the model on another (-dev, -ts)"
+    } else if reason.contains("alloc") {
+        "free some memory, or raise the limit (ulimit -v unlimited)"
+    } else {
+        "fetch or convert the model again, or update hobbit if the model is newer"
+    }
+}
+
+#[cfg(feature = "engine")]
+fn refused_context(reason: &str) -> Option<&'static str> {
+    if reason.contains("flash_attn") {
+        Some("give -fa on, or an unquantised -ctv")
+    } else if reason.contains("alloc") || reason.contains("memory") || reason.is_empty() {
+        Some("try a smaller -c, -b or -ub, or with a device a smaller -ngl, or -nkvo")
+    } else if reason.contains("n_ctx") {
+        Some("give a sensible context length with -c")
+    } else {
+        None
+    }
+}
+
+#[cfg(feature = "engine")]
+fn low(error: &hobbit::engine::LowError) -> Option<&'static str> {
+    use hobbit::engine::LowError::{Key, Router, Shape};
+    matches!(error, Key { .. } | Shape { .. } | Router { .. }).then_some("give --low a smaller quant of this model")
+}
+
+#[cfg(feature = "engine")]
+fn device(error: &hobbit::engine::DeviceError) -> &'static str {
+    use hobbit::engine::DeviceError as E;
+    match error {
+        E::Unknown { .. } => "--list-devices shows the names that --device takes",
+        E::NotOffloadable { .. } => "give --device none for the CPU alone",
+        E::Twice { .. } => "name each device once in --device",
+        E::MainOutOfRange { .. } => "--main-gpu takes the place of a device in --device",
+        E::NoBufferType { .. } => "--override-tensor takes PATTERN=BUFFER",
+        E::NoRpc => "without it, leave --rpc out",
+        E::Endpoint { .. } => "--rpc takes no other form",
+        E::Unreachable { .. } => {
+            "start a server there (hobbit-rpc -H HOST -p PORT, or llama.cpp's ggml-rpc-server), or leave --rpc out"
+        }
+        E::NoRemoteDevices { .. } => "start it with some, or leave it out of --rpc",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hobbit::plan::BudgetSource;
+
+    const SMALL: PlanError =
+        PlanError::TooSmall { budget: 300 * MIB, origin: BudgetSource::Given, minimum: 911 * MIB - 1, available: None };
+
+    fn told(error: PlanError) -> String {
+        advice(&anyhow::Error::new(error).context("opening a model")).unwrap()
+    }
+
+    #[test]
+    fn budgets_are_advised_rounded_up() {
+        assert_eq!(told(SMALL), "give --mem-budget 911MiB, or make the context smaller (-c)");
+        let large = |available| PlanError::ExpertCacheTooLarge {
+            asked: 1200 * MIB,
+            fits: 1138 * MIB - 1,
+            budget: 2048 * MIB,
+            minimum: 2111 * MIB,
+            available,
+        };
+        assert_eq!(told(large(None)), "give --expert-cache 1137MiB or less, or --mem-budget 2111MiB");
+        assert_eq!(told(large(Some(2000 * MIB))), "give --expert-cache 1137MiB or less (1.95 GiB are available here)");
+        let flags = |mem_budget, expert_cache| {
+            for_one_token(&BelowTokenCycle { n_slots: 88, n_cycle: 128, mem_budget, expert_cache })
+        };
+        assert_eq!(flags(Some(1478 * MIB), None), "for one token's experts give --mem-budget 1478MiB");
+        let both = flags(Some(1423 * MIB), Some(512 * MIB));
+        assert_eq!(both, "for one token's experts give --mem-budget 1423MiB --expert-cache 512MiB");
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_not_advised() {
+        let PlanError::TooSmall { budget, origin, minimum, .. } = SMALL else { unreachable!() };
+        let small = told(PlanError::TooSmall { budget, origin, minimum, available: Some(300 * MIB) });
+        assert!(small.starts_with("300 MiB are available here: make the context smaller (-c)"), "{small}");
+        assert!(!small.contains("--mem-budget"), "{small}");
+        let above = |available| PlanError::AboveLimit { budget, takes: budget, available, origin };
+        assert!(told(above(100 * MIB)).starts_with("give --mem-budget auto or at most 100MiB, or --overcommit"));
+        assert!(told(above(1)).starts_with("give --mem-budget auto, or --overcommit"));
+    }
+
+    #[test]
+    fn settings_have_the_flags_that_programs_declare() {
+        use clap::CommandFactory as _;
+        let command = crate::args::LowArgs::command();
+        let declared = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
+        let settings = ["low", "trace", "cache_state", "path_table", "profile", "lora", "control_vectors"];
+        for flag in settings.map(flag) {
+            assert!(declared(flag.trim_start_matches("--")), "{flag}");
+        }
+    }
+
+    #[cfg(feature = "engine")]
+    #[test]
+    fn errors_of_the_engine_have_remedies() {
+        let told = |error: hobbit::Error| advice(&anyhow::Error::new(error));
+        let penalties = told(hobbit::Error::NoPenalties { found: "there is no profile".into() }).unwrap();
+        assert!(penalties.ends_with("or --expert-slots even"), "--slots is an endpoint of hobbit-server");
+        assert_eq!(told(SMALL.into()), Some(super::tests::told(SMALL)));
+        assert!(told(hobbit::Error::ContextFull { n_ctx: 8 }).unwrap().contains("larger -c"));
+        assert_eq!(told(hobbit::Error::Interrupted), None);
+    }
+}
