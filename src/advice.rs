@@ -113,7 +113,6 @@ fn writing(error: &WriteError) -> Option<&'static str> {
         WriteError::Imatrix(ImatrixError::Shape { .. }) => OTHER_IMATRIX,
         WriteError::SourceChanged { .. } => "--force starts over",
         WriteError::Exists { .. } => FORCE,
-        WriteError::OtherWork { .. } => "--force starts over",
         WriteError::ReadBack(error) => return pack(error),
         _ => return None,
     })
