@@ -143,8 +143,8 @@ fn two_devices_share_what_the_host_stages() {
 #[test]
 fn several_sequences() {
     let lag = device(Order::CopiesLate);
-    let failures: Vec<String> =
-        cases::two_sequences().iter().flat_map(|case| check(case, &named(&[&lag]), &SIZES[..4])).collect();
+    let all = cases::two_sequences().into_iter().chain(cases::many_sequences());
+    let failures: Vec<String> = all.flat_map(|case| check(&case, &named(&[&lag]), &SIZES[..4])).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert_eq!(lag.faults(), Vec::<String>::new());
 }

@@ -436,3 +436,19 @@ proptest! {
         prop_assert_eq!(counters.issued, settled + outstanding.len() as u64);
     }
 }
+
+#[test]
+fn a_batch_wants_an_expert_as_the_token_that_wants_it_most() {
+    let thresholds = Thresholds::new(0.6, 1.0).unwrap();
+    let options = PrefetchOptions { thresholds, pace: Pace::Deterministic(8), ..PrefetchOptions::default() };
+    let (mut planner, world) = (prefetcher(1.0, options), World { has_low: true, ..World::default() });
+    // Expert 1 is the second of the first token and the first of the second one.
+    let one = |(token, index, score)| Predicted { expert: expert(index), score, distance: 1, token };
+    let predicted = [(0, 0, 0.9), (0, 1, 0.1), (1, 1, 0.7), (1, 2, 0.3)].map(one).to_vec();
+    let ahead = Ahead { wanted: predicted.clone(), predicted, depth: 1 };
+    let loads = versions(&planner.plan(&ahead, Link::default(), &world));
+    assert_eq!(loads, [high(&[0, 1]), vec![Version::low(expert(2))]].concat());
+    let tokens = [vec![(0, 0.9), (5, 0.1)], vec![(1, 0.7), (2, 0.3)]];
+    planner.settle(1, &tokens, &loads, false);
+    assert_eq!((planner.counters.late, planner.counters.wasted), (3, 0), "each token uses its own");
+}

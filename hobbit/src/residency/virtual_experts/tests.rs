@@ -1,7 +1,7 @@
 //! A layer of eight experts with four slots, two of them used by a token; reads land when the script says so.
 
 use super::super::by_hand::{ByHand, KINDS, Small, split};
-use super::super::{Chosen, Elsewhere, Place, Residency, RouterSays};
+use super::super::{Chosen, Elsewhere, Place, Residency, RouterSays, Split};
 use super::*;
 use crate::expert::SliceId;
 use crate::route::{Rerouting, TokenScores, Weighing};
