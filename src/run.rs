@@ -290,8 +290,8 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     if let Some(line) = brief::third_line(session.devices(), session.precision()) {
         say(Level::Info, &line);
     }
-    if let Some(promise) = session.precision().promise.as_ref().filter(|_| session.precision().routing.is_none()) {
-        say(Level::Info, promise);
+    if let Some(bound) = session.precision().loss_bound.as_ref().filter(|_| session.precision().routing.is_none()) {
+        say(Level::Info, bound);
     }
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
     if let Some(warning) = &plan.warning {

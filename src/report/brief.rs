@@ -230,7 +230,7 @@ mod tests {
             divided: false,
             kernels: Default::default(),
             routing: None,
-            promise: None,
+            loss_bound: None,
             upgrade: true,
             high: Default::default(),
             low: None,

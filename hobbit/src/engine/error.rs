@@ -10,7 +10,7 @@ use crate::gguf::adapter::AdapterError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
-use crate::profile::{ProfileError, PromiseError, VirtualPlanError};
+use crate::profile::{LossBoundError, ProfileError, VirtualPlanError};
 use crate::route::ThresholdError;
 use crate::store::StoreError;
 
@@ -90,9 +90,9 @@ pub enum Error {
     /// A plan of virtual experts that is damaged, another model's, or too large.
     #[error(transparent)]
     VirtualPlan(#[from] VirtualPlanError),
-    /// A loss that cannot be promised with as little in memory.
+    /// No mix can be chosen for the loss bound.
     #[error(transparent)]
-    Promise(Box<PromiseError>),
+    LossBound(Box<LossBoundError>),
     /// Nobody knows what layers' misses cost.
     #[error(
         "--slots by-penalty goes by what each layer's misses cost, and {found}; record a run with --trace run.trace, let \
@@ -256,9 +256,9 @@ pub enum Error {
     Seam(String),
 }
 
-impl From<PromiseError> for Error {
-    fn from(error: PromiseError) -> Self {
-        Self::Promise(Box::new(error))
+impl From<LossBoundError> for Error {
+    fn from(error: LossBoundError) -> Self {
+        Self::LossBound(Box::new(error))
     }
 }
 

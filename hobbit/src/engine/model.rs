@@ -280,7 +280,7 @@ impl Model {
         let wanted = !self.shared.precisions.is_exact()
             || self.shared.routes.is_some()
             || !options.routing.is_off()
-            || options.promise.is_some();
+            || options.loss_bound.is_some();
         (wanted && scaled()).then(|| Arc::clone(&self.shared.experts))
     }
 

@@ -96,8 +96,8 @@ pub struct PrecisionReport {
     pub kernels: KernelChoice,
     /// What routing gives up for fewer reads, in words; `None` where every token is computed with what its routers chose.
     pub routing: Option<String>,
-    /// How a loss that was promised is kept, in words; `None` where none was.
-    pub promise: Option<String>,
+    /// Choice for the loss bound, in words; `None` without a bound.
+    pub loss_bound: Option<String>,
     /// The high-precision versions.
     pub high: VersionsReport,
     /// The low-precision versions, if there are any.
@@ -210,7 +210,7 @@ mod tests {
             divided: false,
             kernels: KernelChoice::Identical,
             routing: None,
-            promise: None,
+            loss_bound: None,
             upgrade: true,
             high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
             low: Some(LowReport {
@@ -255,7 +255,7 @@ mod tests {
         assert!(routed.to_string().starts_with("routing: cache bias 0.2; results are approximate; precision: dynamic"));
         let exact = PrecisionReport { mode: PrecisionMode::Exact, low: None, ..routed };
         let expected = "routing: cache bias 0.2; results are approximate; precision: as in the model";
-        assert_eq!(exact.to_string(), expected, "no promise of llama.cpp's bits");
+        assert_eq!(exact.to_string(), expected, "no claim to llama.cpp's bits");
     }
 
     #[test]
