@@ -100,7 +100,7 @@ pub struct ModelOptions {
     /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes
     /// it; `None` takes the pack's.
     pub path_table: Option<PathBuf>,
-    /// What `hobbit-sim calibrate` fitted to traces of this model: weights for [`CachingOptions::policy`], thresholds for
+    /// A tuned policy, made by `hobbit-sim calibrate` from traces of this model: weights for [`CachingOptions::policy`], thresholds for
     /// [`ModelOptions::precision`], penalties for [`CachingOptions::slots`], each where nothing else is given. `None` takes
     /// the pack's, if there is one.
     pub profile: Option<PathBuf>,

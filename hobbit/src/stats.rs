@@ -27,7 +27,7 @@ use serde::Serialize;
 
 use crate::plan::kib_field;
 
-pub use caching::{CacheSlots, CachingReport, FittedReport};
+pub use caching::{CacheSlots, CachingReport, TunedReport};
 pub use device::{DeviceCounters, DeviceReport};
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use latency::{LatencyReport, LatencyStep};

@@ -49,9 +49,14 @@ fn wrong_usage_exits_with_2_and_says_what_is_wrong() {
 #[test]
 fn by_penalty_without_a_profile_is_wrong_usage_and_told_what_to_do() {
     let ran = demo(&["-p", "x", "-n", "1", "--slots", "by-penalty"]).run().expect(2);
-    for part in
-        ["--slots by-penalty", "there is no profile", "--trace", "hobbit-sim calibrate", "--profile", "--slots even"]
-    {
+    for part in [
+        "--slots by-penalty",
+        "there is no tuned policy",
+        "--trace",
+        "hobbit-sim calibrate",
+        "--profile",
+        "--slots even",
+    ] {
         assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
     }
     assert_eq!(ran.stdout, "");

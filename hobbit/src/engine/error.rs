@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use super::device_error::DeviceError;
 use super::low::LowError;
 use crate::files::OutputError;
-use crate::fitted::FittedError;
 use crate::gguf::adapter::AdapterError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
@@ -13,6 +12,7 @@ use crate::plan::PlanError;
 use crate::profile::{LossBoundError, ProfileError, VirtualPlanError};
 use crate::route::ThresholdError;
 use crate::store::StoreError;
+use crate::tuned::TunedError;
 
 /// Errors of the engine. Messages name the file, tensor or flag and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +86,7 @@ pub enum Error {
     Thresholds(#[from] ThresholdError),
     /// A profile that is damaged, or another model's.
     #[error(transparent)]
-    Fitted(#[from] FittedError),
+    Tuned(#[from] TunedError),
     /// A plan of virtual experts that is damaged, another model's, or too large.
     #[error(transparent)]
     VirtualPlan(#[from] VirtualPlanError),

@@ -13,19 +13,19 @@ pub struct CachingReport {
     /// The weights of HOBBIT's policy, as they apply: lru,lfu,lhu,fld.
     pub policy_weights: String,
     /// The profile that was loaded, and what it has to say; `None` without.
-    pub profile: Option<FittedReport>,
+    pub profile: Option<TunedReport>,
     /// `--slots`: how slots are divided among layers.
     pub slots: String,
     /// What came of it, the host's cache first.
     pub slots_by_layer: Vec<CacheSlots>,
 }
 
-/// A fitted policy that was loaded.
+/// A tuned policy that was loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct FittedReport {
+pub struct TunedReport {
     /// Its file, or the pack.
     pub file: String,
-    /// The policy that it was fitted to.
+    /// Name of its policy.
     pub policy: String,
     /// Whether it has T1 and T2.
     pub thresholds: bool,
@@ -57,7 +57,7 @@ impl CachingReport {
     /// The start-up lines: what a profile brought, and how layers differ. Empty without a profile where they do not.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        if let Some(FittedReport { file, policy, thresholds, penalties }) = &self.profile {
+        if let Some(TunedReport { file, policy, thresholds, penalties }) = &self.profile {
             let parts = [(true, format!("weights of {policy}")), (*thresholds, "T1 and T2".into())];
             let parts = parts.into_iter().chain([(*penalties, "what each layer's misses cost".into())]);
             let parts: Vec<String> = parts.filter(|(is_there, _)| *is_there).map(|(_, part)| part).collect();
@@ -85,8 +85,7 @@ mod tests {
             ..CachingReport::default()
         };
         assert_eq!(report.lines(), ["slots of a layer: shallow-first:4: 2 to 8 on the host, 1 to 5 on CUDA0"]);
-        let profile =
-            FittedReport { file: "a.json".into(), policy: "hobbit".into(), thresholds: true, penalties: true };
+        let profile = TunedReport { file: "a.json".into(), policy: "hobbit".into(), thresholds: true, penalties: true };
         let even = CachingReport { slots: "even".into(), profile: Some(profile), ..report };
         assert_eq!(even.lines(), ["profile a.json: weights of hobbit, T1 and T2, what each layer's misses cost"]);
         assert!(CachingReport { profile: None, ..even }.lines().is_empty());
