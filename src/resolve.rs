@@ -12,7 +12,7 @@ use super::args::{
 };
 use super::demo;
 use super::escape::unescape;
-use super::promise;
+use super::loss_bound;
 use super::reasoning::Reasoning;
 use super::switch::Tri;
 use hobbit::files::{Input, Kind, Output, OutputError};
@@ -356,7 +356,7 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         ..ModelOptions::default()
     };
     match max_loss {
-        Some(max_loss) => promise::keep(options, model, max_loss),
+        Some(max_loss) => loss_bound::bound(options, model, max_loss),
         None => Ok(options),
     }
 }

@@ -291,8 +291,8 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
         lines.push(report::brief(text));
     }
     lines.extend(start::devices_and_precision(devices, precision, helper, info.is_moe()));
-    if let (Some(promise), None) = (&precision.promise, &precision.routing) {
-        lines.push(report::brief(promise));
+    if let (Some(bound), None) = (&precision.loss_bound, &precision.routing) {
+        lines.push(report::brief(bound));
     }
     lines.extend(start::caching(session.caching()));
     let (brief, details): (Vec<Line>, Vec<Line>) = lines.into_iter().partition(|line| line.is_brief);

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use hobbit::files::{self, Input, Kind, Output};
-use hobbit::fitted::FittedPolicy;
 use hobbit::gguf::{Gguf, shards_by_name};
 use hobbit::pack::imatrix::Imatrix;
 use hobbit::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
 use hobbit::profile::read_path_table;
+use hobbit::tuned::TunedPolicy;
 use hobbit::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
@@ -62,7 +62,7 @@ pub struct Args {
     path_table: Option<PathBuf>,
     #[command(flatten)]
     widths: widths::Args,
-    /// Policy fitted to traces of the model, made by hobbit-sim calibrate: it goes along, and hobbit-cli takes its weights,
+    /// Tuned policy of the model, made by hobbit-sim calibrate: it goes along, and hobbit-cli takes its weights,
     /// penalties and, unless others are given here, thresholds
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
@@ -91,8 +91,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     spec.widths = chosen.widths;
     (spec.norms, spec.mixes) = (chosen.norms, chosen.mixes);
     let policy = args.policy.as_deref().map(|path| policy(path, &source)).transpose()?;
-    spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(FittedPolicy::thresholds));
-    spec.policy = policy.as_ref().map(FittedPolicy::to_json);
+    spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(TunedPolicy::thresholds));
+    spec.policy = policy.as_ref().map(TunedPolicy::to_json);
     let mut bar = Bar::new()?;
     let mut progress = |progress: Progress| {
         if args.stop_after.is_some_and(|n| progress.finished >= n) {
@@ -162,8 +162,8 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
 }
 
 /// Reads what `hobbit-sim calibrate` wrote for this model.
-fn policy(path: &Path, source: &Gguf) -> anyhow::Result<FittedPolicy> {
-    let fitted = FittedPolicy::read(path)?;
+fn policy(path: &Path, source: &Gguf) -> anyhow::Result<TunedPolicy> {
+    let tuned = TunedPolicy::read(path)?;
     let architecture = source.architecture();
     let key = |name: &str| source.metadata.get_u64(&format!("{architecture}.{name}"));
     // Layers that predict several tokens come last, and are never run.
@@ -174,8 +174,8 @@ fn policy(path: &Path, source: &Gguf) -> anyhow::Result<FittedPolicy> {
         .filter(|layer| runs(layer.layer))
         .map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)))
         .collect();
-    fitted.check_model(architecture, &layers, &path.display().to_string(), &source.files[0].path)?;
-    Ok(fitted)
+    tuned.check_model(architecture, &layers, &path.display().to_string(), &source.files[0].path)?;
+    Ok(tuned)
 }
 
 fn threshold(text: &str) -> anyhow::Result<f32> {

@@ -1,9 +1,7 @@
-//! `gguf-tools plan`: how many virtual experts each layer keeps (SwapMoE), within a budget.
-
-mod measure;
-mod table;
+//! `gguf-tools plan`: divides a budget among the layers' virtual experts (SwapMoE).
 
 use std::collections::HashSet;
+use std::fmt;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -14,29 +12,23 @@ use hobbit::gguf::{Catalog, ExpertMap, Gguf, shards_by_name};
 use hobbit::options::{RoutingOptions, VirtualExperts};
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::planner::{self, GeneticOptions, LayerCurve, Regressor};
-use hobbit::profile::{
-    ModelId, PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, TextId, Uses, VirtualPlan, spearman,
-};
-use hobbit::units::Bytes;
+use hobbit::profile::planner::{self, LayerCurve};
+use hobbit::profile::{Loss, ModelId, PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, TextId, Uses, VirtualPlan};
+use hobbit::units::{Bytes, Percent};
 use hobbit::{CachingOptions, Model, ModelOptions};
-use hobbit_programs::output::tell;
 
 use crate::profile::norms;
 use crate::profile::text::{self, Runner, Text};
 use crate::threads as threads_of;
-use measure::{Exact, tokens_alone};
 
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Each layer alone is restricted to its most wanted experts, at --points numbers of them: as many \
-    runs over the text as there are layers, times --points. --planner genetic measures --configurations of all layers \
-    together besides.
+    runs over the text as there are layers, times --points.
 
 Examples:
   gguf-tools plan model.gguf --text some.txt --budget 8GiB -o plan.json
-  gguf-tools plan model.gguf --text some.txt --budget 40% --planner genetic -o plan.json
   hobbit-cli -m model.gguf --virtual-experts plan.json"
 )]
 pub struct Args {
@@ -48,15 +40,9 @@ pub struct Args {
     /// Memory for the experts' slots: a size, or a percentage of all experts
     #[arg(long, value_name = "SIZE|N%")]
     budget: String,
-    /// Who divides it
-    #[arg(long, value_name = "hull|genetic", default_value = "hull")]
-    planner: Planner,
     /// Numbers of experts at which each layer is measured
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     points: u16,
-    /// Configurations of all layers that --planner genetic measures, to learn from
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(20..=100_000))]
-    configurations: u32,
     /// Tokens of the text to use
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
@@ -77,28 +63,15 @@ pub struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Planner {
-    /// By each layer's measured curve, made convex, where the next slot saves most
-    Hull,
-    /// SwapMoE's search by chance, with a small network that learns from measured configurations
-    Genetic,
-}
-
-/// Says what configurations lose, each the number of experts by layer: mean KL divergences, nats.
-type Measure<'a> = dyn FnMut(&[Vec<u16>]) -> anyhow::Result<Vec<f64>> + 'a;
-
-/// What a plan was made from, for people.
+/// A plan and its measurements, for people.
 struct Report<'a> {
     plan: &'a VirtualPlan,
     curves: &'a [LayerCurve],
-    /// What equal slots for all layers are expected to lose.
+    /// Expected loss of equal slots for all layers.
     even_kl: f64,
-    /// Rank correlation of what the network expects with what was measured, of configurations it had not seen.
-    learned: Option<f64>,
 }
 
-/// Measures, divides, runs and writes the plan.
+/// Measures each layer, divides the budget, measures the plan and writes it.
 ///
 /// # Errors
 /// A model without experts or that cannot be run, a text that is too short, a budget that is too small.
@@ -125,25 +98,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Runner::new(Model::open(&args.file, &options(&args, masking()), |_| true)?, context, threads, None)?;
     let curves = curves(&args, &catalog, n_used, |sets| masked(&mut runner, &text, &uses, sets, "layers"))?;
     let too_small = || format!("--budget {}: too small; give a larger one", args.budget);
-    let mut experts = planner::hull(&curves, budget).with_context(too_small)?;
-    let mut predicted = planner::loss(&curves, &experts);
-    let mut learned = None;
-    if args.planner == Planner::Genetic {
-        let mut measured = |sets: &[Vec<u16>]| {
-            let sets: Vec<Vec<(u16, u16)>> = sets.iter().map(|own| by_layer(&curves, own)).collect();
-            masked(&mut runner, &text, &uses, &sets, "configurations")
-        };
-        let found = genetic(&args, &curves, budget, &mut measured)?;
-        (experts, predicted, learned) = (found.0, found.1, found.2);
-    }
-    let (token_seconds, exact) = Exact::measure(&mut runner, &text)?;
-    drop(runner);
+    let experts = planner::hull(&curves, budget).with_context(too_small)?;
+    let whole: Vec<(u16, u16)> = curves.iter().zip(&experts).map(|(curve, n)| (curve.layer, *n)).collect();
+    let measured = masked(&mut runner, &text, &uses, &[whole], "the plan")?;
+    let measured = measured.first().context("the plan was measured")?;
 
     let layers = curves.iter().zip(&experts);
     let layer =
         |(curve, &experts): (&LayerCurve, &u16)| PlannedLayer { layer: curve.layer, experts, of: curve.n_expert };
     let slot_bytes = planner::bytes(&curves, &experts);
-    let mut plan = VirtualPlan {
+    let outcome = |kl, perplexity_increase| Some(PlanOutcome { kl, slot_bytes, perplexity_increase });
+    let plan = VirtualPlan {
         format: PLAN_FORMAT.to_owned(),
         version: PLAN_VERSION,
         model: Some(ModelId::of(&gguf, &map)),
@@ -153,21 +118,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             context: context as u32,
             perplexity,
         }),
-        planner: Some(if args.planner == Planner::Hull { "hull" } else { "genetic" }.to_owned()),
+        planner: Some("hull".to_owned()),
         layers: layers.map(layer).collect(),
         // A pack's experts lie elsewhere than in the model that it was made of.
         norms: if is_pack { Vec::new() } else { norms::of(&gguf, &map, threads_of(args.threads))? },
-        predicted: Some(PlanOutcome { kl: predicted, slot_bytes, token_seconds, perplexity_increase: None }),
-        measured: None,
+        predicted: outcome(planner::loss(&curves, &experts), None),
+        measured: outcome(measured.kl(), Some(measured.log_increase().exp_m1())),
     };
-    plan.measured = Some(run_plan(&args, &plan, &text, context, &exact)?);
     let json = plan.to_json();
     if let Some(path) = &args.output {
         let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(json.as_bytes()));
         written.with_context(|| format!("{}: cannot write", path.display()))?;
     }
     let even_kl = planner::loss(&curves, &even(&curves, budget));
-    let report = Report { plan: &plan, curves: &curves, even_kl, learned };
+    let report = Report { plan: &plan, curves: &curves, even_kl };
     let shown = if args.json { json } else { report.to_string() };
     io::stdout().write_all(shown.as_bytes())?;
     Ok(())
@@ -181,7 +145,7 @@ fn check_output(args: &Args) -> anyhow::Result<()> {
     Ok(files::check(output.as_slice(), &inputs)?)
 }
 
-/// What the files say.
+/// An opened model or pack.
 struct Opened {
     /// As of a plain model.
     gguf: Gguf,
@@ -231,14 +195,14 @@ fn masking() -> RoutingOptions {
     RoutingOptions { virtual_experts: VirtualExperts::Auto, prompts: true, ..RoutingOptions::default() }
 }
 
-/// Mean KL divergence of having only so many experts of some layers: of each set, layers and numbers.
+/// Loss of each set, which restricts layers to their most wanted experts: layers and numbers of experts.
 fn masked(
     runner: &mut Runner,
     text: &Text,
     uses: &Uses,
     sets: &[Vec<(u16, u16)>],
     stage: &str,
-) -> anyhow::Result<Vec<f64>> {
+) -> anyhow::Result<Vec<Loss>> {
     let n_expert: Vec<(u16, u16)> = runner.model.layers_with_experts();
     let absent = |&(layer, n_present): &(u16, u16)| {
         let n_expert = n_expert.iter().find(|(own, _)| *own == layer).map_or(0, |(_, n)| *n);
@@ -258,15 +222,15 @@ fn masked(
          --virtual-experts has no use for it",
         rerouted.refused
     );
-    Ok(losses?.iter().map(hobbit::profile::Loss::kl).collect())
+    losses
 }
 
-/// What each layer loses alone, at a few numbers of experts.
+/// Measures each layer alone at a few numbers of experts.
 fn curves(
     args: &Args,
     catalog: &Catalog,
     n_used: u16,
-    measure: impl FnOnce(&[Vec<(u16, u16)>]) -> anyhow::Result<Vec<f64>>,
+    measure: impl FnOnce(&[Vec<(u16, u16)>]) -> anyhow::Result<Vec<Loss>>,
 ) -> anyhow::Result<Vec<LayerCurve>> {
     let mut curves: Vec<LayerCurve> = Vec::new();
     let mut sets = Vec::new();
@@ -284,43 +248,8 @@ fn curves(
     }
     let measured = measure(&sets)?;
     let points = curves.iter_mut().flat_map(|curve| &mut curve.points);
-    points.zip(measured).for_each(|((_, kl), measured)| *kl = measured);
+    points.zip(measured).for_each(|((_, kl), measured)| *kl = measured.kl());
     Ok(curves)
-}
-
-fn by_layer(curves: &[LayerCurve], experts: &[u16]) -> Vec<(u16, u16)> {
-    curves.iter().zip(experts).map(|(curve, n)| (curve.layer, *n)).collect()
-}
-
-/// The plan, what it is expected to lose, and how well that is known.
-fn genetic(
-    args: &Args,
-    curves: &[LayerCurve],
-    budget: u64,
-    measure: &mut Measure,
-) -> anyhow::Result<(Vec<u16>, f64, Option<f64>)> {
-    // Around the budget, so that what is learned holds there.
-    let nearby = |seed: u32| budget / 100 * u64::from(80 + seed % 41);
-    let any = |seed| planner::random_configuration(curves, nearby(seed).max(least(curves)), seed);
-    let configurations: Vec<Vec<u16>> = (0..args.configurations).map(any).collect::<Result<_, _>>()?;
-    let losses = measure(&configurations)?;
-    let samples: Vec<(Vec<u16>, f64)> = configurations.into_iter().zip(losses).collect();
-    let (known, others) = samples.split_at(samples.len() / 5 * 4);
-    let learned = Regressor::learn(known).and_then(|regressor| {
-        let (expected, found): (Vec<f64>, Vec<f64>) =
-            others.iter().map(|(own, loss)| (*loss, regressor.loss(own))).unzip();
-        spearman(&expected, &found)
-    });
-    let regressor = Regressor::learn(&samples).context("nothing was measured")?;
-    let experts = planner::genetic(curves, budget, &GeneticOptions::default(), |own| regressor.loss(own))?;
-    let predicted = regressor.loss(&experts);
-    Ok((experts, predicted, learned))
-}
-
-/// Bytes of the smallest configuration.
-fn least(curves: &[LayerCurve]) -> u64 {
-    let least: Vec<u16> = curves.iter().map(|curve| curve.least).collect();
-    planner::bytes(curves, &least)
 }
 
 /// Equally many experts in each layer, within a budget.
@@ -331,29 +260,25 @@ fn even(curves: &[LayerCurve], budget: u64) -> Vec<u16> {
     of((0..=most).rev().find(fits).unwrap_or(0))
 }
 
-/// Decodes the text by the plan.
-fn run_plan(
-    args: &Args,
-    plan: &VirtualPlan,
-    text: &Text,
-    context: usize,
-    exact: &Exact,
-) -> anyhow::Result<PlanOutcome> {
-    let file = tempfile::Builder::new().suffix(".json").tempfile().context("cannot make a temporary file")?;
-    std::fs::write(file.path(), plan.to_json()).with_context(|| format!("{}: cannot write", file.path().display()))?;
-    let virtual_experts = VirtualExperts::Plan(file.path().to_owned());
-    let routing = RoutingOptions { virtual_experts, ..RoutingOptions::default() };
-    let model = Model::open(&args.file, &options(args, routing), |_| true)?;
-    let mut runner = Runner::new(model, context, args.threads.map(i32::from), None)?;
-    let (loss, token_seconds) = tokens_alone(&mut runner, text, exact)?;
-    let slot_bytes = runner.session.plan().expert_cache;
-    if runner.session.plan().is_fully_resident() {
-        tell(format_args!("note: {} hold every expert: the plan takes nothing away", Bytes(slot_bytes)));
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { plan, curves, even_kl } = self;
+        writeln!(f, "layer  experts of all    KL alone: measured at so many experts")?;
+        for (own, curve) in plan.layers.iter().zip(*curves) {
+            let points: Vec<String> = curve.points.iter().map(|(n, kl)| format!("{n}: {kl:.2e}")).collect();
+            let expected = curve.kl(own.experts);
+            writeln!(f, "{:>5}  {:>7} {:>6}    {expected:.2e}; {}", own.layer, own.experts, own.of, points.join(", "))?;
+        }
+        writeln!(f, "\n{:<10} {:>10} {:>12} {:>12}", "", "KL", "perplexity", "slots")?;
+        for (name, outcome) in [("predicted", &plan.predicted), ("measured", &plan.measured)] {
+            let Some(PlanOutcome { kl, slot_bytes, perplexity_increase }) = outcome else { continue };
+            let perplexity = perplexity_increase.map_or_else(String::new, |by| format!("{:+.2}", Percent(by)));
+            writeln!(f, "{name:<10} {kl:>10.2e} {perplexity:>12} {:>12}", Bytes(*slot_bytes).to_string())?;
+        }
+        writeln!(
+            f,
+            "equal slots in all layers: KL {even_kl:.2e} predicted\n\
+             predicted: sum of the layers alone; measured: all layers keep their most wanted experts of the whole text"
+        )
     }
-    Ok(PlanOutcome {
-        kl: loss.kl(),
-        slot_bytes,
-        token_seconds,
-        perplexity_increase: Some(loss.log_increase().exp_m1()),
-    })
 }

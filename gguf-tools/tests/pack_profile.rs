@@ -1,15 +1,15 @@
-//! `pack --profile` and `pack --policy` as a user runs them: each expert its own width, and a fitted policy that goes along.
+//! `pack --profile` and `pack --policy` as a user runs them: each expert its own width, and a tuned policy that goes along.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use hobbit::cache::Allocation;
-use hobbit::fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty};
 use hobbit::gguf::Gguf;
 use hobbit::options::DeviceChoice;
 use hobbit::pack::Pack;
 use hobbit::plan::{Budget, ExpertCache};
 use hobbit::profile::{MeasuredMix, Mix, Mixes, Profile, mixes_of_json, norms_of_json};
+use hobbit::tuned::{LayerPenalty, TUNED_FORMAT, TUNED_VERSION, TunedOn, TunedPolicy};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
 
 fn tool(args: &[&str]) -> Output {
@@ -115,20 +115,20 @@ fn each_expert_gets_its_own_width() {
 }
 
 /// As `hobbit-sim calibrate` writes it for the demo model, with made-up numbers: the last layer's misses cost most.
-fn fitted() -> FittedPolicy {
+fn fitted() -> TunedPolicy {
     let layer = |layer: u16| {
         let penalty = (0..=8).map(|slots| f64::from(1 << layer) * f64::from(8 - slots)).collect();
         LayerPenalty { layer, n_expert: 8, slots: (0..=8).collect(), penalty }
     };
-    FittedPolicy {
-        format: FITTED_FORMAT.into(),
-        version: FITTED_VERSION,
+    TunedPolicy {
+        format: TUNED_FORMAT.into(),
+        version: TUNED_VERSION,
         policy: "hobbit".into(),
         weights: [0.5, 0.25, 0.25, 0.0],
         t1: Some(0.25),
         t2: Some(0.5),
         shares: None,
-        fitted_on: FittedOn {
+        tuned_on: TunedOn {
             traces: vec!["prose.trace".into()],
             model: "demo.gguf".into(),
             architecture: "qwen3moe".into(),
@@ -143,21 +143,21 @@ fn fitted() -> FittedPolicy {
 }
 
 #[test]
-fn a_fitted_policy_goes_along_and_flags_win() {
+fn a_tuned_policy_goes_along_and_flags_win() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf").to_str().unwrap().to_owned();
     let (policy, pack) = (path("policy.json"), path("pack.gguf"));
     let architecture = Gguf::open(Path::new(&model)).unwrap().architecture().to_owned();
     let mut fitted = fitted();
-    fitted.fitted_on.architecture = architecture;
+    fitted.tuned_on.architecture = architecture;
     std::fs::write(&policy, fitted.to_json()).unwrap();
     let out = tool(&["pack", &model, "-o", &pack, "--low", "q2_k", "--policy", &policy]);
     assert!(out.status.success(), "{}", words(&out.stderr));
     let info = Pack::open(Path::new(&pack)).unwrap().info;
     assert_eq!((info.t1, info.t2), (Some(0.25), Some(0.5)), "no others were given");
     let inspected = tool(&["inspect", &pack]);
-    let line = "fitted policy: hobbit, weights 0.5,0.25,0.25,0, fitted on prose.trace (400 tokens)";
+    let line = "tuned policy: hobbit, weights 0.5,0.25,0.25,0, tuned on prose.trace (400 tokens)";
     assert!(words(&inspected.stdout).contains(line), "{}", words(&inspected.stdout));
 
     let none = DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() };
@@ -186,8 +186,7 @@ fn a_fitted_policy_goes_along_and_flags_win() {
     // A file wins over the pack, flags over both.
     let other = path("other.json");
     let weights = [1.0, 0.0, 0.0, 0.0];
-    std::fs::write(&other, FittedPolicy { weights, t1: Some(0.75), t2: Some(1.0), ..fitted.clone() }.to_json())
-        .unwrap();
+    std::fs::write(&other, TunedPolicy { weights, t1: Some(0.75), t2: Some(1.0), ..fitted.clone() }.to_json()).unwrap();
     let given = ModelOptions { profile: Some(other.into()), ..packed.clone() };
     let (_, caching, thresholds) = run(&given);
     assert_eq!((caching.policy_weights.as_str(), thresholds), ("1,0,0,0", (0.75, 1.0)));

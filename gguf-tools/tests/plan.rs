@@ -39,30 +39,24 @@ fn random(dir: &Path) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn a_plan_keeps_to_its_budget_and_is_run() {
+fn a_plan_keeps_to_its_budget_and_is_measured() {
     let dir = tempfile::tempdir().unwrap();
     let (model, text) = random(dir.path());
     let short = ["--tokens", "128", "--context", "128", "--points", "3"];
-    let mut lost = 0.0f64;
-    for planner in [&["--planner", "hull"][..], &["--planner", "genetic", "--configurations", "20"]] {
-        let plan = plan(&model, &text, &[&short, planner, &["--budget", "50%"]].concat());
-        assert_eq!(plan.planner.as_deref(), Some(planner[1]));
-        let slots: u32 = plan.layers.iter().map(|layer| layer.slots()).sum();
-        assert!(slots > 3 * 3 && slots <= 24, "{:?}", plan.layers);
-        assert!(plan.layers.iter().all(|layer| (2..=16).contains(&layer.experts)), "{:?}", plan.layers);
-        let (predicted, measured) = (plan.predicted.unwrap(), plan.measured.unwrap());
-        assert_eq!(predicted.slot_bytes, measured.slot_bytes);
-        assert!(predicted.kl > 0.0 && measured.kl > 0.0, "{predicted:?} {measured:?}");
-        lost = lost.max(measured.kl);
-        assert!(predicted.token_seconds > 0.0 && measured.token_seconds > 0.0);
-        assert!(measured.perplexity_increase.is_some_and(f64::is_finite));
-        assert!(plan.norms.len() == 3 && plan.norms.iter().flat_map(|layer| &layer.norms).all(|norm| *norm > 0.0));
-    }
-    // With everything there nothing is lost, but for what single tokens round otherwise than batches: of random routers, whose
-    // scores are close, some choose otherwise then.
+    let half = plan(&model, &text, &[&short[..], &["--budget", "50%"]].concat());
+    let slots: u32 = half.layers.iter().map(|layer| layer.slots()).sum();
+    assert!(slots > 3 * 3 && slots <= 24, "{:?}", half.layers);
+    assert!(half.layers.iter().all(|layer| (2..=16).contains(&layer.experts)), "{:?}", half.layers);
+    let (predicted, measured) = (half.predicted.unwrap(), half.measured.unwrap());
+    assert_eq!(predicted.slot_bytes, measured.slot_bytes);
+    assert!(predicted.kl > 0.0 && measured.kl > 0.0, "{predicted:?} {measured:?}");
+    assert!(measured.perplexity_increase.is_some_and(f64::is_finite));
+    assert!(half.norms.len() == 3 && half.norms.iter().flat_map(|layer| &layer.norms).all(|norm| *norm > 0.0));
+
+    // With every expert present nothing is lost.
     let all = plan(&model, &text, &[&short[..], &["--budget", "100%"]].concat());
     assert!(all.layers.iter().all(|layer| layer.experts == layer.of), "{:?}", all.layers);
-    assert!(all.predicted.unwrap().kl == 0.0 && all.measured.unwrap().kl < 0.1 * lost, "{:?}", all.measured);
+    assert!(all.predicted.unwrap().kl == 0.0 && all.measured.unwrap().kl < 1e-3 * measured.kl, "{:?}", all.measured);
 }
 
 #[test]
@@ -80,7 +74,6 @@ fn what_cannot_be_planned_is_refused() {
     assert!(code == Some(1) && said.contains("give a size"), "{said}");
     let (code, said) = refused(&[&short[..], &["--budget", "50%", "-o", text.to_str().unwrap()]].concat());
     assert!(code == Some(2) && said.contains("--text"), "{code:?} {said}");
-    assert_eq!(refused(&["--budget", "50%", "--planner", "luck"]).0, Some(2));
     let dense = synth::write(&dir.path().join("dense.gguf"), &Spec { experts: 0, topk: 0, ..Spec::tiny("llama") });
     if let Ok(dense) = dense {
         let out = tool(&dense.files[0], &text, &["--budget", "50%"]);

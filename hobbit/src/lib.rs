@@ -71,7 +71,7 @@
 //! | `cache` `route` `predict` | who stays, who is wanted in which precision, what comes |
 //! | `pack` | a model with every expert as one record, in two precisions |
 //! | `profile` | what a model tolerates |
-//! | `fitted` | how a model's experts are best cached, as traces say |
+//! | `tuned` | how a model's experts are best cached, as traces say |
 //! | `load` | the queue of reads, order of classes, what is worth reading ahead, CPU or copy |
 //! | `plan` | memory budget to slots, or to standing aside |
 //! | `options` | what a caller may choose |
@@ -120,8 +120,6 @@ pub mod expert;
 #[doc(hidden)]
 pub mod files;
 #[doc(hidden)]
-pub mod fitted;
-#[doc(hidden)]
 pub mod forecast;
 #[doc(hidden)]
 pub mod gguf;
@@ -153,6 +151,8 @@ pub mod stats;
 pub mod store;
 #[doc(hidden)]
 pub mod trace;
+#[doc(hidden)]
+pub mod tuned;
 #[doc(hidden)]
 pub mod units;
 #[doc(hidden)]

@@ -28,7 +28,7 @@ use std::str::FromStr;
 
 use smart_default::SmartDefault;
 
-use crate::profile::Promise;
+use crate::profile::LossBound;
 use crate::words::named;
 
 #[doc(inline)]
@@ -89,10 +89,9 @@ pub struct ModelOptions {
     pub precision: PrecisionOptions,
     /// Where tokens may go in place of experts that are not in memory.
     pub routing: RoutingOptions,
-    /// A loss that is not to be exceeded: what of [`ModelOptions::routing`] and of T1 and T2 it takes is then chosen by what was
-    /// measured of the model, when the first session says how many experts are in memory. Low versions are used only where the
-    /// choice has some.
-    pub promise: Option<Promise>,
+    /// A bound on the loss. It chooses [`ModelOptions::routing`], T1 and T2 from measurements of the model, when a session knows how
+    /// many experts are in memory. Low versions are used only if the choice uses them.
+    pub loss_bound: Option<LossBound>,
     /// Which kernels multiply the experts' rows in batches. [`KernelChoice::Fastest`] counts as [`KernelChoice::Identical`] where
     /// [`ModelOptions::precision`] asks for [`PrecisionMode::Exact`] or for deterministic results.
     pub kernels: KernelChoice,
@@ -101,7 +100,7 @@ pub struct ModelOptions {
     /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes
     /// it; `None` takes the pack's.
     pub path_table: Option<PathBuf>,
-    /// What `hobbit-sim calibrate` fitted to traces of this model: weights for [`CachingOptions::policy`], thresholds for
+    /// A tuned policy, made by `hobbit-sim calibrate` from traces of this model: weights for [`CachingOptions::policy`], thresholds for
     /// [`ModelOptions::precision`], penalties for [`CachingOptions::slots`], each where nothing else is given. `None` takes
     /// the pack's, if there is one.
     pub profile: Option<PathBuf>,

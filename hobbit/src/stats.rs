@@ -26,7 +26,7 @@ use crate::route::Rerouted;
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use reports::{
-    CacheSlots, CachingReport, DeviceCounters, DeviceReport, FittedReport, LatencyReport, LatencyStep, PrefetchReport,
+    CacheSlots, CachingReport, DeviceCounters, DeviceReport, TunedReport, LatencyReport, LatencyStep, PrefetchReport,
     RecallReport, VirtualExpertsReport,
 };
 

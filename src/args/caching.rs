@@ -31,7 +31,7 @@ pub struct CachingArgs {
         env = "HOBBIT_ARG_SLOTS"
     )]
     pub slots: Allocation,
-    /// Settings that hobbit-sim calibrate fitted to traces of the model: policy weights, T1 and T2, and penalties for --slots
+    /// Tuned policy of the model, made by hobbit-sim calibrate: policy weights, T1 and T2, and penalties for --slots
     /// by-penalty. Flags win (default: the pack's)
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PROFILE")]
     pub profile: Option<PathBuf>,

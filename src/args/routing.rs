@@ -150,7 +150,7 @@ impl RoutingArgs {
             virtual_experts: self.virtual_experts.0.clone(),
             virtual_update: self.virtual_update,
             target_latency: self.target_latency,
-            promise: None,
+            loss_bound: None,
             prompts: self.route_prompts.0,
         }
     }

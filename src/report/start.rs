@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{Line, brief, description, detail, parameters};
 use hobbit::options::{Allocation, CpuHelper, KernelChoice};
 use hobbit::plan::{BudgetSource, MemoryPlan};
-use hobbit::stats::{CachingReport, DeviceReport, FittedReport, LowReport, PrecisionReport, VersionsReport, WarmStart};
+use hobbit::stats::{CachingReport, DeviceReport, TunedReport, LowReport, PrecisionReport, VersionsReport, WarmStart};
 use hobbit::units::{Bytes, ShortBytes};
 
 /// The model of a run.
@@ -187,7 +187,7 @@ fn device_details(device: &DeviceReport) -> String {
 /// The profile that was loaded, and how layers share the slots where they do not do so evenly.
 pub fn caching(report: &CachingReport) -> Vec<Line> {
     let mut lines = Vec::new();
-    if let Some(FittedReport { file, policy, thresholds, penalties }) = &report.profile {
+    if let Some(TunedReport { file, policy, thresholds, penalties }) = &report.profile {
         let mut line = format!("profile {file}: weights of {policy}");
         line += if *thresholds { ", T1 and T2" } else { "" };
         line += if *penalties { ", the cost of each layer's misses" } else { "" };
@@ -248,7 +248,7 @@ pub(super) mod tests {
             divided: false,
             kernels: KernelChoice::Identical,
             routing: None,
-            promise: None,
+            loss_bound: None,
             upgrade: true,
             high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
             low: None,
@@ -394,7 +394,7 @@ pub(super) mod tests {
         let line = "slots of a layer: shallow-first:4: 2 to 8 on the host, 1 to 5 on CUDA0";
         assert_eq!(caching(&report), [detail(line)]);
         let profile =
-            FittedReport { file: "a.json".into(), policy: "hobbit".into(), thresholds: true, penalties: true };
+            TunedReport { file: "a.json".into(), policy: "hobbit".into(), thresholds: true, penalties: true };
         let even = CachingReport { slots: "even".into(), profile: Some(profile), ..report };
         let line = "profile a.json: weights of hobbit, T1 and T2, the cost of each layer's misses";
         assert_eq!(caching(&even), [detail(line)]);

@@ -10,11 +10,11 @@ use crate::args::percent;
 use crate::pages::PagesArgs;
 use crate::switch::Switch;
 use hobbit::cache::policy::{PolicyKind, Weights};
-use hobbit::fitted::FittedPolicy;
 use hobbit::options::{PrecisionMode, VirtualUpdate};
 use hobbit::predict::PredictorKind;
 use hobbit::route::{Shares, Thresholds};
 use hobbit::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
+use hobbit::tuned::TunedPolicy;
 use hobbit::units::parse_bytes;
 
 const EXAMPLES: &str = "\
@@ -292,7 +292,7 @@ impl WorldArgs {
             config.path_table = Some(Arc::new(path_table(&super::others(&self.calibration, recording)?)));
         }
         if let Some(file) = &self.penalties {
-            let fitted = FittedPolicy::read(file)?;
+            let fitted = TunedPolicy::read(file)?;
             let model = &recording.header.model;
             let layers: Vec<(u16, u16)> = model.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
             fitted.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;

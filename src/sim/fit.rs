@@ -7,9 +7,9 @@ use anyhow::Result;
 use super::args::FitArgs;
 use crate::output::write_whole;
 use hobbit::files::Kind;
-use hobbit::fitted::{FittedPolicy, LayerPenalty};
 use hobbit::route::Thresholds;
 use hobbit::sim::{FitGoal, fit};
+use hobbit::tuned::{LayerPenalty, TunedPolicy};
 
 pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
     let thresholds = match (args.t1, args.t2) {
@@ -46,7 +46,7 @@ pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
         "penalty per token: {:.3}, {:.3} under LRU ({} tokens, {} replays)",
-        fitted.penalty, fitted.penalty_lru, fitted.fitted_on.tokens, fitted.replays
+        fitted.penalty, fitted.penalty_lru, fitted.tuned_on.tokens, fitted.replays
     )?;
     writeln!(out, "penalty by layer with half of its experts: {}", by_layer(&fitted))?;
     writeln!(out, "written to {}: for --profile", args.output.display())?;
@@ -54,7 +54,7 @@ pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Penalty per token of each layer, were half of it in memory: who gets more slots than others by it.
-fn by_layer(fitted: &FittedPolicy) -> String {
+fn by_layer(fitted: &TunedPolicy) -> String {
     let half = |layer: &LayerPenalty| layer.at(f64::from(layer.n_expert) / 2.0);
     let words = fitted.layers.iter().filter_map(half).map(|penalty| format!("{penalty:.3}"));
     words.collect::<Vec<_>>().join(" ")

@@ -169,7 +169,7 @@ fn calibrate_writes_a_whole_file() {
     let (_, text) =
         hobbit_sim(&["calibrate", &file, "-o", &fitted, "--low-bytes", "25%", "--shares", "50/50/0"]).unwrap();
     assert!(text.contains("thresholds: T1"), "{text}");
-    let found = hobbit::fitted::FittedPolicy::read(Path::new(&fitted)).unwrap();
+    let found = hobbit::tuned::TunedPolicy::read(Path::new(&fitted)).unwrap();
     assert_eq!(found.policy, "hobbit");
     assert_eq!(found.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect::<Vec<_>>(), [(0, 8), (2, 8)]);
     assert!(found.has_penalties() && text.contains("penalty by layer"), "{text}");

@@ -5,7 +5,6 @@ mod adapters;
 mod downloads;
 #[path = "../fixture/adapters.rs"]
 mod files;
-mod fitted;
 mod presets;
 mod prompt_cache;
 mod prompts;
@@ -20,4 +19,5 @@ mod signals;
 mod talk;
 mod terminal;
 mod thoughts;
+mod tuned;
 mod usage;

@@ -1,4 +1,4 @@
-//! Tokens that go to experts in memory, and what was promised for it.
+//! Tokens that go to experts in memory, and a bound on the loss.
 
 use std::path::Path;
 
@@ -38,14 +38,14 @@ fn a_latency_target_is_told_and_kept_in_the_statistics() {
 }
 
 #[test]
-fn a_promise_takes_a_profile() {
+fn a_loss_bound_takes_a_profile() {
     let stderr = demo(&[&WHOLE[..], &["--max-loss", "1%"]].concat()).run().expect(1).stderr;
     assert!(stderr.contains("demo.profile.json") && stderr.contains("gguf-tools profile"), "{stderr}");
     let stderr = demo(&[&WHOLE[..], &["--max-loss", "1%", "--cache-bias", "0.1"]].concat()).run().expect(2).stderr;
     assert!(stderr.contains("'--max-loss 1%' cannot be had with"), "{stderr}");
 }
 
-/// λ that was measured to lose half a percent with this share of the experts in memory.
+/// A λ with a measured loss of half a percent with this share of the experts in memory.
 fn measured(cache_share: f64, cache_bias: f32) -> Mixes {
     let mix = Mix { cache_bias, ..Mix::EXACT };
     Mixes {
@@ -61,8 +61,8 @@ fn measured(cache_share: f64, cache_bias: f32) -> Mixes {
     }
 }
 
-/// The third line of a run that promises to lose at most 1 %, or why there is none.
-fn promised(model: &Path, cache: &str) -> String {
+/// Standard error of a run with a loss bound of 1 %.
+fn bounded(model: &Path, cache: &str) -> String {
     let args = ["--temp", "0", "-t", "1", "-c", "256", "-p", "In the beginning", "-n", "8", "--expert-cache", cache];
     let mut cli = cli(&args);
     cli.command.arg("-m").arg(model).args(["--max-loss", "1%"]);
@@ -72,7 +72,7 @@ fn promised(model: &Path, cache: &str) -> String {
 }
 
 #[test]
-fn a_promise_is_kept_by_what_was_measured_with_no_more_in_memory() {
+fn the_mix_was_measured_at_the_largest_cache_not_above_ours() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("demo.gguf");
     std::fs::copy(demo_model(), &model).unwrap();
@@ -90,19 +90,19 @@ fn a_promise_is_kept_by_what_was_measured_with_no_more_in_memory() {
     };
     let beside = dir.path().join("demo.profile.json");
     std::fs::write(&beside, profile.to_json()).unwrap();
-    let half = promised(&model, "50%");
+    let half = bounded(&model, "50%");
     let chosen = "(max loss 1.0 %: --cache-bias 0.25 --keep-top 1 was measured at +0.50 % +- 0.10 % on prose.txt, reading 50 % of \
                   exact's bytes with 50 % of the experts in memory)";
     assert!(half.contains("routing: cache bias 0.25, the best 1 kept ") && half.contains(chosen), "{half}");
-    let less = promised(&model, "40%");
+    let less = bounded(&model, "40%");
     assert!(
         less.contains("routing: cache bias 0.15") && less.contains("with 25 % of the experts in memory (here "),
         "{less}"
     );
-    let refused = promised(&model, "20%");
+    let refused = bounded(&model, "20%");
     assert!(refused.contains("has measured with 25 %, 50 % of the experts in memory, and here are "), "{refused}");
     assert!(refused.contains("gguf-tools profile") && refused.contains("%,25%,50%"), "{refused}");
-    let all = promised(&model, "100%");
+    let all = bounded(&model, "100%");
     assert!(all.contains("max loss 1.0 %: everything is in memory, nothing is given up"), "{all}");
 
     // A pack carries them, and what lies beside it comes first.
@@ -110,15 +110,15 @@ fn a_promise_is_kept_by_what_was_measured_with_no_more_in_memory() {
     let mixes = Some(mixes_to_json(&profile.mixes[..1]));
     let spec = PackSpec { mixes, ..PackSpec::new(PackKind::Full) };
     hobbit::pack::write(&gguf, &pack, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
-    let carried = promised(&pack, "50%");
+    let carried = bounded(&pack, "50%");
     assert!(carried.contains("routing: cache bias 0.15") && carried.contains("(here 50 %)"), "{carried}");
     std::fs::copy(&beside, dir.path().join("demo.hobbit.profile.json")).unwrap();
-    let given = promised(&pack, "50%");
+    let given = bounded(&pack, "50%");
     assert!(given.contains("routing: cache bias 0.25"), "{given}");
     let spec = PackSpec { mixes: Some("[{}]".into()), force: true, ..PackSpec::new(PackKind::Full) };
     let broken = dir.path().join("broken.gguf");
     hobbit::pack::write(&gguf, &broken, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
-    let refused = promised(&broken, "50%");
+    let refused = bounded(&broken, "50%");
     assert!(refused.contains("key 'hobbit.mixes'") && refused.contains("make the pack again"), "{refused}");
 }
 

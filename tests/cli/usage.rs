@@ -51,7 +51,7 @@ fn by_penalty_without_a_profile_is_wrong_usage_and_told_what_to_do() {
     let ran = demo(&["-p", "x", "-n", "1", "--slots", "by-penalty"]).run().expect(2);
     for part in [
         "slots by penalty",
-        "there is no profile",
+        "there is no tuned policy",
         "--trace",
         "hobbit-sim calibrate",
         "--profile",

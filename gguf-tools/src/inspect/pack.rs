@@ -5,10 +5,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use hobbit::expert::Precision;
-use hobbit::fitted::{FittedOn, FittedPolicy};
 use hobbit::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, slice_name};
 use hobbit::predict::PathTable;
 use hobbit::profile::{Mixes, mixes_of_json};
+use hobbit::tuned::{TunedOn, TunedPolicy};
 use hobbit::units::{Bytes, Percent};
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ pub struct Report {
     t2: Option<f32>,
     /// Which experts follow which, where the pack says.
     path_table: Option<Paths>,
-    /// What `hobbit-sim calibrate` fitted, if it is there.
+    /// The tuned policy, if there is one.
     policy: Option<String>,
     /// With what `hobbit-cli --max-loss` may do, if that was measured.
     mixes: Option<String>,
@@ -149,15 +149,15 @@ fn paths(pack: &Pack) -> Result<Option<Paths>, PackError> {
     Ok(table.map(paths))
 }
 
-/// A fitted policy in a few words.
+/// A tuned policy in a few words.
 fn policy(text: &str) -> String {
-    match FittedPolicy::parse(text, POLICY_KEY) {
-        Ok(fitted) => {
-            let [lru, lfu, lhu, fld] = fitted.weights;
-            let FittedOn { traces, tokens, .. } = &fitted.fitted_on;
+    match TunedPolicy::parse(text, POLICY_KEY) {
+        Ok(tuned) => {
+            let [lru, lfu, lhu, fld] = tuned.weights;
+            let TunedOn { traces, tokens, .. } = &tuned.tuned_on;
             format!(
-                "{}, weights {lru},{lfu},{lhu},{fld}, fitted on {} ({tokens} tokens)",
-                fitted.policy,
+                "{}, weights {lru},{lfu},{lhu},{fld}, tuned on {} ({tokens} tokens)",
+                tuned.policy,
                 traces.join(", ")
             )
         }
@@ -260,7 +260,7 @@ impl fmt::Display for Report {
             writeln!(f, "path table: {size}, {pairs} pairs of expert sets in {layers} layers, of {tokens} tokens")?;
         }
         if let Some(policy) = &self.policy {
-            writeln!(f, "fitted policy: {policy}")?;
+            writeln!(f, "tuned policy: {policy}")?;
         }
         if let Some(mixes) = &self.mixes {
             writeln!(f, "measured for --max-loss: {mixes}")?;

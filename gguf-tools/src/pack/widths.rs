@@ -34,7 +34,7 @@ pub struct Chosen {
     pub thresholds: Option<(f32, f32)>,
     /// Norms of the experts' weights.
     pub norms: Option<String>,
-    /// The cheapest ways to give up a little.
+    /// Measured mixes.
     pub mixes: Option<String>,
 }
 
@@ -55,7 +55,7 @@ impl Args {
         profile.check_model(source, &map)?;
         let norms = (!profile.norms.is_empty()).then(|| norms_to_json(&profile.norms));
         let mixes = (!profile.mixes.is_empty()).then(|| mixes_to_json(&profile.mixes));
-        let thresholds = profile.thresholds.as_ref().map(|fitted| (fitted.t1, fitted.t2));
+        let thresholds = profile.thresholds.as_ref().map(|own| (own.t1, own.t2));
         if let Some(width) = self.tolerated {
             let (lowered, tolerated) = profile.tolerated(width, &map)?;
             tell(format_args!(

@@ -1,30 +1,55 @@
-//! The cheapest ways to give up a little, measured with single tokens through the real cache.
+//! Mixes and prompts in low precision, measured through the real cache.
 
 use std::path::Path;
 
 use anyhow::Context;
+use hobbit::Token;
 use hobbit::options::RoutingOptions;
-use hobbit::perplexity::estimate::Sums;
-use hobbit::profile::{MeasuredMix, Mix, Mixes, Part, RUNS_MAX, nll, search_mixes, text_sha256};
-use hobbit::route::Thresholds;
+use hobbit::perplexity::estimate::{Estimate, Sums};
+use hobbit::profile::{
+    MeasuredMix, Mix, Mixes, Part, PrefillShare, Uses, most_lowered, nll, search_mixes, text_sha256,
+};
+use hobbit::route::{Shares, Thresholds, fit};
 use hobbit_programs::output::tell;
 
+use super::Run;
+use super::low::LowVersions;
 use super::text::{Runner, Text};
-use super::{LowVersions, Run};
 use crate::bar::Bar;
 
-/// Low versions that mixes may have.
-pub struct Low<'a> {
-    pub versions: LowVersions<'a>,
-    /// What was found with low versions alone.
-    pub thresholds: Thresholds,
+/// The share of a prompt that is tried first, in percent: Fate's own for Qwen1.5-MoE.
+const FIRST: usize = 25;
+
+/// Thresholds to try, ascending in what they give up: for these percentages of high, low and skipped uses.
+const SHARES: [[f64; 3]; 4] = [[90.0, 10.0, 0.0], [75.0, 25.0, 0.0], [67.0, 30.0, 3.0], [50.0, 50.0, 0.0]];
+
+/// The thresholds to try on a text with these uses.
+///
+/// # Errors
+/// No expert was used.
+pub fn thresholds(uses: &Uses) -> anyhow::Result<Vec<Thresholds>> {
+    let mut all = Vec::new();
+    for [high, low, skip] in SHARES.map(|shares| shares.map(|percent| percent / 100.0)) {
+        let target = Shares::new(high, low, skip).context("the shares add up to 1")?;
+        all.push(fit(uses.n_first, uses.samples.clone(), target)?.thresholds);
+    }
+    all.retain(|thresholds| thresholds.t1 < 1.0);
+    all.dedup();
+    Ok(all)
 }
 
-/// Searches on the first half of the text and judges on the second; `None`, with a word, where that has no two windows.
+/// Searches on the first half of the text and judges on the second; `None`, with a note, if the text has only one window. `low` are
+/// low versions that mixes may use, with the thresholds to try.
 ///
 /// # Errors
 /// A model that cannot be run, an expert cache in which everything fits.
-pub fn find(run: &Run, text: &Text, file: &Path, low: Option<&Low>, max_loss: f64) -> anyhow::Result<Option<Mixes>> {
+pub fn find(
+    run: &Run,
+    text: &Text,
+    file: &Path,
+    low: Option<(&LowVersions, &[Thresholds])>,
+    max_loss: f64,
+) -> anyhow::Result<Option<Mixes>> {
     let half = text.windows.len() / 2;
     if half == 0 {
         tell(format_args!(
@@ -34,38 +59,21 @@ pub fn find(run: &Run, text: &Text, file: &Path, low: Option<&Low>, max_loss: f6
         return Ok(None);
     }
     let bytes = std::fs::read(file).with_context(|| format!("{}: cannot read", file.display()))?;
-    let low_versions = low.map(|low| low.versions);
+    let (search, held_out) = text.windows.split_at(half);
+    let (low, lows) = low.map_or((None, &[][..]), |(versions, lows)| (Some(versions), lows));
     let mut measurer =
-        Measurer { run, text, half, low: low_versions, runner: None, low_types: None, exact: Default::default() };
+        Measurer { run, parts: [search, held_out], low, runner: None, low_types: None, exact: [vec![], vec![]] };
     let mut exact_bytes = 0.0;
-    for (at, part) in [Part::Search, Part::HeldOut].into_iter().enumerate() {
-        let (losses, bytes) = measurer.decode(Mix::EXACT, part)?;
-        (measurer.exact[at], exact_bytes) = (losses, bytes);
+    for part in [Part::Search, Part::HeldOut] {
+        (measurer.exact[part as usize], exact_bytes) = measurer.decode(Mix::EXACT, part)?;
     }
     let session = &measurer.runner(false)?.session;
-    let (plan, high) = (session.plan(), session.precision().high.types.clone());
-    let cache_share = plan.cache_share();
-    anyhow::ensure!(
-        !plan.is_fully_resident() && plan.n_experts > 0,
-        "--expert-cache {}: every expert fits, nothing is missed and nothing can be saved; give a smaller one",
-        run.expert_cache_word
-    );
-    let lows = low.map_or_else(Vec::new, |low| {
-        let Thresholds { t1, t2 } = low.thresholds;
-        let mut lows = vec![Thresholds { t1, t2 }, Thresholds { t1, t2: 1.0 }];
-        lows.dedup();
-        lows
-    });
-    let mut n = 0;
-    let mixes = search_mixes(&lows, max_loss, |mix, part| {
-        n += 1;
-        debug_assert!(n <= RUNS_MAX, "as many as users are told");
-        measurer.measure(mix, part)
-    })?;
+    let (cache_share, high) = (session.plan().cache_share(), session.precision().high.types.clone());
+    let mixes = search_mixes(lows, max_loss, |mix, part| measurer.measure(mix, part))?;
     Ok(Some(Mixes {
         text: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         text_sha256: text_sha256(&bytes),
-        tokens: text.windows[half..].iter().map(|window| window.len() as u64).sum(),
+        tokens: held_out.iter().map(|window| window.len() as u64).sum(),
         expert_cache: run.expert_cache_word.clone(),
         cache_share,
         high,
@@ -75,18 +83,17 @@ pub fn find(run: &Run, text: &Text, file: &Path, low: Option<&Low>, max_loss: f6
     }))
 }
 
-/// Runs halves of a text.
+/// Runs halves of a text, token by token.
 struct Measurer<'a> {
     run: &'a Run,
-    text: &'a Text,
-    /// Windows of the first half.
-    half: usize,
-    low: Option<LowVersions<'a>>,
-    /// The model that is open, and whether it has low versions.
+    /// Windows by [`Part`].
+    parts: [&'a [Vec<Token>]; 2],
+    low: Option<&'a LowVersions>,
+    /// The open model, and whether it has low versions.
     runner: Option<(bool, Runner)>,
-    /// Types of the low versions, once they have been used.
+    /// Types of the low versions, once they were used.
     low_types: Option<String>,
-    /// Negative log-likelihoods of the exact model, by part.
+    /// Negative log-likelihoods of the exact model, by [`Part`].
     exact: [Vec<f64>; 2],
 }
 
@@ -95,8 +102,7 @@ impl Measurer<'_> {
         if self.runner.as_ref().is_none_or(|(has_low, _)| *has_low != with_low) {
             // One model at a time.
             self.runner = None;
-            let low = self.low.filter(|_| with_low);
-            let runner = self.run.open(low, self.run.expert_cache, None)?;
+            let runner = self.run.open_for_misses(self.low.filter(|_| with_low), None)?;
             if let (true, Some(low)) = (with_low, &runner.session.precision().low) {
                 self.low_types = Some(low.types.clone());
             }
@@ -107,29 +113,83 @@ impl Measurer<'_> {
     }
 
     fn measure(&mut self, mix: Mix, part: Part) -> anyhow::Result<MeasuredMix> {
-        let (losses, bytes_per_token) = self.decode(mix, part)?;
-        let mut differences = Sums::default();
-        losses.iter().zip(&self.exact[part as usize]).for_each(|(own, exact)| differences.add(own - exact));
-        let increase = differences.estimate();
-        Ok(MeasuredMix::new(mix, increase.value, increase.uncertainty, bytes_per_token))
+        let (nlls, bytes_per_token) = self.decode(mix, part)?;
+        let Estimate { value, uncertainty } = differences(&nlls, &self.exact[part as usize]);
+        Ok(MeasuredMix::new(mix, value, uncertainty, bytes_per_token))
     }
 
-    /// Negative log-likelihoods of a part's tokens, in nats, and expert bytes read per token.
     fn decode(&mut self, mix: Mix, part: Part) -> anyhow::Result<(Vec<f64>, f64)> {
-        let (text, half) = (self.text, self.half);
-        let windows = if part == Part::Search { &text.windows[..half] } else { &text.windows[half..] };
+        let windows = self.parts[part as usize];
         let runner = self.runner(mix.uses_low())?;
-        runner.model.set_thresholds(Thresholds { t1: mix.t1, t2: mix.t2 });
+        runner.model.set_thresholds(mix.thresholds());
         runner.model.set_routing(&RoutingOptions::default().with(mix));
-        let before = runner.session.stats().total();
-        let bar = Bar::of_units(mix.words(), windows.len() as u64)?;
-        let mut losses = Vec::new();
-        for window in windows {
-            runner.window(window, 1, |logits, next| losses.push(nll(logits, next)))?;
-            bar.step()?;
-        }
-        let after = runner.session.stats().total();
-        let tokens = (after.tokens - before.tokens).max(1);
-        Ok((losses, (after.bytes_read - before.bytes_read) as f64 / tokens as f64))
+        score(runner, windows, Some(1), mix.words())
     }
+}
+
+/// The largest share of a prompt's experts, in whole percents, that may come low while everything else is high (Fate, section
+/// 4.5). Each window is read in one batch.
+///
+/// # Errors
+/// A model that cannot be run, an expert cache in which everything fits.
+pub fn prefill(
+    run: &Run,
+    text: &Text,
+    low: &LowVersions,
+    low_name: String,
+    max_loss: f64,
+) -> anyhow::Result<PrefillShare> {
+    let mut runner = run.open_for_misses(Some(low), Some(0.0))?;
+    let mut prompts = |percent: usize| {
+        runner.model.set_prefill_low(percent as f32 / 100.0);
+        score(&mut runner, &text.windows, None, format!("{percent} % of prompts low"))
+    };
+    let (exact, exact_bytes_per_token) = prompts(0)?;
+    let mut tried = vec![(0, Estimate::default(), exact_bytes_per_token)];
+    let (percent, _) = most_lowered(100, FIRST, max_loss, |percent| -> anyhow::Result<f64> {
+        let (lowered, bytes_per_token) = prompts(percent)?;
+        let ratio = differences(&lowered, &exact).exp();
+        tried.push((percent, Estimate { value: ratio.value - 1.0, ..ratio }, bytes_per_token));
+        Ok(ratio.value - 1.0)
+    })?;
+    let n_measured = tried.len() as u32 - 1;
+    let found = tried.into_iter().find(|(tried, ..)| *tried == percent);
+    let (_, loss, bytes_per_token) = found.context("the answer was measured")?;
+    Ok(PrefillShare {
+        prefill_low: percent as f32 / 100.0,
+        max_loss,
+        loss: loss.value,
+        loss_error: loss.uncertainty,
+        bytes_per_token,
+        exact_bytes_per_token,
+        expert_cache: run.expert_cache_word.clone(),
+        low: low_name,
+        n_measured,
+    })
+}
+
+/// Mean of the differences, token by token.
+fn differences(changed: &[f64], exact: &[f64]) -> Estimate {
+    let mut sums = Sums::default();
+    changed.iter().zip(exact).for_each(|(changed, exact)| sums.add(changed - exact));
+    sums.estimate()
+}
+
+/// Negative log-likelihood of each token in nats, and expert bytes read per token; `step` tokens at a time, else whole windows.
+fn score(
+    runner: &mut Runner,
+    windows: &[Vec<Token>],
+    step: Option<usize>,
+    stage: String,
+) -> anyhow::Result<(Vec<f64>, f64)> {
+    let before = runner.session.stats().total();
+    let bar = Bar::of_units(stage, windows.len() as u64)?;
+    let mut nlls = Vec::new();
+    for window in windows {
+        runner.window(window, step.unwrap_or(window.len()), |logits, next| nlls.push(nll(logits, next)))?;
+        bar.step()?;
+    }
+    let after = runner.session.stats().total();
+    let tokens = (after.tokens - before.tokens).max(1);
+    Ok((nlls, (after.bytes_read - before.bytes_read) as f64 / tokens as f64))
 }

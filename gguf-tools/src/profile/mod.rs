@@ -1,34 +1,34 @@
-//! `gguf-tools profile`: thresholds for dynamic precision, a prompt's share in low precision, how sensitive each expert is to fewer bits, and which experts
-//! follow which.
+//! `gguf-tools profile`: thresholds, mixes, a prompt's share in low precision, each expert's sensitivity to fewer bits, and path
+//! tables.
 
-mod lower;
+mod low;
 mod mixes;
 pub mod norms;
 mod paths;
-mod prompts;
 mod sensitivity;
 mod table;
 pub mod text;
-mod thresholds;
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use hobbit::files::{self, Input, Kind, Output};
-use hobbit::gguf::{GgmlType, Gguf, Recode, shards_by_name};
+use hobbit::gguf::{GgmlType, Gguf, shards_by_name};
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
 use hobbit::pack::Pack;
 use hobbit::pack::imatrix::Imatrix;
 use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::{FORMAT, ModelId, Profile, TextId, VERSION};
-use hobbit::route::{Shares, Thresholds};
+use hobbit::profile::{
+    ChosenThresholds, FORMAT, MeasuredMix, MeasuredThresholds, Mixes, ModelId, Profile, TextId, Uses, VERSION,
+    in_percent,
+};
+use hobbit::route::{Shares, fit};
 use hobbit::units::parse_percent;
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
-use hobbit_programs::output::tell;
 
 use crate::threads;
-use lower::Source;
+use low::{LowVersions, Source};
 use text::{Runner, Text};
 
 /// Arguments of `profile`.
@@ -61,9 +61,9 @@ pub struct Args {
     /// Fit T1 and T2 to this mix of high, low and skipped uses, in percent: 67/30/3
     #[arg(long, value_name = "H/L/S", value_parser = shares, conflicts_with = "max_loss")]
     shares: Option<Shares>,
-    /// Find the least traffic that raises perplexity by at most this, 1%: by T1 and T2 where there are low versions, and by any mix
-    /// of those with tokens that go to experts in memory or do without one. Some 35 runs over half of the text, token by token;
-    /// 'hobbit-cli --max-loss' takes the result from MODEL.profile.json beside the model
+    /// Measure mixes that raise perplexity by at most this, 1%: of T1 and T2 (with low versions), --cache-bias, --substitute and
+    /// --drop. At most 37 runs over half of the text, token by token; 'hobbit-cli --max-loss' takes the mix with the fewest reads from
+    /// MODEL.profile.json beside the model
     #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
     max_loss: Option<f64>,
     /// Find the largest share of a prompt's experts in low precision (--prefill-low, beside --t1 1) that raises perplexity by at
@@ -86,16 +86,13 @@ pub struct Args {
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "q2_k,q3_k,q4_k", value_parser = dtype)]
     widths: Vec<GgmlType>,
     /// Leave sensitivities out: one run over the text, for thresholds and the path table
-    #[arg(long, conflicts_with_all = ["widths", "check"])]
+    #[arg(long, conflicts_with = "widths")]
     no_widths: bool,
     #[command(flatten)]
     paths: paths::Args,
     /// Importance matrix made by llama-imatrix
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Measure so many experts alone and say how well the predictions agree
-    #[arg(long, value_name = "N|all", value_parser = check_count)]
-    check: Option<usize>,
     /// Lower the most robust experts to each width together, run the mixed model, and adjust their number until perplexity rises by
     /// at most this: for gguf-tools pack --tolerated
     #[arg(long, value_name = "N%", value_parser = percent, conflicts_with = "no_widths")]
@@ -114,15 +111,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Low-precision versions that the model is opened with.
-#[derive(Clone, Copy, Debug)]
-pub enum LowVersions<'a> {
-    /// Of a smaller quant.
-    File(&'a Path),
-    /// A pack's own.
-    Own,
-}
-
 /// What all measurements share.
 #[derive(Clone)]
 pub struct Run {
@@ -132,18 +120,14 @@ pub struct Run {
     pub expert_cache_word: String,
     pub context: usize,
     pub threads: Option<i32>,
-    /// How many experts are measured alone.
-    pub check: Option<usize>,
-    /// By how much perplexity may rise by lowering experts together.
-    pub tolerance: Option<f64>,
 }
 
 impl Run {
-    /// The model with these low-precision experts; every use asks for high precision, no token goes elsewhere, and nothing depends on
-    /// how fast reads are.
+    /// Opens the model with these low-precision experts; every use asks for high precision, nothing is rerouted, and nothing depends
+    /// on the speed of reads.
     fn open(
         &self,
-        low: Option<LowVersions>,
+        low: Option<&LowVersions>,
         expert_cache: ExpertCache,
         prefill_low: Option<f32>,
     ) -> anyhow::Result<Runner> {
@@ -158,10 +142,10 @@ impl Run {
             ..Default::default()
         };
         let low = match low {
-            Some(LowVersions::File(path)) => Some(LowSource::File(path.to_owned())),
+            Some(LowVersions::File(path)) => Some(LowSource::File(path.clone())),
             Some(LowVersions::Own) | None => None,
         };
-        // Opened with some freedom, so that more may be tried.
+        // A model opened with a routing flag can change it later.
         let routing = RoutingOptions { cache_bias: f32::EPSILON, ..RoutingOptions::default() };
         let options = ModelOptions { budget: self.budget, expert_cache, low, precision, routing, ..Default::default() };
         let model = Model::open(&self.file, &options, |_| true)?;
@@ -174,11 +158,12 @@ impl Run {
     ///
     /// # Errors
     /// A model that cannot be run, a cache in which everything fits.
-    fn open_for_misses(&self, low: LowVersions, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
-        let runner = self.open(Some(low), self.expert_cache, prefill_low)?;
+    fn open_for_misses(&self, low: Option<&LowVersions>, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
+        let runner = self.open(low, self.expert_cache, prefill_low)?;
+        let (plan, precision) = (runner.session.plan(), runner.session.precision());
         ensure!(
-            runner.session.precision().is_dynamic(),
-            "--expert-cache {}: every expert fits, nothing is missed and no precision changes anything; give a smaller one",
+            !plan.is_fully_resident() && plan.n_experts > 0 && (low.is_none() || precision.is_dynamic()),
+            "--expert-cache {}: every expert fits, nothing is missed and nothing can be saved; give a smaller one",
             self.expert_cache_word
         );
         Ok(runner)
@@ -232,9 +217,6 @@ fn check_outputs(args: &Args) -> anyhow::Result<()> {
 }
 
 fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
-    let caches = args.expert_cache.iter().map(|word| Ok((word.parse().context("--expert-cache")?, word.clone())));
-    let caches: Vec<(ExpertCache, String)> = caches.collect::<anyhow::Result<_>>()?;
-    let (expert_cache, expert_cache_word) = caches.first().cloned().context("--expert-cache: give a size, or 25%")?;
     let gguf = Gguf::open(&args.file)?;
     let pack = if Pack::is_pack(&gguf) { Some(Pack::open(&args.file)?) } else { None };
     if let Some(pack) = &pack {
@@ -252,34 +234,43 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     };
     ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to profile", args.file.display());
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
-    let source = Source { gguf, map: &map, imatrix: imatrix.as_ref(), threads: threads(args.threads) };
-    let widths = if args.no_widths { Vec::new() } else { widths(args, &source)? };
-
-    let model = Model::open(&args.file, &options(args.mem_budget), |_| true)?;
-    let n_train = model.info().n_ctx_train as usize;
-    let context = (args.context as usize).min(n_train.max(2 * text::WARM_UP));
-    let text = Text::read(text_file, &model, args.tokens as usize, context)?;
-    let run = Run {
-        file: args.file.clone(),
-        budget: args.mem_budget,
-        expert_cache,
-        expert_cache_word,
-        context,
-        threads: args.threads.map(i32::from),
-        check: args.check,
-        tolerance: args.tolerance,
-    };
-    let mut batches = args.paths.path_table.as_ref().map(|_| paths::batches(model.predict_shape()));
-    let (perplexity, uses) = text::observe(model, &text, context, run.threads, batches.as_mut())?;
-    if let (Some(path), Some(mut batches)) = (&args.paths.path_table, batches) {
-        paths::write(path, &batches.build())?;
-    }
-
     let directory = match &args.temp_dir {
         Some(directory) => tempfile::tempdir_in(directory),
         None => tempfile::tempdir(),
     };
     let directory = directory.context("cannot make a temporary directory; give --temp-dir another one")?;
+    let source = Source {
+        gguf,
+        map: &map,
+        is_pack: pack.is_some(),
+        imatrix: imatrix.as_ref(),
+        threads: threads(args.threads),
+        directory: directory.path(),
+    };
+    let widths = if args.no_widths { Vec::new() } else { source.widths(&args.widths)? };
+
+    let model = Model::open(&args.file, &options(args.mem_budget), |_| true)?;
+    let n_train = model.info().n_ctx_train as usize;
+    let context = (args.context as usize).min(n_train.max(2 * text::WARM_UP));
+    let text = Text::read(text_file, &model, args.tokens as usize, context)?;
+    let run = |word: &String| -> anyhow::Result<Run> {
+        Ok(Run {
+            file: args.file.clone(),
+            budget: args.mem_budget,
+            expert_cache: word.parse().context("--expert-cache")?,
+            expert_cache_word: word.clone(),
+            context,
+            threads: args.threads.map(i32::from),
+        })
+    };
+    let runs: Vec<Run> = args.expert_cache.iter().map(run).collect::<anyhow::Result<_>>()?;
+    let first = runs.first().context("--expert-cache: give a size, or 25%")?;
+    let mut batches = args.paths.path_table.as_ref().map(|_| paths::batches(model.predict_shape()));
+    let (perplexity, uses) = text::observe(model, &text, context, first.threads, batches.as_mut())?;
+    if let (Some(path), Some(mut batches)) = (&args.paths.path_table, batches) {
+        paths::write(path, &batches.build())?;
+    }
+
     let mut profile = Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
@@ -290,61 +281,74 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
             context: context as u32,
             perplexity,
         },
-        thresholds: None,
+        thresholds: args.shares.map(|target| for_shares(&uses, target)).transpose()?,
         mixes: Vec::new(),
         prefill: None,
         widths: Vec::new(),
         norms: match &pack {
             Some(pack) => norms::carried(pack)?,
-            None => norms::of(gguf, &map, threads(args.threads))?,
+            None => norms::of(gguf, &map, source.threads)?,
         },
     };
-    profile.thresholds = args.shares.map(|target| thresholds::for_shares(&uses, target)).transpose()?;
     let has_own = pack.as_ref().is_some_and(|pack| pack.catalog.has_low());
-    let has_no_low = args.low.is_none() && widths.is_empty() && args.max_prefill_loss.is_none() && !has_own;
-    let mixes = |low: Option<&mixes::Low>, run: &Run, max_loss: f64| mixes::find(run, &text, text_file, low, max_loss);
-    let with_caches = || {
-        let with = |(expert_cache, expert_cache_word): &(ExpertCache, String)| Run {
-            expert_cache: *expert_cache,
-            expert_cache_word: expert_cache_word.clone(),
-            ..run.clone()
-        };
-        caches.iter().map(with)
+    let smallest = widths.last().copied();
+    let wants_low = args.low.is_some() || smallest.is_some() || args.max_prefill_loss.is_some();
+    let low = match args.max_loss.or(args.max_prefill_loss) {
+        Some(_) if has_own && args.low.is_none() => Some((LowVersions::Own, "the pack".to_owned())),
+        Some(_) if wants_low => Some(source.low(args.low.as_deref(), smallest)?),
+        _ => None,
     };
-    if let Some(max_loss) = args.max_loss.filter(|_| has_no_low) {
-        for run in with_caches() {
-            profile.mixes.extend(mixes(None, &run, max_loss)?);
-        }
-    } else if args.max_loss.is_some() || args.max_prefill_loss.is_some() {
-        let (low, name) = match &args.low {
-            None if has_own => (None, "the pack".to_owned()),
-            _ => {
-                let (path, name) = low(args, &source, pack.is_some(), widths.last().copied(), directory.path())?;
-                (Some(path), name)
+    if let Some(max_loss) = args.max_loss {
+        let thresholds = mixes::thresholds(&uses)?;
+        for run in &runs {
+            let with = low.as_ref().map(|(versions, _)| (versions, &thresholds[..]));
+            let Some(found) = mixes::find(run, &text, text_file, with, max_loss)? else { continue };
+            if let (None, Some((_, name))) = (&profile.thresholds, &low) {
+                profile.thresholds = of_mixes(&uses, &found, name, max_loss);
             }
-        };
-        let versions = low.as_deref().map_or(LowVersions::Own, LowVersions::File);
-        if let Some(max_loss) = args.max_loss {
-            for run in with_caches() {
-                let fitted = thresholds::for_loss(&run, &text, &uses, versions, name.clone(), max_loss)?;
-                let thresholds = Thresholds { t1: fitted.t1, t2: fitted.t2 };
-                profile.mixes.extend(mixes(Some(&mixes::Low { versions, thresholds }), &run, max_loss)?);
-                profile.thresholds.get_or_insert(fitted);
-            }
+            profile.mixes.push(found);
         }
-        if let Some(max_loss) = args.max_prefill_loss {
-            profile.prefill = Some(prompts::for_loss(&run, &text, versions, name, max_loss)?);
-        }
-        if let Some(low) = low.filter(|low| low.starts_with(directory.path())) {
-            std::fs::remove_file(low)?;
-        }
+    }
+    if let (Some(max_loss), Some((versions, name))) = (args.max_prefill_loss, low) {
+        profile.prefill = Some(mixes::prefill(first, &text, &versions, name, max_loss)?);
     }
     for &dtype in &widths {
-        let lowered = source.lower(dtype, directory.path())?;
-        profile.widths.push(sensitivity::width(&run, &map, &text, &uses, dtype, &lowered)?);
-        std::fs::remove_file(&lowered.path).with_context(|| format!("{}: cannot remove", lowered.path.display()))?;
+        let width = sensitivity::width(first, &source, &text, &uses, &profile.norms, dtype, args.tolerance)?;
+        profile.widths.push(width);
     }
     Ok(profile)
+}
+
+/// T1 and T2 for a target mix of high, low and skip.
+fn for_shares(uses: &Uses, target: Shares) -> anyhow::Result<ChosenThresholds> {
+    let fitted = fit(uses.n_first, uses.samples.clone(), target)?;
+    let [high, low, skip] = [target.high, target.low, target.skip].map(in_percent);
+    Ok(ChosenThresholds {
+        t1: fitted.thresholds.t1,
+        t2: fitted.thresholds.t2,
+        goal: format!("shares {high}/{low}/{skip}"),
+        shares: fitted.shares,
+        measured: None,
+    })
+}
+
+/// T1 and T2 of the mix that uses low versions alone, if it stays within the loss: packs take these.
+fn of_mixes(uses: &Uses, mixes: &Mixes, low_name: &str, max_loss: f64) -> Option<ChosenThresholds> {
+    let fits = |own: &&MeasuredMix| own.mix.is_low_alone() && own.upper() <= max_loss;
+    let own = mixes.mixes.iter().find(fits)?;
+    Some(ChosenThresholds {
+        t1: own.mix.t1,
+        t2: own.mix.t2,
+        goal: format!("max loss {}%", in_percent(max_loss)),
+        shares: Shares::reached(own.mix.thresholds(), uses.n_first, &uses.samples),
+        measured: Some(MeasuredThresholds {
+            loss: own.loss,
+            bytes_per_token: own.bytes_per_token,
+            exact_bytes_per_token: mixes.exact_bytes_per_token,
+            expert_cache: mixes.expert_cache.clone(),
+            low: low_name.to_owned(),
+        }),
+    })
 }
 
 fn options(budget: Budget) -> ModelOptions {
@@ -352,68 +356,6 @@ fn options(budget: Budget) -> ModelOptions {
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
     let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
     ModelOptions { budget, caching, precision, stand_aside: false, ..ModelOptions::default() }
-}
-
-/// The widths that make anything smaller, widest first.
-fn widths(args: &Args, source: &Source<'_>) -> anyhow::Result<Vec<GgmlType>> {
-    let ggml = hobbit::engine::Ggml;
-    let mut widths = Vec::new();
-    for &dtype in &args.widths {
-        ggml.supports(dtype).context("--widths")?;
-        ensure!(
-            args.imatrix.is_some() || !ggml.needs_importance(dtype),
-            "--widths {dtype}: this type needs an importance matrix; give --imatrix, or choose a type like q2_k"
-        );
-        match source.lowers(dtype) {
-            true => widths.push(dtype),
-            false => tell(format_args!("note: --widths {dtype}: not smaller than the model's experts, left out")),
-        }
-    }
-    ensure!(
-        !widths.is_empty(),
-        "--widths: none is smaller than the model's experts; give smaller ones, or --no-widths"
-    );
-    let bits = |dtype: &GgmlType| (dtype.type_size() * 256 / dtype.block_size(), dtype.id());
-    widths.sort_by_key(|dtype| std::cmp::Reverse(bits(dtype)));
-    widths.dedup();
-    Ok(widths)
-}
-
-/// Where `--max-loss` and `--max-prefill-loss` take low-precision experts from, and its name: a file that was given, or one made in `directory`.
-fn low(
-    args: &Args,
-    source: &Source<'_>,
-    is_pack: bool,
-    smallest: Option<GgmlType>,
-    directory: &Path,
-) -> anyhow::Result<(PathBuf, String)> {
-    let dtype = match &args.low {
-        Some(word) if !Path::new(word).exists() => match GgmlType::from_name(word) {
-            Some(dtype) => dtype,
-            None => {
-                bail!("--low {word}: neither a file nor a type; give a GGUF of the model in a smaller quant, or q2_k")
-            }
-        },
-        Some(word) => {
-            let name = Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned();
-            return Ok((word.into(), name));
-        }
-        None => smallest.context("--no-widths leaves nothing to take low-precision experts of; give --low FILE, or a type such as --low q2_k")?,
-    };
-    ensure!(
-        !is_pack,
-        "--low {dtype}: low versions are not made of a pack; give a GGUF of the model in a smaller quant, or make a pack with --low"
-    );
-    hobbit::engine::Ggml.supports(dtype).context("--low")?;
-    ensure!(source.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");
-    Ok((source.lower(dtype, directory)?.path, dtype.name().to_owned()))
-}
-
-fn check_count(word: &str) -> anyhow::Result<usize> {
-    match word {
-        "all" => Ok(usize::MAX),
-        _ => word.parse().ok().filter(|n| *n > 0).context("expected a number from 1 on, or all"),
-    }
 }
 
 fn dtype(word: &str) -> anyhow::Result<GgmlType> {

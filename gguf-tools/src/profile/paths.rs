@@ -21,7 +21,7 @@ pub struct Args {
     pub path_table: Option<PathBuf>,
     /// Count what a trace says (hobbit-cli --trace) instead of running the model over a text
     #[arg(long, value_name = "FILE", requires = "path_table",
-          conflicts_with_all = ["text", "shares", "max_loss", "widths", "check", "output", "json"])]
+          conflicts_with_all = ["text", "shares", "max_loss", "widths", "output", "json"])]
     pub from_trace: Option<PathBuf>,
 }
 

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use hobbit::profile::{Check, FittedPrefill, FittedThresholds, Mixes, Profile, Tolerated, Width};
+use hobbit::pack::slice_name;
+use hobbit::profile::{ChosenThresholds, Mixes, PrefillShare, Profile, SliceTypes, Tolerated, Width};
 use hobbit::units::{Bytes, Percent};
-
-use super::lower::describe;
 
 /// Experts shown at either end.
 const SHOWN: usize = 5;
@@ -37,7 +36,7 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &FittedThresholds) -> fmt::Result {
+fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &ChosenThresholds) -> fmt::Result {
     let [high, low, skip] = [fitted.shares.high, fitted.shares.low, fitted.shares.skip].map(|share| 100.0 * share);
     writeln!(f, "\nthresholds for {}: --t1 {:.4} --t2 {:.4}", fitted.goal, fitted.t1, fitted.t2)?;
     writeln!(f, "of all uses, if none were in memory: {high:.1} % high, {low:.1} % low, {skip:.1} % skipped")?;
@@ -72,7 +71,7 @@ fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
     Ok(())
 }
 
-fn show_prefill(f: &mut fmt::Formatter<'_>, fitted: &FittedPrefill) -> fmt::Result {
+fn show_prefill(f: &mut fmt::Formatter<'_>, fitted: &PrefillShare) -> fmt::Result {
     let [bytes, exact] = [fitted.bytes_per_token, fitted.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
     writeln!(
         f,
@@ -94,7 +93,7 @@ fn show_prefill(f: &mut fmt::Formatter<'_>, fitted: &FittedPrefill) -> fmt::Resu
 fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
     writeln!(
         f,
-        "\nevery expert at {}: KL {:.3e}, perplexity {:+.2}; calibration {:.3}",
+        "\nevery expert at {}: KL {:.3e}, perplexity {:+.2}; scale {:.3}",
         width.dtype,
         width.kl,
         Percent(width.perplexity_increase),
@@ -129,15 +128,14 @@ fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
             Percent(*loss)
         )?;
     }
-    width.check.as_ref().map_or(Ok(()), |check| show_check(f, check))
+    Ok(())
 }
 
-fn show_check(f: &mut fmt::Formatter<'_>, check: &Check) -> fmt::Result {
-    let correlation = check.spearman.map_or("none".to_owned(), |rho| format!("{rho:.3}"));
-    writeln!(
-        f,
-        "checked {} experts: Spearman's rank correlation {correlation}, predicted / measured {:.3}",
-        check.experts.len(),
-        check.ratio
-    )
+/// `down:q3_K gate:q2_K`, or one name where all are equal.
+fn describe(types: &SliceTypes) -> String {
+    let named: Vec<_> = types.iter().collect();
+    match named.first() {
+        Some((_, first)) if named.iter().all(|(_, dtype)| dtype == first) => first.name().to_owned(),
+        _ => named.iter().map(|(kind, dtype)| format!("{}:{dtype}", slice_name(*kind))).collect::<Vec<_>>().join(" "),
+    }
 }

@@ -109,7 +109,7 @@ impl Runner {
         losses
     }
 
-    /// The same of whatever `change` does with each of the sets; with none it does nothing.
+    /// The same, where `change` applies a set to the model; an empty set changes nothing.
     ///
     /// # Errors
     /// As [`Session::evaluate`].
@@ -145,7 +145,7 @@ impl Runner {
     }
 }
 
-/// One exact pass: its perplexity, and who was routed where; `paths` is shown it, if anybody is to count.
+/// One exact pass: its perplexity, and the uses of experts; `paths` counts which experts follow which.
 ///
 /// # Errors
 /// As [`Session::evaluate`].
@@ -170,7 +170,7 @@ pub fn observe(
         for choice in choices.try_iter() {
             uses.observe(choice.layer, choice.n_expert_used, &choice.experts, &choice.weights);
             if let Some(paths) = &mut paths {
-                // What is no expert's number is no expert.
+                // An invalid id must not be taken for an expert.
                 let experts = choice.experts.iter().map(|&id| u16::try_from(id).unwrap_or(u16::MAX));
                 paths.layer(choice.layer, choice.n_expert_used, experts);
             }

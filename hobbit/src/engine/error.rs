@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use super::device_error::DeviceError;
 use super::low::LowError;
 use crate::files::OutputError;
-use crate::fitted::FittedError;
 use crate::gguf::adapter::AdapterError;
 use crate::gguf::{GgufError, LowMismatch};
 use crate::pack::{PackError, TypeChoiceError};
 use crate::plan::PlanError;
-use crate::profile::{ProfileError, PromiseError, VirtualPlanError};
+use crate::profile::{LossBoundError, ProfileError, VirtualPlanError};
 use crate::route::ThresholdError;
 use crate::store::StoreError;
+use crate::tuned::TunedError;
 
 /// Errors of the engine. Messages name the file, tensor or setting; programs add the remedy in their own flags.
 #[derive(Debug, thiserror::Error)]
@@ -79,13 +79,13 @@ pub enum Error {
     Thresholds(#[from] ThresholdError),
     /// A profile that is damaged, or another model's.
     #[error(transparent)]
-    Fitted(#[from] FittedError),
+    Tuned(#[from] TunedError),
     /// A plan of virtual experts that is damaged, another model's, or too large.
     #[error(transparent)]
     VirtualPlan(#[from] VirtualPlanError),
-    /// A loss that cannot be promised with as little in memory.
+    /// No mix can be chosen for the loss bound.
     #[error(transparent)]
-    Promise(Box<PromiseError>),
+    LossBound(Box<LossBoundError>),
     /// The cost of each layer's misses is unknown.
     #[error("slots by penalty need the cost of each layer's misses, and {found}")]
     NoPenalties {
@@ -232,8 +232,8 @@ pub enum Error {
     Seam(String),
 }
 
-impl From<PromiseError> for Error {
-    fn from(error: PromiseError) -> Self {
-        Self::Promise(Box::new(error))
+impl From<LossBoundError> for Error {
+    fn from(error: LossBoundError) -> Self {
+        Self::LossBound(Box::new(error))
     }
 }

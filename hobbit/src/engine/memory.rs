@@ -88,20 +88,21 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     };
     let mut plan = MemoryPlan::new(&input)?;
     let (mut precisions, mut routing) = (shared.precisions.clone(), shared.options.routing.clone());
-    if let Some(promise) = &shared.options.promise {
+    if let Some(bound) = &shared.options.loss_bound {
         let mut high = catalog.clone();
         high.drop_low();
         let high_pools = pools_of(&high);
         let specs = high_pools.iter().map(|pool| pool.spec(&high)).collect();
         let high_plan = MemoryPlan::new(&PlanInput { pools: specs, ..input })?;
-        let kept = match on_devices || high_plan.is_fully_resident() {
-            true => promise.of_no_use(),
-            false => promise.keep(&report::here(&high_plan, &catalog, &tiers))?,
+        let chosen = if on_devices || high_plan.is_fully_resident() {
+            bound.exact()
+        } else {
+            bound.choose(&report::here(&high_plan, &catalog, &tiers))?
         };
-        routing = RoutingOptions { promise: Some(kept.words), ..routing.with(kept.mix) };
+        routing = RoutingOptions { loss_bound: Some(chosen.words), ..routing.with(chosen.mix) };
         shared.check_routing(&routing)?;
-        precisions.thresholds = Thresholds { t1: kept.mix.t1, t2: kept.mix.t2 };
-        if !kept.mix.uses_low() && !precisions.is_exact() && tiers.is_empty() {
+        precisions.thresholds = chosen.mix.thresholds();
+        if !chosen.mix.uses_low() && !precisions.is_exact() && tiers.is_empty() {
             // Slots of low versions would stay empty.
             precisions.mode = PrecisionMode::Exact;
             (catalog, pools, plan) = (high, high_pools, high_plan);
@@ -278,8 +279,8 @@ fn stand_aside(
         n_expert_used: model.info().n_expert_used,
         staging: StagingWish::default(),
     })?;
-    let kept = shared.options.promise.as_ref().map(|promise| promise.of_no_use().words);
-    let routing = RoutingOptions { promise: kept, ..shared.options.routing.clone() };
+    let loss_bound = shared.options.loss_bound.as_ref().map(|bound| bound.exact().words);
+    let routing = RoutingOptions { loss_bound, ..shared.options.routing.clone() };
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
     Ok(Description {
         precision: report::precision(model, (&shared.precisions, &routing), &plan, &shared.catalog, &[]),

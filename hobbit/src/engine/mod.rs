@@ -18,7 +18,6 @@ mod device_kind;
 mod devices;
 mod error;
 mod experts;
-mod fitted;
 mod gates;
 mod ggml;
 mod graph;
@@ -59,6 +58,7 @@ mod stream;
 mod tier;
 mod tiers;
 mod tokenize;
+mod tuned;
 mod ubatch;
 mod validate;
 

@@ -19,13 +19,12 @@ use self::pieces::Pieces;
 use super::adapters::{AdapterInfo, Adapters};
 use super::error::Error;
 use super::experts::Experts;
-use super::fitted::Fitted;
 use super::log;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
+use super::tuned::Tuned;
 use crate::cache::policy::Weights;
 use crate::expert::ExpertId;
-use crate::fitted::FittedError;
 use crate::gguf::{Catalog, Gguf};
 use crate::options::{ModelOptions, RoutingOptions, Token};
 use crate::plan::{ExpertCache, Regime};
@@ -33,9 +32,10 @@ use crate::predict::{PathTable, PredictShape};
 use crate::profile::{LayerNorms, VirtualPlan};
 use crate::residency::Precisions;
 use crate::route::Thresholds;
-use crate::stats::{CachingReport, DeviceReport, FittedReport};
+use crate::stats::{CachingReport, DeviceReport, TunedReport};
 use crate::store::{Original, Store};
 use crate::trace::Routes;
+use crate::tuned::TunedError;
 
 /// Wraps a store, for tests that inject faults.
 pub(super) type WrapStore = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
@@ -98,7 +98,7 @@ pub(super) struct Shared {
     pub(super) regime: Regime,
     /// Tokens of a context that nobody asked for; 0 for as many as the model was trained on.
     pub(super) n_ctx: u32,
-    pub(super) fitted: Option<Fitted>,
+    pub(super) tuned: Option<Tuned>,
     /// How many virtual experts each layer keeps, if somebody planned that.
     pub(super) virtual_plan: Option<VirtualPlan>,
     /// ‖W‖ of every expert, if the pack says.
@@ -280,22 +280,22 @@ impl Model {
         let wanted = !self.shared.precisions.is_exact()
             || self.shared.routes.is_some()
             || !options.routing.is_off()
-            || options.promise.is_some();
+            || options.loss_bound.is_some();
         (wanted && scaled()).then(|| Arc::clone(&self.shared.experts))
     }
 
-    /// That the profile was fitted on this model, as it was loaded.
-    pub(super) fn check_fitted(&self) -> Result<(), FittedError> {
-        let Some(fitted) = &self.shared.fitted else { return Ok(()) };
+    /// Checks that the tuned policy belongs to this model.
+    pub(super) fn check_tuned(&self) -> Result<(), TunedError> {
+        let Some(tuned) = &self.shared.tuned else { return Ok(()) };
         let layers: Vec<(u16, u16)> =
             self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
-        fitted.policy.check_model(&self.info().architecture, &layers, &fitted.file, &self.info().path)
+        tuned.policy.check_model(&self.info().architecture, &layers, &tuned.file, &self.info().path)
     }
 
-    /// The weights of HOBBIT's policy: as given, as fitted, or by default.
+    /// The weights of HOBBIT's policy: as given, as tuned, or by default.
     pub(super) fn policy_weights(&self) -> Weights {
-        let fitted = || self.shared.fitted.as_ref()?.policy.hobbit_weights();
-        self.shared.options.caching.weights.or_else(fitted).unwrap_or_default()
+        let tuned = || self.shared.tuned.as_ref()?.policy.hobbit_weights();
+        self.shared.options.caching.weights.or_else(tuned).unwrap_or_default()
     }
 
     /// How experts are kept in memory, but for what came of it.
@@ -304,11 +304,11 @@ impl Model {
         CachingReport {
             policy: caching.policy.to_string(),
             policy_weights: self.policy_weights().to_string(),
-            profile: self.shared.fitted.as_ref().map(|fitted| FittedReport {
-                file: fitted.file.clone(),
-                policy: fitted.policy.policy.clone(),
-                thresholds: fitted.policy.thresholds().is_some(),
-                penalties: fitted.policy.has_penalties(),
+            profile: self.shared.tuned.as_ref().map(|tuned| TunedReport {
+                file: tuned.file.clone(),
+                policy: tuned.policy.policy.clone(),
+                thresholds: tuned.policy.thresholds().is_some(),
+                penalties: tuned.policy.has_penalties(),
             }),
             slots: caching.slots.to_string(),
             slots_by_layer: Vec::new(),

@@ -4,10 +4,10 @@ use super::model::Model;
 use crate::cache::policy::{self, Policy, Shape};
 use crate::cache::{Allocation, Cache, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
 use crate::expert::{ExpertId, Precision, Version};
-use crate::fitted::LayerPenalty;
 use crate::gguf::Catalog;
 use crate::plan::{PoolPlan, PoolSpec};
 use crate::profile::VirtualPlan;
+use crate::tuned::LayerPenalty;
 
 /// A cache whose pools have as many slots as planned.
 pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {
@@ -72,7 +72,7 @@ fn demand(model: &Model, layer: u16, members: u32) -> LayerDemand {
     let all = &model.shared.catalog.layers;
     let depth = all.partition_point(|other| other.layer < layer);
     let n_expert = all.get(depth).map_or(0, |layer| layer.n_expert);
-    let measured = model.shared.fitted.as_ref().and_then(|fitted| fitted.policy.penalty_of(layer));
+    let measured = model.shared.tuned.as_ref().and_then(|tuned| tuned.policy.penalty_of(layer));
     let (penalty, hits) = measured.map_or((0.0, Vec::new()), |curve| saved(curve, members, n_expert));
     LayerDemand { depth: depth as u16, members, needs: model.info().n_expert_used, penalty, hits }
 }

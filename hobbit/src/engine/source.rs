@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::error::Error;
-use super::fitted::{Fitted, check_penalties};
 use super::log;
 use super::low::{check_low, low_cache_path};
 use super::quantise::Ggml;
+use super::tuned::{Tuned, check_penalties};
 use crate::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use crate::options::{LowSource, ModelOptions, PrecisionMode};
 use crate::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
@@ -36,7 +36,7 @@ pub(super) struct ModelSource {
     /// Which experts follow which, and the file that says so; only if it is to be used.
     pub(super) path_table: Option<(PathBuf, PathTable)>,
     /// The profile that was given, or the pack's.
-    pub(super) fitted: Option<Fitted>,
+    pub(super) tuned: Option<Tuned>,
     /// ‖W‖ of every expert, if the pack says.
     pub(super) norms: Vec<LayerNorms>,
 }
@@ -96,19 +96,19 @@ impl ModelSource {
             false => PrecisionMode::Exact,
         });
         let packed = info.as_ref().and_then(|info| Some((path, info.policy.as_deref()?)));
-        let fitted = Fitted::open(options.profile.as_deref(), packed)?;
+        let tuned = Tuned::open(options.profile.as_deref(), packed)?;
         if !map.is_empty() {
-            check_penalties(options.caching.slots, fitted.as_ref())?;
+            check_penalties(options.caching.slots, tuned.as_ref())?;
         }
         // A pack's own thresholds may come from elsewhere than its policy; a profile that is given wins over both.
-        let given = fitted.as_ref().filter(|fitted| !fitted.is_packed).and_then(|fitted| fitted.policy.thresholds());
+        let given = tuned.as_ref().filter(|tuned| !tuned.is_packed).and_then(|tuned| tuned.policy.thresholds());
         let carried = || info.as_ref().and_then(|info| info.t1.zip(info.t2));
         let (t1, t2) = options.precision.thresholds(given.or_else(carried));
         let precisions = Precisions::new(mode, Thresholds::new(t1, t2)?, options.precision);
         let norms = info.as_ref().and_then(|info| info.norms.as_deref()).map_or(Ok(Vec::new()), norms_of_json);
         let norms = norms.map_err(|reason| ProfileError::Norms { path: path.to_owned(), reason })?;
         let originals = files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
-        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, fitted, norms })
+        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, tuned, norms })
     }
 }
 

@@ -34,8 +34,8 @@ pub struct RoutingOptions {
     /// What a token may take while it decodes: one strength is then the least of [`RoutingOptions::ladder`] that suffices, as
     /// measured while tokens decode.
     pub target_latency: Option<Duration>,
-    /// What was promised, and is kept by all of this, in words: for people.
-    pub promise: Option<String>,
+    /// Choice for the loss bound, in words.
+    pub loss_bound: Option<String>,
     /// Prompts as well. What they leave in the KV cache stays there.
     pub prompts: bool,
 }
@@ -129,7 +129,7 @@ impl RoutingOptions {
             drop,
             virtual_experts,
             target_latency,
-            promise,
+            loss_bound,
             prompts,
             ..
         } = self;
@@ -162,8 +162,8 @@ impl RoutingOptions {
         if *prompts && !parts.is_empty() {
             parts.push("prompts too".to_owned());
         }
-        let promise = promise.as_ref().map_or_else(String::new, |promise| format!(" ({promise})"));
-        (!parts.is_empty()).then(|| parts.join(", ") + &promise)
+        let bound = loss_bound.as_ref().map_or_else(String::new, |bound| format!(" ({bound})"));
+        (!parts.is_empty()).then(|| parts.join(", ") + &bound)
     }
 
     /// The rules for a token's choice; with a latency target, the mildest.

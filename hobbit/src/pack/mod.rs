@@ -41,7 +41,7 @@ pub use unpack::{UnpackError, unpack};
 pub use verify::{Fault, Verified, verify};
 pub use write::{Written, write};
 
-/// The key of a fitted policy, for messages.
+/// The key of a tuned policy, for messages.
 pub const POLICY_KEY: &str = format::key::POLICY;
 /// The key of the experts' norms, for messages.
 pub const NORMS_KEY: &str = format::key::NORMS;

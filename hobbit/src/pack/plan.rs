@@ -40,11 +40,11 @@ pub struct PackSpec<'a> {
     pub thresholds: Option<(f32, f32)>,
     /// Which experts follow which; of the same model.
     pub path_table: Option<PathTable>,
-    /// A policy fitted to the model, as [`crate::fitted::FittedPolicy::to_json`] writes it.
+    /// A tuned policy, as [`crate::tuned::TunedPolicy::to_json`] writes it.
     pub policy: Option<String>,
     /// Norms of the experts' weights, as `profile::norms_to_json` writes them.
     pub norms: Option<String>,
-    /// The cheapest ways to give up a little, as `profile::mixes_to_json` writes them.
+    /// Measured mixes, as `profile::mixes_to_json` writes them.
     pub mixes: Option<String>,
     /// Importance matrix.
     pub importance: Option<&'a Imatrix>,

@@ -46,11 +46,11 @@ pub struct PackInfo {
     pub t1: Option<f32>,
     /// Highest unimportance that is loaded at all.
     pub t2: Option<f32>,
-    /// What `hobbit-sim calibrate` fitted to traces of the model, as it wrote it: [`crate::fitted::FittedPolicy`] reads it.
+    /// The tuned policy, as `hobbit-sim calibrate` wrote it: [`crate::tuned::TunedPolicy`] reads it.
     pub policy: Option<String>,
     /// Norms of the experts' weights, as `profile::norms_to_json` wrote them.
     pub norms: Option<String>,
-    /// The cheapest ways to give up a little, as `profile::mixes_to_json` wrote them.
+    /// Measured mixes, as `profile::mixes_to_json` wrote them.
     pub mixes: Option<String>,
 }
 

@@ -21,10 +21,10 @@ pub enum ProfileError {
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
-    /// Norms in a pack that are none.
+    /// Malformed norms in a pack.
     #[error("{}: key 'hobbit.expert_norms': {reason}; make the pack again with gguf-tools pack", path.display())]
     Norms { path: PathBuf, reason: String },
-    /// Mixes in a pack that are none.
+    /// Malformed mixes in a pack.
     #[error("{}: key 'hobbit.mixes': {reason}; make the pack again with gguf-tools pack", path.display())]
     Mixes { path: PathBuf, reason: String },
     /// Nothing was measured for a tolerance.
@@ -61,15 +61,15 @@ pub enum WidthsError {
     Layer { layer: u16, found: usize, expected: usize },
 }
 
-/// Why a loss cannot be promised.
+/// Why no mix can be chosen for a loss bound.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PromiseError {
-    /// Of experts in other precisions.
+pub enum LossBoundError {
+    /// Experts in other precisions were measured.
     #[error(
         "--max-loss {max_loss}: {} measured a model whose experts are {measured}, here they are {here}; {make}", file.display()
     )]
     OtherExperts { max_loss: String, file: PathBuf, measured: String, here: String, make: String },
-    /// With less in memory more is lost.
+    /// Only larger caches were measured: with less in memory more is lost.
     #[error(
         "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more may be lost; \
          {make}", file.display()

@@ -6,7 +6,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
-use super::norms::LayerNorms;
 use super::{Mixes, ProfileError, SliceTypes};
 use crate::expert::ExpertId;
 use crate::files::capped::{self, JSON_BYTES_MAX};
@@ -31,13 +30,13 @@ pub struct Profile {
     /// On what text.
     pub text: TextId,
     /// T1 and T2, if they were asked for.
-    pub thresholds: Option<FittedThresholds>,
+    pub thresholds: Option<ChosenThresholds>,
     /// The cheapest ways to give up a little, by expert cache, if they were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixes: Vec<Mixes>,
     /// What share of a prompt's experts may come in low precision, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefill: Option<FittedPrefill>,
+    pub prefill: Option<PrefillShare>,
     /// Sensitivities, one entry per width, widest first; empty if they were not asked for.
     pub widths: Vec<Width>,
     /// ‖W‖ of every expert, for virtual experts: a pack carries it. Empty in profiles from before.
@@ -78,7 +77,7 @@ pub struct TextId {
 
 /// T1 and T2 for a goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FittedThresholds {
+pub struct ChosenThresholds {
     /// Highest unimportance that is loaded in high precision.
     pub t1: f32,
     /// Highest unimportance that is loaded at all.
@@ -109,7 +108,7 @@ pub struct MeasuredThresholds {
 /// The largest share of a prompt's experts in low precision that keeps a loss (Fate, section 4.5), everything else in high
 /// precision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FittedPrefill {
+pub struct PrefillShare {
     /// Share of a layer's active experts that come in low precision, least popular first: `--prefill-low`, beside `--t1 1`.
     pub prefill_low: f32,
     /// Relative increase of perplexity that was allowed.
@@ -146,8 +145,6 @@ pub struct Width {
     pub scale: f64,
     /// By layer, ascending.
     pub layers: Vec<LayerWidth>,
-    /// True measurements of single experts, if they were asked for.
-    pub check: Option<Check>,
     /// What a tolerance allows, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tolerated: Option<Tolerated>,
@@ -180,28 +177,26 @@ pub struct LayerWidth {
     pub experts: Vec<f64>,
 }
 
-/// How well predictions agree with measurements.
+/// Norms of one layer's experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Check {
-    /// Spearman's rank correlation; `None` where nothing can be ranked.
-    pub spearman: Option<f64>,
-    /// Sum of the predictions divided by sum of the measurements.
-    pub ratio: f64,
-    /// Measured experts.
-    pub experts: Vec<Checked>,
-}
-
-/// One expert, lowered alone.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Checked {
+pub struct LayerNorms {
     /// Block number.
     pub layer: u16,
-    /// Expert.
-    pub expert: u16,
-    /// Predicted KL divergence, nats.
-    pub predicted: f64,
-    /// Measured KL divergence, nats.
-    pub measured: f64,
+    /// By expert: the Frobenius norm of all of its matrices together.
+    pub norms: Vec<f32>,
+}
+
+/// As stored in a pack.
+pub fn norms_to_json(norms: &[LayerNorms]) -> String {
+    serde_json::to_string(norms).expect("numbers can always be written")
+}
+
+/// Reads the output of [`norms_to_json`].
+///
+/// # Errors
+/// The reason, in words.
+pub fn norms_of_json(text: &str) -> Result<Vec<LayerNorms>, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
 impl ModelId {
@@ -218,14 +213,6 @@ impl ModelId {
             n_expert_used: u32::try_from(used).unwrap_or(u32::MAX),
             header_sha256,
         }
-    }
-}
-
-impl Width {
-    /// Predicted loss of lowering one expert alone, in nats of perplexity.
-    pub fn loss(&self, layer: u16, index: u16) -> Option<f64> {
-        let layer = self.layers.iter().find(|own| own.layer == layer)?;
-        layer.experts.get(usize::from(index)).map(|kl| kl * self.scale)
     }
 }
 

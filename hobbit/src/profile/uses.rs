@@ -1,4 +1,4 @@
-//! What one pass over a text tells about routing: how much each expert was asked for, and how unimportant uses were.
+//! Routing over a text: how much each expert was asked for, and how unimportant its uses were.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,8 @@ struct LayerUses {
 }
 
 impl Uses {
-    /// Adds what a layer's router chose: ids and weights, both `[n_tokens][n_used]`. Ids that are no expert's (negative
-    /// or 65535 and more) and weights that are no number count nothing.
+    /// Adds the choices of a layer's router: ids and weights, both `[n_tokens][n_used]`. Ids that are no expert's (negative
+    /// or 65535 and more) and weights that are no number do not count.
     pub fn observe(&mut self, layer: u16, n_used: usize, experts: &[i32], weights: &[f32]) {
         let uses = self.layers.entry(layer).or_default();
         for (ids, weights) in experts.chunks(n_used.max(1)).zip(weights.chunks(n_used.max(1))) {
@@ -62,7 +62,7 @@ impl Uses {
         uses.copied().unwrap_or(0)
     }
 
-    /// Importance of each of a layer's `n_expert` experts: the sum of its squared router weights, and one more use of
+    /// Importance of each of a layer's `n_expert` experts: the sum of its squared router weights, and one more use with
     /// the layer's mean weight, because an expert that this text did not need is not worthless. All 1 for a layer that
     /// was not seen.
     pub fn importance(&self, layer: u16, n_expert: usize) -> Vec<f64> {
@@ -83,19 +83,6 @@ impl Uses {
         let mut order: Vec<u16> = (0..n_expert).collect();
         order.sort_by(|a, b| wanted(*b).total_cmp(&wanted(*a)).then(a.cmp(b)));
         order
-    }
-
-    /// Every way to set a threshold that differs visibly, ascending from 0 (no use) to 1 (every use): quantiles of the
-    /// unimportances in `n` equal steps.
-    pub fn candidates(&self, n: usize) -> Vec<f32> {
-        let mut samples = self.samples.clone();
-        samples.sort_unstable_by(f32::total_cmp);
-        let inner = (1..n).filter_map(|i| samples.get((samples.len() * i / n).min(samples.len().saturating_sub(1))));
-        let mut all: Vec<f32> = [0.0].into_iter().chain(inner.copied()).chain([1.0]).collect();
-        all.retain(|s| (0.0..=1.0).contains(s));
-        all.sort_unstable_by(f32::total_cmp);
-        all.dedup();
-        all
     }
 }
 
@@ -122,14 +109,5 @@ mod tests {
         uses.observe(0, 0, &[], &[]);
         assert_eq!((uses.n_uses(0, 0), uses.n_uses(0, 1)), (0, 1));
         assert!(uses.importance(0, 2).iter().all(|i| i.is_finite() && *i > 0.0));
-    }
-
-    #[test]
-    fn candidates_begin_and_end_with_all_and_nothing() {
-        let mut uses = Uses::default();
-        assert_eq!(uses.candidates(4), [0.0, 1.0]);
-        uses.samples = vec![0.9, 0.5, 0.7, 0.6, 0.8, 0.5];
-        assert_eq!(uses.candidates(3), [0.0, 0.6, 0.8, 1.0]);
-        assert!(uses.candidates(100).is_sorted());
     }
 }

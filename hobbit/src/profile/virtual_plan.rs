@@ -6,8 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::format::{ModelId, TextId};
-use super::norms::LayerNorms;
+use super::format::{LayerNorms, ModelId, TextId};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
 /// What `format` says.
@@ -28,7 +27,7 @@ pub struct VirtualPlan {
     /// On what text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<TextId>,
-    /// Who made it: `hull` or `genetic`.
+    /// Method that made it: `hull`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
     /// Every layer with experts, ascending.
@@ -36,10 +35,10 @@ pub struct VirtualPlan {
     /// ‖W‖ of every expert, by which the uses of virtual experts are weighed; empty where it is not known, which counts all alike.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub norms: Vec<LayerNorms>,
-    /// What was expected of it.
+    /// Expected cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<PlanOutcome>,
-    /// What it was measured to do.
+    /// Measured cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<PlanOutcome>,
 }
@@ -62,15 +61,13 @@ impl PlannedLayer {
     }
 }
 
-/// What a plan costs.
+/// Cost of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanOutcome {
     /// Mean Kullback-Leibler divergence from the exact predictions, nats.
     pub kl: f64,
     /// Bytes of the slots.
     pub slot_bytes: u64,
-    /// Seconds of a token that is decoded.
-    pub token_seconds: f64,
     /// Relative increase of perplexity, where that was measured; 0.01 is one percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity_increase: Option<f64>,

@@ -1,14 +1,11 @@
-//! Each expert its own width (EdgeMoE, section III-B): the most robust ones are lowered first.
+//! A width for each expert (EdgeMoE, section III-B): the most robust experts are lowered first.
 //!
-//! An expert can be kept as it is or lowered to any width of the profile. Seen from above, its choices are a staircase of
-//! bytes saved against loss; its lower convex hull is walked step by step, each step costing more loss per byte than the
-//! one before. The steps of all experts are taken in the order of loss per byte until the goal is reached. So choices
-//! for a looser goal contain those for a stricter one, and no choice within the tolerance saves as much as this one and its
-//! next step together.
+//! An expert can stay as it is or be lowered to any width of the profile. Steps are taken in the order of predicted loss per
+//! byte saved until the goal is reached, so choices for a looser goal contain those for a stricter one.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use super::hull::{Choice, walk};
 use super::{Profile, SliceTypes, WidthsError};
 use crate::expert::ExpertId;
 use crate::gguf::{ExpertMap, GgmlType};
@@ -39,14 +36,6 @@ pub struct Widths {
     pub loss: f64,
     /// Bytes of all experts' records.
     pub record_bytes: u64,
-}
-
-/// One way to store an expert.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Choice {
-    pub(super) bytes: u64,
-    /// In nats of perplexity.
-    pub(super) loss: f64,
 }
 
 /// Chooses a width for each expert of `map` from what `profile` measured.
@@ -100,80 +89,19 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
 }
 
 /// The position of each expert's choice. An expert's first choice is to stay as it is; all have at least that one.
-pub(super) fn choose(experts: &[Vec<Choice>], goal: Goal) -> Result<Vec<usize>, WidthsError> {
-    if let Goal::MaxLoss(found) = goal
-        && !(0.0..=f64::MAX).contains(&found)
-    {
-        return Err(WidthsError::MaxLoss { found });
-    }
-    let hulls: Vec<Vec<usize>> = experts.iter().map(|choices| hull(choices)).collect();
-    let mut steps: Vec<Step> = Vec::new();
-    for (expert, hull) in hulls.iter().enumerate() {
-        steps.extend(hull.windows(2).map(|pair| Step {
-            expert,
-            to: pair[1],
-            bytes: experts[expert][pair[0]].bytes - experts[expert][pair[1]].bytes,
-            loss: experts[expert][pair[1]].loss - experts[expert][pair[0]].loss,
-        }));
-    }
-    // Stable: equal slopes keep experts, and the steps of one, in order.
-    steps.sort_by(|a, b| slope(a.loss, a.bytes).total_cmp(&slope(b.loss, b.bytes)));
-
-    let mut chosen: Vec<usize> = hulls.iter().map(|hull| hull[0]).collect();
-    let mut bytes: u64 = experts.iter().zip(&chosen).map(|(choices, &i)| choices[i].bytes).sum();
-    let mut nats = 0.0;
-    for step in &steps {
-        let goes_on = match goal {
-            Goal::MaxLoss(max) => (nats + step.loss).exp_m1() <= max,
-            Goal::TargetSize { bytes: target, other } => bytes.saturating_add(other) > target,
-        };
-        if !goes_on {
-            break;
-        }
-        chosen[step.expert] = step.to;
-        bytes -= step.bytes;
-        nats += step.loss;
-    }
+fn choose(experts: &[Vec<Choice>], goal: Goal) -> Result<Vec<usize>, WidthsError> {
     match goal {
-        Goal::TargetSize { bytes: target, other } if bytes.saturating_add(other) > target => {
-            Err(WidthsError::TargetSize { target, smallest: bytes.saturating_add(other), loss: nats.exp_m1() })
-        }
-        _ => Ok(chosen),
-    }
-}
-
-struct Step {
-    expert: usize,
-    to: usize,
-    bytes: u64,
-    loss: f64,
-}
-
-fn slope(loss: f64, bytes: u64) -> f64 {
-    loss / bytes as f64
-}
-
-/// Positions of the choices on the lower convex hull from the first on, by falling bytes: slopes rise.
-fn hull(choices: &[Choice]) -> Vec<usize> {
-    let mut order: Vec<usize> = (1..choices.len()).filter(|&i| choices[i].bytes < choices[0].bytes).collect();
-    let by_bytes = |&i: &usize, &j: &usize| -> Ordering {
-        choices[j].bytes.cmp(&choices[i].bytes).then(choices[i].loss.total_cmp(&choices[j].loss)).then(i.cmp(&j))
-    };
-    order.sort_by(by_bytes);
-    order.dedup_by_key(|i| choices[*i].bytes);
-    let rise =
-        |from: usize, to: usize| slope(choices[to].loss - choices[from].loss, choices[from].bytes - choices[to].bytes);
-    let mut hull = vec![0];
-    for next in order {
-        while let &[.., before, last] = hull.as_slice() {
-            if rise(last, next) > rise(before, last) {
-                break;
+        Goal::MaxLoss(found) if !(0.0..=f64::MAX).contains(&found) => Err(WidthsError::MaxLoss { found }),
+        Goal::MaxLoss(max) => Ok(walk(experts, |_, nats| nats.exp_m1() <= max).chosen),
+        Goal::TargetSize { bytes: target, other } => {
+            let walked = walk(experts, |bytes, _| bytes.saturating_add(other) > target);
+            let smallest = walked.bytes.saturating_add(other);
+            if smallest > target {
+                return Err(WidthsError::TargetSize { target, smallest, loss: walked.loss.exp_m1() });
             }
-            hull.pop();
+            Ok(walked.chosen)
         }
-        hull.push(next);
     }
-    hull
 }
 
 #[cfg(test)]

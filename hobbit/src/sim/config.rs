@@ -12,10 +12,10 @@ use super::link::LinkModel;
 use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::fitted::LayerPenalty;
 use crate::options::{PrecisionMode, VirtualExperts, VirtualUpdate};
 use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
+use crate::tuned::LayerPenalty;
 use crate::words::UnknownWord;
 
 /// Who leaves when a slot is needed.

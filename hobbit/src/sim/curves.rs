@@ -1,7 +1,7 @@
 //! Hits under LRU for every number of slots at once (Mattson's stack distances).
 
 use super::recording::{Recording, need_order};
-use crate::fitted::LayerPenalty;
+use crate::tuned::LayerPenalty;
 
 /// Hits of one layer by number of slots.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use super::error::SimError;
 use super::recording::Recording;
 use super::replay::replay;
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::fitted::{FITTED_FORMAT, FITTED_VERSION, FittedOn, FittedPolicy, LayerPenalty};
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::{self, Shares, Thresholds, unimportance};
 use crate::trace::Layer;
+use crate::tuned::{LayerPenalty, TUNED_FORMAT, TUNED_VERSION, TunedOn, TunedPolicy};
 use std::collections::BTreeMap;
 
 /// Steps of the first grid: weights are quarters.
@@ -52,7 +52,7 @@ pub fn fit(
     recordings: &[Recording],
     goal: &FitGoal,
     progress: &mut dyn FnMut(u64) -> bool,
-) -> Result<FittedPolicy, SimError> {
+) -> Result<TunedPolicy, SimError> {
     let first = &recordings[0];
     if let Some(other) = recordings.iter().find(|other| other.header.model.layers != first.header.model.layers) {
         return Err(SimError::OtherModel { first: first.path.clone(), other: other.path.clone() });
@@ -131,15 +131,15 @@ pub fn fit(
     config.eviction = Eviction::Policy(PolicyKind::Lru);
     let penalty_lru = penalty(&config)?;
     let name = |recording: &Recording| recording.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(FittedPolicy {
-        format: FITTED_FORMAT.into(),
-        version: FITTED_VERSION,
+    Ok(TunedPolicy {
+        format: TUNED_FORMAT.into(),
+        version: TUNED_VERSION,
         policy: goal.policy.to_string(),
         weights: [lru, lfu, lhu, fld],
         t1: thresholds.map(|(thresholds, _)| thresholds.t1),
         t2: thresholds.map(|(thresholds, _)| thresholds.t2),
         shares: thresholds.and_then(|(_, shares)| shares),
-        fitted_on: FittedOn {
+        tuned_on: TunedOn {
             traces: recordings.iter().map(name).collect(),
             model: first.header.model.name.clone(),
             architecture: first.header.model.architecture.clone(),

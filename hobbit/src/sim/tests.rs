@@ -10,11 +10,11 @@ use super::*;
 use crate::cache::policy::{self, PolicyKind, Shape, Weights};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SliceKinds, Use};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
-use crate::fitted::LayerPenalty;
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::{Demand, Thresholds, resolve};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceReader, TraceWriter};
+use crate::tuned::LayerPenalty;
 
 /// As `crate::route`, whatever the trace says: needed experts of a batch.
 fn needed(tokens: &[Vec<u16>]) -> Vec<u16> {
@@ -429,7 +429,7 @@ fn weights_are_fitted_to_what_the_trace_rewards() {
     assert_eq!(fitted, fit(&recordings, &goal, &mut |_| true).unwrap());
     assert!(fitted.penalty < 0.8 * fitted.penalty_lru, "{fitted:?}");
     assert!((fitted.weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
-    assert_eq!((fitted.t1, fitted.fitted_on.tokens), (None, 300), "no low versions");
+    assert_eq!((fitted.t1, fitted.tuned_on.tokens), (None, 300), "no low versions");
     let [curve] = &fitted.layers[..] else { panic!("{:?}", fitted.layers) };
     assert_eq!((curve.layer, curve.n_expert, &curve.slots), (0, 8, &(0..=8).collect()));
     assert_eq!((curve.penalty[0], curve.penalty[8]), (1.0, 8.0 / 300.0), "a use a token; each expert once");

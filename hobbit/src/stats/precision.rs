@@ -95,8 +95,8 @@ pub struct PrecisionReport {
     pub kernels: KernelChoice,
     /// What routing gives up for fewer reads, in words; `None` where every token is computed with what its routers chose.
     pub routing: Option<String>,
-    /// How a loss that was promised is kept, in words; `None` where none was.
-    pub promise: Option<String>,
+    /// Choice for the loss bound, in words; `None` without a bound.
+    pub loss_bound: Option<String>,
     /// The high-precision versions.
     pub high: VersionsReport,
     /// The low-precision versions, if there are any.
@@ -161,7 +161,7 @@ mod tests {
             divided: false,
             kernels: KernelChoice::Identical,
             routing: None,
-            promise: None,
+            loss_bound: None,
             upgrade: true,
             high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
             low: Some(LowReport {

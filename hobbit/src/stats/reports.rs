@@ -77,19 +77,19 @@ pub struct CachingReport {
     /// The weights of HOBBIT's policy, as they apply: lru,lfu,lhu,fld.
     pub policy_weights: String,
     /// The tuned policy that was loaded; `None` without.
-    pub profile: Option<FittedReport>,
+    pub profile: Option<TunedReport>,
     /// How slots are divided among layers.
     pub slots: String,
     /// The result, the host's cache first.
     pub slots_by_layer: Vec<CacheSlots>,
 }
 
-/// A fitted policy that was loaded.
+/// A tuned policy that was loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct FittedReport {
+pub struct TunedReport {
     /// Its file, or the pack.
     pub file: String,
-    /// The policy that it was fitted to.
+    /// Name of its policy.
     pub policy: String,
     /// Whether it has T1 and T2.
     pub thresholds: bool,

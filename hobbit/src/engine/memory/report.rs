@@ -48,7 +48,7 @@ pub(super) fn precision(
         divided: tiers.iter().any(Tier::is_divided),
         kernels: shared.options.kernels_taken(),
         routing: routing.words().filter(|_| !plan.is_fully_resident()),
-        promise: routing.promise.clone(),
+        loss_bound: routing.loss_bound.clone(),
         high: VersionsReport {
             types: types_of(catalog, Precision::High),
             bytes: catalog.bytes(Precision::High),
@@ -59,7 +59,7 @@ pub(super) fn precision(
     }
 }
 
-/// What is in memory, for a promise: by a plan of high versions alone. What a device holds the host may hold too: no less than the
+/// What is in memory, for a loss bound: by a plan of high versions alone. What a device holds the host may hold too: no less than the
 /// larger of both is there.
 pub(super) fn here(plan: &MemoryPlan, catalog: &Catalog, tiers: &[Tier]) -> Here {
     let slots: u64 = tiers.iter().map(|tier| tier.report.slots).sum();

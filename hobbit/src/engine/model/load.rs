@@ -37,7 +37,7 @@ impl Model {
     ///
     /// # Errors
     /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load; a profile
-    /// that cannot be used ([`Error::Fitted`]) or is missing ([`Error::NoPenalties`]).
+    /// that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
     pub fn open(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
         Self::load(path, options, None, progress)
     }
@@ -71,7 +71,7 @@ impl Model {
         if !source.map.is_empty() && !regime.stands_aside() {
             adapters.leave_experts()?;
         }
-        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, fitted, norms, .. } =
+        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, tuned, norms, .. } =
             source;
         let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
         let experts = Arc::new(Experts::new(map));
@@ -149,7 +149,7 @@ impl Model {
             precisions,
             regime,
             n_ctx,
-            fitted,
+            tuned,
             virtual_plan: None,
             norms,
             options: options.clone(),
@@ -171,7 +171,7 @@ impl Model {
             let checked = table.check_shape(&model.predict_shape());
             checked.map_err(|error| ProfileError::PathTable { path, error })?;
         }
-        model.check_fitted()?;
+        model.check_tuned()?;
         Ok(model)
     }
 }

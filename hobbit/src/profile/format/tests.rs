@@ -28,18 +28,9 @@ fn profile() -> Profile {
     let experts = vec![0.001, 0.003];
     let types = SliceTypes::lowered(&map().layers[0], q2());
     let layers = vec![LayerWidth { layer: 3, types, kl: 0.004, experts }];
-    let checked = Checked { layer: 3, expert: 1, predicted: 0.003, measured: 0.004 };
     let tolerated = Tolerated { max_loss: 0.02, loss: 0.015, experts: vec![(3, 0)], n_measured: 2 };
-    let check = Some(Check { spearman: None, ratio: 0.75, experts: vec![checked] });
-    let width = Width {
-        dtype: q2(),
-        kl: 0.003,
-        perplexity_increase: 0.002,
-        scale: 2.0,
-        layers,
-        check,
-        tolerated: Some(tolerated),
-    };
+    let width =
+        Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, scale: 2.0, layers, tolerated: Some(tolerated) };
     Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
@@ -52,7 +43,7 @@ fn profile() -> Profile {
             header_sha256: "00".repeat(32),
         },
         text: TextId { file: "text.txt".to_owned(), tokens: 4096, context: 512, perplexity: 20.5 },
-        thresholds: Some(FittedThresholds {
+        thresholds: Some(ChosenThresholds {
             t1: 0.625,
             t2: 0.9,
             goal: "max loss 1%".to_owned(),
@@ -81,7 +72,7 @@ fn profile() -> Profile {
                 bytes_per_token: 4.5e4,
             }],
         }],
-        prefill: Some(FittedPrefill {
+        prefill: Some(PrefillShare {
             prefill_low: 0.25,
             max_loss: 0.01,
             loss: 0.0075,
@@ -146,13 +137,6 @@ fn what_is_no_profile_of_this_version_is_refused() {
     assert!(message(&json.replace("q2_K\"", "q9\"")).contains("unknown type 'q9'"));
     assert!(message(&json.replace("ffn_up_exps", "ffn_sideways")).contains("unknown slice 'ffn_sideways'"));
     assert!(message(&json.replace("\"calibration\": 2.0", "\"calibration\": -2.0")).contains("a sensitivity is -2"));
-}
-
-#[test]
-fn losses_are_scaled() {
-    let profile = profile();
-    assert_eq!(profile.widths[0].loss(3, 1), Some(0.006));
-    assert_eq!((profile.widths[0].loss(3, 2), profile.widths[0].loss(0, 0)), (None, None));
 }
 
 #[test]

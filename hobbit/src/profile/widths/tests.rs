@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::profile::hull::hull;
 
 fn choices(table: &[(u64, f64)]) -> Vec<Choice> {
     table.iter().map(|&(bytes, loss)| Choice { bytes, loss }).collect()

@@ -8,16 +8,16 @@ fn layer(layer: u16, n_expert: u16) -> LayerPenalty {
     LayerPenalty { layer, n_expert, slots, penalty: vec![2.0, 1.0, 0.25] }
 }
 
-fn fitted() -> FittedPolicy {
-    FittedPolicy {
-        format: FITTED_FORMAT.into(),
-        version: FITTED_VERSION,
+fn tuned() -> TunedPolicy {
+    TunedPolicy {
+        format: TUNED_FORMAT.into(),
+        version: TUNED_VERSION,
         policy: "hobbit".into(),
         weights: [0.5, 0.25, 0.125, 0.125],
         t1: Some(0.5),
         t2: Some(0.75),
         shares: None,
-        fitted_on: FittedOn {
+        tuned_on: TunedOn {
             traces: vec!["a.trace".into()],
             model: "toy.gguf".into(),
             architecture: "toymoe".into(),
@@ -31,28 +31,28 @@ fn fitted() -> FittedPolicy {
     }
 }
 
-fn changed(change: impl FnOnce(&mut Value)) -> Result<FittedPolicy, String> {
-    let mut value = json!(fitted());
+fn changed(change: impl FnOnce(&mut Value)) -> Result<TunedPolicy, String> {
+    let mut value = json!(tuned());
     change(&mut value);
-    FittedPolicy::parse(&value.to_string(), "a.json").map_err(|error| error.to_string())
+    TunedPolicy::parse(&value.to_string(), "a.json").map_err(|error| error.to_string())
 }
 
 #[test]
 fn what_is_written_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.json");
-    std::fs::write(&path, fitted().to_json()).unwrap();
-    let read = FittedPolicy::read(&path).unwrap();
-    assert_eq!(read, fitted());
+    std::fs::write(&path, tuned().to_json()).unwrap();
+    let read = TunedPolicy::read(&path).unwrap();
+    assert_eq!(read, tuned());
     assert_eq!(read.hobbit_weights(), Some(Weights { lru: 0.5, lfu: 0.25, lhu: 0.125, fld: 0.125 }));
     assert_eq!((read.thresholds(), read.has_penalties()), (Some((0.5, 0.75)), true));
-    assert_eq!(FittedPolicy { policy: "lfu".into(), ..fitted() }.hobbit_weights(), None, "they are another policy's");
-    let error = FittedPolicy::read(&dir.path().join("none")).unwrap_err().to_string();
-    assert!(error.contains("none: cannot read this profile") && error.contains("hobbit-sim calibrate"), "{error}");
+    assert_eq!(TunedPolicy { policy: "lfu".into(), ..tuned() }.hobbit_weights(), None, "they are another policy's");
+    let error = TunedPolicy::read(&dir.path().join("none")).unwrap_err().to_string();
+    assert!(error.contains("none: cannot read this tuned policy") && error.contains("hobbit-sim calibrate"), "{error}");
 }
 
 #[test]
-fn damage_is_told_with_file_and_remedy() {
+fn damage_is_reported_with_file_and_remedy() {
     type Change = fn(&mut Value);
     let cases: [(Change, &str); 14] = [
         (|value| value["format"] = json!("x"), "format is 'x', expected 'hobbit-policy'"),
@@ -78,23 +78,23 @@ fn damage_is_told_with_file_and_remedy() {
         assert!(error.starts_with("a.json: ") && error.contains(part), "{error}, expected {part}");
         assert!(error.contains("hobbit-sim calibrate"), "{error}");
     }
-    let text = fitted().to_json();
+    let text = tuned().to_json();
     for cut in [0, 1, text.len() / 2, text.len() - 3] {
-        let error = FittedPolicy::parse(&text[..cut], "a.json").unwrap_err().to_string();
+        let error = TunedPolicy::parse(&text[..cut], "a.json").unwrap_err().to_string();
         assert!(error.starts_with("a.json: EOF"), "{error}");
     }
 }
 
 #[test]
-fn the_other_kind_of_profile_is_told_where_it_belongs() {
+fn a_profile_is_no_tuned_policy() {
     let error = changed(|value| (value["format"], value["version"]) = (json!("hobbit-profile"), json!(1))).unwrap_err();
     assert!(error.contains("by gguf-tools profile") && error.contains("gguf-tools pack --profile"), "{error}");
 }
 
 #[test]
-fn another_model_is_told() {
+fn another_model_is_refused() {
     let check = |architecture: &str, layers: &[(u16, u16)]| {
-        let checked = fitted().check_model(architecture, layers, "a.json", Path::new("m.gguf"));
+        let checked = tuned().check_model(architecture, layers, "a.json", Path::new("m.gguf"));
         checked.map_err(|error| error.to_string())
     };
     assert_eq!(check("toymoe", &[(1, 8), (3, 4)]), Ok(()));
@@ -106,7 +106,7 @@ fn another_model_is_told() {
         ("toymoe", &[(1, 4), (3, 8)], "a layer is layer 1 of 8 experts, expected layer 1 of 4 experts"),
     ] {
         let error = check(architecture, layers).unwrap_err();
-        assert!(error.starts_with("a.json: this profile was fitted on toy.gguf, not on m.gguf: "), "{error}");
+        assert!(error.starts_with("a.json: this policy was tuned on toy.gguf, not on m.gguf: "), "{error}");
         assert!(error.contains(part) && error.ends_with("hobbit-sim calibrate"), "{error}");
     }
 }
@@ -117,9 +117,9 @@ fn between_measured_numbers_of_slots_is_a_straight_line() {
     let at = |n| layer.at(n).unwrap();
     assert_eq!([-1.0, 0.0, 0.5, 1.0, 4.5, 8.0, 99.0].map(at), [2.0, 2.0, 1.5, 1.0, 0.625, 0.25, 0.25]);
     assert_eq!(LayerPenalty::default().at(1.0), None);
-    let none = FittedPolicy { layers: vec![LayerPenalty { layer: 1, n_expert: 8, ..Default::default() }], ..fitted() };
+    let none = TunedPolicy { layers: vec![LayerPenalty { layer: 1, n_expert: 8, ..Default::default() }], ..tuned() };
     assert_eq!((none.has_penalties(), none.penalty_of(1)), (false, None));
-    assert_eq!((fitted().penalty_of(3), fitted().penalty_of(2)), (Some(&fitted().layers[1]), None));
+    assert_eq!((tuned().penalty_of(3), tuned().penalty_of(2)), (Some(&tuned().layers[1]), None));
 }
 
 /// Zeros that take no room on the disk.
@@ -128,6 +128,6 @@ fn a_file_without_end_is_not_read_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("policy.json");
     std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
-    let error = FittedPolicy::read(&path).unwrap_err().to_string();
+    let error = TunedPolicy::read(&path).unwrap_err().to_string();
     assert!(error.contains("policy.json") && error.contains("longer than 64 MiB"), "{error}");
 }

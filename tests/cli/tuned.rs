@@ -1,4 +1,4 @@
-//! What was fitted to traces.
+//! Tuned policies.
 
 use std::process::Command;
 
@@ -50,7 +50,7 @@ fn a_profile_is_made_and_loaded() {
     let shifted = text.replace("\"layer\": 5", "\"layer\": 6");
     refused(&shifted, &["demo.gguf", "layer 6 of 8 experts, expected layer 5 of 8 experts"]);
     let ran = demo(&["-p", "x", "-n", "1", "--profile", &path("nowhere.json")]).run().expect(1);
-    assert!(ran.stderr.contains("nowhere.json: cannot read this profile"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("nowhere.json: cannot read this tuned policy"), "{}", ran.stderr);
 }
 
 #[test]

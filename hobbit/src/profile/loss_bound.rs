@@ -1,25 +1,24 @@
-//! `--max-loss`: of what was measured of a model, what a session takes.
+//! `--max-loss`: the fastest mix whose measured loss is within a bound.
 //!
-//! The less is in memory the more is lost. So a session goes by what was measured with the most experts in memory that are not more
-//! than its own, and by nothing where all of it was measured with more. Pure.
+//! Loss grows as the cache shrinks. Use the measurement taken at the largest cache that is not above ours; refuse otherwise.
 
 use std::path::PathBuf;
 
 use super::mixes::{MeasuredMix, Mixes, RUNS_MAX, beside};
-use super::{Mix, PromiseError};
+use super::{LossBoundError, Mix};
 use crate::units::Percent;
 
 /// Caches are whole slots: shares that differ by no more than this are the same.
 const ROUNDING: f64 = 0.005;
 
-/// A loss that is not to be exceeded, and what is known of the model.
+/// A bound on the loss, and the measurements of the model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Promise {
+pub struct LossBound {
     /// Relative increase of perplexity; 0.01 is one percent.
     pub max_loss: f64,
-    /// What was measured of the model, by expert cache.
+    /// One table for each expert cache.
     pub measured: Vec<Mixes>,
-    /// The file that says so.
+    /// File with the measurements.
     pub file: PathBuf,
     /// The model.
     pub model: PathBuf,
@@ -28,101 +27,92 @@ pub struct Promise {
 /// What a session has in memory.
 #[derive(Clone, Debug)]
 pub struct Here {
-    /// Share of the experts that have slots where no low version has any, `0.0..=1.0`.
+    /// Share of the experts that have slots when no low version has any, `0.0..=1.0`.
     pub cache_share: f64,
     /// Types of the experts, as [`Mixes::high`].
     pub high: String,
-    /// Types of the low versions that it may use, if there are any.
+    /// Types of the low versions, if there are any.
     pub low: Option<String>,
 }
 
-/// How a promise is kept.
+/// The choice for a session.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Kept {
-    /// What is given up; [`Mix::EXACT`] for nothing.
+pub struct ChosenMix {
+    /// [`Mix::EXACT`] if nothing is given up.
     pub mix: Mix,
-    /// What was chosen and by what, for people.
+    /// The choice and its measurement, for people.
     pub words: String,
 }
 
-impl Promise {
-    /// The cheapest that was measured to keep it.
+impl LossBound {
+    /// The mix with the fewest bytes that was measured within the bound.
     ///
     /// # Errors
-    /// Nothing was measured of these experts, or with no more of them in memory; each with the command that does.
-    pub fn keep(&self, here: &Here) -> Result<Kept, PromiseError> {
-        let Self { max_loss, measured, file, .. } = self;
-        let asked = format!("{}%", in_percent(*max_loss));
-        let of_these: Vec<&Mixes> = measured.iter().filter(|own| own.high == here.high).collect();
-        let percents = |measured: &[&Mixes]| {
-            let mut shares: Vec<f64> = measured.iter().map(|own| own.cache_share).collect();
-            shares.sort_by(f64::total_cmp);
-            shares.iter().map(|share| format!("{:.0}", Percent(*share))).collect::<Vec<_>>().join(", ")
-        };
-        let cache = |share: f64| format!("{}%", (100.0 * (share + ROUNDING)).floor().max(1.0));
+    /// These experts were not measured, or only with a larger cache; each error names the command that measures.
+    pub fn choose(&self, here: &Here) -> Result<ChosenMix, LossBoundError> {
+        let (max_loss, file) = (self.flag(), self.file.clone());
+        let of_these: Vec<&Mixes> = self.measured.iter().filter(|own| own.high == here.high).collect();
+        let cache = format!("{}%", (100.0 * (here.cache_share + ROUNDING)).floor().max(1.0));
         if of_these.is_empty() {
-            let mut types: Vec<&str> = measured.iter().map(|own| own.high.as_str()).collect();
+            let mut types: Vec<&str> = self.measured.iter().map(|own| own.high.as_str()).collect();
             types.dedup();
-            return Err(PromiseError::OtherExperts {
-                max_loss: asked,
-                file: file.clone(),
-                measured: types.join(", "),
-                here: here.high.clone(),
-                make: self.make(&cache(here.cache_share)),
-            });
+            let (measured, here) = (types.join(", "), here.high.clone());
+            return Err(LossBoundError::OtherExperts { max_loss, file, measured, here, make: self.make(&cache) });
         }
-        let may_be_had = |own: &&&Mixes| own.cache_share <= here.cache_share + ROUNDING;
-        let nearest = of_these.iter().filter(may_be_had).max_by(|a, b| a.cache_share.total_cmp(&b.cache_share));
-        let Some(nearest) = nearest else {
+        let not_above = of_these.iter().filter(|own| own.cache_share <= here.cache_share + ROUNDING);
+        let Some(nearest) = not_above.max_by(|a, b| a.cache_share.total_cmp(&b.cache_share)) else {
+            let mut shares: Vec<f64> = of_these.iter().map(|own| own.cache_share).collect();
+            shares.sort_by(f64::total_cmp);
+            let shares: Vec<String> = shares.iter().map(|share| format!("{:.0}", Percent(*share))).collect();
             let known = of_these.iter().map(|own| own.expert_cache.clone());
-            let caches: Vec<String> = std::iter::once(cache(here.cache_share)).chain(known).collect();
-            return Err(PromiseError::SmallerCache {
-                max_loss: asked,
-                file: file.clone(),
-                measured: percents(&of_these),
-                here: format!("{:.0}", Percent(here.cache_share)),
-                make: self.make(&caches.join(",")),
-            });
+            let caches: Vec<String> = std::iter::once(cache).chain(known).collect();
+            let here = format!("{:.0}", Percent(here.cache_share));
+            let (measured, make) = (shares.join(", "), self.make(&caches.join(",")));
+            return Err(LossBoundError::SmallerCache { max_loss, file, measured, here, make });
         };
         let has_low = here.low.is_some() && nearest.low == here.low;
-        let chosen = nearest.cheapest(*max_loss, has_low);
-        Ok(Kept { mix: chosen.map_or(Mix::EXACT, |own| own.mix), words: self.words(nearest, chosen, here) })
+        let chosen = nearest.cheapest(self.max_loss, has_low);
+        Ok(ChosenMix { mix: chosen.map_or(Mix::EXACT, |own| own.mix), words: self.words(nearest, chosen, here) })
     }
 
-    /// Where everything is in memory.
-    pub fn of_no_use(&self) -> Kept {
+    /// The choice where everything is in memory.
+    pub fn exact(&self) -> ChosenMix {
         let words = format!("max loss {}: everything is in memory, nothing is given up", Percent(self.max_loss));
-        Kept { mix: Mix::EXACT, words }
+        ChosenMix { mix: Mix::EXACT, words }
     }
 
-    /// The command that measures with these expert caches, and what it takes.
+    /// The flag's value: `0.5%`.
+    fn flag(&self) -> String {
+        format!("{}%", in_percent(self.max_loss))
+    }
+
+    /// The command that measures with these expert caches, and its cost.
     pub fn make(&self, caches: &str) -> String {
         format!(
-            "make one with: gguf-tools profile {} --text FILE --max-loss {}% --no-widths --expert-cache {caches} -o {} (for each cache some \
-             {} runs over half of the text, token by token: with its 4096 tokens as long as generating {} takes here)",
+            "make one with: gguf-tools profile {} --text FILE --max-loss {} --no-widths --expert-cache {caches} -o {} (for each \
+             cache some {} runs over half of the text, token by token: with its 4096 tokens as long as generating {} takes here)",
             self.model.display(),
-            in_percent(self.max_loss),
+            self.flag(),
             beside(&self.model).display(),
             RUNS_MAX + 2,
             (RUNS_MAX + 2) * 2048,
         )
     }
 
-    /// What was chosen, and by what.
     fn words(&self, by: &Mixes, chosen: Option<&MeasuredMix>, here: &Here) -> String {
         let max_loss = Percent(self.max_loss);
-        let share = format!("{:.0}", Percent(by.cache_share));
-        let own = format!("{:.0}", Percent(here.cache_share));
-        let own = if own == share { String::new() } else { format!(" (here {own})") };
+        let [mut with, own] = [by.cache_share, here.cache_share].map(|share| format!("{:.0}", Percent(share)));
+        with += " of the experts in memory";
+        if !with.starts_with(&own) {
+            with += &format!(" (here {own})");
+        }
         let Some(MeasuredMix { mix, loss, error, bytes_per_token }) = chosen else {
             return format!(
-                "max loss {max_loss}: nothing that was measured with {share} of the experts in memory{own} stays below, nothing is \
-                 given up"
+                "max loss {max_loss}: no mix that was measured with {with} stays below, nothing is given up"
             );
         };
         format!(
-            "max loss {max_loss}: {} was measured at {:+.2} +- {:.2} on {}, reading {:.0} of exact's bytes with {share} of the experts \
-             in memory{own}",
+            "max loss {max_loss}: {} was measured at {:+.2} +- {:.2} on {}, reading {:.0} of exact's bytes with {with}",
             mix.words(),
             Percent(*loss),
             Percent(*error),
@@ -132,7 +122,7 @@ impl Promise {
     }
 }
 
-/// Without needless digits: `0.5`.
+/// A share in percent without needless digits: `0.5`.
 pub fn in_percent(share: f64) -> f64 {
     (share * 1e6).round() / 1e4
 }
@@ -162,11 +152,11 @@ mod tests {
         }
     }
 
-    fn promise(max_loss: f64) -> Promise {
+    fn bound(max_loss: f64) -> LossBound {
         let quarter = [(0.2, 0.6, 0.009, 300.0), (0.2, 1.0, 0.006, 450.0), (0.1, 1.0, 0.002, 700.0)];
         let half = [(0.3, 0.6, 0.009, 200.0), (0.3, 1.0, 0.004, 300.0)];
         let measured = vec![mixes(0.25, &quarter), mixes(0.5, &half)];
-        Promise { max_loss, measured, file: "m.profile.json".into(), model: "m.gguf".into() }
+        LossBound { max_loss, measured, file: "m.profile.json".into(), model: "m.gguf".into() }
     }
 
     fn here(cache_share: f64, low: Option<&str>) -> Here {
@@ -174,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_that_keeps_it_is_taken_and_named() {
-        let of = |max_loss, low| promise(max_loss).keep(&here(0.25, low)).unwrap();
+    fn the_cheapest_within_the_bound_is_taken_and_named() {
+        let of = |max_loss, low| bound(max_loss).choose(&here(0.25, low)).unwrap();
         let low = of(0.01, Some("q2_K"));
         assert_eq!((low.mix.cache_bias, low.mix.t1, low.mix.t2), (0.2, 0.6, 1.0));
         let high = of(0.01, None);
@@ -190,16 +180,16 @@ mod tests {
         let none = of(0.002, Some("q2_K"));
         assert_eq!(none.mix, Mix::EXACT);
         assert!(none.words.ends_with("with 25 % of the experts in memory stays below, nothing is given up"));
-        assert!(promise(0.01).of_no_use().words.contains("everything is in memory"));
+        assert!(bound(0.01).exact().words.contains("everything is in memory"));
     }
 
     #[test]
     fn never_from_a_larger_cache() {
-        let bias = |share| promise(0.01).keep(&here(share, None)).map(|kept| kept.mix.cache_bias);
+        let bias = |share| bound(0.01).choose(&here(share, None)).map(|chosen| chosen.mix.cache_bias);
         for (share, expected) in [(0.25, 0.2), (0.246, 0.2), (0.43, 0.2), (0.494, 0.2), (0.496, 0.3), (0.9, 0.3)] {
             assert_eq!(bias(share), Ok(expected), "{share}");
         }
-        let words = promise(0.01).keep(&here(0.43, None)).unwrap().words;
+        let words = bound(0.01).choose(&here(0.43, None)).unwrap().words;
         assert!(words.ends_with("with 25 % of the experts in memory (here 43 %)"), "{words}");
         let refused = bias(0.18).unwrap_err().to_string();
         for part in [
@@ -214,11 +204,11 @@ mod tests {
     #[test]
     fn other_experts_have_other_losses() {
         let other = Here { high: "q4_K".into(), ..here(0.3, None) };
-        let refused = promise(0.01).keep(&other).unwrap_err().to_string();
+        let refused = bound(0.01).choose(&other).unwrap_err().to_string();
         assert!(refused.contains("whose experts are q8_0, here they are q4_K; make one with"), "{refused}");
         assert!(refused.contains("--expert-cache 30%"), "{refused}");
-        let mut both = promise(0.01);
+        let mut both = bound(0.01);
         both.measured.push(Mixes { high: "q4_K".into(), ..mixes(0.2, &[(0.05, 1.0, 0.001, 800.0)]) });
-        assert_eq!(both.keep(&other).unwrap().mix.cache_bias, 0.05);
+        assert_eq!(both.choose(&other).unwrap().mix.cache_bias, 0.05);
     }
 }

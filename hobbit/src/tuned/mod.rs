@@ -1,8 +1,8 @@
-//! A policy for a model, as a file: what `hobbit-sim calibrate` fits to traces, and the engine loads (`--profile FILE`, or
-//! from a pack). JSON, so that other tools can read it.
+//! Tuned policies: JSON files that `hobbit-sim calibrate` makes from traces of a model, and the engine loads (`--profile FILE`, or
+//! from a pack).
 //!
-//! It says how a model's experts are best cached. What precision they tolerate says the other file that is given as a
-//! profile, [`crate::profile::Profile`].
+//! A tuned policy describes how the model's experts are best cached. Tolerance for lower precision is in another file, the
+//! [`crate::profile::Profile`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,39 +15,39 @@ use crate::profile;
 use crate::route::{Shares, Thresholds};
 
 /// What `format` says.
-pub const FITTED_FORMAT: &str = "hobbit-policy";
+pub const TUNED_FORMAT: &str = "hobbit-policy";
 /// Counts up when a reader of the last version would misunderstand. 2: penalties by layer.
-pub const FITTED_VERSION: u64 = 2;
+pub const TUNED_VERSION: u64 = 2;
 
 /// Layers of a model, at the most.
 const LAYERS_MAX: usize = 4096;
 
-/// Why a fitted policy cannot be read, or does not belong here.
+/// Why a tuned policy cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum FittedError {
+pub enum TunedError {
     /// The operating system refused.
-    #[error("{file}: cannot read this profile: {error}; hobbit-sim calibrate makes one of traces")]
+    #[error("{file}: cannot read this tuned policy: {error}; hobbit-sim calibrate makes one of traces")]
     Io { file: String, error: io::Error },
-    /// Not a fitted policy.
+    /// Not a tuned policy.
     #[error("{file}: {reason}; expected what hobbit-sim calibrate -o writes, make it again")]
     Malformed { file: String, reason: String },
-    /// The other kind of profile.
+    /// A profile of the model, not a tuned policy.
     #[error(
-        "{file}: a profile by gguf-tools profile, expected one by hobbit-sim calibrate; what it found out goes into a pack \
+        "{file}: a profile by gguf-tools profile, expected a tuned policy by hobbit-sim calibrate; such profiles go into a pack \
          (gguf-tools pack --profile)"
     )]
     OfTheModel { file: String },
     /// Written by another version.
     #[error("{file}: version {found} of the format, expected {expected}; make it again with this hobbit-sim calibrate")]
     Version { file: String, found: u64, expected: u64 },
-    /// Fitted on another model.
+    /// Tuned on another model.
     #[error(
-        "{file}: this profile was fitted on {fitted_on}, not on {}: {what} is {found}, expected {expected}; make one of \
+        "{file}: this policy was tuned on {tuned_on}, not on {}: {what} is {found}, expected {expected}; make one of \
          traces of this model with hobbit-sim calibrate", model.display()
     )]
     OtherModel {
         file: Box<str>,
-        fitted_on: Box<str>,
+        tuned_on: Box<str>,
         model: PathBuf,
         what: &'static str,
         found: Box<str>,
@@ -55,25 +55,26 @@ pub enum FittedError {
     },
 }
 
-/// A policy for a model, as a file.
+/// A tuned policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FittedPolicy {
-    /// [`FITTED_FORMAT`].
+pub struct TunedPolicy {
+    /// [`TUNED_FORMAT`].
     pub format: String,
-    /// [`FITTED_VERSION`].
+    /// [`TUNED_VERSION`].
     pub version: u64,
     /// Name of the policy.
     pub policy: String,
     /// lru, lfu, lhu, fld; they sum to 1.
     pub weights: [f32; 4],
-    /// Highest unimportance that is loaded in high precision; `None` where there are no low versions.
+    /// Highest unimportance that is loaded in high precision; `None` without low versions.
     pub t1: Option<f32>,
     /// Highest unimportance that is loaded at all.
     pub t2: Option<f32>,
-    /// What the uses ask for at these thresholds, if none were resident.
+    /// Shares of the uses at these thresholds if no expert were resident.
     pub shares: Option<Shares>,
-    /// What it was fitted on.
-    pub fitted_on: FittedOn,
+    /// Traces and model.
+    #[serde(rename = "fitted_on")]
+    pub tuned_on: TunedOn,
     /// Miss penalty per token with it: high 1, low B_l / B_h.
     pub penalty: f64,
     /// The same under LRU.
@@ -84,9 +85,9 @@ pub struct FittedPolicy {
     pub layers: Vec<LayerPenalty>,
 }
 
-/// What a policy was fitted on.
+/// Traces and model of a tuned policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FittedOn {
+pub struct TunedOn {
     /// File names of the traces.
     pub traces: Vec<String>,
     /// Name of the model.
@@ -99,8 +100,8 @@ pub struct FittedOn {
     pub budget: String,
 }
 
-/// What the misses of a layer cost with ever more slots, under the fitted policy: the more tokens it was fitted on, the
-/// less of it is the mean of all layers.
+/// Cost of a layer's misses by its number of slots, under the tuned policy. With few tokens it leans towards the mean of all
+/// layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerPenalty {
     /// Block number.
@@ -114,8 +115,8 @@ pub struct LayerPenalty {
 }
 
 impl LayerPenalty {
-    /// Penalty per token with so many slots of the layer, which need be no whole number: what lies between two that were
-    /// measured is on a straight line. `None` where nothing was measured.
+    /// Penalty per token with this many slots of the layer, on a straight line between measured numbers. `None` if nothing was
+    /// measured.
     pub fn at(&self, n_slots: f64) -> Option<f64> {
         let last = self.slots.len().min(self.penalty.len()).checked_sub(1)?;
         let next = self.slots[..last].partition_point(|slots| f64::from(*slots) < n_slots);
@@ -126,46 +127,46 @@ impl LayerPenalty {
     }
 }
 
-impl FittedPolicy {
+impl TunedPolicy {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`FittedError::Io`], [`FittedError::Malformed`] or [`FittedError::Version`].
-    pub fn read(path: &Path) -> Result<Self, FittedError> {
+    /// [`TunedError::Io`], [`TunedError::Malformed`] or [`TunedError::Version`].
+    pub fn read(path: &Path) -> Result<Self, TunedError> {
         let file = path.display().to_string();
         match capped::read_text(path, JSON_BYTES_MAX) {
             Ok(text) => Self::parse(&text, &file),
-            Err(error) => Err(FittedError::Io { file, error }),
+            Err(error) => Err(TunedError::Io { file, error }),
         }
     }
 
     /// Reads a file's text; `file` is for messages.
     ///
     /// # Errors
-    /// [`FittedError::Malformed`] or [`FittedError::Version`].
-    pub fn parse(text: &str, file: &str) -> Result<Self, FittedError> {
+    /// [`TunedError::Malformed`] or [`TunedError::Version`].
+    pub fn parse(text: &str, file: &str) -> Result<Self, TunedError> {
         #[derive(Deserialize)]
         struct Head {
             format: String,
             version: u64,
         }
-        let malformed = |reason: String| FittedError::Malformed { file: file.to_owned(), reason };
+        let malformed = |reason: String| TunedError::Malformed { file: file.to_owned(), reason };
         let head: Head = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
         if head.format == profile::FORMAT {
-            return Err(FittedError::OfTheModel { file: file.to_owned() });
+            return Err(TunedError::OfTheModel { file: file.to_owned() });
         }
-        if head.format != FITTED_FORMAT {
-            return Err(malformed(format!("format is '{}', expected '{FITTED_FORMAT}'", head.format)));
+        if head.format != TUNED_FORMAT {
+            return Err(malformed(format!("format is '{}', expected '{TUNED_FORMAT}'", head.format)));
         }
-        if head.version != FITTED_VERSION {
-            return Err(FittedError::Version { file: file.to_owned(), found: head.version, expected: FITTED_VERSION });
+        if head.version != TUNED_VERSION {
+            return Err(TunedError::Version { file: file.to_owned(), found: head.version, expected: TUNED_VERSION });
         }
-        let fitted: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        fitted.check().map_err(malformed)?;
-        Ok(fitted)
+        let tuned: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+        tuned.check().map_err(malformed)?;
+        Ok(tuned)
     }
 
-    /// That its numbers make sense. Words: what was found, what was expected.
+    /// Checks that the numbers make sense; the error says what was found and what was expected.
     fn check(&self) -> Result<(), String> {
         if Weights::new(self.weights).is_err() {
             return Err(format!("weights are {:?}, expected four numbers from 0 up, not all 0", self.weights));
@@ -188,33 +189,33 @@ impl FittedPolicy {
         self.layers.iter().try_for_each(LayerPenalty::check)
     }
 
-    /// That it was fitted on this model: of this architecture, with these layers, by block number and number of experts,
+    /// Checks that it was tuned on a model of this architecture with these layers, by block number and number of experts,
     /// ascending. `file` and `model` are for messages.
     ///
     /// # Errors
-    /// [`FittedError::OtherModel`].
+    /// [`TunedError::OtherModel`].
     pub fn check_model(
         &self,
         architecture: &str,
         layers: &[(u16, u16)],
         file: &str,
         model: &Path,
-    ) -> Result<(), FittedError> {
+    ) -> Result<(), TunedError> {
         let experts = |layers: &[(u16, u16)]| layers.iter().map(|(_, n)| u64::from(*n)).sum::<u64>().to_string();
         let theirs: Vec<(u16, u16)> = self.layers.iter().map(|own| (own.layer, own.n_expert)).collect();
         let first = layers.iter().zip(&theirs).find(|(ours, theirs)| ours != theirs);
         let layer = |layer: &(u16, u16)| format!("layer {} of {} experts", layer.0, layer.1);
         let parts = [
-            ("general.architecture", self.fitted_on.architecture.clone(), architecture.to_owned()),
+            ("general.architecture", self.tuned_on.architecture.clone(), architecture.to_owned()),
             ("number of layers with experts", theirs.len().to_string(), layers.len().to_string()),
             ("number of experts", experts(&theirs), experts(layers)),
             ("a layer", first.map_or_else(String::new, |f| layer(f.1)), first.map_or_else(String::new, |f| layer(f.0))),
         ];
         match parts.into_iter().find(|(_, found, expected)| found != expected) {
             None => Ok(()),
-            Some((what, found, expected)) => Err(FittedError::OtherModel {
+            Some((what, found, expected)) => Err(TunedError::OtherModel {
                 file: file.into(),
-                fitted_on: self.fitted_on.model.as_str().into(),
+                tuned_on: self.tuned_on.model.as_str().into(),
                 model: model.to_owned(),
                 what,
                 found: found.into(),
@@ -223,7 +224,7 @@ impl FittedPolicy {
         }
     }
 
-    /// The weights of [`PolicyKind::Hobbit`], if it is whose weights were fitted.
+    /// The weights, if they belong to [`PolicyKind::Hobbit`].
     pub fn hobbit_weights(&self) -> Option<Weights> {
         Weights::new(self.weights).ok().filter(|_| self.policy == PolicyKind::Hobbit.name())
     }
@@ -233,13 +234,13 @@ impl FittedPolicy {
         self.t1.zip(self.t2)
     }
 
-    /// What a layer's misses cost; `None` where that was not measured.
+    /// Cost of a layer's misses; `None` if it was not measured.
     pub fn penalty_of(&self, layer: u16) -> Option<&LayerPenalty> {
         let at = self.layers.binary_search_by_key(&layer, |own| own.layer).ok()?;
         Some(&self.layers[at]).filter(|own| !own.slots.is_empty())
     }
 
-    /// Whether it says what misses cost, layer by layer.
+    /// Whether the cost of misses was measured for each layer.
     pub fn has_penalties(&self) -> bool {
         !self.layers.is_empty() && self.layers.iter().all(|layer| !layer.slots.is_empty())
     }

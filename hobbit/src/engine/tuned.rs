@@ -1,0 +1,46 @@
+//! The tuned policy that a model is opened with, from a file or from its pack.
+
+use std::path::Path;
+
+use super::error::Error;
+use crate::cache::Allocation;
+use crate::tuned::{TunedError, TunedPolicy};
+
+/// A tuned policy and its source.
+#[derive(Clone, Debug)]
+pub(super) struct Tuned {
+    pub(super) policy: TunedPolicy,
+    /// For messages.
+    pub(super) file: String,
+    /// From the model's own pack.
+    pub(super) is_packed: bool,
+}
+
+impl Tuned {
+    /// The given file, else the policy in the pack at a path.
+    pub(super) fn open(given: Option<&Path>, packed: Option<(&Path, &str)>) -> Result<Option<Self>, TunedError> {
+        let (policy, file, is_packed) = match (given, packed) {
+            (Some(path), _) => (TunedPolicy::read(path)?, path.display().to_string(), false),
+            (None, Some((path, text))) => {
+                let file = format!("{} (key {})", path.display(), crate::pack::POLICY_KEY);
+                (TunedPolicy::parse(text, &file)?, file, true)
+            }
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Self { policy, file, is_packed }))
+    }
+}
+
+/// Checks that slots can be divided as asked.
+///
+/// # Errors
+/// [`Error::NoPenalties`].
+pub(super) fn check_penalties(allocation: Allocation, tuned: Option<&Tuned>) -> Result<(), Error> {
+    match (allocation, tuned) {
+        (Allocation::ByPenalty, None) => Err(Error::NoPenalties { found: "there is no tuned policy".to_owned() }),
+        (Allocation::ByPenalty, Some(tuned)) if !tuned.policy.has_penalties() => {
+            Err(Error::NoPenalties { found: format!("{} does not say", tuned.file) })
+        }
+        _ => Ok(()),
+    }
+}
