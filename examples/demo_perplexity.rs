@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use ggml_sys::llama;
-use hobbit::perplexity::logits::nll;
 use hobbit::{BatchToken, Model, ModelOptions, SessionOptions};
+use hobbit_core::perplexity::logits::nll;
 
 /// Tokens evaluated at once: the model's context.
 const WINDOW: usize = 512;

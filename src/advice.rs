@@ -3,14 +3,14 @@
 
 use std::error::Error;
 
-use hobbit::gguf::RecodeError;
-use hobbit::pack::imatrix::ImatrixError;
-use hobbit::pack::{PackError, UnpackError, WriteError};
-use hobbit::plan::{BelowTokenCycle, PlanError};
-use hobbit::sim::SimError;
-use hobbit::store::StoreError;
-use hobbit::trace::TraceError;
-use hobbit::units::{MIB, ShortBytes};
+use hobbit_core::gguf::RecodeError;
+use hobbit_core::pack::imatrix::ImatrixError;
+use hobbit_core::pack::{PackError, UnpackError, WriteError};
+use hobbit_core::plan::{BelowTokenCycle, PlanError};
+use hobbit_core::sim::SimError;
+use hobbit_core::store::StoreError;
+use hobbit_core::trace::TraceError;
+use hobbit_core::units::{MIB, ShortBytes};
 
 const RECORD: &str = "record one with hobbit-cli --trace FILE";
 const FORCE: &str = "give another name, or --force to replace it";
@@ -286,7 +286,7 @@ fn device(error: &hobbit::engine::DeviceError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::plan::BudgetSource;
+    use hobbit_core::plan::BudgetSource;
 
     const SMALL: PlanError =
         PlanError::TooSmall { budget: 300 * MIB, origin: BudgetSource::Given, minimum: 911 * MIB - 1, available: None };

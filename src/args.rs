@@ -38,9 +38,9 @@ use super::argv::{self, Grammar, Note};
 use super::pages::PagesArgs;
 use super::switch::{self, Switch, Tri};
 use super::unsupported;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::store::IoMode;
-use hobbit::units::parse_percent;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::store::IoMode;
+use hobbit_core::units::parse_percent;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -9,8 +9,8 @@ use serde_json::json;
 use super::log::{Level, Log};
 use super::output::write_json;
 use hobbit::engine::calibrate_report;
-use hobbit::files::{self, Kind, Output};
 use hobbit::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, devices};
+use hobbit_core::files::{self, Kind, Output};
 
 /// Prints the devices beside the CPU as llama.cpp does, with what they can do if `verbose`; as JSON where that is
 /// wanted, by the flag that says where ('-' is stdout, and then the only thing there).

@@ -16,7 +16,7 @@ use super::log::Level;
 use super::output::tell;
 use super::resolve::Verbosity;
 use super::signals;
-use hobbit::units::Bytes;
+use hobbit_core::units::Bytes;
 
 const BAR: &str = "{bar:40} {percent:>3} % of {binary_total_bytes}, {binary_bytes_per_sec} {eta}";
 const SPINNER: &str = "{spinner} {binary_bytes}, {binary_bytes_per_sec}";
@@ -38,7 +38,7 @@ pub fn into(model: &mut ModelArgs, verbosity: Verbosity) -> Result<()> {
 /// What cannot be fetched, with what to do about it.
 pub fn fetched(args: &SourceArgs, verbosity: Verbosity) -> Result<Option<PathBuf>> {
     let Some(source) = args.source().map_err(anyhow::Error::msg)? else { return Ok(None) };
-    let read = |path: &Path| hobbit::files::capped::read_text(path, 1 << 12).ok();
+    let read = |path: &Path| hobbit_core::files::capped::read_text(path, 1 << 12).ok();
     let places = Places::new(args.given(), |name| std::env::var_os(name), read).map_err(anyhow::Error::msg)?;
     let screen = Screen::new(verbosity.shown >= Level::Info as u8);
     let bar = screen.bar.clone();

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::advice::advice;
 use super::output::{is_closed_pipe, tell};
 use super::signals::{self, Interrupted};
-use hobbit::files::OutputError;
+use hobbit_core::files::OutputError;
 
 /// Exit status when something that was asked for was not done.
 pub const FAILED: u8 = 1;

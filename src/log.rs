@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use super::exit::{self, FAILED};
 use super::output::tell;
 use super::resolve::Verbosity;
-use hobbit::{LogLevel, files};
+use hobbit::LogLevel;
+use hobbit_core::files;
 
 /// How much a line matters; the number of `--verbosity` from which it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use hobbit::gguf::Gguf;
 use hobbit::options::ModelOptions;
-use hobbit::pack::Pack;
-use hobbit::profile::{LossBound, Profile, ProfileError, beside, in_percent, mixes_of_json};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::Pack;
+use hobbit_core::profile::{LossBound, Profile, ProfileError, beside, in_percent, mixes_of_json};
 
 /// The options with a bound of `max_loss`, a share, on the loss. The measurements are those of the profile beside the model, else
 /// those in the pack; the mix is chosen when a session opens.

@@ -4,7 +4,7 @@
 use super::log::{Level, Log};
 use hobbit::Model;
 use hobbit::engine::{MemorySignal, take_memory_signal};
-use hobbit::plan::ExpertCache;
+use hobbit_core::plan::ExpertCache;
 
 /// Prepares the process for a model. The first thing that a program does: threads that are started before have arenas of
 /// their own, and until then a signal about caches ends the process.

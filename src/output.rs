@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use hobbit::files::{self, Kind};
+use hobbit_core::files::{self, Kind};
 
 /// Whether an error comes from a reader that went away: then a program ends with status 0 and without a word.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {

@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::log::{Level, Log};
-use hobbit::units::Seconds;
+use hobbit_core::units::Seconds;
 
 /// What is done sooner needs no bar.
 const PATIENCE: Duration = Duration::from_secs(2);

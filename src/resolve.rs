@@ -15,11 +15,11 @@ use super::escape::unescape;
 use super::loss_bound;
 use super::reasoning::Reasoning;
 use super::switch::Tri;
-use hobbit::files::{Input, Kind, Output, OutputError};
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
     sampler_order,
 };
+use hobbit_core::files::{Input, Kind, Output, OutputError};
 
 /// The world that settings depend on.
 pub trait Surroundings {

@@ -13,8 +13,8 @@ use super::args::AboutArgs;
 use super::pages::{self, Spelling};
 use super::{exit, output, signals};
 use hobbit::engine::{RpcEvent, RpcServer};
-use hobbit::units::Bytes;
 use hobbit::{LogLevel, set_log};
+use hobbit_core::units::Bytes;
 
 const EXAMPLES: &str = "\
 Examples:

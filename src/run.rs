@@ -36,9 +36,9 @@ use super::stream::{Desk, End};
 use super::{completion, conversation, prompt, saved};
 use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
-use hobbit::pack::WriteError;
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
+use hobbit_core::pack::WriteError;
 
 /// Said of the model's file where nobody has named one.
 const DEMO: &str = "no model given (-m): running the demo model";
@@ -244,7 +244,7 @@ pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colo
     }
     warn_of_threads(session, log);
     if let Some(path) = json.filter(|path| *path != Path::new("-")) {
-        let tried = hobbit::files::try_overwriting(path);
+        let tried = hobbit_core::files::try_overwriting(path);
         tried.with_context(|| format!("{}: cannot write the statistics", path.display()))?;
     }
     log.take_llama_cpps();

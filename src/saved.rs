@@ -5,8 +5,8 @@
 use std::io::{Error, ErrorKind};
 use std::path::Path;
 
-use hobbit::files;
 use hobbit::options::Token;
+use hobbit_core::files;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Magic, mark, number of tokens, bytes of the state, checksum of what follows.
@@ -32,7 +32,7 @@ pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options
         model_options.kv_overrides,
     );
     // Fine-tunes of a model differ in their weights alone.
-    let print = hobbit::pack::fingerprint(model.gguf()).map_or_else(|_| String::new(), |print| print.to_string());
+    let print = hobbit_core::pack::fingerprint(model.gguf()).map_or_else(|_| String::new(), |print| print.to_string());
     // Keys and values of approximate runs are approximate.
     let approximate = match model_options.precision.demands_exactness() {
         true => String::new(),

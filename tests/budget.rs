@@ -8,8 +8,8 @@ mod fixture;
 use std::path::Path;
 
 use gguf_tools::synth::{Format, Spec};
-use hobbit::gguf::Gguf;
-use hobbit::store::slot_stride;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::store::slot_stride;
 use serde_json::Value;
 
 /// 102 MiB of experts: 8 layers of 32, each of three slices of 136 KiB.
@@ -96,7 +96,7 @@ fn bytes(size: &str) -> u64 {
 /// Bytes of memory that all experts would take, and their number.
 fn experts(model: &Path) -> (u64, u64) {
     let map = Gguf::open(model).unwrap().experts().unwrap();
-    let memory = |layer: &hobbit::gguf::LayerExperts| -> u64 {
+    let memory = |layer: &hobbit_core::gguf::LayerExperts| -> u64 {
         layer.tensors.iter().map(|tensor| slot_stride(tensor.slice_bytes)).sum::<u64>() * u64::from(layer.n_expert)
     };
     (map.layers.iter().map(memory).sum(), map.layers.iter().map(|layer| u64::from(layer.n_expert)).sum())

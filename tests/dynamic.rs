@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gguf_tools::synth::{Format, Spec};
-use hobbit::cache::policy::PolicyKind;
-use hobbit::gguf::Gguf;
 use hobbit::options::{LowShare, LowSource, PrecisionMode};
-use hobbit::pack::{PackKind, PackSpec, TypeChoice, write};
-use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::PhaseStats;
-use hobbit::store::faulty::{Faults, FaultyStore, Hold};
 use hobbit::{
     BatchToken, CachingOptions, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token,
 };
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::{PackKind, PackSpec, TypeChoice, write};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::store::faulty::{Faults, FaultyStore, Hold};
 
 /// A model of 16 experts, four used per token, and the same with experts of fewer bits.
 struct Models {

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::RouterChoice;
-use hobbit::gguf::Gguf;
-use hobbit::plan::ExpertCache;
 use hobbit::{
     BatchToken, CachingOptions, Error, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason, Token,
 };
+use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::ExpertCache;
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf")

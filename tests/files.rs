@@ -9,9 +9,9 @@ use std::time::{Duration, SystemTime};
 use gguf_tools::synth::{Format, Spec};
 use hobbit::engine::quantise_low;
 use hobbit::options::{DeviceChoice, LowSource};
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::store::IoMode;
 use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::store::IoMode;
 
 mod fixture;
 

@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::options::DeviceChoice;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::trace::{Record, TraceReader};
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, SessionOptions, Token};
+use hobbit_core::gguf::{GgmlType, Gguf};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::trace::{Record, TraceReader};
 
 const KINDS: [&str; 4] = ["prose", "code", "docs", "dialogue"];
 const N_LAYERS: u16 = 4;

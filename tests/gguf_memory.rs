@@ -4,7 +4,7 @@ use std::alloc;
 use std::path::Path;
 
 use cap::Cap;
-use hobbit::gguf::{GgmlType, Gguf, HeaderBuilder, Value};
+use hobbit_core::gguf::{GgmlType, Gguf, HeaderBuilder, Value};
 
 /// Far below any length written below, far above what the test itself needs. Beyond it, allocation fails and the
 /// process aborts.

@@ -6,8 +6,8 @@ use std::path::Path;
 use ggml_sys::llama;
 use gguf_tools::synth::{Format, Spec};
 use hobbit::engine::Ggml;
-use hobbit::gguf::Recode;
-use hobbit::gguf::{ExpertTensor, GgmlType, Gguf};
+use hobbit_core::gguf::Recode;
+use hobbit_core::gguf::{ExpertTensor, GgmlType, Gguf};
 
 mod fixture;
 

@@ -9,11 +9,11 @@ use std::path::Path;
 
 use gguf_tools::synth::{Spec, architectures};
 use hobbit::engine::{Stock, StockOptions};
-use hobbit::gguf::Gguf;
 use hobbit::options::{KernelChoice, PrecisionMode, Repack};
-use hobbit::plan::{Budget, ExpertCache, Regime};
-use hobbit::store::IoMode;
 use hobbit::{Model, ModelOptions, SessionOptions, Token};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::{Budget, ExpertCache, Regime};
+use hobbit_core::store::IoMode;
 
 const GIB: u64 = 1 << 30;
 

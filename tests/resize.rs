@@ -19,11 +19,11 @@ use std::path::Path;
 
 use compare::{BUDGET, Hobbit, same};
 use gguf_tools::synth::Spec;
-use hobbit::cache::Allocation;
 use hobbit::options::DeviceChoice;
-use hobbit::plan::ExpertCache;
 use hobbit::stats::rss_bytes;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit_core::cache::Allocation;
+use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Options, Pinned};
 use script::{Row, Script};
 use stock::Stock;

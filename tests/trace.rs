@@ -4,15 +4,17 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use hobbit::cache::Allocation;
-use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::options::{DeviceChoice, Prefetch, RoutingOptions};
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::predict::PredictorKind;
-use hobbit::route::Shares;
-use hobbit::sim::{Config, FitGoal, PredictedBy, Recording, Slots, fit, recall, replay, widths, widths_by_distance};
-use hobbit::trace::{LayerRecord, ReadClass, Record, TraceReader};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions, Stats};
+use hobbit_core::cache::Allocation;
+use hobbit_core::cache::policy::{PolicyKind, Weights};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::route::Shares;
+use hobbit_core::sim::{
+    Config, FitGoal, PredictedBy, Recording, Slots, fit, recall, replay, widths, widths_by_distance,
+};
+use hobbit_core::trace::{LayerRecord, ReadClass, Record, TraceReader};
 
 /// As [`options`], with slots by layer and a profile.
 fn options_by_layer(policy: PolicyKind, slots: Allocation, profile: Option<&Path>, trace: &Path) -> ModelOptions {

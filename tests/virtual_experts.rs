@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fixture::gate::{Gate, Held, OpenAtLast};
 use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
-use hobbit::plan::{Budget, ExpertCache};
 use hobbit::stats::VirtualExpertsReport;
-use hobbit::store::faulty::{Faults, FaultyStore};
-use hobbit::store::{Completion, ReadRequest, Store};
 use hobbit::{BatchToken, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::store::faulty::{Faults, FaultyStore};
+use hobbit_core::store::{Completion, ReadRequest, Store};
 
 const N_EXPERT: u16 = 16;
 const N_USED: u16 = 4;
@@ -175,8 +175,8 @@ fn where_every_expert_is_there_not_a_bit_changes() {
 
 /// A plan for the model at `path`: as many experts by the layer's position.
 fn plan(dir: &Path, path: &Path, experts: impl Fn(usize) -> u16) -> PathBuf {
-    let layers = hobbit::gguf::Gguf::open(path).and_then(|gguf| gguf.experts()).expect("a sound model").layers;
-    let layer = |(at, layer): (usize, &hobbit::gguf::LayerExperts)| {
+    let layers = hobbit_core::gguf::Gguf::open(path).and_then(|gguf| gguf.experts()).expect("a sound model").layers;
+    let layer = |(at, layer): (usize, &hobbit_core::gguf::LayerExperts)| {
         format!(r#"{{"layer": {}, "experts": {}, "of": {N_EXPERT}}}"#, layer.layer, experts(at))
     };
     let layers: Vec<String> = layers.iter().enumerate().map(layer).collect();

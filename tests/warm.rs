@@ -8,13 +8,13 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hobbit::cache::policy::PolicyKind;
-use hobbit::cache::{Allocation, CacheState, ModelMark};
 use hobbit::options::DeviceChoice;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::predict::PredictorKind;
 use hobbit::stats::WarmStart;
 use hobbit::{CachingOptions, DeviceOptions, LogLevel, Model, ModelOptions, SessionOptions, Token};
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::cache::{Allocation, CacheState, ModelMark};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::predict::PredictorKind;
 
 /// Notices go to one place per process: one test at a time.
 static NOTICES: Mutex<String> = Mutex::new(String::new());
@@ -266,9 +266,9 @@ fn what_is_resident_of_a_hostile_file_is_only_what_the_model_has() {
         stranger.expert.index = u16::MAX;
         host.residents.push(stranger);
         stranger.expert.layer = u16::MAX;
-        host.residents.extend([stranger, version, hobbit::expert::Version::low(version.expert)]);
+        host.residents.extend([stranger, version, hobbit_core::expert::Version::low(version.expert)]);
     }
-    let more = hobbit::cache::SavedCache { name: "no such device".to_owned(), ..host.clone() };
+    let more = hobbit_core::cache::SavedCache { name: "no such device".to_owned(), ..host.clone() };
     hostile.caches.push(more);
     fs::write(&state, hostile.to_bytes()).unwrap();
     let warm = run(&demo(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);

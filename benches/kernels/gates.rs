@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use hobbit::gguf::GgmlType;
-use hobbit::predict::{Gate, GateRows, GateStack, Gating};
+use hobbit_core::gguf::GgmlType;
+use hobbit_core::predict::{Gate, GateRows, GateStack, Gating};
 use serde::Serialize;
 
 use super::ggml::{Cpu, Matrices, Operation, Shape};

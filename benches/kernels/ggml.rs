@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_tensor};
-use hobbit::gguf::GgmlType;
+use hobbit_core::gguf::GgmlType;
 
 /// A type of weights, and one matrix of them: row length and rows.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use hobbit::gguf::GgmlType;
+use hobbit_core::gguf::GgmlType;
 use hobbit_programs::bench::host::Host;
 use serde_json::json;
 

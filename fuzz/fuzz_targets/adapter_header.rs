@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use hobbit::gguf::Gguf;
-use hobbit::gguf::adapter::{check_lora, read_directions};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::gguf::adapter::{check_lora, read_directions};
 use libfuzzer_sys::fuzz_target;
 
 static MODEL: OnceLock<Gguf> = OnceLock::new();

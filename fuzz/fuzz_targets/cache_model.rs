@@ -1,7 +1,7 @@
 //! The cache against its model, on scripts the fuzzer writes: `fuzz/run cache_model`.
 #![no_main]
 
-use hobbit::cache::model_test;
+use hobbit_core::cache::model_test;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|script: &[u8]| {

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use hobbit::gguf::Gguf;
+use hobbit_core::gguf::Gguf;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -3,9 +3,9 @@
 
 #![no_main]
 
-use hobbit::expert::Precision;
-use hobbit::gguf::Stored;
-use hobbit::pack::Pack;
+use hobbit_core::expert::Precision;
+use hobbit_core::gguf::Stored;
+use hobbit_core::pack::Pack;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use hobbit::profile::VirtualPlan;
+use hobbit_core::profile::VirtualPlan;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use hobbit::profile::Profile;
+use hobbit_core::profile::Profile;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

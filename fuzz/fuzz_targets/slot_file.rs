@@ -21,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
     // The same with a magic, mark and checksum that hold: no fuzzer finds those.
     if input.len() >= HEADER {
         let mut bytes = input.to_vec();
-        bytes[..8].copy_from_slice(&hobbit::files::SEQUENCE_MAGIC);
+        bytes[..8].copy_from_slice(&hobbit_core::files::SEQUENCE_MAGIC);
         bytes[8..16].copy_from_slice(&MARK.to_le_bytes());
         let sum = xxh3_64(&bytes[HEADER..]);
         bytes[32..HEADER].copy_from_slice(&sum.to_le_bytes());

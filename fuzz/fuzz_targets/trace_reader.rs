@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use hobbit::trace::{Header, Record, TraceReader, TraceWriter};
+use hobbit_core::trace::{Header, Record, TraceReader, TraceWriter};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -9,9 +9,9 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context;
-use hobbit::gguf::{ExpertMap, Gguf, LayerExperts};
-use hobbit::pack::{Pack, slice_name};
-use hobbit::units::{Bytes, Percent};
+use hobbit_core::gguf::{ExpertMap, Gguf, LayerExperts};
+use hobbit_core::pack::{Pack, slice_name};
+use hobbit_core::units::{Bytes, Percent};
 use serde::Serialize;
 
 /// Arguments of `inspect`.
@@ -276,7 +276,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::gguf::{GgmlType, HeaderBuilder};
+    use hobbit_core::gguf::{GgmlType, HeaderBuilder};
 
     fn report(n_used: Option<u32>) -> Report {
         let dir = tempfile::tempdir().unwrap();

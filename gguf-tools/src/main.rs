@@ -19,7 +19,7 @@ use std::thread;
 
 use clap::{CommandFactory, Parser};
 use gguf_tools::synth::command as synth;
-use hobbit::files::OutputError;
+use hobbit_core::files::OutputError;
 use hobbit_programs::output::{is_closed_pipe, tell};
 use hobbit_programs::pages::{self, PagesArgs, Spelling};
 use hobbit_programs::{exit, signals};

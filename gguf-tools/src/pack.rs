@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use hobbit::files::{self, Input, Kind, Output};
-use hobbit::gguf::{Gguf, shards_by_name};
-use hobbit::pack::imatrix::Imatrix;
-use hobbit::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
-use hobbit::profile::read_path_table;
-use hobbit::tuned::TunedPolicy;
-use hobbit::units::Bytes;
+use hobbit_core::files::{self, Input, Kind, Output};
+use hobbit_core::gguf::{Gguf, shards_by_name};
+use hobbit_core::pack::imatrix::Imatrix;
+use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
+use hobbit_core::profile::read_path_table;
+use hobbit_core::tuned::TunedPolicy;
+use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;

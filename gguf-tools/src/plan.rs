@@ -6,16 +6,18 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use hobbit::expert::{ExpertId, Precision};
-use hobbit::files::{self, Input, Kind, Output};
-use hobbit::gguf::{Catalog, ExpertMap, Gguf, shards_by_name};
 use hobbit::options::{RoutingOptions, VirtualExperts};
-use hobbit::pack::Pack;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::planner::{self, LayerCurve};
-use hobbit::profile::{Loss, ModelId, PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, TextId, Uses, VirtualPlan};
-use hobbit::units::{Bytes, Percent};
 use hobbit::{CachingOptions, Model, ModelOptions};
+use hobbit_core::expert::{ExpertId, Precision};
+use hobbit_core::files::{self, Input, Kind, Output};
+use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, shards_by_name};
+use hobbit_core::pack::Pack;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::profile::planner::{self, LayerCurve};
+use hobbit_core::profile::{
+    Loss, ModelId, PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, TextId, Uses, VirtualPlan,
+};
+use hobbit_core::units::{Bytes, Percent};
 
 use crate::profile::norms;
 use crate::profile::text::{self, Runner, Text};

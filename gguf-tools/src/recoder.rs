@@ -1,6 +1,6 @@
 //! The quantiser of this build.
 
-use hobbit::gguf::Recode;
+use hobbit_core::gguf::Recode;
 
 /// Whether it can change types.
 pub const QUANTISES: bool = cfg!(feature = "engine");
@@ -20,5 +20,5 @@ pub fn recoder() -> anyhow::Result<Box<dyn Recode>> {
 /// Never.
 #[cfg(not(feature = "engine"))]
 pub fn recoder() -> anyhow::Result<Box<dyn Recode>> {
-    Ok(Box::new(hobbit::gguf::CopyOnly))
+    Ok(Box::new(hobbit_core::gguf::CopyOnly))
 }

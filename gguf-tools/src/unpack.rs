@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use hobbit::files::{self, Input, Kind, Output};
-use hobbit::pack::{Pack, unpack};
-use hobbit::units::Bytes;
+use hobbit_core::files::{self, Input, Kind, Output};
+use hobbit_core::pack::{Pack, unpack};
+use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context, anyhow};
-use hobbit::gguf::{Gguf, TensorInfo};
-use hobbit::pack::Pack;
+use hobbit_core::gguf::{Gguf, TensorInfo};
+use hobbit_core::pack::Pack;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -111,7 +111,7 @@ fn lines(report: &Report) -> String {
     };
     let mut text: String = report.notes.iter().map(note).chain(report.faults.iter().map(fault)).collect();
     if report.ok {
-        let (files, size) = (report.files.len(), hobbit::units::Bytes(report.bytes));
+        let (files, size) = (report.files.len(), hobbit_core::units::Bytes(report.bytes));
         let (tensors, layers) = (report.tensors, report.expert_layers);
         text += &format!("ok: {files} file(s), {tensors} tensors, {size}, {layers} layers with experts\n");
     }
@@ -234,7 +234,7 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::gguf::{GgmlType, HeaderBuilder};
+    use hobbit_core::gguf::{GgmlType, HeaderBuilder};
 
     /// A model of an F32 tensor and a Q8_0 tensor of several chunks; `edit` may damage their data.
     fn verified(edit: impl Fn(&str, &mut [u8])) -> Report {

@@ -10,10 +10,10 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use hobbit::expert::SliceKind;
-use hobbit::files::{self, Input, Kind, Output};
-use hobbit::gguf::{Gguf, HeaderBuilder, TensorInfo, shards_by_name};
-use hobbit::units::Bytes;
+use hobbit_core::expert::SliceKind;
+use hobbit_core::files::{self, Input, Kind, Output};
+use hobbit_core::gguf::{Gguf, HeaderBuilder, TensorInfo, shards_by_name};
+use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
 use crate::bar::Bar;

@@ -7,10 +7,10 @@ use std::fs;
 use std::path::Path;
 
 use gguf_tools::synth::{self, Format, Spec};
-use hobbit::forecast::{
+use hobbit_core::forecast::{
     Cpu, EXPERT_SECONDS, Expectation, FirstToken, Host, Locality, Products, Shape, Start, TRAINED, Task, rooms, run,
 };
-use hobbit::gguf::{GgmlType, Gguf};
+use hobbit_core::gguf::{GgmlType, Gguf};
 use serde_json::Value;
 
 /// Decoded tokens that are simulated of a run, at the most.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use hobbit::gguf::{GgmlType, HeaderBuilder};
+use hobbit_core::gguf::{GgmlType, HeaderBuilder};
 
 fn model(dir: &Path) -> PathBuf {
     let mut header = HeaderBuilder::new(32).unwrap();

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use hobbit::cache::Allocation;
-use hobbit::gguf::Gguf;
 use hobbit::options::DeviceChoice;
-use hobbit::pack::Pack;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::{MeasuredMix, Mix, Mixes, Profile, mixes_of_json, norms_of_json};
-use hobbit::tuned::{LayerPenalty, TUNED_FORMAT, TUNED_VERSION, TunedOn, TunedPolicy};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
+use hobbit_core::cache::Allocation;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::Pack;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::profile::{MeasuredMix, Mix, Mixes, Profile, mixes_of_json, norms_of_json};
+use hobbit_core::tuned::{LayerPenalty, TUNED_FORMAT, TUNED_VERSION, TunedOn, TunedPolicy};
 
 fn tool(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gguf-tools")).args(args).output().unwrap()

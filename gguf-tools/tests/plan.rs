@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gguf_tools::synth::{self, Spec};
-use hobbit::profile::VirtualPlan;
+use hobbit_core::profile::VirtualPlan;
 
 fn demo(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)

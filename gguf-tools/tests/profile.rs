@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gguf_tools::synth::{self, Format, Spec};
-use hobbit::gguf::Gguf;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::{Goal, LossBound, Profile, ProfileError, beside, widths};
 use hobbit::{Model, ModelOptions, SessionOptions};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::profile::{Goal, LossBound, Profile, ProfileError, beside, widths};
 
 fn demo(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models").join(name)

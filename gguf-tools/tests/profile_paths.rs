@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gguf_tools::synth::{self, Spec};
-use hobbit::gguf::Gguf;
 use hobbit::options::Prefetch;
-use hobbit::pack::Pack;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::predict::{PredictShape, PredictorKind};
-use hobbit::profile::read_path_table;
 use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, SessionOptions};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::Pack;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::predict::{PredictShape, PredictorKind};
+use hobbit_core::profile::read_path_table;
 
 /// Tokens and length of a piece, as numbers and words.
 const N_TOKENS: (usize, &str) = (1024, "1024");

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gguf_rs::get_gguf_container_array_size;
-use hobbit::gguf::Gguf;
+use hobbit_core::gguf::Gguf;
 use serde_json::Value;
 
 /// Every key whose value both have, and every tensor. How many keys were compared.

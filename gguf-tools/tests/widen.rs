@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use hobbit::gguf::{GgmlType, Gguf, HeaderBuilder};
+use hobbit_core::gguf::{GgmlType, Gguf, HeaderBuilder};
 
 fn tool(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gguf-tools")).args(args).output().unwrap()

@@ -52,36 +52,11 @@
 //! machines; `cuda`, `metal` and `vulkan` compile llama.cpp for this machine's, and `dynamic-backends` loads ggml's
 //! backends at run time. Without `engine` only what is pure remains.
 //!
-//! # Rooms
+//! # The two crates
 //!
-//! The modules that this page does not list are for hobbit's own programs, which are built with it: they are public, and
-//! may change with any version.
-//!
-//! A room knows only those in the rows above its own; `tests/layers` holds it to that, and keeps circles out of the rooms
-//! themselves.
-//!
-//! | rooms | what |
-//! |---|---|
-//! | `expert` `planes` `units` `words` | the smallest nouns; 8-bit weights in two planes; sizes, percents, durations; choices by name |
-//! | `files` | what programs may do to the user's files |
-//! | `store` | where bytes come from: direct, buffered, memory, faulty |
-//! | `calibrate` | what this machine can do, measured once |
-//! | `gguf` | which bytes of which file are whose |
-//! | `grammar` | which tokens go on with a text that must follow rules |
-//! | `cache` `route` `predict` | who stays, who is wanted in which precision, what comes |
-//! | `pack` | a model with every expert as one record, in two precisions |
-//! | `profile` | what a model tolerates |
-//! | `tuned` | how a model's experts are best cached, as traces say |
-//! | `load` | the queue of reads, order of classes, what is worth reading ahead, CPU or copy |
-//! | `plan` | memory budget to slots, or to standing aside |
-//! | `options` | what a caller may choose |
-//! | `stats` | what a session measured |
-//! | `residency` | one layer's step, from the router's choice to slots and reads |
-//! | `trace` | recordings |
-//! | `sim` | the same decisions again, over a virtual link and clock |
-//! | `forecast` | how fast a model will run here, before it is |
-//! | `perplexity` | judging predictions: base files, estimates |
-//! | `engine` | llama.cpp: model, session, the seam, devices |
+//! `hobbit-core` holds the decisions and the files: model files, caches, predictors, plans, traces and the simulator. It
+//! has no C++ behind it and builds in seconds. This crate adds llama.cpp: model, session, the seam, devices. hobbit's own
+//! programs use both.
 //!
 //! Decisions (`cache`, `route`, `predict`, `load::prefetch`, `load::balance`, `plan`, `residency`, `store::mode`) are pure: no ggml, no
 //! I/O, no clock. `engine` alone has C++ behind it: all else builds in seconds without it.
@@ -108,55 +83,12 @@
 
 #![warn(missing_docs)]
 
-#[doc(hidden)]
-pub mod cache;
-#[doc(hidden)]
-pub mod calibrate;
 #[cfg(feature = "engine")]
 #[doc(hidden)]
 pub mod engine;
-#[doc(hidden)]
-pub mod expert;
-#[doc(hidden)]
-pub mod files;
-#[doc(hidden)]
-pub mod forecast;
-#[doc(hidden)]
-pub mod gguf;
-#[doc(hidden)]
-pub mod grammar;
-#[doc(hidden)]
-pub mod load;
-pub mod options;
-#[doc(hidden)]
-pub mod pack;
-#[doc(hidden)]
-pub mod perplexity;
-#[doc(hidden)]
-pub mod plan;
-#[doc(hidden)]
-pub mod planes;
-#[doc(hidden)]
-pub mod predict;
-#[doc(hidden)]
-pub mod profile;
-#[doc(hidden)]
-pub mod residency;
-#[doc(hidden)]
-pub mod route;
-#[doc(hidden)]
-pub mod sim;
-pub mod stats;
-#[doc(hidden)]
-pub mod store;
-#[doc(hidden)]
-pub mod trace;
-#[doc(hidden)]
-pub mod tuned;
-#[doc(hidden)]
-pub mod units;
-#[doc(hidden)]
-pub mod words;
+
+#[doc(inline)]
+pub use hobbit_core::{options, stats};
 
 #[cfg(feature = "engine")]
 #[doc(inline)]
@@ -165,9 +97,9 @@ pub use engine::{
     ModelInfo, Sampler, Session, StopReason, devices, set_log,
 };
 #[doc(inline)]
-pub use options::{
+pub use hobbit_core::options::{
     Budget, CachingOptions, DeviceOptions, ExpertCache, IoMode, ModelOptions, PrecisionOptions, SamplingOptions,
     SessionOptions, Token,
 };
 #[doc(inline)]
-pub use stats::{PhaseStats, Stats};
+pub use hobbit_core::stats::{PhaseStats, Stats};

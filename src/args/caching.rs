@@ -7,10 +7,10 @@ use clap::Args;
 
 use super::percent;
 use crate::switch::Switch;
-use hobbit::cache::Allocation;
-use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::options::{CachingOptions, Prefetch, RouteOptions};
-use hobbit::predict::PredictorKind;
+use hobbit_core::cache::Allocation;
+use hobbit_core::cache::policy::{PolicyKind, Weights};
+use hobbit_core::predict::PredictorKind;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Expert caches (hobbit's own)")]

@@ -7,7 +7,7 @@ use clap::Args;
 use super::{gpu_layers, percent};
 use crate::switch::Switch;
 use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
-use hobbit::plan::ExpertCache;
+use hobbit_core::plan::ExpertCache;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Devices")]

@@ -8,9 +8,9 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use crate::switch::Switch;
-use hobbit::expert::SliceKind;
-use hobbit::gguf::GgmlType;
 use hobbit::options::{KernelChoice, LowShare, LowSource, PrecisionMode, PrecisionOptions};
+use hobbit_core::expert::SliceKind;
+use hobbit_core::gguf::GgmlType;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Dynamic precision (hobbit's own)")]

@@ -8,9 +8,9 @@ use clap::Args;
 
 use super::precision::Low;
 use crate::argv::Note;
-use hobbit::gguf::Gguf;
 use hobbit::options::{LowSource, Preset};
-use hobbit::pack::Pack;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::Pack;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Papers as published (hobbit's own)")]

@@ -7,7 +7,7 @@ use clap::Args;
 use super::PrecisionArgs;
 use crate::switch::Switch;
 use hobbit::options::{PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
-use hobbit::units::parse_percent;
+use hobbit_core::units::parse_percent;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Routing that knows what is in memory (hobbit's own; results are approximate)")]
@@ -112,7 +112,7 @@ impl RoutingArgs {
                 () => "",
             };
             if !other.is_empty() {
-                let percent = hobbit::profile::in_percent(max_loss);
+                let percent = hobbit_core::profile::in_percent(max_loss);
                 return Err(format!("'--max-loss {percent}%' cannot be had with {other}; drop one of them"));
             }
         }

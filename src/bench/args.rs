@@ -13,7 +13,7 @@ use super::values;
 use crate::args::{self, ExpertArgs, SourceArgs};
 use crate::argv::{self, Grammar, Note};
 use crate::pages::PagesArgs;
-use hobbit::units::parse_bytes;
+use hobbit_core::units::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use hobbit::expert::Extent;
-use hobbit::gguf::{ExpertMap, Gguf};
-use hobbit::pack::Pack;
-use hobbit::store::{self, StoreKind, measure_random_read, probe};
+use hobbit_core::expert::Extent;
+use hobbit_core::gguf::{ExpertMap, Gguf};
+use hobbit_core::pack::Pack;
+use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 
 /// Reads in flight that are tried for the disk's best.
 const DEPTHS: [usize; 3] = [4, 8, 16];
@@ -61,8 +61,8 @@ fn of_pack(pack: &Pack) -> (Vec<Extent>, u64) {
 mod tests {
     use std::ops::ControlFlow;
 
-    use hobbit::gguf::CopyOnly;
-    use hobbit::pack::{PackKind, PackSpec, write};
+    use hobbit_core::gguf::CopyOnly;
+    use hobbit_core::pack::{PackKind, PackSpec, write};
 
     use super::*;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use super::case::{Case, Source};
-use hobbit::gguf::Gguf;
 use hobbit::options::LowSource;
+use hobbit_core::gguf::Gguf;
 
 /// Looks at the models of all cases and at the text.
 ///

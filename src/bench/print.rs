@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::args::Format;
 use super::case::Test;
 use super::record::Record;
-use hobbit::units::MIB;
+use hobbit_core::units::MIB;
 
 /// Prints records as they come.
 pub struct Printer<'a> {

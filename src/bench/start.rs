@@ -14,7 +14,7 @@ use super::answer::Run;
 use super::case::Task;
 use super::limits::{Cgroup, Usage, drop_file};
 use crate::signals;
-use hobbit::gguf::Gguf;
+use hobbit_core::gguf::Gguf;
 
 /// The process that runs, 0 for none: such a signal ends it.
 static RUNNING: AtomicU32 = AtomicU32::new(0);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::choice::ChoiceError;
-use hobbit::units::Bytes;
+use hobbit_core::units::Bytes;
 
 /// Why a model was not fetched.
 #[derive(Debug, thiserror::Error)]

@@ -91,7 +91,7 @@ impl Repo<'_> {
     /// The first file of a model that is in the cache.
     fn kept(&self, want: &Want) -> Result<PathBuf, HubError> {
         let missing = |why: String| HubError::NotCached { what: self.id.to_string(), place: self.path(&[]), why };
-        let commit = hobbit::files::capped::read_text(&self.path(&["refs", BRANCH]), 1 << 10).ok();
+        let commit = hobbit_core::files::capped::read_text(&self.path(&["refs", BRANCH]), 1 << 10).ok();
         let commit = commit.as_deref().map(str::trim).filter(|commit| is_commit(commit));
         let snapshot = self.path(&["snapshots", commit.ok_or_else(|| missing("nothing was fetched yet".to_owned()))?]);
         let mut names = Vec::new();
@@ -132,7 +132,7 @@ impl Repo<'_> {
         }
         let reference = self.path(&["refs", BRANCH]);
         make_directory_of(&reference)?;
-        hobbit::files::replace(&reference, info.sha.as_bytes()).map_err(failed(&reference, "write this file"))?;
+        hobbit_core::files::replace(&reference, info.sha.as_bytes()).map_err(failed(&reference, "write this file"))?;
         Ok(snapshot.join(&chosen[0]))
     }
 

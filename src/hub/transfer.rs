@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hobbit::units::Bytes;
+use hobbit_core::units::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::Witness;
@@ -61,7 +61,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 
 /// The etag of the file at `path`, which lies beside it.
 pub fn etag_of(path: &Path) -> Option<String> {
-    hobbit::files::capped::read_text(&beside(path, ".etag"), 1 << 10).ok().filter(|etag| is_etag(etag))
+    hobbit_core::files::capped::read_text(&beside(path, ".etag"), 1 << 10).ok().filter(|etag| is_etag(etag))
 }
 
 /// Whether the same etag means the same bytes.
@@ -341,7 +341,7 @@ impl<'a> Transfer<'a> {
     }
 
     fn check_sum(&mut self) -> Result<(), HubError> {
-        let found = hobbit::pack::Sha256(std::mem::take(&mut self.sum).finalize().into()).to_string();
+        let found = hobbit_core::pack::Sha256(std::mem::take(&mut self.sum).finalize().into()).to_string();
         match self.item.sha256.clone() {
             Some(expected) if expected != found => Err(HubError::Sum { name: self.item.name.clone(), found, expected }),
             _ => Ok(()),
@@ -373,7 +373,7 @@ impl<'a> Transfer<'a> {
         let path = beside(&self.part, ".etag");
         // The Hub's own etag is a checksum; the server to which it redirects has another.
         match if self.item.sha256.is_some() { &self.item.etag } else { &self.etag } {
-            Some(etag) => hobbit::files::replace(&path, etag.as_bytes()).map_err(failed(&path, "write this file")),
+            Some(etag) => hobbit_core::files::replace(&path, etag.as_bytes()).map_err(failed(&path, "write this file")),
             None => {
                 let _ = fs::remove_file(&path);
                 Ok(())

@@ -5,8 +5,8 @@ use std::ops::Range;
 use anyhow::{Context, Result, bail};
 
 use crate::progress::TokenBar;
-use hobbit::perplexity::windows::Windows;
 use hobbit::{BatchToken, Model, Session, Token};
+use hobbit_core::perplexity::windows::Windows;
 
 /// Rows that are worked on together: what is made of them is held in memory.
 const ROWS_MAX: usize = 32;

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use hobbit::perplexity::divergence::{Distribution, Divergence, Means};
-use hobbit::perplexity::estimate::{Estimate, Sums};
 use hobbit::stats::Stats;
-use hobbit::units::Percent;
+use hobbit_core::perplexity::divergence::{Distribution, Divergence, Means};
+use hobbit_core::perplexity::estimate::{Estimate, Sums};
+use hobbit_core::units::Percent;
 
 /// `12.34`, with six significant digits and no zeros at the end, as C's `%g` prints milliseconds.
 pub fn significant(number: f64) -> String {
@@ -117,8 +117,8 @@ pub fn experts_used(stats: &Stats) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::perplexity::divergence::Comparison;
     use hobbit::stats::PhaseStats;
+    use hobbit_core::perplexity::divergence::Comparison;
 
     #[test]
     fn numbers_as_c_prints_them() {

@@ -9,12 +9,12 @@ use serde_json::json;
 use super::evaluate::{self, on_all_cpus, start_token};
 use super::{Desk, Measurement, format};
 use crate::log::Level;
-use hobbit::perplexity::base::{BaseHead, BaseReader, BaseWriter};
-use hobbit::perplexity::divergence::{Divergence, TOKENS_MIN, compare};
-use hobbit::perplexity::estimate::Sums;
-use hobbit::perplexity::logits::{Row, encode, nll, probability, row_words};
-use hobbit::perplexity::windows::Windows;
 use hobbit::{BatchToken, Model, Token};
+use hobbit_core::perplexity::base::{BaseHead, BaseReader, BaseWriter};
+use hobbit_core::perplexity::divergence::{Divergence, TOKENS_MIN, compare};
+use hobbit_core::perplexity::estimate::Sums;
+use hobbit_core::perplexity::logits::{Row, encode, nll, probability, row_words};
+use hobbit_core::perplexity::windows::Windows;
 
 /// llama.cpp rounds a context up to this many tokens (`llama_context`), and `llama-perplexity` fills it.
 const CONTEXT_STEP: usize = 256;

@@ -2,7 +2,7 @@
 //!
 //! [`args`] holds what was typed, [`resolve`] makes settings of it. A [`Measurement`] is prepared with the model, says
 //! what context it needs and runs in it (`measure`). `evaluate` turns tokens into rows of logits, which
-//! [`hobbit::perplexity`] scores.
+//! [`hobbit_core::perplexity`] scores.
 //! [`mod@format`] has the lines of `llama-perplexity`, on the streams that it prints them to.
 
 pub mod args;

@@ -9,8 +9,8 @@ use crate::resolve::{
     Surroundings, Verbosity, check_outputs, experts, given_files, read, text, utf8, verbosity, without_newline,
 };
 use crate::{demo, resolve};
-use hobbit::files::{Kind, OutputError};
 use hobbit::options::{ModelOptions, SessionOptions};
+use hobbit_core::files::{Kind, OutputError};
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,9 +162,9 @@ fn given_text(args: &TextArgs, around: &dyn Surroundings) -> Result<Option<Text>
 mod tests {
     use super::super::args::parse;
     use super::*;
-    use hobbit::cache::Allocation;
     use hobbit::options::DeviceChoice;
-    use hobbit::plan::ExpertCache;
+    use hobbit_core::cache::Allocation;
+    use hobbit_core::plan::ExpertCache;
     use std::ffi::OsString;
     use std::io;
     use std::path::Path;

@@ -25,8 +25,8 @@ use crate::report::closing::{self, Closing};
 use crate::resolve;
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
-use hobbit::perplexity::windows::Windows;
 use hobbit::{Error, Model, Session, SessionOptions};
+use hobbit_core::perplexity::windows::Windows;
 
 /// What every measurement needs.
 pub struct Desk<'a> {

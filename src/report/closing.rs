@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Line, brief, detail, efficiency, roofline};
 use hobbit::stats::{DeviceCounters, DeviceReport, PhaseStats, PrecisionReport, PrefetchReport, Stats};
-use hobbit::units::{Bytes, Percent, Seconds};
+use hobbit_core::units::{Bytes, Percent, Seconds};
 
 /// The measurements of a run and how it ended.
 pub struct Closing<'a> {

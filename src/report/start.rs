@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use super::{Line, brief, description, detail, parameters};
 use hobbit::options::{Allocation, CpuHelper, KernelChoice};
-use hobbit::plan::{BudgetSource, MemoryPlan};
-use hobbit::stats::{CachingReport, DeviceReport, TunedReport, LowReport, PrecisionReport, VersionsReport, WarmStart};
-use hobbit::units::{Bytes, ShortBytes};
+use hobbit::stats::{CachingReport, DeviceReport, LowReport, PrecisionReport, TunedReport, VersionsReport, WarmStart};
+use hobbit_core::plan::{BudgetSource, MemoryPlan};
+use hobbit_core::units::{Bytes, ShortBytes};
 
 /// The model of a run.
 pub struct ModelFacts<'a> {
@@ -209,14 +209,14 @@ fn percent(part: u64, whole: u64) -> Option<u64> {
 pub(super) mod tests {
     use super::*;
     use hobbit::options::PrecisionMode;
-    use hobbit::plan::{Budget, ExpertCache, FixedCosts, MemoryLimits, PlanInput, PoolSpec, StagingWish};
     use hobbit::stats::CacheSlots;
+    use hobbit_core::plan::{Budget, ExpertCache, FixedCosts, MemoryLimits, PlanInput, PoolSpec, StagingWish};
 
     const MIB: u64 = 1 << 20;
 
     fn plan(budget: u64, n_layers: usize) -> MemoryPlan {
         let pool = PoolSpec {
-            precision: hobbit::expert::Precision::High,
+            precision: hobbit_core::expert::Precision::High,
             n_versions: vec![8; n_layers],
             expert_stride: 4 * MIB,
             slice_stride_max: 2 * MIB,
@@ -393,8 +393,7 @@ pub(super) mod tests {
         };
         let line = "slots of a layer: shallow-first:4: 2 to 8 on the host, 1 to 5 on CUDA0";
         assert_eq!(caching(&report), [detail(line)]);
-        let profile =
-            TunedReport { file: "a.json".into(), policy: "hobbit".into(), thresholds: true, penalties: true };
+        let profile = TunedReport { file: "a.json".into(), policy: "hobbit".into(), thresholds: true, penalties: true };
         let even = CachingReport { slots: "even".into(), profile: Some(profile), ..report };
         let line = "profile a.json: weights of hobbit, T1 and T2, the cost of each layer's misses";
         assert_eq!(caching(&even), [detail(line)]);

@@ -3,13 +3,13 @@ use std::ffi::OsString;
 
 use super::*;
 use crate::args::parse;
-use hobbit::cache::Allocation;
 use hobbit::options::{
     CpuHelper, DeviceChoice, DeviceOptions, FlashAttn, KernelChoice, KvType, LowShare, LowSource, PrecisionMode,
     PrecisionOptions, SplitMode, TensorOverride,
 };
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::store::IoMode;
+use hobbit_core::cache::Allocation;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::store::IoMode;
 
 #[derive(Default)]
 struct Fake {

@@ -234,7 +234,7 @@ fn closing_line(totals: &Totals) -> String {
         "{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written"
     );
     if hits + misses > 0.0 {
-        let per_token = hobbit::units::Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
+        let per_token = hobbit_core::units::Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
         line += &format!("; hits {:.1} %, {per_token} read per token written", 100.0 * hits / (hits + misses));
     }
     line
@@ -258,7 +258,7 @@ fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log)
         return options.clone();
     }
     if scores > SCORES_BYTES_MAX {
-        let more = hobbit::units::Bytes(scores);
+        let more = hobbit_core::units::Bytes(scores);
         let line = format!(
             "hobbit: texts may depend on what else is asked for, by more than last bits (-fa off: not, for {more})"
         );

@@ -9,13 +9,13 @@ use clap::{Parser, Subcommand};
 use crate::args::percent;
 use crate::pages::PagesArgs;
 use crate::switch::Switch;
-use hobbit::cache::policy::{PolicyKind, Weights};
 use hobbit::options::{PrecisionMode, VirtualUpdate};
-use hobbit::predict::PredictorKind;
-use hobbit::route::{Shares, Thresholds};
-use hobbit::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
-use hobbit::tuned::TunedPolicy;
-use hobbit::units::parse_bytes;
+use hobbit_core::cache::policy::{PolicyKind, Weights};
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::route::{Shares, Thresholds};
+use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
+use hobbit_core::tuned::TunedPolicy;
+use hobbit_core::units::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:

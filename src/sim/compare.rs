@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::args::WorldArgs;
 use hobbit::options::{RoutingOptions, VirtualExperts};
-use hobbit::predict::PredictorKind;
-use hobbit::route::Rerouting;
-use hobbit::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::route::Rerouting;
+use hobbit_core::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
 
 /// One replay and how it compares.
 #[derive(Clone, Debug, Serialize)]

@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use super::args::CurveArgs;
 use super::table;
-use hobbit::cache::policy::PolicyKind;
-use hobbit::forecast::{Locality, SHARES};
-use hobbit::sim::Eviction;
-use hobbit::units::Percent;
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::forecast::{Locality, SHARES};
+use hobbit_core::sim::Eviction;
+use hobbit_core::units::Percent;
 
 pub fn run(args: &CurveArgs, out: &mut dyn Write) -> Result<()> {
     let policies = [Eviction::Policy(PolicyKind::Lru), Eviction::Policy(PolicyKind::default()), Eviction::Belady];

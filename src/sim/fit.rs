@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use super::args::FitArgs;
 use crate::output::write_whole;
-use hobbit::files::Kind;
-use hobbit::route::Thresholds;
-use hobbit::sim::{FitGoal, fit};
-use hobbit::tuned::{LayerPenalty, TunedPolicy};
+use hobbit_core::files::Kind;
+use hobbit_core::route::Thresholds;
+use hobbit_core::sim::{FitGoal, fit};
+use hobbit_core::tuned::{LayerPenalty, TunedPolicy};
 
 pub fn run(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
     let thresholds = match (args.t1, args.t2) {

@@ -20,11 +20,11 @@ use serde::Deserialize;
 
 use super::args::ImportArgs;
 use crate::output::write_whole;
-use hobbit::expert::Precision;
-use hobbit::files::Kind;
-use hobbit::files::capped::read_text;
-use hobbit::route::{DECODE_TOKENS_MAX, Demand, Routing};
-use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
+use hobbit_core::expert::Precision;
+use hobbit_core::files::Kind;
+use hobbit_core::files::capped::read_text;
+use hobbit_core::route::{DECODE_TOKENS_MAX, Demand, Routing};
+use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
 
 const FIRST: &str = "# route_trace v1";
 const COLUMNS: [&str; 9] = ["turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes"];
@@ -210,7 +210,7 @@ fn batch(rows: &[(u64, Row)], header: &Header, writer: &mut TraceWriter<Vec<u8>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::trace::{Record, TraceReader};
+    use hobbit_core::trace::{Record, TraceReader};
 
     /// Two layers of four experts, two of them used: a prompt of two tokens, of which the last layer has one, and a token.
     const SMALL: &str = "\

@@ -22,9 +22,9 @@ use args::{Args, Command, ShowArgs};
 
 use super::exit;
 use super::pages::{self, Spelling};
-use hobbit::files::{self, Input, Kind, Output, OutputError};
-use hobbit::sim::{Recording, SimError};
-use hobbit::trace::TraceReader;
+use hobbit_core::files::{self, Input, Kind, Output, OutputError};
+use hobbit_core::sim::{Recording, SimError};
+use hobbit_core::trace::TraceReader;
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
 /// written is written whole at the end.

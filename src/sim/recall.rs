@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::args::RecallArgs;
 use super::table;
-use hobbit::predict::{Gates, PathTable, PredictorKind, Recall, RecallCounts};
-use hobbit::sim::{PredictedBy, Recording, Widths, path_recall, path_table, recall, widths, widths_by_distance};
-use hobbit::trace::Layer;
+use hobbit_core::predict::{Gates, PathTable, PredictorKind, Recall, RecallCounts};
+use hobbit_core::sim::{PredictedBy, Recording, Widths, path_recall, path_table, recall, widths, widths_by_distance};
+use hobbit_core::trace::Layer;
 
 /// One predictor at one distance.
 #[derive(Serialize)]

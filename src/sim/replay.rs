@@ -7,10 +7,10 @@ use anyhow::{Result, ensure};
 use super::args::{ReplayArgs, WorldArgs};
 use super::compare::{Row, compare};
 use super::table;
-use hobbit::predict::{PredictorKind, RecallCounts};
-use hobbit::sim::{PredictedBy, Recording, recall};
-use hobbit::trace::Layer;
-use hobbit::units::{MIB, Percent};
+use hobbit_core::predict::{PredictorKind, RecallCounts};
+use hobbit_core::sim::{PredictedBy, Recording, recall};
+use hobbit_core::trace::Layer;
+use hobbit_core::units::{MIB, Percent};
 
 /// Layers ahead of which recall is told.
 const RECALL_DISTANCES: [u8; 3] = [1, 2, 3];

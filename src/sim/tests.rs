@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::run;
 use crate::exit::in_words;
-use hobbit::trace::{
+use hobbit_core::trace::{
     Header, Layer, LayerRecord, ModelDescription, Phase, Prediction, Record, TraceReader, TraceWriter,
 };
 
@@ -169,7 +169,7 @@ fn calibrate_writes_a_whole_file() {
     let (_, text) =
         hobbit_sim(&["calibrate", &file, "-o", &fitted, "--low-bytes", "25%", "--shares", "50/50/0"]).unwrap();
     assert!(text.contains("thresholds: T1"), "{text}");
-    let found = hobbit::tuned::TunedPolicy::read(Path::new(&fitted)).unwrap();
+    let found = hobbit_core::tuned::TunedPolicy::read(Path::new(&fitted)).unwrap();
     assert_eq!(found.policy, "hobbit");
     assert_eq!(found.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect::<Vec<_>>(), [(0, 8), (2, 8)]);
     assert!(found.has_penalties() && text.contains("penalty by layer"), "{text}");
@@ -278,7 +278,7 @@ fn results_are_not_written_over_traces_or_other_files() {
     let before = std::fs::read(&file).unwrap();
     for (output, part) in [(&file, "the file of a trace"), (&notes, "exists and is no")] {
         let error = hobbit_sim(&["calibrate", &file, "-o", output]).unwrap_err();
-        assert!(error.is::<hobbit::files::OutputError>(), "{error}");
+        assert!(error.is::<hobbit_core::files::OutputError>(), "{error}");
         assert!(error.to_string().contains(part), "{error}");
     }
     assert!(std::fs::read(&file).unwrap() == before && std::fs::read(&notes).unwrap() == b"precious");

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use hobbit::engine::Ggml;
-use hobbit::gguf::Gguf;
-use hobbit::pack::{PackKind, PackSpec};
-use hobbit::profile::{FORMAT, MeasuredMix, Mix, Mixes, ModelId, Profile, TextId, VERSION, mixes_to_json};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::{PackKind, PackSpec};
+use hobbit_core::profile::{FORMAT, MeasuredMix, Mix, Mixes, ModelId, Profile, TextId, VERSION, mixes_to_json};
 use serde_json::Value;
 
 use crate::rig::*;
@@ -109,7 +109,7 @@ fn the_mix_was_measured_at_the_largest_cache_not_above_ours() {
     let pack = dir.path().join("demo.hobbit.gguf");
     let mixes = Some(mixes_to_json(&profile.mixes[..1]));
     let spec = PackSpec { mixes, ..PackSpec::new(PackKind::Full) };
-    hobbit::pack::write(&gguf, &pack, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    hobbit_core::pack::write(&gguf, &pack, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     let carried = bounded(&pack, "50%");
     assert!(carried.contains("routing: cache bias 0.15") && carried.contains("(here 50 %)"), "{carried}");
     std::fs::copy(&beside, dir.path().join("demo.hobbit.profile.json")).unwrap();
@@ -117,7 +117,7 @@ fn the_mix_was_measured_at_the_largest_cache_not_above_ours() {
     assert!(given.contains("routing: cache bias 0.25"), "{given}");
     let spec = PackSpec { mixes: Some("[{}]".into()), force: true, ..PackSpec::new(PackKind::Full) };
     let broken = dir.path().join("broken.gguf");
-    hobbit::pack::write(&gguf, &broken, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    hobbit_core::pack::write(&gguf, &broken, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     let refused = bounded(&broken, "50%");
     assert!(refused.contains("key 'hobbit.mixes'") && refused.contains("make the pack again"), "{refused}");
 }

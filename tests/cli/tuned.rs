@@ -55,13 +55,13 @@ fn a_profile_is_made_and_loaded() {
 
 #[test]
 fn a_path_table_is_taken_from_a_file() {
-    use hobbit::predict::{PathLimits, PathTableBuilder, PredictShape};
+    use hobbit_core::predict::{PathLimits, PathTableBuilder, PredictShape};
     let dir = tempfile::tempdir().unwrap();
     let [table, stats] = ["a.paths", "stats.json"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
     let mut builder =
         PathTableBuilder::new(PredictShape::new((0..6).map(|layer| (layer, 8)), 2), PathLimits::default());
     (0..6).for_each(|layer| builder.observe(layer, [1, 2]));
-    hobbit::profile::write_path_table(table.as_ref(), &builder.build()).unwrap();
+    hobbit_core::profile::write_path_table(table.as_ref(), &builder.build()).unwrap();
     let run = ["-no-cnv", "-p", "In the beginning", "-n", "8", "--expert-cache", "25%"];
     let plain = demo(&run).run().expect(0).stdout;
     let ahead = ["--predictor", "path-table", "--prefetch", "on", "--path-table", &table, "--stats-json", &stats];

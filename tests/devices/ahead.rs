@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use gguf_tools::synth::Spec;
-use hobbit::cache::policy::PolicyKind;
 use hobbit::options::{CpuHelper, DeviceChoice, Prefetch};
-use hobbit::plan::ExpertCache;
-use hobbit::predict::PredictorKind;
 use hobbit::stats::DeviceCounters;
-use hobbit::trace::{LayerRecord, Record, TraceReader};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::trace::{LayerRecord, Record, TraceReader};
 use lagging_device::{Device, Options, Order, register};
 
 use super::cases;

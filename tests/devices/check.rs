@@ -1,9 +1,9 @@
 //! Runs a case on a device, by stock llama.cpp with everything there and by hobbit with tiers of several sizes.
 
 use hobbit::options::{CpuHelper, DeviceChoice};
-use hobbit::plan::ExpertCache;
 use hobbit::stats::DeviceCounters;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions};
+use hobbit_core::plan::ExpertCache;
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

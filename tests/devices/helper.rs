@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use hobbit::options::{CpuHelper, DeviceChoice};
-use hobbit::plan::ExpertCache;
 use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit_core::plan::ExpertCache;
 use lagging_device::Options;
 
 use super::check::WAVES;

@@ -39,7 +39,7 @@ use cases::Case;
 use check::{SIZES, check};
 use hobbit::DeviceOptions;
 use hobbit::options::{CpuHelper, DeviceChoice};
-use hobbit::plan::ExpertCache;
+use hobbit_core::plan::ExpertCache;
 use lagging_device::{Options, Order, Pinned};
 
 /// A lazy device in the given order of execution.

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use gguf_tools::synth::Spec;
 use hobbit::options::{CpuHelper, DeviceChoice, FlashAttn};
-use hobbit::plan::ExpertCache;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Options, Report, register};
 
 use super::check::{ALL, QUARTER, WAVES};

@@ -1,8 +1,8 @@
 //! Where layers and experts go: on several devices, partly on the CPU, for several sessions.
 
 use hobbit::options::{DeviceChoice, SplitMode};
-use hobbit::plan::ExpertCache;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
+use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Options, Order};
 
 use super::cases::{self, Case, Source};

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{DeviceChoice, LowSource, PrecisionMode};
-use hobbit::plan::ExpertCache;
 use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
+use hobbit_core::plan::ExpertCache;
 use lagging_device::{Options, Order, register};
 
 use super::check::WAVES;

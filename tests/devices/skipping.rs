@@ -2,8 +2,8 @@
 
 use gguf_tools::synth::Spec;
 use hobbit::options::{DeviceChoice, LowShare, LowSource, PrecisionMode};
-use hobbit::plan::ExpertCache;
 use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions};
+use hobbit_core::plan::ExpertCache;
 use lagging_device::{Options, Order};
 
 use super::cases::{self, Case, Source};

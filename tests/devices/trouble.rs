@@ -3,8 +3,8 @@
 use ggml_sys::llama;
 use gguf_tools::synth::Spec;
 use hobbit::options::DeviceChoice;
-use hobbit::plan::ExpertCache;
 use hobbit::{BatchToken, DeviceOptions, Error, Model, ModelOptions, SessionOptions};
+use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Options, Order, Pinned};
 
 use super::cases::{Case, Source};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
-use hobbit::plan::ExpertCache;
-use hobbit::store::Store;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::store::Store;
 use lagging_device::{Device, Options, Order};
 
 use super::check::{ALL, QUARTER};

@@ -1,10 +1,10 @@
 //! `--cache-state` with a device: its slots are filled again, and it computes the same.
 
 use gguf_tools::synth::Spec;
-use hobbit::cache::CacheState;
 use hobbit::options::DeviceChoice;
 use hobbit::stats::WarmStart;
 use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit_core::cache::CacheState;
 use lagging_device::{Options, Order};
 
 use super::check::QUARTER;

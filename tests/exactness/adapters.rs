@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use hobbit::gguf::Gguf;
 use hobbit::options::{AdapterOptions, Repack, ScaledFile};
-use hobbit::plan::ExpertCache;
 use hobbit::{Model, ModelOptions};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::ExpertCache;
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

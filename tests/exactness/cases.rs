@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use gguf_tools::synth::{ExpertGroups, Format, Gating, Spec, architectures};
 use hobbit::SessionOptions;
-use hobbit::cache::Allocation;
 use hobbit::options::{FlashAttn, KvType};
-use hobbit::plan::ExpertCache;
-use hobbit::predict::PredictorKind;
-use hobbit::store::IoMode;
+use hobbit_core::cache::Allocation;
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::store::IoMode;
 
 use super::script::Script;
 

@@ -4,16 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use hobbit::cache::Allocation;
-use hobbit::cache::policy::PolicyKind;
 use hobbit::engine::RouterObserver;
-use hobbit::gguf::Gguf;
 use hobbit::options::{Prefetch, Repack};
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::predict::{PathBatches, PathLimits, PathTableBuilder, PredictorKind};
-use hobbit::profile::write_path_table;
-use hobbit::store::faulty::{Faults, FaultyStore, Hold};
 use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, Session};
+use hobbit_core::cache::Allocation;
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::predict::{PathBatches, PathLimits, PathTableBuilder, PredictorKind};
+use hobbit_core::profile::write_path_table;
+use hobbit_core::store::faulty::{Faults, FaultyStore, Hold};
 
 use super::cases::{Case, Source, Variant};
 use super::fixture;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{DeviceChoice, LowShare, LowSource, PrecisionMode, Repack};
-use hobbit::plan::ExpertCache;
-use hobbit::store::faulty::{Faults, FaultyStore, Hold};
 use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions};
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::store::faulty::{Faults, FaultyStore, Hold};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

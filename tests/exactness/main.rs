@@ -23,10 +23,10 @@ mod fixture;
 use cases::{Case, Variant};
 use compare::{check, check_against_altered};
 use gguf_tools::synth::Format;
-use hobbit::cache::Allocation;
-use hobbit::plan::ExpertCache;
-use hobbit::predict::PredictorKind;
-use hobbit::store::IoMode;
+use hobbit_core::cache::Allocation;
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::store::IoMode;
 
 fn check_all(cases: Vec<Case>, variants: &[Variant]) {
     fixture::quiet_llama_cpp();

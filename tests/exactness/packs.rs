@@ -3,15 +3,15 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use hobbit::cache::Allocation;
 use hobbit::engine::Ggml;
-use hobbit::expert::ExpertId;
-use hobbit::gguf::{GgmlType, Gguf};
 use hobbit::options::{LowShare, PrecisionMode, Repack};
-use hobbit::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
-use hobbit::plan::ExpertCache;
-use hobbit::store::IoMode;
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
+use hobbit_core::cache::Allocation;
+use hobbit_core::expert::ExpertId;
+use hobbit_core::gguf::{GgmlType, Gguf};
+use hobbit_core::pack::{Pack, PackKind, PackSpec, SliceTypes, Widths, unpack, write};
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::store::IoMode;
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use hobbit::options::Repack;
-use hobbit::pack::{PackKind, PackSpec};
-use hobbit::plan::ExpertCache;
-use hobbit::store::IoMode;
 use hobbit::{Model, ModelOptions, PrecisionOptions};
+use hobbit_core::pack::{PackKind, PackSpec};
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::store::IoMode;
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

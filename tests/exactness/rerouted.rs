@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use gguf_tools::synth::Spec;
 use hobbit::options::{DeviceChoice, PrecisionMode, Repack, RoutingOptions};
-use hobbit::plan::ExpertCache;
 use hobbit::stats::PhaseStats;
-use hobbit::store::faulty::{Faults, FaultyStore, Hold};
 use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions};
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::store::faulty::{Faults, FaultyStore, Hold};
 
 use super::cases::{Case, Source};
 use super::compare::{BUDGET, Hobbit, same};

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use gguf_tools::synth::Spec;
-use hobbit::gguf::Gguf;
 use hobbit::options::{Repack, RouteOptions};
-use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, TraceWriter};
 use hobbit::{Model, ModelOptions};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, TraceWriter};
 
 use super::cases::{Case, Source, Variant};
 use super::compare::{BUDGET, Hobbit, same};

@@ -3,9 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use hobbit::options::{LowSource, PrecisionMode};
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::store::{Completion, ReadRequest, Store};
 use hobbit::{BatchToken, Error, Interrupt, Model, ModelOptions, PrecisionOptions, Session};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::store::{Completion, ReadRequest, Store};
 
 use super::cases::{Case, Source, Variant};
 use super::compare::Hobbit;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::browser::{Browser, Window};
-use crate::mock::Step::{End, Gate, Hang, Say};
+use crate::mock::Step::{End, Hang, Say};
 use crate::page;
 
 async fn titles(browser: &Browser) -> Value {

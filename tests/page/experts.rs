@@ -4,7 +4,7 @@ use fantoccini::key::Key;
 use serde_json::{Value, json};
 
 use crate::browser::Window;
-use crate::{page, page_after};
+use crate::page_after;
 
 /// Two layers, four experts, each state once.
 fn two_layers(tokens: u64) -> Value {

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use gguf_tools::synth::Spec;
 use hobbit::options::DeviceChoice;
-use hobbit::plan::ExpertCache;
 use hobbit::{DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
+use hobbit_core::plan::ExpertCache;
 
 use super::fixture;
 use super::server::Server;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gguf_tools::synth::Spec;
-use hobbit::gguf::Gguf;
+use hobbit_core::gguf::Gguf;
 
 use super::{cli, fixture};
 

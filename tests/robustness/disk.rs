@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gguf_tools::synth::Spec;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::store::IoMode;
-use hobbit::store::faulty::{Faults, FaultyStore};
 use hobbit::{BatchToken, Error, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::store::IoMode;
+use hobbit_core::store::faulty::{Faults, FaultyStore};
 
 use super::fixture;
 
@@ -57,8 +57,9 @@ fn a_failed_read_is_reported_and_survived() {
         for n in [0, 1, 5, 17] {
             for (faults, reason) in [(io_error(n), "Input/output error"), (short_read(n), "shrank")] {
                 let what = format!("{cache:?}, {faults:?}");
-                let wrap =
-                    move |inner| -> Arc<dyn hobbit::store::Store> { Arc::new(FaultyStore::new(inner, faults.clone())) };
+                let wrap = move |inner| -> Arc<dyn hobbit_core::store::Store> {
+                    Arc::new(FaultyStore::new(inner, faults.clone()))
+                };
                 let model = Model::open_with_store(&path, &options(cache, IoMode::Auto), wrap).unwrap();
                 let mut session = session(&model);
                 let error = evaluate(&mut session).expect_err(&what).to_string();
@@ -83,7 +84,7 @@ fn a_disk_that_comes_back() {
         let faults = Faults { io_error: (0..10_000).collect(), ..Faults::default() };
         let wrap = {
             let gone = Arc::clone(&gone);
-            move |inner: Arc<dyn hobbit::store::Store>| -> Arc<dyn hobbit::store::Store> {
+            move |inner: Arc<dyn hobbit_core::store::Store>| -> Arc<dyn hobbit_core::store::Store> {
                 let broken = Arc::new(FaultyStore::new(Arc::clone(&inner), faults.clone()));
                 Arc::new(Either { gone: Arc::clone(&gone), broken, sound: inner })
             }
@@ -102,15 +103,15 @@ fn a_disk_that_comes_back() {
 struct Either {
     gone: Arc<AtomicBool>,
     broken: Arc<FaultyStore>,
-    sound: Arc<dyn hobbit::store::Store>,
+    sound: Arc<dyn hobbit_core::store::Store>,
 }
 
-impl hobbit::store::Store for Either {
+impl hobbit_core::store::Store for Either {
     fn name(&self) -> &'static str {
         self.sound.name()
     }
 
-    fn submit(&self, requests: Vec<hobbit::store::ReadRequest>, sink: &Arc<dyn hobbit::store::Completion>) {
+    fn submit(&self, requests: Vec<hobbit_core::store::ReadRequest>, sink: &Arc<dyn hobbit_core::store::Completion>) {
         match self.gone.load(Ordering::Relaxed) {
             true => self.broken.submit(requests, sink),
             false => self.sound.submit(requests, sink),

@@ -1,7 +1,7 @@
 //! What a made-up model's routers choose: the same numbers on every machine.
 
-use hobbit::expert::ExpertId;
-use hobbit::predict::{PredictShape, softmax, top_k};
+use hobbit_core::expert::ExpertId;
+use hobbit_core::predict::{PredictShape, softmax, top_k};
 use rand_mt::Mt;
 
 /// Layers, all with experts.
@@ -78,10 +78,10 @@ pub fn floats(n: usize, seed: u32) -> Vec<f32> {
 /// Blocks of Q8_0 with scales below 1.
 pub fn q8_0(n_blocks: usize) -> Vec<u8> {
     let mut random = Mt::new(7);
-    let n_bytes = n_blocks * hobbit::planes::Q8_0_BYTES;
+    let n_bytes = n_blocks * hobbit_core::planes::Q8_0_BYTES;
     let mut bytes: Vec<u8> = (0..n_bytes.div_ceil(4)).flat_map(|_| random.next_u32().to_le_bytes()).collect();
     bytes.truncate(n_bytes);
-    bytes.chunks_exact_mut(hobbit::planes::Q8_0_BYTES).for_each(|block| block[1] &= 0x3b);
+    bytes.chunks_exact_mut(hobbit_core::planes::Q8_0_BYTES).for_each(|block| block[1] &= 0x3b);
     bytes
 }
 

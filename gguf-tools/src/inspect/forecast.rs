@@ -8,14 +8,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use gguf_tools::synth::{self, Format, Spec, presets};
-use hobbit::cache::policy::PolicyKind;
-use hobbit::forecast::{
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::forecast::{
     Expectation, Forecast, ForecastError, Host, Locality, Shape, Speed, Task, expected_speed, forecast,
 };
-use hobbit::gguf::{GgmlType, Gguf};
-use hobbit::pack::Pack;
-use hobbit::sim::{Eviction, Recording};
-use hobbit::units::{GIB, parse_bytes};
+use hobbit_core::gguf::{GgmlType, Gguf};
+use hobbit_core::pack::Pack;
+use hobbit_core::sim::{Eviction, Recording};
+use hobbit_core::units::{GIB, parse_bytes};
 use hobbit_programs::exit::in_words;
 use serde::Serialize;
 
@@ -215,7 +215,7 @@ fn rows(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> V
     let enough = sizes.partition_point(|size| *size < needed) + 1;
     sizes.truncate(enough);
     // What would be refused is passed over; the largest are the ones that people have.
-    sizes.retain(|size| hobbit::forecast::rooms(shape, &Host { memory: *size, ..host.clone() }, task).is_ok());
+    sizes.retain(|size| hobbit_core::forecast::rooms(shape, &Host { memory: *size, ..host.clone() }, task).is_ok());
     let skip = sizes.len().saturating_sub(ROWS_MAX);
     sizes.drain(..skip);
     if !sizes.contains(&host.memory) {

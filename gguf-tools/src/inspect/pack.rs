@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use hobbit::expert::Precision;
-use hobbit::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, slice_name};
-use hobbit::predict::PathTable;
-use hobbit::profile::{Mixes, mixes_of_json};
-use hobbit::tuned::{TunedOn, TunedPolicy};
-use hobbit::units::{Bytes, Percent};
+use hobbit_core::expert::Precision;
+use hobbit_core::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, slice_name};
+use hobbit_core::predict::PathTable;
+use hobbit_core::profile::{Mixes, mixes_of_json};
+use hobbit_core::tuned::{TunedOn, TunedPolicy};
+use hobbit_core::units::{Bytes, Percent};
 use serde::Serialize;
 
 /// The report; `--json` prints it as it is.
@@ -215,7 +215,7 @@ fn layers(pack: &Pack) -> Vec<Layer> {
         records.bytes += len;
         *records.types.entry(words(&packed.types)).or_default() += 1;
     }
-    let layer = |layer: &hobbit::gguf::LayerCatalog| Layer {
+    let layer = |layer: &hobbit_core::gguf::LayerCatalog| Layer {
         layer: layer.layer,
         n_expert: layer.n_expert,
         high: all.get(&(layer.layer, Precision::High)).cloned(),

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use hobbit::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf};
-use hobbit::pack::{TypeChoice, Widths, fitting};
-use hobbit::profile::{self, Goal, Profile, mixes_to_json, norms_to_json};
-use hobbit::store::BLOCK_BYTES;
-use hobbit::units::{Bytes, Percent, parse_bytes, parse_percent};
+use hobbit_core::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf};
+use hobbit_core::pack::{TypeChoice, Widths, fitting};
+use hobbit_core::profile::{self, Goal, Profile, mixes_to_json, norms_to_json};
+use hobbit_core::store::BLOCK_BYTES;
+use hobbit_core::units::{Bytes, Percent, parse_bytes, parse_percent};
 use hobbit_programs::output::tell;
 
 /// Flags of `pack` that need a profile.
@@ -93,7 +93,7 @@ fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 
         .map(|tensor| tensor.extent.len.next_multiple_of(BLOCK_BYTES))
         .sum();
     let low = low.map_or(0, |choice| {
-        let record = |layer: &hobbit::gguf::LayerExperts| {
+        let record = |layer: &hobbit_core::gguf::LayerExperts| {
             let slices = layer.tensors.iter().map(|tensor| {
                 let lower = fitting(choice.of(tensor.kind), tensor.ne0);
                 let smaller = lower.row_bytes(tensor.ne0) < tensor.dtype.row_bytes(tensor.ne0);

@@ -5,11 +5,11 @@ use std::path::Path;
 use anyhow::Context;
 use hobbit::Token;
 use hobbit::options::RoutingOptions;
-use hobbit::perplexity::estimate::{Estimate, Sums};
-use hobbit::profile::{
+use hobbit_core::perplexity::estimate::{Estimate, Sums};
+use hobbit_core::profile::{
     MeasuredMix, Mix, Mixes, Part, PrefillShare, Uses, most_lowered, nll, search_mixes, text_sha256,
 };
-use hobbit::route::{Shares, Thresholds, fit};
+use hobbit_core::route::{Shares, Thresholds, fit};
 use hobbit_programs::output::tell;
 
 use super::Run;

@@ -13,19 +13,19 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use hobbit::files::{self, Input, Kind, Output};
-use hobbit::gguf::{GgmlType, Gguf, shards_by_name};
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
-use hobbit::pack::Pack;
-use hobbit::pack::imatrix::Imatrix;
-use hobbit::plan::{Budget, ExpertCache};
-use hobbit::profile::{
+use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
+use hobbit_core::files::{self, Input, Kind, Output};
+use hobbit_core::gguf::{GgmlType, Gguf, shards_by_name};
+use hobbit_core::pack::Pack;
+use hobbit_core::pack::imatrix::Imatrix;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::profile::{
     ChosenThresholds, FORMAT, MeasuredMix, MeasuredThresholds, Mixes, ModelId, Profile, TextId, Uses, VERSION,
     in_percent,
 };
-use hobbit::route::{Shares, fit};
-use hobbit::units::parse_percent;
-use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
+use hobbit_core::route::{Shares, fit};
+use hobbit_core::units::parse_percent;
 
 use crate::threads;
 use low::{LowVersions, Source};

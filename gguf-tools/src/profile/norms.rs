@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::Context;
 use hobbit::engine::Ggml;
-use hobbit::gguf::{ExpertMap, ExpertTensor, Gguf, Recode};
-use hobbit::pack::Pack;
-use hobbit::profile::{LayerNorms, ProfileError, norms_of_json};
+use hobbit_core::gguf::{ExpertMap, ExpertTensor, Gguf, Recode};
+use hobbit_core::pack::Pack;
+use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json};
 
 use crate::bar::Bar;
 

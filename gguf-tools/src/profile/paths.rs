@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use hobbit::gguf::{ExpertMap, Gguf};
-use hobbit::pack::Pack;
-use hobbit::predict::{PathBatches, PathLimits, PathTable, PathTableBuilder, PredictShape};
-use hobbit::profile::write_path_table;
-use hobbit::trace::{Record, TraceReader};
+use hobbit_core::gguf::{ExpertMap, Gguf};
+use hobbit_core::pack::Pack;
+use hobbit_core::predict::{PathBatches, PathLimits, PathTable, PathTableBuilder, PredictShape};
+use hobbit_core::profile::write_path_table;
+use hobbit_core::trace::{Record, TraceReader};
 use hobbit_programs::output::tell;
 
 use crate::bar::Bar;

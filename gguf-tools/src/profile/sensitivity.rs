@@ -2,10 +2,10 @@
 
 use anyhow::Context;
 use hobbit::Error;
-use hobbit::expert::ExpertId;
-use hobbit::gguf::GgmlType;
-use hobbit::plan::ExpertCache;
-use hobbit::profile::{LayerNorms, LayerWidth, SliceTypes, Tolerated, Uses, Width, divide, most_lowered};
+use hobbit_core::expert::ExpertId;
+use hobbit_core::gguf::GgmlType;
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::profile::{LayerNorms, LayerWidth, SliceTypes, Tolerated, Uses, Width, divide, most_lowered};
 
 use super::Run;
 use super::low::{LowVersions, Source};
@@ -42,7 +42,7 @@ pub fn width(
         precision.is_dynamic() && precision.low.is_some(),
         "the engine uses no low-precision experts here ({precision:?}); report this with the model's shape"
     );
-    let layer_set = |layer: &hobbit::gguf::LayerExperts| -> Vec<ExpertId> {
+    let layer_set = |layer: &hobbit_core::gguf::LayerExperts| -> Vec<ExpertId> {
         (0..layer.n_expert as u16).map(|index| ExpertId { layer: layer.layer, index }).collect()
     };
     let layers = &source.map.layers;

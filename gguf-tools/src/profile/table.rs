@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use hobbit::pack::slice_name;
-use hobbit::profile::{ChosenThresholds, Mixes, PrefillShare, Profile, SliceTypes, Tolerated, Width};
-use hobbit::units::{Bytes, Percent};
+use hobbit_core::pack::slice_name;
+use hobbit_core::profile::{ChosenThresholds, Mixes, PrefillShare, Profile, SliceTypes, Tolerated, Width};
+use hobbit_core::units::{Bytes, Percent};
 
 /// Experts shown at either end.
 const SHOWN: usize = 5;

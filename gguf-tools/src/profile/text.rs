@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::Context;
 use hobbit::engine::RouterObserver;
-use hobbit::expert::ExpertId;
-use hobbit::predict::PathBatches;
-use hobbit::profile::{Loss, Uses, log_softmax, nll};
 use hobbit::{BatchToken, Model, Session, SessionOptions, Token};
+use hobbit_core::expert::ExpertId;
+use hobbit_core::predict::PathBatches;
+use hobbit_core::profile::{Loss, Uses, log_softmax, nll};
 
 use crate::bar::Bar;
 

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::builder::PossibleValuesParser;
-use hobbit::files::{self, Kind, Output};
-use hobbit::units::Bytes;
+use hobbit_core::files::{self, Kind, Output};
+use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use hobbit::gguf::HeaderBuilder;
-use hobbit::gguf::writer::Layout;
+use hobbit_core::gguf::HeaderBuilder;
+use hobbit_core::gguf::writer::Layout;
 use tempfile::NamedTempFile;
 
 use super::model::{self, Tensor};
@@ -97,7 +97,7 @@ fn layout(
     number: usize,
     shard: &[Tensor],
     tensors: usize,
-) -> Result<Layout, hobbit::gguf::WriteError> {
+) -> Result<Layout, hobbit_core::gguf::WriteError> {
     let mut header = HeaderBuilder::new(ALIGNMENT)?;
     if number == 0 {
         for (key, value) in model::keys(spec, sizes) {

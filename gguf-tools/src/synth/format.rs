@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 
 use anyhow::Context;
 use half::{bf16, f16};
-use hobbit::gguf::GgmlType;
+use hobbit_core::gguf::GgmlType;
 
 use super::random::Random;
 

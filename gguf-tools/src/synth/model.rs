@@ -1,7 +1,7 @@
 //! From a [`Spec`] to everything about the file but the weights: keys and tensors.
 
 use anyhow::{Context, ensure};
-use hobbit::gguf::Value;
+use hobbit_core::gguf::Value;
 
 use super::arch::{KeyValue, Role, Row, Scope};
 use super::format::Format;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use hobbit::expert::SliceKind::{self, Down, Gate, GateUp, Up};
-use hobbit::gguf::{GgmlType, Gguf};
+use hobbit_core::expert::SliceKind::{self, Down, Gate, GateUp, Up};
+use hobbit_core::gguf::{GgmlType, Gguf};
 
 use super::format::Format;
 use super::random::Random;
@@ -102,7 +102,7 @@ fn shards_hold_the_same_model() {
     assert_eq!(many.tensors.len(), one.tensors.len());
     for (a, b) in one.tensors.iter().zip(&many.tensors) {
         assert_eq!((&a.name, a.dtype, &a.dims, a.extent.len), (&b.name, b.dtype, &b.dims, b.extent.len));
-        let read = |gguf: &Gguf, at: hobbit::expert::Extent| {
+        let read = |gguf: &Gguf, at: hobbit_core::expert::Extent| {
             let file = fs::read(&gguf.files[at.file as usize].path).unwrap();
             file[at.offset as usize..at.end() as usize].to_vec()
         };

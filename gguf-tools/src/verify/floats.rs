@@ -1,7 +1,7 @@
 //! Where the floating-point fields of each tensor type lie (block layouts: llama.cpp, ggml-common.h), and whether
 //! they are finite (as `ggml_validate_row_data` in ggml-quants.c judges).
 
-use hobbit::gguf::GgmlType;
+use hobbit_core::gguf::GgmlType;
 
 /// Floating-point fields of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use hobbit::pack::{self, Fault, Pack, PackKind};
-use hobbit::units::Bytes;
+use hobbit_core::pack::{self, Fault, Pack, PackKind};
+use hobbit_core::units::Bytes;
 use serde::Serialize;
 
 use crate::bar::Bar;

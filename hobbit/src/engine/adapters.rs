@@ -11,9 +11,9 @@ use ggml_sys::shim;
 use super::error::Error;
 use super::log;
 use super::raw::{RawContext, RawModel, with_message};
-use crate::gguf::Gguf;
-use crate::gguf::adapter::{AdapterError, Directions, LoraSummary, check_lora, read_directions};
-use crate::options::{AdapterOptions, SessionOptions};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::gguf::adapter::{AdapterError, Directions, LoraSummary, check_lora, read_directions};
+use hobbit_core::options::{AdapterOptions, SessionOptions};
 
 /// A LoRA adapter that is loaded.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +38,7 @@ impl CheckedAdapters {
     /// # Errors
     /// [`Error::Adapter`].
     pub(super) fn read(options: &AdapterOptions, model: &Gguf) -> Result<Self, Error> {
-        let check = |file: &crate::options::ScaledFile| check_lora(&file.path, model);
+        let check = |file: &hobbit_core::options::ScaledFile| check_lora(&file.path, model);
         let lora = options.lora.iter().map(check).collect::<Result<_, _>>()?;
         Ok(Self { options: options.clone(), lora })
     }

@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::engine::stream::tests::permissions;
-    use crate::gguf::ExpertMap;
+    use hobbit_core::gguf::ExpertMap;
 
     /// More address space than any machine has memory: nothing of it may be promised, which writable memory is where
     /// `vm.overcommit_memory` is 2.

@@ -29,10 +29,10 @@ use super::inner::Inner;
 use super::purpose::phase;
 use super::registration::Computes;
 use super::split::{self, Abort, Failed, Router};
-use crate::expert::{SliceId, SliceKind};
-use crate::options::KernelChoice;
-use crate::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
-use crate::route::{DECODE_TOKENS_MAX, Pair, Phase};
+use hobbit_core::expert::{SliceId, SliceKind};
+use hobbit_core::options::KernelChoice;
+use hobbit_core::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
+use hobbit_core::route::{DECODE_TOKENS_MAX, Pair, Phase};
 
 use self::chain::Chain;
 use self::kernels::Kernels;

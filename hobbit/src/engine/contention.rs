@@ -23,8 +23,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::policy::{Contention, Sample};
-use crate::store::arena::is_faulting;
-use crate::store::threads;
+use hobbit_core::store::arena::is_faulting;
+use hobbit_core::store::threads;
 
 /// Between two looks. A token of a large model takes as long.
 const INTERVAL: Duration = Duration::from_millis(250);

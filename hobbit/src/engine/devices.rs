@@ -15,8 +15,8 @@ use super::device_kind::DeviceKind;
 use super::error::Error;
 use super::ggml::{self, text};
 use super::registration::NAME;
-use crate::options::{DeviceChoice, DeviceOptions};
 use choice::Candidate;
+use hobbit_core::options::{DeviceChoice, DeviceOptions};
 
 /// A device as ggml describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use super::device_error::DeviceError;
 use super::low::LowError;
-use crate::files::OutputError;
-use crate::gguf::adapter::AdapterError;
-use crate::gguf::{GgufError, LowMismatch};
-use crate::pack::{PackError, TypeChoiceError};
-use crate::plan::PlanError;
-use crate::profile::{LossBoundError, ProfileError, VirtualPlanError};
-use crate::route::ThresholdError;
-use crate::store::StoreError;
-use crate::tuned::TunedError;
+use hobbit_core::files::OutputError;
+use hobbit_core::gguf::adapter::AdapterError;
+use hobbit_core::gguf::{GgufError, LowMismatch};
+use hobbit_core::pack::{PackError, TypeChoiceError};
+use hobbit_core::plan::PlanError;
+use hobbit_core::profile::{LossBoundError, ProfileError, VirtualPlanError};
+use hobbit_core::route::ThresholdError;
+use hobbit_core::store::StoreError;
+use hobbit_core::tuned::TunedError;
 
 /// Errors of the engine. Messages name the file, tensor or setting; programs add the remedy in their own flags.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +129,7 @@ pub enum Error {
     ControlVector(String),
     /// Low-precision versions could not be written.
     #[error(transparent)]
-    PackWrite(#[from] crate::pack::WriteError),
+    PackWrite(#[from] hobbit_core::pack::WriteError),
     /// Types for low-precision versions that do not exist.
     #[error("low-precision types: {0}")]
     LowTypes(TypeChoiceError),
@@ -159,7 +159,7 @@ pub enum Error {
     },
     /// The trace cannot be written.
     #[error("trace: {0}")]
-    Trace(#[from] crate::trace::TraceError),
+    Trace(#[from] hobbit_core::trace::TraceError),
     /// Address space (not memory) was refused.
     #[error("cannot reserve {bytes} bytes of address space; raise the limit (ulimit -v unlimited)")]
     AddressSpace {

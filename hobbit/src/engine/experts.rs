@@ -7,8 +7,8 @@ use std::thread::{self, ThreadId};
 use ggml_sys::llama::ggml_tensor;
 
 use super::hierarchy::Hierarchy;
-use crate::expert::SliceKind;
-use crate::gguf::{ExpertMap, ExpertTensor};
+use hobbit_core::expert::SliceKind;
+use hobbit_core::gguf::{ExpertMap, ExpertTensor};
 
 /// Written into `ggml_tensor::extra` of an expert tensor.
 pub(super) struct ExpertTag {

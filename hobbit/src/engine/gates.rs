@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ggml_sys::llama::{self, ggml_tensor};
 
 use super::quantise::Ggml;
-use crate::gguf::{GgmlType, Gguf, Recode};
-use crate::predict::{Gate, GateRows, GateStack, Gating, Groups};
+use hobbit_core::gguf::{GgmlType, Gguf, Recode};
+use hobbit_core::predict::{Gate, GateRows, GateStack, Gating, Groups};
 
 /// How many nodes lie at most between the router's logits and its choice.
 const DEPTH_MAX: usize = 24;

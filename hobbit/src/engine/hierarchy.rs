@@ -13,17 +13,17 @@ use super::log;
 use super::recorder::as_recorded;
 use super::state_file::StateFile;
 use super::tier::Tier;
-use crate::cache::policy::PolicyKind;
-use crate::expert::{SliceId, SliceKind, Version};
-use crate::gguf::SliceShape;
-use crate::plan::MemoryPlan;
-use crate::predict::{GateStack, Popularity, sample};
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::expert::{SliceId, SliceKind, Version};
+use hobbit_core::gguf::SliceShape;
+use hobbit_core::plan::MemoryPlan;
+use hobbit_core::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
-use crate::residency::Residency;
-use crate::residency::{Latency, Observer, Place, Reads, ScoresBy, Used};
-use crate::route::Phase;
-use crate::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
-use crate::trace::Walk;
+use hobbit_core::residency::Residency;
+use hobbit_core::residency::{Latency, Observer, Place, Reads, ScoresBy, Used};
+use hobbit_core::route::Phase;
+use hobbit_core::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
+use hobbit_core::trace::Walk;
 
 /// What the first session was told, for the next ones.
 #[derive(Clone)]
@@ -253,15 +253,22 @@ impl Drop for Hierarchy {
     }
 }
 
-impl Host {
-    /// What a slice looks like.
-    pub(super) fn shape(&self, slice: SliceId) -> &SliceShape {
-        self.reads().shape(slice)
-    }
+/// Where the host has the bytes of experts.
+pub(super) trait HostBytes {
+    /// Size and type of a slice.
+    fn shape(&self, slice: SliceId) -> &SliceShape;
 
     /// The bytes of a slice that a step uses, once they are complete, and whether they are in a staging slot, to be
     /// released after use.
-    pub(super) fn host_bytes(&self, slice: SliceId, used: Used) -> Option<(*const u8, bool)> {
+    fn host_bytes(&self, slice: SliceId, used: Used) -> Option<(*const u8, bool)>;
+}
+
+impl HostBytes for Host {
+    fn shape(&self, slice: SliceId) -> &SliceShape {
+        self.reads().shape(slice)
+    }
+
+    fn host_bytes(&self, slice: SliceId, used: Used) -> Option<(*const u8, bool)> {
         match self.locate(slice, used) {
             Place::Cached => {
                 let view = self.reads().view(slice.version.expert.layer, used.share, slice.kind);

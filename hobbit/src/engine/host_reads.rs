@@ -1,4 +1,4 @@
-//! Memory of the host's slots, and reads into it: what [`crate::residency`] decides, as addresses and as the loader's
+//! Memory of the host's slots, and reads into it: what [`hobbit_core::residency`] decides, as addresses and as the loader's
 //! requests.
 
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use super::recorder::Recorder;
 use super::repack::Interleaving;
-use crate::cache::{Cache, SlotId};
-use crate::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
-use crate::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
-use crate::load::{LoadClass, LoadStats, Loader};
-use crate::residency::{
+use hobbit_core::cache::{Cache, SlotId};
+use hobbit_core::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
+use hobbit_core::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
+use hobbit_core::load::{LoadClass, LoadStats, Loader};
+use hobbit_core::residency::{
     Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, RestBytes, Target, VersionBytes,
 };
-use crate::store::{Arena, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError};
+use hobbit_core::store::{Arena, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError};
 
 /// What is in host memory.
 pub(super) type Host = Residency<HostReads, Recorder>;
@@ -385,7 +385,7 @@ impl Share {
     }
 }
 
-/// What [`crate::residency`] is told of a catalog whose versions have slots in `cache`.
+/// What [`hobbit_core::residency`] is told of a catalog whose versions have slots in `cache`.
 pub(super) fn layout_of(catalog: &Catalog, cache: &Cache) -> Layout {
     let shape = |layer: &LayerCatalog| {
         let class = &catalog.classes[usize::from(layer.high[0].class)];

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::Ggml;
-use crate::gguf::{Catalog, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
+use hobbit_core::gguf::{Catalog, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
 
 /// Bytes of a tensor read at a time, if a row is not longer.
 const BATCH_BYTES: u64 = 1 << 20;

@@ -22,23 +22,23 @@ use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use super::tiers;
-use crate::cache::ModelMark;
-use crate::expert::Precision;
-use crate::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
-use crate::load::{Loader, LoaderOptions};
-use crate::options::{PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts};
-use crate::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
-use crate::predict::{self, PredictorKind};
-use crate::profile::{PlanFault, VirtualPlanError};
-use crate::residency::{
+use costs::{fixed_costs, runtime_bytes, scratch_bytes};
+use hobbit_core::cache::ModelMark;
+use hobbit_core::expert::Precision;
+use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
+use hobbit_core::load::{Loader, LoaderOptions};
+use hobbit_core::options::{PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts};
+use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
+use hobbit_core::predict::{self, PredictorKind};
+use hobbit_core::profile::{PlanFault, VirtualPlanError};
+use hobbit_core::residency::{
     self, Latency, LatencyOptions, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions,
     VirtualExpertsOptions,
 };
-use crate::route::Thresholds;
-use crate::stats::CacheSlots;
-use crate::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
-use crate::trace::Walk;
-use costs::{fixed_costs, runtime_bytes, scratch_bytes};
+use hobbit_core::route::Thresholds;
+use hobbit_core::stats::CacheSlots;
+use hobbit_core::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
+use hobbit_core::trace::Walk;
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.
 pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, Error> {

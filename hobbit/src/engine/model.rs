@@ -23,19 +23,19 @@ use super::log;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
 use super::tuned::Tuned;
-use crate::cache::policy::Weights;
-use crate::expert::ExpertId;
-use crate::gguf::{Catalog, Gguf};
-use crate::options::{ModelOptions, RoutingOptions, Token};
-use crate::plan::{ExpertCache, Regime};
-use crate::predict::{PathTable, PredictShape};
-use crate::profile::{LayerNorms, VirtualPlan};
-use crate::residency::Precisions;
-use crate::route::Thresholds;
-use crate::stats::{CachingReport, DeviceReport, TunedReport};
-use crate::store::{Original, Store};
-use crate::trace::Routes;
-use crate::tuned::TunedError;
+use hobbit_core::cache::policy::Weights;
+use hobbit_core::expert::ExpertId;
+use hobbit_core::gguf::{Catalog, Gguf};
+use hobbit_core::options::{ModelOptions, RoutingOptions, Token};
+use hobbit_core::plan::{ExpertCache, Regime};
+use hobbit_core::predict::{PathTable, PredictShape};
+use hobbit_core::profile::{LayerNorms, VirtualPlan};
+use hobbit_core::residency::Precisions;
+use hobbit_core::route::Thresholds;
+use hobbit_core::stats::{CachingReport, DeviceReport, TunedReport};
+use hobbit_core::store::{Original, Store};
+use hobbit_core::trace::Routes;
+use hobbit_core::tuned::TunedError;
 
 /// Wraps a store, for tests that inject faults.
 pub(super) type WrapStore = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
@@ -131,7 +131,7 @@ impl Model {
         self.shared.regime
     }
 
-    /// The LoRA adapters that were loaded beside it, in the order of [`AdapterOptions::lora`](crate::options::AdapterOptions).
+    /// The LoRA adapters that were loaded beside it, in the order of [`AdapterOptions::lora`](hobbit_core::options::AdapterOptions).
     pub fn adapters(&self) -> impl ExactSizeIterator<Item = &AdapterInfo> {
         self.shared.adapters.infos()
     }

@@ -10,7 +10,9 @@ use ggml_sys::llama::{
 };
 
 use super::device_error::DeviceError;
-use crate::options::{FlashAttn, KvType, KvValue, ModelOptions, Pooling, RopeScaling, SessionOptions, TensorOverride};
+use hobbit_core::options::{
+    FlashAttn, KvType, KvValue, ModelOptions, Pooling, RopeScaling, SessionOptions, TensorOverride,
+};
 
 /// Metadata values that replace a model file's, ended by an empty key.
 pub(super) fn kv_overrides(options: &ModelOptions) -> Vec<llama_model_kv_override> {

@@ -7,7 +7,7 @@ use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t};
 
 use super::error::Error;
 use super::ggml::{self, Buffer};
-use crate::store::{Arena, BLOCK_BYTES};
+use hobbit_core::store::{Arena, BLOCK_BYTES};
 
 /// How a device reaches host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,9 +13,9 @@ use super::ggml;
 use super::log;
 use super::offload::Wrapper;
 use super::params::Overrides;
-use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
-use crate::options::{DeviceOptions, ModelOptions};
-use crate::plan::{ExpertCache, layer_devices};
+use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
+use hobbit_core::options::{DeviceOptions, ModelOptions};
+use hobbit_core::plan::{ExpertCache, layer_devices};
 
 /// Expert weights by name: neither their biases and scales nor shared experts.
 const EXPERTS: &str = r"ffn_(gate|up|down|gate_up)_exps\.weight$";

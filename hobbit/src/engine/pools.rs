@@ -1,13 +1,13 @@
 //! The pools of a model's slots, how they are divided among layers, and who decides which experts leave them.
 
 use super::model::Model;
-use crate::cache::policy::{self, Policy, Shape};
-use crate::cache::{Allocation, Cache, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
-use crate::expert::{ExpertId, Precision, Version};
-use crate::gguf::Catalog;
-use crate::plan::{PoolPlan, PoolSpec};
-use crate::profile::VirtualPlan;
-use crate::tuned::LayerPenalty;
+use hobbit_core::cache::policy::{self, Policy, Shape};
+use hobbit_core::cache::{Allocation, Cache, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
+use hobbit_core::expert::{ExpertId, Precision, Version};
+use hobbit_core::gguf::Catalog;
+use hobbit_core::plan::{PoolPlan, PoolSpec};
+use hobbit_core::profile::VirtualPlan;
+use hobbit_core::tuned::LayerPenalty;
 
 /// A cache whose pools have as many slots as planned.
 pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {

@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-use crate::options::KernelChoice;
-use crate::route::Phase;
+use hobbit_core::options::KernelChoice;
+use hobbit_core::route::Phase;
 
 /// What a context is made for, and its graphs planned. ggml asks the device, not the context's backend, so it is said by thread.
 #[derive(Clone, Copy, Debug, Default)]

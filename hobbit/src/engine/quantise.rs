@@ -2,8 +2,8 @@
 
 use ggml_sys::llama;
 
-use crate::gguf::GgmlType;
-use crate::gguf::recode::{Recode, RecodeError, check_importance, count_rows};
+use hobbit_core::gguf::GgmlType;
+use hobbit_core::gguf::recode::{Recode, RecodeError, check_importance, count_rows};
 
 /// Elements recoded at a time, if a row is not longer: the scratch memory of a call is a few times this.
 const BATCH_ELEMENTS: u64 = 1 << 16;

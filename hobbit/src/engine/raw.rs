@@ -11,7 +11,7 @@ use ggml_sys::shim;
 
 use super::error::Error;
 use super::pretokenizer::Matches;
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// One entry of a batch for [`crate::Session::evaluate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -375,7 +375,7 @@ mod tests {
     use crate::engine::backends;
     use crate::engine::device::Device;
     use crate::engine::params::{NEVER_INTERRUPTED, context_params};
-    use crate::options::SessionOptions;
+    use hobbit_core::options::SessionOptions;
 
     /// The demo model and a context of two sequences, as a session has them.
     fn loaded() -> (RawContext, RawModel) {

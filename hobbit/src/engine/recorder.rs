@@ -1,4 +1,4 @@
-//! Writes a trace of what the engine does: see [`crate::trace`].
+//! Writes a trace of what the engine does: see [`hobbit_core::trace`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::log;
-use crate::cache::SavedCache;
-use crate::expert::Version;
-use crate::files;
-use crate::load::{LoadClass, LoadStats};
-use crate::predict::{Predicted, top_k};
-use crate::residency::{NeededExpert, Observer};
-use crate::route::{Routing, rounded};
-use crate::trace::{
+use hobbit_core::cache::SavedCache;
+use hobbit_core::expert::Version;
+use hobbit_core::files;
+use hobbit_core::load::{LoadClass, LoadStats};
+use hobbit_core::predict::{Predicted, top_k};
+use hobbit_core::residency::{NeededExpert, Observer};
+use hobbit_core::route::{Routing, rounded};
+use hobbit_core::trace::{
     Header, LayerRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError, TraceWriter,
 };
 

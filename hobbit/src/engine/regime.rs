@@ -11,12 +11,12 @@ use super::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::repack::Interleaving;
 use super::source::ModelSource;
-use crate::gguf::{Catalog, Gguf};
-use crate::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
-use crate::plan::{
+use hobbit_core::gguf::{Catalog, Gguf};
+use hobbit_core::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
+use hobbit_core::plan::{
     Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, RepackInput, context_tokens,
 };
-use crate::store::{IoMode, PLANE_BUFFERS_BYTES};
+use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
 
 /// Of what the process holds besides: code, allocator, thread stacks; in bytes.
 const PROCESS_BYTES: u64 = 24 << 20;
@@ -198,7 +198,7 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: 
     let context = unsafe { RawContext::new(&model, context_params(expects, &raw const NEVER_INTERRUPTED)) }.ok()?;
     let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
     // The vocabulary and all else that the real model will hold as well is resident now.
-    let runtime = crate::stats::rss_bytes().max(PROCESS_BYTES);
+    let runtime = hobbit_core::stats::rss_bytes().max(PROCESS_BYTES);
     let compute = compute.saturating_add(products);
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
 }

@@ -1,7 +1,7 @@
 //! Experts in the order of bytes that ggml multiplies fastest on this CPU, as llama.cpp keeps weights which fit: the buffer type
 //! rearranges them, and knows its own products.
 //!
-//! A read ends in that order ([`crate::store::Form::Rows`]): whoever completes it has the buffer type set the rows, some at a
+//! A read ends in that order ([`hobbit_core::store::Form::Rows`]): whoever completes it has the buffer type set the rows, some at a
 //! time. Products find the order by two fields of the weights' tensor, as they would in a buffer of that type.
 
 use std::ffi::c_void;
@@ -11,8 +11,8 @@ use ggml_sys::llama::{self, ggml_tensor};
 
 use super::ggml::{Buffer, Context};
 use super::graph::tensor_at;
-use crate::gguf::GgmlType;
-use crate::store::Rearrange;
+use hobbit_core::gguf::GgmlType;
+use hobbit_core::store::Rearrange;
 
 /// Rows that are rearranged together: ggml interleaves 4, 8 or 16.
 const GROUP_ROWS: u64 = 16;

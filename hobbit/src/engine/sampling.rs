@@ -18,7 +18,7 @@ use super::error::Error;
 use super::model::Model;
 use super::raw::RawContext;
 use super::{schema, stack};
-use crate::options::{SamplingOptions, Token};
+use hobbit_core::options::{SamplingOptions, Token};
 
 use budget::Budget;
 use grammar::Grammar;
@@ -152,7 +152,7 @@ impl Sampler {
     }
 
     /// Ends the thought that the model is in, as if its budget were spent. False where it is in none, or where thoughts are not
-    /// watched ([`crate::options::ReasoningBudget::control`]).
+    /// watched ([`hobbit_core::options::ReasoningBudget::control`]).
     pub fn end_thought(&mut self) -> bool {
         self.budget.as_mut().is_some_and(Budget::end_thought)
     }

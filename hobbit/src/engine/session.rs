@@ -24,11 +24,11 @@ use super::purpose::Purpose;
 pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;
-use crate::options::{SessionOptions, Token};
-use crate::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError};
-use crate::residency::Latency;
-use crate::route::Phase;
-use crate::stats::{
+use hobbit_core::options::{SessionOptions, Token};
+use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError};
+use hobbit_core::residency::Latency;
+use hobbit_core::route::Phase;
+use hobbit_core::stats::{
     CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
     peak_rss_bytes,
 };

@@ -9,14 +9,14 @@ use super::log;
 use super::low::{check_low, low_cache_path};
 use super::quantise::Ggml;
 use super::tuned::{Tuned, check_penalties};
-use crate::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
-use crate::options::{LowSource, ModelOptions, PrecisionMode};
-use crate::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
-use crate::predict::{PathTable, PredictorKind};
-use crate::profile::{LayerNorms, ProfileError, norms_of_json, read_path_table};
-use crate::residency::Precisions;
-use crate::route::Thresholds;
-use crate::store::Original;
+use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
+use hobbit_core::options::{LowSource, ModelOptions, PrecisionMode};
+use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
+use hobbit_core::predict::{PathTable, PredictorKind};
+use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json, read_path_table};
+use hobbit_core::residency::Precisions;
+use hobbit_core::route::Thresholds;
+use hobbit_core::store::Original;
 
 /// A model's files, opened and checked.
 pub(super) struct ModelSource {

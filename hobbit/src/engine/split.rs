@@ -8,11 +8,11 @@ use ggml_sys::llama::{self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_status
 use super::experts::{ExpertTag, Experts, RouterValues};
 use super::hierarchy::{Routers, Unseen};
 use super::host_reads::Host;
-use crate::expert::SliceKind;
-use crate::predict::{Gating, RouterScores};
-use crate::residency::{Chosen, Elsewhere, RouterSays, Split};
-use crate::route::{TokenScores, Weighing};
-use crate::trace::Walk;
+use hobbit_core::expert::SliceKind;
+use hobbit_core::predict::{Gating, RouterScores};
+use hobbit_core::residency::{Chosen, Elsewhere, RouterSays, Split};
+use hobbit_core::route::{TokenScores, Weighing};
+use hobbit_core::trace::Walk;
 
 /// A step that did not succeed: ggml's status for it.
 pub(super) type Failed = ggml_status;

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::log;
-use crate::cache::{CacheState, ModelMark, StateError};
-use crate::files;
+use hobbit_core::cache::{CacheState, ModelMark, StateError};
+use hobbit_core::files;
 
 /// Whatever is wrong with it is told, and the run goes on without.
 pub(super) struct StateFile {

@@ -16,9 +16,9 @@ use super::log;
 use super::params::{NEVER_INTERRUPTED, Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
-use crate::gguf::Gguf;
-use crate::options::{AdapterOptions, DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
 use followed::{Followed, Mode};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::options::{AdapterOptions, DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
 
 /// Experts of a layer, as llama.cpp's `--n-cpu-moe` has them.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";

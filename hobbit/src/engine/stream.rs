@@ -15,9 +15,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::Error;
-use crate::expert::Extent;
-use crate::gguf::{Piece, VirtualGguf};
-use crate::store::{Original, StoreError};
+use hobbit_core::expert::Extent;
+use hobbit_core::gguf::{Piece, VirtualGguf};
+use hobbit_core::store::{Original, StoreError};
 
 /// Largest number of bytes that one callback delivers: a multiple of any page.
 const READ_BYTES_MAX: usize = 1 << 20;
@@ -237,7 +237,7 @@ pub(super) mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::gguf::Gguf;
+    use hobbit_core::gguf::Gguf;
 
     /// How the mapping at an address may be used, as the kernel words it: `rw-p`.
     pub(in crate::engine) fn permissions(address: usize) -> String {

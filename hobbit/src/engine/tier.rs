@@ -32,16 +32,17 @@ use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t, ggml_tens
 use self::ahead::UploadsAhead;
 use self::link::{Clock, LINK_SAMPLE_ALONE};
 use self::loans::Loan;
-use crate::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
 use crate::engine::ggml::{Buffer, Event, Events, Stream};
+use crate::engine::hierarchy::HostBytes;
 use crate::engine::host_reads::Host;
 use crate::engine::pinned::HostMemory;
-use crate::expert::{SliceId, SliceKind, Version};
-use crate::gguf::SliceShape;
-use crate::load::balance::Balancer;
-use crate::residency::{Chosen, LayerStep, Used};
-use crate::stats::{CacheSlots, DeviceCounters, DeviceReport};
-use crate::store::StoreError;
+use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
+use hobbit_core::expert::{SliceId, SliceKind, Version};
+use hobbit_core::gguf::SliceShape;
+use hobbit_core::load::balance::Balancer;
+use hobbit_core::residency::{Chosen, LayerStep, Used};
+use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
+use hobbit_core::store::StoreError;
 
 /// Kernels read rows of quantised weights in steps of so many elements.
 const ROW_PADDING: u64 = 512;

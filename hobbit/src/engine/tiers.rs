@@ -9,13 +9,13 @@ use super::pinned::Reach;
 use super::placement::DeviceLayers;
 use super::pools::{Pool, cache_of, pools_of};
 use super::tier::{Memory, Refused, Tier, staging_stride};
-use crate::calibrate::cache_path;
-use crate::expert::Precision;
-use crate::gguf::Catalog;
-use crate::load::balance::{Balancer, Costs, HelperMode};
-use crate::options::CpuHelper;
-use crate::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolSpec, StagingWish, divide_wanted};
-use crate::stats::DeviceReport;
+use hobbit_core::calibrate::cache_path;
+use hobbit_core::expert::Precision;
+use hobbit_core::gguf::Catalog;
+use hobbit_core::load::balance::{Balancer, Costs, HelperMode};
+use hobbit_core::options::CpuHelper;
+use hobbit_core::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolSpec, StagingWish, divide_wanted};
+use hobbit_core::stats::DeviceReport;
 
 /// Staging that keeps uploads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 128 << 20;

@@ -8,7 +8,7 @@ use ggml_sys::shim;
 
 use super::raw::{MESSAGE_BYTES, RawModel, text_of};
 use super::stack;
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// Stack for a character of a match, in bytes. GCC 12's `std::regex` takes 321 with each of the pre-tokenizers; other
 /// compilers and sanitizers may take more.

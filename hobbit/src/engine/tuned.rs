@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::error::Error;
-use crate::cache::Allocation;
-use crate::tuned::{TunedError, TunedPolicy};
+use hobbit_core::cache::Allocation;
+use hobbit_core::tuned::{TunedError, TunedPolicy};
 
 /// A tuned policy and its source.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl Tuned {
         let (policy, file, is_packed) = match (given, packed) {
             (Some(path), _) => (TunedPolicy::read(path)?, path.display().to_string(), false),
             (None, Some((path, text))) => {
-                let file = format!("{} (key {})", path.display(), crate::pack::POLICY_KEY);
+                let file = format!("{} (key {})", path.display(), hobbit_core::pack::POLICY_KEY);
                 (TunedPolicy::parse(text, &file)?, file, true)
             }
             (None, None) => return Ok(None),

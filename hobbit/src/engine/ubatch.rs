@@ -1,10 +1,10 @@
-//! How wide a prompt's ubatches are best: what [`crate::plan`] chooses from, as known before a session is opened.
+//! How wide a prompt's ubatches are best: what [`hobbit_core::plan`] chooses from, as known before a session is opened.
 
 use super::compute::scratch;
 use super::model::Model;
 use super::regime::{bounds, room, tensor_bytes};
-use crate::options::{FlashAttn, SessionOptions};
-use crate::plan::{ExpertCache, MemoryLimits, UbatchInput};
+use hobbit_core::options::{FlashAttn, SessionOptions};
+use hobbit_core::plan::{ExpertCache, MemoryLimits, UbatchInput};
 
 impl Model {
     /// How many tokens of a prompt of `n_prompt` tokens are best computed at once in a session with `options`, whose own number

@@ -7,11 +7,11 @@ use ggml_sys::llama;
 
 use super::error::Error;
 use super::quantise::Aligned;
-use crate::expert::{ExpertId, Extent, Precision, SliceId, Version};
-use crate::gguf::{Catalog, ExpertMap, GgmlType, Gguf, Stored};
-use crate::options::{KvValue, ModelOptions};
-use crate::planes;
-use crate::store::Original;
+use hobbit_core::expert::{ExpertId, Extent, Precision, SliceId, Version};
+use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, Stored};
+use hobbit_core::options::{KvValue, ModelOptions};
+use hobbit_core::planes;
+use hobbit_core::store::Original;
 
 /// Keys below the architecture's that norms add to a variance, of which they take the root.
 const EPSILONS: [&str; 3] =

@@ -101,5 +101,5 @@ fn model(seed: u8, bytes: usize) -> Vec<u8> {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    hobbit::pack::Sha256(Sha256::digest(bytes).into()).to_string()
+    hobbit_core::pack::Sha256(Sha256::digest(bytes).into()).to_string()
 }

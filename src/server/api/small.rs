@@ -8,8 +8,8 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use hobbit::Model;
 use hobbit::engine::ExpertPlace;
-use hobbit::expert::Precision;
 use hobbit::options::Token;
+use hobbit_core::expert::Precision;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 

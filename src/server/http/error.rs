@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::StatusCode;
 use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
-use hobbit::units::Bytes;
+use hobbit_core::units::Bytes;
 use serde_json::{Map, Value, json};
 
 use crate::server::job::{Failure, FailureKind};

@@ -5,13 +5,13 @@ use std::hint::black_box;
 use std::path::Path;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use hobbit::cache::policy::PolicyKind;
-use hobbit::gguf::Gguf;
-use hobbit::pack::Pack;
-use hobbit::planes::{BLOCK_WEIGHTS, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, complete, expand, merge, split};
-use hobbit::predict::PredictorKind;
-use hobbit::sim::{Config, Eviction, PredictedBy, Prefetch, Recording, replay};
-use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, TraceReader, TraceWriter};
+use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::Pack;
+use hobbit_core::planes::{BLOCK_WEIGHTS, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, complete, expand, merge, split};
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::sim::{Config, Eviction, PredictedBy, Prefetch, Recording, replay};
+use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, TraceReader, TraceWriter};
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, N_USED, Token};
 
 const N_TOKENS: usize = 64;

@@ -3,10 +3,10 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::cache::policy::{self, PolicyKind, Shape, Weights};
-use hobbit::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId, Use};
-use hobbit::expert::{ExpertId, SliceKind, Version};
-use hobbit::route::{Demand, resolve};
+use hobbit_core::cache::policy::{self, PolicyKind, Shape, Weights};
+use hobbit_core::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId, Use};
+use hobbit_core::expert::{ExpertId, SliceKind, Version};
+use hobbit_core::route::{Demand, resolve};
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, Token};
 
 const KINDS: [SliceKind; 3] = [SliceKind::Gate, SliceKind::Up, SliceKind::Down];
@@ -25,7 +25,7 @@ struct Warm {
 }
 
 impl Warm {
-    /// One layer in the order of `hobbit::residency`; every read lands at once.
+    /// One layer in the order of `hobbit_core::residency`; every read lands at once.
     fn layer(&mut self, at: usize) {
         let choice = &self.token[at];
         let cache = &mut self.cache;
@@ -79,7 +79,7 @@ impl Warm {
             demands.resize(N_EXPERT.into(), Demand::High);
             if self.has_low {
                 let weights: Vec<f32> = choice.chosen.iter().map(|(_, weight)| *weight).collect();
-                hobbit::route::Thresholds::default().demands(&weights, &mut asked);
+                hobbit_core::route::Thresholds::default().demands(&weights, &mut asked);
                 choice.chosen.iter().zip(&asked).for_each(|((index, _), asked)| demands[usize::from(*index)] = *asked);
             }
         }

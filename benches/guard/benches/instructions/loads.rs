@@ -4,12 +4,12 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::expert::{Extent, Precision, Version};
-use hobbit::load::balance::{Balancer, Costs, HelperMode, Miss, split};
-use hobbit::load::prefetch::{Estimates, Governor, GovernorOptions, Holdings, Link, PrefetchOptions, Prefetcher};
-use hobbit::predict::{Gates, Predictor};
-use hobbit::route::Thresholds;
-use hobbit::store::{Form, Order, Rearrange, Rows};
+use hobbit_core::expert::{Extent, Precision, Version};
+use hobbit_core::load::balance::{Balancer, Costs, HelperMode, Miss, split};
+use hobbit_core::load::prefetch::{Estimates, Governor, GovernorOptions, Holdings, Link, PrefetchOptions, Prefetcher};
+use hobbit_core::predict::{Gates, Predictor};
+use hobbit_core::route::Thresholds;
+use hobbit_core::store::{Form, Order, Rearrange, Rows};
 use hobbit_guard::inputs::{self, N_USED, Token};
 
 const MIB: u64 = 1 << 20;

@@ -3,9 +3,9 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::cache::policy::{self, Belady, PolicyKind, Shape, Upcoming, Weights};
-use hobbit::cache::{Candidate, Now, Policy, ShareId, Use};
-use hobbit::expert::{ExpertId, Precision, Version};
+use hobbit_core::cache::policy::{self, Belady, PolicyKind, Shape, Upcoming, Weights};
+use hobbit_core::cache::{Candidate, Now, Policy, ShareId, Use};
+use hobbit_core::expert::{ExpertId, Precision, Version};
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, Token};
 
 /// Tokens that a policy has seen before: enough for queues and windows to be full.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::predict::{
+use hobbit_core::predict::{
     Gate, GateStack, Gates, Gating, PathLimits, PathPredictor, PathTableBuilder, Predicted, Predictor, Previous,
 };
 use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, Token};

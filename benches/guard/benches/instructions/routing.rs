@@ -3,9 +3,9 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hobbit::expert::Precision;
-use hobbit::route::Routing;
-use hobbit::route::{
+use hobbit_core::expert::Precision;
+use hobbit_core::route::Routing;
+use hobbit_core::route::{
     Choice, DECODE_TOKENS_MAX, Demand, Rerouting, Thresholds, TokenScores, Weighing, lower_least_popular, merge,
     renormalise, reroute, resolve, unimportance,
 };

@@ -8,12 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use hobbit::expert::Extent;
-use hobbit::forecast::{Cpu, Device, Host};
-use hobbit::gguf::{GgmlType, Gguf};
-use hobbit::plan::{MemoryLimits, MemoryPlan};
-use hobbit::store::{self, StoreKind, measure_random_read, probe};
-use hobbit::units::{MIB, parse_bytes};
+use hobbit_core::expert::Extent;
+use hobbit_core::forecast::{Cpu, Device, Host};
+use hobbit_core::gguf::{GgmlType, Gguf};
+use hobbit_core::plan::{MemoryLimits, MemoryPlan};
+use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
+use hobbit_core::units::{MIB, parse_bytes};
 use serde::Serialize;
 
 /// A plain NVMe drive of a few years ago, where nobody says and there is no file to read.

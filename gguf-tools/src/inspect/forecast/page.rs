@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use hobbit::forecast::{Forecast, Limit, Shape, low_evidence};
-use hobbit::units::{Bytes, Percent, ShortBytes};
+use hobbit_core::forecast::{Forecast, Limit, Shape, low_evidence};
+use hobbit_core::units::{Bytes, Percent, ShortBytes};
 
 use super::Report;
 

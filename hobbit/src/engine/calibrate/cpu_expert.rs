@@ -7,7 +7,7 @@ use ggml_sys::llama;
 
 use crate::engine::ggml::{Context, Cpu};
 use crate::engine::quantise::Ggml;
-use crate::gguf::{GgmlType, Recode};
+use hobbit_core::gguf::{GgmlType, Recode};
 
 /// Row length and rows of a matrix: those of an expert of a large model.
 const SHAPE: [u64; 2] = [4096, 2048];

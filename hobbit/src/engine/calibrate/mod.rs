@@ -1,5 +1,5 @@
 //! Measuring a device, its link, the CPU and the disk through ggml's generic backend interface, for
-//! [`crate::calibrate`].
+//! [`hobbit_core::calibrate`].
 //!
 //! The CPU is found through ggml's registry, as every device is: a build that loads its backends at run time has no
 //! other door to it.
@@ -19,12 +19,12 @@ use ggml_sys::llama::{self, ggml_backend_dev_t};
 
 use super::ggml::{self, text};
 use super::params::default_threads;
-use crate::calibrate::{Calibrated, Calibration, Machine, Measure, Upload, Wanted, cache_path};
-use crate::expert::Extent;
-use crate::gguf::{Catalog, GgmlType, Gguf, GgufError};
-use crate::options::{CpuHelper, DeviceChoice, DeviceOptions};
-use crate::pack::{Pack, PackError};
-use crate::store::{self, StoreKind, measure_random_read, probe};
+use hobbit_core::calibrate::{Calibrated, Calibration, Machine, Measure, Upload, Wanted, cache_path};
+use hobbit_core::expert::Extent;
+use hobbit_core::gguf::{Catalog, GgmlType, Gguf, GgufError};
+use hobbit_core::options::{CpuHelper, DeviceChoice, DeviceOptions};
+use hobbit_core::pack::{Pack, PackError};
+use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 
 /// Bytes of one read: near the slice of an expert, and two of the store's chunks.
 const READ_BYTES: u64 = 2 << 20;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 
-use crate::calibrate::Upload;
 use crate::engine::ggml::{self, Buffer, Context, Stream};
+use hobbit_core::calibrate::Upload;
 
 /// Bytes on the device, and on the host, if there is room.
 const BYTES_MAX: usize = 32 << 20;

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::inputs::ChatInputs;
 use super::parser::ChatParser;
 use crate::engine::error::Error;
-use crate::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
+use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
 /// A conversation as the model reads it: llama.cpp's `common_chat_params`.
 #[derive(Clone, Debug)]

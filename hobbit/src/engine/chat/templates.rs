@@ -15,7 +15,7 @@ use super::prompt::{ChatPrompt, Fields};
 use super::render::{Failure, Task};
 use crate::engine::error::Error;
 use crate::engine::model::Model;
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// The chat templates of a model, or one in their place.
 pub struct ChatTemplates {

@@ -2,7 +2,7 @@
 
 use super::templates::Texts;
 use super::*;
-use crate::options::{GrammarKind, GrammarTrigger, ReasoningFormat, SamplingOptions};
+use hobbit_core::options::{GrammarKind, GrammarTrigger, ReasoningFormat, SamplingOptions};
 
 fn render_with(template: &str, jinja: bool, add_generation_prompt: bool) -> Result<String, Error> {
     let messages = [ChatMessage::new("system", "Be brief."), ChatMessage::new("user", "Hi")];

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::engine::quantise::{self, Aligned, Ggml};
 use crate::engine::repack::Interleaving;
-use crate::gguf::{GgmlType, Recode};
-use crate::options::KernelChoice;
-use crate::stats::{KernelSpeed, KernelTrial};
-use crate::store::Rearrange;
+use hobbit_core::gguf::{GgmlType, Recode};
+use hobbit_core::options::KernelChoice;
+use hobbit_core::stats::{KernelSpeed, KernelTrial};
+use hobbit_core::store::Rearrange;
 
 /// Rows that are timed. Fewer wait for the weights, which a trial finds in the processor's caches, and gained nothing where seen.
 const ROWS: [usize; 3] = [8, 16, 64];

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::host_reads::ShareView;
-use crate::expert::Precision;
+use hobbit_core::expert::Precision;
 
 impl ExpertBackend {
     /// Computes nodes whose weights, if they have any, lie in host memory as a whole.

@@ -1,7 +1,7 @@
 //! What products take beside the experts.
 
-use crate::gguf::ExpertMap;
-use crate::options::SessionOptions;
+use hobbit_core::gguf::ExpertMap;
+use hobbit_core::options::SessionOptions;
 
 /// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
 pub(in crate::engine) const GATHER_BYTES_MAX: usize = 16 << 20;

@@ -2,7 +2,7 @@
 
 use crate::engine::device_error::DeviceError;
 use crate::engine::device_kind::DeviceKind;
-use crate::options::{DeviceChoice, DeviceOptions, SplitMode};
+use hobbit_core::options::{DeviceChoice, DeviceOptions, SplitMode};
 
 /// A device, as far as the choice depends on it.
 #[derive(Clone, Debug)]

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use ggml_sys::llama::ggml_backend_dev_t;
 
 use super::Hierarchy;
-use crate::cache::{CacheState, SavedCache};
 use crate::engine::host_reads::Host;
 use crate::engine::tier::Tier;
-use crate::expert::{ExpertId, Version};
-use crate::stats::{DeviceCounters, DeviceReport, WarmStart};
-use crate::store::StoreError;
+use hobbit_core::cache::{CacheState, SavedCache};
+use hobbit_core::expert::{ExpertId, Version};
+use hobbit_core::stats::{DeviceCounters, DeviceReport, WarmStart};
+use hobbit_core::store::StoreError;
 
 /// Experts of a layer that are brought to a device at once.
 const UPLOAD_AT_ONCE: usize = 8;

@@ -1,10 +1,10 @@
 //! Caches that get smaller or larger while a model is open.
 
 use super::Hierarchy;
-use crate::cache::ShareId;
 use crate::engine::tier::Tier;
-use crate::expert::Precision;
-use crate::plan::ExpertCache;
+use hobbit_core::cache::ShareId;
+use hobbit_core::expert::Precision;
+use hobbit_core::plan::ExpertCache;
 
 /// A share of the host's cache: its layer and number there, the bytes of its slots.
 type HostShare = (u16, u16, ShareId, u64);

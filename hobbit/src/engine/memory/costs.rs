@@ -1,16 +1,16 @@
 //! What a model, a context and hobbit itself hold besides experts.
 
-use crate::cache::policy;
 use crate::engine::compute::scratch;
 use crate::engine::error::Error;
 use crate::engine::gates;
 use crate::engine::memory_use::{MemoryUse, trim_heap};
 use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
-use crate::options::{Repack, SessionOptions};
-use crate::plan::FixedCosts;
-use crate::stats::rss_bytes;
-use crate::store::PLANE_BUFFERS_BYTES;
+use hobbit_core::cache::policy;
+use hobbit_core::options::{Repack, SessionOptions};
+use hobbit_core::plan::FixedCosts;
+use hobbit_core::stats::rss_bytes;
+use hobbit_core::store::PLANE_BUFFERS_BYTES;
 
 /// To what the process's memory is rounded up where a run must be repeatable, in bytes.
 const RUNTIME_BYTES_STEP: u64 = 64 << 20;

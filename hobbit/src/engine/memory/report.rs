@@ -1,16 +1,16 @@
 //! What is told of a plan: to users about precision, and to a trace's reader.
 
-use crate::cache::Cache;
 use crate::engine::model::Model;
 use crate::engine::tier::Tier;
-use crate::expert::{ExpertId, Precision, Version};
-use crate::gguf::{Catalog, LayerCatalog, VersionSource};
-use crate::options::RoutingOptions;
-use crate::plan::MemoryPlan;
-use crate::profile::Here;
-use crate::residency::Precisions;
-use crate::stats::{LowReport, PrecisionReport, VersionsReport};
-use crate::trace;
+use hobbit_core::cache::Cache;
+use hobbit_core::expert::{ExpertId, Precision, Version};
+use hobbit_core::gguf::{Catalog, LayerCatalog, VersionSource};
+use hobbit_core::options::RoutingOptions;
+use hobbit_core::plan::MemoryPlan;
+use hobbit_core::profile::Here;
+use hobbit_core::residency::Precisions;
+use hobbit_core::stats::{LowReport, PrecisionReport, VersionsReport};
+use hobbit_core::trace;
 
 /// What users are told about precision, and about what `routing` gives up.
 pub(super) fn precision(

@@ -1,7 +1,7 @@
 //! Where every expert is just now, for those who watch.
 
 use super::Model;
-use crate::expert::Precision;
+use hobbit_core::expert::Precision;
 
 /// Where an expert is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,12 +24,12 @@ use crate::engine::regime;
 use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
-use crate::gguf::Gguf;
-use crate::options::{KvValue, ModelOptions, Repack, RoutingOptions, VirtualExperts};
-use crate::plan::Regime;
-use crate::profile::{ProfileError, VirtualPlan, VirtualPlanError};
-use crate::store::{Original, Store};
-use crate::trace::{Routes, TraceError};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::options::{KvValue, ModelOptions, Repack, RoutingOptions, VirtualExperts};
+use hobbit_core::plan::Regime;
+use hobbit_core::profile::{ProfileError, VirtualPlan, VirtualPlanError};
+use hobbit_core::store::{Original, Store};
+use hobbit_core::trace::{Routes, TraceError};
 
 impl Model {
     /// Opens `path`, any shard of a split model included. Ordinary weights are read into memory, experts stay in the

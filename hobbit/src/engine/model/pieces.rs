@@ -1,7 +1,7 @@
 //! The texts of a model's tokens, for what asks for all of them at once.
 
 use crate::engine::raw::RawModel;
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// What every token stands for, control tokens spelt out.
 pub(in crate::engine) struct Pieces {

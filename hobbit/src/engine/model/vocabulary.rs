@@ -3,7 +3,7 @@
 use ggml_sys::llama;
 
 use super::Model;
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// Tokens with a meaning of their own; `None` where the vocabulary has no such token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -33,10 +33,10 @@ use crate::engine::purpose::phase;
 use crate::engine::registration::Computes;
 use crate::engine::split::{self, Abort, Failed};
 use crate::engine::tier::{Tier, Uploads, Weights};
-use crate::expert::{SliceId, SliceKind};
-use crate::load::balance::Miss;
-use crate::residency::{Chosen, Elsewhere, LayerStep, Split, Used};
-use crate::route::Pair;
+use hobbit_core::expert::{SliceId, SliceKind};
+use hobbit_core::load::balance::Miss;
+use hobbit_core::residency::{Chosen, Elsewhere, LayerStep, Split, Used};
+use hobbit_core::route::Pair;
 
 use self::help::Help;
 use self::router::host_weights;

@@ -13,8 +13,8 @@ use ggml_sys::llama::{self, ggml_tensor};
 use crate::engine::ggml::{Buffer, Stream};
 use crate::engine::graph::tensor_at;
 use crate::engine::inner::Inner;
-use crate::expert::SliceKind;
-use crate::gguf::SliceShape;
+use hobbit_core::expert::SliceKind;
+use hobbit_core::gguf::SliceShape;
 
 /// A node of a layer's region, and which matrix it multiplies by, if it is a product. The last one is the last product.
 pub(super) type Node = (*mut ggml_tensor, Option<SliceKind>);

@@ -2,8 +2,8 @@
 
 use ggml_sys::llama::ggml_tensor;
 
-use crate::residency::Used;
-use crate::route::{Pair, Routing};
+use hobbit_core::residency::Used;
+use hobbit_core::route::{Pair, Routing};
 
 /// Gathered rows and results start at multiples of so many floats.
 const ROW_ALIGNMENT: usize = 64;
@@ -111,7 +111,7 @@ pub(super) fn zeros_and_rows(routing: &Routing, pairs: &[Pair], output: &ggml_te
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expert::Precision;
+    use hobbit_core::expert::Precision;
 
     fn routing(ids: &[i32], n_used: usize) -> Routing {
         let mut routing = Routing::default();

@@ -20,9 +20,9 @@ use crate::engine::ggml::Stream;
 use crate::engine::graph::{Graph, rows, tensor_at};
 use crate::engine::split::Failed;
 use crate::engine::tier::{Tier, Weights};
-use crate::expert::SliceId;
-use crate::residency::Used;
-use crate::route::{Pair, Routing};
+use hobbit_core::expert::SliceId;
+use hobbit_core::residency::Used;
+use hobbit_core::route::{Pair, Routing};
 
 /// Nodes a graph may have.
 const NODES_MAX: usize = 1024;

@@ -7,7 +7,7 @@ use ggml_sys::chat::{self, HOBBIT_REASONING_DONE, HOBBIT_REASONING_IDLE};
 use super::raw::Raw;
 use crate::engine::error::Error;
 use crate::engine::model::Model;
-use crate::options::{SamplingOptions, Token};
+use hobbit_core::options::{SamplingOptions, Token};
 
 /// Watches over thoughts.
 pub(super) struct Budget {

@@ -8,7 +8,7 @@ use ggml_sys::shim;
 use super::raw::Raw;
 use crate::engine::error::Error;
 use crate::engine::model::Model;
-use crate::options::{SamplerKind, SamplingOptions, Token};
+use hobbit_core::options::{SamplerKind, SamplingOptions, Token};
 
 /// Candidates from which Mirostat 1 estimates its exponent, as in llama.cpp.
 const MIROSTAT_CANDIDATES: i32 = 100;

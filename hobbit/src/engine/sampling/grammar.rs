@@ -14,8 +14,8 @@ use super::gbnf;
 use crate::engine::error::Error;
 use crate::engine::log;
 use crate::engine::model::Model;
-use crate::grammar::{Candidate, Element, Grammar as Rooted, Rules, TooMany};
-use crate::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
+use hobbit_core::grammar::{Candidate, Element, Grammar as Rooted, Rules, TooMany};
+use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
 /// What may be done to find out what a grammar allows, or to go on in it. Nothing interrupts that, and all requests wait meanwhile:
 /// this many take 70 to 140 ms on a Xeon. Grammars that are not ambiguous take some thousands, a choice of 5,000 words two millions.

@@ -2,7 +2,7 @@
 
 use ggml_sys::llama::llama_token_data;
 
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// Natural logarithms of probabilities.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -7,7 +7,7 @@ use ggml_sys::shim;
 
 use crate::engine::error::Error;
 use crate::engine::raw::{MESSAGE_BYTES, text_of};
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// A sampler of llama.cpp, freed on drop.
 pub(super) struct Raw(NonNull<llama_sampler>);

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use super::*;
 use crate::engine::session::Session;
-use crate::options::{GrammarKind, GrammarTrigger, ModelOptions, ReasoningBudget, SessionOptions};
+use hobbit_core::options::{GrammarKind, GrammarTrigger, ModelOptions, ReasoningBudget, SessionOptions};
 
 const PROMPT: &str = "And the LORD said unto";
 

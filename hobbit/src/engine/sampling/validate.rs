@@ -1,7 +1,7 @@
 //! What settings of a sampler may be.
 
 use crate::engine::error::Error;
-use crate::options::SamplingOptions;
+use hobbit_core::options::SamplingOptions;
 
 /// Tokens that penalties may look back over: a bound on the memory that one number can claim (64 MiB).
 const LOOK_BACK_TOKENS_MAX: i32 = 1 << 24;
@@ -87,7 +87,7 @@ pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::SamplerKind;
+    use hobbit_core::options::SamplerKind;
 
     fn refusal(change: impl FnOnce(&mut SamplingOptions)) -> String {
         let mut options = SamplingOptions::default();

@@ -13,9 +13,9 @@ use crate::engine::log;
 use crate::engine::offload::failure;
 use crate::engine::purpose::Purpose;
 use crate::engine::raw::with_batch;
-use crate::residency::Counters;
-use crate::route::Phase;
-use crate::stats::{PhaseStats, Stats};
+use hobbit_core::residency::Counters;
+use hobbit_core::route::Phase;
+use hobbit_core::stats::{PhaseStats, Stats};
 
 impl Session {
     /// Evaluates one batch as it is, of at most `n_batch` entries. For callers that place tokens themselves

@@ -4,7 +4,7 @@ use ggml_sys::llama;
 
 use super::Session;
 use crate::engine::error::Error;
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 impl Session {
     /// Forgets everything from token `n_keep` on.

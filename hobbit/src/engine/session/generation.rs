@@ -5,7 +5,7 @@ use ggml_sys::llama;
 use super::{Session, StopReason};
 use crate::engine::error::Error;
 use crate::engine::sampling::Sampler;
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// The tokens of a generation. See [`Session::generate`].
 pub struct Generation<'a> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Session;
 use crate::engine::error::Error;
 use crate::engine::sampling::{Sampler, are_finite};
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 impl Session {
     /// Chooses a token from the logits of entry `index` of the last batch (-1: the last), and has the sampler remember it as

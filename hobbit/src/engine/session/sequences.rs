@@ -7,8 +7,8 @@ use ggml_sys::llama;
 
 use super::Session;
 use crate::engine::error::Error;
-use crate::options::Pooling;
-use crate::stats::PhaseStats;
+use hobbit_core::options::Pooling;
+use hobbit_core::stats::PhaseStats;
 
 impl Session {
     /// Makes sequence `to` begin with all that sequence `from` holds, in place of what it held: texts that begin alike share
@@ -179,7 +179,7 @@ impl Session {
     pub fn decodes_at_once(&self) -> usize {
         let shared = &self.model.shared;
         let is_exact = shared.precisions.is_exact() && shared.options.routing.is_off();
-        if is_exact { usize::MAX } else { crate::route::DECODE_TOKENS_MAX }
+        if is_exact { usize::MAX } else { hobbit_core::route::DECODE_TOKENS_MAX }
     }
 
     fn check_sequence(&self, sequence: i32) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! What llama.cpp asserts while it prepares a batch is an error of that batch.
 
 use super::*;
-use crate::options::ModelOptions;
+use hobbit_core::options::ModelOptions;
 
 #[test]
 fn an_assertion_before_anything_is_computed_is_an_error() {
@@ -50,7 +50,7 @@ fn a_copied_sequence_is_in_place_of_what_was_there() {
 fn a_session_that_ranks_has_a_score_for_each_class() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
     let model = Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
-    let embeddings = Some(Some(crate::options::Pooling::Rank));
+    let embeddings = Some(Some(hobbit_core::options::Pooling::Rank));
     let mut session = model
         .session(&SessionOptions { n_ctx: 64, embeddings, threads: Some(1), ..SessionOptions::default() })
         .unwrap();

@@ -12,9 +12,9 @@ use ggml_sys::llama::{self, ggml_tensor};
 
 use crate::engine::error::Error;
 use crate::engine::hook::{Asked, asked};
-use crate::gguf::Gguf;
-use crate::options::RouteOptions;
-use crate::trace::{Routes, Walk};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::options::RouteOptions;
+use hobbit_core::trace::{Routes, Walk};
 
 /// What the callback does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

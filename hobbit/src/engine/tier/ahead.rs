@@ -3,7 +3,7 @@
 //! When all of a decoded layer has been submitted, its own copies included, the link has nothing to do until the
 //! next router chooses. Behind these copies go some experts of the next layers: what is predicted, what the host holds and
 //! the device lacks. A copy that has been submitted cannot be taken back, and what the next layer misses has to queue
-//! behind it. So there are few at a time, and [`crate::load::prefetch`] says which are worth that, by how likely they are
+//! behind it. So there are few at a time, and [`hobbit_core::load::prefetch`] says which are worth that, by how likely they are
 //! used and what a layer leaves of the link ([`Idle`]); what leaves the device for them is reckoned with here ([`pays`]).
 //!
 //! From its submission on, such a copy is one like any other: the slot counts as filled, and a product that uses it waits
@@ -15,14 +15,15 @@ use std::collections::VecDeque;
 
 use super::idle::Idle;
 use super::{Destination, Tier};
-use crate::cache::{Cache, SlotId};
 use crate::engine::ggml::Stream;
+use crate::engine::hierarchy::HostBytes;
 use crate::engine::host_reads::Host;
-use crate::expert::{ExpertId, SliceId, Version};
-use crate::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
-use crate::predict::PredictShape;
-use crate::residency::{Chosen, LayerStep, Slots};
-use crate::route::Thresholds;
+use hobbit_core::cache::{Cache, SlotId};
+use hobbit_core::expert::{ExpertId, SliceId, Version};
+use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
+use hobbit_core::predict::PredictShape;
+use hobbit_core::residency::{Chosen, LayerStep, Slots};
+use hobbit_core::route::Thresholds;
 
 /// Experts on their way for layers that have not run, at the most: as many as a token uses in a layer of today's models.
 const OUTSTANDING_MAX: usize = 8;
@@ -234,7 +235,7 @@ impl Tier {
 }
 
 /// Whether a copy that is used with probability `p`, behind `queued` bytes, saves more than it risks. To what
-/// [`crate::load::prefetch`] counts comes the slot that it takes.
+/// [`hobbit_core::load::prefetch`] counts comes the slot that it takes.
 fn pays(p: f64, estimates: &Estimates, distance: u8, bytes: u64, queued: u64) -> bool {
     let times = (estimates.layer_seconds(), estimates.load_seconds(bytes), estimates.load_seconds(queued));
     let (Some(layer), Some(load), Some(before)) = times else { return false };

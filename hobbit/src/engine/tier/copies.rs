@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use super::{Destination, Memory, StagingState, Tier, Weights, ZEROS, padding_bytes};
-use crate::cache::SliceState;
 use crate::engine::ggml::Stream;
-use crate::expert::{SliceId, SliceKind, Version};
-use crate::gguf::SliceShape;
+use hobbit_core::cache::SliceState;
+use hobbit_core::expert::{SliceId, SliceKind, Version};
+use hobbit_core::gguf::SliceShape;
 
 impl Tier {
     /// Where an upload of this slice would go now: into its version's slot, or into a free staging slot.

@@ -1,8 +1,8 @@
 //! How long the link has nothing to do after a layer's own copies, until the next router has chosen: what copies ahead can
 //! hide in. Learned while layers run. No clock: times are given.
 
-use crate::load::balance::RunningMean;
-use crate::load::prefetch::Estimates;
+use hobbit_core::load::balance::RunningMean;
+use hobbit_core::load::prefetch::Estimates;
 
 /// A link that is never idle; running means take no zero.
 const NEVER_SECONDS: f64 = 1e-9;

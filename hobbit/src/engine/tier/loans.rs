@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::Tier;
 use crate::engine::ggml::{Event, Stream};
-use crate::expert::SliceKind;
+use hobbit_core::expert::SliceKind;
 
 /// A stream that computes with layers that are here as a whole.
 pub(super) struct Loan {

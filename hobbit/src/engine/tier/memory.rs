@@ -7,10 +7,10 @@ use std::ptr;
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 
 use super::{Share, padding_bytes};
-use crate::cache::{Cache, ShareId};
 use crate::engine::ggml::{self, Buffer, Context};
-use crate::expert::SliceKind;
-use crate::gguf::{Catalog, ExpertClass, SliceShape};
+use hobbit_core::cache::{Cache, ShareId};
+use hobbit_core::expert::SliceKind;
+use hobbit_core::gguf::{Catalog, ExpertClass, SliceShape};
 
 /// Staging slots start at multiples of so many bytes, more than any backend's alignment.
 const STAGING_ALIGNMENT: u64 = 512;

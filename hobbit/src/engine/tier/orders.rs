@@ -3,7 +3,7 @@
 use super::{StagingState, TIDY_UPLOADS, Tier};
 use crate::engine::ggml::Stream;
 use crate::engine::host_reads::Host;
-use crate::expert::SliceId;
+use hobbit_core::expert::SliceId;
 
 impl Tier {
     /// Products of slices that were staged on the host have been submitted: the host may have these back when they have

@@ -4,10 +4,10 @@
 //! from the host as it is needed.
 
 use super::Tier;
-use crate::cache::{Cache, ShareId};
 use crate::engine::ggml::Stream;
 use crate::engine::log;
-use crate::expert::Precision;
+use hobbit_core::cache::{Cache, ShareId};
+use hobbit_core::expert::Precision;
 
 /// What part of the slots goes when nobody knows how much is missing.
 const SHRINK_PART: u64 = 4;

@@ -1,9 +1,10 @@
 //! The uploads of one region, in the order of need.
 
 use super::{Destination, Tier};
+use crate::engine::hierarchy::HostBytes;
 use crate::engine::host_reads::Host;
-use crate::expert::{SliceId, SliceKind};
-use crate::residency::{LayerStep, Used};
+use hobbit_core::expert::{SliceId, SliceKind};
+use hobbit_core::residency::{LayerStep, Used};
 
 /// What is still to be uploaded.
 pub(in crate::engine) struct Uploads {

@@ -1,6 +1,7 @@
 //! What the CPU computes of a region beside the device.
 
 use super::*;
+use crate::engine::hierarchy::HostBytes;
 
 /// What the CPU is to compute of a region.
 pub(super) struct Help<'a> {

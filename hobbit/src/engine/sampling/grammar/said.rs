@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::options::Token;
+use hobbit_core::options::Token;
 
 /// The longest text in bytes in which patterns look for a trigger. Each token has them look through all of it again, and the
 /// C++ library's regular expressions recurse with the length of what they match, by some 350 bytes of stack for each.

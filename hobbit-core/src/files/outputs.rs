@@ -26,16 +26,16 @@ const HEAD_BYTES: u64 = 1024;
 const GGUF: &[u8] = b"GGUF";
 
 /// First bytes of a trace.
-pub(crate) const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
+pub const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
 
 /// First bytes of a path table.
-pub(crate) const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
+pub const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
 
 /// First bytes of a saved sequence: tokens, and what llama.cpp keeps of them.
 pub const SEQUENCE_MAGIC: [u8; 8] = *b"HOBSLOT1";
 
 /// First bytes of a base file, once its run has ended: zeros before.
-pub(crate) const BASE_MAGIC: [u8; 8] = *b"_logits_";
+pub const BASE_MAGIC: [u8; 8] = *b"_logits_";
 
 /// What is about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +232,7 @@ pub fn try_overwriting(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// Why not.
-pub(crate) fn look(path: &Path, kind: Kind) -> Result<(), Refusal> {
+pub fn look(path: &Path, kind: Kind) -> Result<(), Refusal> {
     if !is_file(path) || kind == Kind::CacheState {
         return Ok(());
     }

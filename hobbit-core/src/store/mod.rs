@@ -35,7 +35,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use arena::Arena;
-pub(crate) use buffered::advise_random;
+pub use buffered::advise_random;
 pub use error::StoreError;
 pub use form::{Form, HighPlane, Order, PLANE_BUFFERS_BYTES, Part, Rearrange, Rows};
 pub use measure::{Bandwidth, measure_random_read};

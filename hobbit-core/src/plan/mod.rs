@@ -35,7 +35,7 @@ mod ubatch;
 pub use context::{CONTEXT_TOKENS_MIN, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
-pub(crate) use limits::kib_field;
+pub use limits::kib_field;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use regime::{Needs, Regime};

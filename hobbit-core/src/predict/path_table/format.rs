@@ -28,7 +28,7 @@ const CHECKSUM_BYTES: usize = 8;
 
 impl PathTable {
     /// A table's first bytes.
-    pub(crate) const MAGIC: [u8; 4] = files::PATH_TABLE_MAGIC;
+    pub const MAGIC: [u8; 4] = files::PATH_TABLE_MAGIC;
 
     /// The table's bytes, as a file or a pack may have them.
     ///

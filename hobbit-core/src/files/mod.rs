@@ -12,10 +12,10 @@
 pub mod capped;
 pub mod outputs;
 pub mod replace;
-pub(crate) mod sole;
+pub mod sole;
 pub mod state;
 
-pub(crate) use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
+pub use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
 pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC, check, create, overwrite, try_overwriting};
 pub use replace::{replace, try_replacing};
 pub use state::FileState;
@@ -23,13 +23,13 @@ pub use state::FileState;
 use std::path::{Path, PathBuf};
 
 /// `path` with `suffix` after its whole name.
-pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
 /// Where the file at `path` is, or will be.
-pub(crate) fn directory_of(path: &Path) -> &Path {
+pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -19,7 +19,7 @@ pub(super) fn start(files: Vec<OpenFile>) -> Result<Workers<Vec<OpenFile>>, Stor
 }
 
 /// Tells the system that what follows what is read will not be read next. Where it cannot be told, that costs time only.
-pub(crate) fn advise_random(file: &File) {
+pub fn advise_random(file: &File) {
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::AsRawFd;

@@ -13,12 +13,13 @@ pub struct UnknownWord {
 }
 
 impl UnknownWord {
-    pub(crate) fn new(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
+    pub fn new(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
         Self { what, found: found.to_owned(), expected: expected.into() }
     }
 }
 
 /// Gives a choice its words: `ALL`, `name`, `Display`, and `FromStr`, which also takes the other words of a choice.
+#[macro_export]
 macro_rules! named {
     ($choice:ident, $what:literal: $($value:ident = $name:literal $(| $other:literal)*),+ $(,)?) => {
         impl $choice {
@@ -51,4 +52,4 @@ macro_rules! named {
         }
     };
 }
-pub(crate) use named;
+pub use crate::named;

@@ -12,7 +12,7 @@ const TRIES: u32 = 100;
 
 /// Why a partial file cannot be written.
 #[derive(Debug)]
-pub(crate) enum SoleError {
+pub enum SoleError {
     /// Another process holds it.
     Busy,
     /// A link, a file with a second name, or no file at all; words for it.
@@ -29,7 +29,7 @@ impl From<io::Error> for SoleError {
 
 /// Opens `path` for reading and writing, with what is in it, or makes it; locked until it is dropped. Where the file system
 /// has no locks, two processes are not kept apart.
-pub(crate) fn open(path: &Path) -> Result<File, SoleError> {
+pub fn open(path: &Path) -> Result<File, SoleError> {
     for _ in 0..TRIES {
         let file = open_unlinked(path)?;
         match file.try_lock() {
@@ -48,7 +48,7 @@ pub(crate) fn open(path: &Path) -> Result<File, SoleError> {
 }
 
 /// Removes a file that was opened here, if nothing is in it.
-pub(crate) fn remove_empty(path: &Path, file: &File) {
+pub fn remove_empty(path: &Path, file: &File) {
     if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
         let _ = fs::remove_file(path); // an empty file does no harm either
     }

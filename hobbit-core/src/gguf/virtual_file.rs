@@ -134,7 +134,7 @@ impl Gguf {
     }
 
     /// The model as one file with a new header: the keys that `keep` wants, and tensors of the types that `dtype` gives.
-    pub(crate) fn rewritten(
+    pub fn rewritten(
         &self,
         keep: impl Fn(&str) -> bool,
         dtype: impl Fn(&TensorInfo) -> GgmlType,
@@ -161,7 +161,7 @@ fn segments_of(shows: &[TensorInfo], sources: &[TensorInfo]) -> impl Iterator<It
 
 impl VirtualGguf {
     /// The same file with its experts absent.
-    pub(crate) fn without_experts(mut self) -> Self {
+    pub fn without_experts(mut self) -> Self {
         self.segments.iter_mut().filter(|s| s.expert).for_each(|s| s.source = None);
         self
     }

@@ -34,14 +34,14 @@ pub enum WriteError {
 /// Collects keys and tensors of a file to be written.
 ///
 /// ```
-/// use hobbit::gguf::{GgmlType, HeaderBuilder, Value};
+/// use hobbit_core::gguf::{GgmlType, HeaderBuilder, Value};
 /// let mut header = HeaderBuilder::new(32)?;
 /// header.key("general.architecture", "llama")?;
 /// header.key("tokenizer.ggml.tokens", Value::array(["a", "b"]))?;
 /// header.tensor("output.weight", GgmlType::F32, &[2, 1])?;
 /// let mut file = Vec::new();
 /// header.finish().write(&mut file, |_tensor, out| out.write_all(&[0; 8]))?;
-/// # Ok::<(), hobbit::gguf::WriteError>(())
+/// # Ok::<(), hobbit_core::gguf::WriteError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct HeaderBuilder {

@@ -5,7 +5,7 @@
 //! crash cut off is missed without complaint: [`TraceReader`] ends after the last whole record and says so.
 //!
 //! ```
-//! use hobbit::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Record, TraceReader, TraceWriter};
+//! use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Record, TraceReader, TraceWriter};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let layer = Layer { layer: 0, n_expert: 8, n_used: 2, bytes_high: 4096, bytes_low: 1024, bytes_rest: 0, slots_high: 4, slots_low: 0 };

@@ -208,7 +208,7 @@ impl Gguf {
 
     /// A model whose tensors lie elsewhere than its header says, all in `file`: `place` gives each its first byte,
     /// `stored` is the file that the header describes.
-    pub(crate) fn relocated(
+    pub fn relocated(
         file: SourceFile,
         mut header: Header,
         metadata: Metadata,

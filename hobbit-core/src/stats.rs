@@ -26,8 +26,8 @@ use crate::route::Rerouted;
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use reports::{
-    CacheSlots, CachingReport, DeviceCounters, DeviceReport, TunedReport, LatencyReport, LatencyStep, PrefetchReport,
-    RecallReport, VirtualExpertsReport,
+    CacheSlots, CachingReport, DeviceCounters, DeviceReport, LatencyReport, LatencyStep, PrefetchReport, RecallReport,
+    TunedReport, VirtualExpertsReport,
 };
 
 #[doc(inline)]

@@ -17,7 +17,7 @@ use super::*;
 use crate::expert::Extent;
 
 /// Slots for tests, on pages; every byte starts as 0xEE.
-pub(crate) struct SlotMemory {
+pub struct SlotMemory {
     arena: Arena,
     slot_bytes: usize,
 }
@@ -54,7 +54,7 @@ impl SlotMemory {
     }
 }
 
-pub(crate) fn read_one(submit: impl FnOnce(Vec<ReadRequest>, &Arc<dyn Completion>), request: ReadRequest) -> ReadDone {
+pub fn read_one(submit: impl FnOnce(Vec<ReadRequest>, &Arc<dyn Completion>), request: ReadRequest) -> ReadDone {
     read_all(submit, vec![request]).remove(0)
 }
 

@@ -146,7 +146,7 @@ impl ExpertClass {
     }
 
     /// A class whose regions take any window of a slice, for files that align tensors to less than a block.
-    pub(crate) fn windowed(tensors: &[ExpertTensor]) -> Self {
+    pub fn windowed(tensors: &[ExpertTensor]) -> Self {
         let slices = tensors.iter().map(|t| (t.kind, t.dtype, t.ne0, t.ne1));
         Self::laid_out(slices, |bytes| Some(slot_stride(bytes))).expect("the reader has checked types and shapes")
     }
@@ -226,7 +226,7 @@ impl Catalog {
     ///
     /// # Errors
     /// [`LowMismatch`]: a layer, a matrix or a shape that the two do not share; nothing is added then.
-    pub(crate) fn add_low_of(&mut self, map: &ExpertMap, theirs: &Self, first_file: u32) -> Result<(), LowMismatch> {
+    pub fn add_low_of(&mut self, map: &ExpertMap, theirs: &Self, first_file: u32) -> Result<(), LowMismatch> {
         for layer in &self.layers {
             let Some(high) = layer.high.first() else { continue };
             let class = &self.classes[usize::from(high.class)];
