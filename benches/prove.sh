@@ -117,11 +117,11 @@ ablation() {
     local variants=(
         'LRU=--policy lru'
         'LRU, without overlap=--policy lru --no-overlap'
-        'foresight=--policy foresight'
-        'foresight, prefetch=--policy foresight --predictor stacked-gate'
+        'foresight=--policy learned'
+        'foresight, prefetch=--policy learned --predictor stacked-gate'
         'LRU, dynamic=--policy lru --low q2_k'
-        'foresight, dynamic=--policy foresight --low q2_k'
-        'foresight, dynamic, prefetch=--policy foresight --low q2_k --predictor stacked-gate'
+        'foresight, dynamic=--policy learned --low q2_k'
+        'foresight, dynamic, prefetch=--policy learned --low q2_k --predictor stacked-gate'
     )
     for name in mixtral qwen3moe; do
         # Made once, outside of the limit.
