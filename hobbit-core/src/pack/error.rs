@@ -52,7 +52,7 @@ impl PackError {
     }
 }
 
-/// Why [`super::write()`] gave up. Where work had begun, it is kept: the same call goes on from there.
+/// Why [`super::write()`] gave up. The unfinished file is removed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The source's experts are inconsistent.

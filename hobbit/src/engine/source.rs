@@ -195,7 +195,7 @@ fn go_on(answer: bool) -> ControlFlow<()> {
 
 /// Makes the low-precision versions of a model's experts, once: the file is kept beside the model (or in `directory`)
 /// and used again until the model changes. `types` as in `gguf-tools pack --low`. `progress` is called with 0..=1 if
-/// there is something to do, and stops it by answering false; the next call then goes on.
+/// there is something to do, and stops it by answering false; the next call then starts over.
 ///
 /// # Errors
 /// A model that cannot be read or is a pack, types that cannot be made of it, a directory that cannot be written, a
@@ -218,35 +218,14 @@ pub fn quantise_low(
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     // Ours by its name: of a model that was replaced, or of another version of hobbit.
     let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
-    let had_begun = pack::partial_path(&path).exists();
-    let mut finished = 0;
     let written = pack::write(&source, &path, &spec, &Ggml, &mut |now| {
-        finished = now.finished;
         go_on(progress(now.done as f32 / now.total.max(1) as f32))
     });
-    if !had_begun && finished == 0 && written.as_ref().is_err_and(leaves_nothing) {
-        remove_unfinished(&path);
-    }
     match written {
         Ok(_) => Ok(path),
         Err(WriteError::Stopped { .. }) => Err(Error::Cancelled),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Whether this call alone had begun to write, and gave up.
-fn leaves_nothing(error: &WriteError) -> bool {
-    use WriteError::{Create, Output, Space, Stopped};
-    matches!(error, Space { .. } | Output { .. } | Stopped { .. } | Create { .. })
-}
-
-/// Takes away what holds no work: a partial file, and the journal that says so.
-fn remove_unfinished(path: &Path) {
-    let partial = pack::partial_path(path);
-    let mut journal = partial.clone().into_os_string();
-    journal.push(".journal");
-    let _ = std::fs::remove_file(partial);
-    let _ = std::fs::remove_file(journal);
 }
 
 /// Whether the file holds low versions of this very model. A model file newer than it has been replaced. A pack that cannot

@@ -162,6 +162,12 @@ fn what_is_not_a_state_says_so() {
     assert_eq!(CacheState::from_bytes(&bytes), Err(StateError::Damaged));
 }
 
+#[test]
+fn a_policy_s_older_name_is_known() {
+    let state = CacheState { policy: "foresight".to_owned(), ..CacheState::default() };
+    assert_eq!(CacheState::from_bytes(&state.to_bytes()).unwrap().policy, PolicyKind::Learned.name());
+}
+
 /// Experts of layer 0, all slots taken, last used in the order 2, 0, 3, 1.
 fn used() -> SavedCache {
     let mut cache = cache(Box::new(Lru), 4);

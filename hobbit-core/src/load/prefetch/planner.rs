@@ -21,7 +21,7 @@ pub struct PrefetchOptions {
     /// Most versions read ahead and not settled yet: enough for two layers of the widest predictions of today's models.
     #[default(64)]
     pub outstanding_max: usize,
-    /// What a read must save at least, as a part of itself, for what no estimate knows. At 0 `foresight` with prefetching
+    /// What a read must save at least, as a part of itself, for what no estimate knows. At 0 `learned` with prefetching
     /// decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model), at 0.1 3 %; runs
     /// differ by about as much.
     #[default(0.1)]
