@@ -21,7 +21,7 @@ fn a_profile_is_made_and_loaded() {
         ["--profile", &profile, "--policy", "hobbit", "--slots", "by-penalty", "-lv", "4", "--stats-json", &stats];
     let fitted = demo(&[&usual[..], &flags].concat()).run().expect(0);
     assert_eq!(fitted.stdout, recorded.stdout);
-    let told = format!("hobbit: profile {profile}: weights of hobbit, what each layer's misses cost\n");
+    let told = format!("hobbit: profile {profile}: weights of hobbit, the cost of each layer's misses\n");
     assert!(fitted.stderr.contains(&told), "{}", fitted.stderr);
     assert!(fitted.stderr.contains("hobbit: slots of a layer: by-penalty: "), "{}", fitted.stderr);
     let json: Value = serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();

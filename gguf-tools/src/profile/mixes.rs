@@ -52,6 +52,8 @@ pub fn find(
 ) -> anyhow::Result<Option<Mixes>> {
     let half = text.windows.len() / 2;
     if half == 0 {
+        // A cache in which everything fits is refused in any case.
+        run.open_for_misses(None, None)?;
         tell(format_args!(
             "note: --max-loss: the text has one window, and none to hold out: no mix is sought; give more --tokens, or a \
              smaller --context"
@@ -63,13 +65,13 @@ pub fn find(
     let (low, lows) = low.map_or((None, &[][..]), |(versions, lows)| (Some(versions), lows));
     let mut measurer =
         Measurer { run, parts: [search, held_out], low, runner: None, low_types: None, exact: [vec![], vec![]] };
-    let mut exact_bytes = 0.0;
-    for part in [Part::Search, Part::HeldOut] {
-        (measurer.exact[part as usize], exact_bytes) = measurer.decode(Mix::EXACT, part)?;
-    }
+    let (nlls, exact_search) = measurer.decode(Mix::EXACT, Part::Search)?;
+    measurer.exact[Part::Search as usize] = nlls;
+    let (nlls, exact_bytes) = measurer.decode(Mix::EXACT, Part::HeldOut)?;
+    measurer.exact[Part::HeldOut as usize] = nlls;
     let session = &measurer.runner(false)?.session;
     let (cache_share, high) = (session.plan().cache_share(), session.precision().high.types.clone());
-    let mixes = search_mixes(lows, max_loss, |mix, part| measurer.measure(mix, part))?;
+    let mixes = search_mixes(lows, max_loss, exact_search, |mix, part| measurer.measure(mix, part))?;
     Ok(Some(Mixes {
         text: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         text_sha256: text_sha256(&bytes),

@@ -334,7 +334,7 @@ fn for_shares(uses: &Uses, target: Shares) -> anyhow::Result<ChosenThresholds> {
 
 /// T1 and T2 of the mix that uses low versions alone, if it stays within the loss: packs take these.
 fn of_mixes(uses: &Uses, mixes: &Mixes, low_name: &str, max_loss: f64) -> Option<ChosenThresholds> {
-    let fits = |own: &&MeasuredMix| own.mix.is_low_alone() && own.upper() <= max_loss;
+    let fits = |own: &&MeasuredMix| own.mix.is_low_alone() && own.loss <= max_loss;
     let own = mixes.mixes.iter().find(fits)?;
     Some(ChosenThresholds {
         t1: own.mix.t1,

@@ -168,6 +168,8 @@ pub enum Part {
 
 /// Most runs over a part of the text.
 pub const RUNS_MAX: usize = 35;
+/// Least loss that a saving is compared with: smaller ones are noise.
+const LOSS_MIN: f64 = 1e-4;
 /// Most mixes that are measured again.
 const HELD_OUT_MAX: usize = 6;
 /// Settings that need no low versions, with their strengths.
@@ -177,9 +179,10 @@ const AXES: [(&[f32], fn(&mut Mix) -> &mut f32); 3] = [
     (&[0.4, 0.8], |mix| &mut mix.drop),
 ];
 
-/// Searches mixes within `max_loss`: from exact on, the setting that saves most is raised by one strength, as long as the loss
-/// allows. `lows` are thresholds for a model with low versions, ascending in what they give up; empty without low versions.
-/// Each mix on the way is combined with the strongest of them that the loss allows. `measure` runs a part of the text; mixes with
+/// Searches mixes within `max_loss`: from exact on, the setting that saves most bytes for its loss is raised by one strength,
+/// as long as the loss allows. `lows` are thresholds for a model with low versions, ascending in what they give up; empty without low versions.
+/// Each mix on the way is combined with the strongest of them that the loss allows. `exact_bytes` are read per token when
+/// nothing is given up. `measure` runs a part of the text; mixes with
 /// low versions are measured after the others of a part.
 ///
 /// # Errors
@@ -187,16 +190,18 @@ const AXES: [(&[f32], fn(&mut Mix) -> &mut f32); 3] = [
 pub fn search_mixes<E>(
     lows: &[Thresholds],
     max_loss: f64,
+    exact_bytes: f64,
     mut measure: impl FnMut(Mix, Part) -> Result<MeasuredMix, E>,
 ) -> Result<Vec<MeasuredMix>, E> {
     let mut found: Vec<MeasuredMix> = Vec::new();
-    let mut way = vec![(Mix::EXACT, f64::INFINITY)];
+    let mut way = vec![Mix::EXACT];
+    let mut last: Option<MeasuredMix> = None;
     let mut steps = [0; AXES.len()];
     let mut is_open = [true; AXES.len()];
     let mut runs_left = RUNS_MAX - HELD_OUT_MAX - lows.len();
     loop {
-        let (mix, bytes) = way[way.len() - 1];
-        let mut best: Option<(usize, MeasuredMix)> = None;
+        let mix = way[way.len() - 1];
+        let mut best: Option<(f64, usize, MeasuredMix)> = None;
         for (axis, (strengths, setting)) in AXES.iter().enumerate() {
             let Some(strength) = strengths.get(steps[axis]).filter(|_| is_open[axis]) else { continue };
             // Each mix on the way needs a run beside low versions.
@@ -211,17 +216,19 @@ pub fn search_mixes<E>(
             found.push(own);
             // A setting that loses too much here loses too much beside stronger ones as well.
             is_open[axis] = own.upper() <= max_loss;
-            let least = best.as_ref().map_or(bytes, |(_, best)| best.bytes_per_token);
-            if is_open[axis] && own.bytes_per_token < least {
-                best = Some((axis, own));
+            let (bytes, loss) = last.map_or((exact_bytes, 0.0), |last| (last.bytes_per_token, last.loss));
+            let worth = (bytes - own.bytes_per_token) / (own.loss - loss).max(LOSS_MIN);
+            if is_open[axis] && worth > best.as_ref().map_or(0.0, |(worth, ..)| *worth) {
+                best = Some((worth, axis, own));
             }
         }
-        let Some((axis, own)) = best else { break };
+        let Some((_, axis, own)) = best else { break };
         steps[axis] += 1;
-        way.push((own.mix, own.bytes_per_token));
+        way.push(own.mix);
+        last = Some(own);
     }
     let mut strongest = lows.len();
-    for (mix, _) in way {
+    for mix in way {
         while let Some(low) = strongest.checked_sub(1).map(|at| lows[at]) {
             let own = measure(mix.with(low), Part::Search)?;
             found.push(own);
@@ -231,11 +238,11 @@ pub fn search_mixes<E>(
             strongest -= 1;
         }
     }
+    // The mean decides here: packs take their thresholds from the mix that uses low versions alone.
+    let low = found.iter().find(|own| own.mix.is_low_alone() && own.loss <= max_loss).copied();
     found.retain(|own| own.upper() <= max_loss);
-    let low = found.iter().find(|own| own.mix.is_low_alone()).copied();
     let mut wanted = frontier(found);
     wanted.truncate(HELD_OUT_MAX - 1);
-    // Packs take their thresholds from the mix that uses low versions alone.
     wanted.extend(low.filter(|low| wanted.iter().all(|own| own.mix != low.mix)));
     wanted.sort_by_key(|own| own.mix.uses_low());
     let judged = wanted.into_iter().map(|own| measure(own.mix, Part::HeldOut));
@@ -283,7 +290,7 @@ mod tests {
 
     fn searched(lows: &[Thresholds], max_loss: f64) -> (Vec<MeasuredMix>, Vec<(Mix, Part)>) {
         let mut asked = Vec::new();
-        let found = search_mixes(lows, max_loss, |mix, part| {
+        let found = search_mixes(lows, max_loss, 1e6, |mix, part| {
             asked.push((mix, part));
             Ok::<_, Infallible>(machine(mix))
         });
@@ -335,7 +342,7 @@ mod tests {
         assert!(none.is_empty() && asked.len() == 3, "one step of each setting: {asked:?}");
         let (all, asked) = searched(&[0.9, 0.8, 0.7, 0.6].map(|t1| Thresholds { t1, t2: 1.0 }), 10.0);
         assert!(!all.is_empty() && (20..=RUNS_MAX).contains(&asked.len()), "{} runs", asked.len());
-        assert_eq!(search_mixes(&[], 0.1, |_, _| Err("disk")), Err("disk"));
+        assert_eq!(search_mixes(&[], 0.1, 1e6, |_, _| Err("disk")), Err("disk"));
     }
 
     #[test]

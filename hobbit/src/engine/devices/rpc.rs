@@ -136,7 +136,7 @@ mod tests {
             ("fe80::1:5", "ggml's RPC knows no IPv6 addresses"),
         ] {
             let error = Endpoint::parse(text).unwrap_err().to_string();
-            let expected = format!("'{text}' is no endpoint: {why}; give HOST:PORT");
+            let expected = format!("'{text}' is no RPC endpoint: {why}; give HOST:PORT");
             assert!(error.contains(&expected), "{text}: {error}");
         }
     }
