@@ -6,6 +6,7 @@ use std::error::Error;
 use hobbit_core::gguf::RecodeError;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, UnpackError, WriteError};
+use hobbit_core::perplexity::base::BaseError;
 use hobbit_core::plan::{BelowTokenCycle, PlanError};
 use hobbit_core::sim::SimError;
 use hobbit_core::store::StoreError;
@@ -46,6 +47,8 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
     }
     let fixed = if let Some(error) = error.downcast_ref() {
         return plan(error);
+    } else if let Some(BaseError::CutOff { complete, .. }) = error.downcast_ref() {
+        return Some(format!("--chunks {complete} uses those"));
     } else if let Some(error) = error.downcast_ref() {
         store(error)
     } else if let Some(error) = error.downcast_ref() {

@@ -236,7 +236,7 @@ fn files_that_do_not_fit_are_told_and_the_run_starts_cold() {
         fs::write(&state, &bytes).unwrap();
         let run = run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[text]);
         let told = notices();
-        assert!(told.contains("--cache-state") && told.contains(why) && told.contains("start empty"), "{name}: {told}");
+        assert!(told.contains("cache state") && told.contains(why) && told.contains("start empty"), "{name}: {told}");
         assert_eq!((run.warm, &run.counts), (None, &cold.counts), "{name}");
         assert!(run.logits == cold.logits, "{name}");
         let expected = if is_replaced { &good } else { &bytes };

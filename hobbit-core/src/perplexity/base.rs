@@ -61,8 +61,8 @@ pub enum BaseError {
     },
     /// The run that made it did not end.
     #[error(
-        "{}: cut off: {found} bytes where {expected} belong; it holds {complete} complete chunks: use no more, or make \
-         the base again",
+        "{}: cut off: {found} bytes where {expected} belong; it holds {complete} complete chunks; use no more, or \
+         make the base again",
         path.display()
     )]
     CutOff {

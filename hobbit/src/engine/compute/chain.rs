@@ -185,7 +185,7 @@ impl ExpertBackend {
                 {
                     let view = link.kind.map(|kind| host.reads().view(step.layer, parts[0].used.share, kind));
                     // SAFETY: located slices are complete and stay until the run below is over; so do scratch and ids.
-                    unsafe { self.link(link, parts, view, scratch)? };
+                    unsafe { self.link(link, parts, chain.shape[1] > 1, view, scratch)? };
                 }
             }
             self.run()?;
@@ -234,7 +234,8 @@ impl ExpertBackend {
         }
     }
 
-    /// Appends the rows of some experts of a link. `view`: the slots of a product.
+    /// Appends the rows of some experts of a link. `by_token`: each row is a token of its own, not one use of a single token.
+    /// `view`: the slots of a product.
     ///
     /// # Safety
     /// As [`Inner::add`]: scratch, ids and the slices stay until the run is over.
@@ -242,6 +243,7 @@ impl ExpertBackend {
         &mut self,
         link: &Link,
         parts: &[Part],
+        by_token: bool,
         view: Option<ShareView<'_>>,
         scratch: Scratch,
     ) -> Result<(), Failed> {
@@ -253,9 +255,13 @@ impl ExpertBackend {
             node.view_src = std::ptr::null_mut();
             let floats = |first: usize, stride: usize, len: usize, n: usize| {
                 let data = scratch.floats(first, n.saturating_sub(1) * stride + len);
-                let mut tensor = plain_tensor(llama::GGML_TYPE_F32, [len as i64, n as i64, 1, 1], data.cast(), &node);
-                tensor.nb[1] = stride * size_of::<f32>();
-                (tensor.nb[2], tensor.nb[3]) = (n * tensor.nb[1], n * tensor.nb[1]);
+                // An expert has several rows only of several tokens: ggml's kernels for rearranged weights have room for one
+                // row of each expert and token.
+                let (uses, tokens) = if by_token { (1, n) } else { (n, 1) };
+                let shape = [len as i64, uses as i64, tokens as i64, 1];
+                let mut tensor = plain_tensor(llama::GGML_TYPE_F32, shape, data.cast(), &node);
+                let row = stride * size_of::<f32>();
+                (tensor.nb[1], tensor.nb[2], tensor.nb[3]) = (row, uses * row, n * row);
                 tensor
             };
             let mut sources = [None; 3];
@@ -268,7 +274,8 @@ impl ExpertBackend {
                     Operand::Shared { first, len } => Some(floats(first, len, len, 1)),
                     Operand::Whole => None,
                     Operand::Ids => {
-                        let shape = [rows.len() as i64, 1, 1, 1];
+                        let n = rows.len() as i64;
+                        let shape = if by_token { [1, n, 1, 1] } else { [n, 1, 1, 1] };
                         let ids = match view {
                             Some(_) => {
                                 let first = self.slot_ids.len();
