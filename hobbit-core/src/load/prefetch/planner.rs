@@ -301,7 +301,8 @@ impl Prefetcher {
             self.options.thresholds.demands(&weights, &mut demands);
             let is_first = asked.is_empty();
             for (&(index, _), &demand) in chosen.iter().zip(&demands) {
-                match asked.iter_mut().find(|(own, _)| !is_first && *own == index) {
+                let known = if is_first { None } else { asked.iter_mut().find(|(own, _)| *own == index) };
+                match known {
                     Some((_, highest)) => *highest = demand.max(*highest),
                     None => asked.push((index, demand)),
                 }
@@ -349,7 +350,9 @@ impl Prefetcher {
             let is_first = worths.is_empty();
             for (predicted, &unimportance) in of_token.iter().zip(&importance) {
                 let worth = self.options.thresholds.demand(unimportance);
-                match worths.iter_mut().find(|(own, _)| !is_first && own.expert == predicted.expert) {
+                let is_known = |(own, _): &&mut (Predicted, Demand)| own.expert == predicted.expert;
+                let known = if is_first { None } else { worths.iter_mut().find(is_known) };
+                match known {
                     None => worths.push((*predicted, worth)),
                     Some((best, highest)) => {
                         *highest = worth.max(*highest);
