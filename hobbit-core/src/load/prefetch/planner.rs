@@ -294,15 +294,17 @@ impl Prefetcher {
     /// What tokens ask of the experts that they chose, each expert once: the highest demand of all of them.
     fn demands(&self, tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, Demand)> {
         let mut asked: Vec<(u16, Demand)> = Vec::with_capacity(tokens.iter().map(Vec::len).sum());
-        let (mut weights, mut demands) = (Vec::new(), Vec::new());
         for chosen in tokens {
-            weights.clear();
-            weights.extend(chosen.iter().map(|(_, weight)| *weight));
+            let weights: Vec<f32> = chosen.iter().map(|(_, weight)| *weight).collect();
+            let mut demands = Vec::with_capacity(weights.len());
             self.options.thresholds.demands(&weights, &mut demands);
-            let is_first = asked.is_empty();
-            for (&(index, _), &demand) in chosen.iter().zip(&demands) {
-                let known = if is_first { None } else { asked.iter_mut().find(|(own, _)| *own == index) };
-                match known {
+            let own = chosen.iter().zip(demands).map(|(&(index, _), demand)| (index, demand));
+            if asked.is_empty() {
+                asked.extend(own);
+                continue;
+            }
+            for (index, demand) in own {
+                match asked.iter_mut().find(|(known, _)| *known == index) {
                     Some((_, highest)) => *highest = demand.max(*highest),
                     None => asked.push((index, demand)),
                 }
@@ -340,32 +342,6 @@ impl Prefetcher {
     fn weighed(&self, predicted: &[Predicted], holdings: &dyn Holdings) -> Vec<Candidate> {
         let Some(first) = predicted.first() else { return Vec::new() };
         let n_used = holdings.n_used(first.expert.layer);
-        let (mut weights, mut importance) = (Vec::with_capacity(n_used), Vec::with_capacity(predicted.len()));
-        let mut worths: Vec<(Predicted, Demand)> = Vec::with_capacity(predicted.len());
-        for of_token in predicted.chunk_by(|a, b| a.token == b.token) {
-            weights.clear();
-            weights.extend(of_token.iter().take(n_used).map(|predicted| predicted.score));
-            unimportance(&weights, &mut importance);
-            importance.resize(of_token.len(), 1.0);
-            let is_first = worths.is_empty();
-            for (predicted, &unimportance) in of_token.iter().zip(&importance) {
-                let worth = self.options.thresholds.demand(unimportance);
-                let is_known = |(own, _): &&mut (Predicted, Demand)| own.expert == predicted.expert;
-                let known = if is_first { None } else { worths.iter_mut().find(is_known) };
-                match known {
-                    None => worths.push((*predicted, worth)),
-                    Some((best, highest)) => {
-                        *highest = worth.max(*highest);
-                        if predicted.score > best.score {
-                            *best = *predicted;
-                        }
-                    }
-                }
-            }
-        }
-        if predicted[predicted.len() - 1].token != first.token {
-            worths.sort_by(|(a, _), (b, _)| b.score.total_cmp(&a.score));
-        }
         let scarcity = Scarcity::of(self.estimates.hit_rate_of_late());
         let candidate = |(predicted, worth): (Predicted, Demand)| {
             let versions = Precision::ALL.map(|precision| Version { expert: predicted.expert, precision });
@@ -381,7 +357,36 @@ impl Prefetcher {
             let standing = if is_missing { Standing::Missing(scarcity) } else { Standing::There };
             candidate([0, 1].map(|i| is_resident[i] || is_outstanding[i]), standing)
         };
-        worths.into_iter().map(candidate).collect()
+        if predicted[predicted.len() - 1].token == first.token {
+            let worths = self.worths(predicted, n_used);
+            return predicted.iter().copied().zip(worths).map(candidate).collect();
+        }
+        let mut all: Vec<(Predicted, Demand)> = Vec::with_capacity(predicted.len());
+        for of_token in predicted.chunk_by(|a, b| a.token == b.token) {
+            for (&predicted, worth) in of_token.iter().zip(self.worths(of_token, n_used)) {
+                match all.iter_mut().find(|(own, _)| own.expert == predicted.expert) {
+                    None => all.push((predicted, worth)),
+                    Some((best, highest)) => {
+                        *highest = worth.max(*highest);
+                        if predicted.score > best.score {
+                            *best = predicted;
+                        }
+                    }
+                }
+            }
+        }
+        all.sort_by(|(a, _), (b, _)| b.score.total_cmp(&a.score));
+        all.into_iter().map(candidate).collect()
+    }
+
+    /// The precision that each prediction for a layer is worth, `predicted` being one token's, best first.
+    fn worths(&self, predicted: &[Predicted], n_used: usize) -> impl Iterator<Item = Demand> {
+        let weights: Vec<f32> = predicted.iter().take(n_used).map(|predicted| predicted.score).collect();
+        let mut importance = Vec::with_capacity(predicted.len());
+        unimportance(&weights, &mut importance);
+        importance.resize(predicted.len(), 1.0);
+        let thresholds = self.options.thresholds;
+        importance.into_iter().map(move |unimportance| thresholds.demand(unimportance))
     }
 
     /// All predictions, layer by layer, each expert once.
